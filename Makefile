@@ -1,0 +1,47 @@
+# `make help` lists the targets. Only Python 3.11+ and make are needed; uv is used if it is there.
+PYTHON ?= python3
+PYTEST_WORKERS ?= 2
+BIN := .venv/bin
+READY := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format lint types fast clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 10
+
+demo: $(READY) ## Run an agent for 60 steps, kill its worker, resume it, and show what it took
+	@$(BIN)/everlong demo
+
+test: $(READY) ## Run all tests, against a real Temporal server
+	$(BIN)/pytest -n $(PYTEST_WORKERS) --dist loadfile
+
+check: format lint types fast ## Format, lint, check types, and run the tests that need no server
+
+format: $(READY)
+	$(BIN)/ruff format .
+
+lint: $(READY)
+	$(BIN)/ruff check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+fast: $(READY)
+	$(BIN)/pytest -q -m "not server"
+
+clean: ## Remove the virtual environment and what the demo and dev stack stored
+	rm -rf .venv .everlong .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: Everlong needs Python 3.11 or newer. Name one: make PYTHON=python3.12"; exit 1; }
+	@echo "Setting up .venv (once; about a minute) ..."
+	@if command -v uv >/dev/null; then \
+		uv venv -q --allow-existing --python $(PYTHON) .venv && \
+		uv pip install -q --python $(BIN)/python -c constraints.txt -e '.[dev]'; \
+	else \
+		$(PYTHON) -m venv .venv && \
+		$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'; \
+	fi
+	@touch $@

@@ -1,0 +1,20 @@
+#!/bin/sh
+# Creates Temporal's two databases where they are missing and brings their schemas up to the version
+# of this image. Every step leaves what is already done alone, so each `up` may run it.
+# SQL_PASSWORD is read from the environment by the tool itself.
+set -eu
+
+schema=/etc/temporal/schema/postgresql/v12
+
+sql_tool() {
+    temporal-sql-tool --plugin postgres12 --ep "$SQL_HOST" -p 5432 -u "$SQL_USER" "$@"
+}
+
+prepare() {
+    sql_tool --db "$1" create
+    sql_tool --db "$1" setup-schema -v 0.0
+    sql_tool --db "$1" update-schema -d "$schema/$2/versioned"
+}
+
+prepare temporal temporal
+prepare temporal_visibility visibility

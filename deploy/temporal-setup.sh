@@ -1,0 +1,41 @@
+#!/bin/sh
+# Creates the namespace and Everlong's search attributes. Both are left alone where they exist, so
+# each `up` may run it. The CLI reads TEMPORAL_ADDRESS from the environment.
+set -eu
+
+attempts_max=30
+
+# A server that has just opened its port, and a namespace that has just been created, are each
+# unknown to parts of the cluster for up to 10 s: 30 attempts, 2 s apart, give it a minute.
+retry() {
+    attempt=1
+    until "$@"; do
+        if [ "$attempt" -ge "$attempts_max" ]; then
+            echo "temporal-setup: gave up after $attempts_max attempts: $*" >&2
+            return 1
+        fi
+        attempt=$((attempt + 1))
+        sleep 2
+    done
+}
+
+ensure_namespace() {
+    temporal operator namespace describe --namespace "$TEMPORAL_NAMESPACE" >/dev/null 2>&1 ||
+        temporal operator namespace create --namespace "$TEMPORAL_NAMESPACE" --retention 168h
+}
+
+# SQL visibility has a fixed number of columns for each type (10 Keyword, 3 Int, 3 Double), and
+# every namespace maps its own names onto them.
+ensure_search_attributes() {
+    temporal operator search-attribute create --namespace "$TEMPORAL_NAMESPACE" \
+        --name EverlongAgent --type Keyword \
+        --name EverlongStatus --type Keyword \
+        --name EverlongStateBytes --type Int \
+        --name EverlongGrowthBytesPerHour --type Double \
+        --name EverlongPendingApprovals --type Int \
+        --name EverlongLastResumeMs --type Double
+}
+
+retry temporal operator cluster health
+retry ensure_namespace
+retry ensure_search_attributes

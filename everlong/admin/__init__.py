@@ -1,0 +1,1 @@
+"""What operators use: the service functions, and the codec server."""

@@ -1,0 +1,5 @@
+"""The payload codec."""
+
+from everlong.codecs.codec import EverlongCodec
+
+__all__ = ["EverlongCodec"]

@@ -1,0 +1,136 @@
+"""The payload codec: compress what is small, move what is large to the blob store.
+
+The blob is durable before the ref to it exists. Every fault raises plainly, so that Temporal
+retries the task; nothing here ends a workflow.
+"""
+
+from collections.abc import Sequence
+from typing import Final, Self
+
+from google.protobuf.message import DecodeError
+from pydantic import TypeAdapter, ValidationError
+from temporalio.api.common.v1 import Payload
+from temporalio.converter import (
+    ActivitySerializationContext,
+    PayloadCodec,
+    SerializationContext,
+    WithSerializationContext,
+    WorkflowSerializationContext,
+)
+
+from everlong import limits
+from everlong.errors import BlobCorrupt, ConfigError, UnknownVersion
+from everlong.models import Kind, Ref
+from everlong.storage import BlobStore
+from everlong.storage.objects import read_object, seal_object, thread_key, unseal, write_object
+
+INLINE_ENCODING: Final = b"binary/everlong"
+REF_ENCODING: Final = b"json/everlong-ref"
+REF_VERSION: Final = b"1"
+_VERSION_KEY: Final = "everlong-version"
+_REF = TypeAdapter(Ref)
+
+
+class EverlongCodec(PayloadCodec, WithSerializationContext):
+    """Compresses payloads, and offloads those above `inline_bytes_max` to the store.
+
+    It works alone, without context, and around another codec (`inner`, which then sees the plain
+    payloads). Payloads that it did not write pass through decode as they are.
+    """
+
+    def __init__(
+        self,
+        store: BlobStore,
+        *,
+        inline_bytes_max: int = limits.INLINE_BYTES_MAX,
+        inner: PayloadCodec | None = None,
+        thread: str = "",
+    ) -> None:
+        if inline_bytes_max < 0:
+            raise ConfigError(
+                f"inline_bytes_max is {inline_bytes_max}; give 0 to offload every payload, or a "
+                f"positive number of bytes (default {limits.INLINE_BYTES_MAX})"
+            )
+        self.store = store
+        self._inline_bytes_max = inline_bytes_max
+        self._inner = inner
+        # Where no context tells the thread, objects lie under that of the empty name.
+        self._thread = thread or thread_key("", "")
+
+    def with_context(self, context: SerializationContext) -> Self:
+        """Return a codec that files what it offloads under the context's thread."""
+        thread = self._thread
+        if isinstance(context, WorkflowSerializationContext | ActivitySerializationContext):
+            # An activity that was started without a workflow has a namespace but no workflow id.
+            thread = thread_key(context.namespace, context.workflow_id or "")
+        inner = self._inner
+        if isinstance(inner, WithSerializationContext):
+            inner = inner.with_context(context)
+        return type(self)(
+            self.store, inline_bytes_max=self._inline_bytes_max, inner=inner, thread=thread
+        )
+
+    def around(self, inner: PayloadCodec | None) -> Self:
+        """Return this codec with another inside."""
+        return type(self)(
+            self.store, inline_bytes_max=self._inline_bytes_max, inner=inner, thread=self._thread
+        )
+
+    async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        """See `PayloadCodec`."""
+        if self._inner is not None:
+            payloads = await self._inner.encode(payloads)
+        return [await self._encode(payload) for payload in payloads]
+
+    async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        """See `PayloadCodec`."""
+        decoded = [await self._decode(payload) for payload in payloads]
+        return decoded if self._inner is None else await self._inner.decode(decoded)
+
+    async def _encode(self, payload: Payload) -> Payload:
+        plain_bytes = payload.ByteSize()
+        if plain_bytes < limits.COMPRESS_BYTES_MIN and plain_bytes <= self._inline_bytes_max:
+            return payload
+        plaintext = payload.SerializeToString(deterministic=True)
+        sealed = await seal_object(plaintext)
+        inline = Payload(metadata={"encoding": INLINE_ENCODING}, data=sealed)
+        pays = inline.ByteSize() <= limits.COMPRESS_RATIO_MAX * plain_bytes
+        smaller = inline if pays else payload
+        if smaller.ByteSize() <= self._inline_bytes_max:
+            return smaller
+        ref, _ = await write_object(
+            self.store, self._thread, Kind.PAYLOAD, plaintext, sealed=sealed
+        )
+        return Payload(
+            metadata={"encoding": REF_ENCODING, _VERSION_KEY: REF_VERSION},
+            data=_REF.dump_json(ref, exclude_defaults=True),
+        )
+
+    async def _decode(self, payload: Payload) -> Payload:
+        encoding = payload.metadata.get("encoding")
+        if encoding == INLINE_ENCODING:
+            return _parse(unseal(payload.data))
+        if encoding == REF_ENCODING:
+            return _parse(await read_object(self.store, _parse_ref(payload)))
+        return payload
+
+
+def _parse_ref(payload: Payload) -> Ref:
+    version = payload.metadata.get(_VERSION_KEY, b"")
+    if version != REF_VERSION:
+        raise UnknownVersion(
+            f"payload ref version {version[:20]!r} is not one that this Everlong reads. Upgrade "
+            "Everlong on this worker or client."
+        )
+    try:
+        return _REF.validate_json(payload.data)
+    except ValidationError:
+        # Not chained: pydantic's message quotes the input.
+        raise BlobCorrupt("a payload ref in history is damaged: it does not parse") from None
+
+
+def _parse(plaintext: bytes) -> Payload:
+    try:
+        return Payload.FromString(plaintext)
+    except DecodeError:
+        raise BlobCorrupt("an object decompressed to something that is not a payload") from None

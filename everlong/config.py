@@ -1,0 +1,88 @@
+"""Settings from the environment. The one place that reads it; everything else gets arguments.
+
+The connection to Temporal is the SDK's own environment configuration (`TEMPORAL_ADDRESS`,
+`TEMPORAL_NAMESPACE`, profiles, TLS, API key). What is Everlong's begins with `EVERLONG_`.
+"""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from temporalio.envconfig import ClientConfig, ClientConnectConfig
+
+from everlong import limits
+from everlong.errors import ConfigError
+
+DATA_DIR_DEFAULT: Final = ".everlong/dev"
+TASK_QUEUE_DEFAULT: Final = "everlong"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a worker or a command needs to know."""
+
+    data_dir: Path
+    """`EVERLONG_DATA_DIR`: where `everlong dev` keeps its files."""
+    store: str
+    """`EVERLONG_STORE`: URL of the blob store; by default the one of `everlong dev`."""
+    task_queue: str
+    """`EVERLONG_TASK_QUEUE`: where threads and workers meet."""
+    inline_bytes_max: int
+    """`EVERLONG_INLINE_BYTES_MAX`: larger payloads go to the store."""
+    traces_exporter: str
+    """`OTEL_TRACES_EXPORTER`: none (the default), console or otlp."""
+    token: str = dataclasses.field(repr=False)
+    """`EVERLONG_TOKEN`: what `everlong serve` asks for beyond loopback."""
+    temporal: ClientConnectConfig = dataclasses.field(repr=False)
+    """Arguments of `Client.connect`."""
+
+
+def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
+    """Read and check the settings. An environment can be given, for tests and child processes."""
+    env = dict(os.environ if environ is None else environ)
+    data_dir = Path(env.get("EVERLONG_DATA_DIR") or DATA_DIR_DEFAULT).absolute()
+    try:
+        temporal = ClientConfig.load_client_connect_config(override_env_vars=env)
+    except RuntimeError as error:
+        raise ConfigError(f"the Temporal configuration cannot be read: {error}") from error
+    temporal.setdefault("target_host", "127.0.0.1:7233")
+    return Settings(
+        data_dir=data_dir,
+        store=env.get("EVERLONG_STORE") or store_url(data_dir),
+        task_queue=env.get("EVERLONG_TASK_QUEUE") or TASK_QUEUE_DEFAULT,
+        inline_bytes_max=_bytes(env, "EVERLONG_INLINE_BYTES_MAX", limits.INLINE_BYTES_MAX),
+        traces_exporter=env.get("OTEL_TRACES_EXPORTER") or "none",
+        token=env.get("EVERLONG_TOKEN", ""),
+        temporal=temporal,
+    )
+
+
+def store_url(data_dir: Path) -> str:
+    """Return the URL of the blob store that lies in a data directory."""
+    return (data_dir / "blobs").absolute().as_uri()
+
+
+def child_environment(settings: Settings, **changes: str) -> dict[str, str]:
+    """Return the environment for a process that should have these settings, with some changed."""
+    return {
+        **os.environ,
+        "EVERLONG_DATA_DIR": str(settings.data_dir),
+        "EVERLONG_STORE": settings.store,
+        "EVERLONG_TASK_QUEUE": settings.task_queue,
+        "EVERLONG_INLINE_BYTES_MAX": str(settings.inline_bytes_max),
+        "OTEL_TRACES_EXPORTER": settings.traces_exporter,
+        **changes,
+    }
+
+
+def _bytes(env: Mapping[str, str], name: str, default: int) -> int:
+    text = env.get(name) or str(default)
+    try:
+        value = int(text)
+    except ValueError:
+        raise ConfigError(f"{name} is {text!r}; give a number of bytes, such as {default}") from None
+    if value < 0:
+        raise ConfigError(f"{name} is {value}; give 0 or more, such as {default}")
+    return value

@@ -1,0 +1,33 @@
+"""From settings to a connected client."""
+
+from collections.abc import Sequence
+
+from opentelemetry.trace import TracerProvider
+from temporalio.client import Client
+
+from everlong.agents import Agent
+from everlong.config import Settings
+from everlong.errors import ServerUnreachable
+from everlong.plugin import EverlongPlugin
+
+
+async def connect(
+    settings: Settings,
+    *,
+    agents: Sequence[Agent] = (),
+    tracer_provider: TracerProvider | None = None,
+) -> Client:
+    """Connect to Temporal with the plugin, or say which address did not answer."""
+    plugin = EverlongPlugin(
+        store=settings.store,
+        agents=agents,
+        inline_bytes_max=settings.inline_bytes_max,
+        tracer_provider=tracer_provider,
+    )
+    try:
+        return await Client.connect(**settings.temporal, plugins=[plugin])
+    except RuntimeError as error:
+        raise ServerUnreachable(
+            f"no Temporal server answers at {settings.temporal.get('target_host')}. Start one with "
+            "`everlong dev`, or set TEMPORAL_ADDRESS."
+        ) from error

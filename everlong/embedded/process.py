@@ -1,0 +1,119 @@
+"""A child process with a log file, stopped by its own handle and never outliving its parent."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, Self
+
+from everlong.errors import ProcessDied
+
+STOP_SECONDS_MAX: Final = 15.0
+_POLL_SECONDS: Final = 0.02
+
+# On Linux the kernel can kill a child when its parent dies, even by SIGKILL. The child asks for that
+# itself, before it becomes the real program: running Python between fork and exec is not safe in a
+# process that has threads. Elsewhere a killed parent leaves its children running.
+_DIE_WITH_PARENT: Final = (
+    "import ctypes, os, sys; "
+    "ctypes.CDLL(None).prctl(1, 9); "  # PR_SET_PDEATHSIG, SIGKILL
+    "os.getppid() == int(sys.argv[1]) and os.execvp(sys.argv[2], sys.argv[2:])"
+)
+
+
+class ManagedProcess:
+    """A running child process. Use it as a context manager, or call `stop`.
+
+    Start it from a thread that lives as long as the program: the kernel takes the end of the thread
+    for the end of the parent.
+    """
+
+    def __init__(
+        self, name: str, arguments: Sequence[str], *, env: Mapping[str, str], log: Path
+    ) -> None:
+        self.name = name
+        self.log = log
+        if sys.platform == "linux":
+            arguments = [sys.executable, "-SEc", _DIE_WITH_PARENT, str(os.getpid()), *arguments]
+        with log.open("wb") as output:
+            self._popen = subprocess.Popen(
+                list(arguments),
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C in a terminal goes to the parent only, which stops its children in order.
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._popen.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit code; negative for a signal; None while it runs."""
+        return self._popen.poll()
+
+    def output(self) -> str:
+        """Return what the process has printed so far."""
+        return self.log.read_text(errors="replace")
+
+    def stop(self) -> None:
+        """Ask the process to end; kill it if it takes too long."""
+        if self.returncode is None:
+            self._popen.send_signal(signal.SIGTERM)
+            try:
+                self._popen.wait(STOP_SECONDS_MAX)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def kill(self) -> None:
+        """End the process at once (SIGKILL)."""
+        self._popen.kill()
+        self._popen.wait(STOP_SECONDS_MAX)
+
+    async def wait(self) -> int:
+        """Wait until the process has ended; return its exit code."""
+        while (code := self.returncode) is None:
+            await asyncio.sleep(_POLL_SECONDS)
+        return code
+
+    async def wait_for_output(self, text: str, seconds_max: float) -> str:
+        """Wait until the process has printed a whole line with `text`; return that line."""
+        deadline = time.monotonic() + seconds_max
+        while True:
+            # Read the state first: what a process printed before it ended is all there.
+            ended = self.returncode is not None
+            for line in self.output().splitlines(keepends=True):
+                if text in line and line.endswith("\n"):
+                    return line.rstrip("\n")
+            if ended:
+                raise self.died()
+            if time.monotonic() > deadline:
+                raise ProcessDied(
+                    f"the {self.name} did not print {text!r} within {seconds_max:.0f} s. Its log is "
+                    f"{self.log}"
+                )
+            await asyncio.sleep(_POLL_SECONDS)
+
+    def died(self) -> ProcessDied:
+        """Return the error that tells how the process ended."""
+        lines = [line for line in self.output().splitlines() if line.strip()]
+        last = "\n  ".join(line[:300] for line in lines[-5:]) or "(nothing)"
+        return ProcessDied(
+            f"the {self.name} ended by itself with exit code {self.returncode}. It printed last:\n"
+            f"  {last}\nIts whole log is {self.log}"
+        )
+

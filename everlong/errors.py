@@ -1,0 +1,125 @@
+"""Every error that Everlong raises on purpose.
+
+    EverlongError
+    ├── ConfigError                 permanent, exit 2: a setting or an argument is wrong
+    │   ├── UnknownStoreScheme      a store URL that names no store of ours
+    │   ├── PluginNotOnClient       the plugin is on the Worker but not on its Client
+    │   └── AgentNotFound           `module:agent` does not lead to an Agent
+    ├── StackError                  exit 3: the embedded stack cannot start or go on
+    │   ├── TemporalBinaryMissing   permanent
+    │   ├── PortInUse               permanent until the port is free
+    │   ├── DataDirUnusable         permanent: not writable, or in use by another stack
+    │   └── ProcessDied             a server or worker ended by itself
+    ├── ServerUnreachable           exit 4, retryable: no Temporal server answers at the address
+    ├── ThreadNotFound              exit 6, permanent: no thread of that name
+    ├── StoreError                  exit 5: what holds the bytes
+    │   ├── StoreUnavailable        retryable: an outage, a full disk, refused access
+    │   ├── InvalidKey              permanent: a key that could escape the store
+    │   ├── BlobMissing             holds the thread until the bytes are restored
+    │   ├── BlobCorrupt             holds the thread until the bytes are restored
+    │   └── UnknownVersion          holds the thread until a newer Everlong reads it
+    ├── LimitReached                permanent, exit 7: policy stopped the run, with a reason
+    └── CheckFailed                 permanent, exit 8: what the demo shows is not true
+
+A data fault (missing, corrupt, unknown version) is never turned into a non-retryable Temporal
+failure: the task fails, says what to restore, and goes on by itself once that has been done.
+A message names the thing and the remedy. It never holds payload bytes or secrets.
+"""
+
+from typing import ClassVar
+
+
+class EverlongError(Exception):
+    """The root of the tree. `exit_code` is what the command line exits with."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class ConfigError(EverlongError):
+    """A setting or an argument is wrong; nothing was started or changed."""
+
+    exit_code = 2
+
+
+class UnknownStoreScheme(ConfigError):
+    """The URL names no store that this version has."""
+
+
+class PluginNotOnClient(ConfigError):
+    """Payloads would silently not be encoded, because the converter comes from the client."""
+
+
+class AgentNotFound(ConfigError):
+    """A `module:agent` argument does not lead to an `everlong.Agent`."""
+
+
+class StackError(EverlongError):
+    """The embedded stack cannot start, or cannot go on."""
+
+    exit_code = 3
+
+
+class TemporalBinaryMissing(StackError):
+    """There is no `temporal` program to start the dev server with."""
+
+
+class PortInUse(StackError):
+    """Somebody else listens on a port that was asked for."""
+
+
+class DataDirUnusable(StackError):
+    """The data directory cannot be written to, or another stack has it."""
+
+
+class ProcessDied(StackError):
+    """A server or a worker ended though nobody stopped it."""
+
+
+class ServerUnreachable(EverlongError):
+    """No Temporal server answers at the configured address."""
+
+    exit_code = 4
+
+
+class StoreError(EverlongError):
+    """Something is wrong with stored bytes, or with the place that holds them."""
+
+    exit_code = 5
+
+
+class StoreUnavailable(StoreError):
+    """The store cannot be reached or refuses; the same call may succeed later."""
+
+
+class InvalidKey(StoreError):
+    """A key that is not a plain relative path of safe characters."""
+
+
+class BlobMissing(StoreError):
+    """A ref names bytes that the store does not have."""
+
+
+class BlobCorrupt(StoreError):
+    """Stored bytes do not match their digest, their declared size or their format."""
+
+
+class UnknownVersion(StoreError):
+    """The bytes were written by a newer Everlong than this one."""
+
+
+class ThreadNotFound(EverlongError):
+    """There is no thread with this id in the namespace."""
+
+    exit_code = 6
+
+
+class LimitReached(EverlongError):
+    """A hard limit of the thread's policy stopped it; the message is the typed reason."""
+
+    exit_code = 7
+
+
+class CheckFailed(EverlongError):
+    """A claim that the demo makes did not hold."""
+
+    exit_code = 8

@@ -1,0 +1,1 @@
+"""Hooks into the SDK: what each activation does, and the spans that come of it."""

@@ -1,0 +1,136 @@
+"""Blobs on local disk. A file gets its final name only once it is complete and synced."""
+
+import asyncio
+import contextlib
+import os
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from everlong.errors import BlobMissing, StoreUnavailable
+from everlong.storage.blobs import BlobInfo, checked_key
+
+# Unfinished writes lie here, out of every listing. A writer that was killed leaves its file behind;
+# one that is older than an hour belongs to nobody.
+_SCRATCH: Final = ".partial"
+_SCRATCH_SECONDS_MAX: Final = 3600.0
+
+
+class FileBlobStore:
+    """A `BlobStore` in a directory. Several processes may use the same directory."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._scratch = root / _SCRATCH
+        with self._translated("open"):
+            self._scratch.mkdir(parents=True, exist_ok=True)
+            self._write_file(self._scratch / f"{uuid.uuid4().hex}.probe", b"").unlink()
+            self._remove_abandoned()
+
+    def __repr__(self) -> str:
+        return self._root.as_uri()
+
+    async def put(self, key: str, data: bytes) -> None:
+        """See `BlobStore`."""
+        await asyncio.to_thread(self._put, checked_key(key), data)
+
+    async def get(self, key: str) -> bytes:
+        """See `BlobStore`."""
+        return await asyncio.to_thread(self._read, checked_key(key), 0, -1)
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        """See `BlobStore`."""
+        return await asyncio.to_thread(self._read, checked_key(key), start, length)
+
+    async def list(self, prefix: str) -> AsyncIterator[BlobInfo]:
+        """See `BlobStore`."""
+        for info in await asyncio.to_thread(lambda: list(self._walk(prefix))):
+            yield info
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        """See `BlobStore`."""
+        await asyncio.to_thread(self._delete, [checked_key(key) for key in keys])
+
+    def _put(self, key: str, data: bytes) -> None:
+        path = self._root / key
+        scratch = self._scratch / uuid.uuid4().hex
+        with self._translated("write to"):
+            try:
+                self._write_file(scratch, data)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                scratch.replace(path)
+            finally:
+                scratch.unlink(missing_ok=True)
+            # The rename is durable once its directory is synced, and a directory once its parent is.
+            directory = path.parent
+            while True:
+                _sync_directory(directory)
+                if directory == self._root:
+                    break
+                directory = directory.parent
+
+    def _read(self, key: str, start: int, length: int) -> bytes:
+        with self._translated("read from"):
+            try:
+                with (self._root / key).open("rb") as file:
+                    file.seek(start)
+                    return file.read(length)
+            except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+                raise BlobMissing(
+                    f"blob {key!r} is not in {self!r}. Restore it from a backup of that directory; "
+                    "what waits for it goes on by itself."
+                ) from None
+
+    def _delete(self, keys: Sequence[str]) -> None:
+        with self._translated("delete from"):
+            for key in keys:
+                (self._root / key).unlink(missing_ok=True)
+
+    def _walk(self, prefix: str) -> Iterator[BlobInfo]:
+        with self._translated("list"):
+            # Only the directory that the prefix leads into, not the whole store.
+            start = self._root / prefix.rpartition("/")[0]
+            for directory, subdirectories, files in os.walk(start):
+                subdirectories[:] = [name for name in subdirectories if not name.startswith(".")]
+                for name in files:
+                    path = Path(directory, name)
+                    key = path.relative_to(self._root).as_posix()
+                    if key.startswith(prefix):
+                        # Deleted since the directory was read: not in the listing any more.
+                        with contextlib.suppress(FileNotFoundError):
+                            yield BlobInfo(key, path.stat().st_size)
+
+    def _remove_abandoned(self) -> None:
+        oldest = time.time() - _SCRATCH_SECONDS_MAX
+        for path in self._scratch.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_mtime < oldest:
+                    path.unlink()
+
+    @staticmethod
+    def _write_file(path: Path, data: bytes) -> Path:
+        with path.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        return path
+
+    @contextlib.contextmanager
+    def _translated(self, action: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StoreUnavailable(
+                f"cannot {action} the blob store {self!r}: {error.strerror or error}. Check that the "
+                "directory exists, that this user may write to it, and that the disk is not full."
+            ) from error
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,91 @@
+"""A thread's journal: append-only entries in immutable segments, one PUT an append.
+
+Appending to n entries leaves O(log n) segments: while the newest older segment is less than twice
+as long as what is being written, its entries are written again into the new one (a binary counter).
+So a step rewrites O(log n) small entries, never bodies, and a reader needs O(log n) GETs.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from pydantic import TypeAdapter
+
+from everlong import limits
+from everlong.models import Entry, Kind, Message, Segment, SegmentRef
+from everlong.storage.blobs import BlobStore
+from everlong.storage.objects import read_object, write_object
+
+_SEGMENT = TypeAdapter(Segment)
+_MESSAGE = TypeAdapter(Message)
+
+
+class Journal:
+    """The journal of one thread. It holds no state: a head names all there is."""
+
+    def __init__(self, store: BlobStore, thread: str) -> None:
+        self._store = store
+        self._thread = thread
+        self._reads = asyncio.Semaphore(limits.STORE_READS_MAX)
+
+    async def append(
+        self, head: SegmentRef | None, entries: Sequence[Entry]
+    ) -> tuple[SegmentRef, int]:
+        """Write entries after those of `head`; return the new head and the bytes written."""
+        if not entries:
+            raise ValueError("an append needs at least one entry")
+        merged = list(entries)
+        before: list[SegmentRef] = []
+        if head is not None:
+            newest = await self._segment(head)
+            before = [*newest.before, head]
+            while before and before[-1].count < 2 * len(merged):
+                place = before.pop()
+                older = newest if place == head else await self._segment(place)
+                merged = [*older.entries, *merged]
+        segment = Segment(before=tuple(before), entries=tuple(merged))
+        ref, written_bytes = await write_object(
+            self._store, self._thread, Kind.SEGMENT, _SEGMENT.dump_json(segment)
+        )
+        return SegmentRef(ref=ref, first_seq=merged[0].seq, count=len(merged)), written_bytes
+
+    async def read(self, head: SegmentRef | None) -> list[Entry]:
+        """Return all entries up to `head`, in order."""
+        if head is None:
+            return []
+        newest = await self._segment(head)
+        older = await asyncio.gather(*(self._segment(place) for place in newest.before))
+        return [entry for segment in (*older, newest) for entry in segment.entries]
+
+    async def message_entry(
+        self, seq: int, kind: Kind, message: Message, time_ms: int
+    ) -> tuple[Entry, int]:
+        """Return an entry for a message, and the bytes written for it if it needed an object."""
+        body = _MESSAGE.dump_json(message)
+        if len(body) <= limits.ENTRY_BODY_BYTES_MAX:
+            entry = Entry(
+                seq=seq, kind=kind, time_ms=time_ms, size_bytes=len(body), message=message
+            )
+            return entry, 0
+        ref, written_bytes = await write_object(
+            self._store, self._thread, kind, body, preview=message.text
+        )
+        return (
+            Entry(seq=seq, kind=kind, time_ms=time_ms, size_bytes=len(body), ref=ref),
+            written_bytes,
+        )
+
+    async def messages(self, entries: Sequence[Entry]) -> list[Message]:
+        """Return the messages of entries, in order; long ones are read from the store."""
+        return list(await asyncio.gather(*(self._message(entry) for entry in entries)))
+
+    async def _message(self, entry: Entry) -> Message:
+        if entry.message is not None:
+            return entry.message
+        if entry.ref is None:
+            raise ValueError(f"entry {entry.seq} has neither a message nor a ref")
+        async with self._reads:
+            return _MESSAGE.validate_json(await read_object(self._store, entry.ref))
+
+    async def _segment(self, place: SegmentRef) -> Segment:
+        async with self._reads:
+            return _SEGMENT.validate_json(await read_object(self._store, place.ref))

@@ -1,0 +1,42 @@
+"""Blobs in this process's memory, for tests and for trying things out."""
+
+from collections.abc import AsyncIterator, Iterable
+
+from everlong.errors import BlobMissing
+from everlong.storage.blobs import BlobInfo, checked_key
+
+
+class MemoryBlobStore:
+    """A `BlobStore` that is gone with its process."""
+
+    def __init__(self) -> None:
+        self._objects: dict[str, bytes] = {}
+
+    def __repr__(self) -> str:
+        return "memory:"
+
+    async def put(self, key: str, data: bytes) -> None:
+        """See `BlobStore`."""
+        self._objects[checked_key(key)] = bytes(data)
+
+    async def get(self, key: str) -> bytes:
+        """See `BlobStore`."""
+        try:
+            return self._objects[checked_key(key)]
+        except KeyError:
+            raise BlobMissing(f"blob {key!r} is not in {self!r}; it ended with its process") from None
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        """See `BlobStore`."""
+        return (await self.get(key))[start : start + length]
+
+    async def list(self, prefix: str) -> AsyncIterator[BlobInfo]:
+        """See `BlobStore`."""
+        for key, data in list(self._objects.items()):
+            if key.startswith(prefix):
+                yield BlobInfo(key, len(data))
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        """See `BlobStore`."""
+        for key in keys:
+            self._objects.pop(checked_key(key), None)

@@ -1,0 +1,74 @@
+"""Tool results of a realistic size and kind, the same on every machine.
+
+In every 20 there are 16 of 2 KiB, 3 of 32 KiB and 1 of 512 KiB, in a shuffled order. They hold log
+lines, JSON records and prose, which zstd shrinks about 4 times; no two are alike.
+"""
+
+import itertools
+import json
+import random
+from typing import Final
+
+from everlong import limits
+
+BLOCK: Final = 20
+_SIZES: Final = [512 * limits.KIB] + [32 * limits.KIB] * 3 + [2 * limits.KIB] * 16
+_SEED: Final = 7
+_SERVICES: Final = ["auth", "billing", "gateway", "search", "indexer", "scheduler"]
+_LEVELS: Final = ["INFO", "INFO", "INFO", "DEBUG", "WARN", "ERROR"]
+_SYLLABLES: Final = "ba con der est fi gra hol in jo ker lu men nor op pre qui ra sta ter un".split()
+
+
+def _vocabulary() -> list[str]:
+    source = random.Random(_SEED)  # noqa: S311 - test data, not a secret
+    return ["".join(source.choices(_SYLLABLES, k=source.randint(1, 4))) for _ in range(3000)]
+
+
+_WORDS: Final = _vocabulary()
+# Few words are common and most are rare, as in real text.
+_WEIGHTS: Final = list(itertools.accumulate(1 / (rank + 3) for rank in range(len(_WORDS))))
+
+
+def result_bytes(index: int) -> int:
+    """Return the size of the result of that number."""
+    block = list(_SIZES)
+    random.Random(_SEED * 1009 + index // BLOCK).shuffle(block)  # noqa: S311
+    return block[index % BLOCK]
+
+
+def result(index: int) -> str:
+    """Return the result of that number: ASCII, exactly `result_bytes(index)` long."""
+    source = random.Random(_SEED * 1_000_003 + index)  # noqa: S311
+    wanted = result_bytes(index)
+    lines = [f"# result {index}"]
+    length = len(lines[0])
+    while length < wanted:
+        line = _line(source)
+        lines.append(line)
+        length += len(line) + 1
+    return "\n".join(lines)[:wanted]
+
+
+def _line(source: random.Random) -> str:
+    kind = source.random()
+    if kind < 0.45:
+        clock = f"{source.randrange(24):02}:{source.randrange(60):02}:{source.randrange(60):02}"
+        return (
+            f"2026-03-{source.randint(1, 28):02}T{clock}Z {source.choice(_LEVELS)} "
+            f"{source.choice(_SERVICES)} request={source.getrandbits(40):010x} "
+            f'latency_ms={source.randrange(900)} msg="{_prose(source, 6)}"'
+        )
+    if kind < 0.75:
+        record = {
+            "id": source.getrandbits(32),
+            "service": source.choice(_SERVICES),
+            "amount": round(source.random() * 500, 2),
+            "tags": _prose(source, 3).split(),
+            "note": _prose(source, 5),
+        }
+        return json.dumps(record)
+    return _prose(source, 14).capitalize() + "."
+
+
+def _prose(source: random.Random, words: int) -> str:
+    return " ".join(source.choices(_WORDS, cum_weights=_WEIGHTS, k=words))

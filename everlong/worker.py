@@ -1,0 +1,62 @@
+"""A worker that runs agents until it is told to stop."""
+
+import asyncio
+import importlib
+import signal
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Final
+
+from temporalio.worker import Worker
+
+from everlong.agents import Agent
+from everlong.config import Settings
+from everlong.connection import connect
+from everlong.errors import AgentNotFound
+from everlong.interceptors.exporters import open_tracer_provider
+
+READY: Final = "everlong worker ready"
+# Steps under way may finish within this time after SIGTERM; what does not is tried again elsewhere.
+_GRACE: Final = timedelta(seconds=10)
+
+
+def load_agent(path: str) -> Agent:
+    """Return the agent that `module:name` leads to; modules of the current directory included."""
+    module_name, _, name = path.partition(":")
+    if not module_name or not name:
+        raise AgentNotFound(f"{path!r} does not name an agent; write module:agent, as in app:ops")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise AgentNotFound(
+            f"cannot import {module_name!r}: {error}. Run this in the directory that holds it, or "
+            "install it."
+        ) from error
+    agent = getattr(module, name, None)
+    if not isinstance(agent, Agent):
+        raise AgentNotFound(f"{module_name!r} has no everlong.Agent named {name!r}")
+    return agent
+
+
+async def run_worker(settings: Settings, agents: Sequence[Agent]) -> None:
+    """Run agents until SIGINT or SIGTERM; then let the steps under way finish."""
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopping.set)
+    provider = open_tracer_provider(settings.traces_exporter)
+    try:
+        client = await connect(settings, agents=agents, tracer_provider=provider)
+        worker = Worker(
+            client, task_queue=settings.task_queue, graceful_shutdown_timeout=_GRACE
+        )
+        async with worker:
+            names = ", ".join(agent.name for agent in agents)
+            print(f"{READY}: {names} on task queue {settings.task_queue}", flush=True)  # noqa: T201
+            await stopping.wait()
+    finally:
+        # Before the interpreter ends: exporting spans while it does has crashed it.
+        provider.shutdown()
