@@ -17,6 +17,7 @@ from everlong.errors import ConfigError
 
 DATA_DIR_DEFAULT: Final = ".everlong/dev"
 TASK_QUEUE_DEFAULT: Final = "everlong"
+EMBEDDED_NAMESPACE: Final = "default"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,16 +65,30 @@ def store_url(data_dir: Path) -> str:
     return (data_dir / "blobs").absolute().as_uri()
 
 
-def child_environment(settings: Settings, **changes: str) -> dict[str, str]:
-    """Return the environment for a process that should have these settings, with some changed."""
+def embedded(settings: Settings, address: str) -> Settings:
+    """Return settings for the embedded server, whatever cluster the environment points to."""
+    return dataclasses.replace(
+        settings,
+        store=store_url(settings.data_dir),
+        temporal=ClientConnectConfig(target_host=address, namespace=EMBEDDED_NAMESPACE),
+    )
+
+
+def embedded_environment(settings: Settings) -> dict[str, str]:
+    """Return the environment that gives a child process the settings that `embedded` returned."""
+    # The user's own profile, TLS and API key are for another server.
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("TEMPORAL_")}
     return {
-        **os.environ,
+        **kept,
+        "TEMPORAL_CONFIG_FILE": os.devnull,
+        "TEMPORAL_ADDRESS": settings.temporal["target_host"],
+        "TEMPORAL_NAMESPACE": EMBEDDED_NAMESPACE,
         "EVERLONG_DATA_DIR": str(settings.data_dir),
         "EVERLONG_STORE": settings.store,
         "EVERLONG_TASK_QUEUE": settings.task_queue,
         "EVERLONG_INLINE_BYTES_MAX": str(settings.inline_bytes_max),
+        "EVERLONG_TOKEN": "",
         "OTEL_TRACES_EXPORTER": settings.traces_exporter,
-        **changes,
     }
 
 

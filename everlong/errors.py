@@ -11,7 +11,10 @@
     │   ├── DataDirUnusable         permanent: not writable, or in use by another stack
     │   └── ProcessDied             a server or worker ended by itself
     ├── ServerUnreachable           exit 4, retryable: no Temporal server answers at the address
-    ├── ThreadNotFound              exit 6, permanent: no thread of that name
+    ├── ThreadError                 exit 6: what was asked of a thread cannot be had
+    │   ├── ThreadNotFound          permanent: no thread of that name
+    │   ├── MessageRefused          permanent: empty, too long, or the thread is stopping
+    │   └── NotAnswered             retryable: the thread is still at work
     ├── StoreError                  exit 5: what holds the bytes
     │   ├── StoreUnavailable        retryable: an outage, a full disk, refused access
     │   ├── InvalidKey              permanent: a key that could escape the store
@@ -107,10 +110,22 @@ class UnknownVersion(StoreError):
     """The bytes were written by a newer Everlong than this one."""
 
 
-class ThreadNotFound(EverlongError):
-    """There is no thread with this id in the namespace."""
+class ThreadError(EverlongError):
+    """What was asked of a thread cannot be had."""
 
     exit_code = 6
+
+
+class ThreadNotFound(ThreadError):
+    """There is no thread with this id in the namespace."""
+
+
+class MessageRefused(ThreadError):
+    """The thread did not take the message; the message says why."""
+
+
+class NotAnswered(ThreadError):
+    """The thread has not answered yet; nothing is lost."""
 
 
 class LimitReached(EverlongError):

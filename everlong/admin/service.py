@@ -1,7 +1,10 @@
 """What can be asked of threads: plain async functions, which every face of Everlong calls."""
 
+import asyncio
 import dataclasses
-from typing import Any
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 from temporalio.client import (
     Client,
@@ -14,7 +17,7 @@ from temporalio.client import (
 from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.service import RPCError, RPCStatusCode
 
-from everlong.errors import ConfigError, ServerUnreachable, ThreadNotFound
+from everlong.errors import MessageRefused, NotAnswered, ServerUnreachable, ThreadNotFound
 from everlong.models import (
     AGENT_WORKFLOW,
     SEND_UPDATE,
@@ -27,6 +30,8 @@ from everlong.models import (
 from everlong.storage import BlobStore
 from everlong.storage.journal import Journal
 from everlong.storage.objects import thread_key, thread_prefix
+
+_POLL_SECONDS: Final = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +60,7 @@ async def send(client: Client, thread_id: str, text: str, *, task_queue: str, ag
             SEND_UPDATE, SendMessage(text=text), start_workflow_operation=start, result_type=int
         )
     except WorkflowUpdateFailedError as error:
-        raise ConfigError(f"thread {thread_id!r} refused the message: {error.cause}") from error
+        raise MessageRefused(f"thread {thread_id!r} refused the message: {error.cause}") from error
     except RPCError as error:
         raise _translated(error, thread_id) from error
     return number
@@ -99,6 +104,39 @@ async def messages(client: Client, store: BlobStore, thread_id: str) -> list[Mes
     journal = Journal(store, thread_key(client.namespace, thread_id))
     thread = await status(client, thread_id)
     return await journal.messages(await journal.read(thread.head))
+
+
+async def wait_for_status(
+    client: Client,
+    thread_id: str,
+    done: Callable[[ThreadStatus], bool],
+    *,
+    seconds_max: float,
+    on_status: Callable[[ThreadStatus], None] = lambda _: None,
+) -> ThreadStatus:
+    """Poll a thread until its status is as wanted. A query adds nothing to its history."""
+    deadline = time.monotonic() + seconds_max
+    while time.monotonic() < deadline:
+        found = await status(client, thread_id)
+        on_status(found)
+        if done(found):
+            return found
+        await asyncio.sleep(_POLL_SECONDS)
+    raise NotAnswered(
+        f"thread {thread_id!r} is not done after {seconds_max:.0f} s. It goes on by itself; see how "
+        f"far it is with: everlong show {thread_id}"
+    )
+
+
+def answer(conversation: Sequence[Message], number: int) -> str:
+    """Return the text that ended the turn of message `number`."""
+    turn = 0
+    text = ""
+    for message in conversation:
+        turn += message.role == "user"
+        if turn == number and message.role == "assistant":
+            text = message.text
+    return text
 
 
 async def _next_run(handle: WorkflowHandle[Any, Any]) -> str:

@@ -16,12 +16,12 @@ from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
 from temporalio.service import RPCError
 
+from everlong.config import EMBEDDED_NAMESPACE
 from everlong.embedded.process import ManagedProcess
 from everlong.errors import PortInUse, ProcessDied, TemporalBinaryMissing
 from everlong.models import SEARCH_ATTRIBUTES
 
 LOOPBACK: Final = "127.0.0.1"
-NAMESPACE: Final = "default"
 PORT_DEFAULT: Final = 7233
 UI_PORT_DEFAULT: Final = 8233
 _START_SECONDS_MAX: Final = 60.0
@@ -136,9 +136,9 @@ async def _wait_until_ready(server: TemporalServer) -> None:
             raise server.process.died()
         # A connection is refused until the server listens, and the namespace comes a little later.
         with contextlib.suppress(RuntimeError, RPCError):
-            client = await Client.connect(server.address, namespace=NAMESPACE)
+            client = await Client.connect(server.address, namespace=EMBEDDED_NAMESPACE)
             await client.workflow_service.describe_namespace(
-                DescribeNamespaceRequest(namespace=NAMESPACE)
+                DescribeNamespaceRequest(namespace=EMBEDDED_NAMESPACE)
             )
             return
         await asyncio.sleep(0.05)

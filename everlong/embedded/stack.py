@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Self
 
-from everlong.config import Settings, child_environment, store_url
+from everlong.config import Settings, embedded, embedded_environment
 from everlong.embedded.process import ManagedProcess
 from everlong.embedded.server import (
     LOOPBACK,
@@ -28,15 +28,17 @@ CODEC_SERVER_READY: Final = "Application startup complete"
 _READY_SECONDS_MAX: Final = 60.0
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class EmbeddedStack:
     """A running stack. `open` starts it and stops it again, whatever happens in between."""
 
+    settings: Settings
+    """The stack's own: they lead to its server and its store."""
+    agents: Sequence[str]
     server: TemporalServer
     codec_server: ManagedProcess
-    codec_url: str
     worker: ManagedProcess
-    settings: Settings
+    _workers: int = 1
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -53,25 +55,32 @@ class EmbeddedStack:
         Without ports, Temporal's usual ones are taken if they are free, and any free ones if not.
         """
         data_dir = settings.data_dir
-        settings = dataclasses.replace(settings, store=store_url(data_dir))
         async with contextlib.AsyncExitStack() as cleanup:
             cleanup.enter_context(locked(data_dir))
             codec_port = free_port()
-            codec_url = f"http://{LOOPBACK}:{codec_port}"
             server = await start_server(
                 data_dir,
                 port=port or _if_free(PORT_DEFAULT),
                 ui_port=ui_port or _if_free(UI_PORT_DEFAULT),
-                codec_endpoint=codec_url,
+                codec_endpoint=f"http://{LOOPBACK}:{codec_port}",
             )
             cleanup.callback(server.process.stop)
+            settings = embedded(settings, server.address)
             codec_server = start_codec_server(settings, codec_port, origin=server.ui_url)
             cleanup.callback(codec_server.stop)
-            worker = start_worker(settings, agents, server.address)
-            cleanup.callback(worker.stop)
+            worker = start_worker(settings, agents)
+            stack = cls(settings, agents, server, codec_server, worker)
+            cleanup.callback(lambda: stack.worker.stop())
             await codec_server.wait_for_output(CODEC_SERVER_READY, _READY_SECONDS_MAX)
             await worker.wait_for_output(WORKER_READY, _READY_SECONDS_MAX)
-            yield cls(server, codec_server, codec_url, worker, settings)
+            yield stack
+
+    async def replace_worker(self) -> None:
+        """Start a worker in the place of the one that there was, with a log of its own."""
+        self.worker.stop()
+        self._workers += 1
+        self.worker = start_worker(self.settings, self.agents, name=f"worker-{self._workers}")
+        await self.worker.wait_for_output(WORKER_READY, _READY_SECONDS_MAX)
 
     async def wait(self) -> None:
         """Wait until a part of the stack ends by itself, and raise what is known of it."""
@@ -86,25 +95,24 @@ class EmbeddedStack:
 
 
 def start_worker(
-    settings: Settings, agents: Sequence[str], address: str, *, name: str = "worker"
+    settings: Settings, agents: Sequence[str], *, name: str = "worker"
 ) -> ManagedProcess:
-    """Start `everlong worker` against a server; it prints `worker.READY` once it polls."""
-    return ManagedProcess(
-        name,
-        [sys.executable, "-m", "everlong", "worker", *agents],
-        env=child_environment(settings, TEMPORAL_ADDRESS=address),
-        log=settings.data_dir / f"{name}.log",
-    )
+    """Start `everlong worker`; it prints `worker.READY` once it polls."""
+    return _start_everlong(name, ["worker", *agents], settings)
 
 
 def start_codec_server(settings: Settings, port: int, *, origin: str) -> ManagedProcess:
     """Start `everlong serve` for a browser that shows pages of `origin`."""
     arguments = ["serve", "--port", str(port), "--cors-origin", origin]
+    return _start_everlong("codec-server", arguments, settings)
+
+
+def _start_everlong(name: str, arguments: Sequence[str], settings: Settings) -> ManagedProcess:
     return ManagedProcess(
-        "codec server",
+        name,
         [sys.executable, "-m", "everlong", *arguments],
-        env=child_environment(settings),
-        log=settings.data_dir / "codec-server.log",
+        env=embedded_environment(settings),
+        log=settings.data_dir / f"{name}.log",
     )
 
 

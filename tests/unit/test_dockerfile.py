@@ -66,6 +66,7 @@ def run(*command: str | Path, **environment: str) -> str:
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder into which the wheel, built from exactly what is copied, has been installed."""
+    pytest.importorskip("pip", reason="uv makes environments without pip, unless it gets --seed")
     work = tmp_path_factory.mktemp("image")
     source, wheels, target = work / "src", work / "wheels", work / "site"
     for names, destination in copies():

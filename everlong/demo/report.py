@@ -1,0 +1,89 @@
+"""What the demo measured, and whether it is true."""
+
+import dataclasses
+import signal
+from collections.abc import Sequence
+from typing import Final
+
+from pydantic import TypeAdapter
+from rich.table import Table
+
+from everlong.admin.console import bytes_text
+from everlong.demo.agent import STEPS
+from everlong.models import Message
+
+SAVING_MIN: Final = 10.0
+RESUME_MS_MAX: Final = 5000.0
+_MESSAGE = TypeAdapter(Message)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """The figures of one demo."""
+
+    conversation: Sequence[Message]
+    """What the thread's journal holds."""
+    history_bytes: int
+    blob_bytes: int
+    context_bytes: int
+    """What the thread counted as read by all its model calls."""
+    runs: int
+    steps_at_kill: int
+    killed_returncode: int | None
+    resume_ms: float
+    resume_events: int
+
+    @property
+    def saving(self) -> float:
+        """How many times less was kept than a naive loop sends."""
+        return self.context_bytes / max(1, self.history_bytes + self.blob_bytes)
+
+
+def naive_bytes(conversation: Sequence[Message]) -> int:
+    """Return what a loop sends that passes the message list to every model call."""
+    total = before = 0
+    for message in conversation:
+        if message.role == "assistant":
+            total += before
+        before += len(_MESSAGE.dump_json(message))
+    return total
+
+
+def false_claims(report: Report, expected: Sequence[Message]) -> list[str]:
+    """Check everything that the demo shows; return what does not hold, in words."""
+    naive = naive_bytes(expected)
+    claims = {
+        f"the journal holds {len(expected)} messages": len(report.conversation) == len(expected),
+        "every message is the expected one, in order": list(report.conversation) == list(expected),
+        f"the naive loop's bytes are {naive}": report.context_bytes == naive,
+        f"less is kept by {SAVING_MIN:.0f} times at least": report.saving >= SAVING_MIN,
+        "blobs hold something": report.blob_bytes > 0,
+        "the thread continued as new at least once": report.runs >= 2,
+        "the worker was killed by SIGKILL": report.killed_returncode == -signal.SIGKILL,
+        "it was killed before the end": 0 < report.steps_at_kill < STEPS,
+        "a new worker replayed the thread": report.resume_events > 0,
+        f"the resume took less than {RESUME_MS_MAX:.0f} ms": 0 < report.resume_ms < RESUME_MS_MAX,
+    }
+    return [claim for claim, holds in claims.items() if not holds]
+
+
+def table(report: Report) -> Table:
+    """Return the demo's one table."""
+    view = Table(title=f"One thread, {STEPS} steps, tool results of 2 KiB to 512 KiB")
+    view.add_column("what")
+    view.add_column("figure", justify="right")
+    view.add_column("meaning")
+    view.add_row("history", bytes_text(report.history_bytes), "what Temporal keeps, over all runs")
+    view.add_row("blobs", bytes_text(report.blob_bytes), "what the store keeps, compressed")
+    view.add_row(
+        "naive loop",
+        bytes_text(report.context_bytes),
+        f"the message list sent with every model call: {report.saving:.0f} times as much",
+    )
+    view.add_row("runs", str(report.runs), "continue-as-new by size policy, state carried over")
+    view.add_row(
+        "resume",
+        f"{report.resume_ms:.0f} ms",
+        f"SIGKILL at step {report.steps_at_kill}; a new worker replayed {report.resume_events} events",
+    )
+    return view

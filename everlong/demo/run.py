@@ -1,0 +1,146 @@
+"""The demo itself: run, kill, resume, measure, check."""
+
+import asyncio
+import dataclasses
+import json
+import shutil
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from everlong.admin import service
+from everlong.admin.console import out
+from everlong.config import Settings
+from everlong.connection import connect
+from everlong.demo.agent import STEPS, agent, expected_conversation
+from everlong.demo.report import Report, false_claims, table
+from everlong.embedded import EmbeddedStack
+from everlong.errors import CheckFailed, DataDirUnusable
+from everlong.interceptors.resume import RESUME_SPAN
+from everlong.models import Counters
+from everlong.storage import open_store
+
+QUESTION: Final = "What happened last night?"
+_AGENT_PATH: Final = "everlong.demo:agent"
+# Just before the first roll, so that the resume replays nearly as much as one ever does.
+_KILL_AT_STEP: Final = 30
+_TURN_SECONDS_MAX: Final = 120.0
+_MARKER: Final = "everlong-demo"
+
+
+async def run_demo(settings: Settings, *, port: int | None, ui_port: int | None) -> None:
+    """Run the demo in `settings.data_dir`; raise `CheckFailed` if what it shows is not true."""
+    fresh_directory(settings.data_dir)
+    # The resume span is read from the worker's own console exporter.
+    settings = dataclasses.replace(settings, traces_exporter="console")
+    out.print("Starting the embedded stack: Temporal dev server, file blob store, worker ...")
+    async with EmbeddedStack.open(
+        settings, [_AGENT_PATH], port=port, ui_port=ui_port
+    ) as stack:
+        thread_id = f"demo-{uuid.uuid4().hex[:6]}"
+        out.print(f"Temporal UI: {stack.server.ui_url}   thread: {thread_id}")
+        report = await _measure(stack, thread_id)
+        out.print(table(report))
+        failed = false_claims(report, expected_conversation(QUESTION))
+        if failed:
+            raise CheckFailed("the demo's own check failed: " + "; ".join(failed))
+        out.print("Checked: every message is there once and in order, and the figures add up.")
+        await _say_what_next(stack, thread_id)
+
+
+def fresh_directory(data_dir: Path) -> None:
+    """Begin with an empty directory. Only one that a demo made is ever emptied."""
+    marker = data_dir / _MARKER
+    if data_dir.exists() and any(data_dir.iterdir()) and not marker.exists():
+        raise DataDirUnusable(
+            f"{data_dir} holds something that is not a demo's. Choose another directory with "
+            "--data-dir."
+        )
+    try:
+        # The marker goes last, so that an interrupted clean-up is finished next time.
+        for path in data_dir.iterdir() if data_dir.exists() else ():
+            if path != marker:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        data_dir.mkdir(parents=True, exist_ok=True)
+        marker.touch()
+    except OSError as error:
+        raise DataDirUnusable(
+            f"the data directory {data_dir} cannot be used: {error.strerror}. Choose one that this "
+            "user may write to with --data-dir."
+        ) from error
+
+
+async def _measure(stack: EmbeddedStack, thread_id: str) -> Report:
+    settings = stack.settings
+    client = await connect(settings)
+    store = open_store(settings.store)
+    number = await service.send(
+        client, thread_id, QUESTION, task_queue=settings.task_queue, agent=agent.name
+    )
+    with _progress() as progress:
+        task = progress.add_task("running", total=STEPS)
+
+        async def until(done: Callable[[Counters], bool]) -> Counters:
+            status = await service.wait_for_status(
+                client,
+                thread_id,
+                lambda status: done(status.counters),
+                seconds_max=_TURN_SECONDS_MAX,
+                on_status=lambda status: progress.update(
+                    task, completed=status.counters.tool_calls
+                ),
+            )
+            return status.counters
+
+        at_kill = await until(lambda counters: counters.tool_calls >= _KILL_AT_STEP)
+        killed = stack.worker
+        killed.kill()
+        progress.update(task, description="worker killed (SIGKILL), resuming on another")
+        await stack.replace_worker()
+        line = await stack.worker.wait_for_output(RESUME_SPAN, _TURN_SECONDS_MAX)
+        resume = json.loads(line)
+        progress.update(task, description="resumed")
+        counters = await until(lambda counters: counters.answered >= number)
+    size = await service.size(client, store, thread_id)
+    return Report(
+        conversation=await service.messages(client, store, thread_id),
+        history_bytes=size.history_bytes,
+        blob_bytes=size.blob_bytes,
+        context_bytes=counters.context_bytes,
+        runs=size.runs,
+        steps_at_kill=at_kill.tool_calls,
+        killed_returncode=killed.returncode,
+        resume_ms=resume["duration_ms"],
+        resume_events=resume["everlong.resume.events"],
+    )
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("steps"),
+        TimeElapsedColumn(),
+        console=out,
+    )
+
+
+async def _say_what_next(stack: EmbeddedStack, thread_id: str) -> None:
+    data_dir = stack.settings.data_dir
+    workflow_url = f"{stack.server.ui_url}/namespaces/default/workflows/{thread_id}"
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        out.print(f"\nThe stack is still up. Look at the thread in the Temporal UI:\n  {workflow_url}")
+        await asyncio.to_thread(input, "Press Enter to stop it. ")
+    out.print(
+        "\nTo look further:\n"
+        f"  everlong dev --data-dir {data_dir}    starts this stack again, with the demo's thread\n"
+        f"  everlong show {thread_id}    in a second terminal: how far it is, and what it takes up\n"
+        f"  everlong send {thread_id} 'And the night before?' --agent demo    goes on with it\n"
+        f"  {workflow_url}    its history",
+        soft_wrap=True,
+    )
