@@ -71,7 +71,8 @@ def demo(port: Port = None, ui_port: UiPort = None, data_dir: DataDir = None) ->
 @app.command()
 def dev(
     agents: Annotated[
-        list[str] | None, typer.Argument(help="Agents to run, as module:agent. Default: the demo's.")
+        list[str] | None,
+        typer.Argument(help="Agents to run, as module:agent. Default: the demo's."),
     ] = None,
     port: Port = None,
     ui_port: UiPort = None,
@@ -122,11 +123,13 @@ def serve(
 def send(
     thread_id: ThreadId,
     text: str,
-    agent: Annotated[str, typer.Option(help="Agent of the thread, if this message starts it.")],
+    agent: Annotated[
+        str | None, typer.Option(help="Start the thread with this agent, if it does not exist.")
+    ] = None,
     wait: Annotated[bool, typer.Option(help="Wait for the answer and print it.")] = True,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.")] = 300.0,
 ) -> None:
-    """Send a message to a thread, starting it if it does not exist."""
+    """Send a message to a thread and print the answer."""
     asyncio.run(_send(_settings(), thread_id, text, agent, timeout if wait else 0.0))
 
 
@@ -168,7 +171,7 @@ async def _dev(
 
 
 async def _send(
-    settings: Settings, thread_id: str, text: str, agent: str, seconds_max: float
+    settings: Settings, thread_id: str, text: str, agent: str | None, seconds_max: float
 ) -> None:
     client = await connect(settings)
     number = await service.send(

@@ -97,7 +97,9 @@ def _bytes(env: Mapping[str, str], name: str, default: int) -> int:
     try:
         value = int(text)
     except ValueError:
-        raise ConfigError(f"{name} is {text!r}; give a number of bytes, such as {default}") from None
+        raise ConfigError(
+            f"{name} is {text!r}; give a number of bytes, such as {default}"
+        ) from None
     if value < 0:
         raise ConfigError(f"{name} is {value}; give 0 or more, such as {default}")
     return value

@@ -28,18 +28,21 @@ THREAD_OFFLOAD_BYTES_MIN: Final = 256 * KIB
 # limit, and small enough to be read by a person.
 STATE_BYTES_MAX: Final = 64 * KIB
 
-# An unread message waits in operational state, so it is small, and few of them wait at a time:
-# 16 KiB of text plus what JSON escaping may add stays within half of the state's bound.
+# An unread message waits in operational state, so it is small, and few of them wait at a time. Both
+# are counted as JSON, in which a control character takes six bytes.
 MESSAGE_BYTES_MAX: Final = 16 * KIB
-INBOX_BYTES_MAX: Final = 32 * KIB
+INBOX_BYTES_MAX: Final = 24 * KIB
 
-# Results of one turn wait in operational state as refs, of about 450 bytes each with their preview:
-# 32 of them take 14 KiB.
+# Results of one turn wait in operational state too: as a ref with a preview, as a short message, or
+# as the reason of a failure. At four bytes a character the largest takes 1.1 KiB, and 32 take 35.2.
+# With a full inbox that is 60 of 64 KiB.
 TOOL_CALLS_MAX: Final = 32
-PREVIEW_CHARS_MAX: Final = 80
+CALL_NAME_CHARS_MAX: Final = 64
+PREVIEW_CHARS_MAX: Final = 60
+REASON_CHARS_MAX: Final = 160
 
 # A message up to this size stays inside its journal entry; a larger one is an object of its own.
-ENTRY_BODY_BYTES_MAX: Final = 4 * KIB
+ENTRY_BODY_BYTES_MAX: Final = 512
 
 # Bodies read at once when a context is loaded: 16 GETs of 60 ms give 270 GETs a second.
 STORE_READS_MAX: Final = 16

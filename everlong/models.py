@@ -36,6 +36,11 @@ SEARCH_ATTRIBUTES: Final = {
 Bytes = Annotated[int, Field(ge=0)]
 
 
+def printable(text: str, chars_max: int) -> str:
+    """Return the beginning of a text on one line, without characters that JSON has to escape."""
+    return "".join(c if c.isprintable() else " " for c in text[:chars_max])
+
+
 class Kind(StrEnum):
     """What a stored object or a journal entry holds."""
 

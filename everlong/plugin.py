@@ -37,6 +37,7 @@ class EverlongPlugin(SimplePlugin):
         agents: Agents that workers made from this client run. None are needed for the codec alone.
         inline_bytes_max: Payloads above this, after compression, go to the store.
         tracer_provider: Where resume spans go; OpenTelemetry's global provider if not given.
+
     """
 
     def __init__(

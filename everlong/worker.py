@@ -30,10 +30,10 @@ def load_agent(path: str) -> Agent:
         sys.path.insert(0, "")
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
+    except Exception as error:  # The module is the user's: it may raise anything.
         raise AgentNotFound(
-            f"cannot import {module_name!r}: {error}. Run this in the directory that holds it, or "
-            "install it."
+            f"importing {module_name!r} failed: {type(error).__name__}: {error}. Run this in the "
+            "directory that holds the module, or install it."
         ) from error
     agent = getattr(module, name, None)
     if not isinstance(agent, Agent):
@@ -50,9 +50,7 @@ async def run_worker(settings: Settings, agents: Sequence[Agent]) -> None:
     provider = open_tracer_provider(settings.traces_exporter)
     try:
         client = await connect(settings, agents=agents, tracer_provider=provider)
-        worker = Worker(
-            client, task_queue=settings.task_queue, graceful_shutdown_timeout=_GRACE
-        )
+        worker = Worker(client, task_queue=settings.task_queue, graceful_shutdown_timeout=_GRACE)
         async with worker:
             names = ", ".join(agent.name for agent in agents)
             print(f"{READY}: {names} on task queue {settings.task_queue}", flush=True)  # noqa: T201

@@ -61,7 +61,9 @@ class AgentActivities:
             head, segment_bytes = await journal.append(call.head, [*call.tail, entry])
         return ModelTurn(
             head=head,
-            tool_calls=tuple(ToolName(call_id=each.id, tool=each.tool) for each in reply.tool_calls),
+            tool_calls=tuple(
+                ToolName(call_id=each.id, tool=each.tool) for each in reply.tool_calls
+            ),
             context_bytes=sum(each.size_bytes for each in entries),
             written_bytes=body_bytes + segment_bytes,
         )
@@ -73,8 +75,7 @@ class AgentActivities:
         journal = self._journal()
         async with heartbeating():
             # The call's arguments may be large, so they come from the journal, not from history.
-            newest = (await journal.read(run.head))[-1]
-            [reply] = await journal.messages([newest])
+            [reply] = await journal.messages([await journal.newest(run.head)])
             call = next(each for each in reply.tool_calls if each.id == run.call.call_id)
             with _bounded_attempts(f"tool {call.tool!r}"):
                 text = await _run(agent, call)
@@ -130,8 +131,15 @@ def _checked(reply: Reply) -> Reply:
             "the most that one step runs",
             type="TooManyToolCalls",
         )
+    names = [name for call in reply.tool_calls for name in (call.id, call.tool)]
+    if any(not name or len(name) > limits.CALL_NAME_CHARS_MAX for name in names):
+        raise ApplicationError(
+            "the model gave a tool call no id or name, or one of more than "
+            f"{limits.CALL_NAME_CHARS_MAX} characters",
+            type="BadToolCall",
+        )
     if len({call.id for call in reply.tool_calls}) != len(reply.tool_calls):
-        raise ApplicationError("the model gave two tool calls the same id", type="DuplicateCallId")
+        raise ApplicationError("the model gave two tool calls the same id", type="BadToolCall")
     return reply
 
 
@@ -146,11 +154,16 @@ async def _run(agent: Agent, call: ToolCall) -> str:
     except ValidationError as error:
         return f"error: the arguments do not fit. {error}"
     arguments = {name: getattr(parsed, name) for name in wanted.arguments.model_fields}
+    result: object
     if inspect.iscoroutinefunction(wanted.function):
-        return await wanted.function(**arguments)
-    # A tool that blocks must not stop the heartbeats, nor other activities.
-    result = await asyncio.to_thread(wanted.function, **arguments)
-    return await result if inspect.isawaitable(result) else result
+        result = wanted.function(**arguments)
+    else:
+        # A tool that blocks must not stop the heartbeats, nor other activities.
+        result = await asyncio.to_thread(wanted.function, **arguments)
+    text = await result if inspect.isawaitable(result) else result
+    if not isinstance(text, str):
+        raise TypeError(f"tool {wanted.name!r} returned {type(text).__name__}; a tool returns str")
+    return text
 
 
 def _now_ms() -> int:

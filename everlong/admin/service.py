@@ -46,23 +46,36 @@ class ThreadSize:
     blob_bytes: int
 
 
-async def send(client: Client, thread_id: str, text: str, *, task_queue: str, agent: str) -> int:
-    """Send a message, starting the thread if need be; return the message's number."""
-    start = WithStartWorkflowOperation(
+async def send(
+    client: Client, thread_id: str, text: str, *, task_queue: str, agent: str | None
+) -> int:
+    """Send a message and return its number. With an agent, the thread is started if need be."""
+    message = SendMessage(text=text)
+    try:
+        if agent is None:
+            handle = client.get_workflow_handle(thread_id)
+            number: int = await handle.execute_update(SEND_UPDATE, message, result_type=int)
+            return number
+        return await _send_with_start(client, thread_id, message, task_queue, agent)
+    except WorkflowUpdateFailedError as error:
+        raise MessageRefused(f"thread {thread_id!r} refused the message: {error.cause}") from error
+    except RPCError as error:
+        raise _translated(error, thread_id) from error
+
+
+async def _send_with_start(
+    client: Client, thread_id: str, message: SendMessage, task_queue: str, agent: str
+) -> int:
+    start: WithStartWorkflowOperation[Any, Any] = WithStartWorkflowOperation(
         AGENT_WORKFLOW,
         ThreadStart(agent=agent),
         id=thread_id,
         task_queue=task_queue,
         id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
     )
-    try:
-        number: int = await client.execute_update_with_start_workflow(
-            SEND_UPDATE, SendMessage(text=text), start_workflow_operation=start, result_type=int
-        )
-    except WorkflowUpdateFailedError as error:
-        raise MessageRefused(f"thread {thread_id!r} refused the message: {error.cause}") from error
-    except RPCError as error:
-        raise _translated(error, thread_id) from error
+    number: int = await client.execute_update_with_start_workflow(
+        SEND_UPDATE, message, start_workflow_operation=start, result_type=int
+    )
     return number
 
 
@@ -152,7 +165,7 @@ async def _next_run(handle: WorkflowHandle[Any, Any]) -> str:
 def _translated(error: RPCError, thread_id: str) -> Exception:
     if error.status == RPCStatusCode.NOT_FOUND:
         return ThreadNotFound(
-            f"there is no thread {thread_id!r} in this namespace. Start it with: everlong send "
+            f"there is no running thread {thread_id!r} in this namespace. Start it with: everlong send "
             f"{thread_id} 'hello' --agent NAME"
         )
     return ServerUnreachable(f"the Temporal server refused: {error.message}")

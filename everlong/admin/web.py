@@ -7,14 +7,14 @@ one named origin only.
 
 import hmac
 import ipaddress
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from google.protobuf import json_format
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from temporalio.api.common.v1 import Payloads
+from temporalio.api.common.v1 import Payload, Payloads
 
 from everlong import limits
 from everlong.codecs import EverlongCodec
@@ -76,7 +76,7 @@ def is_loopback(host: str) -> bool:
 
 
 async def _convert(
-    request: Request, token: str, convert: Callable[..., Awaitable[list[object]]]
+    request: Request, token: str, convert: Callable[[Sequence[Payload]], Awaitable[list[Payload]]]
 ) -> Response:
     _authorize(request, token)
     payloads = Payloads()

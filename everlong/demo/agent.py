@@ -43,9 +43,7 @@ def expected_conversation(question: str) -> list[Message]:
     conversation = [Message(role="user", text=question)]
     while True:
         reply = script(conversation)
-        conversation.append(
-            Message(role="assistant", text=reply.text, tool_calls=reply.tool_calls)
-        )
+        conversation.append(Message(role="assistant", text=reply.text, tool_calls=reply.tool_calls))
         if not reply.tool_calls:
             return conversation
         for call in reply.tool_calls:

@@ -31,7 +31,10 @@ class Report:
     steps_at_kill: int
     killed_returncode: int | None
     resume_ms: float
+    """Length of the resume span: from the task's start to the first new command."""
     resume_events: int
+    outage_seconds: float
+    """From the kill until the thread was resumed, by a clock outside."""
 
     @property
     def saving(self) -> float:
@@ -62,6 +65,7 @@ def false_claims(report: Report, expected: Sequence[Message]) -> list[str]:
         "the worker was killed by SIGKILL": report.killed_returncode == -signal.SIGKILL,
         "it was killed before the end": 0 < report.steps_at_kill < STEPS,
         "a new worker replayed the thread": report.resume_events > 0,
+        "the resume is a part of the outage": report.resume_ms < report.outage_seconds * 1000,
         f"the resume took less than {RESUME_MS_MAX:.0f} ms": 0 < report.resume_ms < RESUME_MS_MAX,
     }
     return [claim for claim, holds in claims.items() if not holds]
@@ -84,6 +88,11 @@ def table(report: Report) -> Table:
     view.add_row(
         "resume",
         f"{report.resume_ms:.0f} ms",
-        f"SIGKILL at step {report.steps_at_kill}; a new worker replayed {report.resume_events} events",
+        f"a new worker replayed {report.resume_events} events and went on",
+    )
+    view.add_row(
+        "outage",
+        f"{report.outage_seconds:.1f} s",
+        f"from SIGKILL at step {report.steps_at_kill} to there: to notice it, and to start a worker",
     )
     return view

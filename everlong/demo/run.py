@@ -5,6 +5,7 @@ import dataclasses
 import json
 import shutil
 import sys
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -38,9 +39,7 @@ async def run_demo(settings: Settings, *, port: int | None, ui_port: int | None)
     # The resume span is read from the worker's own console exporter.
     settings = dataclasses.replace(settings, traces_exporter="console")
     out.print("Starting the embedded stack: Temporal dev server, file blob store, worker ...")
-    async with EmbeddedStack.open(
-        settings, [_AGENT_PATH], port=port, ui_port=ui_port
-    ) as stack:
+    async with EmbeddedStack.open(settings, [_AGENT_PATH], port=port, ui_port=ui_port) as stack:
         thread_id = f"demo-{uuid.uuid4().hex[:6]}"
         out.print(f"Temporal UI: {stack.server.ui_url}   thread: {thread_id}")
         report = await _measure(stack, thread_id)
@@ -99,9 +98,11 @@ async def _measure(stack: EmbeddedStack, thread_id: str) -> Report:
         at_kill = await until(lambda counters: counters.tool_calls >= _KILL_AT_STEP)
         killed = stack.worker
         killed.kill()
+        killed_at = time.monotonic()
         progress.update(task, description="worker killed (SIGKILL), resuming on another")
         await stack.replace_worker()
         line = await stack.worker.wait_for_output(RESUME_SPAN, _TURN_SECONDS_MAX)
+        outage_seconds = time.monotonic() - killed_at
         resume = json.loads(line)
         progress.update(task, description="resumed")
         counters = await until(lambda counters: counters.answered >= number)
@@ -116,6 +117,7 @@ async def _measure(stack: EmbeddedStack, thread_id: str) -> Report:
         killed_returncode=killed.returncode,
         resume_ms=resume["duration_ms"],
         resume_events=resume["everlong.resume.events"],
+        outage_seconds=outage_seconds,
     )
 
 
@@ -134,13 +136,18 @@ async def _say_what_next(stack: EmbeddedStack, thread_id: str) -> None:
     data_dir = stack.settings.data_dir
     workflow_url = f"{stack.server.ui_url}/namespaces/default/workflows/{thread_id}"
     if sys.stdin.isatty() and sys.stdout.isatty():
-        out.print(f"\nThe stack is still up. Look at the thread in the Temporal UI:\n  {workflow_url}")
-        await asyncio.to_thread(input, "Press Enter to stop it. ")
+        out.print(
+            f"\nThe stack is still up. Look at the thread in the Temporal UI:\n  {workflow_url}"
+        )
+        out.print("Press Enter to stop it.")
+        pressed = asyncio.Event()
+        asyncio.get_running_loop().add_reader(sys.stdin, pressed.set)
+        await pressed.wait()
     out.print(
         "\nTo look further:\n"
         f"  everlong dev --data-dir {data_dir}    starts this stack again, with the demo's thread\n"
         f"  everlong show {thread_id}    in a second terminal: how far it is, and what it takes up\n"
-        f"  everlong send {thread_id} 'And the night before?' --agent demo    goes on with it\n"
+        f"  everlong send {thread_id} 'And the night before?'    goes on with it\n"
         f"  {workflow_url}    its history",
         soft_wrap=True,
     )

@@ -86,7 +86,7 @@ class ManagedProcess:
 
     async def wait(self) -> int:
         """Wait until the process has ended; return its exit code."""
-        while (code := self.returncode) is None:
+        while (code := self.returncode) is None:  # noqa: ASYNC110 - a process has no event to await
             await asyncio.sleep(_POLL_SECONDS)
         return code
 
@@ -116,4 +116,3 @@ class ManagedProcess:
             f"the {self.name} ended by itself with exit code {self.returncode}. It printed last:\n"
             f"  {last}\nIts whole log is {self.log}"
         )
-

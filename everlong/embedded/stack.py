@@ -14,11 +14,8 @@ from everlong.config import Settings, embedded, embedded_environment
 from everlong.embedded.process import ManagedProcess
 from everlong.embedded.server import (
     LOOPBACK,
-    PORT_DEFAULT,
-    UI_PORT_DEFAULT,
     TemporalServer,
     free_port,
-    is_free,
     start_server,
 )
 from everlong.errors import DataDirUnusable
@@ -60,8 +57,9 @@ class EmbeddedStack:
             codec_port = free_port()
             server = await start_server(
                 data_dir,
-                port=port or _if_free(PORT_DEFAULT),
-                ui_port=ui_port or _if_free(UI_PORT_DEFAULT),
+                port=port,
+                ui_port=ui_port,
+                usual_ports=True,
                 codec_endpoint=f"http://{LOOPBACK}:{codec_port}",
             )
             cleanup.callback(server.process.stop)
@@ -120,7 +118,7 @@ def _start_everlong(name: str, arguments: Sequence[str], settings: Settings) -> 
 def locked(data_dir: Path) -> Iterator[None]:
     """Hold a data directory: made if it is missing, refused if another stack has it."""
     try:
-        data_dir.mkdir(parents=True, exist_ok=True)
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise DataDirUnusable(
@@ -137,7 +135,3 @@ def locked(data_dir: Path) -> Iterator[None]:
         ) from error
     finally:
         os.close(descriptor)
-
-
-def _if_free(port: int) -> int | None:
-    return port if is_free(port) else None

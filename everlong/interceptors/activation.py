@@ -32,7 +32,7 @@ class ActivationHook(Protocol):
     def activated(
         self, activation: WorkflowActivation, completion: WorkflowActivationCompletion
     ) -> None:
-        """An activation has been carried out."""
+        """Take note of an activation that has been carried out."""
         ...
 
 
@@ -71,7 +71,9 @@ def hooked(runner: WorkflowRunner, new_hook: NewHook) -> WorkflowRunner:
         )
     if type(runner) is UnsandboxedWorkflowRunner:
         return HookedUnsandboxedRunner(new_hook)
-    logger.warning("no resume spans: the workflow runner %s is not the SDK's", type(runner).__name__)
+    logger.warning(
+        "no resume spans: the workflow runner %s is not the SDK's", type(runner).__name__
+    )
     return runner
 
 

@@ -7,12 +7,11 @@ import json
 from collections.abc import Callable
 from typing import Final
 
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import (
     BatchSpanProcessor,
     ConsoleSpanExporter,
     SimpleSpanProcessor,
-    SpanProcessor,
 )
 
 from everlong.errors import ConfigError

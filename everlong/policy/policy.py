@@ -16,7 +16,9 @@ class Policy:
     """Continue as new from this many history events. A step of one model call and one tool is about
     12 events, so a run is about 33 steps, and a resume replays at most that."""
 
-    run_history_bytes_max: Annotated[int, Field(ge=16 * limits.KIB, le=32 * limits.MIB)] = limits.MIB
+    run_history_bytes_max: Annotated[int, Field(ge=16 * limits.KIB, le=32 * limits.MIB)] = (
+        limits.MIB
+    )
     """Continue as new from this many bytes of history. The server warns at 10 MB and kills at 50."""
 
     turn_steps_max: Annotated[int, Field(ge=1)] = 500

@@ -33,7 +33,12 @@ class Journal:
         """Write entries after those of `head`; return the new head and the bytes written."""
         if not entries:
             raise ValueError("an append needs at least one entry")
-        merged = list(entries)
+        merged: list[Entry] = []
+        body_bytes = 0
+        for entry in entries:
+            short, written_bytes = await self._short(entry)
+            merged.append(short)
+            body_bytes += written_bytes
         before: list[SegmentRef] = []
         if head is not None:
             newest = await self._segment(head)
@@ -43,10 +48,11 @@ class Journal:
                 older = newest if place == head else await self._segment(place)
                 merged = [*older.entries, *merged]
         segment = Segment(before=tuple(before), entries=tuple(merged))
-        ref, written_bytes = await write_object(
+        ref, segment_bytes = await write_object(
             self._store, self._thread, Kind.SEGMENT, _SEGMENT.dump_json(segment)
         )
-        return SegmentRef(ref=ref, first_seq=merged[0].seq, count=len(merged)), written_bytes
+        head = SegmentRef(ref=ref, first_seq=merged[0].seq, count=len(merged))
+        return head, body_bytes + segment_bytes
 
     async def read(self, head: SegmentRef | None) -> list[Entry]:
         """Return all entries up to `head`, in order."""
@@ -55,6 +61,10 @@ class Journal:
         newest = await self._segment(head)
         older = await asyncio.gather(*(self._segment(place) for place in newest.before))
         return [entry for segment in (*older, newest) for entry in segment.entries]
+
+    async def newest(self, head: SegmentRef) -> Entry:
+        """Return the last entry, from one read."""
+        return (await self._segment(head)).entries[-1]
 
     async def message_entry(
         self, seq: int, kind: Kind, message: Message, time_ms: int
@@ -77,6 +87,12 @@ class Journal:
     async def messages(self, entries: Sequence[Entry]) -> list[Message]:
         """Return the messages of entries, in order; long ones are read from the store."""
         return list(await asyncio.gather(*(self._message(entry) for entry in entries)))
+
+    async def _short(self, entry: Entry) -> tuple[Entry, int]:
+        """Move a long message out of its entry: entries are written again by later appends."""
+        if entry.message is None:
+            return entry, 0
+        return await self.message_entry(entry.seq, entry.kind, entry.message, entry.time_ms)
 
     async def _message(self, entry: Entry) -> Message:
         if entry.message is not None:

@@ -24,7 +24,9 @@ class MemoryBlobStore:
         try:
             return self._objects[checked_key(key)]
         except KeyError:
-            raise BlobMissing(f"blob {key!r} is not in {self!r}; it ended with its process") from None
+            raise BlobMissing(
+                f"blob {key!r} is not in {self!r}; it ended with its process"
+            ) from None
 
     async def get_range(self, key: str, start: int, length: int) -> bytes:
         """See `BlobStore`."""

@@ -13,7 +13,7 @@ import zstandard
 
 from everlong import limits
 from everlong.errors import BlobCorrupt, BlobMissing, UnknownVersion
-from everlong.models import Kind, Ref
+from everlong.models import Kind, Ref, printable
 from everlong.storage.blobs import BlobStore
 
 MAGIC: Final = b"EVLG"
@@ -115,7 +115,7 @@ async def write_object(
         digest=digest,
         size_bytes=len(plaintext),
         kind=kind,
-        preview=preview[: limits.PREVIEW_CHARS_MAX],
+        preview=printable(preview, limits.PREVIEW_CHARS_MAX),
     )
     await store.put(object_key(ref), sealed)
     return ref, len(sealed)

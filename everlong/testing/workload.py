@@ -16,7 +16,20 @@ _SIZES: Final = [512 * limits.KIB] + [32 * limits.KIB] * 3 + [2 * limits.KIB] * 
 _SEED: Final = 7
 _SERVICES: Final = ["auth", "billing", "gateway", "search", "indexer", "scheduler"]
 _LEVELS: Final = ["INFO", "INFO", "INFO", "DEBUG", "WARN", "ERROR"]
-_SYLLABLES: Final = "ba con der est fi gra hol in jo ker lu men nor op pre qui ra sta ter un".split()
+_SYLLABLES: Final = [
+    "ba",
+    "con",
+    "der",
+    "est",
+    "fi",
+    "gra",
+    "hol",
+    "ker",
+    "men",
+    "pre",
+    "qui",
+    "ter",
+]
 
 
 def _vocabulary() -> list[str]:

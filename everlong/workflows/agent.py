@@ -9,6 +9,7 @@ import dataclasses
 from datetime import timedelta
 
 from pydantic import TypeAdapter
+from pydantic_core import to_json
 from temporalio import workflow
 from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError
@@ -38,6 +39,7 @@ from everlong.models import (
     ToolName,
     ToolResult,
     ToolRun,
+    printable,
 )
 from everlong.policy import RunSize, roll_reason
 
@@ -88,8 +90,8 @@ class AgentWorkflow:
 
     @send.validator
     def _validate_send(self, message: SendMessage) -> None:
-        size_bytes = len(message.text.encode())
-        waiting_bytes = sum(len(text.encode()) for text in self._state.inbox)
+        size_bytes = _json_bytes(message.text)
+        waiting_bytes = sum(_json_bytes(text) for text in self._state.inbox)
         if self._stopping:
             raise ValueError("this thread is stopping; start a new one")
         if not message.text.strip():
@@ -113,10 +115,9 @@ class AgentWorkflow:
     def status(self) -> ThreadStatus:
         """Say how far the thread is."""
         state = self._state
+        status = "working" if self._has_work() else "waiting"
         if self._stopping:
             status = "stopped"
-        else:
-            status = "working" if self._has_work() else "waiting"
         return ThreadStatus(
             agent=self._agent,
             status=status,
@@ -179,7 +180,7 @@ class AgentWorkflow:
         self._end_turn(failure=reason)
 
     async def _call_model(self) -> ModelTurn:
-        return await workflow.execute_activity(
+        turn: ModelTurn = await workflow.execute_activity(
             CALL_MODEL,
             ModelCall(agent=self._agent, head=self._state.head, tail=self._state.tail),
             result_type=ModelTurn,
@@ -187,12 +188,13 @@ class AgentWorkflow:
             heartbeat_timeout=_HEARTBEAT,
             retry_policy=_RETRY,
         )
+        return turn
 
     async def _journal_tail(self) -> None:
         """Journal what no model call will, so that nothing is left in memory when a turn ends."""
         if not self._state.tail:
             return
-        appended = await workflow.execute_activity(
+        appended: Appended = await workflow.execute_activity(
             APPEND_JOURNAL,
             Append(head=self._state.head, entries=self._state.tail),
             result_type=Appended,
@@ -230,7 +232,7 @@ class AgentWorkflow:
 
     async def _run_tool(self, head: SegmentRef, call: ToolName, seq: int) -> ToolResult:
         try:
-            return await workflow.execute_activity(
+            result: ToolResult = await workflow.execute_activity(
                 RUN_TOOL,
                 ToolRun(agent=self._agent, head=head, call=call, seq=seq),
                 result_type=ToolResult,
@@ -238,6 +240,7 @@ class AgentWorkflow:
                 heartbeat_timeout=_HEARTBEAT,
                 retry_policy=_RETRY,
             )
+            return result
         except ActivityError as error:
             # The model hears of it and may try another way.
             text = f"error: {_reason(f'tool {call.tool} failed', error)}"
@@ -295,5 +298,9 @@ def _entry(seq: int, kind: Kind, message: Message) -> Entry:
 
 
 def _reason(what: str, error: ActivityError) -> str:
-    """Say what failed and why, in at most 500 characters."""
-    return f"{what}: {error.cause or error}"[:500]
+    """Say what failed and why, shortly: it stays in operational state for a while."""
+    return printable(f"{what}: {error.cause or error}", limits.REASON_CHARS_MAX)
+
+
+def _json_bytes(text: str) -> int:
+    return len(to_json(text))
