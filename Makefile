@@ -38,7 +38,7 @@ $(READY): pyproject.toml constraints.txt
 		{ echo "error: Everlong needs Python 3.11 or newer. Name one: make PYTHON=python3.12"; exit 1; }
 	@echo "Setting up .venv (once; about a minute) ..."
 	@if command -v uv >/dev/null; then \
-		uv venv -q --allow-existing --python $(PYTHON) .venv && \
+		uv venv -q --seed --allow-existing --python $(PYTHON) .venv && \
 		uv pip install -q --python $(BIN)/python -c constraints.txt -e '.[dev]'; \
 	else \
 		$(PYTHON) -m venv .venv && \

@@ -82,7 +82,7 @@ async def _convert(
     payloads = Payloads()
     try:
         json_format.Parse(await _bounded_body(request), payloads)
-    except json_format.ParseError:
+    except (json_format.ParseError, UnicodeDecodeError):
         raise HTTPException(400, "the body is not Temporal payloads as JSON") from None
     try:
         converted = Payloads(payloads=await convert(payloads.payloads))

@@ -4,6 +4,7 @@ Only our own worker uses this. The plugin takes the team's own provider, and ins
 """
 
 import json
+import sys
 from collections.abc import Callable
 from typing import Final
 
@@ -18,7 +19,7 @@ from everlong.errors import ConfigError
 
 
 def _console() -> SpanProcessor:
-    return SimpleSpanProcessor(ConsoleSpanExporter(formatter=span_line))
+    return SimpleSpanProcessor(ConsoleSpanExporter(out=sys.stdout, formatter=span_line))
 
 
 def _otlp() -> SpanProcessor:

@@ -1,0 +1,95 @@
+"""One real Temporal server for each test process, and a worker around an agent."""
+
+import asyncio
+import contextlib
+import dataclasses
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from temporalio.client import Client
+from temporalio.worker import Worker
+
+from everlong import Agent, EverlongPlugin
+from everlong.admin import service
+from everlong.embedded import TemporalServer, start_server
+from everlong.models import Message, ThreadStatus
+from everlong.storage import BlobStore, open_store
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs the server, so that `make check` can leave it out."""
+    for item in items:
+        if item.path.relative_to(HERE).parts[0] in {"server", "faults"}:
+            item.add_marker("server")
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TemporalServer]:
+    running = asyncio.run(start_server(tmp_path_factory.mktemp("temporal")))
+    with running.process:
+        yield running
+
+
+@dataclasses.dataclass
+class Threads:
+    """A client with the plugin, and the threads that a test makes with it."""
+
+    client: Client
+    plugin: EverlongPlugin
+    store: BlobStore
+    task_queue: str
+    spans: InMemorySpanExporter
+
+    def worker(self, **options: object) -> Worker:
+        return Worker(self.client, task_queue=self.task_queue, **options)  # type: ignore[arg-type]
+
+    async def send(self, thread_id: str, text: str, agent: str = "ops") -> int:
+        return await service.send(
+            self.client, thread_id, text, task_queue=self.task_queue, agent=agent
+        )
+
+    async def answered(self, thread_id: str, number: int, seconds: float = 60) -> ThreadStatus:
+        return await service.wait_for_status(
+            self.client,
+            thread_id,
+            lambda status: status.counters.answered >= number,
+            seconds_max=seconds,
+        )
+
+    async def conversation(self, thread_id: str) -> list[Message]:
+        return await service.messages(self.client, self.store, thread_id)
+
+    async def size(self, thread_id: str) -> service.ThreadSize:
+        return await service.size(self.client, self.store, thread_id)
+
+
+@contextlib.asynccontextmanager
+async def open_threads(
+    address: str, store: BlobStore, *agents: Agent, inline_bytes_max: int = 16 * 1024
+) -> AsyncIterator[Threads]:
+    spans = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    plugin = EverlongPlugin(
+        store=store, agents=agents, inline_bytes_max=inline_bytes_max, tracer_provider=provider
+    )
+    client = await Client.connect(address, plugins=[plugin])
+    yield Threads(client, plugin, store, f"queue-{uuid.uuid4().hex[:8]}", spans)
+    provider.shutdown()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> BlobStore:
+    return open_store((tmp_path / "blobs").as_uri())
+
+
+@pytest.fixture
+def thread_id() -> str:
+    return f"thread-{uuid.uuid4().hex[:8]}"

@@ -1,0 +1,181 @@
+"""The plugin on a real client: what workers get, and what payloads become."""
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from datetime import timedelta
+
+import pytest
+from temporalio import activity, workflow
+from temporalio.api.common.v1 import Payload
+from temporalio.client import Client
+from temporalio.converter import DataConverter, PayloadCodec
+from temporalio.worker import Replayer, UnsandboxedWorkflowRunner, Worker
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
+
+from everlong import Agent, EverlongPlugin, Reply
+from everlong.codecs import EverlongCodec
+from everlong.embedded import TemporalServer
+from everlong.interceptors.activation import HookedSandboxedRunner, HookedUnsandboxedRunner
+from everlong.storage import BlobStore
+from everlong.testing import ScriptedModel
+from tests.conftest import open_threads
+
+AGENT = Agent(name="ops", model=ScriptedModel(lambda turn: Reply(text="hi")))
+SIZE = 300_000
+
+
+def noise(seed: str, size: int = SIZE) -> str:
+    return hashlib.shake_256(seed.encode()).hexdigest(size // 2)
+
+
+@activity.defn
+async def grow(text: str) -> str:
+    return noise(text[:20])
+
+
+@workflow.defn
+class Growing:
+    """A team's own workflow: large input, large activity input and result, large output."""
+
+    @workflow.run
+    async def run(self, text: str) -> str:
+        for _ in range(3):
+            text = await workflow.execute_activity(
+                grow, text, start_to_close_timeout=timedelta(seconds=30)
+            )
+        return text
+
+
+@workflow.defn(sandboxed=False)
+class UnsandboxedGrowing(Growing):
+    @workflow.run
+    async def run(self, text: str) -> str:
+        return await super().run(text)
+
+
+def grown(text: str) -> str:
+    for _ in range(3):
+        text = noise(text[:20])
+    return text
+
+
+@pytest.mark.parametrize("workflow_type", [Growing, UnsandboxedGrowing])
+async def test_a_teams_workflow_runs_unchanged_with_a_small_history(
+    server: TemporalServer, store: BlobStore, thread_id: str, workflow_type: type[Growing]
+) -> None:
+    async with open_threads(server.address, store) as threads:
+        async with threads.worker(workflows=[workflow_type], activities=[grow]):
+            result = await threads.client.execute_workflow(
+                workflow_type.run, noise("in"), id=thread_id, task_queue=threads.task_queue
+            )
+        assert result == grown(noise("in"))
+        size = await threads.size(thread_id)
+        assert size.history_bytes < 12_000
+        # Input and three results; the workflow's own result is the last of them once more.
+        assert size.blobs == 4
+        assert size.blob_bytes < 4 * SIZE * 0.6
+
+
+async def test_stored_histories_replay_with_the_plugin(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    async with open_threads(server.address, store) as threads:
+        async with threads.worker(workflows=[Growing], activities=[grow]):
+            await threads.client.execute_workflow(
+                Growing.run, noise("in"), id=thread_id, task_queue=threads.task_queue
+            )
+        history = await threads.client.get_workflow_handle(thread_id).fetch_history()
+        replayer = Replayer(workflows=[Growing], plugins=[threads.plugin])
+        await replayer.replay_workflow(history)
+
+
+class Marking(PayloadCodec):
+    """Another codec, as a team may have one for encryption."""
+
+    async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        return [
+            Payload(metadata={"encoding": b"test/marked"}, data=p.SerializeToString())
+            for p in payloads
+        ]
+
+    async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        return [Payload.FromString(payload.data) for payload in payloads]
+
+
+async def test_another_codec_keeps_its_place_inside_ours(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    converter = dataclasses.replace(DataConverter.default, payload_codec=Marking())
+    client = await Client.connect(
+        server.address, data_converter=converter, plugins=[EverlongPlugin(store=store)]
+    )
+    async with Worker(client, task_queue=thread_id, workflows=[Growing], activities=[grow]):
+        result = await client.execute_workflow(
+            Growing.run, noise("in"), id=thread_id, task_queue=thread_id
+        )
+    assert result == grown(noise("in"))
+
+
+async def test_histories_from_before_the_plugin_are_still_read(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    plain = await Client.connect(server.address)
+    handle = await plain.start_workflow(
+        Growing.run, noise("in"), id=thread_id, task_queue=thread_id
+    )
+    client = await Client.connect(server.address, plugins=[EverlongPlugin(store=store)])
+    async with Worker(client, task_queue=thread_id, workflows=[Growing], activities=[grow]):
+        reread = client.get_workflow_handle_for(Growing.run, handle.id)
+        assert await reread.result() == grown(noise("in"))
+
+
+async def test_wrapping_twice_is_wrapping_once(server: TemporalServer) -> None:
+    plugin = EverlongPlugin(store="memory:", agents=[AGENT])
+    client = await Client.connect(server.address, plugins=[plugin])
+    again = Client(**client.config(active_config=True))
+    codec = again.config(active_config=True)["data_converter"].payload_codec
+    assert isinstance(codec, EverlongCodec)
+    assert codec._inner is None
+    with pytest.warns(UserWarning, match="present from both"):
+        worker = Worker(again, task_queue="q", plugins=[plugin])
+    assert len(worker.config(active_config=True)["workflows"]) == 1
+
+
+async def test_workers_inherit_agents_hook_and_short_sticky_timeout(server: TemporalServer) -> None:
+    plugin = EverlongPlugin(store="memory:", agents=[AGENT])
+    client = await Client.connect(server.address, plugins=[plugin])
+    config = Worker(client, task_queue="q").config(active_config=True)
+    assert isinstance(config["workflow_runner"], HookedSandboxedRunner)
+    assert isinstance(config["unsandboxed_workflow_runner"], HookedUnsandboxedRunner)
+    assert config["sticky_queue_schedule_to_start_timeout"] == timedelta(seconds=1)
+    assert len(config["activities"]) == 3
+
+
+async def test_a_teams_own_settings_win(server: TemporalServer) -> None:
+    client = await Client.connect(server.address, plugins=[EverlongPlugin(store="memory:")])
+    config = Worker(
+        client,
+        task_queue="q",
+        workflows=[Growing],
+        sticky_queue_schedule_to_start_timeout=timedelta(seconds=7),
+        workflow_runner=SandboxedWorkflowRunner(
+            restrictions=SandboxRestrictions.default.with_passthrough_modules("theirs")
+        ),
+    ).config(active_config=True)
+    assert config["sticky_queue_schedule_to_start_timeout"] == timedelta(seconds=7)
+    runner = config["workflow_runner"]
+    assert isinstance(runner, SandboxedWorkflowRunner)
+    assert {"theirs", "everlong"} <= runner.restrictions.passthrough_modules
+
+
+async def test_without_agents_no_workflow_is_added(server: TemporalServer) -> None:
+    client = await Client.connect(server.address, plugins=[EverlongPlugin(store="memory:")])
+    config = Worker(
+        client,
+        task_queue="q",
+        workflows=[Growing],
+        workflow_runner=UnsandboxedWorkflowRunner(),
+    ).config(active_config=True)
+    assert list(config["workflows"]) == [Growing]
+    assert isinstance(config["workflow_runner"], HookedUnsandboxedRunner)

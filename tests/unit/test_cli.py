@@ -1,0 +1,146 @@
+"""A user's mistake is a message with a remedy and an exit code, never a stack trace."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from everlong.admin.console import bytes_text
+
+
+def everlong(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "everlong", *arguments],
+        cwd=cwd,
+        env={**os.environ, "TEMPORAL_CONFIG_FILE": os.devnull, **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture
+def busy_port() -> Iterator[int]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+@pytest.fixture
+def no_temporal(tmp_path: Path) -> dict[str, str]:
+    """An environment in which there is no `temporal` program: an interpreter of another folder."""
+    return {"PATH": str(tmp_path)}
+
+
+def fails(result: subprocess.CompletedProcess[str], exit_code: int, *texts: str) -> None:
+    assert result.returncode == exit_code, result.stderr
+    assert result.stderr.startswith("error: "), result.stderr
+    assert "Traceback" not in result.stderr + result.stdout
+    for text in texts:
+        assert text in result.stderr
+
+
+def test_an_unknown_store_scheme(tmp_path: Path) -> None:
+    result = everlong("worker", "everlong.demo:agent", cwd=tmp_path, EVERLONG_STORE="ftp://x")
+    fails(result, 2, "unknown store scheme 'ftp'", "file:///")
+
+
+def test_a_negative_threshold(tmp_path: Path) -> None:
+    result = everlong("worker", "everlong.demo:agent", cwd=tmp_path, EVERLONG_INLINE_BYTES_MAX="-5")
+    fails(result, 2, "EVERLONG_INLINE_BYTES_MAX is -5")
+
+
+@pytest.mark.parametrize("command", ["dev", "demo"])
+def test_an_unwritable_data_directory(tmp_path: Path, command: str) -> None:
+    (tmp_path / "file").touch()
+    result = everlong(command, "--data-dir", "file/data", cwd=tmp_path)
+    fails(result, 3, "cannot be used", "--data-dir")
+
+
+@pytest.mark.parametrize("option", ["--port", "--ui-port"])
+def test_a_port_in_use(tmp_path: Path, busy_port: int, option: str) -> None:
+    result = everlong("dev", option, str(busy_port), cwd=tmp_path)
+    fails(result, 3, f"port {busy_port} is in use", "choose another")
+
+
+def test_no_temporal_program(tmp_path: Path) -> None:
+    code = (
+        "import sys; from everlong.__main__ import main; sys.executable = '/nowhere/python'; "
+        "sys.argv = ['everlong', 'dev']; main()"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    fails(result, 3, "no `temporal` program", "pip install 'everlong[dev]'")
+
+
+def test_a_server_that_dies_at_start(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    data_dir.mkdir()
+    (data_dir / "temporal.db").write_bytes(b"this is not a database" * 100)
+    result = everlong("dev", "--data-dir", str(data_dir), cwd=tmp_path)
+    fails(result, 3, "the Temporal server ended by itself", "temporal.log")
+
+
+def test_a_demo_empties_no_directory_but_its_own(tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious/thesis.txt").write_text("years of work")
+    result = everlong("demo", "--data-dir", "precious", cwd=tmp_path)
+    fails(result, 3, "not a demo's")
+    assert (tmp_path / "precious/thesis.txt").read_text() == "years of work"
+
+
+def test_no_server_at_the_address(tmp_path: Path, busy_port: int) -> None:
+    address = f"127.0.0.1:{busy_port + 1 if busy_port < 65535 else busy_port - 1}"
+    for arguments in (["worker", "everlong.demo:agent"], ["send", "t", "hi"], ["show", "t"]):
+        result = everlong(*arguments, cwd=tmp_path, TEMPORAL_ADDRESS=address)
+        fails(result, 4, f"no Temporal server answers at {address}", "everlong dev")
+
+
+def test_an_agent_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("def oops(:\n")
+    fails(everlong("worker", "nowhere:x", cwd=tmp_path), 2, "importing 'nowhere' failed")
+    fails(everlong("worker", "broken:x", cwd=tmp_path), 2, "SyntaxError")
+
+
+def test_serving_beyond_loopback_without_a_token(tmp_path: Path) -> None:
+    result = everlong("serve", "--host", "0.0.0.0", cwd=tmp_path)  # noqa: S104
+    fails(result, 2, "EVERLONG_TOKEN", "--allow-anonymous")
+
+
+def test_help_teaches(tmp_path: Path) -> None:
+    result = everlong("--help", cwd=tmp_path)
+    assert result.returncode == 0
+    for command in ("demo", "dev", "worker", "serve", "send", "show"):
+        assert command in result.stdout
+
+
+def test_without_its_packages_the_command_says_what_to_install(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['typer'] = None; from everlong.__main__ import main; "
+        "sys.argv = ['everlong']; main()"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    fails(result, 1, "pip install 'everlong[admin]'")
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1_258_291, "1.2 MiB"), (5 << 40, "5.0 TiB")],
+)
+def test_sizes_are_printed_for_people(size: int, text: str) -> None:
+    assert bytes_text(size) == text

@@ -1,0 +1,71 @@
+from pathlib import Path
+
+import pytest
+
+from everlong import limits
+from everlong.config import embedded, embedded_environment, load_settings
+from everlong.errors import ConfigError
+
+
+def test_without_settings_everything_has_a_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = load_settings({"TEMPORAL_CONFIG_FILE": "/dev/null"})
+    assert settings.temporal["target_host"] == "127.0.0.1:7233"
+    assert settings.store == (tmp_path / ".everlong/dev/blobs").as_uri()
+    assert settings.task_queue == "everlong"
+    assert settings.inline_bytes_max == limits.INLINE_BYTES_MAX
+    assert settings.traces_exporter == "none"
+
+
+def test_settings_come_from_the_environment() -> None:
+    settings = load_settings(
+        {
+            "TEMPORAL_ADDRESS": "temporal:7233",
+            "TEMPORAL_NAMESPACE": "agents",
+            "EVERLONG_STORE": "memory:",
+            "EVERLONG_TASK_QUEUE": "q",
+            "EVERLONG_INLINE_BYTES_MAX": "0",
+            "OTEL_TRACES_EXPORTER": "otlp",
+        }
+    )
+    assert settings.temporal["target_host"] == "temporal:7233"
+    assert settings.temporal["namespace"] == "agents"
+    assert (settings.store, settings.task_queue) == ("memory:", "q")
+    assert (settings.inline_bytes_max, settings.traces_exporter) == (0, "otlp")
+
+
+@pytest.mark.parametrize("value", ["-1", "many", "1.5"])
+def test_a_bad_number_names_its_variable(value: str) -> None:
+    with pytest.raises(ConfigError, match="EVERLONG_INLINE_BYTES_MAX is"):
+        load_settings({"EVERLONG_INLINE_BYTES_MAX": value})
+
+
+def test_a_broken_temporal_config_file_is_a_clear_error(tmp_path: Path) -> None:
+    broken = tmp_path / "temporal.toml"
+    broken.write_text("this is = not [ toml")
+    with pytest.raises(ConfigError, match="Temporal configuration"):
+        load_settings({"TEMPORAL_CONFIG_FILE": str(broken)})
+
+
+def test_secrets_are_not_printed() -> None:
+    settings = load_settings({"EVERLONG_TOKEN": "hunter2", "TEMPORAL_API_KEY": "hunter3"})
+    assert settings.token == "hunter2"  # noqa: S105
+    assert "hunter" not in repr(settings)
+
+
+def test_the_embedded_stack_ignores_the_users_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEMPORAL_API_KEY", "for another server")
+    monkeypatch.setenv("TEMPORAL_NAMESPACE", "prod")
+    monkeypatch.setenv("TEMPORAL_TLS", "true")
+    settings = embedded(load_settings({"EVERLONG_DATA_DIR": str(tmp_path)}), "127.0.0.1:1234")
+    environment = embedded_environment(settings)
+    assert "TEMPORAL_API_KEY" not in environment
+    child = load_settings(environment)
+    assert child.temporal["target_host"] == "127.0.0.1:1234"
+    assert child.temporal["namespace"] == "default"
+    assert not child.temporal.get("tls")
+    assert child.store == settings.store == (tmp_path / "blobs").as_uri()

@@ -1,0 +1,80 @@
+"""The demo's check can fail: each claim, broken alone, is noticed."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from everlong.demo.agent import STEPS, expected_conversation, script
+from everlong.demo.report import Report, false_claims, naive_bytes
+from everlong.models import Message
+from everlong.testing import workload
+
+EXPECTED = expected_conversation("What happened?")
+TRUE = Report(
+    conversation=EXPECTED,
+    history_bytes=200_000,
+    blob_bytes=600_000,
+    context_bytes=naive_bytes(EXPECTED),
+    runs=2,
+    steps_at_kill=30,
+    killed_returncode=-9,
+    resume_ms=200.0,
+    resume_events=365,
+    outage_seconds=6.0,
+)
+
+
+def test_a_true_report_passes() -> None:
+    assert false_claims(TRUE, EXPECTED) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"conversation": EXPECTED[:-1]},
+        {"conversation": [*EXPECTED[:-1], Message(role="assistant", text="Read 60 pages.")]},
+        {"conversation": [EXPECTED[0], EXPECTED[2], EXPECTED[1], *EXPECTED[3:]]},
+        {"conversation": [*EXPECTED[:4], *EXPECTED[3:]]},
+        {"history_bytes": naive_bytes(EXPECTED)},
+        {"blob_bytes": naive_bytes(EXPECTED)},
+        {"blob_bytes": 0},
+        {"context_bytes": naive_bytes(EXPECTED) + 1},
+        {"runs": 1},
+        {"steps_at_kill": 0},
+        {"steps_at_kill": STEPS},
+        {"killed_returncode": 0},
+        {"killed_returncode": None},
+        {"resume_ms": 0.0},
+        {"resume_ms": 9000.0},
+        {"resume_events": 0},
+        {"outage_seconds": 0.1},
+    ],
+    ids=lambda change: ",".join(change),
+)
+def test_a_false_report_fails(change: dict[str, Any]) -> None:
+    assert false_claims(dataclasses.replace(TRUE, **change), EXPECTED)
+
+
+def test_the_script_asks_for_every_page_once_and_then_answers() -> None:
+    calls = [call for message in EXPECTED for call in message.tool_calls]
+    assert len({call.id for call in calls}) == len(calls) == STEPS
+    assert {call.tool for call in calls} == {"search_logs", "run_sql"}
+    assert EXPECTED[-1].text.startswith(f"Read {STEPS} pages, digest ")
+    changed = [*EXPECTED[:-2], Message(role="tool", text="tampered")]
+    assert script(changed).text != EXPECTED[-1].text
+
+
+def test_naive_bytes_are_the_sum_of_all_lists() -> None:
+    one = Message(role="user", text="x")
+    two = Message(role="assistant", text="y")
+    single = naive_bytes([one, two])
+    assert naive_bytes([one, two, one, two]) == single + single + single + naive_bytes([two, two])
+
+
+def test_the_workload_is_the_same_everywhere_and_of_the_promised_sizes() -> None:
+    sizes = [len(workload.result(i)) for i in range(STEPS)]
+    assert sorted(sizes) == [2048] * 48 + [32768] * 9 + [524288] * 3
+    assert len({workload.result(i) for i in range(20)}) == 20
+    # A golden value: what was generated once is what every machine generates.
+    assert EXPECTED[-1].text == "Read 60 pages, digest f332f0bb9b7def1f."

@@ -1,0 +1,103 @@
+"""What the contract cannot see of the file store: the disk."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from everlong.errors import ConfigError, StoreUnavailable, UnknownStoreScheme
+from everlong.models import Kind
+from everlong.storage import open_store
+from everlong.storage.files import FileBlobStore
+from everlong.storage.objects import thread_key, unseal, write_object
+
+WRITER = """
+import asyncio, sys
+from everlong.models import Kind
+from everlong.storage import open_store
+from everlong.storage.objects import thread_key, write_object
+async def main():
+    store = open_store(sys.argv[1])
+    for i in range(100_000):
+        body = f"{i} ".encode() * 20_000
+        await write_object(store, thread_key("n", "t"), Kind.PAYLOAD, body)
+        print(i, flush=True)
+asyncio.run(main())
+"""
+
+
+async def test_a_writer_that_is_killed_leaves_only_whole_objects(tmp_path: Path) -> None:
+    for round_number in range(3):
+        root = tmp_path / str(round_number)
+        root.mkdir()
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, root.as_uri()], stdout=subprocess.PIPE
+        )
+        try:
+            assert writer.stdout is not None
+            acknowledged = -1
+            while acknowledged < 10 + 7 * round_number:
+                acknowledged = int(writer.stdout.readline())
+        finally:
+            writer.send_signal(signal.SIGKILL)
+            rest = writer.communicate()[0].splitlines()
+        acknowledged = int(rest[-1]) if rest else acknowledged
+        store = open_store(root.as_uri())
+        bodies = [unseal(await store.get(info.key)) async for info in store.list("")]
+        numbers = {int(body.split()[0]) for body in bodies}
+        assert numbers >= set(range(acknowledged + 1)), "an acknowledged object is gone"
+        assert all(len(body) == len(f"{body.split()[0].decode()} ") * 20_000 for body in bodies)
+
+
+def test_abandoned_partial_files_are_removed_and_fresh_ones_kept(tmp_path: Path) -> None:
+    open_store(tmp_path.as_uri())
+    old, fresh = tmp_path / ".partial/old", tmp_path / ".partial/fresh"
+    for path in (old, fresh):
+        path.write_bytes(b"half")
+    two_hours_ago = time.time() - 7200
+    os.utime(old, (two_hours_ago, two_hours_ago))
+    open_store(tmp_path.as_uri())
+    assert not old.exists()
+    assert fresh.exists()
+
+
+async def test_partial_files_are_not_listed(tmp_path: Path) -> None:
+    store = open_store(tmp_path.as_uri())
+    (tmp_path / ".partial/half").write_bytes(b"half")
+    assert [info async for info in store.list("")] == []
+
+
+async def test_a_failed_put_leaves_nothing_behind(tmp_path: Path) -> None:
+    store = FileBlobStore(tmp_path)
+    (tmp_path / "v1").write_bytes(b"a file where a directory should be")
+    with pytest.raises(StoreUnavailable, match=r"cannot write to the blob store file:///.*Check"):
+        await write_object(store, thread_key("n", "t"), Kind.PAYLOAD, b"x")
+    assert list((tmp_path / ".partial").iterdir()) == []
+
+
+def test_a_directory_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreUnavailable, match="cannot open the blob store"):
+        open_store((tmp_path / "file/sub").as_uri())
+
+
+def test_spaces_and_unicode_in_a_store_path_work(tmp_path: Path) -> None:
+    open_store((tmp_path / "a b ü").as_uri())
+    assert (tmp_path / "a b ü").is_dir()
+
+
+@pytest.mark.parametrize("url", ["ftp://x/y", "s3x://key:secret@bucket", "", "/var/lib", "blobs"])
+def test_an_unknown_scheme_is_refused_without_repeating_secrets(url: str) -> None:
+    with pytest.raises(UnknownStoreScheme, match="file:///absolute/dir") as raised:
+        open_store(url)
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("url", ["file:relative", "file://host/dir"])
+def test_a_file_url_that_is_not_absolute_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="three slashes"):
+        open_store(url)

@@ -1,0 +1,112 @@
+"""Guards for the house: what is exported, documented and promised."""
+
+import re
+from pathlib import Path
+
+import pytest
+import typer.main
+
+import everlong
+from everlong import cli, errors
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_export_list_is_pinned() -> None:
+    assert sorted(everlong.__all__) == [
+        "Agent",
+        "BlobStore",
+        "EverlongError",
+        "EverlongPlugin",
+        "Model",
+        "Policy",
+        "Reply",
+        "ThreadStart",
+        "Tool",
+        "__version__",
+        "open_store",
+        "tool",
+    ]
+    assert all(hasattr(everlong, name) for name in everlong.__all__)
+
+
+def test_version_is_the_projects() -> None:
+    assert f'version = "{everlong.__version__}"' in (ROOT / "pyproject.toml").read_text()
+
+
+def error_types() -> list[type[errors.EverlongError]]:
+    found = [value for value in vars(errors).values() if isinstance(value, type)]
+    return [each for each in found if issubclass(each, errors.EverlongError)]
+
+
+@pytest.mark.parametrize("error", error_types(), ids=lambda error: error.__name__)
+def test_every_error_is_drawn_in_the_tree_and_exits_non_zero(
+    error: type[errors.EverlongError],
+) -> None:
+    assert re.search(rf"\b{error.__name__}\b", errors.__doc__ or "")
+    assert error.exit_code != 0
+
+
+def python_blocks(path: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
+
+
+def documents() -> list[Path]:
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+def test_python_in_documents_compiles(path: Path) -> None:
+    for block in python_blocks(path):
+        compile(block, str(path), "exec", flags=0x2000)  # PyCF_ALLOW_TOP_LEVEL_AWAIT
+
+
+def test_first_sample_of_the_readme_is_short_and_runs() -> None:
+    first = python_blocks(ROOT / "README.md")[0]
+    assert len(first.splitlines()) <= 20
+    namespace: dict[str, object] = {}
+    exec(first, namespace)  # noqa: S102 - our own README
+    assert any(isinstance(value, everlong.Agent) for value in namespace.values())
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+def test_commands_in_documents_exist(path: Path) -> None:
+    text = path.read_text()
+    commands = set(typer.main.get_command(cli.app).commands)  # type: ignore[attr-defined] # a Group
+    for named in re.findall(r"(?:^|`|\$ )everlong ([a-z]+)", text, flags=re.MULTILINE):
+        assert named in commands, f"{path.name}: everlong {named}"
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    for named in re.findall(r"(?:^|`)make ([a-z]+)", text, flags=re.MULTILINE):
+        assert named in targets, f"{path.name}: make {named}"
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+def test_links_in_documents_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)", path.read_text()):
+        if not target.startswith(("http://", "https://")):
+            assert (path.parent / target).exists(), f"{path.name}: {target}"
+
+
+def test_every_setting_is_documented() -> None:
+    source = (ROOT / "everlong/config.py").read_text()
+    documented = (ROOT / "README.md").read_text() + (ROOT / "docs/deploy.md").read_text()
+    for name in set(re.findall(r'"(EVERLONG_[A-Z_]+)"', source)):
+        assert name in documented, name
+
+
+def test_ci_runs_the_command_of_the_readme() -> None:
+    assert "make test" in (ROOT / ".ci/run").read_text()
+    assert "make test" in (ROOT / "README.md").read_text()
+
+
+def test_constraints_pin_every_package_and_name_no_host() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [line for line in lines if not line.startswith("#")]
+    assert pins
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", pin) for pin in pins)
+
+
+def test_no_file_is_too_long() -> None:
+    for folder in ("everlong", "tests", "examples"):
+        for path in (ROOT / folder).rglob("*.py"):
+            assert len(path.read_text().splitlines()) <= 400, path

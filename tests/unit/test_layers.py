@@ -1,0 +1,182 @@
+"""The tree is the architecture: a module imports only what its row allows."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+import everlong
+
+ROOT = Path(everlong.__file__).parent
+STDLIB_ONLY: set[str] = set()
+PURE = {"pydantic", "pydantic_core"}
+
+# module or folder -> (modules of ours that it may import, packages that it may import)
+ROWS: dict[str, tuple[set[str], set[str]]] = {
+    "errors": (set(), STDLIB_ONLY),
+    "limits": (set(), STDLIB_ONLY),
+    "policy": ({"limits"}, PURE),
+    "models": ({"limits", "policy"}, PURE),
+    "storage": ({"errors", "limits", "models"}, PURE),
+    "agents": ({"errors", "limits", "models", "policy"}, PURE),
+    "codecs": (
+        {"errors", "limits", "models", "policy", "storage"},
+        PURE | {"temporalio", "google"},
+    ),
+    "workflows": ({"errors", "limits", "models", "policy"}, PURE | {"temporalio"}),
+    "activities": (
+        {"agents", "errors", "limits", "models", "policy", "storage"},
+        PURE | {"temporalio"},
+    ),
+    "interceptors": (
+        {"errors", "limits", "models", "policy"},
+        {"temporalio", "opentelemetry"},
+    ),
+    "config": ({"errors", "limits"}, {"temporalio"}),
+    "plugin": (
+        {
+            "activities",
+            "agents",
+            "codecs",
+            "config",
+            "errors",
+            "interceptors",
+            "limits",
+            "models",
+            "policy",
+            "storage",
+            "workflows",
+        },
+        {"temporalio", "opentelemetry"},
+    ),
+    "connection": ({"agents", "config", "errors", "plugin"}, {"temporalio", "opentelemetry"}),
+    "worker": (
+        {"agents", "config", "connection", "errors", "interceptors", "plugin"},
+        {"temporalio"},
+    ),
+    "embedded": ({"config", "errors", "limits", "models", "worker"}, {"temporalio"}),
+    "admin": (set(), STDLIB_ONLY),
+    "admin/console": ({"limits"}, {"rich"}),
+    "admin/service": (
+        {"config", "errors", "limits", "models", "plugin", "policy", "storage"},
+        {"temporalio"},
+    ),
+    "admin/web": (
+        {"admin/service", "codecs", "config", "errors", "limits", "storage"},
+        {"fastapi", "starlette", "google", "temporalio"},
+    ),
+    "demo": (
+        {
+            "admin/console",
+            "admin/service",
+            "agents",
+            "config",
+            "connection",
+            "embedded",
+            "errors",
+            "interceptors",
+            "models",
+            "storage",
+            "testing",
+        },
+        PURE | {"rich"},
+    ),
+    "cli": (
+        {
+            "",
+            "admin/console",
+            "admin/service",
+            "admin/web",
+            "config",
+            "connection",
+            "demo",
+            "embedded",
+            "errors",
+            "storage",
+            "worker",
+        },
+        {"typer", "rich", "uvicorn"},
+    ),
+    "testing": ({"agents", "limits", "models"}, STDLIB_ONLY),
+    "": ({"agents", "errors", "models", "plugin", "policy", "storage"}, STDLIB_ONLY),
+    "__main__": ({"cli"}, STDLIB_ONLY),
+}
+
+# A vendor's package is imported by that vendor's file alone.
+VENDORS = {"storage/objects": {"zstandard"}}
+
+
+def modules() -> list[Path]:
+    return sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
+
+
+def row_of(module: str) -> str:
+    """The row that a module belongs to. Those of `admin` differ, so they have one each."""
+    return module if module.startswith("admin/") else module.split("/")[0]
+
+
+def imports(path: Path) -> set[str]:
+    """Dotted names of all imports, those inside functions included."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+def own_module(dotted: str) -> str:
+    """`everlong.storage.files.FileBlobStore` -> `storage/files`."""
+    parts = dotted.split(".")[1:]
+    while parts:
+        stem = ROOT.joinpath(*parts)
+        if stem.is_dir() or stem.with_suffix(".py").exists():
+            return "/".join(parts)
+        parts.pop()
+    return ""
+
+
+def module_name(path: Path) -> str:
+    name = path.with_suffix("").as_posix()
+    return name.removesuffix("__init__").rstrip("/")
+
+
+@pytest.mark.parametrize("path", modules(), ids=str)
+def test_module_imports_only_what_its_row_allows(path: Path) -> None:
+    module = module_name(path)
+    row = row_of(module)
+    ours, packages = ROWS[row]
+    packages = packages | VENDORS.get(module, set())
+    for dotted in imports(path):
+        package = dotted.split(".")[0]
+        if package == "everlong":
+            target = row_of(own_module(dotted))
+            assert target in ours or target == row, f"{path} imports {dotted}"
+        elif package not in sys.stdlib_module_names:
+            assert package in packages, f"{path} imports {dotted}"
+
+
+def test_every_row_has_a_module() -> None:
+    used = {row_of(module_name(path)) for path in modules()}
+    assert set(ROWS) == used
+
+
+def test_only_config_reads_the_environment_and_only_for_children_elsewhere() -> None:
+    readers = set()
+    for path in modules():
+        for node in ast.walk(ast.parse((ROOT / path).read_text())):
+            if isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv"}:
+                readers.add(path.as_posix())
+    # The server's process inherits the environment; nothing is read from it there.
+    assert readers == {"config.py", "embedded/server.py"}
+
+
+@pytest.mark.parametrize("path", modules(), ids=str)
+def test_workflow_code_and_policy_are_pure(path: Path) -> None:
+    if path.parts[0] not in {"workflows", "policy", "models.py"}:
+        return
+    forbidden = {"time", "random", "os", "uuid", "secrets", "socket", "subprocess", "pathlib"}
+    assert not {dotted.split(".")[0] for dotted in imports(path)} & forbidden

@@ -1,0 +1,60 @@
+import pytest
+from opentelemetry import trace
+from temporalio import workflow
+from temporalio.client import Client
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.converter import DataConverter
+from temporalio.worker import Worker
+
+from everlong import Agent, EverlongPlugin, Reply
+from everlong.codecs import EverlongCodec
+from everlong.errors import ConfigError, PluginNotOnClient
+from everlong.testing import ScriptedModel
+
+AGENT = Agent(name="ops", model=ScriptedModel(lambda turn: Reply(text="hi")))
+
+
+async def lazy_client(*plugins: EverlongPlugin, converter: DataConverter) -> Client:
+    """A client that has not connected: what is checked here needs no server."""
+    return await Client.connect(
+        "127.0.0.1:1", plugins=list(plugins), lazy=True, data_converter=converter
+    )
+
+
+@workflow.defn
+class Nothing:
+    @workflow.run
+    async def run(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("converter", [DataConverter.default, pydantic_data_converter])
+async def test_the_plugin_wraps_the_converter_that_it_finds(converter: DataConverter) -> None:
+    client = await lazy_client(EverlongPlugin(store="memory:"), converter=converter)
+    found = client.config(active_config=True)["data_converter"]
+    assert isinstance(found.payload_codec, EverlongCodec)
+    assert found.payload_converter_class is converter.payload_converter_class
+
+
+async def test_a_plugin_on_the_worker_alone_is_refused() -> None:
+    client = await Client.connect("127.0.0.1:1", lazy=True)
+    with pytest.raises(PluginNotOnClient, match=r"Pass it to Client\.connect"):
+        Worker(
+            client, task_queue="q", workflows=[Nothing], plugins=[EverlongPlugin(store="memory:")]
+        )
+
+
+def test_two_agents_of_one_name_are_refused() -> None:
+    with pytest.raises(ConfigError, match="same name"):
+        EverlongPlugin(store="memory:", agents=[AGENT, AGENT])
+
+
+def test_a_negative_threshold_is_refused() -> None:
+    with pytest.raises(ConfigError, match="inline_bytes_max is -1"):
+        EverlongPlugin(store="memory:", inline_bytes_max=-1)
+
+
+def test_no_global_tracer_provider_is_installed() -> None:
+    before = trace.get_tracer_provider()
+    EverlongPlugin(store="memory:")
+    assert trace.get_tracer_provider() is before
