@@ -71,8 +71,26 @@ async def test_putting_again_is_harmless(store: BlobStore) -> None:
 
 @pytest.mark.parametrize(
     "key",
-    ["", "/", "/etc/passwd", "..", "a/../b", "a/..", "a//b", "a/", ".hidden", "a/.b", "a b", "ä"]
-    + ["a\\b", "a\0b", "a\n", "x" * 600],
+    [
+        "|",
+        "/",
+        "/etc/passwd",
+        "..",
+        "a/../b",
+        "a/..",
+        "a//b",
+        "a/",
+        ".hidden",
+        "a/.b",
+        "a|b",
+        "ä",
+        "a\\b",
+        "a\x00b",
+        "a\n",
+        "",
+        "a b",
+        "x" * 600,
+    ],
 )
 async def test_keys_that_could_escape_are_refused(store: BlobStore, key: str) -> None:
     for call in (store.put(key, b"x"), store.get(key), store.delete([key])):

@@ -126,8 +126,7 @@ async def test_histories_from_before_the_plugin_are_still_read(
     )
     client = await Client.connect(server.address, plugins=[EverlongPlugin(store=store)])
     async with Worker(client, task_queue=thread_id, workflows=[Growing], activities=[grow]):
-        reread = client.get_workflow_handle_for(Growing.run, handle.id)
-        assert await reread.result() == grown(noise("in"))
+        assert await client.get_workflow_handle(handle.id).result() == grown(noise("in"))
 
 
 async def test_wrapping_twice_is_wrapping_once(server: TemporalServer) -> None:

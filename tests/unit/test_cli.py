@@ -116,7 +116,7 @@ def test_an_agent_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_serving_beyond_loopback_without_a_token(tmp_path: Path) -> None:
-    result = everlong("serve", "--host", "0.0.0.0", cwd=tmp_path)  # noqa: S104
+    result = everlong("serve", "--host", "0.0.0.0", cwd=tmp_path)
     fails(result, 2, "EVERLONG_TOKEN", "--allow-anonymous")
 
 

@@ -51,7 +51,7 @@ def test_a_broken_temporal_config_file_is_a_clear_error(tmp_path: Path) -> None:
 
 def test_secrets_are_not_printed() -> None:
     settings = load_settings({"EVERLONG_TOKEN": "hunter2", "TEMPORAL_API_KEY": "hunter3"})
-    assert settings.token == "hunter2"  # noqa: S105
+    assert settings.token == "hunter2"
     assert "hunter" not in repr(settings)
 
 

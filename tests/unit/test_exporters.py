@@ -15,7 +15,7 @@ def otlp_receiver() -> Iterator[tuple[str, list[ExportTraceServiceRequest]]]:
     received: list[ExportTraceServiceRequest] = []
 
     class Receiver(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:  # noqa: N802
+        def do_POST(self) -> None:
             assert self.path == "/v1/traces"
             body = self.rfile.read(int(self.headers["content-length"]))
             received.append(ExportTraceServiceRequest.FromString(body))

@@ -65,7 +65,7 @@ def test_first_sample_of_the_readme_is_short_and_runs() -> None:
     first = python_blocks(ROOT / "README.md")[0]
     assert len(first.splitlines()) <= 20
     namespace: dict[str, object] = {}
-    exec(first, namespace)  # noqa: S102 - our own README
+    exec(first, namespace)
     assert any(isinstance(value, everlong.Agent) for value in namespace.values())
 
 

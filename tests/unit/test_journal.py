@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import pytest
@@ -63,7 +64,7 @@ async def test_each_segment_is_at_least_twice_as_long_as_the_next(batches: list[
     assert head is not None
     segment: Segment = await journal._segment(head)
     counts = [place.count for place in segment.before] + [head.count]
-    assert all(older >= 2 * newer for older, newer in zip(counts, counts[1:], strict=False))
+    assert all(older >= 2 * newer for older, newer in itertools.pairwise(counts))
     assert len(counts) <= 1 + math.log2(seq)
 
 

@@ -92,16 +92,14 @@ def test_a_process_does_not_outlive_a_parent_that_was_killed(tmp_path: Path) -> 
 
 
 def test_a_data_directory_has_one_stack_at_a_time(tmp_path: Path) -> None:
-    with locked(tmp_path / "data"):
-        with pytest.raises(DataDirUnusable, match="another Everlong stack"):
-            with locked(tmp_path / "data"):
-                pass
+    with locked(tmp_path / "data"), pytest.raises(DataDirUnusable, match="another Everlong stack"):
+        with locked(tmp_path / "data"):
+            pass
     with locked(tmp_path / "data"):
         pass
 
 
 def test_a_data_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(DataDirUnusable, match="EVERLONG_DATA_DIR"):
-        with locked(tmp_path / "file/data"):
-            pass
+    with pytest.raises(DataDirUnusable, match="EVERLONG_DATA_DIR"), locked(tmp_path / "file/data"):
+        pass

@@ -36,7 +36,7 @@ def entries() -> dict[str, Entry]:
     return {
         "ref": Entry(**base, ref=REF),  # type: ignore[arg-type] # a plain dict of fields
         "short message": Entry(**base, message=short),  # type: ignore[arg-type]
-        "failure": Entry(  # type: ignore[call-arg]
+        "failure": Entry(
             **base,  # type: ignore[arg-type]
             message=Message(role="tool", call_id=call_id, text=reason),
         ),

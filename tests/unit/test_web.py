@@ -125,7 +125,7 @@ def test_loopback_needs_no_token(host: str) -> None:
     check_exposure(host, token="", allow_anonymous=False)
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org", ""])  # noqa: S104
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org", ""])
 def test_beyond_loopback_a_token_is_needed(host: str) -> None:
     with pytest.raises(ConfigError, match="EVERLONG_TOKEN"):
         check_exposure(host, token="", allow_anonymous=False)

@@ -1,0 +1,57 @@
+"""A team's own list-passing loop, unchanged but for the plugin on its client.
+
+Start a server with `everlong dev`, then: python examples/own_workflow.py
+"""
+
+import asyncio
+import uuid
+from datetime import timedelta
+from pathlib import Path
+
+from temporalio import activity, workflow
+from temporalio.client import Client
+from temporalio.worker import Worker
+
+from everlong import EverlongPlugin
+
+
+@activity.defn
+async def think(messages: list[str]) -> str:
+    """Stand in for a model that reads the whole conversation and says a lot."""
+    return "".join(f"{uuid.uuid4()} " for _ in range(550))
+
+
+@workflow.defn
+class Loop:
+    """Passes the whole conversation to every step, as many agent loops do."""
+
+    @workflow.run
+    async def run(self, steps: int) -> int:
+        """Take steps; return how many characters were said."""
+        messages: list[str] = []
+        for _ in range(steps):
+            messages.append(
+                await workflow.execute_activity(
+                    think, messages, start_to_close_timeout=timedelta(seconds=30)
+                )
+            )
+        return sum(map(len, messages))
+
+
+async def main(address: str, store: str, steps: int) -> int:
+    """Run the loop once; print and return the size of its history."""
+    client = await Client.connect(address, plugins=[EverlongPlugin(store=store)])
+    async with Worker(client, task_queue="loop", workflows=[Loop], activities=[think]):
+        handle = await client.start_workflow(
+            Loop.run, steps, id=f"loop-{uuid.uuid4()}", task_queue="loop"
+        )
+        said = await handle.result()
+        info = (await handle.describe()).raw_description.workflow_execution_info
+    sent = steps * said // 2
+    print(f"{steps} steps sent about {sent:,} bytes; history: {info.history_size_bytes:,} bytes")
+    return info.history_size_bytes
+
+
+if __name__ == "__main__":
+    blobs = Path(".everlong/example-blobs").absolute()
+    asyncio.run(main("localhost:7233", blobs.as_uri(), steps=20))

@@ -1,0 +1,24 @@
+"""The README's first agent. Run it with: everlong dev examples.quickstart:ops."""
+
+from collections.abc import Sequence
+
+from everlong import Agent, Reply, tool
+from everlong.models import Message, ToolCall
+from everlong.testing import ScriptedModel
+
+
+@tool
+def read_log(service: str) -> str:
+    """Read the log of a service."""
+    return f"{service}: out of memory\n" * 20_000
+
+
+def script(turn: Sequence[Message]) -> Reply:
+    """Read one log, then answer."""
+    if turn[-1].role == "user":
+        call = ToolCall(id="1", tool="read_log", arguments='{"service": "api"}')
+        return Reply(tool_calls=(call,))
+    return Reply(text=f"I read {len(turn[-1].text)} characters.")
+
+
+ops = Agent(name="ops", model=ScriptedModel(script), tools=[read_log])

@@ -1,0 +1,93 @@
+"""A store that fails or loses bytes holds a thread; restoring them lets it go on."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from everlong import Agent, Reply, tool
+from everlong.embedded import TemporalServer
+from everlong.errors import StoreUnavailable
+from everlong.models import Message
+from everlong.storage.files import FileBlobStore
+from everlong.testing import ScriptedModel, workload
+from tests.agents import call, results
+from tests.conftest import Threads, open_threads
+
+
+class FlakyStore(FileBlobStore):
+    """A file store with a switch."""
+
+    down = False
+
+    async def put(self, key: str, data: bytes) -> None:
+        if self.down:
+            raise StoreUnavailable("the store is down for a test")
+        await super().put(key, data)
+
+
+def script(turn: Sequence[Message]) -> Reply:
+    if results(turn):
+        return Reply(text=f"read {len(results(turn)[0])}")
+    return Reply(tool_calls=(call(0, "read_big"),))
+
+
+@tool
+def read_big() -> str:
+    """Read 512 KiB."""
+    return next(workload.result(i) for i in range(20) if workload.result_bytes(i) > 500_000)
+
+
+AGENT = Agent(name="ops", model=ScriptedModel(script), tools=[read_big])
+
+
+async def failures(threads: Threads, thread_id: str, text: str) -> None:
+    """Wait until an activity of the thread is seen to fail with that text."""
+    deadline = time.monotonic() + 30
+    handle = threads.client.get_workflow_handle(thread_id)
+    while time.monotonic() < deadline:
+        description = await handle.describe()
+        for pending in description.raw_description.pending_activities:
+            if text in pending.last_failure.message:
+                return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"no activity failed with {text!r}")
+
+
+async def test_an_outage_holds_the_thread_and_is_survived(
+    server: TemporalServer, tmp_path: Path, thread_id: str
+) -> None:
+    store = FlakyStore(tmp_path)
+    async with open_threads(server.address, store, AGENT) as threads, threads.worker():
+        store.down = True
+        await threads.send(thread_id, "go")
+        await failures(threads, thread_id, "the store is down for a test")
+        store.down = False
+        status = await threads.answered(thread_id, 1)
+        assert status.last_failure == ""
+        assert (await threads.conversation(thread_id))[-1].text == "read 524288"
+
+
+@pytest.mark.parametrize("damage", ["missing", "corrupt"])
+async def test_lost_bytes_are_named_and_restoring_them_lets_the_thread_go_on(
+    server: TemporalServer, tmp_path: Path, thread_id: str, damage: str
+) -> None:
+    store = FileBlobStore(tmp_path)
+    async with open_threads(server.address, store, AGENT) as threads, threads.worker():
+        await threads.send(thread_id, "go")
+        await threads.answered(thread_id, 1)
+        objects = sorted(tmp_path.glob("v1/*/*"), key=lambda path: path.stat().st_size)
+        largest = objects[-1]
+        whole = largest.read_bytes()
+        if damage == "missing":
+            largest.unlink()
+        else:
+            largest.write_bytes(whole[:-10] + b"0123456789")
+        await threads.send(thread_id, "and again")
+        expected = "is not in file:///" if damage == "missing" else "is damaged"
+        await failures(threads, thread_id, expected)
+        largest.write_bytes(whole)
+        status = await threads.answered(thread_id, 2)
+        assert status.last_failure == ""

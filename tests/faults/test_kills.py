@@ -1,0 +1,117 @@
+"""SIGKILL at bad moments: the thread finishes with the right result."""
+
+import asyncio
+import contextlib
+import dataclasses
+import random
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from everlong.admin import service
+from everlong.config import Settings, embedded, load_settings
+from everlong.embedded import ManagedProcess, TemporalServer, start_server, start_worker
+from everlong.models import Message
+from everlong.storage import open_store
+from everlong.testing import workload
+from everlong.worker import READY
+from tests.agents import pages_answer
+from tests.conftest import Threads, open_threads
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def settings(
+    tmp_path: Path, server: TemporalServer, thread_id: str, monkeypatch: pytest.MonkeyPatch
+) -> Settings:
+    """Settings for worker processes that find `tests.agents` and poll a queue of their own."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("TEST_GATE", str(tmp_path))
+    base = load_settings({"EVERLONG_DATA_DIR": str(tmp_path), "EVERLONG_TASK_QUEUE": thread_id})
+    return embedded(base, server.address)
+
+
+@contextlib.contextmanager
+def worker(settings: Settings, agent: str, name: str) -> Iterator[ManagedProcess]:
+    with start_worker(settings, [f"tests.agents:{agent}"], name=name) as process:
+        yield process
+
+
+@contextlib.asynccontextmanager
+async def threads_of(settings: Settings) -> AsyncIterator[Threads]:
+    store = open_store(settings.store)
+    async with open_threads(settings.temporal["target_host"], store) as threads:
+        yield dataclasses.replace(threads, task_queue=settings.task_queue)
+
+
+async def until_exists(path: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} does not appear"
+        await asyncio.sleep(0.02)
+
+
+def check_pages(conversation: list[Message], pages: int) -> None:
+    """Every page is there once and in order, and the answer was made from all of them."""
+    texts = [message.text for message in conversation if message.role == "tool"]
+    assert texts == [workload.result(i) for i in range(pages)]
+    assert len(conversation) == 2 + 2 * pages
+    assert conversation[-1].text == pages_answer(pages)
+
+
+async def test_worker_killed_in_the_middle_of_a_tool(
+    settings: Settings, thread_id: str, tmp_path: Path
+) -> None:
+    async with threads_of(settings) as threads:
+        with worker(settings, "gated", "first") as first:
+            await threads.send(thread_id, "read", agent="gated")
+            await until_exists(tmp_path / "begun")
+            first.kill()
+        assert first.returncode == -9
+        (tmp_path / "open").touch()
+        with worker(settings, "gated", "second"):
+            status = await threads.answered(thread_id, 1)
+            check_pages(await threads.conversation(thread_id), 12)
+            assert status.counters.steps == 13
+
+
+async def test_worker_killed_again_and_again(settings: Settings, thread_id: str) -> None:
+    """Kills at seeded random moments: between steps, in a PUT, before a result is reported."""
+    source = random.Random(7)
+    async with threads_of(settings) as threads:
+        for attempt in range(4):
+            with worker(settings, "steady", f"worker-{attempt}") as process:
+                if attempt == 0:
+                    await threads.send(thread_id, "read", agent="steady")
+                await process.wait_for_output(READY, 30)
+                await asyncio.sleep(source.uniform(0.2, 1.5))
+                process.kill()
+        with worker(settings, "steady", "last"):
+            await threads.answered(thread_id, 1)
+            check_pages(await threads.conversation(thread_id), 40)
+
+
+async def test_server_killed_in_the_middle_of_a_run(
+    settings: Settings, thread_id: str, tmp_path: Path
+) -> None:
+    data_dir = tmp_path / "own-server"
+    data_dir.mkdir()
+    own = await start_server(data_dir)
+    settings = embedded(settings, own.address)
+    with own.process, worker(settings, "steady", "worker") as process:
+        async with threads_of(settings) as threads:
+            await threads.send(thread_id, "read", agent="steady")
+            before = await service.wait_for_status(
+                threads.client, thread_id, lambda s: s.counters.tool_calls >= 10, seconds_max=60
+            )
+            own.process.kill()
+            assert before.counters.tool_calls < 40
+            restarted = await start_server(data_dir, port=own.port, ui_port=own.ui_port)
+            with restarted.process:
+                status = await threads.answered(thread_id, 1, seconds=90)
+                check_pages(await threads.conversation(thread_id), 40)
+                assert status.counters.steps == 41
+                assert process.returncode is None, "the worker lived through the outage"

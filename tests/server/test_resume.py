@@ -1,0 +1,113 @@
+"""One resume span for every cold resume, and none otherwise."""
+
+import asyncio
+
+import pytest
+from temporalio import workflow
+from temporalio.worker import UnsandboxedWorkflowRunner
+
+from everlong.embedded import TemporalServer
+from everlong.storage import BlobStore
+from tests.agents import reading_agent
+from tests.conftest import Threads, open_threads
+
+
+@workflow.defn
+class Patient:
+    """Collects signals until it has been told to end."""
+
+    def __init__(self) -> None:
+        self._notes: list[str] = []
+
+    @workflow.run
+    async def run(self) -> int:
+        await workflow.wait_condition(lambda: "end" in self._notes)
+        return len(self._notes)
+
+    @workflow.signal
+    def note(self, text: str) -> None:
+        self._notes.append(text)
+
+    @workflow.query
+    def count(self) -> int:
+        return len(self._notes)
+
+
+def spans(threads: Threads) -> list[dict[str, object]]:
+    return [dict(span.attributes or {}) for span in threads.spans.get_finished_spans()]
+
+
+@pytest.mark.parametrize("sandboxed", [True, False])
+async def test_a_cold_resume_is_one_span_and_a_warm_step_is_none(
+    server: TemporalServer, store: BlobStore, thread_id: str, sandboxed: bool
+) -> None:
+    options = {} if sandboxed else {"workflow_runner": UnsandboxedWorkflowRunner()}
+    async with open_threads(server.address, store) as threads:
+        handle = None
+        async with threads.worker(workflows=[Patient], **options):
+            handle = await threads.client.start_workflow(
+                Patient.run, id=thread_id, task_queue=threads.task_queue
+            )
+            for i in range(5):
+                await handle.signal(Patient.note, f"{i}")
+                assert await handle.query(Patient.count) == i + 1
+        assert spans(threads) == []
+        async with threads.worker(workflows=[Patient], **options):
+            await handle.signal(Patient.note, "cold")
+            await handle.signal(Patient.note, "end")
+            assert await handle.result() == 7
+        [span] = spans(threads)
+        assert span["gen_ai.conversation.id"] == thread_id
+        assert span["everlong.run.id"] == handle.first_execution_run_id
+        assert span["everlong.resume.end"] == "live"
+        assert isinstance(span["everlong.resume.events"], int)
+        assert span["everlong.resume.events"] >= 10
+        [finished] = threads.spans.get_finished_spans()
+        assert finished.start_time is not None
+        assert finished.end_time is not None
+        assert 0 < finished.end_time - finished.start_time < 5e9
+
+
+async def test_a_query_of_a_closed_run_is_a_resume_that_ends_with_the_query(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    async with open_threads(server.address, store) as threads:
+        async with threads.worker(workflows=[Patient]):
+            handle = await threads.client.start_workflow(
+                Patient.run, id=thread_id, task_queue=threads.task_queue
+            )
+            await handle.signal(Patient.note, "end")
+            await handle.result()
+        async with threads.worker(workflows=[Patient]):
+            assert await handle.query(Patient.count) == 1
+        [span] = spans(threads)
+        assert span["everlong.resume.end"] == "query"
+
+
+async def test_an_evicted_thread_resumes_with_a_span_each_time(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    async with open_threads(server.address, store) as threads:
+        async with threads.worker(workflows=[Patient], max_cached_workflows=0):
+            handle = await threads.client.start_workflow(
+                Patient.run, id=thread_id, task_queue=threads.task_queue
+            )
+            for i in range(3):
+                assert await handle.query(Patient.count) == i
+                await handle.signal(Patient.note, f"{i}")
+                while await handle.query(Patient.count) == i:
+                    await asyncio.sleep(0.02)
+            await handle.signal(Patient.note, "end")
+            await handle.result()
+        live = [span for span in spans(threads) if span["everlong.resume.end"] == "live"]
+        assert len(live) == 4
+
+
+async def test_rolls_are_not_resumes(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    async with open_threads(server.address, store, reading_agent(40)) as threads, threads.worker():
+        await threads.send(thread_id, "read")
+        status = await threads.answered(thread_id, 1)
+        assert status.counters.runs == 2
+        assert spans(threads) == []

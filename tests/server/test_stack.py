@@ -1,0 +1,193 @@
+"""`everlong dev` and `everlong demo` as a user runs them: real processes, real signals."""
+
+import base64
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
+from temporalio.client import Client
+
+from everlong.codecs.codec import INLINE_ENCODING
+from everlong.embedded import ManagedProcess
+from everlong.embedded.server import find_temporal, free_port
+from everlong.models import SEARCH_ATTRIBUTES
+from tests.unit.test_process import wait_until_gone
+
+EVERLONG = [sys.executable, "-m", "everlong"]
+UP = "Ctrl-C stops everything"
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One directory for all tests of this file: what one stack wrote, the next one finds."""
+    return tmp_path_factory.mktemp("stack")
+
+
+@pytest.fixture(scope="module")
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def dev(data_dir: Path, port: int, tmp_path: Path) -> Iterator[ManagedProcess]:
+    arguments = ["dev", "--data-dir", str(data_dir), "--port", str(port)]
+    arguments += ["--ui-port", str(free_port())]
+    with ManagedProcess(
+        "dev", [*EVERLONG, *arguments], env=os.environ, log=tmp_path / "log"
+    ) as run:
+        yield run
+
+
+def children(pid: int) -> dict[str, int]:
+    """The children of a process, by what they run."""
+    found: dict[str, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            command = stat.with_name("cmdline").read_bytes().split(b"\0")
+        except OSError:  # It ended while we looked.
+            continue
+        if parent == pid:
+            words = [word.decode() for word in command]
+            found[next(word for word in ("start-dev", "serve", "worker") if word in words)] = int(
+                stat.parent.name
+            )
+    return found
+
+
+def run(*arguments: str, data_dir: Path, port: int) -> str:
+    env = {
+        **os.environ,
+        "TEMPORAL_ADDRESS": f"127.0.0.1:{port}",
+        "EVERLONG_DATA_DIR": str(data_dir),
+    }
+    return subprocess.run(
+        arguments, env=env, capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+
+
+async def test_dev_runs_what_it_says_and_ctrl_c_stops_all_of_it(
+    dev: ManagedProcess, data_dir: Path, port: int
+) -> None:
+    await dev.wait_for_output(UP, 60)
+    parts = children(dev.pid)
+    assert set(parts) == {"start-dev", "serve", "worker"}
+    assert f"Temporal server  127.0.0.1:{port}" in dev.output()
+    answer = run(
+        *EVERLONG, "send", "kept", "Hello", "--agent", "demo", data_dir=data_dir, port=port
+    )
+    assert answer.startswith("Read 60 pages, digest")
+    os.kill(dev.pid, signal.SIGINT)
+    assert await dev.wait() == 0
+    for pid in parts.values():
+        wait_until_gone(pid)
+
+
+async def test_the_next_start_goes_on_with_the_data(
+    dev: ManagedProcess, data_dir: Path, port: int
+) -> None:
+    await dev.wait_for_output(UP, 60)
+    shown = json.loads(run(*EVERLONG, "show", "kept", "--json", data_dir=data_dir, port=port))
+    assert shown["counters"]["answered"] == 1
+    assert shown["size"]["blob_bytes"] == shown["counters"]["written_bytes"]
+    table = run(*EVERLONG, "show", "kept", data_dir=data_dir, port=port)
+    assert "1 of 1 answered" in table
+    assert "KiB in" in table
+    client = await Client.connect(f"127.0.0.1:{port}")
+    registered = await client.operator_service.list_search_attributes(
+        ListSearchAttributesRequest(namespace="default")
+    )
+    assert set(SEARCH_ATTRIBUTES) <= set(registered.custom_attributes)
+
+
+async def test_temporals_own_cli_shows_real_values_through_the_codec_server(
+    dev: ManagedProcess, data_dir: Path, port: int
+) -> None:
+    await dev.wait_for_output(UP, 60)
+    log = (data_dir / "codec-server.log").read_text()
+    endpoint = re.search(r"http://127\.0\.0\.1:\d+", log)
+    assert endpoint is not None
+    show = [find_temporal(), "workflow", "show", "--address", f"127.0.0.1:{port}", "-w", "kept"]
+    plain = run(*show, "-o", "json", data_dir=data_dir, port=port)
+    decoded = run(
+        *show, "-o", "json", "--codec-endpoint", endpoint[0], data_dir=data_dir, port=port
+    )
+    encoding = base64.b64encode(INLINE_ENCODING).decode()
+    assert encoding in plain
+    assert encoding not in decoded
+    started = json.loads(decoded)["events"][0]["workflowExecutionStartedEventAttributes"]
+    [payload] = started["input"]["payloads"]
+    assert json.loads(base64.b64decode(payload["data"]))["agent"] == "demo"
+
+
+@pytest.mark.parametrize("part", ["start-dev", "serve", "worker"])
+async def test_a_part_that_dies_takes_the_stack_with_it_and_is_named(
+    dev: ManagedProcess, part: str
+) -> None:
+    await dev.wait_for_output(UP, 60)
+    parts = children(dev.pid)
+    os.kill(parts[part], signal.SIGKILL)
+    assert await dev.wait() == 3
+    name = {"start-dev": "Temporal server", "serve": "codec-server", "worker": "worker"}[part]
+    assert f"error: the {name} ended by itself with exit code -9" in dev.output()
+    assert "Traceback" not in dev.output()
+    for pid in parts.values():
+        wait_until_gone(pid)
+
+
+async def test_no_part_outlives_a_stack_that_is_killed(dev: ManagedProcess) -> None:
+    await dev.wait_for_output(UP, 60)
+    parts = children(dev.pid)
+    dev.kill()
+    for pid in parts.values():
+        wait_until_gone(pid)
+
+
+def demo(tmp_path: Path, code: str) -> subprocess.CompletedProcess[str]:
+    ports = ["--port", str(free_port()), "--ui-port", str(free_port())]
+    arguments = ["everlong", "demo", "--data-dir", str(tmp_path / "demo"), *ports]
+    return subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import sys; from everlong.__main__ import main; sys.argv = {arguments!r}; "
+            f"{code}; main()",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+
+
+def test_the_demo_shows_its_table_and_checks_itself(tmp_path: Path) -> None:
+    result = demo(tmp_path, "pass")
+    assert result.returncode == 0, result.stderr
+    for row in ("history", "blobs", "naive loop", "runs", "resume", "outage"):
+        assert re.search(rf"│ {row} +│", result.stdout), row
+    assert "Checked:" in result.stdout
+    assert "http://127.0.0.1:" in result.stdout
+    assert "everlong show demo-" in result.stdout
+
+
+def test_the_demo_fails_when_what_it_shows_is_not_true(tmp_path: Path) -> None:
+    """The thread's journal is tampered with between the run and the check."""
+    tamper = (
+        "from everlong.admin import service; real = service.messages\n"
+        "async def forget_one(*a):\n"
+        "    found = await real(*a)\n"
+        "    return found[:10] + found[11:]\n"
+        "service.messages = forget_one\n"
+        "pass"
+    )
+    result = demo(tmp_path, f"exec({tamper!r})")
+    assert result.returncode == 8, result.stdout
+    assert "error: the demo's own check failed: the journal holds 122 messages" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,291 @@
+"""The `everlong.Agent` workflow on a real server."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from temporalio.client import WorkflowExecutionStatus
+
+from everlong import Agent, Policy, Reply, ThreadStart, limits, tool
+from everlong.admin import service
+from everlong.embedded import TemporalServer
+from everlong.errors import MessageRefused, ThreadNotFound
+from everlong.models import (
+    AGENT_WORKFLOW,
+    SEND_UPDATE,
+    STOP_SIGNAL,
+    Message,
+    SendMessage,
+    ThreadStatus,
+)
+from everlong.storage import BlobStore
+from everlong.testing import ScriptedModel
+from tests.agents import call, pages_answer, reading_agent, results
+from tests.conftest import Threads, open_threads
+
+
+def echo(turn: Sequence[Message]) -> Reply:
+    return Reply(text=f"you said {turn[0].text[:40]}")
+
+
+ECHO = Agent(name="ops", model=ScriptedModel(echo))
+
+
+async def start(threads: Threads, thread_id: str, policy: Policy) -> None:
+    await threads.client.start_workflow(
+        AGENT_WORKFLOW,
+        ThreadStart(agent="ops", policy=policy),
+        id=thread_id,
+        task_queue=threads.task_queue,
+    )
+
+
+async def stop(threads: Threads, thread_id: str) -> ThreadStatus:
+    handle = threads.client.get_workflow_handle(thread_id, result_type=ThreadStatus)
+    await handle.signal(STOP_SIGNAL)
+    result: ThreadStatus = await handle.result()
+    return result
+
+
+async def test_a_thread_works_rolls_and_answers(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    async with open_threads(server.address, store, reading_agent(24)) as threads, threads.worker():
+        await start(threads, thread_id, Policy(run_events_max=100))
+        await threads.send(thread_id, "read")
+        status = await threads.answered(thread_id, 1)
+        conversation = await threads.conversation(thread_id)
+        size = await threads.size(thread_id)
+        assert conversation[-1].text == pages_answer(24)
+        assert len(conversation) == 2 + 2 * 24
+        assert status.counters.steps == 25
+        assert status.counters.runs == size.runs >= 3
+        # A run goes on until the end of the step in which it reaches its bound.
+        assert size.events / size.runs < 130
+        # The first 24 results hold one of 512 KiB; histories hold none of it.
+        assert size.history_bytes < 100_000
+        assert size.blob_bytes == status.counters.written_bytes
+
+
+async def test_messages_are_answered_in_order_across_rolls(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    async with open_threads(server.address, store, ECHO) as threads, threads.worker():
+        await start(threads, thread_id, Policy(run_events_max=50))
+        numbers = [await threads.send(thread_id, f"message {i}") for i in range(30)]
+        await threads.answered(thread_id, 30)
+        conversation = await threads.conversation(thread_id)
+        assert numbers == list(range(1, 31))
+        assert [message.text for message in conversation] == [
+            text for i in range(30) for text in (f"message {i}", f"you said message {i}")
+        ]
+        assert service.answer(conversation, 7) == "you said message 6"
+        assert (await threads.size(thread_id)).runs >= 3
+
+
+async def test_tools_of_one_reply_run_together_and_stay_in_call_order(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    together = asyncio.Barrier(3)
+
+    @tool
+    async def wait_for_others(delay: float) -> str:
+        """Return once all three run; the first called returns last."""
+        async with asyncio.timeout(20):
+            await together.wait()
+        await asyncio.sleep(delay)
+        return f"waited {delay}"
+
+    def script(turn: Sequence[Message]) -> Reply:
+        if results(turn):
+            return Reply(text=", ".join(results(turn)))
+        delays = [0.4, 0.2, 0.0]
+        return Reply(
+            tool_calls=tuple(
+                call(i, "wait_for_others", delay=delay) for i, delay in enumerate(delays)
+            )
+        )
+
+    agent = Agent(name="ops", model=ScriptedModel(script), tools=[wait_for_others])
+    async with open_threads(server.address, store, agent) as threads, threads.worker():
+        await threads.send(thread_id, "go")
+        await threads.answered(thread_id, 1)
+        conversation = await threads.conversation(thread_id)
+        assert conversation[-1].text == "waited 0.4, waited 0.2, waited 0.0"
+
+
+async def test_what_the_model_got_wrong_is_told_to_it(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    @tool
+    def add(a: int, b: int) -> str:
+        """Add two numbers."""
+        return str(a + b)
+
+    def script(turn: Sequence[Message]) -> Reply:
+        if results(turn):
+            return Reply(text="\n".join(results(turn)))
+        return Reply(
+            tool_calls=(call(0, "divide"), call(1, "add", a="x", b=1), call(2, "add", a=1, b=2))
+        )
+
+    agent = Agent(name="ops", model=ScriptedModel(script), tools=[add])
+    async with open_threads(server.address, store, agent) as threads, threads.worker():
+        await threads.send(thread_id, "go")
+        await threads.answered(thread_id, 1)
+        text = (await threads.conversation(thread_id))[-1].text
+        assert "there is no tool 'divide'" in text
+        assert "the arguments do not fit" in text
+        assert text.endswith("\n3")
+
+
+async def test_a_tool_or_model_that_keeps_failing_is_given_up_on(
+    server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "ACTIVITY_ATTEMPTS_MAX", 2)
+
+    @tool
+    def broken() -> str:
+        """Fail."""
+        raise OSError("disk on fire")
+
+    def script(turn: Sequence[Message]) -> Reply:
+        if turn[0].text == "model":
+            raise ConnectionError("provider is down")
+        return (
+            Reply(text=results(turn)[0])
+            if results(turn)
+            else Reply(tool_calls=(call(0, "broken"),))
+        )
+
+    agent = Agent(name="ops", model=ScriptedModel(script), tools=[broken])
+    async with open_threads(server.address, store, agent) as threads, threads.worker():
+        await threads.send(thread_id, "tool")
+        await threads.answered(thread_id, 1)
+        await threads.send(thread_id, "model")
+        failed = await threads.answered(thread_id, 2)
+        conversation = await threads.conversation(thread_id)
+        assert "disk on fire" in service.answer(conversation, 1)
+        assert "provider is down" in failed.last_failure
+        assert "provider is down" in service.answer(conversation, 2)
+        # The thread is still usable, and the failure is forgotten once a turn succeeds.
+        await threads.send(thread_id, "tool")
+        assert (await threads.answered(thread_id, 3)).last_failure == ""
+
+
+async def test_a_turn_that_never_ends_is_ended(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    agent = reading_agent(1000)
+    async with open_threads(server.address, store, agent) as threads, threads.worker():
+        await start(threads, thread_id, Policy(turn_steps_max=3))
+        await threads.send(thread_id, "read for ever")
+        status = await threads.answered(thread_id, 1)
+        assert status.counters.steps == 3
+        assert status.last_failure == "the turn reached 3 model calls"
+        conversation = await threads.conversation(thread_id)
+        assert conversation[-1].text == "error: the turn reached 3 model calls"
+        assert sum(message.role == "tool" for message in conversation) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "empty"),
+        ("  \n", "empty"),
+        ("x" * limits.MESSAGE_BYTES_MAX, "is the most"),
+        ("\x01" * 4000, "is the most"),
+    ],
+)
+async def test_messages_that_do_not_fit_are_refused(
+    server: TemporalServer, store: BlobStore, thread_id: str, text: str, reason: str
+) -> None:
+    async with open_threads(server.address, store, ECHO) as threads, threads.worker():
+        with pytest.raises(MessageRefused, match=reason):
+            await threads.send(thread_id, text)
+        await threads.send(thread_id, "x" * 9000)
+        assert (await threads.answered(thread_id, 1)).counters.messages == 1
+
+
+async def test_an_inbox_that_is_full_is_told(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    released = asyncio.Event()
+
+    class Slow:
+        async def reply(self, *_: object) -> Reply:
+            await released.wait()
+            return Reply(text="done")
+
+    agent = Agent(name="ops", model=Slow())
+    async with open_threads(server.address, store, agent) as threads, threads.worker():
+        for _ in range(3):
+            await threads.send(thread_id, "x" * 9000)
+        with pytest.raises(MessageRefused, match="wait already"):
+            await threads.send(thread_id, "x" * 9000)
+        released.set()
+        status = await threads.answered(thread_id, 3)
+        assert status.counters.messages == status.counters.answered == 3
+
+
+async def test_a_thread_stops_with_its_journal_complete(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    async with open_threads(server.address, store, reading_agent(200)) as threads, threads.worker():
+        await threads.send(thread_id, "read")
+        await service.wait_for_status(
+            threads.client,
+            thread_id,
+            lambda status: status.counters.tool_calls >= 5,
+            seconds_max=30,
+        )
+        result = await stop(threads, thread_id)
+        assert result.status == "stopped"
+        conversation = await threads.conversation(thread_id)
+        # Nothing that ran is missing: every call has its result.
+        calls = sum(len(message.tool_calls) for message in conversation)
+        assert calls == sum(message.role == "tool" for message in conversation)
+        assert calls == result.counters.tool_calls >= 5
+        with pytest.raises(ThreadNotFound):
+            await service.send(
+                threads.client, thread_id, "hi", task_queue=threads.task_queue, agent=None
+            )
+
+
+async def test_a_stop_is_not_lost_to_a_roll(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    """Stop again and again at random points of threads that roll after almost every step."""
+    async with open_threads(server.address, store, reading_agent(500)) as threads, threads.worker():
+        for attempt in range(8):
+            name = f"{thread_id}-{attempt}"
+            await start(threads, name, Policy(run_events_max=50))
+            await threads.send(name, "read")
+            await asyncio.sleep(0.15 * attempt)
+            result = await asyncio.wait_for(stop(threads, name), 20)
+            assert result.status == "stopped"
+            description = await threads.client.get_workflow_handle(name).describe()
+            assert description.status == WorkflowExecutionStatus.COMPLETED
+
+
+async def test_unknown_threads_are_named(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    async with open_threads(server.address, store, ECHO) as threads:
+        with pytest.raises(ThreadNotFound, match=thread_id):
+            await service.status(threads.client, thread_id)
+        with pytest.raises(ThreadNotFound, match=thread_id):
+            await threads.size(thread_id)
+
+
+async def test_a_message_survives_a_client_that_asks_by_hand(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    """The update takes plain JSON, so any SDK or the Temporal CLI can send it."""
+    async with open_threads(server.address, store, ECHO) as threads, threads.worker():
+        handle = await threads.client.start_workflow(
+            AGENT_WORKFLOW, {"agent": "ops"}, id=thread_id, task_queue=threads.task_queue
+        )
+        assert await handle.execute_update(SEND_UPDATE, {"text": "hello"}) == 1
+        assert await handle.execute_update(SEND_UPDATE, SendMessage(text="again")) == 2
+        await threads.answered(thread_id, 2)
