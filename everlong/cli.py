@@ -10,11 +10,12 @@ from typing import Annotated
 
 import typer
 import uvicorn
+from rich.markup import escape
 from rich.table import Table
 
 import everlong
 from everlong.admin import service
-from everlong.admin.console import bytes_text, err, out
+from everlong.admin.console import bytes_text, err, out, plain
 from everlong.admin.web import check_exposure, create_app
 from everlong.config import Settings, load_settings
 from everlong.connection import connect
@@ -33,10 +34,11 @@ app = typer.Typer(
 )
 
 Port = Annotated[
-    int | None, typer.Option(min=1, max=65535, help="Port for Temporal; a free one if not given.")
+    int | None, typer.Option(min=1, max=65535, help="Port for Temporal; 7233, or a free one.")
 ]
 UiPort = Annotated[
-    int | None, typer.Option(min=1, max=65535, help="Port for the Temporal UI; likewise.")
+    int | None,
+    typer.Option(min=1, max=65535, help="Port for the Temporal UI; 8233, or a free one."),
 ]
 DataDir = Annotated[Path | None, typer.Option(help="Where everything is kept.")]
 ThreadId = Annotated[str, typer.Argument(help="The thread's id, which is its workflow id.")]
@@ -105,7 +107,11 @@ def serve(
         str, typer.Option(help="The Temporal UI's origin, as in http://127.0.0.1:8233.")
     ] = "",
     allow_anonymous: Annotated[
-        bool, typer.Option(help="Listen beyond loopback without EVERLONG_TOKEN.")
+        bool,
+        typer.Option(
+            help="Listen beyond loopback without EVERLONG_TOKEN. Only requests that name localhost "
+            "or 127.0.0.1 are answered then."
+        ),
     ] = False,
 ) -> None:
     """Serve the Temporal codec endpoints, so that the UI and CLI show real values.
@@ -188,7 +194,7 @@ async def _send(
             seconds_max=seconds_max,
         )
     conversation = await service.messages(client, open_store(settings.store), thread_id)
-    out.print(service.answer(conversation, number), markup=False, soft_wrap=True)
+    out.print(plain(service.answer(conversation, number)), markup=False, soft_wrap=True)
 
 
 async def _show(settings: Settings, thread_id: str, as_json: bool) -> None:
@@ -209,7 +215,7 @@ async def _show(settings: Settings, thread_id: str, as_json: bool) -> None:
     )
     view.add_row("blobs", f"{bytes_text(size.blob_bytes)} in {size.blobs} objects")
     if status.last_failure:
-        view.add_row("last failure", status.last_failure)
+        view.add_row("last failure", escape(plain(status.last_failure)))
     out.print(view)
 
 

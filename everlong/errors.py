@@ -9,15 +9,17 @@
     │   ├── TemporalBinaryMissing   permanent
     │   ├── PortInUse               permanent until the port is free
     │   ├── DataDirUnusable         permanent: not writable, or in use by another stack
-    │   └── ProcessDied             a server or worker ended by itself
+    │   └── ProcessFailed           a server or worker ended by itself, or did not start
     ├── ServerUnreachable           exit 4, retryable: no Temporal server answers at the address
     ├── ThreadError                 exit 6: what was asked of a thread cannot be had
     │   ├── ThreadNotFound          permanent: no thread of that name
     │   ├── MessageRefused          permanent: empty, too long, or the thread is stopping
+    │   ├── NoWorker                retryable: nobody runs the thread
     │   └── NotAnswered             retryable: the thread is still at work
     ├── StoreError                  exit 5: what holds the bytes
     │   ├── StoreUnavailable        retryable: an outage, a full disk, refused access
     │   ├── InvalidKey              permanent: a key that could escape the store
+    │   ├── ObjectTooLarge          permanent: more than this version would read again
     │   ├── BlobMissing             holds the thread until the bytes are restored
     │   ├── BlobCorrupt             holds the thread until the bytes are restored
     │   └── UnknownVersion          holds the thread until a newer Everlong reads it
@@ -25,7 +27,8 @@
     └── CheckFailed                 permanent, exit 8: what the demo shows is not true
 
 A data fault (missing, corrupt, unknown version) is never turned into a non-retryable Temporal
-failure: the task fails, says what to restore, and goes on by itself once that has been done.
+failure: a thread's task or activity fails, says what to restore, and goes on by itself once that
+has been done. How long a team's own activities are retried is theirs to say.
 A message names the thing and the remedy. It never holds payload bytes or secrets.
 """
 
@@ -74,8 +77,8 @@ class DataDirUnusable(StackError):
     """The data directory cannot be written to, or another stack has it."""
 
 
-class ProcessDied(StackError):
-    """A server or a worker ended though nobody stopped it."""
+class ProcessFailed(StackError):
+    """A server or a worker ended though nobody stopped it, or is not ready in time."""
 
 
 class ServerUnreachable(EverlongError):
@@ -96,6 +99,10 @@ class StoreUnavailable(StoreError):
 
 class InvalidKey(StoreError):
     """A key that is not a plain relative path of safe characters."""
+
+
+class ObjectTooLarge(StoreError):
+    """A plaintext over the bound up to which objects are read again; nothing was written."""
 
 
 class BlobMissing(StoreError):
@@ -122,6 +129,10 @@ class ThreadNotFound(ThreadError):
 
 class MessageRefused(ThreadError):
     """The thread did not take the message; the message says why."""
+
+
+class NoWorker(ThreadError):
+    """No worker has answered for the thread: none runs, or it cannot replay the thread."""
 
 
 class NotAnswered(ThreadError):

@@ -17,12 +17,13 @@ INLINE_BYTES_MAX: Final = 16 * KIB
 COMPRESS_BYTES_MIN: Final = 256
 COMPRESS_RATIO_MAX: Final = 0.9
 
-# Refuse to inflate beyond this. The largest body is a tool result, and 256 MiB of plaintext is far
-# over what any model reads; it also fits a worker's memory a few times over.
+# Refuse to write, and to inflate, beyond this. The server's own limit for a payload is 2 MB; this
+# leaves room for what the codec offloads, and fits a worker's memory a few times over.
 OBJECT_BYTES_MAX: Final = 256 * MIB
 
-# Work on more bytes than this leaves the event loop: zstd-3 takes about 1 ms for 256 KiB.
-THREAD_OFFLOAD_BYTES_MIN: Final = 256 * KIB
+# Compressing or hashing more bytes than this is done in a thread: zstd-3 takes about 1 ms for 256
+# KiB, and the event loop has other threads to serve.
+LOOP_BYTES_MAX: Final = 256 * KIB
 
 # Operational state rides in every continue-as-new. 64 KiB is 1/32 of the server's 2 MB payload
 # limit, and small enough to be read by a person.
@@ -41,20 +42,35 @@ CALL_NAME_CHARS_MAX: Final = 64
 PREVIEW_CHARS_MAX: Final = 60
 REASON_CHARS_MAX: Final = 160
 
+# A tool result or a reply. 64 MiB is far over what a model reads; a worker that runs 100 activities
+# holds a few such texts at a time, not more.
+TEXT_BYTES_MAX: Final = 64 * MIB
+
 # A message up to this size stays inside its journal entry; a larger one is an object of its own.
 ENTRY_BODY_BYTES_MAX: Final = 512
 
 # Bodies read at once when a context is loaded: 16 GETs of 60 ms give 270 GETs a second.
 STORE_READS_MAX: Final = 16
 
-# An activity on a killed worker is noticed after this long. Heartbeats go out three times as often.
+# An activity on a killed worker is noticed after this long. The SDK sends heartbeats at most every
+# 80% of it, however often it is asked to.
 HEARTBEAT_SECONDS: Final = 5.0
-# A model call or a tool that takes longer than this is tried again.
-ACTIVITY_SECONDS_MAX: Final = 600.0
-# A model or a tool that fails this often in a row is given up on. The back-off doubles from 1 s up to
-# 30 s, so this is about 4 minutes.
+
+# A model call or a tool that takes longer than this counts as failed.
+CALL_SECONDS_MAX: Final = 600.0
+# The attempt at which a model call or tool that fails is given up on. The back-off doubles from 1 s
+# up to 30 s, so what fails at once is given up on after about 4 minutes.
 RETRY_SECONDS_MAX: Final = 30.0
-ACTIVITY_ATTEMPTS_MAX: Final = 12
+CALL_ATTEMPTS_MAX: Final = 12
+# Tools that block, at the same time in one worker; the SDK runs at most 100 activities.
+TOOL_THREADS_MAX: Final = 64
+
+# How long an activity itself waits for a store that is down, before the attempt fails. A tool or a
+# model that has run is not run again for a shorter outage.
+STORE_SECONDS_MAX: Final = 300.0
+STORE_RETRY_SECONDS_MAX: Final = 5.0
+# What the server allows an activity in all: to read, to call, to write, and a margin.
+ACTIVITY_SECONDS_MAX: Final = CALL_SECONDS_MAX + 2 * STORE_SECONDS_MAX + 60.0
 
 # Where replays are cheap, waiting 10 s (the SDK's default) for a dead worker's sticky queue is most
 # of a resume.

@@ -7,7 +7,7 @@ Names that reach the wire or a history are constants here and never come from `_
 
 import dataclasses
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -128,6 +128,8 @@ class Segment:
     before: tuple[SegmentRef, ...]
     """Oldest first. Each is at least twice as long as the next: there are O(log n)."""
     entries: tuple[Entry, ...]
+    version: Literal[1] = 1
+    """Of this JSON and that of the entries. A reader refuses a version that it does not know."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +192,7 @@ class ThreadStatus:
 
     agent: str
     status: str
-    """`working`, `waiting` or `stopped`."""
+    """`working`, `waiting`, `stopping` or `stopped`."""
     counters: Counters
     head: SegmentRef | None
     waiting_messages: int

@@ -6,10 +6,13 @@ the thread. A tool's own effects are at-least-once.
 """
 
 import asyncio
+import concurrent.futures
 import contextlib
+import contextvars
+import functools
 import inspect
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable
 
 from pydantic import ValidationError
 from temporalio import activity
@@ -17,7 +20,8 @@ from temporalio.exceptions import ApplicationError
 
 from everlong import limits
 from everlong.activities.heartbeat import heartbeating
-from everlong.agents import Agent, Reply
+from everlong.activities.patience import patiently
+from everlong.agents import Agent, Reply, Tool
 from everlong.models import (
     APPEND_JOURNAL,
     CALL_MODEL,
@@ -28,10 +32,12 @@ from everlong.models import (
     Message,
     ModelCall,
     ModelTurn,
+    SegmentRef,
     ToolCall,
     ToolName,
     ToolResult,
     ToolRun,
+    printable,
 )
 from everlong.storage import BlobStore
 from everlong.storage.journal import Journal
@@ -44,28 +50,37 @@ class AgentActivities:
     def __init__(self, store: BlobStore, agents: Iterable[Agent]) -> None:
         self._store = store
         self._agents = {agent.name: agent for agent in agents}
+        # Tools have threads of their own: one that hangs must not keep the store from its threads.
+        self._tool_threads = concurrent.futures.ThreadPoolExecutor(
+            limits.TOOL_THREADS_MAX, thread_name_prefix="everlong-tool"
+        )
 
     @activity.defn(name=CALL_MODEL)
     async def call_model(self, call: ModelCall) -> ModelTurn:
-        """Load the context, ask the model, and journal the tail and the reply with one PUT."""
+        """Load the context, ask the model, and journal the tail and the reply together."""
         agent = self._agent(call.agent)
         journal = self._journal()
         async with heartbeating():
-            entries = [*await journal.read(call.head), *call.tail]
-            messages = await journal.messages(entries)
-            with _bounded_attempts(f"model of agent {agent.name!r}"):
+            entries = [*await patiently(lambda: journal.read(call.head)), *call.tail]
+            messages = await patiently(lambda: journal.messages(entries))
+            async with _bounded(f"model of agent {agent.name!r}"):
                 reply = _checked(await agent.model.reply(agent.instructions, messages, agent.tools))
-            message = Message(role="assistant", text=reply.text, tool_calls=reply.tool_calls)
-            seq = entries[-1].seq + 1
-            entry, body_bytes = await journal.message_entry(seq, Kind.REPLY, message, _now_ms())
-            head, segment_bytes = await journal.append(call.head, [*call.tail, entry])
+            now_ms = _now_ms()
+
+            async def journal_reply() -> tuple[SegmentRef, int]:
+                seq = entries[-1].seq + 1
+                entry, body_bytes = await journal.message_entry(seq, Kind.REPLY, reply, now_ms)
+                head, segment_bytes = await journal.append(call.head, [*call.tail, entry])
+                return head, body_bytes + segment_bytes
+
+            head, written_bytes = await patiently(journal_reply)
         return ModelTurn(
             head=head,
             tool_calls=tuple(
                 ToolName(call_id=each.id, tool=each.tool) for each in reply.tool_calls
             ),
             context_bytes=sum(each.size_bytes for each in entries),
-            written_bytes=body_bytes + segment_bytes,
+            written_bytes=written_bytes,
         )
 
     @activity.defn(name=RUN_TOOL)
@@ -75,22 +90,64 @@ class AgentActivities:
         journal = self._journal()
         async with heartbeating():
             # The call's arguments may be large, so they come from the journal, not from history.
-            [reply] = await journal.messages([await journal.newest(run.head)])
-            call = next(each for each in reply.tool_calls if each.id == run.call.call_id)
-            with _bounded_attempts(f"tool {call.tool!r}"):
-                text = await _run(agent, call)
+            newest = await patiently(lambda: journal.newest(run.head))
+            [reply] = await patiently(lambda: journal.messages([newest]))
+            call = _find_call(reply, run.call)
+            async with _bounded(f"tool {call.tool!r}"):
+                text = await self._run(agent, call)
             message = Message(role="tool", text=text, call_id=call.id)
-            entry, written_bytes = await journal.message_entry(
-                run.seq, Kind.TOOL_RESULT, message, _now_ms()
+            now_ms = _now_ms()
+            entry, written_bytes = await patiently(
+                lambda: journal.message_entry(run.seq, Kind.TOOL_RESULT, message, now_ms)
             )
         return ToolResult(entry=entry, written_bytes=written_bytes)
 
     @activity.defn(name=APPEND_JOURNAL)
     async def append_journal(self, append: Append) -> Appended:
         """Journal entries that no model call will."""
+        journal = self._journal()
         async with heartbeating():
-            head, written_bytes = await self._journal().append(append.head, append.entries)
+            head, written_bytes = await patiently(
+                lambda: journal.append(append.head, append.entries)
+            )
         return Appended(head=head, written_bytes=written_bytes)
+
+    async def _run(self, agent: Agent, call: ToolCall) -> str:
+        """Run a tool. What the model got wrong is returned to it; what the tool raises is retried."""
+        wanted = agent.tool(call.tool)
+        if wanted is None:
+            names = [each.name for each in agent.tools]
+            return f"error: there is no tool {call.tool!r}. The tools are {names}."
+        try:
+            parsed = wanted.arguments.model_validate_json(call.arguments or "{}")
+        except ValidationError as error:
+            return f"error: the arguments do not fit. {error}"
+        arguments = {name: getattr(parsed, name) for name in wanted.arguments.model_fields}
+        text = _utf8(await self._call(wanted, arguments))
+        size_bytes = len(text.encode())
+        if size_bytes > limits.TEXT_BYTES_MAX:
+            return (
+                f"error: the result has {size_bytes} bytes; {limits.TEXT_BYTES_MAX} is the most. Ask "
+                "for a part of it."
+            )
+        return text
+
+    async def _call(self, wanted: Tool, arguments: dict[str, object]) -> str:
+        result: object
+        if inspect.iscoroutinefunction(wanted.function):
+            result = wanted.function(**arguments)
+        else:
+            # A tool that blocks must not stop the heartbeats, nor other activities.
+            blocking = functools.partial(wanted.function, **arguments)
+            in_context = functools.partial(contextvars.copy_context().run, blocking)
+            loop = asyncio.get_running_loop()
+            result = await loop.run_in_executor(self._tool_threads, in_context)
+        text = await result if inspect.isawaitable(result) else result
+        if not isinstance(text, str):
+            raise TypeError(
+                f"tool {wanted.name!r} returned {type(text).__name__}; a tool returns str"
+            )
+        return text
 
     def _agent(self, name: str) -> Agent:
         try:
@@ -100,7 +157,7 @@ class AgentActivities:
             raise ApplicationError(
                 f"this worker runs no agent {name!r}, only {sorted(self._agents)}. Start a worker "
                 "that has it, on this task queue.",
-                type="AgentNotFound",
+                type="UnknownAgent",
             ) from None
 
     def _journal(self) -> Journal:
@@ -108,62 +165,68 @@ class AgentActivities:
         return Journal(self._store, thread_key(info.namespace, info.workflow_id or ""))
 
 
-@contextlib.contextmanager
-def _bounded_attempts(what: str) -> Iterator[None]:
-    """Let what fails be retried, but not for ever. Store faults are outside, and hold the thread."""
+@contextlib.asynccontextmanager
+async def _bounded(what: str) -> AsyncIterator[None]:
+    """Bound a call of the user's code in time, in attempts, and in what its failure leaves behind.
+
+    Store faults happen outside of this. They are retried for ever, and hold the thread.
+    """
     try:
-        yield
-    except Exception as error:
-        attempts = activity.info().attempt
-        if attempts < limits.ACTIVITY_ATTEMPTS_MAX:
-            raise
+        async with asyncio.timeout(limits.CALL_SECONDS_MAX):
+            yield
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - it is not our code
+        activity.logger.warning("%s failed", what, exc_info=True)
+        attempt = activity.info().attempt
+        last = attempt >= limits.CALL_ATTEMPTS_MAX
+        reason = f"{what} failed at attempt {attempt}: {type(error).__name__}: {error}"
+        # The cause is not attached: it may be of any size, and all of this goes to history.
         raise ApplicationError(
-            f"{what} failed {attempts} times, last with {type(error).__name__}: {error}",
-            type="GaveUp",
-            non_retryable=True,
-        ) from error
+            printable(reason, 2 * limits.REASON_CHARS_MAX),
+            type="GaveUp" if last else type(error).__name__,
+            non_retryable=last,
+        ) from None
 
 
-def _checked(reply: Reply) -> Reply:
-    if len(reply.tool_calls) > limits.TOOL_CALLS_MAX:
-        raise ApplicationError(
-            f"the model asked for {len(reply.tool_calls)} tools at once; {limits.TOOL_CALLS_MAX} is "
-            "the most that one step runs",
-            type="TooManyToolCalls",
-        )
-    names = [name for call in reply.tool_calls for name in (call.id, call.tool)]
+def _checked(reply: Reply) -> Message:
+    """Return a reply as a message that can be stored, or raise what is wrong with it."""
+    calls = reply.tool_calls
+    names = [name for call in calls for name in (call.id, call.tool)]
+    if len(calls) > limits.TOOL_CALLS_MAX:
+        raise ValueError(f"it asked for {len(calls)} tools; {limits.TOOL_CALLS_MAX} is the most")
+    if len({call.id for call in calls}) != len(calls):
+        raise ValueError("it gave two tool calls the same id")
     if any(not name or len(name) > limits.CALL_NAME_CHARS_MAX for name in names):
-        raise ApplicationError(
-            "the model gave a tool call no id or name, or one of more than "
-            f"{limits.CALL_NAME_CHARS_MAX} characters",
-            type="BadToolCall",
+        raise ValueError(
+            f"it gave a tool call no id or name, or one over {limits.CALL_NAME_CHARS_MAX} characters"
         )
-    if len({call.id for call in reply.tool_calls}) != len(reply.tool_calls):
-        raise ApplicationError("the model gave two tool calls the same id", type="BadToolCall")
-    return reply
+    message = Message(
+        role="assistant",
+        text=_utf8(reply.text),
+        tool_calls=tuple(
+            ToolCall(id=_utf8(call.id), tool=_utf8(call.tool), arguments=_utf8(call.arguments))
+            for call in calls
+        ),
+    )
+    size_bytes = len(message.text.encode()) + sum(len(each.arguments.encode()) for each in calls)
+    if size_bytes > limits.TEXT_BYTES_MAX:
+        raise ValueError(f"its reply has {size_bytes} bytes; {limits.TEXT_BYTES_MAX} is the most")
+    return message
 
 
-async def _run(agent: Agent, call: ToolCall) -> str:
-    """Run a tool. What the model got wrong is returned to it; what the tool raises is retried."""
-    wanted = agent.tool(call.tool)
-    if wanted is None:
-        names = [each.name for each in agent.tools]
-        return f"error: there is no tool {call.tool!r}. The tools are {names}."
-    try:
-        parsed = wanted.arguments.model_validate_json(call.arguments or "{}")
-    except ValidationError as error:
-        return f"error: the arguments do not fit. {error}"
-    arguments = {name: getattr(parsed, name) for name in wanted.arguments.model_fields}
-    result: object
-    if inspect.iscoroutinefunction(wanted.function):
-        result = wanted.function(**arguments)
-    else:
-        # A tool that blocks must not stop the heartbeats, nor other activities.
-        result = await asyncio.to_thread(wanted.function, **arguments)
-    text = await result if inspect.isawaitable(result) else result
-    if not isinstance(text, str):
-        raise TypeError(f"tool {wanted.name!r} returned {type(text).__name__}; a tool returns str")
-    return text
+def _find_call(reply: Message, wanted: ToolName) -> ToolCall:
+    for call in reply.tool_calls:
+        if call.id == wanted.call_id:
+            return call
+    raise ApplicationError(
+        f"the newest reply of the journal holds no call {wanted.call_id!r}",
+        type="CallNotFound",
+        non_retryable=True,
+    )
+
+
+def _utf8(text: str) -> str:
+    """Replace lone surrogates, as from undecodable bytes: they cannot be stored."""
+    return text.encode(errors="replace").decode()
 
 
 def _now_ms() -> int:

@@ -4,8 +4,15 @@ from rich.console import Console
 
 from everlong import limits
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+out = Console(highlight=False, emoji=False)
+err = Console(stderr=True, highlight=False, emoji=False)
+
+
+def plain(text: str) -> str:
+    """Return a text that others wrote, without what could steer a terminal."""
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
 
 
 def bytes_text(size_bytes: int) -> str:

@@ -1,23 +1,32 @@
 """What can be asked of threads: plain async functions, which every face of Everlong calls."""
 
 import asyncio
+import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from typing import Any, Final
 
 from temporalio.client import (
     Client,
     WithStartWorkflowOperation,
-    WorkflowExecutionStatus,
     WorkflowHandle,
-    WorkflowHistoryEventFilterType,
+    WorkflowQueryFailedError,
     WorkflowUpdateFailedError,
+    WorkflowUpdateRPCTimeoutOrCancelledError,
 )
 from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.service import RPCError, RPCStatusCode
 
-from everlong.errors import MessageRefused, NotAnswered, ServerUnreachable, ThreadNotFound
+from everlong.errors import (
+    EverlongError,
+    MessageRefused,
+    NotAnswered,
+    NoWorker,
+    ServerUnreachable,
+    ThreadNotFound,
+)
 from everlong.models import (
     AGENT_WORKFLOW,
     SEND_UPDATE,
@@ -32,6 +41,8 @@ from everlong.storage.journal import Journal
 from everlong.storage.objects import thread_key, thread_prefix
 
 _POLL_SECONDS: Final = 0.2
+# A worker that runs takes a message or a query within milliseconds; a cold one has to replay first.
+WORKER_SECONDS_MAX: Final = 20.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,66 +58,71 @@ class ThreadSize:
 
 
 async def send(
-    client: Client, thread_id: str, text: str, *, task_queue: str, agent: str | None
+    client: Client,
+    thread_id: str,
+    text: str,
+    *,
+    task_queue: str,
+    agent: str | None = None,
+    seconds_max: float = WORKER_SECONDS_MAX,
 ) -> int:
     """Send a message and return its number. With an agent, the thread is started if need be."""
     message = SendMessage(text=text)
-    try:
+    timeout = timedelta(seconds=seconds_max)
+    with _translated(thread_id):
         if agent is None:
             handle = client.get_workflow_handle(thread_id)
-            number: int = await handle.execute_update(SEND_UPDATE, message, result_type=int)
-            return number
-        return await _send_with_start(client, thread_id, message, task_queue, agent)
-    except WorkflowUpdateFailedError as error:
-        raise MessageRefused(f"thread {thread_id!r} refused the message: {error.cause}") from error
-    except RPCError as error:
-        raise _translated(error, thread_id) from error
+            number: int = await handle.execute_update(
+                SEND_UPDATE, message, result_type=int, rpc_timeout=timeout
+            )
+        else:
+            number = await client.execute_update_with_start_workflow(
+                SEND_UPDATE,
+                message,
+                start_workflow_operation=_start(thread_id, task_queue, agent),
+                result_type=int,
+                rpc_timeout=timeout,
+            )
+    return number
 
 
-async def _send_with_start(
-    client: Client, thread_id: str, message: SendMessage, task_queue: str, agent: str
-) -> int:
-    start: WithStartWorkflowOperation[Any, Any] = WithStartWorkflowOperation(
+def _start(thread_id: str, task_queue: str, agent: str) -> WithStartWorkflowOperation[Any, Any]:
+    return WithStartWorkflowOperation(
         AGENT_WORKFLOW,
         ThreadStart(agent=agent),
         id=thread_id,
         task_queue=task_queue,
         id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
     )
-    number: int = await client.execute_update_with_start_workflow(
-        SEND_UPDATE, message, start_workflow_operation=start, result_type=int
-    )
-    return number
 
 
 async def status(client: Client, thread_id: str) -> ThreadStatus:
     """Return how far a thread is. It needs a worker that runs, as any query does."""
-    try:
+    with _translated(thread_id):
         found: ThreadStatus = await client.get_workflow_handle(thread_id).query(
-            STATUS_QUERY, result_type=ThreadStatus
+            STATUS_QUERY,
+            result_type=ThreadStatus,
+            rpc_timeout=timedelta(seconds=WORKER_SECONDS_MAX),
         )
-    except RPCError as error:
-        raise _translated(error, thread_id) from error
     return found
 
 
 async def size(client: Client, store: BlobStore, thread_id: str) -> ThreadSize:
-    """Measure a thread: the histories of all its runs, and its blobs."""
+    """Measure a thread: the histories of the runs that the server keeps, and its blobs."""
     runs = events = history_bytes = 0
-    try:
-        newest = await client.get_workflow_handle(thread_id).describe()
-        run_id = newest.raw_description.workflow_execution_info.first_run_id
-        while run_id:
-            handle = client.get_workflow_handle(thread_id, run_id=run_id)
-            description = await handle.describe()
-            info = description.raw_description.workflow_execution_info
-            runs += 1
-            events += info.history_length
-            history_bytes += info.history_size_bytes
-            rolled = description.status == WorkflowExecutionStatus.CONTINUED_AS_NEW
-            run_id = await _next_run(handle) if rolled else ""
-    except RPCError as error:
-        raise _translated(error, thread_id) from error
+    run_id: str | None = None  # The newest run.
+    while run_id != "":
+        handle = client.get_workflow_handle(thread_id, run_id=run_id)
+        try:
+            info = (await handle.describe()).raw_description.workflow_execution_info
+            run_id = await _previous_run(handle)
+        except RPCError as error:
+            if runs and error.status == RPCStatusCode.NOT_FOUND:
+                break  # Its retention is over.
+            raise _translated_rpc(error, thread_id) from error
+        runs += 1
+        events += info.history_length
+        history_bytes += info.history_size_bytes
     prefix = thread_prefix(thread_key(client.namespace, thread_id))
     blobs = [info.size_bytes async for info in store.list(prefix)]
     return ThreadSize(runs, events, history_bytes, len(blobs), sum(blobs))
@@ -152,20 +168,40 @@ def answer(conversation: Sequence[Message], number: int) -> str:
     return text
 
 
-async def _next_run(handle: WorkflowHandle[Any, Any]) -> str:
-    """Return the id of the run that a finished run continued as."""
-    closing = handle.fetch_history_events(
-        event_filter_type=WorkflowHistoryEventFilterType.CLOSE_EVENT
-    )
-    async for event in closing:
-        return event.workflow_execution_continued_as_new_event_attributes.new_execution_run_id
+async def _previous_run(handle: WorkflowHandle[Any, Any]) -> str:
+    """Return the id of the run that a run continues, or an empty string."""
+    async for event in handle.fetch_history_events(page_size=1):
+        return event.workflow_execution_started_event_attributes.continued_execution_run_id
     return ""
 
 
-def _translated(error: RPCError, thread_id: str) -> Exception:
+@contextlib.contextmanager
+def _translated(thread_id: str) -> Iterator[None]:
+    """Turn the SDK's errors about a thread into ours."""
+    try:
+        yield
+    except WorkflowUpdateFailedError as error:
+        raise MessageRefused(f"thread {thread_id!r} refused the message: {error.cause}") from error
+    except WorkflowUpdateRPCTimeoutOrCancelledError as error:
+        raise NoWorker(
+            f"no worker has taken the message for thread {thread_id!r}. Start one on its task queue. "
+            "The message may still arrive, so look before you send it again: "
+            f"everlong show {thread_id}"
+        ) from error
+    except WorkflowQueryFailedError as error:
+        raise NoWorker(
+            f"thread {thread_id!r} cannot answer: {error}. Its worker's log tells more."
+        ) from error
+    except RPCError as error:
+        raise _translated_rpc(error, thread_id) from error
+
+
+def _translated_rpc(error: RPCError, thread_id: str) -> EverlongError:
     if error.status == RPCStatusCode.NOT_FOUND:
         return ThreadNotFound(
-            f"there is no running thread {thread_id!r} in this namespace. Start it with: everlong send "
-            f"{thread_id} 'hello' --agent NAME"
+            f"there is no running thread {thread_id!r} in this namespace. Start it with: "
+            f"everlong send {thread_id} 'hello' --agent NAME"
         )
+    if error.status in (RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED):
+        return NoWorker(f"no worker answers for thread {thread_id!r}. Start one on its task queue.")
     return ServerUnreachable(f"the Temporal server refused: {error.message}")

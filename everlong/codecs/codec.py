@@ -89,13 +89,16 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
 
     async def _encode(self, payload: Payload) -> Payload:
         plain_bytes = payload.ByteSize()
-        if plain_bytes < limits.COMPRESS_BYTES_MIN and plain_bytes <= self._inline_bytes_max:
+        # A payload that only looks like one of ours would be taken for one by decode.
+        disguised = payload.metadata.get("encoding") in (INLINE_ENCODING, REF_ENCODING)
+        small = plain_bytes < limits.COMPRESS_BYTES_MIN
+        if small and plain_bytes <= self._inline_bytes_max and not disguised:
             return payload
         plaintext = payload.SerializeToString(deterministic=True)
         sealed = await seal_object(plaintext)
         inline = Payload(metadata={"encoding": INLINE_ENCODING}, data=sealed)
         pays = inline.ByteSize() <= limits.COMPRESS_RATIO_MAX * plain_bytes
-        smaller = inline if pays else payload
+        smaller = inline if pays or disguised else payload
         if smaller.ByteSize() <= self._inline_bytes_max:
             return smaller
         ref, _ = await write_object(

@@ -35,11 +35,12 @@ _MARKER: Final = "everlong-demo"
 
 async def run_demo(settings: Settings, *, port: int | None, ui_port: int | None) -> None:
     """Run the demo in `settings.data_dir`; raise `CheckFailed` if what it shows is not true."""
-    fresh_directory(settings.data_dir)
     # The resume span is read from the worker's own console exporter.
     settings = dataclasses.replace(settings, traces_exporter="console")
     out.print("Starting the embedded stack: Temporal dev server, file blob store, worker ...")
-    async with EmbeddedStack.open(settings, [_AGENT_PATH], port=port, ui_port=ui_port) as stack:
+    async with EmbeddedStack.open(
+        settings, [_AGENT_PATH], port=port, ui_port=ui_port, prepare=fresh_directory
+    ) as stack:
         thread_id = f"demo-{uuid.uuid4().hex[:6]}"
         out.print(f"Temporal UI: {stack.server.ui_url}   thread: {thread_id}")
         report = await _measure(stack, thread_id)
@@ -52,25 +53,18 @@ async def run_demo(settings: Settings, *, port: int | None, ui_port: int | None)
 
 
 def fresh_directory(data_dir: Path) -> None:
-    """Begin with an empty directory. Only one that a demo made is ever emptied."""
+    """Empty a directory that is locked. Only one that a demo made is ever emptied."""
     marker = data_dir / _MARKER
-    if data_dir.exists() and any(data_dir.iterdir()) and not marker.exists():
+    found = [path for path in data_dir.iterdir() if path.name not in ("lock", _MARKER)]
+    if found and not marker.exists():
         raise DataDirUnusable(
             f"{data_dir} holds something that is not a demo's. Choose another directory with "
             "--data-dir."
         )
-    try:
-        # The marker goes last, so that an interrupted clean-up is finished next time.
-        for path in data_dir.iterdir() if data_dir.exists() else ():
-            if path != marker:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        data_dir.mkdir(parents=True, exist_ok=True)
-        marker.touch()
-    except OSError as error:
-        raise DataDirUnusable(
-            f"the data directory {data_dir} cannot be used: {error.strerror}. Choose one that this "
-            "user may write to with --data-dir."
-        ) from error
+    # The marker is there before anything else, so that an interrupted demo is still known as one.
+    marker.touch()
+    for path in found:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 async def _measure(stack: EmbeddedStack, thread_id: str) -> Report:
@@ -145,9 +139,11 @@ async def _say_what_next(stack: EmbeddedStack, thread_id: str) -> None:
         await pressed.wait()
     out.print(
         "\nTo look further:\n"
-        f"  everlong dev --data-dir {data_dir}    starts this stack again, with the demo's thread\n"
-        f"  everlong show {thread_id}    in a second terminal: how far it is, and what it takes up\n"
-        f"  everlong send {thread_id} 'And the night before?'    goes on with it\n"
-        f"  {workflow_url}    its history",
+        f"  everlong dev --data-dir {data_dir}    starts this stack again, with the thread\n"
+        f"  {workflow_url}    is then its history\n"
+        "In a second terminal:\n"
+        f"  export EVERLONG_DATA_DIR={data_dir}\n"
+        f"  everlong show {thread_id}    how far the thread is, and what it takes up\n"
+        f"  everlong send {thread_id} 'And the night before?'    goes on with it",
         soft_wrap=True,
     )

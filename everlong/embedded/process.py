@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
 
-from everlong.errors import ProcessDied
+from everlong.errors import ProcessFailed
 
 STOP_SECONDS_MAX: Final = 15.0
 _POLL_SECONDS: Final = 0.02
@@ -102,17 +102,17 @@ class ManagedProcess:
             if ended:
                 raise self.died()
             if time.monotonic() > deadline:
-                raise ProcessDied(
+                raise ProcessFailed(
                     f"the {self.name} did not print {text!r} within {seconds_max:.0f} s. Its log is "
                     f"{self.log}"
                 )
             await asyncio.sleep(_POLL_SECONDS)
 
-    def died(self) -> ProcessDied:
+    def died(self) -> ProcessFailed:
         """Return the error that tells how the process ended."""
         lines = [line for line in self.output().splitlines() if line.strip()]
         last = "\n  ".join(line[:300] for line in lines[-5:]) or "(nothing)"
-        return ProcessDied(
+        return ProcessFailed(
             f"the {self.name} ended by itself with exit code {self.returncode}. It printed last:\n"
             f"  {last}\nIts whole log is {self.log}"
         )

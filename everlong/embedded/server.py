@@ -18,7 +18,7 @@ from temporalio.service import RPCError
 
 from everlong.config import EMBEDDED_NAMESPACE
 from everlong.embedded.process import ManagedProcess
-from everlong.errors import PortInUse, ProcessDied, TemporalBinaryMissing
+from everlong.errors import PortInUse, ProcessFailed, TemporalBinaryMissing
 from everlong.models import SEARCH_ATTRIBUTES
 
 LOOPBACK: Final = "127.0.0.1"
@@ -83,7 +83,7 @@ async def start_server(
             await _wait_until_ready(server)
         except BaseException as error:
             process.stop()
-            lost_race = isinstance(error, ProcessDied) and _IN_USE in process.output()
+            lost_race = isinstance(error, ProcessFailed) and _IN_USE in process.output()
             if not lost_race or attempt == _START_ATTEMPTS_MAX - 1:
                 raise
         else:
@@ -149,7 +149,7 @@ async def _wait_until_ready(server: TemporalServer) -> None:
             )
             return
         await asyncio.sleep(0.05)
-    raise ProcessDied(
+    raise ProcessFailed(
         f"the Temporal server did not answer within {_START_SECONDS_MAX:.0f} s. Its log is "
         f"{server.process.log}"
     )

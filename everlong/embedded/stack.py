@@ -6,7 +6,7 @@ import dataclasses
 import fcntl
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Self
 
@@ -46,14 +46,17 @@ class EmbeddedStack:
         *,
         port: int | None = None,
         ui_port: int | None = None,
+        prepare: Callable[[Path], None] = lambda _: None,
     ) -> AsyncIterator[Self]:
         """Start everything in `settings.data_dir`, whose earlier data goes on.
 
-        Without ports, Temporal's usual ones are taken if they are free, and any free ones if not.
+        `prepare` is called with the directory once it is ours alone. Without ports, Temporal's
+        usual ones are taken if they are free, and any free ones if not.
         """
         data_dir = settings.data_dir
         async with contextlib.AsyncExitStack() as cleanup:
             cleanup.enter_context(locked(data_dir))
+            prepare(data_dir)
             codec_port = free_port()
             server = await start_server(
                 data_dir,
@@ -126,12 +129,17 @@ def locked(data_dir: Path) -> Iterator[None]:
             "user may write to with --data-dir or EVERLONG_DATA_DIR."
         ) from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _take_lock(descriptor, data_dir)
         yield
+    finally:
+        os.close(descriptor)
+
+
+def _take_lock(descriptor: int, data_dir: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise DataDirUnusable(
             f"another Everlong stack runs in {data_dir}. Stop it, or choose another directory with "
             "--data-dir."
         ) from error
-    finally:
-        os.close(descriptor)

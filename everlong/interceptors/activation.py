@@ -94,7 +94,11 @@ class _HookedInstance(WorkflowInstance):
 
     def activate(self, act: WorkflowActivation) -> WorkflowActivationCompletion:
         completion = self._instance.activate(act)
-        self._hook.activated(act, completion)
+        try:
+            self._hook.activated(act, completion)
+        except Exception:
+            # What watches a workflow must not fail it.
+            logger.exception("the activation hook failed")
         return completion
 
     def get_serialization_context(self, command_info: Any) -> Any:

@@ -1,7 +1,8 @@
 """The resume span: one for every time that a worker picks up a thread it has no memory of.
 
 A resume is an instance whose first activation replays. It ends with the first activation that does
-not, or with the query that caused it. A first execution and a warm step are not resumes.
+not (`live`), with the query that caused it (`query`), or because the worker dropped the thread
+before it got there (`evicted`). A first execution and a warm step are not resumes.
 """
 
 import time
@@ -17,7 +18,7 @@ RESUME_SPAN: Final = "everlong.resume"
 
 # The server's clock may be off from ours. A task that seems to have started longer ago than any
 # task timeout (10 s by default) would make nonsense of the span.
-_QUEUE_SECONDS_MAX: Final = 60.0
+_TASK_AGE_SECONDS_MAX: Final = 60.0
 
 
 class ResumeHook:
@@ -57,7 +58,7 @@ class ResumeHook:
             # The server's start of the task comes before the worker saw it: the history that has to
             # arrive first is a part of the resume.
             task_started_ns = activation.timestamp.ToNanoseconds()
-            if 0 < started_ns - task_started_ns < _QUEUE_SECONDS_MAX * 1e9:
+            if 0 < started_ns - task_started_ns < _TASK_AGE_SECONDS_MAX * 1e9:
                 started_ns = task_started_ns
         span = self._tracer.start_span(
             RESUME_SPAN,

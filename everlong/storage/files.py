@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import time
 import uuid
@@ -28,6 +29,7 @@ class FileBlobStore:
             self._scratch.mkdir(parents=True, exist_ok=True)
             self._write_file(self._scratch / f"{uuid.uuid4().hex}.probe", b"").unlink()
             self._remove_abandoned()
+            _sync_directory(root.parent)
 
     def __repr__(self) -> str:
         return self._root.as_uri()
@@ -78,6 +80,7 @@ class FileBlobStore:
                     file.seek(start)
                     return file.read(length)
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+                self._check_root()
                 raise BlobMissing(
                     f"blob {key!r} is not in {self!r}. Restore it from a backup of that directory; "
                     "what waits for it goes on by itself."
@@ -86,13 +89,17 @@ class FileBlobStore:
     def _delete(self, keys: Sequence[str]) -> None:
         with self._translated("delete from"):
             for key in keys:
-                (self._root / key).unlink(missing_ok=True)
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    (self._root / key).unlink()
 
     def _walk(self, prefix: str) -> Iterator[BlobInfo]:
+        # What may follow a prefix makes it a key, so the check of keys serves.
+        checked_key(f"{prefix}x")
         with self._translated("list"):
+            self._check_root()
             # Only the directory that the prefix leads into, not the whole store.
             start = self._root / prefix.rpartition("/")[0]
-            for directory, subdirectories, files in os.walk(start):
+            for directory, subdirectories, files in os.walk(start, onerror=_raise_unless_gone):
                 subdirectories[:] = [name for name in subdirectories if not name.startswith(".")]
                 for name in files:
                     path = Path(directory, name)
@@ -101,6 +108,11 @@ class FileBlobStore:
                         # Deleted since the directory was read: not in the listing any more.
                         with contextlib.suppress(FileNotFoundError):
                             yield BlobInfo(key, path.stat().st_size)
+
+    def _check_root(self) -> None:
+        """Notice a directory that has gone, as an unmounted disk: that is not an empty store."""
+        if not self._scratch.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "the directory is gone")
 
     def _remove_abandoned(self) -> None:
         oldest = time.time() - _SCRATCH_SECONDS_MAX
@@ -126,6 +138,11 @@ class FileBlobStore:
                 f"cannot {action} the blob store {self!r}: {error.strerror or error}. Check that the "
                 "directory exists, that this user may write to it, and that the disk is not full."
             ) from error
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
 
 
 def _sync_directory(path: Path) -> None:

@@ -1,19 +1,25 @@
-"""A thread's journal: append-only entries in immutable segments, one PUT an append.
+"""A thread's journal: append-only entries in immutable segments.
 
+An append is one PUT, and one more for each long message among its entries.
 Appending to n entries leaves O(log n) segments: while the newest older segment is less than twice
 as long as what is being written, its entries are written again into the new one (a binary counter).
-So a step rewrites O(log n) small entries, never bodies, and a reader needs O(log n) GETs.
+So an append rewrites O(log n) small entries in the mean, never bodies, and a reader needs O(log n)
+GETs.
 """
 
 import asyncio
 from collections.abc import Sequence
+from typing import TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from everlong import limits
+from everlong.errors import UnknownVersion
 from everlong.models import Entry, Kind, Message, Segment, SegmentRef
 from everlong.storage.blobs import BlobStore
 from everlong.storage.objects import read_object, write_object
+
+T = TypeVar("T")
 
 _SEGMENT = TypeAdapter(Segment)
 _MESSAGE = TypeAdapter(Message)
@@ -100,8 +106,20 @@ class Journal:
         if entry.ref is None:
             raise ValueError(f"entry {entry.seq} has neither a message nor a ref")
         async with self._reads:
-            return _MESSAGE.validate_json(await read_object(self._store, entry.ref))
+            return _parse(_MESSAGE, await read_object(self._store, entry.ref))
 
     async def _segment(self, place: SegmentRef) -> Segment:
         async with self._reads:
-            return _SEGMENT.validate_json(await read_object(self._store, place.ref))
+            return _parse(_SEGMENT, await read_object(self._store, place.ref))
+
+
+def _parse(adapter: TypeAdapter[T], data: bytes) -> T:
+    try:
+        return adapter.validate_json(data)
+    except ValidationError as error:
+        # Not chained, and without input: pydantic's own message quotes what it read.
+        places = ", ".join(str(each["loc"]) for each in error.errors(include_input=False)[:3])
+        raise UnknownVersion(
+            f"a part of a journal is intact but not understood, at {places}. A newer Everlong wrote "
+            "it: upgrade Everlong here."
+        ) from None

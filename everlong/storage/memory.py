@@ -34,6 +34,7 @@ class MemoryBlobStore:
 
     async def list(self, prefix: str) -> AsyncIterator[BlobInfo]:
         """See `BlobStore`."""
+        checked_key(f"{prefix}x")
         for key, data in list(self._objects.items()):
             if key.startswith(prefix):
                 yield BlobInfo(key, len(data))

@@ -1,7 +1,7 @@
-"""The object format, version 1: header, body, and a digest of the plaintext that every read checks.
+"""The object format, version 1: a header and a body, which may be compressed (docs/wire-format.md).
 
-A stored object and an inline payload are the same bytes (docs/wire-format.md). Objects are named by
-their thread and the digest of their plaintext, so writing one twice is harmless.
+A stored object and the data of an inline payload are the same bytes. A stored one is named by its
+thread and the digest of its plaintext: writing it twice is harmless, and every read is checked.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import Final
 import zstandard
 
 from everlong import limits
-from everlong.errors import BlobCorrupt, BlobMissing, UnknownVersion
+from everlong.errors import BlobCorrupt, BlobMissing, ObjectTooLarge, UnknownVersion
 from everlong.models import Kind, Ref, printable
 from everlong.storage.blobs import BlobStore
 
@@ -86,7 +86,7 @@ def _inflate(body: bytes, size_bytes: int) -> bytes:
 
 async def seal_object(plaintext: bytes) -> bytes:
     """Seal without holding the event loop up: large plaintexts are compressed in a thread."""
-    if len(plaintext) < limits.THREAD_OFFLOAD_BYTES_MIN:
+    if len(plaintext) < limits.LOOP_BYTES_MAX:
         return seal(plaintext)
     return await asyncio.to_thread(seal, plaintext)
 
@@ -104,7 +104,12 @@ async def write_object(
 
     A caller that has sealed it already passes the result along.
     """
-    if len(plaintext) < limits.THREAD_OFFLOAD_BYTES_MIN:
+    if len(plaintext) > limits.OBJECT_BYTES_MAX:
+        raise ObjectTooLarge(
+            f"{kind} of {len(plaintext)} bytes is not stored: {limits.OBJECT_BYTES_MAX} is the most "
+            "that an object holds. Pass it by a path or a link instead."
+        )
+    if len(plaintext) < limits.LOOP_BYTES_MAX:
         digest = _digest(plaintext)
     else:
         digest = await asyncio.to_thread(_digest, plaintext)
@@ -127,7 +132,7 @@ async def read_object(store: BlobStore, ref: Ref) -> bytes:
         data = await store.get(object_key(ref))
     except BlobMissing as error:
         raise BlobMissing(f"{ref.kind} of {ref.size_bytes} bytes: {error}") from error
-    if ref.size_bytes < limits.THREAD_OFFLOAD_BYTES_MIN:
+    if ref.size_bytes < limits.LOOP_BYTES_MAX:
         return _verified(data, ref, store)
     return await asyncio.to_thread(_verified, data, ref, store)
 

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from pydantic_core import to_json
 from temporalio import workflow
 from temporalio.common import RetryPolicy
-from temporalio.exceptions import ActivityError
+from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 from everlong import limits
 from everlong.errors import LimitReached
@@ -65,13 +65,23 @@ class AgentWorkflow:
 
     @workflow.run
     async def run(self, start: ThreadStart) -> ThreadStatus:
+        """Take steps until told to stop or cancelled; either way the journal is left whole."""
+        try:
+            await self._live()
+        except BaseException as error:
+            if is_cancelled_exception(error):
+                await self._journal_rest()
+            raise
+        await self._journal_rest()
+        await workflow.wait_condition(workflow.all_handlers_finished)
+        return dataclasses.replace(self.status(), status="stopped")
+
+    async def _live(self) -> None:
         """Take steps until told to stop; end the run early when policy says so."""
         while True:
             await workflow.wait_condition(lambda: self._stopping or self._has_work())
             if self._stopping:
-                await self._journal_tail()
-                await workflow.wait_condition(workflow.all_handlers_finished)
-                return self.status()
+                return
             await self._step()
             self._check_state()
             if roll_reason(self._policy, _run_size()) is not None:
@@ -91,7 +101,7 @@ class AgentWorkflow:
     @send.validator
     def _validate_send(self, message: SendMessage) -> None:
         size_bytes = _json_bytes(message.text)
-        waiting_bytes = sum(_json_bytes(text) for text in self._state.inbox)
+        waiting_bytes = sum(map(_json_bytes, self._state.inbox))
         if self._stopping:
             raise ValueError("this thread is stopping; start a new one")
         if not message.text.strip():
@@ -117,7 +127,7 @@ class AgentWorkflow:
         state = self._state
         status = "working" if self._has_work() else "waiting"
         if self._stopping:
-            status = "stopped"
+            status = "stopping"
         return ThreadStatus(
             agent=self._agent,
             status=status,
@@ -140,6 +150,8 @@ class AgentWorkflow:
         try:
             turn = await self._call_model()
         except ActivityError as error:
+            if is_cancelled_exception(error):
+                raise
             await self._fail_turn(_reason("the model call failed", error))
             return
         state = self._state
@@ -189,6 +201,13 @@ class AgentWorkflow:
             retry_policy=_RETRY,
         )
         return turn
+
+    async def _journal_rest(self) -> None:
+        """Journal what the thread holds when it ends, unread messages included."""
+        for text in self._state.inbox:
+            self._add_to_tail(Kind.MESSAGE, Message(role="user", text=text))
+        self._set(inbox=())
+        await self._journal_tail()
 
     async def _journal_tail(self) -> None:
         """Journal what no model call will, so that nothing is left in memory when a turn ends."""
@@ -242,6 +261,8 @@ class AgentWorkflow:
             )
             return result
         except ActivityError as error:
+            if is_cancelled_exception(error):
+                raise
             # The model hears of it and may try another way.
             text = f"error: {_reason(f'tool {call.tool} failed', error)}"
             message = Message(role="tool", text=text, call_id=call.call_id)
@@ -303,4 +324,5 @@ def _reason(what: str, error: ActivityError) -> str:
 
 
 def _json_bytes(text: str) -> int:
-    return len(to_json(text))
+    """Size of a text in the state's JSON, with the comma that follows it."""
+    return len(to_json(text)) + 1

@@ -97,3 +97,9 @@ async def test_keys_that_could_escape_are_refused(store: BlobStore, key: str) ->
         with pytest.raises(InvalidKey):
             await call
     assert await listed(store) == set()
+
+
+@pytest.mark.parametrize("prefix", ["/", "/etc", "../", "a/../", ".", "a//", "a b"])
+async def test_prefixes_that_could_escape_are_refused(store: BlobStore, prefix: str) -> None:
+    with pytest.raises(InvalidKey):
+        await listed(store, prefix)

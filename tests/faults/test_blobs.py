@@ -7,25 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from everlong import Agent, Reply, tool
+from everlong import Agent, Reply, limits, tool
 from everlong.embedded import TemporalServer
-from everlong.errors import StoreUnavailable
 from everlong.models import Message
 from everlong.storage.files import FileBlobStore
 from everlong.testing import ScriptedModel, workload
 from tests.agents import call, results
 from tests.conftest import Threads, open_threads
-
-
-class FlakyStore(FileBlobStore):
-    """A file store with a switch."""
-
-    down = False
-
-    async def put(self, key: str, data: bytes) -> None:
-        if self.down:
-            raise StoreUnavailable("the store is down for a test")
-        await super().put(key, data)
+from tests.stores import FlakyStore
 
 
 def script(turn: Sequence[Message]) -> Reply:
@@ -57,10 +46,11 @@ async def failures(threads: Threads, thread_id: str, text: str) -> None:
 
 
 async def test_an_outage_holds_the_thread_and_is_survived(
-    server: TemporalServer, tmp_path: Path, thread_id: str
+    server: TemporalServer, tmp_path: Path, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = FlakyStore(tmp_path)
     async with open_threads(server.address, store, AGENT) as threads, threads.worker():
+        monkeypatch.setattr(limits, "STORE_SECONDS_MAX", 0.5)
         store.down = True
         await threads.send(thread_id, "go")
         await failures(threads, thread_id, "the store is down for a test")

@@ -142,7 +142,7 @@ async def test_what_the_model_got_wrong_is_told_to_it(
 async def test_a_tool_or_model_that_keeps_failing_is_given_up_on(
     server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "ACTIVITY_ATTEMPTS_MAX", 2)
+    monkeypatch.setattr(limits, "CALL_ATTEMPTS_MAX", 2)
 
     @tool
     def broken() -> str:

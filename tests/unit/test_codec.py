@@ -1,4 +1,5 @@
 import hashlib
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -23,6 +24,7 @@ from everlong.errors import (
 )
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import thread_key, thread_prefix
+from tests.stores import FlakyStore
 
 payloads = st.builds(
     Payload,
@@ -124,6 +126,19 @@ async def test_a_codec_inside_ours_sees_plain_payloads() -> None:
     assert outer.data == noise(100_000).data[::-1]
 
 
+@pytest.mark.parametrize("encoding", [INLINE_ENCODING, REF_ENCODING])
+@pytest.mark.parametrize("data", [b"", b"not an object", b"line of a log\n" * 5000])
+async def test_payloads_that_look_like_ours_come_back_as_they_were(
+    encoding: bytes, data: bytes
+) -> None:
+    codec = EverlongCodec(MemoryBlobStore())
+    payload = Payload(metadata={"encoding": encoding}, data=data)
+    once = await codec.encode([payload])
+    twice = await codec.encode(once)
+    assert await codec.decode(once) == [payload]
+    assert await codec.decode(await codec.decode(twice)) == [payload]
+
+
 async def test_payloads_of_others_pass_through_decode() -> None:
     foreign = Payload(metadata={"encoding": b"binary/encrypted"}, data=b"\x00\x01")
     assert await EverlongCodec(MemoryBlobStore()).decode([foreign, Payload()]) == [
@@ -150,14 +165,11 @@ async def test_a_ref_of_a_newer_version_is_refused_by_name() -> None:
         await codec.decode([encoded])
 
 
-class DownStore(MemoryBlobStore):
-    async def put(self, key: str, data: bytes) -> None:
-        raise StoreUnavailable("down")
-
-
-async def test_an_outage_raises_plainly_and_leaves_no_ref() -> None:
+async def test_an_outage_raises_plainly_and_leaves_no_ref(tmp_path: Path) -> None:
+    store = FlakyStore(tmp_path)
+    store.down = True
     with pytest.raises(StoreUnavailable) as raised:
-        await EverlongCodec(DownStore()).encode([noise(20_000)])
+        await EverlongCodec(store).encode([noise(20_000)])
     # A plain exception: Temporal retries the task. ApplicationError could end the workflow.
     assert not isinstance(raised.value, FailureError)
 

@@ -85,6 +85,20 @@ def test_a_directory_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> Non
         open_store((tmp_path / "file/sub").as_uri())
 
 
+async def test_a_directory_that_has_gone_is_an_outage_not_an_empty_store(tmp_path: Path) -> None:
+    store = open_store((tmp_path / "disk").as_uri())
+    await store.put("v1/a", b"x")
+    (tmp_path / "disk").rename(tmp_path / "unmounted")
+    with pytest.raises(StoreUnavailable):
+        await store.get("v1/a")
+    with pytest.raises(StoreUnavailable):
+        [info async for info in store.list("")]
+    with pytest.raises(StoreUnavailable):
+        await store.put("v1/a", b"x")
+    (tmp_path / "unmounted").rename(tmp_path / "disk")
+    assert await store.get("v1/a") == b"x"
+
+
 def test_spaces_and_unicode_in_a_store_path_work(tmp_path: Path) -> None:
     open_store((tmp_path / "a b ü").as_uri())
     assert (tmp_path / "a b ü").is_dir()

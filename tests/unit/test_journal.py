@@ -7,27 +7,14 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from everlong import limits
+from everlong.errors import UnknownVersion
 from everlong.models import Entry, Kind, Message, Segment, SegmentRef
 from everlong.storage.journal import Journal
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.objects import thread_key
+from everlong.storage.objects import thread_key, write_object
+from tests.stores import CountingStore
 
 THREAD = thread_key("default", "ops-7")
-
-
-class CountingStore(MemoryBlobStore):
-    def __init__(self) -> None:
-        super().__init__()
-        self.puts = 0
-        self.gets = 0
-
-    async def put(self, key: str, data: bytes) -> None:
-        self.puts += 1
-        await super().put(key, data)
-
-    async def get(self, key: str) -> bytes:
-        self.gets += 1
-        return await super().get(key)
 
 
 def entry(seq: int, text: str = "hello") -> Entry:
@@ -122,3 +109,12 @@ async def test_two_appends_to_one_head_do_not_disturb_each_other() -> None:
 async def test_an_empty_append_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one"):
         await Journal(MemoryBlobStore(), THREAD).append(None, [])
+
+
+async def test_a_segment_of_a_newer_version_is_refused_by_name() -> None:
+    store = MemoryBlobStore()
+    newer = b'{"before": [], "entries": [], "version": 2, "secret": "hunter2"}'
+    ref, _ = await write_object(store, THREAD, Kind.SEGMENT, newer)
+    with pytest.raises(UnknownVersion, match="version") as raised:
+        await Journal(store, THREAD).read(SegmentRef(ref=ref, first_seq=1, count=1))
+    assert "hunter2" not in str(raised.value)

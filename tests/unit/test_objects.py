@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everlong import limits
-from everlong.errors import BlobCorrupt, BlobMissing, UnknownVersion
+from everlong.errors import BlobCorrupt, BlobMissing, ObjectTooLarge, UnknownVersion
 from everlong.models import Kind, Ref
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import (
@@ -74,6 +74,16 @@ def test_an_object_that_would_inflate_beyond_its_declared_size_is_refused() -> N
     stream = zstandard.ZstdCompressor(write_content_size=False).compress(b"x" * 10)
     with pytest.raises(BlobCorrupt, match="disagree"):
         unseal(HEADER.pack(b"EVLG", 1, 1, 0, 10) + stream)
+
+
+async def test_what_could_not_be_read_again_is_not_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "OBJECT_BYTES_MAX", 1000)
+    store = MemoryBlobStore()
+    await write_object(store, THREAD, Kind.PAYLOAD, b"x" * 1000)
+    with pytest.raises(ObjectTooLarge, match="1001 bytes"):
+        await write_object(store, THREAD, Kind.PAYLOAD, b"x" * 1001)
 
 
 def test_a_newer_format_is_refused_by_name() -> None:

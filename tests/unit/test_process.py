@@ -9,7 +9,7 @@ import pytest
 
 from everlong.embedded import ManagedProcess
 from everlong.embedded.stack import locked
-from everlong.errors import DataDirUnusable, ProcessDied
+from everlong.errors import DataDirUnusable, ProcessFailed
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
 
@@ -56,14 +56,14 @@ async def test_a_process_that_ignores_the_request_is_killed(
 async def test_a_process_that_ends_by_itself_says_how(tmp_path: Path) -> None:
     code = "import sys; print('cannot go on'); sys.exit(7)"
     with start(tmp_path, [sys.executable, "-c", code]) as process:
-        with pytest.raises(ProcessDied, match=r"(?s)exit code 7.*cannot go on.*log"):
+        with pytest.raises(ProcessFailed, match=r"(?s)exit code 7.*cannot go on.*log"):
             await process.wait_for_output("ready", 10)
         assert await process.wait() == 7
 
 
 async def test_waiting_for_output_has_a_bound(tmp_path: Path) -> None:
     with start(tmp_path, SLEEP) as process:
-        with pytest.raises(ProcessDied, match="did not print 'ready' within"):
+        with pytest.raises(ProcessFailed, match="did not print 'ready' within"):
             await process.wait_for_output("ready", 0.3)
 
 

@@ -57,6 +57,17 @@ def test_the_fullest_state_fits_its_bound(kind: str) -> None:
     assert len(TypeAdapter(ThreadState).dump_json(state)) <= limits.STATE_BYTES_MAX
 
 
+def test_many_short_messages_fit_as_well_as_one_long_one() -> None:
+    waiting = limits.INBOX_BYTES_MAX // 4  # A character, two quotes and a comma each.
+    state = ThreadState(
+        head=HEAD,
+        tail=(entries()["failure"],) * limits.TOOL_CALLS_MAX,
+        inbox=("x",) * waiting,
+        last_failure=WIDE * limits.REASON_CHARS_MAX,
+    )
+    assert len(TypeAdapter(ThreadState).dump_json(state)) <= limits.STATE_BYTES_MAX
+
+
 def test_a_state_with_a_message_in_its_turn_fits_too() -> None:
     message = Message(role="user", text="x" * limits.MESSAGE_BYTES_MAX)
     entry = Entry(seq=1, kind=Kind.MESSAGE, time_ms=1, size_bytes=1, message=message)

@@ -1,0 +1,212 @@
+"""What a thread does with what it should not have been given."""
+
+import asyncio
+import os
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
+
+from everlong import Agent, Reply, limits, tool
+from everlong.admin import service
+from everlong.embedded import TemporalServer
+from everlong.errors import MessageRefused, NoWorker
+from everlong.models import STOP_SIGNAL, Message, ThreadStatus
+from everlong.storage import BlobStore
+from everlong.testing import ScriptedModel
+from tests.agents import call, reading_agent, results
+from tests.conftest import Threads, open_threads
+from tests.stores import FlakyStore
+
+
+def one_call(name: str) -> ScriptedModel:
+    """Calls one tool and repeats what it returned."""
+
+    def script(turn: Sequence[Message]) -> Reply:
+        seen = results(turn)
+        return Reply(text=seen[0]) if seen else Reply(tool_calls=(call(0, name),))
+
+    return ScriptedModel(script)
+
+
+async def ask(threads: Threads, thread_id: str) -> str:
+    number = await threads.send(thread_id, "go")
+    await threads.answered(thread_id, number)
+    return service.answer(await threads.conversation(thread_id), number)
+
+
+async def test_text_that_cannot_be_stored_is_mended(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    @tool
+    def read_bytes() -> str:
+        """Read a file that is not UTF-8."""
+        return os.fsdecode(b"caf\xe9 \xff")
+
+    agent = Agent(name="ops", model=one_call("read_bytes"), tools=[read_bytes])
+    async with open_threads(server.address, store, agent) as threads, threads.worker():
+        assert await ask(threads, thread_id) == "caf? ?"
+
+
+async def test_a_result_over_the_bound_is_told_to_the_model(
+    server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "TEXT_BYTES_MAX", 1000)
+
+    @tool
+    def read_all() -> str:
+        """Read everything."""
+        return "x" * 1001
+
+    agent = Agent(name="ops", model=one_call("read_all"), tools=[read_all])
+    async with open_threads(server.address, store, agent) as threads, threads.worker():
+        assert "has 1001 bytes; 1000 is the most" in await ask(threads, thread_id)
+
+
+async def test_a_tool_that_hangs_or_exits_is_given_up_on_and_holds_up_nobody_else(
+    server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CALL_SECONDS_MAX", 0.5)
+    monkeypatch.setattr(limits, "CALL_ATTEMPTS_MAX", 1)
+
+    @tool
+    def hang() -> str:
+        """Take too long."""
+        time.sleep(3)
+        return "late"
+
+    @tool
+    def leave() -> str:
+        """Exit."""
+        raise SystemExit(3)
+
+    for each in (hang, leave):
+        agent = Agent(name="ops", model=one_call(each.name), tools=[each])
+        async with open_threads(server.address, store, agent) as threads, threads.worker():
+            answer = await ask(threads, f"{thread_id}-{each.name}")
+            assert answer.startswith(f"error: tool {each.name} failed")
+
+
+async def test_a_reply_that_cannot_be_carried_out_ends_the_turn_with_a_reason(
+    server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "CALL_ATTEMPTS_MAX", 1)
+    bad = {
+        "many": tuple(call(i, "x") for i in range(limits.TOOL_CALLS_MAX + 1)),
+        "same": (call(0, "x"), call(0, "x")),
+        "long": (call(0, "x" * 100),),
+    }
+    model = ScriptedModel(lambda turn: Reply(tool_calls=bad[turn[0].text]))
+    agent = Agent(name="ops", model=model)
+    reasons = {"many": "33 tools", "same": "the same id", "long": "over 64 characters"}
+    async with open_threads(server.address, store, agent) as threads, threads.worker():
+        for number, (text, reason) in enumerate(reasons.items(), start=1):
+            await threads.send(thread_id, text)
+            status = await threads.answered(thread_id, number)
+            assert reason in status.last_failure
+
+
+async def test_a_cancelled_thread_ends_as_cancelled_with_its_journal_whole(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    async with open_threads(server.address, store, reading_agent(500)) as threads, threads.worker():
+        await threads.send(thread_id, "read")
+        await threads.send(thread_id, "unread")
+        await service.wait_for_status(
+            threads.client, thread_id, lambda s: s.counters.tool_calls >= 3, seconds_max=30
+        )
+        handle = threads.client.get_workflow_handle(thread_id)
+        await handle.cancel()
+        with pytest.raises(WorkflowFailureError):
+            await asyncio.wait_for(handle.result(), 20)
+        assert (await handle.describe()).status == WorkflowExecutionStatus.CANCELED
+        conversation = await threads.conversation(thread_id)
+        assert conversation[-1].text == "unread"
+        assert sum(message.role == "tool" for message in conversation) >= 3
+
+
+async def test_a_stopped_thread_journals_the_messages_that_it_has_not_read(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    async with open_threads(server.address, store, reading_agent(500)) as threads, threads.worker():
+        for text in ("read", "second", "third"):
+            await threads.send(thread_id, text)
+        handle = threads.client.get_workflow_handle(thread_id, result_type=ThreadStatus)
+        await handle.signal(STOP_SIGNAL)
+        result = await handle.result()
+        assert (result.status, result.waiting_messages) == ("stopped", 0)
+        conversation = await threads.conversation(thread_id)
+        assert [message.text for message in conversation[-2:]] == ["second", "third"]
+
+
+async def test_a_message_that_is_not_text_is_refused(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    agent = Agent(name="ops", model=ScriptedModel(lambda turn: Reply(text="hi")))
+    async with open_threads(server.address, store, agent) as threads, threads.worker():
+        with pytest.raises(MessageRefused):
+            await threads.send(thread_id, "lone \ud800 surrogate")
+        assert await ask(threads, thread_id) == "hi"
+
+
+async def test_without_a_worker_a_command_does_not_wait_for_ever(
+    server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "WORKER_SECONDS_MAX", 0.5)
+    async with open_threads(server.address, store) as threads:
+        with pytest.raises(NoWorker, match="everlong show"):
+            await service.send(
+                threads.client,
+                thread_id,
+                "hi",
+                task_queue=threads.task_queue,
+                agent="ops",
+                seconds_max=0.5,
+            )
+        with pytest.raises(NoWorker, match="no worker answers"):
+            await service.status(threads.client, thread_id)
+
+
+async def test_a_threads_size_is_known_after_its_first_runs_are_gone(
+    server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = service._previous_run
+
+    async def with_one_that_is_gone(handle: WorkflowHandle[Any, Any]) -> str:
+        """Retention takes days, so the first run names one before it that the server never had."""
+        return await real(handle) or str(uuid.uuid4())
+
+    async with open_threads(server.address, store, reading_agent(1)) as threads, threads.worker():
+        await ask(threads, thread_id)
+        before = await threads.size(thread_id)
+        monkeypatch.setattr(service, "_previous_run", with_one_that_is_gone)
+        assert await threads.size(thread_id) == before
+
+
+async def test_a_store_that_is_down_does_not_make_a_tool_run_twice(
+    server: TemporalServer, tmp_path: Path, thread_id: str
+) -> None:
+    store = FlakyStore(tmp_path)
+    runs = 0
+
+    @tool
+    def pay() -> str:
+        """Pay, and find the store down right after."""
+        nonlocal runs
+        runs += 1
+        store.down = True
+        return "paid " * 1000
+
+    agent = Agent(name="ops", model=one_call("pay"), tools=[pay])
+    async with open_threads(server.address, store, agent) as threads, threads.worker():
+        await threads.send(thread_id, "go")
+        while not runs:
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(2)
+        store.down = False
+        await threads.answered(thread_id, 1)
+        assert runs == 1

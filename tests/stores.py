@@ -1,0 +1,33 @@
+"""Blob stores that count or fail, for the tests."""
+
+from everlong.errors import StoreUnavailable
+from everlong.storage.files import FileBlobStore
+from everlong.storage.memory import MemoryBlobStore
+
+
+class CountingStore(MemoryBlobStore):
+    """Counts what is asked of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.puts = 0
+        self.gets = 0
+
+    async def put(self, key: str, data: bytes) -> None:
+        self.puts += 1
+        await super().put(key, data)
+
+    async def get(self, key: str) -> bytes:
+        self.gets += 1
+        return await super().get(key)
+
+
+class FlakyStore(FileBlobStore):
+    """A file store that takes nothing while `down` is set."""
+
+    down = False
+
+    async def put(self, key: str, data: bytes) -> None:
+        if self.down:
+            raise StoreUnavailable("the store is down for a test")
+        await super().put(key, data)
