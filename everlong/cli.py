@@ -3,10 +3,12 @@
 import asyncio
 import dataclasses
 import json
+import os
 import signal
 import sys
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 import uvicorn
@@ -17,11 +19,12 @@ import everlong
 from everlong.admin import service
 from everlong.admin.console import bytes_text, err, out, plain
 from everlong.admin.web import check_exposure, create_app
-from everlong.config import Settings, load_settings
+from everlong.config import Settings, environment_without_temporal, load_settings
 from everlong.connection import connect
 from everlong.demo.run import run_demo
 from everlong.embedded import EmbeddedStack
-from everlong.errors import EverlongError
+from everlong.embedded.server import is_free
+from everlong.errors import EverlongError, PortInUse, TurnFailed
 from everlong.storage import open_store
 from everlong.worker import load_agent, run_worker
 
@@ -66,8 +69,9 @@ def demo(port: Port = None, ui_port: UiPort = None, data_dir: DataDir = None) ->
 
     Needs no API key and no network. Exits with 0 only if what it shows is true.
     """
-    settings = _settings(data_dir or Path(".everlong/demo"))
-    asyncio.run(run_demo(settings, port=port, ui_port=ui_port))
+    settings = _embedded_settings(data_dir or Path(".everlong/demo"))
+    if _run(run_demo(settings, port=port, ui_port=ui_port)):
+        raise typer.Exit(130)
 
 
 @app.command()
@@ -82,9 +86,12 @@ def dev(
 ) -> None:
     """Start Temporal, a blob store and a worker on this machine, until Ctrl-C.
 
-    Its data stays in the data directory, and the next start goes on with it.
+    Its data stays in the data directory, its blob store too (EVERLONG_STORE is not read), and the
+    next start goes on with it.
     """
-    asyncio.run(_dev(_settings(data_dir), agents or ["everlong.demo:agent"], port, ui_port))
+    settings = _embedded_settings(data_dir)
+    if _run(_dev(settings, agents or ["everlong.demo:agent"], port, ui_port)):
+        out.print("Stopped.")
 
 
 @app.command()
@@ -95,7 +102,7 @@ def worker(
 
     TEMPORAL_ADDRESS, EVERLONG_STORE, EVERLONG_TASK_QUEUE and OTEL_TRACES_EXPORTER are read.
     """
-    settings = _settings()
+    settings = load_settings()
     asyncio.run(run_worker(settings, [load_agent(path) for path in agents]))
 
 
@@ -104,8 +111,9 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8234,
     cors_origin: Annotated[
-        str, typer.Option(help="The Temporal UI's origin, as in http://127.0.0.1:8233.")
-    ] = "",
+        list[str] | None,
+        typer.Option(help="The Temporal UI's origin, as in http://127.0.0.1:8233. Repeatable."),
+    ] = None,
     allow_anonymous: Annotated[
         bool,
         typer.Option(
@@ -118,10 +126,12 @@ def serve(
 
     Try: temporal workflow show --codec-endpoint http://127.0.0.1:8234 -w THREAD
     """
-    settings = _settings()
+    settings = load_settings()
     check_exposure(host, token=settings.token, allow_anonymous=allow_anonymous)
+    if not is_free(port):
+        raise PortInUse(f"port {port} is in use. Stop what listens there, or choose another.")
     store = open_store(settings.store)
-    web = create_app(store, token=settings.token, cors_origin=cors_origin)
+    web = create_app(store, token=settings.token, cors_origins=cors_origin or ())
     uvicorn.run(web, host=host, port=port, access_log=False)
 
 
@@ -136,22 +146,19 @@ def send(
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.")] = 300.0,
 ) -> None:
     """Send a message to a thread and print the answer."""
-    asyncio.run(_send(_settings(), thread_id, text, agent, timeout if wait else 0.0))
+    asyncio.run(_send(load_settings(), thread_id, text, agent, timeout if wait else 0.0))
 
 
 @app.command()
 def show(thread_id: ThreadId, as_json: Json = False) -> None:
     """Show how far a thread is and what it takes up."""
-    asyncio.run(_show(_settings(), thread_id, as_json))
+    asyncio.run(_show(load_settings(), thread_id, as_json))
 
 
 async def _dev(
     settings: Settings, agents: list[str], port: int | None, ui_port: int | None
 ) -> None:
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopping.set)
+    out.print("Starting ...")
     async with EmbeddedStack.open(settings, agents, port=port, ui_port=ui_port) as stack:
         out.print(
             f"Temporal server  {stack.server.address}\n"
@@ -165,15 +172,7 @@ async def _dev(
             "Ctrl-C stops everything; the data stays.",
             soft_wrap=True,
         )
-        failure = asyncio.ensure_future(stack.wait())
-        stopped = asyncio.ensure_future(stopping.wait())
-        await asyncio.wait({failure, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        stopped.cancel()
-        if stopping.is_set():
-            failure.cancel()
-            out.print("Stopping ...")
-        else:
-            await failure
+        await stack.wait()
 
 
 async def _send(
@@ -187,12 +186,14 @@ async def _send(
         out.print(f"message {number} is queued on thread {thread_id}")
         return
     with err.status(f"message {number} is queued; waiting for the answer"):
-        await service.wait_for_status(
+        status = await service.wait_for_status(
             client,
             thread_id,
             lambda status: status.counters.answered >= number,
             seconds_max=seconds_max,
         )
+    if status.last_failure and status.counters.answered == number:
+        raise TurnFailed(status.last_failure)
     conversation = await service.messages(client, open_store(settings.store), thread_id)
     out.print(plain(service.answer(conversation, number)), markup=False, soft_wrap=True)
 
@@ -219,19 +220,42 @@ async def _show(settings: Settings, thread_id: str, as_json: bool) -> None:
     out.print(view)
 
 
-def _settings(data_dir: Path | None = None) -> Settings:
-    settings = load_settings()
+def _embedded_settings(data_dir: Path | None) -> Settings:
+    """Return settings for the embedded stack: the user's own cluster is none of its business."""
+    settings = load_settings(environment_without_temporal())
     if data_dir is not None:
         settings = dataclasses.replace(settings, data_dir=data_dir.absolute())
     return settings
 
 
-def run() -> None:
+def _run(work: Coroutine[Any, Any, None]) -> bool:
+    """Run work; return whether Ctrl-C or SIGTERM ended it. It cleans up after itself first."""
+
+    async def until_stopped() -> bool:
+        task = asyncio.ensure_future(work)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        try:
+            await task
+        except asyncio.CancelledError:
+            return True
+        return False
+
+    return asyncio.run(until_stopped())
+
+
+def run() -> NoReturn:
     """Run the command; an error of our own is a message and an exit code, not a stack trace."""
     try:
         app()
+        code = 0
+    except SystemExit as done:
+        code = done.code if isinstance(done.code, int) else int(done.code is not None)
     except EverlongError as error:
         err.print(f"error: {error}", markup=False, soft_wrap=True)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
+        code = error.exit_code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # All is closed by now. What is left is the SDK's native threads, which have crashed the
+    # interpreter while it was taking itself apart, and tools that hang, which would hold it up.
+    os._exit(code)

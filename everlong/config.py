@@ -74,13 +74,19 @@ def embedded(settings: Settings, address: str) -> Settings:
     )
 
 
+def environment_without_temporal() -> dict[str, str]:
+    """Return the environment without the user's own profile, TLS and API key.
+
+    They are for another server than the embedded one, and it need not matter if they are wrong.
+    """
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("TEMPORAL_")}
+    return {**kept, "TEMPORAL_CONFIG_FILE": os.devnull}
+
+
 def embedded_environment(settings: Settings) -> dict[str, str]:
     """Return the environment that gives a child process the settings that `embedded` returned."""
-    # The user's own profile, TLS and API key are for another server.
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("TEMPORAL_")}
     return {
-        **kept,
-        "TEMPORAL_CONFIG_FILE": os.devnull,
+        **environment_without_temporal(),
         "TEMPORAL_ADDRESS": settings.temporal["target_host"],
         "TEMPORAL_NAMESPACE": EMBEDDED_NAMESPACE,
         "EVERLONG_DATA_DIR": str(settings.data_dir),

@@ -8,6 +8,7 @@ from temporalio.client import Client
 from everlong.agents import Agent
 from everlong.config import Settings
 from everlong.errors import ServerUnreachable
+from everlong.models import printable
 from everlong.plugin import EverlongPlugin
 
 
@@ -26,8 +27,8 @@ async def connect(
     )
     try:
         return await Client.connect(**settings.temporal, plugins=[plugin])
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise ServerUnreachable(
             f"no Temporal server answers at {settings.temporal.get('target_host')}. Start one with "
-            "`everlong dev`, or set TEMPORAL_ADDRESS."
+            f"`everlong dev`, or set TEMPORAL_ADDRESS. ({printable(str(error), 200)})"
         ) from error

@@ -14,6 +14,7 @@
     ├── ThreadError                 exit 6: what was asked of a thread cannot be had
     │   ├── ThreadNotFound          permanent: no thread of that name
     │   ├── MessageRefused          permanent: empty, too long, or the thread is stopping
+    │   ├── TurnFailed              permanent: the turn ended without an answer
     │   ├── NoWorker                retryable: nobody runs the thread
     │   └── NotAnswered             retryable: the thread is still at work
     ├── StoreError                  exit 5: what holds the bytes
@@ -129,6 +130,10 @@ class ThreadNotFound(ThreadError):
 
 class MessageRefused(ThreadError):
     """The thread did not take the message; the message says why."""
+
+
+class TurnFailed(ThreadError):
+    """The turn of a message ended without an answer; the message says why."""
 
 
 class NoWorker(ThreadError):

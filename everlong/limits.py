@@ -30,8 +30,9 @@ LOOP_BYTES_MAX: Final = 256 * KIB
 STATE_BYTES_MAX: Final = 64 * KIB
 
 # An unread message waits in operational state, so it is small, and few of them wait at a time. Both
-# are counted as JSON, in which a control character takes six bytes.
-MESSAGE_BYTES_MAX: Final = 16 * KIB
+# are counted as JSON, in which a control character takes six bytes. A message stays below what is
+# kept inline, so that sending one does not need the store.
+MESSAGE_BYTES_MAX: Final = 12 * KIB
 INBOX_BYTES_MAX: Final = 24 * KIB
 
 # Results of one turn wait in operational state too: as a ref with a preview, as a short message, or
@@ -42,8 +43,8 @@ CALL_NAME_CHARS_MAX: Final = 64
 PREVIEW_CHARS_MAX: Final = 60
 REASON_CHARS_MAX: Final = 160
 
-# A tool result or a reply. 64 MiB is far over what a model reads; a worker that runs 100 activities
-# holds a few such texts at a time, not more.
+# A tool result or a reply, as JSON. 64 MiB is far over what a model reads, and a quarter of what an
+# object may hold.
 TEXT_BYTES_MAX: Final = 64 * MIB
 
 # A message up to this size stays inside its journal entry; a larger one is an object of its own.
@@ -58,19 +59,18 @@ HEARTBEAT_SECONDS: Final = 5.0
 
 # A model call or a tool that takes longer than this counts as failed.
 CALL_SECONDS_MAX: Final = 600.0
-# The attempt at which a model call or tool that fails is given up on. The back-off doubles from 1 s
-# up to 30 s, so what fails at once is given up on after about 4 minutes.
-RETRY_SECONDS_MAX: Final = 30.0
+# Attempts at one model call or tool, whatever ended the earlier ones: an error, a time-out, the end
+# of the worker. The back-off doubles from 1 s up to 30 s: what fails at once is given up on after
+# about 4 minutes.
 CALL_ATTEMPTS_MAX: Final = 12
+RETRY_SECONDS_MAX: Final = 30.0
 # Tools that block, at the same time in one worker; the SDK runs at most 100 activities.
 TOOL_THREADS_MAX: Final = 64
 
-# How long an activity itself waits for a store that is down, before the attempt fails. A tool or a
-# model that has run is not run again for a shorter outage.
-STORE_SECONDS_MAX: Final = 300.0
-STORE_RETRY_SECONDS_MAX: Final = 5.0
-# What the server allows an activity in all: to read, to call, to write, and a margin.
-ACTIVITY_SECONDS_MAX: Final = CALL_SECONDS_MAX + 2 * STORE_SECONDS_MAX + 60.0
+# How often a store that is down is tried again. The wait itself has no end but the activity's.
+STORE_RETRY_SECONDS_MAX: Final = 10.0
+# An activity that waits for lost bytes to be restored may wait this long: 30 days.
+ACTIVITY_SECONDS_MAX: Final = 30 * 24 * 3600.0
 
 # Where replays are cheap, waiting 10 s (the SDK's default) for a dead worker's sticky queue is most
 # of a resume.

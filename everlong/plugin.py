@@ -18,7 +18,7 @@ from everlong.activities import AgentActivities
 from everlong.agents import Agent
 from everlong.codecs import EverlongCodec
 from everlong.errors import ConfigError, LimitReached, PluginNotOnClient
-from everlong.interceptors.activation import hooked
+from everlong.interceptors.activation import hooked, passing_through, unhooked
 from everlong.interceptors.resume import ResumeHook
 from everlong.storage import BlobStore, open_store
 from everlong.workflows import AgentWorkflow
@@ -52,6 +52,7 @@ class EverlongPlugin(SimplePlugin):
         names = [agent.name for agent in agents]
         if len(set(names)) != len(names):
             raise ConfigError(f"two agents have the same name: {sorted(names)}")
+        self._agents = tuple(agents)
         self._codec = EverlongCodec(self.store, inline_bytes_max=inline_bytes_max)
         self._tracer = trace.get_tracer("everlong", tracer_provider=tracer_provider)
         activities = AgentActivities(self.store, agents)
@@ -71,16 +72,18 @@ class EverlongPlugin(SimplePlugin):
 
     def configure_worker(self, config: WorkerConfig) -> WorkerConfig:
         """See `temporalio.worker.Plugin`."""
-        client_converter = config["client"].config(active_config=True)["data_converter"]
-        if not isinstance(client_converter.payload_codec, EverlongCodec):
+        # Asked of the client's plugins, not its codec: another plugin may have wrapped that.
+        plugins = config["client"].config()["plugins"]
+        if not any(isinstance(plugin, EverlongPlugin) for plugin in plugins):
             raise PluginNotOnClient(
                 "EverlongPlugin was given to the Worker but not to its Client, so payloads would not "
                 "be encoded. Pass it to Client.connect(..., plugins=[plugin]); workers made from "
                 "that client inherit it."
             )
         config = super().configure_worker(config)
-        # A team's own setting wins; the SDK has no way to tell it from the default but its value.
-        if config[_STICKY] == _SDK_STICKY_DEFAULT:
+        # Threads replay cheaply; a team's other workflows may not. A team's own setting wins, and
+        # only its value tells it from the SDK's default.
+        if self._agents and config[_STICKY] == _SDK_STICKY_DEFAULT:
             config[_STICKY] = timedelta(seconds=limits.STICKY_SECONDS)
         config["unsandboxed_workflow_runner"] = self._with_hook(
             config["unsandboxed_workflow_runner"]
@@ -88,11 +91,14 @@ class EverlongPlugin(SimplePlugin):
         return config
 
     def configure_replayer(self, config: ReplayerConfig) -> ReplayerConfig:
-        """See `temporalio.worker.Plugin`."""
+        """See `temporalio.worker.Plugin`. A replayer writes no blobs and emits no spans."""
         config = super().configure_replayer(config)
-        config["unsandboxed_workflow_runner"] = self._with_hook(
-            config["unsandboxed_workflow_runner"]
-        )
+        converter = config["data_converter"]
+        if isinstance(converter.payload_codec, EverlongCodec):
+            config["data_converter"] = dataclasses.replace(
+                converter, payload_codec=converter.payload_codec.reading()
+            )
+        config["workflow_runner"] = unhooked(config["workflow_runner"])
         return config
 
     def _with_codec(self, converter: DataConverter | None) -> DataConverter:
@@ -105,13 +111,10 @@ class EverlongPlugin(SimplePlugin):
         )
 
     def _with_hook(self, runner: WorkflowRunner | None) -> WorkflowRunner:
-        if isinstance(runner, SandboxedWorkflowRunner):
-            # Our modules are deterministic where workflows import them, and costly to import again
-            # for each of them.
-            runner = dataclasses.replace(
-                runner, restrictions=runner.restrictions.with_passthrough_modules("everlong")
-            )
-        return hooked(runner or SandboxedWorkflowRunner(), self._new_hook)
+        # Our modules are deterministic where workflows import them, and costly to import again for
+        # each of them.
+        runner = passing_through(runner or SandboxedWorkflowRunner(), "everlong")
+        return hooked(runner, self._new_hook)
 
     def _new_hook(self, info: workflow.Info) -> ResumeHook:
         return ResumeHook(self._tracer, info)

@@ -13,8 +13,9 @@ from temporalio.worker import Worker
 from everlong.agents import Agent
 from everlong.config import Settings
 from everlong.connection import connect
-from everlong.errors import AgentNotFound
+from everlong.errors import AgentNotFound, ServerUnreachable
 from everlong.interceptors.exporters import open_tracer_provider
+from everlong.models import printable
 
 READY: Final = "everlong worker ready"
 # Steps under way may finish within this time after SIGTERM; what does not is tried again elsewhere.
@@ -51,10 +52,17 @@ async def run_worker(settings: Settings, agents: Sequence[Agent]) -> None:
     try:
         client = await connect(settings, agents=agents, tracer_provider=provider)
         worker = Worker(client, task_queue=settings.task_queue, graceful_shutdown_timeout=_GRACE)
-        async with worker:
-            names = ", ".join(agent.name for agent in agents)
-            print(f"{READY}: {names} on task queue {settings.task_queue}", flush=True)  # noqa: T201
-            await stopping.wait()
+        try:
+            async with worker:
+                names = ", ".join(agent.name for agent in agents)
+                ready = f"{READY}: {names} on task queue {settings.task_queue}"
+                print(ready, flush=True)  # noqa: T201
+                await stopping.wait()
+        except RuntimeError as error:
+            raise ServerUnreachable(
+                f"the worker cannot go on: {printable(str(error), 300)}. Check TEMPORAL_NAMESPACE "
+                "and the server."
+            ) from error
     finally:
         # Before the interpreter ends: exporting spans while it does has crashed it.
         provider.shutdown()

@@ -15,12 +15,12 @@ import time
 from collections.abc import AsyncIterator, Iterable
 
 from pydantic import ValidationError
+from pydantic_core import to_json
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from everlong import limits
-from everlong.activities.heartbeat import heartbeating
-from everlong.activities.patience import patiently
+from everlong.activities.pulse import pulse
 from everlong.agents import Agent, Reply, Tool
 from everlong.models import (
     APPEND_JOURNAL,
@@ -60,9 +60,9 @@ class AgentActivities:
         """Load the context, ask the model, and journal the tail and the reply together."""
         agent = self._agent(call.agent)
         journal = self._journal()
-        async with heartbeating():
-            entries = [*await patiently(lambda: journal.read(call.head)), *call.tail]
-            messages = await patiently(lambda: journal.messages(entries))
+        async with pulse() as living:
+            entries = [*await living.patiently(lambda: journal.read(call.head)), *call.tail]
+            messages = await living.patiently(lambda: journal.messages(entries))
             async with _bounded(f"model of agent {agent.name!r}"):
                 reply = _checked(await agent.model.reply(agent.instructions, messages, agent.tools))
             now_ms = _now_ms()
@@ -73,7 +73,7 @@ class AgentActivities:
                 head, segment_bytes = await journal.append(call.head, [*call.tail, entry])
                 return head, body_bytes + segment_bytes
 
-            head, written_bytes = await patiently(journal_reply)
+            head, written_bytes = await living.patiently(journal_reply)
         return ModelTurn(
             head=head,
             tool_calls=tuple(
@@ -88,16 +88,16 @@ class AgentActivities:
         """Run one tool call of the newest reply and store what it returns."""
         agent = self._agent(run.agent)
         journal = self._journal()
-        async with heartbeating():
+        async with pulse() as living:
             # The call's arguments may be large, so they come from the journal, not from history.
-            newest = await patiently(lambda: journal.newest(run.head))
-            [reply] = await patiently(lambda: journal.messages([newest]))
+            newest = await living.patiently(lambda: journal.newest(run.head))
+            [reply] = await living.patiently(lambda: journal.messages([newest]))
             call = _find_call(reply, run.call)
             async with _bounded(f"tool {call.tool!r}"):
                 text = await self._run(agent, call)
             message = Message(role="tool", text=text, call_id=call.id)
             now_ms = _now_ms()
-            entry, written_bytes = await patiently(
+            entry, written_bytes = await living.patiently(
                 lambda: journal.message_entry(run.seq, Kind.TOOL_RESULT, message, now_ms)
             )
         return ToolResult(entry=entry, written_bytes=written_bytes)
@@ -106,8 +106,8 @@ class AgentActivities:
     async def append_journal(self, append: Append) -> Appended:
         """Journal entries that no model call will."""
         journal = self._journal()
-        async with heartbeating():
-            head, written_bytes = await patiently(
+        async with pulse() as living:
+            head, written_bytes = await living.patiently(
                 lambda: journal.append(append.head, append.entries)
             )
         return Appended(head=head, written_bytes=written_bytes)
@@ -124,7 +124,7 @@ class AgentActivities:
             return f"error: the arguments do not fit. {error}"
         arguments = {name: getattr(parsed, name) for name in wanted.arguments.model_fields}
         text = _utf8(await self._call(wanted, arguments))
-        size_bytes = len(text.encode())
+        size_bytes = len(to_json(text))
         if size_bytes > limits.TEXT_BYTES_MAX:
             return (
                 f"error: the result has {size_bytes} bytes; {limits.TEXT_BYTES_MAX} is the most. Ask "
@@ -167,23 +167,23 @@ class AgentActivities:
 
 @contextlib.asynccontextmanager
 async def _bounded(what: str) -> AsyncIterator[None]:
-    """Bound a call of the user's code in time, in attempts, and in what its failure leaves behind.
+    """Bound a call of the user's code in time, and in what its failure leaves in history.
 
-    Store faults happen outside of this. They are retried for ever, and hold the thread.
+    How often it is tried is the workflow's retry policy; a user's `ApplicationError` may say no.
     """
     try:
         async with asyncio.timeout(limits.CALL_SECONDS_MAX):
             yield
     except (Exception, SystemExit) as error:  # noqa: BLE001 - it is not our code
         activity.logger.warning("%s failed", what, exc_info=True)
-        attempt = activity.info().attempt
-        last = attempt >= limits.CALL_ATTEMPTS_MAX
-        reason = f"{what} failed at attempt {attempt}: {type(error).__name__}: {error}"
-        # The cause is not attached: it may be of any size, and all of this goes to history.
+        reason = f"{what} failed: {type(error).__name__}: {error}"
+        theirs = error if isinstance(error, ApplicationError) else ApplicationError("")
+        # The cause is not attached: it may be of any size.
         raise ApplicationError(
             printable(reason, 2 * limits.REASON_CHARS_MAX),
-            type="GaveUp" if last else type(error).__name__,
-            non_retryable=last,
+            type=theirs.type or type(error).__name__,
+            non_retryable=theirs.non_retryable,
+            next_retry_delay=theirs.next_retry_delay,
         ) from None
 
 
@@ -201,13 +201,13 @@ def _checked(reply: Reply) -> Message:
         )
     message = Message(
         role="assistant",
-        text=_utf8(reply.text),
+        text=_utf8(reply.text or ""),  # Providers give None beside tool calls.
         tool_calls=tuple(
             ToolCall(id=_utf8(call.id), tool=_utf8(call.tool), arguments=_utf8(call.arguments))
             for call in calls
         ),
     )
-    size_bytes = len(message.text.encode()) + sum(len(each.arguments.encode()) for each in calls)
+    size_bytes = len(to_json(message))
     if size_bytes > limits.TEXT_BYTES_MAX:
         raise ValueError(f"its reply has {size_bytes} bytes; {limits.TEXT_BYTES_MAX} is the most")
     return message

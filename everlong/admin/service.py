@@ -11,7 +11,6 @@ from typing import Any, Final
 from temporalio.client import (
     Client,
     WithStartWorkflowOperation,
-    WorkflowHandle,
     WorkflowQueryFailedError,
     WorkflowUpdateFailedError,
     WorkflowUpdateRPCTimeoutOrCancelledError,
@@ -35,6 +34,7 @@ from everlong.models import (
     SendMessage,
     ThreadStart,
     ThreadStatus,
+    printable,
 )
 from everlong.storage import BlobStore
 from everlong.storage.journal import Journal
@@ -112,14 +112,14 @@ async def size(client: Client, store: BlobStore, thread_id: str) -> ThreadSize:
     runs = events = history_bytes = 0
     run_id: str | None = None  # The newest run.
     while run_id != "":
-        handle = client.get_workflow_handle(thread_id, run_id=run_id)
         try:
-            info = (await handle.describe()).raw_description.workflow_execution_info
-            run_id = await _previous_run(handle)
+            description = await client.get_workflow_handle(thread_id, run_id=run_id).describe()
+            run_id = await _previous_run(client, thread_id, description.run_id)
         except RPCError as error:
             if runs and error.status == RPCStatusCode.NOT_FOUND:
                 break  # Its retention is over.
             raise _translated_rpc(error, thread_id) from error
+        info = description.raw_description.workflow_execution_info
         runs += 1
         events += info.history_length
         history_bytes += info.history_size_bytes
@@ -150,10 +150,12 @@ async def wait_for_status(
         on_status(found)
         if done(found):
             return found
+        if found.status == "stopped":
+            raise NotAnswered(f"thread {thread_id!r} was stopped before that. Start a new one.")
         await asyncio.sleep(_POLL_SECONDS)
     raise NotAnswered(
         f"thread {thread_id!r} is not done after {seconds_max:.0f} s. It goes on by itself; see how "
-        f"far it is with: everlong show {thread_id}"
+        f"far it is with: everlong show {thread_id}{await _what_holds(client, thread_id)}"
     )
 
 
@@ -168,10 +170,22 @@ def answer(conversation: Sequence[Message], number: int) -> str:
     return text
 
 
-async def _previous_run(handle: WorkflowHandle[Any, Any]) -> str:
+async def _previous_run(client: Client, thread_id: str, run_id: str) -> str:
     """Return the id of the run that a run continues, or an empty string."""
+    handle = client.get_workflow_handle(thread_id, run_id=run_id)
     async for event in handle.fetch_history_events(page_size=1):
         return event.workflow_execution_started_event_attributes.continued_execution_run_id
+    return ""
+
+
+async def _what_holds(client: Client, thread_id: str) -> str:
+    """Return why an activity of the thread has not completed, if that is known."""
+    description = await client.get_workflow_handle(thread_id).describe()
+    for pending in description.raw_description.pending_activities:
+        details = await client.data_converter.decode(pending.heartbeat_details.payloads)
+        reason = str(details[0]) if details else pending.last_failure.message
+        if reason:
+            return f" {pending.activity_type.name}: {printable(reason, 400)}"
     return ""
 
 
@@ -197,6 +211,8 @@ def _translated(thread_id: str) -> Iterator[None]:
 
 
 def _translated_rpc(error: RPCError, thread_id: str) -> EverlongError:
+    if error.status == RPCStatusCode.NOT_FOUND and error.message.startswith("Namespace"):
+        return ServerUnreachable(f"{error.message} Set TEMPORAL_NAMESPACE.")
     if error.status == RPCStatusCode.NOT_FOUND:
         return ThreadNotFound(
             f"there is no running thread {thread_id!r} in this namespace. Start it with: "

@@ -2,7 +2,7 @@
 
 It speaks Temporal's codec protocol: POST `/encode` and `/decode` with payloads as JSON. Anyone who
 reaches it reads payloads, so beyond loopback it wants a bearer token, and browsers are let in from
-one named origin only.
+named origins only.
 """
 
 import hmac
@@ -18,14 +18,17 @@ from temporalio.api.common.v1 import Payload, Payloads
 
 from everlong import limits
 from everlong.codecs import EverlongCodec
+from everlong.codecs.codec import plain_bytes
 from everlong.errors import ConfigError, EverlongError, StoreUnavailable
 from everlong.storage import BlobStore
 
 # A page of history in the UI holds at most a few thousand payloads of some KiB.
 REQUEST_BYTES_MAX: Final = 16 * limits.MIB
+# What all payloads of a request may decode to: as many tool results as a page can show, and no bomb.
+RESPONSE_BYTES_MAX: Final = 64 * limits.MIB
 
 
-def create_app(store: BlobStore, *, token: str = "", cors_origin: str = "") -> FastAPI:
+def create_app(store: BlobStore, *, token: str = "", cors_origins: Sequence[str] = ()) -> FastAPI:
     """Return the codec server's application. An empty token lets everybody in who reaches it."""
     app = FastAPI(title="Everlong codec server", docs_url=None, redoc_url=None, openapi_url=None)
     codec = EverlongCodec(store)
@@ -45,10 +48,10 @@ def create_app(store: BlobStore, *, token: str = "", cors_origin: str = "") -> F
     if not token:
         # A page that points its own host name at 127.0.0.1 (DNS rebinding) is not let in either.
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", "[::1]"])
-    if cors_origin:
+    if cors_origins:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=[cors_origin],
+            allow_origins=list(cors_origins),
             allow_methods=["GET", "POST"],
             allow_headers=["content-type", "x-namespace", "authorization"],
         )
@@ -85,6 +88,8 @@ async def _convert(
     except (json_format.ParseError, UnicodeDecodeError):
         raise HTTPException(400, "the body is not Temporal payloads as JSON") from None
     try:
+        if sum(map(plain_bytes, payloads.payloads)) > RESPONSE_BYTES_MAX:
+            raise HTTPException(413, f"these payloads decode to over {RESPONSE_BYTES_MAX} bytes")
         converted = Payloads(payloads=await convert(payloads.payloads))
     except StoreUnavailable as error:
         raise HTTPException(503, str(error)) from error

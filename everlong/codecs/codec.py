@@ -22,7 +22,14 @@ from everlong import limits
 from everlong.errors import BlobCorrupt, ConfigError, UnknownVersion
 from everlong.models import Kind, Ref
 from everlong.storage import BlobStore
-from everlong.storage.objects import read_object, seal_object, thread_key, unseal, write_object
+from everlong.storage.objects import (
+    declared_bytes,
+    read_object,
+    seal_object,
+    thread_key,
+    unseal_object,
+    write_object,
+)
 
 INLINE_ENCODING: Final = b"binary/everlong"
 REF_ENCODING: Final = b"json/everlong-ref"
@@ -35,7 +42,8 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
     """Compresses payloads, and offloads those above `inline_bytes_max` to the store.
 
     It works alone, without context, and around another codec (`inner`, which then sees the plain
-    payloads). Payloads that it did not write pass through decode as they are.
+    payloads). Payloads that it did not write pass through decode as they are. With `read_only` it
+    decodes as ever, and writes nothing.
     """
 
     def __init__(
@@ -45,6 +53,7 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         inline_bytes_max: int = limits.INLINE_BYTES_MAX,
         inner: PayloadCodec | None = None,
         thread: str = "",
+        read_only: bool = False,
     ) -> None:
         if inline_bytes_max < 0:
             raise ConfigError(
@@ -54,6 +63,7 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         self.store = store
         self._inline_bytes_max = inline_bytes_max
         self._inner = inner
+        self._read_only = read_only
         # Where no context tells the thread, objects lie under that of the empty name.
         self._thread = thread or thread_key("", "")
 
@@ -66,20 +76,37 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         inner = self._inner
         if isinstance(inner, WithSerializationContext):
             inner = inner.with_context(context)
-        return type(self)(
-            self.store, inline_bytes_max=self._inline_bytes_max, inner=inner, thread=thread
-        )
+        return self._copy(inner=inner, thread=thread)
 
     def around(self, inner: PayloadCodec | None) -> Self:
         """Return this codec with another inside."""
+        return self._copy(inner=inner)
+
+    def reading(self) -> Self:
+        """Return this codec without its writing half: it encodes to plain payloads."""
+        return self._copy(read_only=True)
+
+    def _copy(
+        self,
+        *,
+        inner: PayloadCodec | None = None,
+        thread: str = "",
+        read_only: bool | None = None,
+    ) -> Self:
         return type(self)(
-            self.store, inline_bytes_max=self._inline_bytes_max, inner=inner, thread=self._thread
+            self.store,
+            inline_bytes_max=self._inline_bytes_max,
+            inner=inner or self._inner,
+            thread=thread or self._thread,
+            read_only=self._read_only if read_only is None else read_only,
         )
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
         """See `PayloadCodec`."""
         if self._inner is not None:
             payloads = await self._inner.encode(payloads)
+        if self._read_only:
+            return list(payloads)
         return [await self._encode(payload) for payload in payloads]
 
     async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
@@ -88,16 +115,16 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         return decoded if self._inner is None else await self._inner.decode(decoded)
 
     async def _encode(self, payload: Payload) -> Payload:
-        plain_bytes = payload.ByteSize()
+        size_bytes = payload.ByteSize()
         # A payload that only looks like one of ours would be taken for one by decode.
         disguised = payload.metadata.get("encoding") in (INLINE_ENCODING, REF_ENCODING)
-        small = plain_bytes < limits.COMPRESS_BYTES_MIN
-        if small and plain_bytes <= self._inline_bytes_max and not disguised:
+        small = size_bytes < limits.COMPRESS_BYTES_MIN
+        if small and size_bytes <= self._inline_bytes_max and not disguised:
             return payload
         plaintext = payload.SerializeToString(deterministic=True)
         sealed = await seal_object(plaintext)
         inline = Payload(metadata={"encoding": INLINE_ENCODING}, data=sealed)
-        pays = inline.ByteSize() <= limits.COMPRESS_RATIO_MAX * plain_bytes
+        pays = inline.ByteSize() <= limits.COMPRESS_RATIO_MAX * size_bytes
         smaller = inline if pays or disguised else payload
         if smaller.ByteSize() <= self._inline_bytes_max:
             return smaller
@@ -112,10 +139,20 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
     async def _decode(self, payload: Payload) -> Payload:
         encoding = payload.metadata.get("encoding")
         if encoding == INLINE_ENCODING:
-            return _parse(unseal(payload.data))
+            return _parse(await unseal_object(payload.data))
         if encoding == REF_ENCODING:
             return _parse(await read_object(self.store, _parse_ref(payload)))
         return payload
+
+
+def plain_bytes(payload: Payload) -> int:
+    """Return the size that a payload claims to have once it is decoded, without decoding it."""
+    encoding = payload.metadata.get("encoding")
+    if encoding == INLINE_ENCODING:
+        return declared_bytes(payload.data)
+    if encoding == REF_ENCODING:
+        return _parse_ref(payload).size_bytes
+    return payload.ByteSize()
 
 
 def _parse_ref(payload: Payload) -> Ref:

@@ -61,10 +61,13 @@ def fresh_directory(data_dir: Path) -> None:
             f"{data_dir} holds something that is not a demo's. Choose another directory with "
             "--data-dir."
         )
-    # The marker is there before anything else, so that an interrupted demo is still known as one.
-    marker.touch()
-    for path in found:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    try:
+        # The marker comes first, so that an interrupted demo is still known as one.
+        marker.touch()
+        for path in found:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    except OSError as error:
+        raise DataDirUnusable(f"{data_dir} cannot be emptied: {error}") from error
 
 
 async def _measure(stack: EmbeddedStack, thread_id: str) -> Report:

@@ -8,12 +8,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, Self
+from typing import BinaryIO, Final, Self
 
-from everlong.errors import ProcessFailed
+from everlong.errors import DataDirUnusable, ProcessFailed
 
 STOP_SECONDS_MAX: Final = 15.0
 _POLL_SECONDS: Final = 0.02
+_WAIT_SECONDS: Final = 0.2  # A stack that runs for weeks is looked at a few times a second.
 
 # On Linux the kernel can kill a child when its parent dies, even by SIGKILL. The child asks for that
 # itself, before it becomes the real program: running Python between fork and exec is not safe in a
@@ -39,7 +40,7 @@ class ManagedProcess:
         self.log = log
         if sys.platform == "linux":
             arguments = [sys.executable, "-SEc", _DIE_WITH_PARENT, str(os.getpid()), *arguments]
-        with log.open("wb") as output:
+        with _opened(log) as output:
             self._popen = subprocess.Popen(
                 list(arguments),
                 env=dict(env),
@@ -87,7 +88,7 @@ class ManagedProcess:
     async def wait(self) -> int:
         """Wait until the process has ended; return its exit code."""
         while (code := self.returncode) is None:  # noqa: ASYNC110 - a process has no event to await
-            await asyncio.sleep(_POLL_SECONDS)
+            await asyncio.sleep(_WAIT_SECONDS)
         return code
 
     async def wait_for_output(self, text: str, seconds_max: float) -> str:
@@ -116,3 +117,13 @@ class ManagedProcess:
             f"the {self.name} ended by itself with exit code {self.returncode}. It printed last:\n"
             f"  {last}\nIts whole log is {self.log}"
         )
+
+
+def _opened(log: Path) -> BinaryIO:
+    try:
+        return log.open("wb")
+    except OSError as error:
+        raise DataDirUnusable(
+            f"the log {log} cannot be written: {error.strerror}. Make it writable, or choose another "
+            "directory with --data-dir."
+        ) from error

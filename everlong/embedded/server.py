@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import dataclasses
-import os
 import shutil
 import socket
 import sys
@@ -16,9 +15,9 @@ from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from everlong.config import EMBEDDED_NAMESPACE
+from everlong.config import EMBEDDED_NAMESPACE, environment_without_temporal
 from everlong.embedded.process import ManagedProcess
-from everlong.errors import PortInUse, ProcessFailed, TemporalBinaryMissing
+from everlong.errors import ConfigError, PortInUse, ProcessFailed, TemporalBinaryMissing
 from everlong.models import SEARCH_ATTRIBUTES
 
 LOOPBACK: Final = "127.0.0.1"
@@ -26,6 +25,7 @@ PORT_DEFAULT: Final = 7233
 UI_PORT_DEFAULT: Final = 8233
 _START_SECONDS_MAX: Final = 60.0
 _START_ATTEMPTS_MAX: Final = 3
+_UP: Final = "Temporal Server:"
 _IN_USE: Final = "address already in use"
 
 
@@ -63,6 +63,8 @@ async def start_server(
     wanted and free, or else any free port; and another one if somebody else was faster.
     """
     binary = find_temporal()
+    if port is not None and port == ui_port:
+        raise ConfigError(f"port {port} is asked for twice: for the server and for its UI")
     for asked in (port, ui_port):
         if asked is not None and not is_free(asked):
             raise PortInUse(
@@ -76,7 +78,10 @@ async def start_server(
         for key, value in (dynamic_config or {}).items():
             arguments += ["--dynamic-config-value", f"{key}={value}"]
         process = ManagedProcess(
-            "Temporal server", arguments, env=os.environ, log=data_dir / "temporal.log"
+            "Temporal server",
+            arguments,
+            env=environment_without_temporal(),
+            log=data_dir / "temporal.log",
         )
         server = TemporalServer(process, chosen, ui_chosen)
         try:
@@ -138,6 +143,8 @@ def _arguments(data_dir: Path, port: int, ui_port: int, codec_endpoint: str) -> 
 
 async def _wait_until_ready(server: TemporalServer) -> None:
     deadline = time.monotonic() + _START_SECONDS_MAX
+    # Its own word first: on a port that somebody else was faster to take, their server answers.
+    await server.process.wait_for_output(_UP, _START_SECONDS_MAX)
     while time.monotonic() < deadline:
         if server.process.returncode is not None:
             raise server.process.died()

@@ -21,7 +21,7 @@ from everlong.embedded.server import (
 from everlong.errors import DataDirUnusable
 from everlong.worker import READY as WORKER_READY
 
-CODEC_SERVER_READY: Final = "Application startup complete"
+CODEC_SERVER_READY: Final = "Uvicorn running on"
 _READY_SECONDS_MAX: Final = 60.0
 
 
@@ -67,7 +67,7 @@ class EmbeddedStack:
             )
             cleanup.callback(server.process.stop)
             settings = embedded(settings, server.address)
-            codec_server = start_codec_server(settings, codec_port, origin=server.ui_url)
+            codec_server = start_codec_server(settings, codec_port, server.ui_port)
             cleanup.callback(codec_server.stop)
             worker = start_worker(settings, agents)
             stack = cls(settings, agents, server, codec_server, worker)
@@ -102,9 +102,11 @@ def start_worker(
     return _start_everlong(name, ["worker", *agents], settings)
 
 
-def start_codec_server(settings: Settings, port: int, *, origin: str) -> ManagedProcess:
-    """Start `everlong serve` for a browser that shows pages of `origin`."""
-    arguments = ["serve", "--port", str(port), "--cors-origin", origin]
+def start_codec_server(settings: Settings, port: int, ui_port: int) -> ManagedProcess:
+    """Start `everlong serve` for a browser that shows the Temporal UI, by either of its names."""
+    arguments = ["serve", "--port", str(port)]
+    for host in (LOOPBACK, "localhost"):
+        arguments += ["--cors-origin", f"http://{host}:{ui_port}"]
     return _start_everlong("codec-server", arguments, settings)
 
 

@@ -4,6 +4,7 @@ The SDK's interceptors run after decoding and have no call for an activation, so
 workflow runners, an API that the SDK calls unstable. Nothing else in Everlong touches it.
 """
 
+import copy
 import dataclasses
 import logging
 from collections.abc import Callable
@@ -75,6 +76,24 @@ def hooked(runner: WorkflowRunner, new_hook: NewHook) -> WorkflowRunner:
         "no resume spans: the workflow runner %s is not the SDK's", type(runner).__name__
     )
     return runner
+
+
+def unhooked(runner: WorkflowRunner) -> WorkflowRunner:
+    """Return the runner without a hook."""
+    if isinstance(runner, HookedSandboxedRunner):
+        return dataclasses.replace(runner, new_hook=None)
+    return runner
+
+
+def passing_through(runner: WorkflowRunner, module: str) -> WorkflowRunner:
+    """Return the runner with a module passed through its sandbox, if it has one."""
+    if not isinstance(runner, SandboxedWorkflowRunner):
+        return runner
+    # A copy keeps what another plugin's subclass has added; its constructor may be any.
+    passing = copy.copy(runner)
+    restrictions = runner.restrictions.with_passthrough_modules(module)
+    object.__setattr__(passing, "restrictions", restrictions)
+    return passing
 
 
 def _with_hook(instance: WorkflowInstance, new_hook: NewHook | None) -> WorkflowInstance:

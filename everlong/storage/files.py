@@ -26,7 +26,9 @@ class FileBlobStore:
         self._root = root
         self._scratch = root / _SCRATCH
         with self._translated("open"):
-            self._scratch.mkdir(parents=True, exist_ok=True)
+            # Conversations are in here: they are for this user alone.
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._scratch.mkdir(mode=0o700, exist_ok=True)
             self._write_file(self._scratch / f"{uuid.uuid4().hex}.probe", b"").unlink()
             self._remove_abandoned()
             _sync_directory(root.parent)
@@ -123,7 +125,8 @@ class FileBlobStore:
 
     @staticmethod
     def _write_file(path: Path, data: bytes) -> Path:
-        with path.open("xb") as file:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

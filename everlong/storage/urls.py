@@ -11,7 +11,10 @@ from everlong.storage.memory import MemoryBlobStore
 
 def open_store(url: str) -> BlobStore:
     """Open the store at `file:///absolute/dir` or `memory:`, and check that it can be written to."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ConfigError(f"the store URL cannot be read: {error}") from error
     if parts.scheme == "memory":
         return MemoryBlobStore()
     if parts.scheme == "file":

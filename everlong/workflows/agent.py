@@ -45,9 +45,10 @@ from everlong.policy import RunSize, roll_reason
 
 _STATE = TypeAdapter(ThreadState)
 _MESSAGE = TypeAdapter(Message)
-# No end: a store that is down holds the thread and lets it go on when it is back. The activities
-# themselves give up on a model or a tool that keeps failing.
-_RETRY = RetryPolicy(maximum_interval=timedelta(seconds=limits.RETRY_SECONDS_MAX))
+_INTERVAL = timedelta(seconds=limits.RETRY_SECONDS_MAX)
+_CALL_RETRY = RetryPolicy(maximum_interval=_INTERVAL, maximum_attempts=limits.CALL_ATTEMPTS_MAX)
+# No end: it is our own code, and giving up would lose what it should store.
+_STORE_RETRY = RetryPolicy(maximum_interval=_INTERVAL)
 _TIMEOUT = timedelta(seconds=limits.ACTIVITY_SECONDS_MAX)
 _HEARTBEAT = timedelta(seconds=limits.HEARTBEAT_SECONDS)
 
@@ -62,6 +63,7 @@ class AgentWorkflow:
         self._policy = start.policy
         self._state = start.state
         self._stopping = False
+        self._stopped = False
 
     @workflow.run
     async def run(self, start: ThreadStart) -> ThreadStatus:
@@ -70,11 +72,13 @@ class AgentWorkflow:
             await self._live()
         except BaseException as error:
             if is_cancelled_exception(error):
+                self._stopping = True
                 await self._journal_rest()
             raise
         await self._journal_rest()
         await workflow.wait_condition(workflow.all_handlers_finished)
-        return dataclasses.replace(self.status(), status="stopped")
+        self._stopped = True
+        return self.status()
 
     async def _live(self) -> None:
         """Take steps until told to stop; end the run early when policy says so."""
@@ -127,7 +131,7 @@ class AgentWorkflow:
         state = self._state
         status = "working" if self._has_work() else "waiting"
         if self._stopping:
-            status = "stopping"
+            status = "stopped" if self._stopped else "stopping"
         return ThreadStatus(
             agent=self._agent,
             status=status,
@@ -198,7 +202,7 @@ class AgentWorkflow:
             result_type=ModelTurn,
             start_to_close_timeout=_TIMEOUT,
             heartbeat_timeout=_HEARTBEAT,
-            retry_policy=_RETRY,
+            retry_policy=_CALL_RETRY,
         )
         return turn
 
@@ -219,7 +223,7 @@ class AgentWorkflow:
             result_type=Appended,
             start_to_close_timeout=_TIMEOUT,
             heartbeat_timeout=_HEARTBEAT,
-            retry_policy=_RETRY,
+            retry_policy=_STORE_RETRY,
         )
         counters = self._state.counters
         self._set(
@@ -257,7 +261,7 @@ class AgentWorkflow:
                 result_type=ToolResult,
                 start_to_close_timeout=_TIMEOUT,
                 heartbeat_timeout=_HEARTBEAT,
-                retry_policy=_RETRY,
+                retry_policy=_CALL_RETRY,
             )
             return result
         except ActivityError as error:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from everlong import Agent, Reply, limits, tool
+from everlong import Agent, Reply, tool
+from everlong.admin import service
 from everlong.embedded import TemporalServer
 from everlong.models import Message
 from everlong.storage.files import FileBlobStore
@@ -32,28 +33,26 @@ def read_big() -> str:
 AGENT = Agent(name="ops", model=ScriptedModel(script), tools=[read_big])
 
 
-async def failures(threads: Threads, thread_id: str, text: str) -> None:
-    """Wait until an activity of the thread is seen to fail with that text."""
+async def held_by(threads: Threads, thread_id: str, text: str) -> None:
+    """Wait until Temporal shows that an activity of the thread waits, and for what."""
     deadline = time.monotonic() + 30
-    handle = threads.client.get_workflow_handle(thread_id)
+    shown = ""
     while time.monotonic() < deadline:
-        description = await handle.describe()
-        for pending in description.raw_description.pending_activities:
-            if text in pending.last_failure.message:
-                return
+        shown = await service._what_holds(threads.client, thread_id)
+        if text in shown:
+            return
         await asyncio.sleep(0.05)
-    raise AssertionError(f"no activity failed with {text!r}")
+    raise AssertionError(f"{text!r} is not in {shown!r}")
 
 
 async def test_an_outage_holds_the_thread_and_is_survived(
-    server: TemporalServer, tmp_path: Path, thread_id: str, monkeypatch: pytest.MonkeyPatch
+    server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
     store = FlakyStore(tmp_path)
     async with open_threads(server.address, store, AGENT) as threads, threads.worker():
-        monkeypatch.setattr(limits, "STORE_SECONDS_MAX", 0.5)
         store.down = True
         await threads.send(thread_id, "go")
-        await failures(threads, thread_id, "the store is down for a test")
+        await held_by(threads, thread_id, "held by StoreUnavailable: the store is down")
         store.down = False
         status = await threads.answered(thread_id, 1)
         assert status.last_failure == ""
@@ -77,7 +76,7 @@ async def test_lost_bytes_are_named_and_restoring_them_lets_the_thread_go_on(
             largest.write_bytes(whole[:-10] + b"0123456789")
         await threads.send(thread_id, "and again")
         expected = "is not in file:///" if damage == "missing" else "is damaged"
-        await failures(threads, thread_id, expected)
+        await held_by(threads, thread_id, expected)
         largest.write_bytes(whole)
         status = await threads.answered(thread_id, 2)
         assert status.last_failure == ""

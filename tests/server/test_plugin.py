@@ -10,6 +10,7 @@ from temporalio import activity, workflow
 from temporalio.api.common.v1 import Payload
 from temporalio.client import Client
 from temporalio.converter import DataConverter, PayloadCodec
+from temporalio.plugin import SimplePlugin
 from temporalio.worker import Replayer, UnsandboxedWorkflowRunner, Worker
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
@@ -20,6 +21,7 @@ from everlong.interceptors.activation import HookedSandboxedRunner, HookedUnsand
 from everlong.storage import BlobStore
 from everlong.testing import ScriptedModel
 from tests.conftest import open_threads
+from tests.stores import CountingStore
 
 AGENT = Agent(name="ops", model=ScriptedModel(lambda turn: Reply(text="hi")))
 SIZE = 300_000
@@ -178,3 +180,85 @@ async def test_without_agents_no_workflow_is_added(server: TemporalServer) -> No
     ).config(active_config=True)
     assert list(config["workflows"]) == [Growing]
     assert isinstance(config["workflow_runner"], HookedUnsandboxedRunner)
+
+
+async def test_a_replayer_writes_no_blobs_and_emits_no_spans(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    counting = CountingStore()
+    async with open_threads(server.address, counting) as threads:
+        async with threads.worker(workflows=[Growing], activities=[grow]):
+            await threads.client.execute_workflow(
+                Growing.run, noise("in"), id=thread_id, task_queue=threads.task_queue
+            )
+        history = await threads.client.get_workflow_handle(thread_id).fetch_history()
+        puts, counting.gets = counting.puts, 0
+        replayer = Replayer(workflows=[Growing], plugins=[threads.plugin])
+        await replayer.replay_workflow(history)
+        assert counting.puts == puts
+        assert counting.gets > 0
+        assert threads.spans.get_finished_spans() == ()
+
+
+class Encrypting(SimplePlugin):
+    """Another plugin, which wraps whatever codec it finds."""
+
+    def __init__(self) -> None:
+        def around(converter: DataConverter | None) -> DataConverter:
+            converter = converter or DataConverter.default
+            return dataclasses.replace(converter, payload_codec=Chain(converter.payload_codec))
+
+        super().__init__("test.Encrypting", data_converter=around)
+
+
+class Chain(Marking):
+    def __init__(self, inner: PayloadCodec | None) -> None:
+        self._inner = inner
+
+    async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        return await super().encode(await self._inner.encode(payloads) if self._inner else payloads)
+
+    async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        decoded = await super().decode(payloads)
+        return await self._inner.decode(decoded) if self._inner else decoded
+
+
+@pytest.mark.parametrize("ours_first", [True, False])
+async def test_a_plugin_with_a_codec_of_its_own_may_come_before_or_after(
+    server: TemporalServer, store: BlobStore, thread_id: str, ours_first: bool
+) -> None:
+    plugins: list[SimplePlugin] = [EverlongPlugin(store=store), Encrypting()]
+    client = await Client.connect(server.address, plugins=plugins if ours_first else plugins[::-1])
+    async with Worker(client, task_queue=thread_id, workflows=[Growing], activities=[grow]):
+        result = await client.execute_workflow(
+            Growing.run, noise("in"), id=thread_id, task_queue=thread_id
+        )
+    assert result == grown(noise("in"))
+
+
+class TheirRunner(SandboxedWorkflowRunner):
+    """Another plugin's runner, with a constructor of its own."""
+
+    def __init__(self, secret: str) -> None:
+        super().__init__()
+        object.__setattr__(self, "secret", secret)
+
+
+async def test_a_runner_of_another_plugin_is_kept(
+    server: TemporalServer, store: BlobStore, thread_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = await Client.connect(server.address, plugins=[EverlongPlugin(store=store)])
+    worker = Worker(
+        client,
+        task_queue=thread_id,
+        workflows=[Growing],
+        activities=[grow],
+        workflow_runner=TheirRunner("kept"),
+    )
+    runner = worker.config(active_config=True)["workflow_runner"]
+    assert isinstance(runner, TheirRunner)
+    assert runner.secret == "kept"  # type: ignore[attr-defined]
+    assert "everlong" in runner.restrictions.passthrough_modules
+    assert "no resume spans" in caplog.text
+    async with worker:
+        await client.execute_workflow(Growing.run, "x", id=thread_id, task_queue=thread_id)

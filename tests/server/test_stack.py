@@ -1,5 +1,6 @@
 """`everlong dev` and `everlong demo` as a user runs them: real processes, real signals."""
 
+import asyncio
 import base64
 import json
 import os
@@ -15,13 +16,14 @@ from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
 from temporalio.client import Client
 
 from everlong.codecs.codec import INLINE_ENCODING
-from everlong.embedded import ManagedProcess
+from everlong.embedded import ManagedProcess, TemporalServer, start_server
 from everlong.embedded.server import find_temporal, free_port
 from everlong.models import SEARCH_ATTRIBUTES
 from tests.unit.test_process import wait_until_gone
 
 EVERLONG = [sys.executable, "-m", "everlong"]
 UP = "Ctrl-C stops everything"
+DEMO = "everlong.demo:agent"
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +142,61 @@ async def test_a_part_that_dies_takes_the_stack_with_it_and_is_named(
     assert "Traceback" not in dev.output()
     for pid in parts.values():
         wait_until_gone(pid)
+
+
+async def test_ctrl_c_while_it_starts_stops_it_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
+    monkeypatch.chdir(tmp_path)
+    ports = ["--port", str(free_port()), "--ui-port", str(free_port())]
+    arguments = ["dev", "slow:agent", "--data-dir", str(tmp_path / "data"), *ports]
+    with ManagedProcess(
+        "dev", [*EVERLONG, *arguments], env=os.environ, log=tmp_path / "log"
+    ) as run:
+        await run.wait_for_output("Starting", 30)
+        while "worker" not in children(run.pid):
+            await asyncio.sleep(0.05)
+        parts = children(run.pid)
+        os.kill(run.pid, signal.SIGINT)
+        async with asyncio.timeout(20):
+            assert await run.wait() == 0
+    for pid in parts.values():
+        wait_until_gone(pid)
+
+
+async def test_two_stacks_that_start_together_get_a_server_each(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    servers = await asyncio.gather(
+        *(start_server(tmp_path / name, usual_ports=True) for name in ("one", "two"))
+    )
+    try:
+        assert servers[0].port != servers[1].port
+        assert [server.process.returncode for server in servers] == [None, None]
+    finally:
+        for server in servers:
+            server.process.stop()
+
+
+@pytest.mark.parametrize("command", [["show", "t"], ["send", "t", "hi"], ["worker", DEMO]])
+def test_a_namespace_that_does_not_exist_is_named(
+    server: TemporalServer, tmp_path: Path, command: list[str]
+) -> None:
+    env = {**os.environ, "TEMPORAL_ADDRESS": server.address, "TEMPORAL_NAMESPACE": "nowhere"}
+    result = subprocess.run(
+        [*EVERLONG, *command],
+        env=env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 4, result.stderr
+    assert "nowhere" in result.stderr
+    assert "TEMPORAL_NAMESPACE" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 async def test_no_part_outlives_a_stack_that_is_killed(dev: ManagedProcess) -> None:

@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Sequence
+from datetime import timedelta
 
 import pytest
 from temporalio.client import WorkflowExecutionStatus
+from temporalio.common import RetryPolicy
 
 from everlong import Agent, Policy, Reply, ThreadStart, limits, tool
 from everlong.admin import service
@@ -142,7 +144,8 @@ async def test_what_the_model_got_wrong_is_told_to_it(
 async def test_a_tool_or_model_that_keeps_failing_is_given_up_on(
     server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "CALL_ATTEMPTS_MAX", 2)
+    twice = RetryPolicy(maximum_attempts=2, initial_interval=timedelta(milliseconds=50))
+    monkeypatch.setattr("everlong.workflows.agent._CALL_RETRY", twice)
 
     @tool
     def broken() -> str:

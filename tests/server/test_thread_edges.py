@@ -6,16 +6,17 @@ import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import ApplicationError
 
 from everlong import Agent, Reply, limits, tool
 from everlong.admin import service
 from everlong.embedded import TemporalServer
-from everlong.errors import MessageRefused, NoWorker
-from everlong.models import STOP_SIGNAL, Message, ThreadStatus
+from everlong.errors import MessageRefused, NotAnswered, NoWorker
+from everlong.models import STOP_SIGNAL, Message, ThreadStatus, ToolCall
 from everlong.storage import BlobStore
 from everlong.testing import ScriptedModel
 from tests.agents import call, reading_agent, results
@@ -64,14 +65,14 @@ async def test_a_result_over_the_bound_is_told_to_the_model(
 
     agent = Agent(name="ops", model=one_call("read_all"), tools=[read_all])
     async with open_threads(server.address, store, agent) as threads, threads.worker():
-        assert "has 1001 bytes; 1000 is the most" in await ask(threads, thread_id)
+        assert "has 1003 bytes; 1000 is the most" in await ask(threads, thread_id)
 
 
 async def test_a_tool_that_hangs_or_exits_is_given_up_on_and_holds_up_nobody_else(
     server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "CALL_SECONDS_MAX", 0.5)
-    monkeypatch.setattr(limits, "CALL_ATTEMPTS_MAX", 1)
+    monkeypatch.setattr("everlong.workflows.agent._CALL_RETRY", RetryPolicy(maximum_attempts=1))
 
     @tool
     def hang() -> str:
@@ -94,7 +95,7 @@ async def test_a_tool_that_hangs_or_exits_is_given_up_on_and_holds_up_nobody_els
 async def test_a_reply_that_cannot_be_carried_out_ends_the_turn_with_a_reason(
     server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "CALL_ATTEMPTS_MAX", 1)
+    monkeypatch.setattr("everlong.workflows.agent._CALL_RETRY", RetryPolicy(maximum_attempts=1))
     bad = {
         "many": tuple(call(i, "x") for i in range(limits.TOOL_CALLS_MAX + 1)),
         "same": (call(0, "x"), call(0, "x")),
@@ -108,6 +109,78 @@ async def test_a_reply_that_cannot_be_carried_out_ends_the_turn_with_a_reason(
             await threads.send(thread_id, text)
             status = await threads.answered(thread_id, number)
             assert reason in status.last_failure
+
+
+async def test_a_tool_that_says_not_to_try_again_is_not_tried_again(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    runs = 0
+
+    @tool
+    def pay() -> str:
+        """Fail for good."""
+        nonlocal runs
+        runs += 1
+        raise ApplicationError("card refused", non_retryable=True)
+
+    agent = Agent(name="ops", model=one_call("pay"), tools=[pay])
+    async with open_threads(server.address, store, agent) as threads, threads.worker():
+        assert "card refused" in await ask(threads, thread_id)
+        assert runs == 1
+
+
+async def test_every_call_is_bounded_by_the_server_whatever_ends_it(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    """A tool that kills its worker never gets to count its own attempts."""
+    async with open_threads(server.address, store, reading_agent(1)) as threads, threads.worker():
+        await ask(threads, thread_id)
+        history = await threads.client.get_workflow_handle(thread_id).fetch_history()
+    scheduled = [
+        event.activity_task_scheduled_event_attributes
+        for event in history.events
+        if event.HasField("activity_task_scheduled_event_attributes")
+    ]
+    assert len(scheduled) == 3
+    for each in scheduled:
+        assert each.retry_policy.maximum_attempts == limits.CALL_ATTEMPTS_MAX
+        assert each.heartbeat_timeout.ToSeconds() == limits.HEARTBEAT_SECONDS
+
+
+async def test_a_reply_with_text_that_cannot_be_stored_is_mended(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    def script(turn: Sequence[Message]) -> Reply:
+        if results(turn):
+            return Reply(text=f"\udcff {results(turn)[0][:28]}")
+        odd = ToolCall(id="1", tool="none", arguments='{"x": "\udcff"}')
+        return Reply(text=None, tool_calls=(odd,))  # type: ignore[arg-type] # as providers do
+
+    agent = Agent(name="ops", model=ScriptedModel(script))
+    async with open_threads(server.address, store, agent) as threads, threads.worker():
+        assert await ask(threads, thread_id) == "? error: there is no tool 'non"
+
+
+async def test_why_a_thread_is_not_done_is_told(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    async with open_threads(server.address, store, reading_agent(1)) as threads, threads.worker():
+        await threads.send(thread_id, "hi", agent="typo")
+        with pytest.raises(NotAnswered, match="runs no agent 'typo', only"):
+            await threads.answered(thread_id, 1, seconds=1.5)
+
+
+async def test_waiting_for_a_stopped_thread_ends_at_once(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    async with open_threads(server.address, store, reading_agent(500)) as threads, threads.worker():
+        await threads.send(thread_id, "read")
+        handle = threads.client.get_workflow_handle(thread_id)
+        await handle.signal(STOP_SIGNAL)
+        await handle.result()
+        assert (await service.status(threads.client, thread_id)).status == "stopped"
+        with pytest.raises(NotAnswered, match="was stopped before that"):
+            await threads.answered(thread_id, 1)
 
 
 async def test_a_cancelled_thread_ends_as_cancelled_with_its_journal_whole(
@@ -176,9 +249,9 @@ async def test_a_threads_size_is_known_after_its_first_runs_are_gone(
 ) -> None:
     real = service._previous_run
 
-    async def with_one_that_is_gone(handle: WorkflowHandle[Any, Any]) -> str:
+    async def with_one_that_is_gone(client: Client, thread_id: str, run_id: str) -> str:
         """Retention takes days, so the first run names one before it that the server never had."""
-        return await real(handle) or str(uuid.uuid4())
+        return await real(client, thread_id, run_id) or str(uuid.uuid4())
 
     async with open_threads(server.address, store, reading_agent(1)) as threads, threads.worker():
         await ask(threads, thread_id)

@@ -32,12 +32,6 @@ def busy_port() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
-@pytest.fixture
-def no_temporal(tmp_path: Path) -> dict[str, str]:
-    """An environment in which there is no `temporal` program: an interpreter of another folder."""
-    return {"PATH": str(tmp_path)}
-
-
 def fails(result: subprocess.CompletedProcess[str], exit_code: int, *texts: str) -> None:
     assert result.returncode == exit_code, result.stderr
     assert result.stderr.startswith("error: "), result.stderr
@@ -107,6 +101,31 @@ def test_no_server_at_the_address(tmp_path: Path, busy_port: int) -> None:
     for arguments in (["worker", "everlong.demo:agent"], ["send", "t", "hi"], ["show", "t"]):
         result = everlong(*arguments, cwd=tmp_path, TEMPORAL_ADDRESS=address)
         fails(result, 4, f"no Temporal server answers at {address}", "everlong dev")
+
+
+def test_an_address_that_is_none(tmp_path: Path) -> None:
+    result = everlong("show", "t", cwd=tmp_path, TEMPORAL_ADDRESS="not a host")
+    fails(result, 4, "at not a host")
+
+
+def test_a_store_url_that_cannot_be_read(tmp_path: Path) -> None:
+    result = everlong("worker", "everlong.demo:agent", cwd=tmp_path, EVERLONG_STORE="file://[bad")
+    fails(result, 2, "store URL")
+
+
+def test_one_port_for_two_things(tmp_path: Path) -> None:
+    result = everlong("dev", "--port", "17233", "--ui-port", "17233", cwd=tmp_path)
+    fails(result, 2, "asked for twice")
+
+
+def test_a_log_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "data/temporal.log").mkdir(parents=True)
+    result = everlong("dev", "--data-dir", "data", cwd=tmp_path)
+    fails(result, 3, "temporal.log cannot be written")
+
+
+def test_serving_on_a_port_in_use(tmp_path: Path, busy_port: int) -> None:
+    fails(everlong("serve", "--port", str(busy_port), cwd=tmp_path), 3, "is in use")
 
 
 def test_an_agent_that_is_not_there(tmp_path: Path) -> None:

@@ -99,6 +99,14 @@ async def test_a_directory_that_has_gone_is_an_outage_not_an_empty_store(tmp_pat
     assert await store.get("v1/a") == b"x"
 
 
+async def test_what_is_stored_is_for_this_user_alone(tmp_path: Path) -> None:
+    store = open_store((tmp_path / "blobs").as_uri())
+    await store.put("v1/a/b", b"x")
+    # Each alone is enough: the directory, and the file in a directory that others may enter.
+    for path in (tmp_path / "blobs", tmp_path / "blobs/v1/a/b"):
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
 def test_spaces_and_unicode_in_a_store_path_work(tmp_path: Path) -> None:
     open_store((tmp_path / "a b ü").as_uri())
     assert (tmp_path / "a b ü").is_dir()
@@ -109,6 +117,11 @@ def test_an_unknown_scheme_is_refused_without_repeating_secrets(url: str) -> Non
     with pytest.raises(UnknownStoreScheme, match="file:///absolute/dir") as raised:
         open_store(url)
     assert "secret" not in str(raised.value)
+
+
+def test_a_url_that_cannot_be_read_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        open_store("file://[bad")
 
 
 @pytest.mark.parametrize("url", ["file:relative", "file://host/dir"])

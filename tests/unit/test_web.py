@@ -10,8 +10,10 @@ from temporalio.api.common.v1 import Payload, Payloads
 from everlong.admin import web
 from everlong.admin.web import check_exposure, create_app
 from everlong.codecs import EverlongCodec
+from everlong.codecs.codec import INLINE_ENCODING
 from everlong.errors import ConfigError
 from everlong.storage.memory import MemoryBlobStore
+from everlong.storage.objects import seal
 
 BIG = Payload(metadata={"encoding": b"json/plain"}, data=hashlib.shake_256(b"noise").digest(50_000))
 ORIGIN = "http://127.0.0.1:8233"
@@ -21,7 +23,7 @@ ORIGIN = "http://127.0.0.1:8233"
 async def browser(
     store: MemoryBlobStore, *, token: str = "", host: str = "127.0.0.1"
 ) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(create_app(store, token=token, cors_origin=ORIGIN))
+    transport = httpx.ASGITransport(create_app(store, token=token, cors_origins=[ORIGIN]))
     async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}:8234") as client:
         yield client
 
@@ -109,6 +111,16 @@ async def test_bad_requests_are_refused(
             "/decode", content=body, headers={"content-type": content_type}
         )
         assert response.status_code == status
+
+
+async def test_payloads_that_would_decode_to_too_much_are_refused_before_they_are_decoded() -> None:
+    zeros = Payload(data=bytes((1 << 20) - 6))
+    bomb = Payload(metadata={"encoding": INLINE_ENCODING}, data=seal(zeros.SerializeToString()))
+    assert len(bomb.data) < 200
+    async with browser(MemoryBlobStore()) as client:
+        fits = await client.post("/decode", json=as_json(*[bomb] * 64))
+        refused = await client.post("/decode", json=as_json(*[bomb] * 65))
+    assert (fits.status_code, refused.status_code) == (200, 413)
 
 
 async def test_a_missing_blob_is_told_not_hidden() -> None:
