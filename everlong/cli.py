@@ -17,7 +17,7 @@ from rich.table import Table
 
 import everlong
 from everlong.admin import service
-from everlong.admin.console import bytes_text, err, out, plain
+from everlong.admin.console import bytes_text, command, err, out, plain
 from everlong.admin.web import check_exposure, create_app
 from everlong.config import Settings, environment_without_temporal, load_settings
 from everlong.connection import connect
@@ -168,7 +168,7 @@ async def _dev(
             f"logs             {settings.data_dir}\n\n"
             "In a second terminal:\n"
             f"  export TEMPORAL_ADDRESS={stack.server.address} EVERLONG_STORE={stack.settings.store}\n"
-            "  everlong send hello-1 'Hello' --agent NAME\n\n"
+            f"  {command()} send hello-1 'Hello' --agent NAME\n\n"
             "Ctrl-C stops everything; the data stays.",
             soft_wrap=True,
         )

@@ -1,5 +1,9 @@
 """How things are printed for people."""
 
+import shutil
+import sys
+from pathlib import Path
+
 from rich.console import Console
 
 from everlong import limits
@@ -13,6 +17,14 @@ def plain(text: str) -> str:
     return "".join(
         c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
     )
+
+
+def command() -> str:
+    """Return how this program is called from here: not every shell has it on its PATH."""
+    if shutil.which("everlong"):
+        return "everlong"
+    program = Path(sys.argv[0])
+    return "python -m everlong" if program.name == "__main__.py" else str(program)
 
 
 def bytes_text(size_bytes: int) -> str:

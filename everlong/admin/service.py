@@ -185,7 +185,7 @@ async def _what_holds(client: Client, thread_id: str) -> str:
         details = await client.data_converter.decode(pending.heartbeat_details.payloads)
         reason = str(details[0]) if details else pending.last_failure.message
         if reason:
-            return f" {pending.activity_type.name}: {printable(reason, 400)}"
+            return f". Its {pending.activity_type.name} says: {printable(reason, 400)}"
     return ""
 
 

@@ -14,7 +14,7 @@ from typing import Final
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from everlong.admin import service
-from everlong.admin.console import out
+from everlong.admin.console import command, out
 from everlong.config import Settings
 from everlong.connection import connect
 from everlong.demo.agent import STEPS, agent, expected_conversation
@@ -142,11 +142,11 @@ async def _say_what_next(stack: EmbeddedStack, thread_id: str) -> None:
         await pressed.wait()
     out.print(
         "\nTo look further:\n"
-        f"  everlong dev --data-dir {data_dir}    starts this stack again, with the thread\n"
+        f"  {command()} dev --data-dir {data_dir}    starts this stack again, with the thread\n"
         f"  {workflow_url}    is then its history\n"
         "In a second terminal:\n"
         f"  export EVERLONG_DATA_DIR={data_dir}\n"
-        f"  everlong show {thread_id}    how far the thread is, and what it takes up\n"
-        f"  everlong send {thread_id} 'And the night before?'    goes on with it",
+        f"  {command()} show {thread_id}    how far the thread is, and what it takes up\n"
+        f"  {command()} send {thread_id} 'And the night before?'    goes on with it",
         soft_wrap=True,
     )
