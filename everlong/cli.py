@@ -19,12 +19,17 @@ import everlong
 from everlong.admin import service
 from everlong.admin.console import bytes_text, command, err, out, plain
 from everlong.admin.web import check_exposure, create_app
-from everlong.config import Settings, environment_without_temporal, load_settings
+from everlong.config import (
+    Settings,
+    checked_store,
+    environment_without_temporal,
+    load_settings,
+)
 from everlong.connection import connect
 from everlong.demo.run import run_demo
 from everlong.embedded import EmbeddedStack
 from everlong.embedded.server import is_free
-from everlong.errors import EverlongError, PortInUse, TurnFailed
+from everlong.errors import EverlongError, PortInUse
 from everlong.storage import open_store
 from everlong.worker import load_agent, run_worker
 
@@ -128,9 +133,9 @@ def serve(
     """
     settings = load_settings()
     check_exposure(host, token=settings.token, allow_anonymous=allow_anonymous)
-    if not is_free(port):
+    if not is_free(port, host):
         raise PortInUse(f"port {port} is in use. Stop what listens there, or choose another.")
-    store = open_store(settings.store)
+    store = open_store(checked_store(settings))
     web = create_app(store, token=settings.token, cors_origins=cors_origin or ())
     uvicorn.run(web, host=host, port=port, access_log=False)
 
@@ -183,31 +188,29 @@ async def _send(
         client, thread_id, text, task_queue=settings.task_queue, agent=agent
     )
     if not seconds_max:
-        out.print(f"message {number} is queued on thread {thread_id}")
+        out.print(f"message {number} is queued on thread {thread_id}", markup=False)
         return
     with err.status(f"message {number} is queued; waiting for the answer"):
-        status = await service.wait_for_status(
+        await service.wait_for_status(
             client,
             thread_id,
             lambda status: status.counters.answered >= number,
             seconds_max=seconds_max,
         )
-    if status.last_failure and status.counters.answered == number:
-        raise TurnFailed(status.last_failure)
-    conversation = await service.messages(client, open_store(settings.store), thread_id)
+    conversation = await service.messages(client, open_store(checked_store(settings)), thread_id)
     out.print(plain(service.answer(conversation, number)), markup=False, soft_wrap=True)
 
 
 async def _show(settings: Settings, thread_id: str, as_json: bool) -> None:
     client = await connect(settings)
     status = await service.status(client, thread_id)
-    size = await service.size(client, open_store(settings.store), thread_id)
+    size = await service.size(client, open_store(checked_store(settings)), thread_id)
     if as_json:
         fields = dataclasses.asdict(status) | {"size": dataclasses.asdict(size)}
         out.print_json(json.dumps(fields))
         return
     counters = status.counters
-    view = Table(title=f"{thread_id} ({status.agent})", show_header=False)
+    view = Table(title=escape(f"{thread_id} ({status.agent})"), show_header=False)
     view.add_row("status", status.status)
     view.add_row("messages", f"{counters.answered} of {counters.messages} answered")
     view.add_row("steps", f"{counters.steps} model calls, {counters.tool_calls} tool calls")
@@ -215,6 +218,8 @@ async def _show(settings: Settings, thread_id: str, as_json: bool) -> None:
         "history", f"{bytes_text(size.history_bytes)} in {size.events} events, {size.runs} runs"
     )
     view.add_row("blobs", f"{bytes_text(size.blob_bytes)} in {size.blobs} objects")
+    if status.held_by:
+        view.add_row("held by", escape(plain(status.held_by)))
     if status.last_failure:
         view.add_row("last failure", escape(plain(status.last_failure)))
     out.print(view)

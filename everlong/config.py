@@ -27,7 +27,8 @@ class Settings:
     data_dir: Path
     """`EVERLONG_DATA_DIR`: where `everlong dev` keeps its files."""
     store: str
-    """`EVERLONG_STORE`: URL of the blob store; by default the one of `everlong dev`."""
+    """`EVERLONG_STORE`: URL of the blob store; by default the one of `everlong dev`, if there is one.
+    Empty if neither is there: nobody gets a store in some directory by accident."""
     task_queue: str
     """`EVERLONG_TASK_QUEUE`: where threads and workers meet."""
     inline_bytes_max: int
@@ -51,7 +52,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     temporal.setdefault("target_host", "127.0.0.1:7233")
     return Settings(
         data_dir=data_dir,
-        store=env.get("EVERLONG_STORE") or store_url(data_dir),
+        store=env.get("EVERLONG_STORE") or _dev_store(data_dir),
         task_queue=env.get("EVERLONG_TASK_QUEUE") or TASK_QUEUE_DEFAULT,
         inline_bytes_max=_bytes(env, "EVERLONG_INLINE_BYTES_MAX", limits.INLINE_BYTES_MAX),
         traces_exporter=env.get("OTEL_TRACES_EXPORTER") or "none",
@@ -63,6 +64,20 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
 def store_url(data_dir: Path) -> str:
     """Return the URL of the blob store that lies in a data directory."""
     return (data_dir / "blobs").absolute().as_uri()
+
+
+def _dev_store(data_dir: Path) -> str:
+    return store_url(data_dir) if (data_dir / "blobs").is_dir() else ""
+
+
+def checked_store(settings: Settings) -> str:
+    """Return the store's URL, or say that there is none."""
+    if not settings.store:
+        raise ConfigError(
+            "no blob store is set. Set EVERLONG_STORE=file:///absolute/dir, or run this where "
+            f"`everlong dev` has run: there is none in {settings.data_dir}."
+        )
+    return settings.store
 
 
 def embedded(settings: Settings, address: str) -> Settings:

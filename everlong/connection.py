@@ -6,7 +6,7 @@ from opentelemetry.trace import TracerProvider
 from temporalio.client import Client
 
 from everlong.agents import Agent
-from everlong.config import Settings
+from everlong.config import Settings, checked_store
 from everlong.errors import ServerUnreachable
 from everlong.models import printable
 from everlong.plugin import EverlongPlugin
@@ -20,7 +20,7 @@ async def connect(
 ) -> Client:
     """Connect to Temporal with the plugin, or say which address did not answer."""
     plugin = EverlongPlugin(
-        store=settings.store,
+        store=checked_store(settings),
         agents=agents,
         inline_bytes_max=settings.inline_bytes_max,
         tracer_provider=tracer_provider,

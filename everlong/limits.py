@@ -47,6 +47,9 @@ REASON_CHARS_MAX: Final = 160
 # object may hold.
 TEXT_BYTES_MAX: Final = 64 * MIB
 
+# Entries of one journal segment. An entry takes up to 1.1 KiB, so a segment stays below 10 MiB.
+SEGMENT_ENTRIES_MAX: Final = 8192
+
 # A message up to this size stays inside its journal entry; a larger one is an object of its own.
 ENTRY_BODY_BYTES_MAX: Final = 512
 
@@ -65,12 +68,17 @@ CALL_SECONDS_MAX: Final = 600.0
 CALL_ATTEMPTS_MAX: Final = 12
 RETRY_SECONDS_MAX: Final = 30.0
 # Tools that block, at the same time in one worker; the SDK runs at most 100 activities.
-TOOL_THREADS_MAX: Final = 64
+TOOL_THREADS_MAX: Final = 128
 
-# How often a store that is down is tried again. The wait itself has no end but the activity's.
-STORE_RETRY_SECONDS_MAX: Final = 10.0
-# An activity that waits for lost bytes to be restored may wait this long: 30 days.
+# While the store is down, an activity that has done nothing yet waits this long, then frees its slot
+# on the worker. The workflow tries again after a pause, which doubles: 144 tries a day at the end,
+# of about 11 events each, are 1,600 events a day.
+HOLD_SECONDS_MAX: Final = 20.0
+HELD_PAUSE_SECONDS_MIN: Final = 10.0
+HELD_PAUSE_SECONDS_MAX: Final = 600.0
+# One that has run a tool or a model waits on, so that it need not run that again: 30 days.
 ACTIVITY_SECONDS_MAX: Final = 30 * 24 * 3600.0
+STORE_RETRY_SECONDS_MAX: Final = 10.0
 
 # Where replays are cheap, waiting 10 s (the SDK's default) for a dead worker's sticky queue is most
 # of a resume.

@@ -20,6 +20,9 @@ CALL_MODEL: Final = "everlong.call_model"
 RUN_TOOL: Final = "everlong.run_tool"
 APPEND_JOURNAL: Final = "everlong.append_journal"
 
+HELD: Final = "everlong.Held"
+"""Type of the failure of an activity that could not begin, and should be tried again."""
+
 SEND_UPDATE: Final = "send"
 STOP_SIGNAL: Final = "stop"
 STATUS_QUERY: Final = "status"
@@ -88,7 +91,7 @@ class Message:
     """One message of a conversation, in the order that a model reads them."""
 
     role: str
-    """`user`, `assistant` or `tool`."""
+    """`user`, `assistant`, `tool`, or `failure`: why a turn ended without an answer."""
     text: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     """On an assistant message: the tools that it asks for."""
@@ -192,11 +195,13 @@ class ThreadStatus:
 
     agent: str
     status: str
-    """`working`, `waiting`, `stopping` or `stopped`."""
+    """`working`, `waiting`, `held`, `stopping` or `stopped`."""
     counters: Counters
     head: SegmentRef | None
     waiting_messages: int
     last_failure: str
+    held_by: str = ""
+    """What the thread waits for, if it is held: say, bytes that the store has lost."""
 
 
 @dataclass(frozen=True, kw_only=True)

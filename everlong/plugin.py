@@ -105,6 +105,10 @@ class EverlongPlugin(SimplePlugin):
         """Wrap the codec that is there. The SDK may apply a plugin twice, so ours stays as it is."""
         converter = converter or DataConverter.default
         if isinstance(converter.payload_codec, EverlongCodec):
+            if converter.payload_codec.store is not self.store:
+                raise ConfigError(
+                    "this client has another EverlongPlugin already, with its own store"
+                )
             return converter
         return dataclasses.replace(
             converter, payload_codec=self._codec.around(converter.payload_codec)

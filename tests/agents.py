@@ -31,6 +31,16 @@ def reading_agent(pages: int, name: str = "ops") -> Agent:
     return Agent(name=name, model=ScriptedModel(script), tools=[read_page])
 
 
+def one_call(name: str) -> ScriptedModel:
+    """Calls one tool and repeats what it returned."""
+
+    def script(turn: Sequence[Message]) -> Reply:
+        seen = results(turn)
+        return Reply(text=seen[0]) if seen else Reply(tool_calls=(call(0, name),))
+
+    return ScriptedModel(script)
+
+
 def pages_answer(pages: int) -> str:
     return f"{pages} pages, {sum(workload.result_bytes(i) for i in range(pages))} characters"
 

@@ -13,6 +13,7 @@ import functools
 import inspect
 import time
 from collections.abc import AsyncIterator, Iterable
+from typing import Final
 
 from pydantic import ValidationError
 from pydantic_core import to_json
@@ -20,7 +21,7 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from everlong import limits
-from everlong.activities.pulse import pulse
+from everlong.activities.pulse import held, pulse
 from everlong.agents import Agent, Reply, Tool
 from everlong.models import (
     APPEND_JOURNAL,
@@ -43,6 +44,9 @@ from everlong.storage import BlobStore
 from everlong.storage.journal import Journal
 from everlong.storage.objects import thread_key
 
+# What is wrong with a tool's arguments, as told to the model. Pydantic quotes a part of the input.
+_COMPLAINT_CHARS_MAX: Final = 2000
+
 
 class AgentActivities:
     """The activities of the agents that one worker runs."""
@@ -61,8 +65,8 @@ class AgentActivities:
         agent = self._agent(call.agent)
         journal = self._journal()
         async with pulse() as living:
-            entries = [*await living.patiently(lambda: journal.read(call.head)), *call.tail]
-            messages = await living.patiently(lambda: journal.messages(entries))
+            entries = [*await living.briefly(lambda: journal.read(call.head)), *call.tail]
+            messages = await living.briefly(lambda: journal.messages(entries))
             async with _bounded(f"model of agent {agent.name!r}"):
                 reply = _checked(await agent.model.reply(agent.instructions, messages, agent.tools))
             now_ms = _now_ms()
@@ -90,8 +94,8 @@ class AgentActivities:
         journal = self._journal()
         async with pulse() as living:
             # The call's arguments may be large, so they come from the journal, not from history.
-            newest = await living.patiently(lambda: journal.newest(run.head))
-            [reply] = await living.patiently(lambda: journal.messages([newest]))
+            newest = await living.briefly(lambda: journal.newest(run.head))
+            [reply] = await living.briefly(lambda: journal.messages([newest]))
             call = _find_call(reply, run.call)
             async with _bounded(f"tool {call.tool!r}"):
                 text = await self._run(agent, call)
@@ -107,7 +111,7 @@ class AgentActivities:
         """Journal entries that no model call will."""
         journal = self._journal()
         async with pulse() as living:
-            head, written_bytes = await living.patiently(
+            head, written_bytes = await living.briefly(
                 lambda: journal.append(append.head, append.entries)
             )
         return Appended(head=head, written_bytes=written_bytes)
@@ -121,7 +125,7 @@ class AgentActivities:
         try:
             parsed = wanted.arguments.model_validate_json(call.arguments or "{}")
         except ValidationError as error:
-            return f"error: the arguments do not fit. {error}"
+            return f"error: the arguments do not fit. {error}"[:_COMPLAINT_CHARS_MAX]
         arguments = {name: getattr(parsed, name) for name in wanted.arguments.model_fields}
         text = _utf8(await self._call(wanted, arguments))
         size_bytes = len(to_json(text))
@@ -153,11 +157,9 @@ class AgentActivities:
         try:
             return self._agents[name]
         except KeyError:
-            # Retried: a worker that has the agent may take the next attempt.
-            raise ApplicationError(
-                f"this worker runs no agent {name!r}, only {sorted(self._agents)}. Start a worker "
-                "that has it, on this task queue.",
-                type="UnknownAgent",
+            raise held(
+                f"a worker runs no agent {name!r}, only {sorted(self._agents)}. Start one that has "
+                "it, on this task queue."
             ) from None
 
     def _journal(self) -> Journal:
@@ -174,7 +176,7 @@ async def _bounded(what: str) -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(limits.CALL_SECONDS_MAX):
             yield
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - it is not our code
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - it is not our code
         activity.logger.warning("%s failed", what, exc_info=True)
         reason = f"{what} failed: {type(error).__name__}: {error}"
         theirs = error if isinstance(error, ApplicationError) else ApplicationError("")

@@ -1,21 +1,24 @@
 """Heartbeats, and patience with the store.
 
 A killed worker is noticed by its heartbeats, which need no help from the code that they cover. A
-fault of the store, or bytes that are missing, hold a thread here: in an activity whose heartbeats
-say what it waits for, and which goes on by itself once that is mended. What it has done already,
-such as a tool's effects, is not done again.
+fault of the store, or bytes that are missing, hold a thread: its activity waits, its heartbeats say
+for what, and it goes on by itself once that is mended. One that has done nothing yet gives up its
+place after a while and is tried again; one that has run a tool waits on, and does not run it again.
 """
 
 import asyncio
 import contextlib
 import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 from temporalio import activity
+from temporalio.exceptions import ApplicationError
 
 from everlong import limits
 from everlong.errors import BlobCorrupt, BlobMissing, StoreUnavailable, UnknownVersion
+from everlong.models import HELD, printable
 
 T = TypeVar("T")
 
@@ -28,14 +31,27 @@ class Pulse:
     def __init__(self) -> None:
         self._held_by = ""
 
+    async def briefly(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do work on the store before anything else was done; fail as held if it cannot be."""
+        try:
+            return await self._retried(work, limits.HOLD_SECONDS_MAX)
+        except _MENDABLE as error:
+            raise held(f"{type(error).__name__}: {error}") from None
+
     async def patiently(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Do work on the store; while it fails in a way that can be mended, try again."""
+        """Do work on the store that must not be lost: as long as the activity may run."""
+        return await self._retried(work, limits.ACTIVITY_SECONDS_MAX)
+
+    async def _retried(self, work: Callable[[], Awaitable[T]], seconds_max: float) -> T:
+        deadline = time.monotonic() + seconds_max
         pause_seconds = 0.1
         try:
             while True:
                 try:
                     return await work()
                 except _MENDABLE as error:
+                    if time.monotonic() > deadline:
+                        raise
                     self._held_by = f"held by {type(error).__name__}: {error}"
                     activity.logger.warning(self._held_by)
                 # Jitter, so that many activities do not come back at the same moment.
@@ -49,6 +65,13 @@ class Pulse:
         while True:
             activity.heartbeat(*([self._held_by] if self._held_by else []))
             await asyncio.sleep(limits.HEARTBEAT_SECONDS / 3)
+
+
+def held(reason: str) -> ApplicationError:
+    """Return the failure upon which the workflow waits and tries again, without end."""
+    return ApplicationError(
+        printable(reason, limits.REASON_CHARS_MAX), type=HELD, non_retryable=True
+    )
 
 
 @contextlib.asynccontextmanager

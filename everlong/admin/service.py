@@ -11,6 +11,7 @@ from typing import Any, Final
 from temporalio.client import (
     Client,
     WithStartWorkflowOperation,
+    WorkflowExecutionStatus,
     WorkflowQueryFailedError,
     WorkflowUpdateFailedError,
     WorkflowUpdateRPCTimeoutOrCancelledError,
@@ -25,6 +26,7 @@ from everlong.errors import (
     NoWorker,
     ServerUnreachable,
     ThreadNotFound,
+    TurnFailed,
 )
 from everlong.models import (
     AGENT_WORKFLOW,
@@ -34,7 +36,6 @@ from everlong.models import (
     SendMessage,
     ThreadStart,
     ThreadStatus,
-    printable,
 )
 from everlong.storage import BlobStore
 from everlong.storage.journal import Journal
@@ -143,31 +144,48 @@ async def wait_for_status(
     seconds_max: float,
     on_status: Callable[[ThreadStatus], None] = lambda _: None,
 ) -> ThreadStatus:
-    """Poll a thread until its status is as wanted. A query adds nothing to its history."""
+    """Poll a thread until its status is as wanted. A query adds nothing to its history.
+
+    Workers and the server may come and go meanwhile.
+    """
     deadline = time.monotonic() + seconds_max
+    last_known = ""
     while time.monotonic() < deadline:
-        found = await status(client, thread_id)
-        on_status(found)
-        if done(found):
-            return found
-        if found.status == "stopped":
-            raise NotAnswered(f"thread {thread_id!r} was stopped before that. Start a new one.")
+        try:
+            found = await status(client, thread_id)
+            on_status(found)
+            if done(found):
+                return found
+            last_known = found.held_by and f". It is held: {found.held_by}"
+            await _check_alive(client, thread_id)
+        except (NoWorker, ServerUnreachable) as error:
+            last_known = f". {error}"
         await asyncio.sleep(_POLL_SECONDS)
     raise NotAnswered(
         f"thread {thread_id!r} is not done after {seconds_max:.0f} s. It goes on by itself; see how "
-        f"far it is with: everlong show {thread_id}{await _what_holds(client, thread_id)}"
+        f"far it is with: everlong show {thread_id}{last_known}"
     )
 
 
+async def _check_alive(client: Client, thread_id: str) -> None:
+    with _translated(thread_id):
+        description = await client.get_workflow_handle(thread_id).describe()
+    if description.status != WorkflowExecutionStatus.RUNNING:
+        ended = description.status.name.lower() if description.status else "unknown"
+        raise NotAnswered(f"thread {thread_id!r} has ended before that: {ended}. Start a new one.")
+
+
 def answer(conversation: Sequence[Message], number: int) -> str:
-    """Return the text that ended the turn of message `number`."""
+    """Return the text that ended the turn of message `number`; raise `TurnFailed` if none did."""
     turn = 0
-    text = ""
+    last = Message(role="failure", text="the message is not answered")
     for message in conversation:
         turn += message.role == "user"
-        if turn == number and message.role == "assistant":
-            text = message.text
-    return text
+        if turn == number and message.role in ("assistant", "failure"):
+            last = message
+    if last.role == "failure":
+        raise TurnFailed(last.text)
+    return last.text
 
 
 async def _previous_run(client: Client, thread_id: str, run_id: str) -> str:
@@ -175,17 +193,6 @@ async def _previous_run(client: Client, thread_id: str, run_id: str) -> str:
     handle = client.get_workflow_handle(thread_id, run_id=run_id)
     async for event in handle.fetch_history_events(page_size=1):
         return event.workflow_execution_started_event_attributes.continued_execution_run_id
-    return ""
-
-
-async def _what_holds(client: Client, thread_id: str) -> str:
-    """Return why an activity of the thread has not completed, if that is known."""
-    description = await client.get_workflow_handle(thread_id).describe()
-    for pending in description.raw_description.pending_activities:
-        details = await client.data_converter.decode(pending.heartbeat_details.payloads)
-        reason = str(details[0]) if details else pending.last_failure.message
-        if reason:
-            return f". Its {pending.activity_type.name} says: {printable(reason, 400)}"
     return ""
 
 

@@ -20,7 +20,7 @@ from temporalio.converter import (
 
 from everlong import limits
 from everlong.errors import BlobCorrupt, ConfigError, UnknownVersion
-from everlong.models import Kind, Ref
+from everlong.models import APPEND_JOURNAL, CALL_MODEL, RUN_TOOL, Kind, Ref
 from everlong.storage import BlobStore
 from everlong.storage.objects import (
     declared_bytes,
@@ -70,13 +70,17 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
     def with_context(self, context: SerializationContext) -> Self:
         """Return a codec that files what it offloads under the context's thread."""
         thread = self._thread
+        inline_bytes_max = self._inline_bytes_max
+        if isinstance(context, ActivitySerializationContext) and _is_ours(context):
+            # They are small, and have to get through while the store is down.
+            inline_bytes_max = max(inline_bytes_max, limits.STATE_BYTES_MAX)
         if isinstance(context, WorkflowSerializationContext | ActivitySerializationContext):
             # An activity that was started without a workflow has a namespace but no workflow id.
             thread = thread_key(context.namespace, context.workflow_id or "")
         inner = self._inner
         if isinstance(inner, WithSerializationContext):
             inner = inner.with_context(context)
-        return self._copy(inner=inner, thread=thread)
+        return self._copy(inner=inner, thread=thread, inline_bytes_max=inline_bytes_max)
 
     def around(self, inner: PayloadCodec | None) -> Self:
         """Return this codec with another inside."""
@@ -91,11 +95,14 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         *,
         inner: PayloadCodec | None = None,
         thread: str = "",
+        inline_bytes_max: int | None = None,
         read_only: bool | None = None,
     ) -> Self:
+        if inline_bytes_max is None:
+            inline_bytes_max = self._inline_bytes_max
         return type(self)(
             self.store,
-            inline_bytes_max=self._inline_bytes_max,
+            inline_bytes_max=inline_bytes_max,
             inner=inner or self._inner,
             thread=thread or self._thread,
             read_only=self._read_only if read_only is None else read_only,
@@ -143,6 +150,10 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         if encoding == REF_ENCODING:
             return _parse(await read_object(self.store, _parse_ref(payload)))
         return payload
+
+
+def _is_ours(context: ActivitySerializationContext) -> bool:
+    return (context.activity_type or "") in (CALL_MODEL, RUN_TOOL, APPEND_JOURNAL)
 
 
 def plain_bytes(payload: Payload) -> int:

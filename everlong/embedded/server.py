@@ -119,12 +119,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def is_free(port: int) -> bool:
-    """Tell whether nobody listens on a loopback port."""
+def is_free(port: int, host: str = LOOPBACK) -> bool:
+    """Tell whether nobody listens on a port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((LOOPBACK, port))
+            probe.bind((host, port))
         except (OSError, OverflowError):
             return False
         return True

@@ -82,6 +82,8 @@ def unhooked(runner: WorkflowRunner) -> WorkflowRunner:
     """Return the runner without a hook."""
     if isinstance(runner, HookedSandboxedRunner):
         return dataclasses.replace(runner, new_hook=None)
+    if isinstance(runner, HookedUnsandboxedRunner):
+        return UnsandboxedWorkflowRunner()
     return runner
 
 

@@ -27,11 +27,12 @@ class FileBlobStore:
         self._scratch = root / _SCRATCH
         with self._translated("open"):
             # Conversations are in here: they are for this user alone.
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not root.exists():
+                root.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _sync_directory(root.parent)
             self._scratch.mkdir(mode=0o700, exist_ok=True)
             self._write_file(self._scratch / f"{uuid.uuid4().hex}.probe", b"").unlink()
             self._remove_abandoned()
-            _sync_directory(root.parent)
 
     def __repr__(self) -> str:
         return self._root.as_uri()
@@ -90,6 +91,7 @@ class FileBlobStore:
 
     def _delete(self, keys: Sequence[str]) -> None:
         with self._translated("delete from"):
+            self._check_root()
             for key in keys:
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                     (self._root / key).unlink()

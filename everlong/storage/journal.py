@@ -8,8 +8,8 @@ GETs.
 """
 
 import asyncio
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Sequence
+from typing import TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -49,7 +49,7 @@ class Journal:
         if head is not None:
             newest = await self._segment(head)
             before = [*newest.before, head]
-            while before and before[-1].count < 2 * len(merged):
+            while before and _should_merge(before[-1].count, len(merged)):
                 place = before.pop()
                 older = newest if place == head else await self._segment(place)
                 merged = [*older.entries, *merged]
@@ -65,7 +65,7 @@ class Journal:
         if head is None:
             return []
         newest = await self._segment(head)
-        older = await asyncio.gather(*(self._segment(place) for place in newest.before))
+        older = await _all([self._segment(place) for place in newest.before])
         return [entry for segment in (*older, newest) for entry in segment.entries]
 
     async def newest(self, head: SegmentRef) -> Entry:
@@ -92,7 +92,7 @@ class Journal:
 
     async def messages(self, entries: Sequence[Entry]) -> list[Message]:
         """Return the messages of entries, in order; long ones are read from the store."""
-        return list(await asyncio.gather(*(self._message(entry) for entry in entries)))
+        return await _all([self._message(entry) for entry in entries])
 
     async def _short(self, entry: Entry) -> tuple[Entry, int]:
         """Move a long message out of its entry: entries are written again by later appends."""
@@ -111,6 +111,22 @@ class Journal:
     async def _segment(self, place: SegmentRef) -> Segment:
         async with self._reads:
             return _parse(_SEGMENT, await read_object(self._store, place.ref))
+
+
+def _should_merge(older: int, newer: int) -> bool:
+    return older < 2 * newer and older + newer <= limits.SEGMENT_ENTRIES_MAX
+
+
+async def _all(reads: Sequence[Awaitable[T]]) -> list[T]:
+    """Wait for all reads, then return their results or raise the first failure.
+
+    None is left running: whoever tries again would read beside it.
+    """
+    results = await asyncio.gather(*reads, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return cast("list[T]", results)
 
 
 def _parse(adapter: TypeAdapter[T], data: bytes) -> T:

@@ -45,6 +45,11 @@ def object_key(ref: Ref) -> str:
 
 def seal(plaintext: bytes) -> bytes:
     """Return the object for a plaintext: compressed where that pays."""
+    if len(plaintext) > limits.OBJECT_BYTES_MAX:
+        raise ObjectTooLarge(
+            f"{len(plaintext)} bytes are not stored: {limits.OBJECT_BYTES_MAX} is the most that an "
+            "object holds. Pass them by a path or a link instead."
+        )
     body, compression = plaintext, _STORED
     if len(plaintext) >= limits.COMPRESS_BYTES_MIN:
         squeezed = zstandard.ZstdCompressor(level=_LEVEL).compress(plaintext)
@@ -119,11 +124,6 @@ async def write_object(
 
     A caller that has sealed it already passes the result along.
     """
-    if len(plaintext) > limits.OBJECT_BYTES_MAX:
-        raise ObjectTooLarge(
-            f"{kind} of {len(plaintext)} bytes is not stored: {limits.OBJECT_BYTES_MAX} is the most "
-            "that an object holds. Pass it by a path or a link instead."
-        )
     if len(plaintext) < limits.LOOP_BYTES_MAX:
         digest = _digest(plaintext)
     else:

@@ -5,14 +5,16 @@ next one begins with the same state.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 from datetime import timedelta
+from typing import TypeVar
 
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 from temporalio import workflow
 from temporalio.common import RetryPolicy
-from temporalio.exceptions import ActivityError, is_cancelled_exception
+from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 from everlong import limits
 from everlong.errors import LimitReached
@@ -20,6 +22,7 @@ from everlong.models import (
     AGENT_WORKFLOW,
     APPEND_JOURNAL,
     CALL_MODEL,
+    HELD,
     RUN_TOOL,
     SEND_UPDATE,
     STATUS_QUERY,
@@ -43,6 +46,8 @@ from everlong.models import (
 )
 from everlong.policy import RunSize, roll_reason
 
+T = TypeVar("T")
+
 _STATE = TypeAdapter(ThreadState)
 _MESSAGE = TypeAdapter(Message)
 _INTERVAL = timedelta(seconds=limits.RETRY_SECONDS_MAX)
@@ -51,6 +56,10 @@ _CALL_RETRY = RetryPolicy(maximum_interval=_INTERVAL, maximum_attempts=limits.CA
 _STORE_RETRY = RetryPolicy(maximum_interval=_INTERVAL)
 _TIMEOUT = timedelta(seconds=limits.ACTIVITY_SECONDS_MAX)
 _HEARTBEAT = timedelta(seconds=limits.HEARTBEAT_SECONDS)
+
+
+class _StoppedWhileHeld(Exception):
+    """A step that cannot go on is left as it is, since the thread is to stop."""
 
 
 @workflow.defn(name=AGENT_WORKFLOW)
@@ -64,18 +73,20 @@ class AgentWorkflow:
         self._state = start.state
         self._stopping = False
         self._stopped = False
+        self._held_by = ""
 
     @workflow.run
     async def run(self, start: ThreadStart) -> ThreadStatus:
         """Take steps until told to stop or cancelled; either way the journal is left whole."""
         try:
             await self._live()
+            await self._journal_rest()
         except BaseException as error:
             if is_cancelled_exception(error):
                 self._stopping = True
                 await self._journal_rest()
+                self._stopped = True
             raise
-        await self._journal_rest()
         await workflow.wait_condition(workflow.all_handlers_finished)
         self._stopped = True
         return self.status()
@@ -86,7 +97,10 @@ class AgentWorkflow:
             await workflow.wait_condition(lambda: self._stopping or self._has_work())
             if self._stopping:
                 return
-            await self._step()
+            try:
+                await self._step()
+            except _StoppedWhileHeld:
+                return
             self._check_state()
             if roll_reason(self._policy, _run_size()) is not None:
                 await self._roll()
@@ -130,6 +144,8 @@ class AgentWorkflow:
         """Say how far the thread is."""
         state = self._state
         status = "working" if self._has_work() else "waiting"
+        if self._held_by:
+            status = "held"
         if self._stopping:
             status = "stopped" if self._stopped else "stopping"
         return ThreadStatus(
@@ -139,6 +155,7 @@ class AgentWorkflow:
             head=state.head,
             waiting_messages=len(state.inbox),
             last_failure=state.last_failure,
+            held_by=self._held_by,
         )
 
     def _has_work(self) -> bool:
@@ -191,20 +208,49 @@ class AgentWorkflow:
 
     async def _fail_turn(self, reason: str) -> None:
         """End a turn that has no answer. The reason is journalled, and the thread stays usable."""
-        self._add_to_tail(Kind.FAILURE, Message(role="assistant", text=f"error: {reason}"))
+        self._add_to_tail(Kind.FAILURE, Message(role="failure", text=reason))
         await self._journal_tail()
         self._end_turn(failure=reason)
 
     async def _call_model(self) -> ModelTurn:
-        turn: ModelTurn = await workflow.execute_activity(
-            CALL_MODEL,
-            ModelCall(agent=self._agent, head=self._state.head, tail=self._state.tail),
-            result_type=ModelTurn,
-            start_to_close_timeout=_TIMEOUT,
-            heartbeat_timeout=_HEARTBEAT,
-            retry_policy=_CALL_RETRY,
-        )
-        return turn
+        call = ModelCall(agent=self._agent, head=self._state.head, tail=self._state.tail)
+        return await self._execute(CALL_MODEL, call, ModelTurn, _CALL_RETRY)
+
+    async def _execute(
+        self, name: str, argument: object, result_type: type[T], retry_policy: RetryPolicy
+    ) -> T:
+        """Run an activity. While it is held before it could begin, wait and try again."""
+        pause_seconds = limits.HELD_PAUSE_SECONDS_MIN
+        while True:
+            try:
+                result: T = await workflow.execute_activity(
+                    name,
+                    argument,
+                    result_type=result_type,
+                    start_to_close_timeout=_TIMEOUT,
+                    heartbeat_timeout=_HEARTBEAT,
+                    retry_policy=retry_policy,
+                )
+            except ActivityError as error:
+                cause = error.cause
+                if not isinstance(cause, ApplicationError) or cause.type != HELD:
+                    raise
+                self._held_by = cause.message
+            else:
+                self._held_by = ""
+                return result
+            await self._pause(pause_seconds)
+            if self._stopping and name != APPEND_JOURNAL:
+                raise _StoppedWhileHeld
+            pause_seconds = min(2 * pause_seconds, limits.HELD_PAUSE_SECONDS_MAX)
+
+    async def _pause(self, seconds: float) -> None:
+        """Sleep, but not through a wish to stop."""
+        with contextlib.suppress(TimeoutError):
+            already = self._stopping
+            await workflow.wait_condition(
+                lambda: self._stopping and not already, timeout=timedelta(seconds=seconds)
+            )
 
     async def _journal_rest(self) -> None:
         """Journal what the thread holds when it ends, unread messages included."""
@@ -217,14 +263,8 @@ class AgentWorkflow:
         """Journal what no model call will, so that nothing is left in memory when a turn ends."""
         if not self._state.tail:
             return
-        appended: Appended = await workflow.execute_activity(
-            APPEND_JOURNAL,
-            Append(head=self._state.head, entries=self._state.tail),
-            result_type=Appended,
-            start_to_close_timeout=_TIMEOUT,
-            heartbeat_timeout=_HEARTBEAT,
-            retry_policy=_STORE_RETRY,
-        )
+        append = Append(head=self._state.head, entries=self._state.tail)
+        appended = await self._execute(APPEND_JOURNAL, append, Appended, _STORE_RETRY)
         counters = self._state.counters
         self._set(
             head=appended.head,
@@ -237,15 +277,24 @@ class AgentWorkflow:
     async def _run_tools(self, turn: ModelTurn) -> None:
         """Run a reply's tools side by side; their results go to the tail in call order."""
         first_seq = self._next_seq()
-        results = await asyncio.gather(
-            *(
-                self._run_tool(turn.head, call, first_seq + index)
-                for index, call in enumerate(turn.tool_calls)
-            )
-        )
+        runs = [
+            asyncio.ensure_future(self._run_tool(turn.head, call, first_seq + index))
+            for index, call in enumerate(turn.tool_calls)
+        ]
+        try:
+            await asyncio.gather(*runs)
+        finally:
+            # When the thread is cancelled, what has returned by then is still kept.
+            self._keep([run.result() for run in runs if run.done() and not _failed(run)])
+
+    def _keep(self, results: list[ToolResult]) -> None:
+        first_seq = self._next_seq()
         counters = self._state.counters
         self._set(
-            tail=tuple(result.entry for result in results),
+            tail=tuple(
+                dataclasses.replace(result.entry, seq=first_seq + index)
+                for index, result in enumerate(results)
+            ),
             counters=dataclasses.replace(
                 counters,
                 tool_calls=counters.tool_calls + len(results),
@@ -254,21 +303,14 @@ class AgentWorkflow:
         )
 
     async def _run_tool(self, head: SegmentRef, call: ToolName, seq: int) -> ToolResult:
+        run = ToolRun(agent=self._agent, head=head, call=call, seq=seq)
         try:
-            result: ToolResult = await workflow.execute_activity(
-                RUN_TOOL,
-                ToolRun(agent=self._agent, head=head, call=call, seq=seq),
-                result_type=ToolResult,
-                start_to_close_timeout=_TIMEOUT,
-                heartbeat_timeout=_HEARTBEAT,
-                retry_policy=_CALL_RETRY,
-            )
-            return result
+            return await self._execute(RUN_TOOL, run, ToolResult, _CALL_RETRY)
         except ActivityError as error:
             if is_cancelled_exception(error):
                 raise
             # The model hears of it and may try another way.
-            text = f"error: {_reason(f'tool {call.tool} failed', error)}"
+            text = f"error: {_reason(f'tool {call.tool!r} failed', error)}"
             message = Message(role="tool", text=text, call_id=call.call_id)
             return ToolResult(entry=_entry(seq, Kind.TOOL_RESULT, message), written_bytes=0)
 
@@ -322,9 +364,16 @@ def _entry(seq: int, kind: Kind, message: Message) -> Entry:
     )
 
 
+def _failed(run: asyncio.Future[ToolResult]) -> bool:
+    return run.cancelled() or run.exception() is not None
+
+
 def _reason(what: str, error: ActivityError) -> str:
     """Say what failed and why, shortly: it stays in operational state for a while."""
-    return printable(f"{what}: {error.cause or error}", limits.REASON_CHARS_MAX)
+    cause = error.cause
+    # Our activities say themselves what failed; of a time-out, only the server knows.
+    reason = cause.message if isinstance(cause, ApplicationError) else f"{what}: {cause or error}"
+    return printable(reason, limits.REASON_CHARS_MAX)
 
 
 def _json_bytes(text: str) -> int:

@@ -2,18 +2,20 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from everlong import Agent, Reply, tool
+from everlong import Agent, Reply, limits, tool
 from everlong.admin import service
 from everlong.embedded import TemporalServer
-from everlong.models import Message
+from everlong.errors import NotAnswered
+from everlong.models import STOP_SIGNAL, Message, ThreadStatus
+from everlong.storage import BlobStore
 from everlong.storage.files import FileBlobStore
 from everlong.testing import ScriptedModel, workload
-from tests.agents import call, results
+from tests.agents import call, one_call, reading_agent, results
 from tests.conftest import Threads, open_threads
 from tests.stores import FlakyStore
 
@@ -33,50 +35,155 @@ def read_big() -> str:
 AGENT = Agent(name="ops", model=ScriptedModel(script), tools=[read_big])
 
 
-async def held_by(threads: Threads, thread_id: str, text: str) -> None:
-    """Wait until Temporal shows that an activity of the thread waits, and for what."""
+async def shown_by_temporal(threads: Threads, thread_id: str) -> str:
+    """What the heartbeats of the thread's pending activity say, as the Temporal UI shows it."""
+    description = await threads.client.get_workflow_handle(thread_id).describe()
+    for pending in description.raw_description.pending_activities:
+        details = await threads.client.data_converter.decode(pending.heartbeat_details.payloads)
+        if details:
+            return str(details[0])
+    return ""
+
+
+async def until(said: Callable[[], Awaitable[str]], text: str) -> None:
     deadline = time.monotonic() + 30
-    shown = ""
+    last = ""
     while time.monotonic() < deadline:
-        shown = await service._what_holds(threads.client, thread_id)
-        if text in shown:
+        last = await said()
+        if text in last:
             return
         await asyncio.sleep(0.05)
-    raise AssertionError(f"{text!r} is not in {shown!r}")
+    raise AssertionError(f"{text!r} is not in {last!r}")
 
 
-async def test_an_outage_holds_the_thread_and_is_survived(
-    server: TemporalServer, tmp_path: Path, thread_id: str
+@pytest.mark.parametrize("inline_bytes_max", [limits.INLINE_BYTES_MAX, 0])
+async def test_an_outage_after_a_tool_ran_is_waited_out_and_the_tool_not_run_again(
+    server: TemporalServer, tmp_path: Path, thread_id: str, inline_bytes_max: int
 ) -> None:
     store = FlakyStore(tmp_path)
-    async with open_threads(server.address, store, AGENT) as threads, threads.worker():
+    runs = 0
+
+    @tool
+    def pay() -> str:
+        """Pay, and find the store down right after."""
+        nonlocal runs
+        runs += 1
         store.down = True
+        return "paid " * 1000
+
+    agent = Agent(name="ops", model=one_call("pay"), tools=[pay])
+    async with (
+        open_threads(server.address, store, agent, inline_bytes_max=inline_bytes_max) as threads,
+        threads.worker(),
+    ):
         await threads.send(thread_id, "go")
-        await held_by(threads, thread_id, "held by StoreUnavailable: the store is down")
+        await until(
+            lambda: shown_by_temporal(threads, thread_id),
+            "held by StoreUnavailable: the store is down for a test",
+        )
         store.down = False
-        status = await threads.answered(thread_id, 1)
-        assert status.last_failure == ""
-        assert (await threads.conversation(thread_id))[-1].text == "read 524288"
+        await threads.answered(thread_id, 1)
+        assert runs == 1
 
 
+@pytest.fixture
+def short_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "HOLD_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(limits, "HELD_PAUSE_SECONDS_MIN", 0.3)
+
+
+async def lose(
+    store_dir: Path, threads: Threads, thread_id: str, damage: str
+) -> Callable[[], None]:
+    """Damage the thread's largest object; return how to restore it."""
+    await threads.send(thread_id, "go")
+    await threads.answered(thread_id, 1)
+    objects = sorted(store_dir.glob("v1/*/*"), key=lambda path: path.stat().st_size)
+    largest = objects[-1]
+    whole = largest.read_bytes()
+    if damage == "missing":
+        largest.unlink()
+    else:
+        largest.write_bytes(whole[:-10] + b"0123456789")
+
+    def restore() -> None:
+        largest.write_bytes(whole)
+
+    return restore
+
+
+@pytest.mark.usefixtures("short_holds")
 @pytest.mark.parametrize("damage", ["missing", "corrupt"])
 async def test_lost_bytes_are_named_and_restoring_them_lets_the_thread_go_on(
     server: TemporalServer, tmp_path: Path, thread_id: str, damage: str
 ) -> None:
     store = FileBlobStore(tmp_path)
     async with open_threads(server.address, store, AGENT) as threads, threads.worker():
-        await threads.send(thread_id, "go")
-        await threads.answered(thread_id, 1)
-        objects = sorted(tmp_path.glob("v1/*/*"), key=lambda path: path.stat().st_size)
-        largest = objects[-1]
-        whole = largest.read_bytes()
-        if damage == "missing":
-            largest.unlink()
-        else:
-            largest.write_bytes(whole[:-10] + b"0123456789")
+        restore = await lose(tmp_path, threads, thread_id, damage)
         await threads.send(thread_id, "and again")
-        expected = "is not in file:///" if damage == "missing" else "is damaged"
-        await held_by(threads, thread_id, expected)
-        largest.write_bytes(whole)
+
+        async def held_by() -> str:
+            return (await service.status(threads.client, thread_id)).held_by
+
+        await until(held_by, "BlobMissing" if damage == "missing" else "BlobCorrupt")
+        assert (await service.status(threads.client, thread_id)).status == "held"
+        # Held, not failed: it has not used up its attempts, and frees the worker in between.
+        await asyncio.sleep(2)
+        restore()
         status = await threads.answered(thread_id, 2)
-        assert status.last_failure == ""
+        assert (status.last_failure, status.held_by) == ("", "")
+
+
+@pytest.mark.usefixtures("short_holds")
+async def test_a_held_thread_can_be_stopped(
+    server: TemporalServer, tmp_path: Path, thread_id: str
+) -> None:
+    store = FileBlobStore(tmp_path)
+    async with open_threads(server.address, store, AGENT) as threads, threads.worker():
+        restore = await lose(tmp_path, threads, thread_id, "missing")
+        await threads.send(thread_id, "and again")
+        await service.wait_for_status(
+            threads.client, thread_id, lambda status: status.status == "held", seconds_max=30
+        )
+        handle = threads.client.get_workflow_handle(thread_id, result_type=ThreadStatus)
+        await handle.signal(STOP_SIGNAL)
+        result: ThreadStatus = await asyncio.wait_for(handle.result(), 20)
+        assert result.status == "stopped"
+        restore()
+        assert (await threads.conversation(thread_id))[-1].text == "and again"
+
+
+@pytest.mark.usefixtures("short_holds")
+async def test_a_thread_waits_for_a_worker_that_has_its_agent(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    async with open_threads(server.address, store, reading_agent(1)) as threads:
+        async with threads.worker():
+            await threads.send(thread_id, "hi", agent="late")
+            with pytest.raises(NotAnswered, match="held: a worker runs no agent 'late', only"):
+                await threads.answered(thread_id, 1, seconds=1.5)
+        late = reading_agent(1, name="late")
+        async with open_threads(server.address, store, late) as others:
+            others.task_queue = threads.task_queue
+            async with others.worker():
+                await others.answered(thread_id, 1)
+
+
+@pytest.mark.usefixtures("short_holds")
+async def test_threads_that_are_held_leave_room_for_others(
+    server: TemporalServer, tmp_path: Path, thread_id: str
+) -> None:
+    store = FileBlobStore(tmp_path)
+    agents = (AGENT, reading_agent(1, name="other"))
+    async with (
+        open_threads(server.address, store, *agents) as threads,
+        threads.worker(max_concurrent_activities=1),
+    ):
+        restore = await lose(tmp_path, threads, thread_id, "missing")
+        await threads.send(thread_id, "and again")
+        await service.wait_for_status(
+            threads.client, thread_id, lambda status: status.status == "held", seconds_max=30
+        )
+        await threads.send(f"{thread_id}-other", "go", agent="other")
+        await threads.answered(f"{thread_id}-other", 1)
+        restore()

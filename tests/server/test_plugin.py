@@ -11,12 +11,13 @@ from temporalio.api.common.v1 import Payload
 from temporalio.client import Client
 from temporalio.converter import DataConverter, PayloadCodec
 from temporalio.plugin import SimplePlugin
-from temporalio.worker import Replayer, UnsandboxedWorkflowRunner, Worker
+from temporalio.worker import Replayer, UnsandboxedWorkflowRunner, Worker, WorkflowRunner
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 from everlong import Agent, EverlongPlugin, Reply
 from everlong.codecs import EverlongCodec
 from everlong.embedded import TemporalServer
+from everlong.errors import ConfigError
 from everlong.interceptors.activation import HookedSandboxedRunner, HookedUnsandboxedRunner
 from everlong.storage import BlobStore
 from everlong.testing import ScriptedModel
@@ -154,7 +155,8 @@ async def test_workers_inherit_agents_hook_and_short_sticky_timeout(server: Temp
 
 
 async def test_a_teams_own_settings_win(server: TemporalServer) -> None:
-    client = await Client.connect(server.address, plugins=[EverlongPlugin(store="memory:")])
+    plugin = EverlongPlugin(store="memory:", agents=[AGENT])
+    client = await Client.connect(server.address, plugins=[plugin])
     config = Worker(
         client,
         task_queue="q",
@@ -179,11 +181,13 @@ async def test_without_agents_no_workflow_is_added(server: TemporalServer) -> No
         workflow_runner=UnsandboxedWorkflowRunner(),
     ).config(active_config=True)
     assert list(config["workflows"]) == [Growing]
+    assert config["sticky_queue_schedule_to_start_timeout"] == timedelta(seconds=10)
     assert isinstance(config["workflow_runner"], HookedUnsandboxedRunner)
 
 
+@pytest.mark.parametrize("runner", [SandboxedWorkflowRunner(), UnsandboxedWorkflowRunner()])
 async def test_a_replayer_writes_no_blobs_and_emits_no_spans(
-    server: TemporalServer, store: BlobStore, thread_id: str
+    server: TemporalServer, thread_id: str, runner: WorkflowRunner
 ) -> None:
     counting = CountingStore()
     async with open_threads(server.address, counting) as threads:
@@ -193,7 +197,7 @@ async def test_a_replayer_writes_no_blobs_and_emits_no_spans(
             )
         history = await threads.client.get_workflow_handle(thread_id).fetch_history()
         puts, counting.gets = counting.puts, 0
-        replayer = Replayer(workflows=[Growing], plugins=[threads.plugin])
+        replayer = Replayer(workflows=[Growing], plugins=[threads.plugin], workflow_runner=runner)
         await replayer.replay_workflow(history)
         assert counting.puts == puts
         assert counting.gets > 0
@@ -262,3 +266,9 @@ async def test_a_runner_of_another_plugin_is_kept(
     assert "no resume spans" in caplog.text
     async with worker:
         await client.execute_workflow(Growing.run, "x", id=thread_id, task_queue=thread_id)
+
+
+async def test_two_plugins_with_two_stores_are_refused(server: TemporalServer) -> None:
+    plugins = [EverlongPlugin(store="memory:"), EverlongPlugin(store="memory:")]
+    with pytest.raises(ConfigError, match="another EverlongPlugin"):
+        await Client.connect(server.address, plugins=plugins)

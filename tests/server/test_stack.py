@@ -183,7 +183,12 @@ async def test_two_stacks_that_start_together_get_a_server_each(tmp_path: Path) 
 def test_a_namespace_that_does_not_exist_is_named(
     server: TemporalServer, tmp_path: Path, command: list[str]
 ) -> None:
-    env = {**os.environ, "TEMPORAL_ADDRESS": server.address, "TEMPORAL_NAMESPACE": "nowhere"}
+    env = {
+        **os.environ,
+        "TEMPORAL_ADDRESS": server.address,
+        "TEMPORAL_NAMESPACE": "nowhere",
+        "EVERLONG_STORE": tmp_path.as_uri(),
+    }
     result = subprocess.run(
         [*EVERLONG, *command],
         env=env,

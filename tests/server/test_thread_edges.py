@@ -5,10 +5,10 @@ import os
 import time
 import uuid
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
 import pytest
-from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
 from temporalio.common import RetryPolicy
 from temporalio.exceptions import ApplicationError
 
@@ -19,19 +19,8 @@ from everlong.errors import MessageRefused, NotAnswered, NoWorker
 from everlong.models import STOP_SIGNAL, Message, ThreadStatus, ToolCall
 from everlong.storage import BlobStore
 from everlong.testing import ScriptedModel
-from tests.agents import call, reading_agent, results
+from tests.agents import call, one_call, reading_agent, results
 from tests.conftest import Threads, open_threads
-from tests.stores import FlakyStore
-
-
-def one_call(name: str) -> ScriptedModel:
-    """Calls one tool and repeats what it returned."""
-
-    def script(turn: Sequence[Message]) -> Reply:
-        seen = results(turn)
-        return Reply(text=seen[0]) if seen else Reply(tool_calls=(call(0, name),))
-
-    return ScriptedModel(script)
 
 
 async def ask(threads: Threads, thread_id: str) -> str:
@@ -89,7 +78,7 @@ async def test_a_tool_that_hangs_or_exits_is_given_up_on_and_holds_up_nobody_els
         agent = Agent(name="ops", model=one_call(each.name), tools=[each])
         async with open_threads(server.address, store, agent) as threads, threads.worker():
             answer = await ask(threads, f"{thread_id}-{each.name}")
-            assert answer.startswith(f"error: tool {each.name} failed")
+            assert answer.startswith(f"error: tool '{each.name}' failed: ")
 
 
 async def test_a_reply_that_cannot_be_carried_out_ends_the_turn_with_a_reason(
@@ -161,15 +150,6 @@ async def test_a_reply_with_text_that_cannot_be_stored_is_mended(
         assert await ask(threads, thread_id) == "? error: there is no tool 'non"
 
 
-async def test_why_a_thread_is_not_done_is_told(
-    server: TemporalServer, store: BlobStore, thread_id: str
-) -> None:
-    async with open_threads(server.address, store, reading_agent(1)) as threads, threads.worker():
-        await threads.send(thread_id, "hi", agent="typo")
-        with pytest.raises(NotAnswered, match="runs no agent 'typo', only"):
-            await threads.answered(thread_id, 1, seconds=1.5)
-
-
 async def test_waiting_for_a_stopped_thread_ends_at_once(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -179,8 +159,54 @@ async def test_waiting_for_a_stopped_thread_ends_at_once(
         await handle.signal(STOP_SIGNAL)
         await handle.result()
         assert (await service.status(threads.client, thread_id)).status == "stopped"
-        with pytest.raises(NotAnswered, match="was stopped before that"):
+        with pytest.raises(NotAnswered, match="has ended before that: completed"):
             await threads.answered(thread_id, 1)
+
+
+async def test_a_thread_that_was_terminated_is_not_waited_for(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    async with open_threads(server.address, store, reading_agent(500)) as threads, threads.worker():
+        await threads.send(thread_id, "read")
+        await threads.client.get_workflow_handle(thread_id).terminate()
+        with pytest.raises(NotAnswered, match="has ended before that: terminated"):
+            await threads.answered(thread_id, 1)
+
+
+async def one_tool_is_done(handle: WorkflowHandle[Any, Any]) -> bool:
+    """One of two tools, after the model call: two activities have completed."""
+    events = [event async for event in handle.fetch_history_events()]
+    return sum(e.HasField("activity_task_completed_event_attributes") for e in events) == 2
+
+
+async def test_results_that_are_there_when_a_thread_is_cancelled_are_kept(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    @tool
+    async def wait(seconds: float) -> str:
+        """Wait."""
+        await asyncio.sleep(seconds)
+        return f"waited {seconds}"
+
+    def script(turn: Sequence[Message]) -> Reply:
+        return Reply(tool_calls=(call(0, "wait", seconds=60), call(1, "wait", seconds=0)))
+
+    agent = Agent(name="ops", model=ScriptedModel(script), tools=[wait])
+    async with open_threads(server.address, store, agent) as threads, threads.worker():
+        await threads.send(thread_id, "go")
+        handle = threads.client.get_workflow_handle(thread_id)
+        deadline = time.monotonic() + 30
+        while not await one_tool_is_done(handle):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.05)
+        await handle.cancel()
+        with pytest.raises(WorkflowFailureError):
+            await asyncio.wait_for(handle.result(), 20)
+        conversation = await threads.conversation(thread_id)
+        assert [message.text for message in conversation if message.role == "tool"] == [
+            "waited 0.0"
+        ]
+        assert (await service.status(threads.client, thread_id)).status == "stopped"
 
 
 async def test_a_cancelled_thread_ends_as_cancelled_with_its_journal_whole(
@@ -258,28 +284,3 @@ async def test_a_threads_size_is_known_after_its_first_runs_are_gone(
         before = await threads.size(thread_id)
         monkeypatch.setattr(service, "_previous_run", with_one_that_is_gone)
         assert await threads.size(thread_id) == before
-
-
-async def test_a_store_that_is_down_does_not_make_a_tool_run_twice(
-    server: TemporalServer, tmp_path: Path, thread_id: str
-) -> None:
-    store = FlakyStore(tmp_path)
-    runs = 0
-
-    @tool
-    def pay() -> str:
-        """Pay, and find the store down right after."""
-        nonlocal runs
-        runs += 1
-        store.down = True
-        return "paid " * 1000
-
-    agent = Agent(name="ops", model=one_call("pay"), tools=[pay])
-    async with open_threads(server.address, store, agent) as threads, threads.worker():
-        await threads.send(thread_id, "go")
-        while not runs:
-            await asyncio.sleep(0.02)
-        await asyncio.sleep(2)
-        store.down = False
-        await threads.answered(thread_id, 1)
-        assert runs == 1

@@ -16,7 +16,12 @@ def everlong(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProc
     return subprocess.run(
         [sys.executable, "-m", "everlong", *arguments],
         cwd=cwd,
-        env={**os.environ, "TEMPORAL_CONFIG_FILE": os.devnull, **env},
+        env={
+            **os.environ,
+            "TEMPORAL_CONFIG_FILE": os.devnull,
+            "EVERLONG_STORE": (cwd / "blobs").as_uri(),
+            **env,
+        },
         capture_output=True,
         text=True,
         timeout=60,
@@ -101,6 +106,12 @@ def test_no_server_at_the_address(tmp_path: Path, busy_port: int) -> None:
     for arguments in (["worker", "everlong.demo:agent"], ["send", "t", "hi"], ["show", "t"]):
         result = everlong(*arguments, cwd=tmp_path, TEMPORAL_ADDRESS=address)
         fails(result, 4, f"no Temporal server answers at {address}", "everlong dev")
+
+
+def test_no_store_anywhere(tmp_path: Path) -> None:
+    for arguments in (["worker", "everlong.demo:agent"], ["show", "t"], ["serve"]):
+        fails(everlong(*arguments, cwd=tmp_path, EVERLONG_STORE=""), 2, "no blob store is set")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_address_that_is_none(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from everlong.errors import (
     BlobCorrupt,
     BlobMissing,
     ConfigError,
+    ObjectTooLarge,
     StoreUnavailable,
     UnknownVersion,
 )
@@ -137,6 +138,31 @@ async def test_payloads_that_look_like_ours_come_back_as_they_were(
     twice = await codec.encode(once)
     assert await codec.decode(once) == [payload]
     assert await codec.decode(await codec.decode(twice)) == [payload]
+
+
+async def test_what_could_not_be_read_again_is_refused_even_if_it_compresses_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "OBJECT_BYTES_MAX", 100_000)
+    with pytest.raises(ObjectTooLarge):
+        await EverlongCodec(MemoryBlobStore()).encode([Payload(data=bytes(100_001))])
+
+
+async def test_payloads_of_our_own_activities_do_not_need_the_store() -> None:
+    store = MemoryBlobStore()
+    context = ActivitySerializationContext(
+        namespace="ns",
+        workflow_id="ops-7",
+        workflow_type="everlong.Agent",
+        activity_type="everlong.run_tool",
+        activity_task_queue="q",
+        is_local=False,
+        activity_id=None,
+    )
+    codec = EverlongCodec(store, inline_bytes_max=0).with_context(context)
+    encoded = await codec.encode([noise(60_000)])
+    assert await stored_keys(store) == []
+    assert await codec.decode(encoded) == [noise(60_000)]
 
 
 async def test_payloads_of_others_pass_through_decode() -> None:

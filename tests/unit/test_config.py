@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from everlong import limits
-from everlong.config import embedded, embedded_environment, load_settings
+from everlong.config import checked_store, embedded, embedded_environment, load_settings
 from everlong.errors import ConfigError
 
 
@@ -13,7 +13,12 @@ def test_without_settings_everything_has_a_default(
     monkeypatch.chdir(tmp_path)
     settings = load_settings({"TEMPORAL_CONFIG_FILE": "/dev/null"})
     assert settings.temporal["target_host"] == "127.0.0.1:7233"
-    assert settings.store == (tmp_path / ".everlong/dev/blobs").as_uri()
+    assert settings.store == ""
+    with pytest.raises(ConfigError, match="EVERLONG_STORE"):
+        checked_store(settings)
+    (tmp_path / ".everlong/dev/blobs").mkdir(parents=True)
+    found = load_settings({"TEMPORAL_CONFIG_FILE": "/dev/null"})
+    assert checked_store(found) == (tmp_path / ".everlong/dev/blobs").as_uri()
     assert settings.task_queue == "everlong"
     assert settings.inline_bytes_max == limits.INLINE_BYTES_MAX
     assert settings.traces_exporter == "none"

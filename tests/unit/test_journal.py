@@ -106,6 +106,18 @@ async def test_two_appends_to_one_head_do_not_disturb_each_other() -> None:
     assert len(await journal.read(lost)) == 2
 
 
+async def test_segments_do_not_grow_beyond_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SEGMENT_ENTRIES_MAX", 8)
+    journal = Journal(MemoryBlobStore(), THREAD)
+    head: SegmentRef | None = None
+    for seq in range(1, 101):
+        head, _ = await journal.append(head, [entry(seq)])
+    assert [each.seq for each in await journal.read(head)] == list(range(1, 101))
+    assert head is not None
+    segment = await journal._segment(head)
+    assert max(place.count for place in segment.before) <= 8
+
+
 async def test_an_empty_append_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one"):
         await Journal(MemoryBlobStore(), THREAD).append(None, [])

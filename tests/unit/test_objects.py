@@ -82,7 +82,7 @@ async def test_what_could_not_be_read_again_is_not_written(
     monkeypatch.setattr(limits, "OBJECT_BYTES_MAX", 1000)
     store = MemoryBlobStore()
     await write_object(store, THREAD, Kind.PAYLOAD, b"x" * 1000)
-    with pytest.raises(ObjectTooLarge, match="1001 bytes"):
+    with pytest.raises(ObjectTooLarge, match="1001 bytes are not stored"):
         await write_object(store, THREAD, Kind.PAYLOAD, b"x" * 1001)
 
 
