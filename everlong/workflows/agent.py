@@ -73,7 +73,7 @@ class AgentWorkflow:
         self._state = start.state
         self._stopping = False
         self._stopped = False
-        self._held_by = ""
+        self._held: dict[object, str] = {}  # What each activity that is held waits for.
 
     @workflow.run
     async def run(self, start: ThreadStart) -> ThreadStatus:
@@ -144,7 +144,7 @@ class AgentWorkflow:
         """Say how far the thread is."""
         state = self._state
         status = "working" if self._has_work() else "waiting"
-        if self._held_by:
+        if self._held:
             status = "held"
         if self._stopping:
             status = "stopped" if self._stopped else "stopping"
@@ -155,7 +155,7 @@ class AgentWorkflow:
             head=state.head,
             waiting_messages=len(state.inbox),
             last_failure=state.last_failure,
-            held_by=self._held_by,
+            held_by=next(iter(self._held.values()), ""),
         )
 
     def _has_work(self) -> bool:
@@ -221,28 +221,30 @@ class AgentWorkflow:
     ) -> T:
         """Run an activity. While it is held before it could begin, wait and try again."""
         pause_seconds = limits.HELD_PAUSE_SECONDS_MIN
-        while True:
-            try:
-                result: T = await workflow.execute_activity(
-                    name,
-                    argument,
-                    result_type=result_type,
-                    start_to_close_timeout=_TIMEOUT,
-                    heartbeat_timeout=_HEARTBEAT,
-                    retry_policy=retry_policy,
-                )
-            except ActivityError as error:
-                cause = error.cause
-                if not isinstance(cause, ApplicationError) or cause.type != HELD:
-                    raise
-                self._held_by = cause.message
-            else:
-                self._held_by = ""
-                return result
-            await self._pause(pause_seconds)
-            if self._stopping and name != APPEND_JOURNAL:
-                raise _StoppedWhileHeld
-            pause_seconds = min(2 * pause_seconds, limits.HELD_PAUSE_SECONDS_MAX)
+        token = object()
+        try:
+            while True:
+                try:
+                    result: T = await workflow.execute_activity(
+                        name,
+                        argument,
+                        result_type=result_type,
+                        start_to_close_timeout=_TIMEOUT,
+                        heartbeat_timeout=_HEARTBEAT,
+                        retry_policy=retry_policy,
+                    )
+                    return result
+                except ActivityError as error:
+                    cause = error.cause
+                    if not isinstance(cause, ApplicationError) or cause.type != HELD:
+                        raise
+                    self._held[token] = cause.message
+                await self._pause(pause_seconds)
+                if self._stopping and name != APPEND_JOURNAL:
+                    raise _StoppedWhileHeld
+                pause_seconds = min(2 * pause_seconds, limits.HELD_PAUSE_SECONDS_MAX)
+        finally:
+            self._held.pop(token, None)
 
     async def _pause(self, seconds: float) -> None:
         """Sleep, but not through a wish to stop."""
@@ -282,10 +284,14 @@ class AgentWorkflow:
             for index, call in enumerate(turn.tool_calls)
         ]
         try:
-            await asyncio.gather(*runs)
+            # All of them to their end, also if one is given up because the thread is to stop.
+            outcomes = await asyncio.gather(*runs, return_exceptions=True)
         finally:
             # When the thread is cancelled, what has returned by then is still kept.
             self._keep([run.result() for run in runs if run.done() and not _failed(run)])
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
 
     def _keep(self, results: list[ToolResult]) -> None:
         first_seq = self._next_seq()
