@@ -1,6 +1,7 @@
 """The `everlong` command. It reads arguments and prints; the work is done elsewhere."""
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import os
@@ -259,8 +260,9 @@ def run() -> NoReturn:
     except EverlongError as error:
         err.print(f"error: {error}", markup=False, soft_wrap=True)
         code = error.exit_code
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(BrokenPipeError):  # Whoever read our output has had enough.
+        sys.stdout.flush()
+        sys.stderr.flush()
     # All is closed by now. What is left is the SDK's native threads, which have crashed the
     # interpreter while it was taking itself apart, and tools that hang, which would hold it up.
     os._exit(code)
