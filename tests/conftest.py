@@ -55,7 +55,7 @@ class Threads:
             self.client, thread_id, text, task_queue=self.task_queue, agent=agent
         )
 
-    async def answered(self, thread_id: str, number: int, seconds: float = 60) -> ThreadStatus:
+    async def answered(self, thread_id: str, number: int, seconds: float = 120) -> ThreadStatus:
         return await service.wait_for_status(
             self.client,
             thread_id,
