@@ -161,6 +161,12 @@ def show(thread_id: ThreadId, as_json: Json = False) -> None:
     asyncio.run(_show(load_settings(), thread_id, as_json))
 
 
+@app.command()
+def stop(thread_id: ThreadId) -> None:
+    """Stop a thread at its next safe point. Its journal stays; it takes no more messages."""
+    asyncio.run(_stop(load_settings(), thread_id))
+
+
 async def _dev(
     settings: Settings, agents: list[str], port: int | None, ui_port: int | None
 ) -> None:
@@ -191,12 +197,16 @@ async def _send(
     if not seconds_max:
         out.print(f"message {number} is queued on thread {thread_id}", markup=False)
         return
-    with err.status(f"message {number} is queued; waiting for the answer"):
+    waiting = f"message {number} is queued; waiting for the answer"
+    with err.status(waiting) as line:
         await service.wait_for_status(
             client,
             thread_id,
             lambda status: status.counters.answered >= number,
             seconds_max=seconds_max,
+            on_status=lambda status: line.update(
+                f"held by {escape(plain(status.held_by))}" if status.held_by else waiting
+            ),
         )
     conversation = await service.messages(client, open_store(checked_store(settings)), thread_id)
     out.print(plain(service.answer(conversation, number)), markup=False, soft_wrap=True)
@@ -224,6 +234,11 @@ async def _show(settings: Settings, thread_id: str, as_json: bool) -> None:
     if status.last_failure:
         view.add_row("last failure", escape(plain(status.last_failure)))
     out.print(view)
+
+
+async def _stop(settings: Settings, thread_id: str) -> None:
+    await service.stop(await connect(settings), thread_id)
+    out.print(f"thread {thread_id} will stop at its next safe point", markup=False)
 
 
 def _embedded_settings(data_dir: Path | None) -> Settings:

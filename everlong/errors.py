@@ -16,7 +16,7 @@
     │   ├── MessageRefused          permanent: empty, too long, or the thread is stopping
     │   ├── TurnFailed              permanent: the turn ended without an answer
     │   ├── NoWorker                retryable: nobody runs the thread
-    │   └── NotAnswered             retryable: the thread is still at work
+    │   └── NotAnswered             the thread is still at work, or has ended before that
     ├── StoreError                  exit 5: what holds the bytes
     │   ├── StoreUnavailable        retryable: an outage, a full disk, refused access
     │   ├── InvalidKey              permanent: a key that could escape the store
@@ -27,9 +27,9 @@
     ├── LimitReached                permanent, exit 7: policy stopped the run, with a reason
     └── CheckFailed                 permanent, exit 8: what the demo shows is not true
 
-A data fault (missing, corrupt, unknown version) is never turned into a non-retryable Temporal
-failure: a thread's task or activity fails, says what to restore, and goes on by itself once that
-has been done. How long a team's own activities are retried is theirs to say.
+A data fault (missing, corrupt, unknown version) never ends a thread: it is held, says what to
+restore, and goes on by itself once that has been done. How long a team's own activities are retried
+is theirs to say.
 A message names the thing and the remedy. It never holds payload bytes or secrets.
 """
 
@@ -141,7 +141,7 @@ class NoWorker(ThreadError):
 
 
 class NotAnswered(ThreadError):
-    """The thread has not answered yet; nothing is lost."""
+    """The thread has not answered: not yet, or it has ended before that."""
 
 
 class LimitReached(EverlongError):

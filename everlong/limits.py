@@ -71,11 +71,11 @@ RETRY_SECONDS_MAX: Final = 30.0
 TOOL_THREADS_MAX: Final = 128
 
 # While the store is down, an activity that has done nothing yet waits this long, then frees its slot
-# on the worker. The workflow tries again after a pause, which doubles: 144 tries a day at the end,
-# of about 11 events each, are 1,600 events a day.
+# on the worker. The workflow tries again after a pause, which doubles, and rolls meanwhile.
 HOLD_SECONDS_MAX: Final = 20.0
 HELD_PAUSE_SECONDS_MIN: Final = 10.0
 HELD_PAUSE_SECONDS_MAX: Final = 600.0
+HELD_REASON_CHARS_MAX: Final = 500
 # One that has run a tool or a model waits on, so that it need not run that again: 30 days.
 ACTIVITY_SECONDS_MAX: Final = 30 * 24 * 3600.0
 STORE_RETRY_SECONDS_MAX: Final = 10.0

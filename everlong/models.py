@@ -87,6 +87,14 @@ class ToolCall:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ToolName:
+    """A tool call as the workflow sees it: its arguments stay in the journal."""
+
+    call_id: str
+    tool: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Message:
     """One message of a conversation, in the order that a model reads them."""
 
@@ -129,7 +137,7 @@ class Segment:
     """A stored piece of a journal: entries in order, and the older pieces that come before them."""
 
     before: tuple[SegmentRef, ...]
-    """Oldest first. Each is at least twice as long as the next: there are O(log n)."""
+    """Oldest first. Up to a bound on its length, each is at least twice as long as the next."""
     entries: tuple[Entry, ...]
     version: Literal[1] = 1
     """Of this JSON and that of the entries. A reader refuses a version that it does not know."""
@@ -170,6 +178,10 @@ class ThreadState:
     """Entries that the next model call will journal."""
     inbox: tuple[str, ...] = ()
     """Messages that wait for their turn, oldest first."""
+    calls: tuple[ToolName, ...] = ()
+    """Tool calls of the newest reply that have no result yet."""
+    holds: Annotated[int, Field(ge=0)] = 0
+    """How often in a row the thread was held; the pause before the next try grows with it."""
     in_turn: bool = False
     turn_steps: int = 0
     """Model calls in the turn that is under way."""
@@ -211,14 +223,6 @@ class ModelCall:
     agent: str
     head: SegmentRef | None
     tail: tuple[Entry, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ToolName:
-    """A tool call as the workflow sees it: its arguments stay in the journal."""
-
-    call_id: str
-    tool: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -107,7 +107,7 @@ class EverlongPlugin(SimplePlugin):
         if isinstance(converter.payload_codec, EverlongCodec):
             if converter.payload_codec.store is not self.store:
                 raise ConfigError(
-                    "this client has another EverlongPlugin already, with its own store"
+                    "this client has another EverlongPlugin already; give it one, with all agents"
                 )
             return converter
         return dataclasses.replace(

@@ -23,11 +23,18 @@ class CountingStore(MemoryBlobStore):
 
 
 class FlakyStore(FileBlobStore):
-    """A file store that takes nothing while `down` is set."""
+    """A file store that takes and gives nothing while `down` is set."""
 
     down = False
 
     async def put(self, key: str, data: bytes) -> None:
+        self._check()
+        await super().put(key, data)
+
+    async def get(self, key: str) -> bytes:
+        self._check()
+        return await super().get(key)
+
+    def _check(self) -> None:
         if self.down:
             raise StoreUnavailable("the store is down for a test")
-        await super().put(key, data)

@@ -26,6 +26,7 @@ from everlong.agents import Agent, Reply, Tool
 from everlong.models import (
     APPEND_JOURNAL,
     CALL_MODEL,
+    HELD,
     RUN_TOOL,
     Append,
     Appended,
@@ -180,10 +181,11 @@ async def _bounded(what: str) -> AsyncIterator[None]:
         activity.logger.warning("%s failed", what, exc_info=True)
         reason = f"{what} failed: {type(error).__name__}: {error}"
         theirs = error if isinstance(error, ApplicationError) else ApplicationError("")
+        kind = theirs.type or type(error).__name__
         # The cause is not attached: it may be of any size.
         raise ApplicationError(
             printable(reason, 2 * limits.REASON_CHARS_MAX),
-            type=theirs.type or type(error).__name__,
+            type=kind if kind != HELD else "ApplicationError",  # That word is ours.
             non_retryable=theirs.non_retryable,
             next_retry_delay=theirs.next_retry_delay,
         ) from None

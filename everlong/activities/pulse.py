@@ -70,7 +70,7 @@ class Pulse:
 def held(reason: str) -> ApplicationError:
     """Return the failure upon which the workflow waits and tries again, without end."""
     return ApplicationError(
-        printable(reason, limits.REASON_CHARS_MAX), type=HELD, non_retryable=True
+        printable(reason, limits.HELD_REASON_CHARS_MAX), type=HELD, non_retryable=True
     )
 
 

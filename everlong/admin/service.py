@@ -30,8 +30,11 @@ from everlong.errors import (
 )
 from everlong.models import (
     AGENT_WORKFLOW,
+    CALL_MODEL,
+    RUN_TOOL,
     SEND_UPDATE,
     STATUS_QUERY,
+    STOP_SIGNAL,
     Message,
     SendMessage,
     ThreadStart,
@@ -97,6 +100,12 @@ def _start(thread_id: str, task_queue: str, agent: str) -> WithStartWorkflowOper
     )
 
 
+async def stop(client: Client, thread_id: str) -> None:
+    """Ask a thread to end at its next safe point."""
+    with _translated(thread_id):
+        await client.get_workflow_handle(thread_id).signal(STOP_SIGNAL)
+
+
 async def status(client: Client, thread_id: str) -> ThreadStatus:
     """Return how far a thread is. It needs a worker that runs, as any query does."""
     with _translated(thread_id):
@@ -105,7 +114,20 @@ async def status(client: Client, thread_id: str) -> ThreadStatus:
             result_type=ThreadStatus,
             rpc_timeout=timedelta(seconds=WORKER_SECONDS_MAX),
         )
-    return found
+        if found.status != "working":
+            return found
+        waits_for = await _what_an_activity_waits_for(client, thread_id)
+    return dataclasses.replace(found, status="held", held_by=waits_for) if waits_for else found
+
+
+async def _what_an_activity_waits_for(client: Client, thread_id: str) -> str:
+    """Return what the heartbeats of a pending activity say: the workflow does not hear them."""
+    description = await client.get_workflow_handle(thread_id).describe()
+    for pending in description.raw_description.pending_activities:
+        details = await client.data_converter.decode(pending.heartbeat_details.payloads)
+        if details and pending.activity_type.name in (CALL_MODEL, RUN_TOOL):
+            return str(details[0])
+    return ""
 
 
 async def size(client: Client, store: BlobStore, thread_id: str) -> ThreadSize:
@@ -158,7 +180,10 @@ async def wait_for_status(
                 return found
             last_known = found.held_by and f". It is held: {found.held_by}"
             await _check_alive(client, thread_id)
-        except (NoWorker, ServerUnreachable) as error:
+        except NoWorker as error:
+            last_known = f". {error}"
+            await _check_alive(client, thread_id)
+        except ServerUnreachable as error:
             last_known = f". {error}"
         await asyncio.sleep(_POLL_SECONDS)
     raise NotAnswered(
@@ -178,13 +203,15 @@ async def _check_alive(client: Client, thread_id: str) -> None:
 def answer(conversation: Sequence[Message], number: int) -> str:
     """Return the text that ended the turn of message `number`; raise `TurnFailed` if none did."""
     turn = 0
-    last = Message(role="failure", text="the message is not answered")
+    last = Message(role="failure", text="the message has no turn yet")
     for message in conversation:
         turn += message.role == "user"
-        if turn == number and message.role in ("assistant", "failure"):
+        if turn == number:
             last = message
     if last.role == "failure":
         raise TurnFailed(last.text)
+    if last.role != "assistant" or last.tool_calls:
+        raise TurnFailed("the turn was broken off before the model answered")
     return last.text
 
 

@@ -120,11 +120,13 @@ def free_port() -> int:
 
 
 def is_free(port: int, host: str = LOOPBACK) -> bool:
-    """Tell whether nobody listens on a port."""
-    with socket.socket() as probe:
+    """Tell whether nobody listens on a port of an address of this machine."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
+        except socket.gaierror:
+            return True  # A name that does not resolve: whoever listens on it will say so.
         except (OSError, OverflowError):
             return False
         return True

@@ -95,6 +95,8 @@ async def test_a_directory_that_has_gone_is_an_outage_not_an_empty_store(tmp_pat
         [info async for info in store.list("")]
     with pytest.raises(StoreUnavailable):
         await store.put("v1/a", b"x")
+    with pytest.raises(StoreUnavailable):
+        await store.delete(["v1/a"])
     (tmp_path / "unmounted").rename(tmp_path / "disk")
     assert await store.get("v1/a") == b"x"
 

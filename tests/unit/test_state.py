@@ -14,6 +14,7 @@ from everlong.models import (
     Ref,
     SegmentRef,
     ThreadState,
+    ToolName,
     printable,
 )
 
@@ -52,6 +53,19 @@ def test_the_fullest_state_fits_its_bound(kind: str) -> None:
         in_turn=True,
         turn_steps=10**9,
         counters=Counters(written_bytes=10**15, context_bytes=10**15),
+        last_failure=WIDE * limits.REASON_CHARS_MAX,
+    )
+    assert len(TypeAdapter(ThreadState).dump_json(state)) <= limits.STATE_BYTES_MAX
+
+
+def test_a_state_with_half_of_its_tools_done_fits_too() -> None:
+    name = WIDE * limits.CALL_NAME_CHARS_MAX
+    half = limits.TOOL_CALLS_MAX // 2
+    state = ThreadState(
+        head=HEAD,
+        tail=(entries()["failure"],) * half,
+        calls=(ToolName(call_id=name, tool=name),) * half,
+        inbox=("x" * (limits.INBOX_BYTES_MAX - 2),),
         last_failure=WIDE * limits.REASON_CHARS_MAX,
     )
     assert len(TypeAdapter(ThreadState).dump_json(state)) <= limits.STATE_BYTES_MAX
