@@ -102,6 +102,7 @@ async def test_the_next_start_goes_on_with_the_data(
     table = run(*EVERLONG, "show", "kept", data_dir=data_dir, port=port)
     assert "1 of 1 answered" in table
     assert "KiB in" in table
+    assert "will stop" in run(*EVERLONG, "stop", "kept", data_dir=data_dir, port=port)
     client = await Client.connect(f"127.0.0.1:{port}")
     registered = await client.operator_service.list_search_attributes(
         ListSearchAttributesRequest(namespace="default")

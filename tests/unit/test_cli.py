@@ -153,7 +153,7 @@ def test_serving_beyond_loopback_without_a_token(tmp_path: Path) -> None:
 def test_help_teaches(tmp_path: Path) -> None:
     result = everlong("--help", cwd=tmp_path)
     assert result.returncode == 0
-    for command in ("demo", "dev", "worker", "serve", "send", "show"):
+    for command in ("demo", "dev", "worker", "serve", "send", "show", "stop"):
         assert command in result.stdout
 
 
