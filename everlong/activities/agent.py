@@ -193,24 +193,24 @@ async def _bounded(what: str) -> AsyncIterator[None]:
 
 def _checked(reply: Reply) -> Message:
     """Return a reply as a message that can be stored, or raise what is wrong with it."""
-    calls = reply.tool_calls
-    names = [name for call in calls for name in (call.id, call.tool)]
-    if len(calls) > limits.TOOL_CALLS_MAX:
-        raise ValueError(f"it asked for {len(calls)} tools; {limits.TOOL_CALLS_MAX} is the most")
-    if len({call.id for call in calls}) != len(calls):
-        raise ValueError("it gave two tool calls the same id")
-    if any(not name or len(name) > limits.CALL_NAME_CHARS_MAX for name in names):
-        raise ValueError(
-            f"it gave a tool call no id or name, or one over {limits.CALL_NAME_CHARS_MAX} characters"
-        )
     message = Message(
         role="assistant",
         text=_utf8(reply.text or ""),  # Providers give None beside tool calls.
         tool_calls=tuple(
             ToolCall(id=_utf8(call.id), tool=_utf8(call.tool), arguments=_utf8(call.arguments))
-            for call in calls
+            for call in reply.tool_calls
         ),
     )
+    calls = message.tool_calls
+    if len(calls) > limits.TOOL_CALLS_MAX:
+        raise ValueError(f"it asked for {len(calls)} tools; {limits.TOOL_CALLS_MAX} is the most")
+    if len({call.id for call in calls}) != len(calls):
+        raise ValueError("it gave two tool calls the same id")
+    names = [name for call in calls for name in (call.id, call.tool)]
+    if any(not name or len(name) > limits.CALL_NAME_CHARS_MAX for name in names):
+        raise ValueError(
+            f"it gave a tool call no id or name, or one over {limits.CALL_NAME_CHARS_MAX} characters"
+        )
     size_bytes = len(to_json(message))
     if size_bytes > limits.TEXT_BYTES_MAX:
         raise ValueError(f"its reply has {size_bytes} bytes; {limits.TEXT_BYTES_MAX} is the most")
