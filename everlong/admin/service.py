@@ -178,7 +178,8 @@ async def wait_for_status(
             on_status(found)
             if done(found):
                 return found
-            last_known = found.held_by and f". It is held: {found.held_by}"
+            if found.held_by:  # Between two tries it may say nothing.
+                last_known = f". It was held last by: {found.held_by}"
             await _check_alive(client, thread_id)
         except NoWorker as error:
             last_known = f". {error}"
