@@ -242,7 +242,9 @@ async def test_a_thread_waits_for_a_worker_that_has_its_agent(
     async with open_threads(server.address, store, reading_agent(1)) as threads:
         async with threads.worker():
             await threads.send(thread_id, "hi", agent="late")
-            with pytest.raises(NotAnswered, match="held last by: a worker runs no agent 'late', only"):
+            with pytest.raises(
+                NotAnswered, match="held last by: a worker runs no agent 'late', only"
+            ):
                 await threads.answered(thread_id, 1, seconds=1.5)
         late = reading_agent(1, name="late")
         async with open_threads(server.address, store, late) as others:
