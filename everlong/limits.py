@@ -21,8 +21,8 @@ COMPRESS_RATIO_MAX: Final = 0.9
 # leaves room for what the codec offloads, and fits a worker's memory a few times over.
 OBJECT_BYTES_MAX: Final = 256 * MIB
 
-# Compressing or hashing more bytes than this is done in a thread: zstd-3 takes about 1 ms for 256
-# KiB, and the event loop has other threads to serve.
+# Compressing or hashing more bytes than this is done in a thread: for 256 KiB of agent content that
+# takes about 2 ms, and the event loop has other threads to serve.
 LOOP_BYTES_MAX: Final = 256 * KIB
 
 # Operational state rides in every continue-as-new. 64 KiB is 1/32 of the server's 2 MB payload

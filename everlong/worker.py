@@ -64,5 +64,5 @@ async def run_worker(settings: Settings, agents: Sequence[Agent]) -> None:
                 "and the server."
             ) from error
     finally:
-        # Before the interpreter ends: exporting spans while it does has crashed it.
+        # Spans that wait are sent now: the command ends without the interpreter's own clean-up.
         provider.shutdown()

@@ -14,10 +14,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from everlong import Agent, EverlongPlugin
+from everlong import Agent, EverlongPlugin, Policy, ThreadStart
 from everlong.admin import service
 from everlong.embedded import TemporalServer, start_server
-from everlong.models import Message, ThreadStatus
+from everlong.models import AGENT_WORKFLOW, Message, ThreadStatus
 from everlong.storage import BlobStore, open_store
 
 HERE = Path(__file__).parent
@@ -49,6 +49,14 @@ class Threads:
 
     def worker(self, **options: object) -> Worker:
         return Worker(self.client, task_queue=self.task_queue, **options)  # type: ignore[arg-type]
+
+    async def start(self, thread_id: str, policy: Policy, agent: str = "ops") -> None:
+        await self.client.start_workflow(
+            AGENT_WORKFLOW,
+            ThreadStart(agent=agent, policy=policy),
+            id=thread_id,
+            task_queue=self.task_queue,
+        )
 
     async def send(self, thread_id: str, text: str, agent: str = "ops") -> int:
         return await service.send(

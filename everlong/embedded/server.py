@@ -7,7 +7,6 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -55,7 +54,6 @@ async def start_server(
     ui_port: int | None = None,
     usual_ports: bool = False,
     codec_endpoint: str = "",
-    dynamic_config: Mapping[str, str] | None = None,
 ) -> TemporalServer:
     """Start the dev server and wait until it answers.
 
@@ -75,8 +73,6 @@ async def start_server(
         chosen = port or _free_port(PORT_DEFAULT if usual else 0)
         ui_chosen = ui_port or _free_port(UI_PORT_DEFAULT if usual else 0)
         arguments = [binary, *_arguments(data_dir, chosen, ui_chosen, codec_endpoint)]
-        for key, value in (dynamic_config or {}).items():
-            arguments += ["--dynamic-config-value", f"{key}={value}"]
         process = ManagedProcess(
             "Temporal server",
             arguments,

@@ -22,7 +22,8 @@ VERSION: Final = 1
 HEADER: Final = struct.Struct("<4sBBHQ")
 _COMPRESSION_OFFSET: Final = 5
 _STORED, _ZSTD = 0, 1
-# Level 3 is zstd's default; on agent content level 9 saves 4% more and takes 4 times as long.
+# Level 3 is zstd's default. On 200 results of `testing.workload`, level 9 saves 7% more and takes 4
+# to 5 times as long.
 _LEVEL: Final = 3
 _LAYOUT: Final = "v1"
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from everlong import Agent, Policy, Reply, ThreadStart, limits, tool
+from everlong import Agent, Policy, Reply, limits, tool
 from everlong.admin import service
 from everlong.embedded import TemporalServer
 from everlong.errors import NotAnswered, StoreUnavailable
-from everlong.models import AGENT_WORKFLOW, Entry, Message, SegmentRef, ThreadStatus
+from everlong.models import Entry, Message, SegmentRef, ThreadStatus
 from everlong.storage import BlobStore
 from everlong.storage.files import FileBlobStore
 from everlong.storage.journal import Journal
@@ -145,12 +145,7 @@ async def test_a_held_thread_rolls_and_is_held_on(
     monkeypatch.setattr(limits, "HELD_PAUSE_SECONDS_MAX", 0.3)
     store = FileBlobStore(tmp_path)
     async with open_threads(server.address, store, AGENT) as threads, threads.worker():
-        await threads.client.start_workflow(
-            AGENT_WORKFLOW,
-            ThreadStart(agent="ops", policy=Policy(run_events_max=50)),
-            id=thread_id,
-            task_queue=threads.task_queue,
-        )
+        await threads.start(thread_id, Policy(run_events_max=50))
         restore = await lose(tmp_path, threads, thread_id, "missing")
         await threads.send(thread_id, "and again")
         rolled = await service.wait_for_status(
@@ -197,12 +192,7 @@ async def test_tools_that_are_held_are_run_once_after_a_roll(
     monkeypatch.setattr(Journal, "newest", newest)
     agent = Agent(name="ops", model=ScriptedModel(script), tools=[note])
     async with open_threads(server.address, store, agent) as threads, threads.worker():
-        await threads.client.start_workflow(
-            AGENT_WORKFLOW,
-            ThreadStart(agent="ops", policy=Policy(run_events_max=50)),
-            id=thread_id,
-            task_queue=threads.task_queue,
-        )
+        await threads.start(thread_id, Policy(run_events_max=50))
         await threads.send(thread_id, "go")
         await service.wait_for_status(
             threads.client, thread_id, lambda status: status.counters.runs >= 2, seconds_max=60

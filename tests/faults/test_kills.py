@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from everlong import Policy
 from everlong.admin import service
 from everlong.config import Settings, embedded, load_settings
 from everlong.embedded import ManagedProcess, TemporalServer, start_server, start_worker
@@ -79,19 +80,24 @@ async def test_worker_killed_in_the_middle_of_a_tool(
 
 
 async def test_worker_killed_again_and_again(settings: Settings, thread_id: str) -> None:
-    """Kills at seeded random moments: between steps, in a PUT, before a result is reported."""
+    """Kills at seeded random moments: between steps, in a PUT, before a result is reported, at a roll.
+
+    The thread rolls after every few steps, so that some kills meet it.
+    """
     source = random.Random(7)
     async with threads_of(settings) as threads:
         for attempt in range(4):
             with worker(settings, "steady", f"worker-{attempt}") as process:
                 if attempt == 0:
+                    await threads.start(thread_id, Policy(run_events_max=50), agent="steady")
                     await threads.send(thread_id, "read", agent="steady")
                 await process.wait_for_output(READY, 30)
                 await asyncio.sleep(source.uniform(0.2, 1.5))
                 process.kill()
         with worker(settings, "steady", "last"):
-            await threads.answered(thread_id, 1)
+            status = await threads.answered(thread_id, 1)
             check_pages(await threads.conversation(thread_id), 40)
+            assert status.counters.runs >= 8
 
 
 async def test_server_killed_in_the_middle_of_a_run(

@@ -7,6 +7,7 @@ from temporalio import workflow
 from temporalio.worker import UnsandboxedWorkflowRunner
 
 from everlong.embedded import TemporalServer
+from everlong.interceptors.resume import ResumeHook
 from everlong.storage import BlobStore
 from tests.agents import reading_agent
 from tests.conftest import Threads, open_threads
@@ -111,3 +112,24 @@ async def test_rolls_are_not_resumes(
         status = await threads.answered(thread_id, 1)
         assert status.counters.runs == 2
         assert spans(threads) == []
+
+
+async def test_a_hook_that_fails_does_not_fail_the_workflow(
+    server: TemporalServer,
+    store: BlobStore,
+    thread_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("the hook is broken for a test")
+
+    monkeypatch.setattr(ResumeHook, "activated", broken)
+    async with open_threads(server.address, store) as threads:
+        async with threads.worker(workflows=[Patient]):
+            handle = await threads.client.start_workflow(
+                Patient.run, id=thread_id, task_queue=threads.task_queue
+            )
+            await handle.signal(Patient.note, "end")
+            assert await handle.result() == 1
+    assert "the hook is broken for a test" in caplog.text

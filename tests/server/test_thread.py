@@ -8,7 +8,7 @@ import pytest
 from temporalio.client import WorkflowExecutionStatus
 from temporalio.common import RetryPolicy
 
-from everlong import Agent, Policy, Reply, ThreadStart, limits, tool
+from everlong import Agent, Policy, Reply, limits, tool
 from everlong.admin import service
 from everlong.embedded import TemporalServer
 from everlong.errors import MessageRefused, ThreadNotFound, TurnFailed
@@ -33,15 +33,6 @@ def echo(turn: Sequence[Message]) -> Reply:
 ECHO = Agent(name="ops", model=ScriptedModel(echo))
 
 
-async def start(threads: Threads, thread_id: str, policy: Policy) -> None:
-    await threads.client.start_workflow(
-        AGENT_WORKFLOW,
-        ThreadStart(agent="ops", policy=policy),
-        id=thread_id,
-        task_queue=threads.task_queue,
-    )
-
-
 async def stop(threads: Threads, thread_id: str) -> ThreadStatus:
     handle = threads.client.get_workflow_handle(thread_id, result_type=ThreadStatus)
     await handle.signal(STOP_SIGNAL)
@@ -53,7 +44,7 @@ async def test_a_thread_works_rolls_and_answers(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with open_threads(server.address, store, reading_agent(24)) as threads, threads.worker():
-        await start(threads, thread_id, Policy(run_events_max=100))
+        await threads.start(thread_id, Policy(run_events_max=100))
         await threads.send(thread_id, "read")
         status = await threads.answered(thread_id, 1)
         conversation = await threads.conversation(thread_id)
@@ -73,7 +64,7 @@ async def test_messages_are_answered_in_order_across_rolls(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with open_threads(server.address, store, ECHO) as threads, threads.worker():
-        await start(threads, thread_id, Policy(run_events_max=50))
+        await threads.start(thread_id, Policy(run_events_max=50))
         numbers = [await threads.send(thread_id, f"message {i}") for i in range(30)]
         await threads.answered(thread_id, 30)
         conversation = await threads.conversation(thread_id)
@@ -182,7 +173,7 @@ async def test_a_turn_that_never_ends_is_ended(
 ) -> None:
     agent = reading_agent(1000)
     async with open_threads(server.address, store, agent) as threads, threads.worker():
-        await start(threads, thread_id, Policy(turn_steps_max=3))
+        await threads.start(thread_id, Policy(turn_steps_max=3))
         await threads.send(thread_id, "read for ever")
         status = await threads.answered(thread_id, 1)
         assert status.counters.steps == 3
@@ -263,7 +254,7 @@ async def test_a_stop_is_not_lost_to_a_roll(
     async with open_threads(server.address, store, reading_agent(500)) as threads, threads.worker():
         for attempt in range(8):
             name = f"{thread_id}-{attempt}"
-            await start(threads, name, Policy(run_events_max=50))
+            await threads.start(name, Policy(run_events_max=50))
             await threads.send(name, "read")
             await asyncio.sleep(0.15 * attempt)
             result = await asyncio.wait_for(stop(threads, name), 20)
