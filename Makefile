@@ -8,7 +8,7 @@ READY := .venv/.installed
 .PHONY: help demo test check format lint types fast clean
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 14
 
 demo: $(READY) ## Run an agent for 60 steps, kill its worker, resume it, and show what it took
 	@$(BIN)/everlong demo
@@ -45,3 +45,8 @@ $(READY): pyproject.toml constraints.txt
 		$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'; \
 	fi
 	@touch $@
+
+.PHONY: bench-codec
+BENCH ?=
+bench-codec: $(READY) ## Measure the codec alone and through a server; BENCH=--long for all of it
+	@$(BIN)/python -m bench $(BENCH)

@@ -22,16 +22,14 @@ from everlong.admin.console import bytes_text, command, err, out, plain
 from everlong.admin.web import check_exposure, create_app
 from everlong.config import (
     Settings,
-    checked_store,
     environment_without_temporal,
     load_settings,
 )
-from everlong.connection import connect
+from everlong.connection import connect, open_configured_packs
 from everlong.demo.run import run_demo
 from everlong.embedded import EmbeddedStack
 from everlong.embedded.server import is_free
 from everlong.errors import EverlongError, PortInUse
-from everlong.storage import open_store
 from everlong.worker import load_agent, run_worker
 
 app = typer.Typer(
@@ -136,8 +134,9 @@ def serve(
     check_exposure(host, token=settings.token, allow_anonymous=allow_anonymous)
     if not is_free(port, host):
         raise PortInUse(f"port {port} is in use. Stop what listens there, or choose another.")
-    store = open_store(checked_store(settings))
-    web = create_app(store, token=settings.token, cors_origins=cors_origin or ())
+    web = create_app(
+        open_configured_packs(settings), token=settings.token, cors_origins=cors_origin or ()
+    )
     uvicorn.run(web, host=host, port=port, access_log=False)
 
 
@@ -208,14 +207,14 @@ async def _send(
                 f"held by {escape(plain(status.held_by))}" if status.held_by else waiting
             ),
         )
-    conversation = await service.messages(client, open_store(checked_store(settings)), thread_id)
+    conversation = await service.messages(client, open_configured_packs(settings), thread_id)
     out.print(plain(service.answer(conversation, number)), markup=False, soft_wrap=True)
 
 
 async def _show(settings: Settings, thread_id: str, as_json: bool) -> None:
     client = await connect(settings)
     status = await service.status(client, thread_id)
-    size = await service.size(client, open_store(checked_store(settings)), thread_id)
+    size = await service.size(client, open_configured_packs(settings).store, thread_id)
     if as_json:
         fields = dataclasses.asdict(status) | {"size": dataclasses.asdict(size)}
         out.print_json(json.dumps(fields))

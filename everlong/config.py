@@ -35,6 +35,12 @@ class Settings:
     """`EVERLONG_INLINE_BYTES_MAX`: larger payloads go to the store."""
     traces_exporter: str
     """`OTEL_TRACES_EXPORTER`: none (the default), console or otlp."""
+    cache_dir: str
+    """`EVERLONG_CACHE_DIR`: a directory for copies of stored objects; in memory only if empty."""
+    keys: str = dataclasses.field(repr=False)
+    """`EVERLONG_KEYS`: `id:base64` of 32 bytes, comma-separated; the first writes. Empty: none."""
+    accept_unsealed: bool
+    """`EVERLONG_ACCEPT_UNSEALED`: with keys, also read what was stored before there were any."""
     token: str = dataclasses.field(repr=False)
     """`EVERLONG_TOKEN`: what `everlong serve` asks for beyond loopback."""
     temporal: ClientConnectConfig = dataclasses.field(repr=False)
@@ -56,6 +62,9 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         task_queue=env.get("EVERLONG_TASK_QUEUE") or TASK_QUEUE_DEFAULT,
         inline_bytes_max=_bytes(env, "EVERLONG_INLINE_BYTES_MAX", limits.INLINE_BYTES_MAX),
         traces_exporter=env.get("OTEL_TRACES_EXPORTER") or "none",
+        cache_dir=env.get("EVERLONG_CACHE_DIR", ""),
+        keys=env.get("EVERLONG_KEYS", ""),
+        accept_unsealed=_flag(env, "EVERLONG_ACCEPT_UNSEALED"),
         token=env.get("EVERLONG_TOKEN", ""),
         temporal=temporal,
     )
@@ -74,7 +83,8 @@ def checked_store(settings: Settings) -> str:
     """Return the store's URL, or say that there is none."""
     if not settings.store:
         raise ConfigError(
-            "no blob store is set. Set EVERLONG_STORE=file:///absolute/dir, or run this where "
+            "no blob store is set. Set EVERLONG_STORE=s3://bucket/prefix or file:///absolute/dir, or "
+            "run this where "
             f"`everlong dev` has run: there is none in {settings.data_dir}."
         )
     return settings.store
@@ -124,3 +134,10 @@ def _bytes(env: Mapping[str, str], name: str, default: int) -> int:
     if value < 0:
         raise ConfigError(f"{name} is {value}; give 0 or more, such as {default}")
     return value
+
+
+def _flag(env: Mapping[str, str], name: str) -> bool:
+    text = env.get(name, "").lower()
+    if text not in ("", "0", "false", "1", "true"):
+        raise ConfigError(f"{name} is {text[:20]!r}; give 1 or 0")
+    return text in ("1", "true")

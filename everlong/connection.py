@@ -1,4 +1,4 @@
-"""From settings to a connected client."""
+"""From settings to a connected client, and to the store."""
 
 from collections.abc import Sequence
 
@@ -10,6 +10,9 @@ from everlong.config import Settings, checked_store
 from everlong.errors import ServerUnreachable
 from everlong.models import printable
 from everlong.plugin import EverlongPlugin
+from everlong.storage.keys import parse_keys
+from everlong.storage.opening import open_packs
+from everlong.storage.packstore import PackStore
 
 
 async def connect(
@@ -22,6 +25,9 @@ async def connect(
     plugin = EverlongPlugin(
         store=checked_store(settings),
         agents=agents,
+        keys=_keys(settings),
+        accept_unsealed=settings.accept_unsealed,
+        cache_dir=settings.cache_dir or None,
         inline_bytes_max=settings.inline_bytes_max,
         tracer_provider=tracer_provider,
     )
@@ -32,3 +38,17 @@ async def connect(
             f"no Temporal server answers at {settings.temporal.get('target_host')}. Start one with "
             f"`everlong dev`, or set TEMPORAL_ADDRESS. ({printable(str(error), 200)})"
         ) from error
+
+
+def open_configured_packs(settings: Settings) -> PackStore:
+    """Open the store of the settings, with its keys and its cache."""
+    return open_packs(
+        checked_store(settings),
+        keys=_keys(settings),
+        accept_unsealed=settings.accept_unsealed,
+        cache_dir=settings.cache_dir or None,
+    )
+
+
+def _keys(settings: Settings) -> dict[str, bytes] | None:
+    return parse_keys(settings.keys) if settings.keys else None

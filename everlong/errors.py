@@ -23,6 +23,9 @@
     │   ├── ObjectTooLarge          permanent: more than this version would read again
     │   ├── BlobMissing             holds the thread until the bytes are restored
     │   ├── BlobCorrupt             holds the thread until the bytes are restored
+    │   ├── KeyMissing              holds the thread until the key is configured again
+    │   ├── RefRefused              a ref that nobody with the key wrote; holds what reads it
+    │   ├── PayloadTooLarge         permanent: must stay in history, and is too large for it
     │   └── UnknownVersion          holds the thread until a newer Everlong reads it
     ├── LimitReached                permanent, exit 7: policy stopped the run, with a reason
     └── CheckFailed                 permanent, exit 8: what the demo shows is not true
@@ -112,6 +115,18 @@ class BlobMissing(StoreError):
 
 class BlobCorrupt(StoreError):
     """Stored bytes do not match their digest, their declared size or their format."""
+
+
+class KeyMissing(StoreError):
+    """Bytes are sealed with a key that this process does not have."""
+
+
+class RefRefused(StoreError):
+    """Keys are configured, and a ref does not prove that it was written with one of them."""
+
+
+class PayloadTooLarge(StoreError):
+    """A payload that has to stay inline is larger than the server takes."""
 
 
 class UnknownVersion(StoreError):

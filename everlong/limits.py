@@ -8,9 +8,25 @@ from typing import Final
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 
-# A payload larger than this after compression goes to the blob store. The server kills a workflow
-# for more than 4 MB in one task completion: 250 payloads of 16 KiB still fit.
-INLINE_BYTES_MAX: Final = 16 * KIB
+# A payload larger than this after compression goes to the blob store. A step of a list loop takes
+# 0.8 KB of history with both of its payloads offloaded, so 300 steps with results of just this size
+# take 1.2 MB. A PUT for less is not worth its latency.
+INLINE_BYTES_MAX: Final = 3 * KIB
+# Compression is tried for what may become that small: JSON shrinks 4 to 10 times.
+INLINE_TRIAL_FACTOR: Final = 8
+
+# While the store is down a payload stays inline up to this; the server takes 2 MiB.
+FALLBACK_BYTES_MAX: Final = 3 * MIB // 2
+# All payloads of a task completion that stay inline. The server ends a workflow at 4 MB, and the
+# commands around the payloads need room too.
+COMPLETION_BYTES_MAX: Final = 3 * MIB
+
+# The store is tried for about this long, then the caller does without: a workflow task has 10 s. A
+# large object gets more, at a rate that any store reaches.
+STORE_TRY_SECONDS: Final = 2.5
+STORE_BYTES_PER_SECOND_MIN: Final = MIB
+# After that, payloads that fit stay inline at once for this long, and then the store is tried again.
+STORE_DOWN_SECONDS: Final = 5.0
 
 # A codec header and metadata cost about 50 bytes, and a decode costs time. Compression has to save
 # at least a tenth, and payloads below 256 bytes never do.
@@ -25,13 +41,41 @@ OBJECT_BYTES_MAX: Final = 256 * MIB
 # takes about 2 ms, and the event loop has other threads to serve.
 LOOP_BYTES_MAX: Final = 256 * KIB
 
+# What an encoder remembers of a thread so that it writes only what is new: the newest payloads of
+# each of a few series (a thread may have several lists under way), and where chunks lie. An entry of
+# the index takes about 200 bytes and stands for 16 KiB: 32,768 are 6.5 MiB for 512 MiB of content.
+ENCODER_RECENT_MAX: Final = 4
+ENCODER_CHUNKS_MAX: Final = 32_768
+ENCODER_CHUNK_COST_BYTES: Final = 200
+# Over all threads of a process. Beyond it, the thread that was not encoded for longest is forgotten:
+# its next payload is written whole, once.
+ENCODER_BYTES_MAX: Final = 128 * MIB
+# A pack that no payload has named for this long is not pointed to again: a sweep may be about to
+# delete it, and its grace period is a day at least.
+ENCODER_SECONDS_MAX: Final = 3600.0
+
+# Two runs of bytes that agree over less than this are not worth an extent, which takes 10 bytes, 32
+# for a pack that is not named yet, and maybe a GET.
+MATCH_BYTES_MIN: Final = KIB
+# Chunks by content. They are only looked up where the bytes differ from the last payload, and a hit
+# is extended to where the bytes differ again, so they may be large.
+CHUNK_BYTES_MEAN: Final = 16 * KIB
+# Packs are merged while the older one holds at most this share of what is being written: a lower one
+# writes less, and reads take more GETs. See docs/benchmarks.md.
+MERGE_RATIO: Final = 0.3
+# A pack of which a payload uses less than this is copied from instead of pointed to, so a cold read
+# never takes over 4 times the bytes that it needs.
+SPARSE_RATIO: Final = 0.25
+# Packs that one payload may point into, itself included: what a cold read takes in GETs at most.
+PACKS_MAX: Final = 24
+
 # Operational state rides in every continue-as-new. 64 KiB is 1/32 of the server's 2 MB payload
 # limit, and small enough to be read by a person.
 STATE_BYTES_MAX: Final = 64 * KIB
 
 # An unread message waits in operational state, so it is small, and few of them wait at a time. Both
-# are counted as JSON, in which a control character takes six bytes. A message stays below what is
-# kept inline, so that sending one does not need the store.
+# are counted as JSON, in which a control character takes six bytes. While the store is
+# down a message of this size stays inline, so it can be sent all the same.
 MESSAGE_BYTES_MAX: Final = 12 * KIB
 INBOX_BYTES_MAX: Final = 24 * KIB
 
@@ -55,6 +99,17 @@ ENTRY_BODY_BYTES_MAX: Final = 512
 
 # Bodies read at once when a context is loaded: 16 GETs of 60 ms give 270 GETs a second.
 STORE_READS_MAX: Final = 16
+
+# A prefetch has to end within a workflow task or two, and must not push out of the cache what it has
+# fetched itself: plain bytes, of which the cache holds about a quarter. At most so many at a time.
+PREFETCH_SECONDS_MAX: Final = 30.0
+PREFETCH_BYTES_MAX: Final = 128 * MIB
+PREFETCHES_MAX: Final = 32
+
+# What a process keeps of the store: in memory, and in a directory where one is named. A pack of an
+# agent's step has some KiB, so this is thousands of them.
+CACHE_MEMORY_BYTES_MAX: Final = 64 * MIB
+CACHE_DISK_BYTES_MAX: Final = 2048 * MIB
 
 # An activity on a killed worker is noticed after this long. The SDK sends heartbeats at most every
 # 80% of it, however often it is asked to.

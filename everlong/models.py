@@ -68,12 +68,15 @@ class Ref:
     thread: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     """Which thread's bytes these are: a digest of its namespace and id, and part of the key."""
     digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    """BLAKE2b-256 of the plaintext, in hex. Every read is checked against it."""
+    """BLAKE2b-256, in hex: of a pack's head, or of the plaintext of an object of version 1. Every
+    read is checked against it."""
     size_bytes: Bytes
     """Size of the plaintext."""
     kind: Kind
     preview: Annotated[str, Field(max_length=limits.PREVIEW_CHARS_MAX)] = ""
     """The first characters, for people and logs. Empty for payloads."""
+    pack: bool = False
+    """Whether the bytes are a pack. Refs from before there were packs do not say so."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,16 +1,17 @@
 """`EverlongPlugin`: the composition root. Give it to the client; its workers inherit it."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
-from typing import Final, TypeVar
+from pathlib import Path
+from typing import Final, Literal, TypeVar
 
 from opentelemetry import trace
 from opentelemetry.trace import TracerProvider
 from temporalio import workflow
 from temporalio.converter import DataConverter
 from temporalio.plugin import SimplePlugin
-from temporalio.worker import ReplayerConfig, WorkerConfig, WorkflowRunner
+from temporalio.worker import ReplayerConfig, Worker, WorkerConfig, WorkflowRunner
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from everlong import limits
@@ -18,9 +19,13 @@ from everlong.activities import AgentActivities
 from everlong.agents import Agent
 from everlong.codecs import EverlongCodec
 from everlong.errors import ConfigError, LimitReached, PluginNotOnClient
-from everlong.interceptors.activation import hooked, passing_through, unhooked
+from everlong.interceptors.activation import ActivationHook, hooked, passing_through, unhooked
+from everlong.interceptors.nexus import NexusInterceptor
+from everlong.interceptors.prefetch import Prefetcher, PrefetchHook
 from everlong.interceptors.resume import ResumeHook
-from everlong.storage import BlobStore, open_store
+from everlong.storage import BlobStore
+from everlong.storage.keys import KeySource
+from everlong.storage.opening import open_packs
 from everlong.workflows import AgentWorkflow
 
 T = TypeVar("T")
@@ -33,9 +38,17 @@ class EverlongPlugin(SimplePlugin):
     """Compresses and offloads payloads, traces resumes, and runs agents.
 
     Args:
-        store: A URL (`file:///dir`, `memory:`) or a `BlobStore`.
+        store: A URL (`file:///dir`, `s3://bucket/prefix`, `memory:`) or a `BlobStore`.
         agents: Agents that workers made from this client run. None are needed for the codec alone.
+        mode: `read` decodes all that Everlong wrote, and writes plain payloads: for the first phase
+            of a rollout, and for the way back. They are plain also where there are keys.
+        keys: Keys by id (32 bytes each), the first of which writes, or a callable that returns them.
+            All that is stored, and every payload, is sealed with AES-256-GCM.
+        accept_unsealed: With keys, also read what was stored before there were any.
+        cache_dir: A directory in which stored objects are kept for the next read, also by other
+            processes. They are always kept in memory, within a bound.
         inline_bytes_max: Payloads above this, after compression, go to the store.
+        nexus_offload: Offload Nexus payloads too; the other namespace then needs the same store.
         tracer_provider: Where resume spans go; OpenTelemetry's global provider if not given.
 
     """
@@ -45,20 +58,38 @@ class EverlongPlugin(SimplePlugin):
         *,
         store: str | BlobStore,
         agents: Sequence[Agent] = (),
+        mode: Literal["write", "read"] = "write",
+        keys: KeySource | None = None,
+        accept_unsealed: bool = False,
+        cache_dir: str | Path | None = None,
         inline_bytes_max: int = limits.INLINE_BYTES_MAX,
+        nexus_offload: bool = False,
         tracer_provider: TracerProvider | None = None,
     ) -> None:
-        self.store = open_store(store) if isinstance(store, str) else store
+        if mode not in ("write", "read"):
+            raise ConfigError(f"mode is {mode!r}; use 'write', or 'read' to write plain payloads")
+        if mode == "read" and agents:
+            raise ConfigError("agents write to the store: mode='read' is for other workflows")
+        self.packs = open_packs(
+            store, keys=keys, accept_unsealed=accept_unsealed, cache_dir=cache_dir
+        )
         names = [agent.name for agent in agents]
         if len(set(names)) != len(names):
             raise ConfigError(f"two agents have the same name: {sorted(names)}")
         self._agents = tuple(agents)
-        self._codec = EverlongCodec(self.store, inline_bytes_max=inline_bytes_max)
+        self.codec = EverlongCodec(
+            self.packs,
+            inline_bytes_max=inline_bytes_max,
+            read_only=mode == "read",
+            nexus_offload=nexus_offload,
+        )
         self._tracer = trace.get_tracer("everlong", tracer_provider=tracer_provider)
-        activities = AgentActivities(self.store, agents)
+        self._prefetcher: Prefetcher | None = None
+        activities = AgentActivities(self.packs, agents)
         super().__init__(
             "everlong.EverlongPlugin",
             data_converter=self._with_codec,
+            interceptors=[NexusInterceptor()],
             workflow_runner=self._with_hook,
             workflows=lambda existing: _joined(existing, [AgentWorkflow] if agents else []),
             activities=lambda existing: _joined(
@@ -85,10 +116,23 @@ class EverlongPlugin(SimplePlugin):
         # only its value tells it from the SDK's default.
         if self._agents and config[_STICKY] == _SDK_STICKY_DEFAULT:
             config[_STICKY] = timedelta(seconds=limits.STICKY_SECONDS)
+        self._prefetcher = Prefetcher(config["client"], self.codec)
         config["unsandboxed_workflow_runner"] = self._with_hook(
             config["unsandboxed_workflow_runner"]
         )
         return config
+
+    async def run_worker(
+        self,
+        worker: Worker,
+        next: Callable[[Worker], Awaitable[None]],  # noqa: A002
+    ) -> None:
+        """See `temporalio.worker.Plugin`."""
+        try:
+            await super().run_worker(worker, next)
+        finally:
+            if self._prefetcher is not None:
+                await self._prefetcher.stop()
 
     def configure_replayer(self, config: ReplayerConfig) -> ReplayerConfig:
         """See `temporalio.worker.Plugin`. A replayer writes no blobs and emits no spans."""
@@ -105,23 +149,26 @@ class EverlongPlugin(SimplePlugin):
         """Wrap the codec that is there. The SDK may apply a plugin twice, so ours stays as it is."""
         converter = converter or DataConverter.default
         if isinstance(converter.payload_codec, EverlongCodec):
-            if converter.payload_codec.store is not self.store:
+            if converter.payload_codec.packs is not self.packs:
                 raise ConfigError(
                     "this client has another EverlongPlugin already; give it one, with all agents"
                 )
             return converter
         return dataclasses.replace(
-            converter, payload_codec=self._codec.around(converter.payload_codec)
+            converter, payload_codec=self.codec.around(converter.payload_codec)
         )
 
     def _with_hook(self, runner: WorkflowRunner | None) -> WorkflowRunner:
         # Our modules are deterministic where workflows import them, and costly to import again for
         # each of them.
         runner = passing_through(runner or SandboxedWorkflowRunner(), "everlong")
-        return hooked(runner, self._new_hook)
+        return hooked(runner, self._new_hooks)
 
-    def _new_hook(self, info: workflow.Info) -> ResumeHook:
-        return ResumeHook(self._tracer, info)
+    def _new_hooks(self, info: workflow.Info) -> list[ActivationHook]:
+        hooks: list[ActivationHook] = [ResumeHook(self._tracer, info)]
+        if self._prefetcher is not None:
+            hooks.append(PrefetchHook(self._prefetcher, info))
+        return hooks
 
 
 def _joined(existing: Sequence[T] | None, added: Sequence[T]) -> list[T]:

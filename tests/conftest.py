@@ -6,6 +6,7 @@ import dataclasses
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
@@ -19,6 +20,10 @@ from everlong.admin import service
 from everlong.embedded import TemporalServer, start_server
 from everlong.models import AGENT_WORKFLOW, Message, ThreadStatus
 from everlong.storage import BlobStore, open_store
+from everlong.storage.packstore import PackStore
+
+if TYPE_CHECKING:
+    from tests.weed import Weed
 
 HERE = Path(__file__).parent
 
@@ -72,7 +77,7 @@ class Threads:
         )
 
     async def conversation(self, thread_id: str) -> list[Message]:
-        return await service.messages(self.client, self.store, thread_id)
+        return await service.messages(self.client, PackStore(self.store), thread_id)
 
     async def size(self, thread_id: str) -> service.ThreadSize:
         return await service.size(self.client, self.store, thread_id)
@@ -101,3 +106,19 @@ def store(tmp_path: Path) -> BlobStore:
 @pytest.fixture
 def thread_id() -> str:
     return f"thread-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Weed"]:
+    """One real S3 server for each test process. Its keys are in the environment meanwhile."""
+    from tests.weed import start_weed  # Here, so that only those who use it pay for it.
+
+    with (
+        start_weed(tmp_path_factory.mktemp("weed")) as weed,
+        pytest.MonkeyPatch.context() as environment,
+    ):
+        for name in ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_SESSION_TOKEN"):
+            environment.delenv(name, raising=False)
+        for name, value in weed.environ.items():
+            environment.setenv(name, value)
+        yield weed

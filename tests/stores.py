@@ -1,5 +1,7 @@
 """Blob stores that count or fail, for the tests."""
 
+import asyncio
+
 from everlong.errors import StoreUnavailable
 from everlong.storage.files import FileBlobStore
 from everlong.storage.memory import MemoryBlobStore
@@ -20,6 +22,25 @@ class CountingStore(MemoryBlobStore):
     async def get(self, key: str) -> bytes:
         self.gets += 1
         return await super().get(key)
+
+
+class SlowStore(CountingStore):
+    """Takes a while for each GET, and notes how many were under way at once."""
+
+    def __init__(self, get_seconds: float) -> None:
+        super().__init__()
+        self._get_seconds = get_seconds
+        self._under_way = 0
+        self.most_at_once = 0
+
+    async def get(self, key: str) -> bytes:
+        self._under_way += 1
+        self.most_at_once = max(self.most_at_once, self._under_way)
+        try:
+            await asyncio.sleep(self._get_seconds)
+            return await super().get(key)
+        finally:
+            self._under_way -= 1
 
 
 class FlakyStore(FileBlobStore):

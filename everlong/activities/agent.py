@@ -41,9 +41,9 @@ from everlong.models import (
     ToolRun,
     printable,
 )
-from everlong.storage import BlobStore
 from everlong.storage.journal import Journal
 from everlong.storage.objects import thread_key
+from everlong.storage.packstore import PackStore
 
 # What is wrong with a tool's arguments, as told to the model. Pydantic quotes a part of the input.
 _COMPLAINT_CHARS_MAX: Final = 2000
@@ -52,8 +52,8 @@ _COMPLAINT_CHARS_MAX: Final = 2000
 class AgentActivities:
     """The activities of the agents that one worker runs."""
 
-    def __init__(self, store: BlobStore, agents: Iterable[Agent]) -> None:
-        self._store = store
+    def __init__(self, packs: PackStore, agents: Iterable[Agent]) -> None:
+        self._packs = packs
         self._agents = {agent.name: agent for agent in agents}
         # Tools have threads of their own: one that hangs must not keep the store from its threads.
         self._tool_threads = concurrent.futures.ThreadPoolExecutor(
@@ -165,7 +165,7 @@ class AgentActivities:
 
     def _journal(self) -> Journal:
         info = activity.info()
-        return Journal(self._store, thread_key(info.namespace, info.workflow_id or ""))
+        return Journal(self._packs, thread_key(info.namespace, info.workflow_id or ""))
 
 
 @contextlib.asynccontextmanager

@@ -17,12 +17,19 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from everlong import limits
-from everlong.errors import BlobCorrupt, BlobMissing, StoreUnavailable, UnknownVersion
+from everlong.errors import (
+    BlobCorrupt,
+    BlobMissing,
+    KeyMissing,
+    RefRefused,
+    StoreUnavailable,
+    UnknownVersion,
+)
 from everlong.models import HELD, printable
 
 T = TypeVar("T")
 
-_MENDABLE = (StoreUnavailable, BlobMissing, BlobCorrupt, UnknownVersion)
+_MENDABLE = (StoreUnavailable, BlobMissing, BlobCorrupt, KeyMissing, RefRefused, UnknownVersion)
 
 
 class Pulse:

@@ -43,6 +43,7 @@ from everlong.models import (
 from everlong.storage import BlobStore
 from everlong.storage.journal import Journal
 from everlong.storage.objects import thread_key, thread_prefix
+from everlong.storage.packstore import PackStore
 
 _POLL_SECONDS: Final = 0.2
 # A worker that runs takes a message or a query within milliseconds; a cold one has to replay first.
@@ -151,9 +152,9 @@ async def size(client: Client, store: BlobStore, thread_id: str) -> ThreadSize:
     return ThreadSize(runs, events, history_bytes, len(blobs), sum(blobs))
 
 
-async def messages(client: Client, store: BlobStore, thread_id: str) -> list[Message]:
+async def messages(client: Client, packs: PackStore, thread_id: str) -> list[Message]:
     """Return a thread's whole conversation, read from its journal."""
-    journal = Journal(store, thread_key(client.namespace, thread_id))
+    journal = Journal(packs, thread_key(client.namespace, thread_id))
     thread = await status(client, thread_id)
     return await journal.messages(await journal.read(thread.head))
 

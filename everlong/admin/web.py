@@ -1,49 +1,84 @@
 """The codec server: shows real values in the Temporal UI and CLI.
 
-It speaks Temporal's codec protocol: POST `/encode` and `/decode` with payloads as JSON. Anyone who
-reaches it reads payloads, so beyond loopback it wants a bearer token, and browsers are let in from
-named origins only.
+It speaks Temporal's codec protocol: POST `/encode`, `/decode` and `/download` with payloads as JSON,
+at any depth of the path, so that `/{namespace}/decode` is one of them. The namespace changes nothing:
+a ref says itself where it leads, and what is encoded here belongs to no thread. Anyone who reaches it
+reads payloads, so beyond loopback it wants a bearer token, and browsers are let in from named origins
+only.
+
+The CLI asks for whole values. The Temporal UI asks `/decode` to leave storage refs in place
+(`preserveStorageRefs`), so that a page of history does not fetch every blob, and `/download` for one
+of them when somebody presses its button. It shows that button for one kind of payload only, the
+SDK's `ExternalStorageReference`; any other ref would show as base64 and lead nowhere. So what is
+large is answered in that form, and what a page can show is decoded all the same.
 """
 
+import asyncio
+import base64
+import binascii
 import hmac
 import ipaddress
+import logging
+import re
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from functools import partial
+from typing import Final, TypeAlias
 
-from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
+from fastapi.exception_handlers import http_exception_handler
 from fastapi.middleware.cors import CORSMiddleware
 from google.protobuf import json_format
+from google.protobuf.message import DecodeError
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from temporalio.api.common.v1 import Payload, Payloads
+from temporalio.api.sdk.v1.external_storage_pb2 import ExternalStorageReference
 
 from everlong import limits
 from everlong.codecs import EverlongCodec
 from everlong.codecs.codec import plain_bytes
+from everlong.codecs.refs import PackRef, is_ref, parse_ref
 from everlong.errors import ConfigError, EverlongError, StoreUnavailable
 from everlong.storage import BlobStore
+from everlong.storage.objects import object_key
+from everlong.storage.packstore import PackStore, pack_key
+
+logger = logging.getLogger(__name__)
 
 # A page of history in the UI holds at most a few thousand payloads of some KiB.
 REQUEST_BYTES_MAX: Final = 16 * limits.MIB
 # What all payloads of a request may decode to: as many tool results as a page can show, and no bomb.
 RESPONSE_BYTES_MAX: Final = 64 * limits.MIB
+# What the UI gets as a value, and not as a placeholder: some 2,000 lines, which a page still shows.
+SHOWN_BYTES_MAX: Final = 128 * limits.KIB
+# A response takes about 4 times its payloads while it is written as JSON: 1 GiB for these together.
+CONVERSIONS_MAX: Final = 4
+# A store that does not answer keeps none of those places for longer than somebody waits for a page.
+_CONVERT_SECONDS_MAX: Final = 60.0
+# Where a placeholder keeps the ref that it stands for. As text: the UI reads metadata as UTF-8.
+_REF_KEY: Final = "everlong-ref"
+_ORIGIN: Final = re.compile(r"https?://[a-z0-9.-]+(:\d{1,5})?|https?://\[[0-9a-f:]+\](:\d{1,5})?")
+_Convert: TypeAlias = Callable[[Sequence[Payload]], Awaitable[list[Payload]]]
+# What the UI sends; the last two only where it is told to pass its user's tokens on.
+_HEADERS: Final = ("content-type", "x-namespace", "authorization", "authorization-extras")
 
 
-def create_app(store: BlobStore, *, token: str = "", cors_origins: Sequence[str] = ()) -> FastAPI:
+def create_app(
+    store: BlobStore | PackStore, *, token: str = "", cors_origins: Sequence[str] = ()
+) -> FastAPI:
     """Return the codec server's application. An empty token lets everybody in who reaches it."""
     app = FastAPI(title="Everlong codec server", docs_url=None, redoc_url=None, openapi_url=None)
-    codec = EverlongCodec(store)
+    app.include_router(_routes(EverlongCodec(store), token))
 
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.post("/encode")
-    async def encode(request: Request) -> Response:
-        return await _convert(request, token, codec.encode)
-
-    @app.post("/decode")
-    async def decode(request: Request) -> Response:
-        return await _convert(request, token, codec.decode)
+    @app.exception_handler(HTTPException)
+    async def refuse(request: Request, error: HTTPException) -> Response:
+        # The CLI tries for 10 s and then speaks of a deadline, so what it was told stands here too.
+        route = request.url.path.rpartition("/")[2]
+        logger.warning("/%s refused with %d: %s", route, error.status_code, error.detail)
+        return await http_exception_handler(request, error)
 
     if not token:
         # A page that points its own host name at 127.0.0.1 (DNS rebinding) is not let in either.
@@ -51,9 +86,13 @@ def create_app(store: BlobStore, *, token: str = "", cors_origins: Sequence[str]
     if cors_origins:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=list(cors_origins),
-            allow_methods=["GET", "POST"],
-            allow_headers=["content-type", "x-namespace", "authorization"],
+            allow_origins=[_checked_origin(origin) for origin in cors_origins],
+            allow_methods=["POST"],
+            allow_headers=_HEADERS,
+            # The UI can be told to send cookies, for a proxy with single sign-on that stands before us.
+            allow_credentials=True,
+            # A UI on another machine asks for this when the codec server is on the browser's own.
+            allow_private_network=True,
         )
     return app
 
@@ -78,24 +117,125 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-async def _convert(
-    request: Request, token: str, convert: Callable[[Sequence[Payload]], Awaitable[list[Payload]]]
-) -> Response:
-    _authorize(request, token)
-    payloads = Payloads()
+def _checked_origin(origin: str) -> str:
+    if not _ORIGIN.fullmatch(origin):
+        raise ConfigError(
+            f"{origin!r} is not an origin that a browser sends. Give scheme, host and port in small "
+            "letters and nothing after them, as in http://127.0.0.1:8233."
+        )
+    return origin
+
+
+def _routes(codec: EverlongCodec, token: str) -> APIRouter:
+    router = APIRouter()
+    places = asyncio.Semaphore(CONVERSIONS_MAX)
+
+    async def answer(request: Request, convert: _Convert) -> Response:
+        _authorize(request, token)
+        payloads = await _read(request)
+        async with places:
+            return await _converted(payloads, convert)
+
+    @router.post("/encode")
+    @router.post("/{mount:path}/encode")
+    async def encode(request: Request) -> Response:
+        return await answer(request, codec.encode)
+
+    @router.post("/decode")
+    @router.post("/{mount:path}/decode")
+    async def decode(request: Request) -> Response:
+        for_page = request.query_params.get("preserveStorageRefs", "").lower() == "true"
+        return await answer(request, partial(_decode, codec, for_page=for_page))
+
+    @router.post("/download")
+    @router.post("/{mount:path}/download")
+    async def download(request: Request) -> Response:
+        # The UI adds preserveStorageRefs here too, where it means nothing.
+        return await answer(request, partial(_download, codec))
+
+    return router
+
+
+async def _download(codec: EverlongCodec, payloads: Sequence[Payload]) -> list[Payload]:
+    """Return the values of refs, whole."""
+    if not all(is_ref(_unwrapped(payload)) for payload in payloads):
+        # Not 404: the UI takes that for a server without this endpoint.
+        raise HTTPException(400, "these payloads are not all refs to Everlong's store")
+    return await _decode(codec, payloads)
+
+
+async def _decode(
+    codec: EverlongCodec, payloads: Sequence[Payload], *, for_page: bool = False
+) -> list[Payload]:
+    """Decode payloads, but for large ones that are for a page: placeholders stand for those."""
+    payloads = [_unwrapped(payload) for payload in payloads]
+    sizes = [plain_bytes(payload) for payload in payloads]
+    kept = [
+        for_page and size_bytes > SHOWN_BYTES_MAX and is_ref(payload)
+        for payload, size_bytes in zip(payloads, sizes, strict=True)
+    ]
+    if sum(size for size, keep in zip(sizes, kept, strict=True) if not keep) > RESPONSE_BYTES_MAX:
+        raise HTTPException(
+            413,
+            f"these payloads decode to over {RESPONSE_BYTES_MAX} bytes. Ask for fewer at once, or read "
+            "them with a client that has the plugin.",
+        )
+    chosen = [payload for payload, keep in zip(payloads, kept, strict=True) if not keep]
+    decoded = iter(await codec.decode(chosen))
+    return [
+        _placeholder(payload, size_bytes) if keep else next(decoded)
+        for payload, size_bytes, keep in zip(payloads, sizes, kept, strict=True)
+    ]
+
+
+def _placeholder(payload: Payload, size_bytes: int) -> Payload:
+    """Return what the UI shows for a large value, with a button that downloads it."""
+    ref = parse_ref(payload)
+    key = pack_key(ref.thread, ref.pack) if isinstance(ref, PackRef) else object_key(ref)
+    reference = ExternalStorageReference(
+        driver_name="everlong", claim_data={"key": key, "size": f"{size_bytes:,} bytes"}
+    )
+    placeholder = Payload(
+        metadata={
+            "encoding": b"json/protobuf",
+            "messageType": ExternalStorageReference.DESCRIPTOR.full_name.encode(),
+            _REF_KEY: base64.b64encode(payload.SerializeToString(deterministic=True)),
+        },
+        data=json_format.MessageToJson(reference).encode(),
+    )
+    placeholder.external_payloads.add().size_bytes = size_bytes
+    return placeholder
+
+
+def _unwrapped(payload: Payload) -> Payload:
+    """Return the ref that a placeholder stands for; any other payload as it is.
+
+    The UI sends the ref out of history. A client that keeps to the protocol may as well send what
+    `/decode` gave it.
+    """
+    wrapped = payload.metadata.get(_REF_KEY)
+    if wrapped is None:
+        return payload
     try:
-        json_format.Parse(await _bounded_body(request), payloads)
-    except (json_format.ParseError, UnicodeDecodeError):
-        raise HTTPException(400, "the body is not Temporal payloads as JSON") from None
+        return Payload.FromString(base64.b64decode(wrapped, validate=True))
+    except (binascii.Error, DecodeError):
+        raise HTTPException(400, "a placeholder is damaged: its ref does not parse") from None
+
+
+async def _converted(payloads: Sequence[Payload], convert: _Convert) -> Response:
     try:
-        if sum(map(plain_bytes, payloads.payloads)) > RESPONSE_BYTES_MAX:
-            raise HTTPException(413, f"these payloads decode to over {RESPONSE_BYTES_MAX} bytes")
-        converted = Payloads(payloads=await convert(payloads.payloads))
-    except StoreUnavailable as error:
-        raise HTTPException(503, str(error)) from error
+        async with asyncio.timeout(_CONVERT_SECONDS_MAX):
+            converted = Payloads(payloads=await convert(payloads))
+    except TimeoutError:
+        seconds = f"{_CONVERT_SECONDS_MAX:.0f} s"
+        raise HTTPException(503, f"the blob store did not answer within {seconds}") from None
     except EverlongError as error:
-        raise HTTPException(422, f"{type(error).__name__}: {error}") from error
-    return Response(json_format.MessageToJson(converted), media_type="application/json")
+        # The UI asks again after a 5xx, and shows what it has after a 4xx.
+        status = 503 if isinstance(error, StoreUnavailable) else 422
+        raise HTTPException(status, f"{type(error).__name__}: {error}") from error
+    # In a thread, so that other requests are answered while 64 MiB are written as JSON.
+    text = await asyncio.to_thread(json_format.MessageToJson, converted, indent=None)
+    return Response(text, media_type="application/json")
 
 
 def _authorize(request: Request, token: str) -> None:
@@ -103,14 +243,18 @@ def _authorize(request: Request, token: str) -> None:
     if token and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
         raise HTTPException(401, "a bearer token is needed", {"WWW-Authenticate": "Bearer"})
     # A browser sends this type across origins only after a preflight, which CORS answers.
-    if request.headers.get("content-type", "").partition(";")[0] != "application/json":
+    content_type = request.headers.get("content-type", "").partition(";")[0]
+    if content_type.strip().lower() != "application/json":
         raise HTTPException(415, "send application/json")
 
 
-async def _bounded_body(request: Request) -> bytes:
+async def _read(request: Request) -> Sequence[Payload]:
     body = bytearray()
     async for part in request.stream():
         body += part
         if len(body) > REQUEST_BYTES_MAX:
             raise HTTPException(413, f"more than {REQUEST_BYTES_MAX} bytes")
-    return bytes(body)
+    try:
+        return json_format.Parse(bytes(body), Payloads()).payloads
+    except (json_format.ParseError, UnicodeDecodeError, RecursionError):
+        raise HTTPException(400, "the body is not Temporal payloads as JSON") from None

@@ -4,14 +4,19 @@ The blob is durable before the ref to it exists. Every fault raises plainly, so 
 retries the task; nothing here ends a workflow.
 """
 
-from collections.abc import Sequence
+import contextlib
+import copy
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Final, Self
 
 from google.protobuf.message import DecodeError
-from pydantic import TypeAdapter, ValidationError
 from temporalio.api.common.v1 import Payload
 from temporalio.converter import (
     ActivitySerializationContext,
+    NexusSerializationContext,
     PayloadCodec,
     SerializationContext,
     WithSerializationContext,
@@ -19,165 +24,288 @@ from temporalio.converter import (
 )
 
 from everlong import limits
-from everlong.errors import BlobCorrupt, ConfigError, UnknownVersion
-from everlong.models import APPEND_JOURNAL, CALL_MODEL, RUN_TOOL, Kind, Ref
+from everlong.codecs.budget import BUDGET
+from everlong.codecs.offload import Offloader, OffloadStats, patiently, store_seconds
+from everlong.codecs.refs import ENCODING as REF_ENCODING
+from everlong.codecs.refs import V1_ENCODING as V1_REF_ENCODING
+from everlong.codecs.refs import PackRef, check_ref, is_ref, parse_ref
+from everlong.errors import (
+    BlobCorrupt,
+    ConfigError,
+    EverlongError,
+    PayloadTooLarge,
+    StoreUnavailable,
+)
+from everlong.models import APPEND_JOURNAL, CALL_MODEL, RUN_TOOL
 from everlong.storage import BlobStore
+from everlong.storage.keys import Keyring, KeySource
 from everlong.storage.objects import (
     declared_bytes,
-    read_object,
     seal_object,
+    sealing_key_id,
     thread_key,
     unseal_object,
-    write_object,
 )
+from everlong.storage.packstore import PackStore, gathered
+
+logger = logging.getLogger(__name__)
 
 INLINE_ENCODING: Final = b"binary/everlong"
-REF_ENCODING: Final = b"json/everlong-ref"
-REF_VERSION: Final = b"1"
-_VERSION_KEY: Final = "everlong-version"
-_REF = TypeAdapter(Ref)
+_OURS: Final = (INLINE_ENCODING, REF_ENCODING, V1_REF_ENCODING)
+_FALLBACK_LOG_SECONDS: Final = 60.0
+# What protobuf takes for a field beside its bytes: tags and lengths.
+_FIELD_BYTES: Final = 8
 
 
 class EverlongCodec(PayloadCodec, WithSerializationContext):
     """Compresses payloads, and offloads those above `inline_bytes_max` to the store.
 
     It works alone, without context, and around another codec (`inner`, which then sees the plain
-    payloads). Payloads that it did not write pass through decode as they are. With `read_only` it
-    decodes as ever, and writes nothing.
+    payloads). Payloads that it did not write pass through decode as they are.
+
+    Args:
+        store: A `BlobStore`, or a `PackStore` over one, with its keys.
+        inline_bytes_max: Payloads above this, after compression, go to the store.
+        inner: A codec that is applied before this one when encoding, and after it when decoding.
+        keys: Keys by id, the first of which writes, or a callable that returns them.
+        read_only: Decode as ever, and leave what is encoded as it is.
+        nexus_offload: Offload Nexus payloads too. They leave the namespace, so the other side needs
+            the same store, and the same keys.
+
     """
 
     def __init__(
         self,
-        store: BlobStore,
+        store: BlobStore | PackStore,
         *,
         inline_bytes_max: int = limits.INLINE_BYTES_MAX,
         inner: PayloadCodec | None = None,
-        thread: str = "",
+        keys: KeySource | None = None,
         read_only: bool = False,
+        nexus_offload: bool = False,
     ) -> None:
         if inline_bytes_max < 0:
             raise ConfigError(
                 f"inline_bytes_max is {inline_bytes_max}; give 0 to offload every payload, or a "
                 f"positive number of bytes (default {limits.INLINE_BYTES_MAX})"
             )
-        self.store = store
+        if not isinstance(store, PackStore):
+            store = PackStore(store, None if keys is None else Keyring(keys))
+        elif keys is not None:
+            raise ConfigError("a PackStore has its own keys: give the keys to it, not to the codec")
+        self.packs = store
+        self._offloader = Offloader(store)
         self._inline_bytes_max = inline_bytes_max
         self._inner = inner
         self._read_only = read_only
-        # Where no context tells the thread, objects lie under that of the empty name.
-        self._thread = thread or thread_key("", "")
+        self._nexus_offload = nexus_offload
+        self._thread = ""
+        self._learns = False
+        self._is_local = False
+        self._is_nexus = False
+        self._fallback = _FallbackLog()
+
+    @property
+    def stats(self) -> OffloadStats:
+        """What this codec and its copies have offloaded."""
+        return self._offloader.stats
 
     def with_context(self, context: SerializationContext) -> Self:
         """Return a codec that files what it offloads under the context's thread."""
-        thread = self._thread
-        inline_bytes_max = self._inline_bytes_max
+        codec = copy.copy(self)
         if isinstance(context, ActivitySerializationContext) and _is_ours(context):
             # They are small, and have to get through while the store is down.
-            inline_bytes_max = max(inline_bytes_max, limits.STATE_BYTES_MAX)
+            codec._inline_bytes_max = max(self._inline_bytes_max, limits.STATE_BYTES_MAX)
+        if isinstance(context, ActivitySerializationContext):
+            codec._is_local = context.is_local
         if isinstance(context, WorkflowSerializationContext | ActivitySerializationContext):
             # An activity that was started without a workflow has a namespace but no workflow id.
-            thread = thread_key(context.namespace, context.workflow_id or "")
-        inner = self._inner
-        if isinstance(inner, WithSerializationContext):
-            inner = inner.with_context(context)
-        return self._copy(inner=inner, thread=thread, inline_bytes_max=inline_bytes_max)
+            codec._thread = (
+                thread_key(context.namespace, context.workflow_id) if context.workflow_id else ""
+            )
+        # An activity that reads its input: should its worker go on to run the workflow, as after a
+        # crash, then the next input is mostly this one. (On the workflow's side the id is None.)
+        codec._learns = bool(getattr(context, "activity_id", None))
+        if isinstance(context, NexusSerializationContext):
+            codec._is_nexus = True
+        if isinstance(self._inner, WithSerializationContext):
+            codec._inner = self._inner.with_context(context)
+        return codec
 
     def around(self, inner: PayloadCodec | None) -> Self:
         """Return this codec with another inside."""
-        return self._copy(inner=inner)
+        codec = copy.copy(self)
+        codec._inner = inner
+        return codec
 
     def reading(self) -> Self:
         """Return this codec without its writing half: it encodes to plain payloads."""
-        return self._copy(read_only=True)
-
-    def _copy(
-        self,
-        *,
-        inner: PayloadCodec | None = None,
-        thread: str = "",
-        inline_bytes_max: int | None = None,
-        read_only: bool | None = None,
-    ) -> Self:
-        if inline_bytes_max is None:
-            inline_bytes_max = self._inline_bytes_max
-        return type(self)(
-            self.store,
-            inline_bytes_max=inline_bytes_max,
-            inner=inner or self._inner,
-            thread=thread or self._thread,
-            read_only=self._read_only if read_only is None else read_only,
-        )
+        codec = copy.copy(self)
+        codec._read_only = True
+        return codec
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
         """See `PayloadCodec`."""
         if self._inner is not None:
             payloads = await self._inner.encode(payloads)
-        if self._read_only:
+        # The arguments of a local activity never leave the worker, and a replay encodes them again.
+        # Its result does: that is encoded on the activity's side, where there is no completion.
+        if self._read_only or (self._is_local and BUDGET.get() is not None):
             return list(payloads)
-        return [await self._encode(payload) for payload in payloads]
+        with _concise():
+            return [await self._encode(payload) for payload in payloads]
 
     async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
         """See `PayloadCodec`."""
-        decoded = [await self._decode(payload) for payload in payloads]
+        with _concise():
+            if len(payloads) == 1:
+                decoded = [await self._decode(payloads[0])]
+            else:
+                decoded = await gathered([partial(self._decode, payload) for payload in payloads])
         return decoded if self._inner is None else await self._inner.decode(decoded)
 
+    def wanted_bytes(self, payload: Payload) -> int:
+        """Return how much would be fetched for a payload; 0 if it is no ref."""
+        return parse_ref(payload).size_bytes if is_ref(payload) else 0
+
+    async def warm(self, payload: Payload) -> None:
+        """Fetch what a ref will need when it is decoded."""
+        ref = parse_ref(payload)
+        if isinstance(ref, PackRef):
+            await self.packs.warm(ref.thread, ref.pack, alone=ref.packs == 1)
+        else:
+            await self.packs.read_body(ref)
+
     async def _encode(self, payload: Payload) -> Payload:
-        size_bytes = payload.ByteSize()
+        # Not payload.ByteSize(), which takes longer than all that is done here to a large payload.
+        size_bytes = len(payload.data) + sum(len(k) + len(v) for k, v in payload.metadata.items())
+        budget = BUDGET.get()
+        leaves = self._is_nexus or (budget is not None and budget.leaving)
+        offloads = self._nexus_offload or not leaves
+        inline_max = self._inline_bytes_max
+        if not offloads or (budget is not None and not budget.lasting):
+            inline_max = limits.FALLBACK_BYTES_MAX
+        inline: Payload | None = None
+        if size_bytes <= limits.INLINE_TRIAL_FACTOR * inline_max or not offloads:
+            inline = await self._inline(payload, size_bytes)
+            inline_bytes = _inline_bytes(inline)
+            if inline_bytes <= inline_max and (budget is None or budget.take(inline_bytes)):
+                return inline
+            if not offloads:
+                raise PayloadTooLarge(
+                    f"PayloadTooLarge: a Nexus payload of {size_bytes} bytes is {inline_bytes} after "
+                    f"compression, and {inline_max} may be sent. Nexus payloads leave the namespace, "
+                    "so they are not offloaded: send less, or set nexus_offload=True on both sides "
+                    "if they share a store."
+                )
+        return await self._offload(payload, inline, size_bytes)
+
+    async def _inline(self, payload: Payload, size_bytes: int) -> Payload:
+        """Return the payload as it may stay in history: sealed, compressed, or as it is."""
+        keys = await self.packs.keys()
         # A payload that only looks like one of ours would be taken for one by decode.
-        disguised = payload.metadata.get("encoding") in (INLINE_ENCODING, REF_ENCODING)
-        small = size_bytes < limits.COMPRESS_BYTES_MIN
-        if small and size_bytes <= self._inline_bytes_max and not disguised:
+        wrap = keys is not None or payload.metadata.get("encoding") in _OURS
+        if size_bytes < limits.COMPRESS_BYTES_MIN and not wrap:
             return payload
-        plaintext = payload.SerializeToString(deterministic=True)
-        sealed = await seal_object(plaintext)
-        inline = Payload(metadata={"encoding": INLINE_ENCODING}, data=sealed)
-        pays = inline.ByteSize() <= limits.COMPRESS_RATIO_MAX * size_bytes
-        smaller = inline if pays or disguised else payload
-        if smaller.ByteSize() <= self._inline_bytes_max:
-            return smaller
-        ref, _ = await write_object(
-            self.store, self._thread, Kind.PAYLOAD, plaintext, sealed=sealed
-        )
-        return Payload(
-            metadata={"encoding": REF_ENCODING, _VERSION_KEY: REF_VERSION},
-            data=_REF.dump_json(ref, exclude_defaults=True),
-        )
+        sealed = await seal_object(payload.SerializeToString(deterministic=True), keys)
+        if not wrap and len(sealed) > limits.COMPRESS_RATIO_MAX * size_bytes:
+            return payload
+        return Payload(metadata={"encoding": INLINE_ENCODING}, data=sealed)
+
+    async def _offload(self, payload: Payload, inline: Payload | None, size_bytes: int) -> Payload:
+        if self._offloader.is_down:
+            inline = inline or await self._inline(payload, size_bytes)
+            if self._stays_inline(inline):
+                return inline
+        try:
+            ref = await self._offloader.write(self._thread, payload)
+        except StoreUnavailable:
+            inline = inline or await self._inline(payload, size_bytes)
+            if self._stays_inline(inline):
+                return inline
+            raise
+        keys = await self.packs.keys(ref.key_id)
+        return ref.to_payload(keys)
+
+    def _stays_inline(self, inline: Payload) -> bool:
+        """Tell whether the server takes a payload that the store did not; if so, count it."""
+        inline_bytes = _inline_bytes(inline)
+        budget = BUDGET.get()
+        if inline_bytes > limits.FALLBACK_BYTES_MAX:
+            return False
+        if budget is not None and not budget.take(inline_bytes):
+            return False
+        self._offloader.stats.fallbacks += 1
+        self._offloader.stats.fallback_bytes += inline_bytes
+        self._fallback.note(self._offloader.stats)
+        return True
 
     async def _decode(self, payload: Payload) -> Payload:
         encoding = payload.metadata.get("encoding")
         if encoding == INLINE_ENCODING:
-            return _parse(await unseal_object(payload.data))
-        if encoding == REF_ENCODING:
-            return _parse(await read_object(self.store, _parse_ref(payload)))
+            keys = await self.packs.keys(sealing_key_id(payload.data))
+            return _parse(await unseal_object(payload.data, keys))
+        if is_ref(payload):
+            ref = parse_ref(payload)
+            if isinstance(ref, PackRef):
+                return await self._fetch(payload, ref)
+            seconds = store_seconds(ref.size_bytes)
+            return _parse(await patiently(lambda: self.packs.read_body(ref), seconds))
         return payload
+
+    async def _fetch(self, payload: Payload, ref: PackRef) -> Payload:
+        await check_ref(self.packs, payload, ref)
+        learn = self._learns and ref.thread == self._thread
+        return await self._offloader.read(ref, learn=learn)
+
+
+@contextlib.contextmanager
+def _concise() -> Iterator[None]:
+    """Let errors of ours go on without what led to them.
+
+    The SDK sends all of that along, and the server replaces a failure of more than a few KiB by a
+    note that it was too large: the remedy would be lost.
+    """
+    try:
+        yield
+    except EverlongError as error:
+        raise error.with_traceback(None) from None
+
+
+class _FallbackLog:
+    """Tells of payloads that stayed inline, once a minute at most."""
+
+    def __init__(self) -> None:
+        self._logged_at = float("-inf")
+
+    def note(self, stats: OffloadStats) -> None:
+        if time.monotonic() - self._logged_at < _FALLBACK_LOG_SECONDS:
+            return
+        self._logged_at = time.monotonic()
+        logger.warning(
+            "the blob store is down: %d payloads (%d bytes) so far were kept in history instead. "
+            "Check the store: history is bounded at 50 MB.",
+            stats.fallbacks,
+            stats.fallback_bytes,
+        )
+
+
+def plain_bytes(payload: Payload) -> int:
+    """Return the size that a payload claims to have once it is decoded, without decoding it."""
+    if payload.metadata.get("encoding") == INLINE_ENCODING:
+        return declared_bytes(payload.data)
+    if is_ref(payload):
+        return parse_ref(payload).size_bytes
+    return payload.ByteSize()
 
 
 def _is_ours(context: ActivitySerializationContext) -> bool:
     return (context.activity_type or "") in (CALL_MODEL, RUN_TOOL, APPEND_JOURNAL)
 
 
-def plain_bytes(payload: Payload) -> int:
-    """Return the size that a payload claims to have once it is decoded, without decoding it."""
-    encoding = payload.metadata.get("encoding")
-    if encoding == INLINE_ENCODING:
-        return declared_bytes(payload.data)
-    if encoding == REF_ENCODING:
-        return _parse_ref(payload).size_bytes
-    return payload.ByteSize()
-
-
-def _parse_ref(payload: Payload) -> Ref:
-    version = payload.metadata.get(_VERSION_KEY, b"")
-    if version != REF_VERSION:
-        raise UnknownVersion(
-            f"payload ref version {version[:20]!r} is not one that this Everlong reads. Upgrade "
-            "Everlong on this worker or client."
-        )
-    try:
-        return _REF.validate_json(payload.data)
-    except ValidationError:
-        # Not chained: pydantic's message quotes the input.
-        raise BlobCorrupt("a payload ref in history is damaged: it does not parse") from None
+def _inline_bytes(payload: Payload) -> int:
+    metadata = sum(len(k) + len(v) + _FIELD_BYTES for k, v in payload.metadata.items())
+    return len(payload.data) + metadata + _FIELD_BYTES
 
 
 def _parse(plaintext: bytes) -> Payload:

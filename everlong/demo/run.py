@@ -16,14 +16,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from everlong.admin import service
 from everlong.admin.console import command, out
 from everlong.config import Settings
-from everlong.connection import connect
+from everlong.connection import connect, open_configured_packs
 from everlong.demo.agent import STEPS, agent, expected_conversation
 from everlong.demo.report import Report, false_claims, table
 from everlong.embedded import EmbeddedStack
 from everlong.errors import CheckFailed, DataDirUnusable
 from everlong.interceptors.resume import RESUME_SPAN
 from everlong.models import Counters
-from everlong.storage import open_store
 
 QUESTION: Final = "What happened last night?"
 _AGENT_PATH: Final = "everlong.demo:agent"
@@ -73,7 +72,7 @@ def fresh_directory(data_dir: Path) -> None:
 async def _measure(stack: EmbeddedStack, thread_id: str) -> Report:
     settings = stack.settings
     client = await connect(settings)
-    store = open_store(settings.store)
+    packs = open_configured_packs(settings)
     number = await service.send(
         client, thread_id, QUESTION, task_queue=settings.task_queue, agent=agent.name
     )
@@ -103,9 +102,9 @@ async def _measure(stack: EmbeddedStack, thread_id: str) -> Report:
         resume = json.loads(line)
         progress.update(task, description="resumed")
         counters = await until(lambda counters: counters.answered >= number)
-    size = await service.size(client, store, thread_id)
+    size = await service.size(client, packs.store, thread_id)
     return Report(
-        conversation=await service.messages(client, store, thread_id),
+        conversation=await service.messages(client, packs, thread_id),
         history_bytes=size.history_bytes,
         blob_bytes=size.blob_bytes,
         context_bytes=counters.context_bytes,

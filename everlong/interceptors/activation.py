@@ -7,83 +7,93 @@ workflow runners, an API that the SDK calls unstable. Nothing else in Everlong t
 import copy
 import dataclasses
 import logging
-from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 from temporalio import workflow
 from temporalio.bridge.proto.workflow_activation import WorkflowActivation
 from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
 from temporalio.worker import (
     UnsandboxedWorkflowRunner,
+    WorkflowInboundInterceptor,
     WorkflowInstance,
     WorkflowInstanceDetails,
     WorkflowRunner,
 )
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
+from everlong.codecs.budget import BUDGET, CompletionBudget
+from everlong.interceptors.nexus import answers_operation, ends_workflow
+from everlong.interceptors.replay import ReplayInterceptor, drop_values
+
 logger = logging.getLogger(__name__)
 
 
-class ActivationHook(Protocol):
+class ActivationHook:
     """Watches one workflow instance, from its creation until it leaves the worker's cache.
 
-    Called in the SDK's workflow threads, one activation at a time.
+    Made in the worker's event loop, then called in the SDK's workflow threads, one activation at a
+    time.
     """
+
+    def activating(self, activation: WorkflowActivation) -> None:
+        """Take note of an activation that is about to be carried out."""
 
     def activated(
         self, activation: WorkflowActivation, completion: WorkflowActivationCompletion
     ) -> None:
         """Take note of an activation that has been carried out."""
-        ...
 
 
-NewHook: TypeAlias = Callable[[workflow.Info], ActivationHook]
+NewHooks: TypeAlias = Callable[[workflow.Info], Sequence[ActivationHook]]
 
 
 @dataclasses.dataclass(frozen=True)
 class HookedSandboxedRunner(SandboxedWorkflowRunner):
     """The sandboxed runner with a hook. A subclass, since other plugins test for the type."""
 
-    new_hook: NewHook | None = None
+    new_hooks: NewHooks | None = None
 
     def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
         """See `WorkflowRunner`."""
-        return _with_hook(super().create_instance(det), self.new_hook)
+        return _with_hooks(super().create_instance(_intercepted(det)), self.new_hooks)
 
 
 class HookedUnsandboxedRunner(UnsandboxedWorkflowRunner):
     """The unsandboxed runner with a hook."""
 
-    def __init__(self, new_hook: NewHook) -> None:
-        self._new_hook = new_hook
+    def __init__(self, new_hooks: NewHooks | None) -> None:
+        self._new_hooks = new_hooks
 
     def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
         """See `WorkflowRunner`."""
-        return _with_hook(super().create_instance(det), self._new_hook)
+        return _with_hooks(super().create_instance(_intercepted(det)), self._new_hooks)
 
 
-def hooked(runner: WorkflowRunner, new_hook: NewHook) -> WorkflowRunner:
+def hooked(runner: WorkflowRunner, new_hooks: NewHooks) -> WorkflowRunner:
     """Return the runner with a hook. One that has a hook, or that we do not know, stays as it is."""
     if isinstance(runner, HookedSandboxedRunner | HookedUnsandboxedRunner):
         return runner
     if type(runner) is SandboxedWorkflowRunner:
         return HookedSandboxedRunner(
-            restrictions=runner.restrictions, runner_class=runner.runner_class, new_hook=new_hook
+            restrictions=runner.restrictions, runner_class=runner.runner_class, new_hooks=new_hooks
         )
     if type(runner) is UnsandboxedWorkflowRunner:
-        return HookedUnsandboxedRunner(new_hook)
+        return HookedUnsandboxedRunner(new_hooks)
     logger.warning(
-        "no resume spans: the workflow runner %s is not the SDK's", type(runner).__name__
+        "replays write payloads again, and there are no resume spans: the workflow runner %s is not "
+        "the SDK's",
+        type(runner).__name__,
     )
     return runner
 
 
 def unhooked(runner: WorkflowRunner) -> WorkflowRunner:
-    """Return the runner without a hook."""
+    """Return the runner without its hook. A replay still writes nothing."""
     if isinstance(runner, HookedSandboxedRunner):
-        return dataclasses.replace(runner, new_hook=None)
+        return dataclasses.replace(runner, new_hooks=None)
     if isinstance(runner, HookedUnsandboxedRunner):
-        return UnsandboxedWorkflowRunner()
+        return HookedUnsandboxedRunner(None)
     return runner
 
 
@@ -98,31 +108,55 @@ def passing_through(runner: WorkflowRunner, module: str) -> WorkflowRunner:
     return passing
 
 
-def _with_hook(instance: WorkflowInstance, new_hook: NewHook | None) -> WorkflowInstance:
+def _intercepted(details: WorkflowInstanceDetails) -> WorkflowInstanceDetails:
+    # The outbound half of the first is the innermost: others have seen the arguments by then.
+    classes: list[type[WorkflowInboundInterceptor]] = [
+        ReplayInterceptor,
+        *details.interceptor_classes,
+    ]
+    return dataclasses.replace(details, interceptor_classes=classes)
+
+
+def _with_hooks(instance: WorkflowInstance, new_hooks: NewHooks | None) -> WorkflowInstance:
     info = instance.get_info()
     # The sandbox creates an instance with attempt -1 to validate a workflow; it never runs.
-    if new_hook is None or info.attempt == -1:
+    if info.attempt == -1:
         return instance
-    return _HookedInstance(instance, new_hook(info))
+    return _HookedInstance(instance, new_hooks(info) if new_hooks else ())
 
 
 class _HookedInstance(WorkflowInstance):
     """Delegates to an instance and reports what it did."""
 
-    def __init__(self, instance: WorkflowInstance, hook: ActivationHook) -> None:
+    def __init__(self, instance: WorkflowInstance, hooks: Sequence[ActivationHook]) -> None:
         self._instance = instance
-        self._hook = hook
+        self._hooks = hooks
+        self._budget = CompletionBudget()
+        self._answers_operation = answers_operation(instance.get_info())
 
     def activate(self, act: WorkflowActivation) -> WorkflowActivationCompletion:
+        self._tell(lambda hook: hook.activating(act))
         completion = self._instance.activate(act)
-        try:
-            self._hook.activated(act, completion)
-        except Exception:
-            # What watches a workflow must not fail it.
-            logger.exception("the activation hook failed")
+        if act.is_replaying:
+            drop_values(completion)
+        self._budget = CompletionBudget(
+            lasting=not all(job.HasField("query_workflow") for job in act.jobs),
+            leaving=self._answers_operation and ends_workflow(completion),
+        )
+        self._tell(lambda hook: hook.activated(act, completion))
         return completion
 
+    def _tell(self, call: Callable[[ActivationHook], None]) -> None:
+        for hook in self._hooks:
+            try:
+                call(hook)
+            except Exception:
+                # What watches a workflow must not fail it.
+                logger.exception("the activation hook failed")
+
     def get_serialization_context(self, command_info: Any) -> Any:
+        # The SDK asks for this in the task that encodes the completion, before each payload.
+        BUDGET.set(self._budget)
         return self._instance.get_serialization_context(command_info)
 
     def get_external_store_context(self, command_info: Any) -> Any:

@@ -14,6 +14,8 @@ from temporalio import workflow
 from temporalio.bridge.proto.workflow_activation import WorkflowActivation
 from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
 
+from everlong.interceptors.activation import ActivationHook
+
 RESUME_SPAN: Final = "everlong.resume"
 
 # The server's clock may be off from ours. A task that seems to have started longer ago than any
@@ -21,7 +23,7 @@ RESUME_SPAN: Final = "everlong.resume"
 _TASK_AGE_SECONDS_MAX: Final = 60.0
 
 
-class ResumeHook:
+class ResumeHook(ActivationHook):
     """Watches one workflow instance and emits its resume span, if it is a resume."""
 
     def __init__(self, tracer: Tracer, info: workflow.Info) -> None:

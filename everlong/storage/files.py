@@ -93,7 +93,7 @@ class FileBlobStore:
         with self._translated("delete from"):
             self._check_root()
             for key in keys:
-                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
                     (self._root / key).unlink()
 
     def _walk(self, prefix: str) -> Iterator[BlobInfo]:

@@ -7,17 +7,16 @@ So an append rewrites O(log n) small entries in the mean, never bodies, and a re
 GETs. Segments stop growing at 8,192 entries; beyond that there is one more GET for each of these.
 """
 
-import asyncio
-from collections.abc import Awaitable, Sequence
-from typing import TypeVar, cast
+from collections.abc import Sequence
+from functools import partial
+from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
 from everlong import limits
 from everlong.errors import UnknownVersion
 from everlong.models import Entry, Kind, Message, Segment, SegmentRef
-from everlong.storage.blobs import BlobStore
-from everlong.storage.objects import read_object, write_object
+from everlong.storage.packstore import PackStore, gathered
 
 T = TypeVar("T")
 
@@ -28,10 +27,9 @@ _MESSAGE = TypeAdapter(Message)
 class Journal:
     """The journal of one thread. It holds no state: a head names all there is."""
 
-    def __init__(self, store: BlobStore, thread: str) -> None:
-        self._store = store
+    def __init__(self, packs: PackStore, thread: str) -> None:
+        self._packs = packs
         self._thread = thread
-        self._reads = asyncio.Semaphore(limits.STORE_READS_MAX)
 
     async def append(
         self, head: SegmentRef | None, entries: Sequence[Entry]
@@ -54,8 +52,8 @@ class Journal:
                 older = newest if place == head else await self._segment(place)
                 merged = [*older.entries, *merged]
         segment = Segment(before=tuple(before), entries=tuple(merged))
-        ref, segment_bytes = await write_object(
-            self._store, self._thread, Kind.SEGMENT, _SEGMENT.dump_json(segment)
+        ref, segment_bytes = await self._packs.write_body(
+            self._thread, Kind.SEGMENT, _SEGMENT.dump_json(segment)
         )
         head = SegmentRef(ref=ref, first_seq=merged[0].seq, count=len(merged))
         return head, body_bytes + segment_bytes
@@ -65,7 +63,7 @@ class Journal:
         if head is None:
             return []
         newest = await self._segment(head)
-        older = await _all([self._segment(place) for place in newest.before])
+        older = await gathered([partial(self._segment, place) for place in newest.before])
         return [entry for segment in (*older, newest) for entry in segment.entries]
 
     async def newest(self, head: SegmentRef) -> Entry:
@@ -82,8 +80,8 @@ class Journal:
                 seq=seq, kind=kind, time_ms=time_ms, size_bytes=len(body), message=message
             )
             return entry, 0
-        ref, written_bytes = await write_object(
-            self._store, self._thread, kind, body, preview=message.text
+        ref, written_bytes = await self._packs.write_body(
+            self._thread, kind, body, preview=message.text
         )
         return (
             Entry(seq=seq, kind=kind, time_ms=time_ms, size_bytes=len(body), ref=ref),
@@ -92,7 +90,7 @@ class Journal:
 
     async def messages(self, entries: Sequence[Entry]) -> list[Message]:
         """Return the messages of entries, in order; long ones are read from the store."""
-        return await _all([self._message(entry) for entry in entries])
+        return await gathered([partial(self._message, entry) for entry in entries])
 
     async def _short(self, entry: Entry) -> tuple[Entry, int]:
         """Move a long message out of its entry: entries are written again by later appends."""
@@ -105,28 +103,14 @@ class Journal:
             return entry.message
         if entry.ref is None:
             raise ValueError(f"entry {entry.seq} has neither a message nor a ref")
-        async with self._reads:
-            return _parse(_MESSAGE, await read_object(self._store, entry.ref))
+        return _parse(_MESSAGE, await self._packs.read_body(entry.ref))
 
     async def _segment(self, place: SegmentRef) -> Segment:
-        async with self._reads:
-            return _parse(_SEGMENT, await read_object(self._store, place.ref))
+        return _parse(_SEGMENT, await self._packs.read_body(place.ref))
 
 
 def _should_merge(older: int, newer: int) -> bool:
     return older < 2 * newer and older + newer <= limits.SEGMENT_ENTRIES_MAX
-
-
-async def _all(reads: Sequence[Awaitable[T]]) -> list[T]:
-    """Wait for all reads, then return their results or raise the first failure.
-
-    None is left running: whoever tries again would read beside it.
-    """
-    results = await asyncio.gather(*reads, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return cast("list[T]", results)
 
 
 def _parse(adapter: TypeAdapter[T], data: bytes) -> T:

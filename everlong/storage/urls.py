@@ -1,6 +1,7 @@
 """From a store's URL to a store."""
 
 from pathlib import Path
+from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from everlong.errors import ConfigError, UnknownStoreScheme
@@ -8,13 +9,22 @@ from everlong.storage.blobs import BlobStore
 from everlong.storage.files import FileBlobStore
 from everlong.storage.memory import MemoryBlobStore
 
+_FORMS: Final = (
+    "file:///absolute/dir, s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, or memory: "
+    "for a trial."
+)
+
 
 def open_store(url: str) -> BlobStore:
-    """Open the store at `file:///absolute/dir` or `memory:`, and check that it can be written to."""
+    """Open the store at a URL, and check that it is there.
+
+    `file:///absolute/dir`, `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`, or
+    `memory:` for a trial. What may stand after a `?` in those of buckets is in docs/deploy.md.
+    """
     try:
         parts = urlsplit(url)
-    except ValueError as error:
-        raise ConfigError(f"the store URL cannot be read: {error}") from error
+    except ValueError:  # It would repeat what may be credentials.
+        raise ConfigError(f"the store URL cannot be read. Use {_FORMS}") from None
     if parts.scheme == "memory":
         return MemoryBlobStore()
     if parts.scheme == "file":
@@ -23,7 +33,10 @@ def open_store(url: str) -> BlobStore:
                 f"store URL {url!r} is not an absolute path. Write three slashes: file:///var/lib/blobs"
             )
         return FileBlobStore(Path(unquote(parts.path)))
+    if parts.scheme in ("s3", "gs", "az"):
+        # Here, because what it brings takes a quarter of a second to import.
+        from everlong.storage.clouds import open_bucket
+
+        return open_bucket(url)
     # The rest of the URL may hold credentials, so only the scheme is repeated.
-    raise UnknownStoreScheme(
-        f"unknown store scheme {parts.scheme!r}. Use file:///absolute/dir, or memory: for a trial."
-    )
+    raise UnknownStoreScheme(f"unknown store scheme {parts.scheme!r}. Use {_FORMS}")

@@ -1,19 +1,20 @@
-"""Tool results of a realistic size and kind, the same on every machine.
+"""The steps of an agent, of a realistic size and kind, the same on every machine.
 
-In every 20 there are 16 of 2 KiB, 3 of 32 KiB and 1 of 512 KiB, in a shuffled order. They hold log
-lines, JSON records and prose, which zstd shrinks about 4 times; no two are alike.
+Of every 20 tool results, 16 have 2 KiB, 3 have 32 KiB and 1 has 512 KiB, in a shuffled order. They hold
+log lines, JSON records and prose, which zstd shrinks about 4 times; no two are alike.
 """
 
 import itertools
 import json
 import random
-from typing import Final
+from typing import Any, Final
 
 from everlong import limits
 
 BLOCK: Final = 20
 _SIZES: Final = [512 * limits.KIB] + [32 * limits.KIB] * 3 + [2 * limits.KIB] * 16
 _SEED: Final = 7
+_TOOLS: Final = ["search_logs", "read_file", "run_sql"]
 _SERVICES: Final = ["auth", "billing", "gateway", "search", "indexer", "scheduler"]
 _LEVELS: Final = ["INFO", "INFO", "INFO", "DEBUG", "WARN", "ERROR"]
 _SYLLABLES: Final = [
@@ -51,8 +52,37 @@ def result_bytes(index: int) -> int:
 
 def result(index: int) -> str:
     """Return the result of that number: ASCII, exactly `result_bytes(index)` long."""
+    return passage(index, result_bytes(index))
+
+
+def step(index: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what that step of an agent adds: its message with a tool call, and the tool's result."""
+    source = random.Random(f"{_SEED} step {index}")  # noqa: S311
+    call_id = f"call_{source.getrandbits(64):016x}"
+    arguments = {
+        "query": _prose(source, 8)[:64],
+        "path": "/srv/" + "/".join(source.choices(_WORDS, k=3)),
+        "limit": source.randrange(10, 1000),
+    }
+    function = {"name": source.choice(_TOOLS), "arguments": json.dumps(arguments)}
+    assistant = {
+        "role": "assistant",
+        "id": f"assistant-{index}",
+        "content": _prose(source, 64)[:288],
+        "tool_calls": [{"id": call_id, "type": "function", "function": function}],
+    }
+    tool = {
+        "role": "tool",
+        "id": f"tool-{index}",
+        "tool_call_id": call_id,
+        "content": result(index),
+    }
+    return assistant, tool
+
+
+def passage(index: int, wanted: int) -> str:
+    """Return the text of that number: ASCII, exactly `wanted` characters long."""
     source = random.Random(_SEED * 1_000_003 + index)  # noqa: S311
-    wanted = result_bytes(index)
     lines = [f"# result {index}"]
     length = len(lines[0])
     while length < wanted:

@@ -12,6 +12,7 @@ from everlong.embedded import TemporalServer
 from everlong.errors import NotAnswered, StoreUnavailable
 from everlong.models import Entry, Message, SegmentRef, ThreadStatus
 from everlong.storage import BlobStore
+from everlong.storage.cache import CachedBlobStore
 from everlong.storage.files import FileBlobStore
 from everlong.storage.journal import Journal
 from everlong.testing import ScriptedModel, workload
@@ -88,7 +89,7 @@ def short_holds(monkeypatch: pytest.MonkeyPatch) -> None:
 async def lose(
     store_dir: Path, threads: Threads, thread_id: str, damage: str
 ) -> Callable[[], None]:
-    """Damage the thread's largest object; return how to restore it."""
+    """Damage the thread's largest object, of which no copy is left; return how to restore it."""
     await threads.send(thread_id, "go")
     await threads.answered(thread_id, 1)
     objects = sorted(store_dir.glob("v1/*/*"), key=lambda path: path.stat().st_size)
@@ -98,6 +99,9 @@ async def lose(
         largest.unlink()
     else:
         largest.write_bytes(whole[:-10] + b"0123456789")
+    cache = threads.plugin.packs.store
+    assert isinstance(cache, CachedBlobStore)
+    await cache.forget([largest.relative_to(store_dir).as_posix()])
 
     def restore() -> None:
         largest.write_bytes(whole)

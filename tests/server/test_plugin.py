@@ -197,7 +197,8 @@ async def test_a_replayer_writes_no_blobs_and_emits_no_spans(
             )
         history = await threads.client.get_workflow_handle(thread_id).fetch_history()
         puts, counting.gets = counting.puts, 0
-        replayer = Replayer(workflows=[Growing], plugins=[threads.plugin], workflow_runner=runner)
+        cold = EverlongPlugin(store=counting)
+        replayer = Replayer(workflows=[Growing], plugins=[cold], workflow_runner=runner)
         await replayer.replay_workflow(history)
         assert counting.puts == puts
         assert counting.gets > 0

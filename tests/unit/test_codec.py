@@ -1,203 +1,337 @@
-import hashlib
+"""The payload codec, as the SDK calls it."""
+
+import contextlib
+import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from temporalio.api.common.v1 import Payload
 from temporalio.converter import (
-    ActivitySerializationContext,
+    NexusSerializationContext,
     PayloadCodec,
-    WorkflowSerializationContext,
+    SerializationContext,
+    WithSerializationContext,
 )
 from temporalio.exceptions import FailureError
 
 from everlong import limits
 from everlong.codecs import EverlongCodec
-from everlong.codecs.codec import INLINE_ENCODING, REF_ENCODING
+from everlong.codecs.budget import BUDGET, CompletionBudget
+from everlong.codecs.codec import INLINE_ENCODING, plain_bytes
+from everlong.codecs.refs import ENCODING as REF_ENCODING
+from everlong.codecs.refs import V1_ENCODING, PackRef, parse_ref
 from everlong.errors import (
     BlobCorrupt,
-    BlobMissing,
     ConfigError,
     ObjectTooLarge,
+    PayloadTooLarge,
     StoreUnavailable,
     UnknownVersion,
 )
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.objects import thread_key, thread_prefix
-from tests.stores import FlakyStore
+from everlong.storage.objects import NO_THREAD, seal, thread_key, thread_prefix
+from everlong.storage.opening import open_packs
+from tests.payloads import KEY_1, activity, noise, payload, stored, text, workflow
+from tests.stores import CountingStore, FlakyStore
 
-payloads = st.builds(
-    Payload,
-    metadata=st.dictionaries(st.text(max_size=20), st.binary(max_size=50), max_size=4),
-    data=st.one_of(
-        st.binary(max_size=2000),
-        st.integers(min_value=0, max_value=60_000).map(lambda n: (b"line of a log\n" * 5000)[:n]),
-        st.integers(min_value=0, max_value=60_000).map(
-            lambda n: hashlib.shake_256(b"noise").digest(n)
-        ),
-    ),
-)
-
-
-def noise(size: int) -> Payload:
-    data = hashlib.shake_256(b"noise").digest(size)
-    return Payload(metadata={"encoding": b"binary/plain"}, data=data)
-
-
-async def stored_keys(store: MemoryBlobStore) -> list[str]:
-    return [info.key async for info in store.list("")]
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.lists(payloads, max_size=4), st.sampled_from([0, 100, limits.INLINE_BYTES_MAX]))
-async def test_decode_returns_what_was_encoded(items: list[Payload], inline_bytes_max: int) -> None:
-    codec = EverlongCodec(MemoryBlobStore(), inline_bytes_max=inline_bytes_max)
-    assert await codec.decode(await codec.encode(items)) == items
+LARGE = payload(noise(100_000))
+NEXUS = NexusSerializationContext(endpoint="e", service="s", operation="o")
 
 
 async def test_small_payloads_stay_as_they_are() -> None:
-    payload = Payload(metadata={"encoding": b"json/plain"}, data=b'"hello"')
-    assert await EverlongCodec(MemoryBlobStore()).encode([payload]) == [payload]
+    item = payload(b'"hello"')
+    assert await EverlongCodec(MemoryBlobStore()).encode([item]) == [item]
 
 
 async def test_compressible_payloads_stay_inline() -> None:
     store = MemoryBlobStore()
-    payload = Payload(metadata={"encoding": b"json/plain"}, data=b"a line of a log\n" * 50_000)
-    [encoded] = await EverlongCodec(store).encode([payload])
+    item = payload(b"a line of a log\n" * 1_000)
+    [encoded] = await EverlongCodec(store).encode([item])
     assert encoded.metadata["encoding"] == INLINE_ENCODING
     assert encoded.ByteSize() < 1000
-    assert await stored_keys(store) == []
+    assert plain_bytes(encoded) == item.ByteSize()
+    assert await stored(store) == {}
 
 
 async def test_large_payloads_become_a_short_ref() -> None:
     store = MemoryBlobStore()
     codec = EverlongCodec(store)
-    [encoded] = await codec.encode([noise(100_000)])
+    [encoded] = await codec.encode([LARGE])
     assert encoded.metadata["encoding"] == REF_ENCODING
-    assert encoded.ByteSize() < 300
-    assert len(await stored_keys(store)) == 1
-    assert await codec.decode([encoded]) == [noise(100_000)]
+    assert encoded.ByteSize() < 120
+    assert plain_bytes(encoded) == encoded.external_payloads[0].size_bytes == 100_000
+    assert len(await stored(store)) == 1
+    assert await codec.decode([encoded]) == [LARGE]
+    assert codec.stats.payloads == 1
+    assert codec.stats.payload_bytes == 100_000
+    assert 100_000 < codec.stats.written_bytes < 100_200
+
+
+async def test_a_sealed_ref_is_short_too() -> None:
+    [encoded] = await EverlongCodec(MemoryBlobStore(), keys={"2026-11": KEY_1}).encode([LARGE])
+    assert encoded.ByteSize() < 140
 
 
 async def test_encoding_the_same_again_adds_no_object() -> None:
     store = MemoryBlobStore()
     codec = EverlongCodec(store)
-    first = await codec.encode([noise(100_000)])
-    assert await codec.encode([noise(100_000)]) == first
-    assert len(await stored_keys(store)) == 1
+    first = await codec.encode([LARGE])
+    assert await codec.encode([LARGE]) == first
+    assert len(await stored(store)) == 1
 
 
 async def test_objects_lie_under_the_thread_of_the_context() -> None:
     store = MemoryBlobStore()
     codec = EverlongCodec(store)
-    workflow = WorkflowSerializationContext(namespace="ns", workflow_id="ops-7")
-    activity = ActivitySerializationContext(
-        namespace="ns",
-        workflow_id="ops-8",
-        workflow_type=None,
-        activity_type="a",
-        activity_task_queue="q",
-        is_local=False,
-        activity_id=None,
-    )
-    for context, thread_id in ((workflow, "ops-7"), (activity, "ops-8")):
-        encoded = await codec.with_context(context).encode([noise(100_000)])
-        prefix = thread_prefix(thread_key("ns", thread_id))
-        assert any(key.startswith(prefix) for key in await stored_keys(store))
+    for context, prefix in (
+        (workflow("ops-7"), thread_prefix(thread_key("default", "ops-7"))),
+        (activity("ops-8"), thread_prefix(thread_key("default", "ops-8"))),
+        (activity(""), thread_prefix(NO_THREAD)),
+    ):
+        before = set(await stored(store))
+        encoded = await codec.with_context(context).encode([LARGE])
+        [added] = set(await stored(store)) - before
+        assert added.startswith(prefix)
         # A ref describes itself: it is read without the context it was written in.
-        assert await codec.decode(encoded) == [noise(100_000)]
+        assert await EverlongCodec(store).decode(encoded) == [LARGE]
+
+
+async def test_a_list_that_grows_costs_what_is_new_in_it() -> None:
+    store = CountingStore()
+    codec = EverlongCodec(store).with_context(workflow())
+    body = noise(300_000)
+    await codec.encode([payload(body)])
+    for step in range(1, 30):
+        body += noise(1000, step)
+        [encoded] = await codec.encode([payload(body)])
+    assert codec.stats.written_bytes < 300_000 + 29 * 1000 * 6
+    store.gets = 0
+    assert await EverlongCodec(store).decode([encoded]) == [payload(body)]
+    assert store.gets <= 6
 
 
 class Reversing(PayloadCodec):
-    async def encode(self, payloads):  # type: ignore[no-untyped-def]
+    async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
         return [Payload(metadata=p.metadata, data=p.data[::-1]) for p in payloads]
 
     decode = encode
 
 
+class Knowing(Reversing, WithSerializationContext):
+    """A codec that wants to know where it is."""
+
+    contexts: list[SerializationContext]
+
+    def with_context(self, context: SerializationContext) -> "Knowing":
+        self.contexts = [context]
+        return self
+
+
 async def test_a_codec_inside_ours_sees_plain_payloads() -> None:
     store = MemoryBlobStore()
     codec = EverlongCodec(store).around(Reversing())
-    items = [noise(100_000), Payload(data=b"abc")]
+    items = [LARGE, Payload(data=b"abc")]
     encoded = await codec.encode(items)
     assert encoded[1].data == b"cba"
     assert await codec.decode(encoded) == items
     [outer] = await EverlongCodec(store).decode(encoded[:1])
-    assert outer.data == noise(100_000).data[::-1]
+    assert outer.data == LARGE.data[::-1]
 
 
-@pytest.mark.parametrize("encoding", [INLINE_ENCODING, REF_ENCODING])
+async def test_a_codec_inside_ours_is_told_the_context() -> None:
+    inner = Knowing()
+    context = workflow()
+    EverlongCodec(MemoryBlobStore(), inner=inner).with_context(context)
+    assert inner.contexts == [context]
+
+
+async def test_a_codec_that_only_reads_leaves_what_it_encodes() -> None:
+    store = CountingStore()
+    [ref] = await EverlongCodec(store).encode([LARGE])
+    reading = EverlongCodec(store).reading()
+    assert await reading.encode([LARGE]) == [LARGE]
+    assert await reading.decode([ref]) == [LARGE]
+    assert store.puts == 1
+    assert await EverlongCodec(store, read_only=True).encode([LARGE]) == [LARGE]
+
+
+@pytest.mark.parametrize("encoding", [INLINE_ENCODING, REF_ENCODING, V1_ENCODING])
 @pytest.mark.parametrize("data", [b"", b"not an object", b"line of a log\n" * 5000])
 async def test_payloads_that_look_like_ours_come_back_as_they_were(
     encoding: bytes, data: bytes
 ) -> None:
     codec = EverlongCodec(MemoryBlobStore())
-    payload = Payload(metadata={"encoding": encoding}, data=data)
-    once = await codec.encode([payload])
+    item = Payload(metadata={"encoding": encoding}, data=data)
+    once = await codec.encode([item])
     twice = await codec.encode(once)
-    assert await codec.decode(once) == [payload]
-    assert await codec.decode(await codec.decode(twice)) == [payload]
+    assert await codec.decode(once) == [item]
+    assert await codec.decode(await codec.decode(twice)) == [item]
 
 
+@pytest.mark.parametrize("down", [False, True])
+@pytest.mark.parametrize("context", [workflow(), NEXUS], ids=["workflow", "nexus"])
 async def test_what_could_not_be_read_again_is_refused_even_if_it_compresses_well(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, context: SerializationContext, down: bool
 ) -> None:
     monkeypatch.setattr(limits, "OBJECT_BYTES_MAX", 100_000)
-    with pytest.raises(ObjectTooLarge):
-        await EverlongCodec(MemoryBlobStore()).encode([Payload(data=bytes(100_001))])
+    store = FlakyStore(tmp_path)
+    codec = EverlongCodec(store).with_context(context)
+    if down:
+        store.down = True
+        with contextlib.suppress(StoreUnavailable):
+            await codec._offloader.write("", LARGE)
+    with pytest.raises(ObjectTooLarge, match=r"10000\d bytes are not"):
+        await codec.encode([Payload(data=bytes(100_001))])
 
 
 async def test_payloads_of_our_own_activities_do_not_need_the_store() -> None:
     store = MemoryBlobStore()
-    context = ActivitySerializationContext(
-        namespace="ns",
-        workflow_id="ops-7",
-        workflow_type="everlong.Agent",
-        activity_type="everlong.run_tool",
-        activity_task_queue="q",
-        is_local=False,
-        activity_id=None,
-    )
+    context = activity(activity_type="everlong.run_tool")
     codec = EverlongCodec(store, inline_bytes_max=0).with_context(context)
-    encoded = await codec.encode([noise(60_000)])
-    assert await stored_keys(store) == []
-    assert await codec.decode(encoded) == [noise(60_000)]
+    encoded = await codec.encode([payload(noise(60_000))])
+    assert await stored(store) == {}
+    assert await codec.decode(encoded) == [payload(noise(60_000))]
+
+
+async def test_arguments_of_a_local_activity_stay_and_its_result_goes() -> None:
+    store = MemoryBlobStore()
+    codec = EverlongCodec(store)
+    local = codec.with_context(activity(is_local=True))
+    token = BUDGET.set(CompletionBudget())
+    try:
+        assert await local.encode([LARGE]) == [LARGE]
+    finally:
+        BUDGET.reset(token)
+    [encoded] = await local.encode([LARGE])
+    assert encoded.metadata["encoding"] == REF_ENCODING
+    assert await local.decode([encoded]) == [LARGE]
+
+
+async def test_nexus_payloads_stay_inline_or_are_refused() -> None:
+    store = MemoryBlobStore()
+    codec = EverlongCodec(store).with_context(NEXUS)
+    item = payload(text(200_000))
+    [encoded] = await codec.encode([item])
+    assert encoded.metadata["encoding"] == INLINE_ENCODING
+    assert await EverlongCodec(MemoryBlobStore()).decode([encoded]) == [item]
+    for large in (payload(noise(2_000_000)), payload(b"x", extra=noise(2_000_000))):
+        with pytest.raises(PayloadTooLarge, match=r"set nexus_offload=True on both sides"):
+            await codec.encode([large])
+    assert await stored(store) == {}
+    sharing = EverlongCodec(store, nexus_offload=True).with_context(NEXUS)
+    [ref] = await sharing.encode([payload(noise(2_000_000))])
+    assert ref.metadata["encoding"] == REF_ENCODING
+
+
+@pytest.mark.parametrize(
+    ("budget", "encoding"),
+    [
+        (CompletionBudget(lasting=False), b"json/plain"),
+        (CompletionBudget(leaving=True), b"json/plain"),
+        (CompletionBudget(), REF_ENCODING),
+    ],
+)
+async def test_what_does_not_last_or_leaves_is_not_stored(
+    budget: CompletionBudget, encoding: bytes
+) -> None:
+    store = MemoryBlobStore()
+    token = BUDGET.set(budget)
+    try:
+        [encoded] = await EverlongCodec(store).with_context(workflow()).encode([LARGE])
+    finally:
+        BUDGET.reset(token)
+    assert encoded.metadata["encoding"] == encoding
+    assert len(await stored(store)) == (encoding == REF_ENCODING)
+
+
+async def test_metadata_counts_as_much_as_data() -> None:
+    store = MemoryBlobStore()
+    item = payload(b"x", extra=noise(10_000))
+    [encoded] = await EverlongCodec(store).encode([item])
+    assert encoded.metadata["encoding"] == REF_ENCODING
+    assert await EverlongCodec(store).decode([encoded]) == [item]
+
+
+@pytest.mark.parametrize("size", [0, 1000, 100_000])
+async def test_what_a_newer_temporal_adds_to_a_payload_is_kept(size: int) -> None:
+    # Field 99, which this protocol does not have, with three bytes.
+    newer = Payload.FromString(payload(text(size)).SerializeToString() + b"\x9a\x06\x03abc")
+    for inline_bytes_max in (0, limits.INLINE_BYTES_MAX):
+        codec = EverlongCodec(MemoryBlobStore(), inline_bytes_max=inline_bytes_max)
+        [decoded] = await codec.decode(await codec.encode([newer]))
+        assert decoded == newer
+        assert b"\x9a\x06\x03abc" in decoded.SerializeToString()
 
 
 async def test_payloads_of_others_pass_through_decode() -> None:
     foreign = Payload(metadata={"encoding": b"binary/encrypted"}, data=b"\x00\x01")
-    assert await EverlongCodec(MemoryBlobStore()).decode([foreign, Payload()]) == [
-        foreign,
-        Payload(),
-    ]
-
-
-async def test_a_flipped_bit_in_a_ref_is_detected() -> None:
-    codec = EverlongCodec(MemoryBlobStore())
-    [encoded] = await codec.encode([noise(20_000)])
-    for bit in range(len(encoded.data) * 8):
-        damaged = bytearray(encoded.data)
-        damaged[bit // 8] ^= 1 << bit % 8
-        with pytest.raises((BlobCorrupt, BlobMissing)):
-            await codec.decode([Payload(metadata=encoded.metadata, data=bytes(damaged))])
+    for keys in (None, {"k1": KEY_1}):
+        codec = EverlongCodec(MemoryBlobStore(), keys=keys)
+        assert await codec.decode([foreign, Payload()]) == [foreign, Payload()]
 
 
 async def test_a_ref_of_a_newer_version_is_refused_by_name() -> None:
     codec = EverlongCodec(MemoryBlobStore())
-    [encoded] = await codec.encode([noise(20_000)])
-    encoded.metadata["everlong-version"] = b"2"
+    [encoded] = await codec.encode([LARGE])
+    newer = Payload(metadata=encoded.metadata, data=b"\x03" + encoded.data[1:])
+    with pytest.raises(UnknownVersion, match=r"version 03 .*Upgrade Everlong"):
+        await codec.decode([newer])
+    old = Payload(metadata={"encoding": V1_ENCODING, "everlong-version": b"2"}, data=b"{}")
     with pytest.raises(UnknownVersion, match="'2'"):
-        await codec.decode([encoded])
+        await codec.decode([old])
 
 
-async def test_an_outage_raises_plainly_and_leaves_no_ref(tmp_path: Path) -> None:
+@pytest.mark.parametrize("data", [b"{}", b"hunter2", b'{"thread": "hunter2"}'])
+async def test_an_old_ref_that_does_not_parse_is_refused_and_not_repeated(data: bytes) -> None:
+    damaged = Payload(metadata={"encoding": V1_ENCODING, "everlong-version": b"1"}, data=data)
+    with pytest.raises(BlobCorrupt, match="does not parse") as raised:
+        await EverlongCodec(MemoryBlobStore()).decode([damaged])
+    assert "hunter2" not in str(raised.value)
+    assert raised.value.__cause__ is None
+
+
+async def test_a_pack_that_holds_no_payload_is_refused() -> None:
+    codec = EverlongCodec(MemoryBlobStore())
+    [inline] = await codec.encode([payload(b"a line of a log\n" * 1_000)])
+    with pytest.raises(BlobCorrupt, match="not a payload"):
+        await codec.decode([Payload(metadata=inline.metadata, data=seal(b"hunter2" * 100))])
+
+
+async def test_warming_fetches_all_that_a_decode_needs() -> None:
+    behind = CountingStore()
+    codec = EverlongCodec(behind).with_context(workflow())
+    body = noise(100_000)
+    await codec.encode([payload(body)])
+    [ref] = await codec.encode([payload(body + noise(9000, 1))])
+    found = parse_ref(ref)
+    assert isinstance(found, PackRef)
+    assert found.packs == 2
+    assert codec.wanted_bytes(ref) == 109_000
+    assert codec.wanted_bytes(payload(b"x")) == 0
+    cold = EverlongCodec(open_packs(behind))
+    await cold.warm(ref)
+    assert behind.gets == 2
+    assert await cold.decode([ref]) == [payload(body + noise(9000, 1))]
+    assert behind.gets == 2
+
+
+async def test_an_outage_raises_plainly_and_leaves_no_ref(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store = FlakyStore(tmp_path)
     store.down = True
     with pytest.raises(StoreUnavailable) as raised:
-        await EverlongCodec(store).encode([noise(20_000)])
+        await EverlongCodec(store).encode([payload(noise(2_000_000))])
     # A plain exception: Temporal retries the task. ApplicationError could end the workflow.
     assert not isinstance(raised.value, FailureError)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_keys_are_given_once() -> None:
+    packs = open_packs(MemoryBlobStore())
+    with pytest.raises(ConfigError, match="give the keys to it"):
+        EverlongCodec(packs, keys={"k1": KEY_1})
 
 
 def test_a_negative_threshold_is_refused() -> None:

@@ -8,11 +8,13 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from ruamel.yaml import YAML
 
 from everlong.models import SEARCH_ATTRIBUTES
+from everlong.storage.bucket_urls import parse_bucket_url
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "docker-compose.yml"
@@ -128,6 +130,22 @@ def test_our_own_containers_are_confined() -> None:
         assert service["read_only"] is True
         assert service["cap_drop"] == ["ALL"]
     assert all("no-new-privileges:true" in s["security_opt"] for s in SERVICES.values())
+
+
+def test_worker_and_admin_use_the_store_that_is_there_and_nobody_else_reaches_it() -> None:
+    store = SERVICES["seaweedfs"]
+    for name in ("worker", "admin"):
+        service = SERVICES[name]
+        place = parse_bucket_url(service["environment"]["EVERLONG_STORE"])
+        endpoint = urlsplit(place.options["endpoint"])
+        assert (endpoint.hostname, place.bucket) == ("seaweedfs", store["environment"]["S3_BUCKET"])
+        assert store["ports"] == [f"127.0.0.1:{endpoint.port}:{endpoint.port}"]
+        for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            assert service["environment"][key] == store["environment"][key]
+        assert service["depends_on"]["seaweedfs"]
+    users = {name for name, service in SERVICES.items() if "storage" in service.get("networks", [])}
+    assert users == {"worker", "admin", "seaweedfs"}
+    assert store["networks"] == ["storage"]
 
 
 def test_every_config_file_is_mounted_and_parses() -> None:

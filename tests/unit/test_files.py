@@ -13,21 +13,30 @@ from everlong.errors import ConfigError, StoreUnavailable, UnknownStoreScheme
 from everlong.models import Kind
 from everlong.storage import open_store
 from everlong.storage.files import FileBlobStore
-from everlong.storage.objects import thread_key, unseal, write_object
+from everlong.storage.objects import thread_key
+from everlong.storage.packs import Pack
+from everlong.storage.packstore import PackStore
 
 WRITER = """
 import asyncio, sys
 from everlong.models import Kind
 from everlong.storage import open_store
-from everlong.storage.objects import thread_key, write_object
+from everlong.storage.objects import thread_key
+from everlong.storage.packstore import PackStore
 async def main():
-    store = open_store(sys.argv[1])
+    packs = PackStore(open_store(sys.argv[1]))
     for i in range(100_000):
         body = f"{i} ".encode() * 20_000
-        await write_object(store, thread_key("n", "t"), Kind.PAYLOAD, body)
+        await packs.write_body(thread_key("n", "t"), Kind.PAYLOAD, body)
         print(i, flush=True)
 asyncio.run(main())
 """
+
+
+def opened(key: str, data: bytes) -> bytes:
+    """Return the body of a pack; its key tells its thread and its name."""
+    _, thread, name = key.removesuffix(".pack").split("/")
+    return Pack(data, bytes.fromhex(name), thread, None).assemble([])
 
 
 async def test_a_writer_that_is_killed_leaves_only_whole_objects(tmp_path: Path) -> None:
@@ -47,7 +56,7 @@ async def test_a_writer_that_is_killed_leaves_only_whole_objects(tmp_path: Path)
             rest = writer.communicate()[0].splitlines()
         acknowledged = int(rest[-1]) if rest else acknowledged
         store = open_store(root.as_uri())
-        bodies = [unseal(await store.get(info.key)) async for info in store.list("")]
+        bodies = [opened(info.key, await store.get(info.key)) async for info in store.list("")]
         numbers = {int(body.split()[0]) for body in bodies}
         assert numbers >= set(range(acknowledged + 1)), "an acknowledged object is gone"
         assert all(len(body) == len(f"{body.split()[0].decode()} ") * 20_000 for body in bodies)
@@ -72,10 +81,10 @@ async def test_partial_files_are_not_listed(tmp_path: Path) -> None:
 
 
 async def test_a_failed_put_leaves_nothing_behind(tmp_path: Path) -> None:
-    store = FileBlobStore(tmp_path)
+    packs = PackStore(FileBlobStore(tmp_path))
     (tmp_path / "v1").write_bytes(b"a file where a directory should be")
     with pytest.raises(StoreUnavailable, match=r"cannot write to the blob store file:///.*Check"):
-        await write_object(store, thread_key("n", "t"), Kind.PAYLOAD, b"x")
+        await packs.write_body(thread_key("n", "t"), Kind.PAYLOAD, b"x")
     assert list((tmp_path / ".partial").iterdir()) == []
 
 

@@ -1,3 +1,4 @@
+import hashlib
 import itertools
 import math
 
@@ -8,10 +9,13 @@ from pydantic import TypeAdapter
 
 from everlong import limits
 from everlong.errors import UnknownVersion
-from everlong.models import Entry, Kind, Message, Segment, SegmentRef
+from everlong.models import Entry, Kind, Message, Ref, Segment, SegmentRef
 from everlong.storage.journal import Journal
+from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.objects import thread_key, write_object
+from everlong.storage.objects import object_key, seal, thread_key
+from everlong.storage.packstore import PackStore
+from tests.payloads import KEY_1, stored
 from tests.stores import CountingStore
 
 THREAD = thread_key("default", "ops-7")
@@ -26,7 +30,7 @@ def entry(seq: int, text: str = "hello") -> Entry:
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(min_value=1, max_value=9), min_size=1, max_size=40))
 async def test_a_journal_reads_back_what_was_appended(batches: list[int]) -> None:
-    journal = Journal(MemoryBlobStore(), THREAD)
+    journal = Journal(PackStore(MemoryBlobStore()), THREAD)
     head: SegmentRef | None = None
     appended: list[Entry] = []
     for size in batches:
@@ -42,7 +46,7 @@ async def test_a_journal_reads_back_what_was_appended(batches: list[int]) -> Non
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(min_value=1, max_value=9), min_size=1, max_size=60))
 async def test_each_segment_is_at_least_twice_as_long_as_the_next(batches: list[int]) -> None:
-    journal = Journal(MemoryBlobStore(), THREAD)
+    journal = Journal(PackStore(MemoryBlobStore()), THREAD)
     head: SegmentRef | None = None
     seq = 1
     for size in batches:
@@ -57,7 +61,7 @@ async def test_each_segment_is_at_least_twice_as_long_as_the_next(batches: list[
 
 async def test_an_append_is_one_put_and_a_read_a_few_gets() -> None:
     store = CountingStore()
-    journal = Journal(store, THREAD)
+    journal = Journal(PackStore(store), THREAD)
     head: SegmentRef | None = None
     for step in range(500):
         before = store.puts
@@ -69,7 +73,7 @@ async def test_an_append_is_one_put_and_a_read_a_few_gets() -> None:
 
 
 async def test_bytes_written_grow_with_the_logarithm_not_the_length() -> None:
-    journal = Journal(MemoryBlobStore(), THREAD)
+    journal = Journal(PackStore(MemoryBlobStore()), THREAD)
     head: SegmentRef | None = None
     written: list[int] = []
     for step in range(1024):
@@ -82,7 +86,7 @@ async def test_bytes_written_grow_with_the_logarithm_not_the_length() -> None:
 
 async def test_a_long_message_is_stored_once_and_beside_its_entry() -> None:
     store = CountingStore()
-    journal = Journal(store, THREAD)
+    journal = Journal(PackStore(store), THREAD)
     long = entry(1, text="x" * 5000)
     head, _ = await journal.append(None, [long])
     [stored] = await journal.read(head)
@@ -95,7 +99,7 @@ async def test_a_long_message_is_stored_once_and_beside_its_entry() -> None:
 
 async def test_two_appends_to_one_head_do_not_disturb_each_other() -> None:
     """A step that is tried again after a crash, and its lost twin."""
-    journal = Journal(MemoryBlobStore(), THREAD)
+    journal = Journal(PackStore(MemoryBlobStore()), THREAD)
     head, _ = await journal.append(None, [entry(1)])
     lost, _ = await journal.append(head, [entry(2, "lost")])
     kept, _ = await journal.append(head, [entry(2, "kept")])
@@ -108,7 +112,7 @@ async def test_two_appends_to_one_head_do_not_disturb_each_other() -> None:
 
 async def test_segments_do_not_grow_beyond_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SEGMENT_ENTRIES_MAX", 8)
-    journal = Journal(MemoryBlobStore(), THREAD)
+    journal = Journal(PackStore(MemoryBlobStore()), THREAD)
     head: SegmentRef | None = None
     for seq in range(1, 101):
         head, _ = await journal.append(head, [entry(seq)])
@@ -120,13 +124,42 @@ async def test_segments_do_not_grow_beyond_their_bound(monkeypatch: pytest.Monke
 
 async def test_an_empty_append_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one"):
-        await Journal(MemoryBlobStore(), THREAD).append(None, [])
+        await Journal(PackStore(MemoryBlobStore()), THREAD).append(None, [])
 
 
 async def test_a_segment_of_a_newer_version_is_refused_by_name() -> None:
     store = MemoryBlobStore()
     newer = b'{"before": [], "entries": [], "version": 2, "secret": "hunter2"}'
-    ref, _ = await write_object(store, THREAD, Kind.SEGMENT, newer)
+    ref, _ = await PackStore(store).write_body(THREAD, Kind.SEGMENT, newer)
     with pytest.raises(UnknownVersion, match="version") as raised:
-        await Journal(store, THREAD).read(SegmentRef(ref=ref, first_seq=1, count=1))
+        await Journal(PackStore(store), THREAD).read(SegmentRef(ref=ref, first_seq=1, count=1))
     assert "hunter2" not in str(raised.value)
+
+
+async def test_a_journal_from_before_there_were_packs_goes_on() -> None:
+    store = MemoryBlobStore()
+    journal = Journal(PackStore(store), THREAD)
+    plaintext = TypeAdapter(Segment).dump_json(Segment(before=(), entries=(entry(1), entry(2))))
+    digest = hashlib.blake2b(plaintext, digest_size=32).hexdigest()
+    ref = Ref(thread=THREAD, digest=digest, size_bytes=len(plaintext), kind=Kind.SEGMENT)
+    await store.put(object_key(ref), seal(plaintext))
+    head, _ = await journal.append(SegmentRef(ref=ref, first_seq=1, count=2), [entry(3)])
+    segment = await journal._segment(head)
+    assert [place.ref.pack for place in segment.before] == [False]
+    assert head.ref.pack
+    assert [each.seq for each in await journal.read(head)] == [1, 2, 3]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 3000), min_size=1, max_size=12))
+async def test_a_sealed_journal_reads_back_and_shows_nothing(sizes: list[int]) -> None:
+    store = MemoryBlobStore()
+    journal = Journal(PackStore(store, Keyring({"k1": KEY_1})), THREAD)
+    head: SegmentRef | None = None
+    for seq, size in enumerate(sizes, 1):
+        head, _ = await journal.append(head, [entry(seq, "hunter2" * (size // 7 + 1))])
+    messages = await journal.messages(await journal.read(head))
+    assert [len(message.text) // 7 for message in messages] == [size // 7 + 1 for size in sizes]
+    for data in (await stored(store)).values():
+        assert b"hunter2" not in data
+        assert b"hello" not in data

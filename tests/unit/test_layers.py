@@ -30,8 +30,8 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
         PURE | {"temporalio"},
     ),
     "interceptors": (
-        {"errors", "limits", "models", "policy"},
-        {"temporalio", "opentelemetry"},
+        {"codecs", "errors", "limits", "models", "policy"},
+        {"google", "temporalio", "opentelemetry"},
     ),
     "config": ({"errors", "limits"}, {"temporalio"}),
     "plugin": (
@@ -51,7 +51,7 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
         {"temporalio", "opentelemetry"},
     ),
     "connection": (
-        {"agents", "config", "errors", "models", "plugin"},
+        {"agents", "config", "errors", "models", "plugin", "storage"},
         {"temporalio", "opentelemetry"},
     ),
     "worker": (
@@ -101,13 +101,21 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
         },
         {"typer", "rich", "uvicorn"},
     ),
-    "testing": ({"agents", "limits", "models"}, STDLIB_ONLY),
+    "testing": ({"agents", "errors", "limits", "models", "storage"}, STDLIB_ONLY),
     "": ({"agents", "errors", "models", "plugin", "policy", "storage"}, STDLIB_ONLY),
     "__main__": ({"cli"}, STDLIB_ONLY),
 }
 
 # A vendor's package is imported by that vendor's file alone.
-VENDORS = {"storage/objects": {"zstandard"}}
+VENDORS = {
+    "codecs/matching": {"pyfastcdc"},
+    "storage/keys": {"cryptography"},
+    "storage/objects": {"zstandard"},
+    "storage/packs": {"zstandard"},
+    "storage/buckets": {"obstore"},
+    "storage/clouds": {"obstore", "botocore"},
+    "storage/faults": {"obstore"},
+}
 
 
 def modules() -> list[Path]:

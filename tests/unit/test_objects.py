@@ -1,5 +1,8 @@
+"""The object format: what an inline payload holds, and what was stored before there were packs."""
+
 import hashlib
 import struct
+from pathlib import Path
 
 import pytest
 import zstandard
@@ -7,61 +10,98 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everlong import limits
-from everlong.errors import BlobCorrupt, BlobMissing, ObjectTooLarge, UnknownVersion
+from everlong.errors import (
+    BlobCorrupt,
+    BlobMissing,
+    KeyMissing,
+    ObjectTooLarge,
+    RefRefused,
+    UnknownVersion,
+)
 from everlong.models import Kind, Ref
+from everlong.storage.keys import Keys
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import (
     HEADER,
     object_key,
-    read_object,
     seal,
+    sealing_key_id,
     thread_key,
     unseal,
-    write_object,
 )
+from everlong.storage.opening import open_packs
+from everlong.storage.packstore import PackStore
+from tests.payloads import KEY_1, KEY_2, flipped, noise
 
 THREAD = thread_key("default", "ops-7")
 TEXT = b"the same sentence again and again. " * 200
+KEYS = Keys({"k1": KEY_1, "k2": KEY_2})
+EITHER = pytest.mark.parametrize("keys", [None, KEYS], ids=["plain", "sealed"])
 
 
-@given(st.binary(max_size=5000))
-def test_unseal_returns_what_was_sealed(plaintext: bytes) -> None:
-    assert unseal(seal(plaintext)) == plaintext
+def old(plaintext: bytes) -> tuple[Ref, bytes]:
+    """Return an object of version 1 as it was stored, and its ref."""
+    digest = hashlib.blake2b(plaintext, digest_size=32).hexdigest()
+    ref = Ref(thread=THREAD, digest=digest, size_bytes=len(plaintext), kind=Kind.PAYLOAD)
+    return ref, seal(plaintext)
+
+
+@EITHER
+@given(plaintext=st.binary(max_size=5000))
+def test_unseal_returns_what_was_sealed(keys: Keys | None, plaintext: bytes) -> None:
+    assert unseal(seal(plaintext, keys), keys) == plaintext
 
 
 def test_sealing_compresses_only_where_it_pays() -> None:
     assert len(seal(TEXT)) < len(TEXT) / 10
-    noise = hashlib.shake_256(b"seed").digest(5000)
-    assert len(seal(noise)) == len(noise) + HEADER.size
+    assert len(seal(noise(5000))) == 5000 + HEADER.size
+    assert len(seal(TEXT, KEYS)) < len(TEXT) / 10
 
 
-async def test_a_flipped_bit_anywhere_in_a_stored_object_is_detected_or_harmless() -> None:
-    store = MemoryBlobStore()
+def test_what_is_sealed_with_a_key_shows_nothing_and_opens_with_no_other() -> None:
+    sealed = seal(b"hunter2", KEYS)
+    assert b"hunter2" not in sealed
+    assert seal(b"hunter2", KEYS) != sealed
+    assert sealing_key_id(sealed) == "k1"
+    assert sealing_key_id(seal(b"hunter2")) == ""
+    with pytest.raises(KeyMissing, match="'k1', and no keys are configured here"):
+        unseal(sealed)
+    with pytest.raises(KeyMissing, match="'k1', which this process does not have"):
+        unseal(sealed, Keys({"k2": KEY_2}))
+    with pytest.raises(BlobCorrupt, match="the key of that id is another"):
+        unseal(sealed, Keys({"k1": KEY_2}))
+
+
+@EITHER
+@pytest.mark.parametrize("plaintext", [b"", b"short", TEXT])
+def test_a_flipped_bit_in_a_sealed_object_is_detected(keys: Keys | None, plaintext: bytes) -> None:
+    sealed = seal(plaintext, keys)
     detected = 0
-    for plaintext in (b"short", TEXT):
-        ref, _ = await write_object(store, THREAD, Kind.PAYLOAD, plaintext)
-        sealed = await store.get(object_key(ref))
-        for bit in range(len(sealed) * 8):
-            damaged = bytearray(sealed)
-            damaged[bit // 8] ^= 1 << bit % 8
-            await store.put(object_key(ref), bytes(damaged))
-            try:
-                # A few bits of a zstd frame have no meaning.
-                assert await read_object(store, ref) == plaintext
-            except (BlobCorrupt, UnknownVersion):
-                detected += 1
-        assert detected > 0.9 * len(sealed) * 8
-        detected = 0
+    for bit in range(8 * len(sealed)):
+        try:
+            # A few bits of a zstd frame have no meaning. A body that is neither compressed nor
+            # sealed is as it would be without us.
+            opened = unseal(flipped(sealed, bit), keys)
+            assert opened == plaintext or (not keys and plaintext == b"short")
+        except (BlobCorrupt, KeyMissing, UnknownVersion):
+            detected += 1
+    if keys:
+        assert detected == 8 * len(sealed)
+    elif plaintext == b"short":
+        assert detected == 8 * HEADER.size
+    else:
+        assert detected > 0.9 * 8 * len(sealed)
 
 
-async def test_a_truncated_object_is_detected() -> None:
-    store = MemoryBlobStore()
-    ref, _ = await write_object(store, THREAD, Kind.PAYLOAD, TEXT)
-    sealed = await store.get(object_key(ref))
+@EITHER
+@pytest.mark.parametrize("plaintext", [b"", b"short", TEXT])
+def test_an_object_that_was_cut_short_is_detected(keys: Keys | None, plaintext: bytes) -> None:
+    sealed = seal(plaintext, keys)
     for length in range(len(sealed)):
-        await store.put(object_key(ref), sealed[:length])
-        with pytest.raises(BlobCorrupt):
-            await read_object(store, ref)
+        with pytest.raises((BlobCorrupt, KeyMissing)):
+            unseal(sealed[:length], keys)
+    with pytest.raises(BlobCorrupt):
+        unseal(sealed + b"x", keys)
 
 
 def test_an_object_that_would_inflate_beyond_its_declared_size_is_refused() -> None:
@@ -76,30 +116,95 @@ def test_an_object_that_would_inflate_beyond_its_declared_size_is_refused() -> N
         unseal(HEADER.pack(b"EVLG", 1, 1, 0, 10) + stream)
 
 
-async def test_what_could_not_be_read_again_is_not_written(
-    monkeypatch: pytest.MonkeyPatch,
+@EITHER
+def test_what_could_not_be_read_again_is_not_sealed(
+    keys: Keys | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "OBJECT_BYTES_MAX", 1000)
-    store = MemoryBlobStore()
-    await write_object(store, THREAD, Kind.PAYLOAD, b"x" * 1000)
-    with pytest.raises(ObjectTooLarge, match="1001 bytes are not stored"):
-        await write_object(store, THREAD, Kind.PAYLOAD, b"x" * 1001)
+    assert unseal(seal(b"x" * 1000, keys), keys) == b"x" * 1000
+    with pytest.raises(ObjectTooLarge, match="1001 bytes are not kept"):
+        seal(b"x" * 1001, keys)
 
 
 def test_a_newer_format_is_refused_by_name() -> None:
-    with pytest.raises(UnknownVersion, match="version 2"):
-        unseal(struct.pack("<4sBBHQ", b"EVLG", 2, 0, 0, 0))
+    with pytest.raises(UnknownVersion, match=r"version 3 .*Upgrade Everlong"):
+        unseal(struct.pack("<4sBBHQ", b"EVLG", 3, 0, 0, 0))
+
+
+async def test_an_object_from_before_there_were_packs_is_read_and_checked() -> None:
+    store = MemoryBlobStore()
+    for plaintext in (b"short", TEXT):
+        ref, sealed = old(plaintext)
+        detected = 0
+        for bit in range(8 * len(sealed)):
+            await store.put(object_key(ref), flipped(sealed, bit))
+            try:
+                assert await PackStore(store).read_body(ref) == plaintext
+            except (BlobCorrupt, UnknownVersion):
+                detected += 1
+        assert detected > 0.9 * 8 * len(sealed)
+        for length in range(len(sealed)):
+            await store.put(object_key(ref), sealed[:length])
+            with pytest.raises(BlobCorrupt, match=r"is damaged: .*Restore it"):
+                await PackStore(store).read_body(ref)
+
+
+@pytest.mark.parametrize("place", [0, 4, 8, -1])
+async def test_an_old_object_heals_once_its_bytes_are_restored(place: int, tmp_path: Path) -> None:
+    store = MemoryBlobStore()
+    packs = open_packs(store, cache_dir=tmp_path)
+    ref, sealed = old(TEXT)
+    await store.put(object_key(ref), flipped(sealed, 8 * (place % len(sealed)) + 3))
+    for _ in range(2):
+        with pytest.raises((BlobCorrupt, UnknownVersion), match=ref.digest):
+            await packs.read_body(ref)
+    await store.put(object_key(ref), sealed)
+    assert await packs.read_body(ref) == TEXT
+
+
+async def test_an_old_object_is_refused_where_there_are_keys_unless_it_is_accepted() -> None:
+    store = MemoryBlobStore()
+    ref, sealed = old(TEXT)
+    await store.put(object_key(ref), sealed)
+    with pytest.raises(RefRefused, match=r"payload .* is not sealed"):
+        await open_packs(store, keys={"k1": KEY_1}).read_body(ref)
+    accepting = open_packs(store, keys={"k1": KEY_1}, accept_unsealed=True)
+    assert await accepting.read_body(ref) == TEXT
 
 
 async def test_a_missing_object_is_named_with_its_remedy() -> None:
     ref = Ref(thread=THREAD, digest="ab" * 32, size_bytes=10, kind=Kind.TOOL_RESULT)
     with pytest.raises(BlobMissing, match="tool_result of 10 bytes"):
-        await read_object(MemoryBlobStore(), ref)
+        await PackStore(MemoryBlobStore()).read_body(ref)
+
+
+@pytest.mark.parametrize("keys", [None, {"k1": KEY_1}], ids=["plain", "sealed"])
+async def test_a_body_is_a_pack_that_is_checked_against_its_ref(
+    keys: dict[str, bytes] | None,
+) -> None:
+    packs = open_packs(MemoryBlobStore(), keys=keys)
+    ref, written = await packs.write_body(THREAD, Kind.MESSAGE, TEXT)
+    assert ref.pack
+    assert ref.size_bytes == len(TEXT)
+    assert written == len(await packs.store.get(object_key(ref))) < len(TEXT)
+    assert await packs.read_body(ref) == TEXT
+    wrong = Ref(thread=THREAD, digest=ref.digest, size_bytes=9, kind=ref.kind, pack=True)
+    with pytest.raises(BlobCorrupt, match="its ref says 9"):
+        await packs.read_body(wrong)
+
+
+async def test_a_body_that_is_too_large_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "OBJECT_BYTES_MAX", 1000)
+    packs = PackStore(MemoryBlobStore())
+    await packs.write_body(THREAD, Kind.PAYLOAD, b"x" * 1000)
+    with pytest.raises(ObjectTooLarge, match="1001 bytes are not stored"):
+        await packs.write_body(THREAD, Kind.PAYLOAD, b"x" * 1001)
+    assert len([info async for info in packs.store.list("")]) == 1
 
 
 async def test_a_preview_is_short_and_printable() -> None:
-    ref, _ = await write_object(
-        MemoryBlobStore(), THREAD, Kind.MESSAGE, b"x", preview="line\n\x00\t" + "é" * 500
+    ref, _ = await PackStore(MemoryBlobStore()).write_body(
+        THREAD, Kind.MESSAGE, b"x", preview="line\n\x00\t" + "é" * 500
     )
     assert ref.preview.isprintable()
     assert len(ref.preview) == limits.PREVIEW_CHARS_MAX

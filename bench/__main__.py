@@ -1,0 +1,69 @@
+"""Run the benchmark, print what it measured, and fail if a bound does not hold."""
+
+import argparse
+import asyncio
+import contextlib
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from bench import codec, server
+from bench.objects import Place
+from bench.report import Report, finish, machine
+from bench.worker import ARMS
+from everlong.embedded import start_server
+from tests.weed import start_weed
+
+_PARTS: Final = ("codec", "server")
+_NAMES: Final = {arm: arm.lower().replace(" ", "-") for arm in ARMS}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the parts that are asked for; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument(
+        "--only", choices=_PARTS, help="one part: the codec alone, or with a server"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file too")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="and as tables in Markdown")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--quick", action="store_true", help="a short run; few bounds are judged")
+    length.add_argument("--long", action="store_true", help="200 steps through the server, not 60")
+    parser.add_argument("--store", choices=("s3", "file"), default="s3", help="for the server part")
+    asked = parser.parse_args(arguments)
+    about, reports = machine(), []
+    if asked.only != "server":
+        size = codec.QUICK if asked.quick else codec.Size()
+        reports.append(asyncio.run(codec.measure_codec(size)))
+    if asked.only != "codec":
+        through = server.QUICK if asked.quick else server.LONG if asked.long else server.Size()
+        reports.append(asyncio.run(_through_a_server(through, asked.store)))
+    return finish(about, reports, asked.json, asked.markdown)
+
+
+async def _through_a_server(size: server.Size, kind: str) -> Report:
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="everlong-bench-")))
+        running = await start_server(folder)
+        stack.enter_context(running.process)
+        places = in_files(folder) if kind == "file" else in_bucket(folder, stack)
+        return await server.measure_server(running.address, places, folder, size)
+
+
+def in_files(folder: Path) -> dict[str, Place]:
+    """Return a directory for each arm."""
+    return {arm: Place((folder / name).as_uri()) for arm, name in _NAMES.items()}
+
+
+def in_bucket(folder: Path, stack: contextlib.ExitStack) -> dict[str, Place]:
+    """Start a real S3 server, to be stopped with the stack; return a prefix for each arm."""
+    data = folder / "weed"
+    data.mkdir()
+    weed = stack.enter_context(start_weed(data))
+    return {arm: Place(weed.url(name), weed.environ) for arm, name in _NAMES.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

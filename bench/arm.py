@@ -1,0 +1,164 @@
+"""One arm of the benchmark through a server: a loop, its store, and a worker process of its own."""
+
+import asyncio
+import contextlib
+import dataclasses
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
+from temporalio.service import RPCError
+
+from bench import probe
+from bench.loop import ListLoop
+from bench.objects import Place
+from everlong.config import environment_without_temporal
+from everlong.embedded import ManagedProcess
+from everlong.errors import ProcessFailed
+
+_ROOT: Final = Path(__file__).parents[1]
+_READY_SECONDS_MAX: Final = 60.0
+_ROUND_SECONDS_MAX: Final = 300.0
+_RESUME_SECONDS_MAX: Final = 120.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Resume:
+    """One cold resume: from the signal to the end of the next step."""
+
+    seconds: float | None
+    """None if it was not done within the time that it is given."""
+    replay_puts: int
+    """PUTs before the first live command."""
+    puts: int
+    gets: int
+    heads: int
+    get_bytes: int
+
+
+class Arm:
+    """One loop, its worker process and its store."""
+
+    def __init__(self, name: str, client: Client, address: str, place: Place, folder: Path) -> None:
+        self.name = name
+        self.place = place
+        self.step = 0
+        self.step_seconds: dict[int, float] = {}
+        self._queue = f"bench-{uuid.uuid4().hex[:8]}"
+        self._client = client
+        self._address = address
+        self._folder = folder
+        self._workers: list[ManagedProcess] = []
+        self._handle: WorkflowHandle[ListLoop, None] | None = None
+
+    @property
+    def handle(self) -> WorkflowHandle[ListLoop, None]:
+        """The loop, once it has begun."""
+        if self._handle is None:
+            raise RuntimeError(f"the loop of {self.name} has not begun: call begin() first")
+        return self._handle
+
+    async def begin(self) -> None:
+        """Start a worker and the loop."""
+        await self._start_worker()
+        self._handle = await self._client.start_workflow(
+            ListLoop.run, id=self._queue, task_queue=self._queue
+        )
+
+    async def advance(self, step: int) -> None:
+        """Take steps up to this one, and note how long each took, but for the first."""
+        await self.handle.signal(ListLoop.run_until, step)
+        worker = self._workers[-1]
+        try:
+            await worker.wait_for_output(probe.line_of("done", step), _ROUND_SECONDS_MAX)
+        except ProcessFailed as error:
+            # The log goes with its folder.
+            error.add_note("\n".join(worker.output().splitlines()[-20:]))
+            raise
+        done = {event.size: event.at for event in self.told() if event.what == "done"}
+        for number in range(self.step + 2, step + 1):
+            self.step_seconds[number] = done[number] - done[number - 1]
+        self.step = step
+
+    async def resume(self) -> Resume:
+        """Stop the worker, start another, and let it take one more step."""
+        self._workers[-1].stop()
+        worker = await self._start_worker()
+        step = self.step + 1
+        started = time.time()
+        await self.handle.signal(ListLoop.run_until, step)
+        try:
+            await worker.wait_for_output(probe.line_of("done", step), _RESUME_SECONDS_MAX)
+            self.step = step
+        except ProcessFailed:
+            if worker.returncode is not None:
+                raise
+        return _resume(list(probe.events(worker.output())), started, step)
+
+    async def run_to_death(self) -> tuple[int, str]:
+        """Run on until the server ends the loop; return the step that it was in, and why."""
+        await self.handle.signal(ListLoop.run_until, 10 * self.step)
+        deadline = time.monotonic() + _ROUND_SECONDS_MAX
+        while (await self.handle.describe()).status == WorkflowExecutionStatus.RUNNING:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the loop of {self.name} still runs; it was to be terminated")
+            await asyncio.sleep(0.2)
+        step = max(event.size for event in self.told() if event.what == "live")
+        reason = ""
+        async for event in self.handle.fetch_history_events():
+            reason = event.workflow_execution_terminated_event_attributes.reason or reason
+        return step, reason
+
+    async def history_bytes(self) -> int:
+        """Return the size of the history, as the server counts it."""
+        described = await self.handle.describe()
+        return described.raw_description.workflow_execution_info.history_size_bytes
+
+    def told(self) -> list[probe.Event]:
+        """Return what all workers of this arm have told so far."""
+        return [event for worker in self._workers for event in probe.events(worker.output())]
+
+    async def end(self) -> None:
+        """Stop the worker and the loop."""
+        for worker in self._workers:
+            worker.stop()
+        if self._handle is not None:
+            with contextlib.suppress(RPCError):  # It has ended already.
+                await self._handle.terminate()
+
+    async def _start_worker(self) -> ManagedProcess:
+        arguments = [sys.executable, "-m", "bench.worker", self.name]
+        arguments += [self._address, self._queue, self.place.url]
+        worker = ManagedProcess(
+            f"worker of {self.name}",
+            arguments,
+            env={
+                **environment_without_temporal(),
+                **self.place.environ,
+                "PYTHONPATH": str(_ROOT),
+            },
+            log=self._folder / f"{self._queue}-{len(self._workers)}.log",
+        )
+        self._workers.append(worker)
+        await worker.wait_for_output(probe.line_of("ready"), _READY_SECONDS_MAX)
+        return worker
+
+
+def _resume(told: Sequence[probe.Event], signalled: float, step: int) -> Resume:
+    live = [event.at for event in told if event.what == "live"]
+    done = [event.at for event in told if event.what == "done" and event.size == step]
+    counted = [event for event in told if not done or event.at <= done[0]]
+    puts = [event.at for event in counted if event.what == "put"]
+    gets = [event.size for event in counted if event.what == "get"]
+    return Resume(
+        seconds=done[0] - signalled if done else None,
+        replay_puts=sum(1 for at in puts if not live or at < live[0]),
+        puts=len(puts),
+        gets=len(gets),
+        get_bytes=sum(gets),
+        heads=sum(1 for event in counted if event.what == "head"),
+    )

@@ -1,0 +1,163 @@
+"""The codec alone: in memory, beside zstd at level 3 over the same bytes."""
+
+import asyncio
+import dataclasses
+import gc
+import statistics
+import tracemalloc
+from collections.abc import Sequence
+from typing import Final
+
+from temporalio.api.common.v1 import Payload
+
+from bench import growth, measure
+from bench.payloads import MB, decode, encode, json_payload, new_bytes, new_codec, with_new_end
+from bench.report import Report
+from bench.stores import CountingStore
+from everlong.codecs import EverlongCodec
+from everlong.storage.memory import MemoryBlobStore
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """How much is measured. Bounds are for the full size; a small run judges only what always holds."""
+
+    steps: int = 200
+    body_bytes: int = 4 * MB
+    repetitions: int = 31
+    threads: int = 32
+    judged: bool = True
+
+
+QUICK: Final = Size(steps=40, body_bytes=MB, repetitions=3, threads=4, judged=False)
+
+
+async def measure_codec(size: Size) -> Report:
+    """Measure all of it."""
+    report = Report(f"The codec alone: a message list that grows for {size.steps} steps")
+    payloads: list[Payload] = []
+    steps = await growth.grow(size.steps, payloads)
+    report.series.append(growth.series(steps))
+    growth.add_sizes(report, steps, judged=size.judged)
+    growth.add_rates(report, steps)
+    body = new_bytes(size.body_bytes)
+    await _measure_first(report, body, size)
+    await _measure_warm(report, body, size)
+    await _measure_stalls(report, body, size)
+    await _measure_memory(report, payloads, body, size)
+    return report
+
+
+async def _measure_first(report: Report, body: bytes, size: Size) -> None:
+    """Time the first encode of bytes that nobody has seen."""
+    payload = json_payload(body)
+    codecs = [new_codec() for _ in range(size.repetitions)]
+    pair = await measure.in_turns(
+        range(size.repetitions),
+        lambda turn: encode(codecs[turn], payload, f"first-{turn}"),
+        lambda _turn: measure.compress(body),
+    )
+    what = f"{len(body) / MB:g} MB"
+    report.add(f"first encode of {what}, all of it new, median", pair.ours_median * 1000, "ms")
+    report.add(f"zstd-3 of the same {what}, median", pair.theirs_median * 1000, "ms")
+    limit = 1.5 if size.judged else None
+    report.add("first encode over zstd-3", pair.share, "of its time", most=limit)
+    report.add("first encode over zstd-3, fastest of each", pair.share_fastest, "of its time")
+
+
+async def _measure_warm(report: Report, body: bytes, size: Size) -> None:
+    """Time the encode of a payload that repeats the one before, but for a new hundredth at its end."""
+    codec = new_codec()
+    await encode(codec, json_payload(body))
+    current = body, json_payload(body)
+
+    def prepare(turn: int) -> None:
+        nonlocal current
+        data = with_new_end(body, turn)
+        current = data, json_payload(data)
+
+    pair = await measure.in_turns(
+        range(size.repetitions),
+        lambda _turn: encode(codec, current[1]),
+        lambda _turn: measure.compress(current[0]),
+        prepare=prepare,
+    )
+    what = f"{len(body) / MB:g} MB"
+    report.add(f"warm encode of {what}, 1% new at its end, median", pair.ours_median * 1000, "ms")
+    report.add(f"zstd-3 of the same {what}, median", pair.theirs_median * 1000, "ms")
+    limit = 0.15 if size.judged else None
+    report.add("warm encode over zstd-3", pair.share, "of its time", most=limit)
+    report.add("warm encode over zstd-3, fastest of each", pair.share_fastest, "of its time")
+
+
+async def _measure_stalls(report: Report, body: bytes, size: Size) -> None:
+    """Watch the event loop while the codec works, and while zstd does the same work in a thread."""
+    payload = json_payload(body)
+    warm = new_codec()
+    await encode(warm, payload)
+    machine, first, again, cold = (measure.Stalls() for _ in range(4))
+    for turn in range(size.repetitions):
+        store = MemoryBlobStore()
+        changed = json_payload(with_new_end(body, turn))
+        async with machine.watched():
+            await asyncio.to_thread(measure.compress, body)
+        async with first.watched():
+            encoded = await encode(EverlongCodec(store), payload)
+        async with again.watched():
+            await encode(warm, changed)
+        async with cold.watched():
+            await decode(EverlongCodec(store), encoded)
+    kinds = {
+        "first encode": first,
+        "warm encode": again,
+        "cold decode": cold,
+        "zstd-3 in a thread: the machine's own": machine,
+    }
+    for kind, stalls in kinds.items():
+        what = f"longest stall of the event loop, {kind}"
+        report.add(f"{what}, median", statistics.median(stalls.seconds) * 1000, "ms")
+        report.add(f"{what}, worst", max(stalls.seconds) * 1000, "ms")
+
+
+async def _measure_memory(
+    report: Report, payloads: Sequence[Payload], body: bytes, size: Size
+) -> None:
+    """Trace Python's allocations. What zstd and the chunker take for themselves is not seen."""
+    tracemalloc.start()
+    try:
+        inner = MemoryBlobStore()
+        store = CountingStore(inner)
+        start = tracemalloc.get_traced_memory()[0]
+        codec = EverlongCodec(store)
+        for payload in payloads[:-1]:
+            await encode(codec, payload)
+        before = _reset_peak()
+        encoded = await encode(codec, payloads[-1])
+        encode_peak = tracemalloc.get_traced_memory()[1] - before
+        retained = _retained(start, store)
+        before = _reset_peak()
+        await decode(EverlongCodec(inner), encoded)
+        decode_peak = tracemalloc.get_traced_memory()[1] - before
+        for number in range(size.threads):
+            await encode(codec, json_payload(body), f"memory-{number}")
+        retained_all = _retained(start, store)
+    finally:
+        tracemalloc.stop()
+    last = len(payloads[-1].data)
+    report.add("last payload of the list", last / MB, "MB")
+    report.add("peak memory of its encode", encode_peak / MB, "MB")
+    report.add("peak memory of its cold decode", decode_peak / MB, "MB")
+    report.add("kept by the codec after the list", retained / MB, "MB")
+    what = f"kept by the codec after {size.threads} more threads of {len(body) / MB:g} MB"
+    report.add(what, retained_all / MB, "MB")
+
+
+def _reset_peak() -> int:
+    tracemalloc.reset_peak()
+    return tracemalloc.get_traced_memory()[0]
+
+
+def _retained(start: int, store: CountingStore) -> int:
+    """Return what is allocated since `start` and is not an object in the store."""
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0] - start - store.put_bytes

@@ -1,0 +1,65 @@
+"""Payloads of an agent, and the codec called as the SDK calls it.
+
+Only what users have is called: `EverlongCodec(store)`, `with_context`, `encode`, `decode`.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from temporalio.api.common.v1 import Payload
+from temporalio.converter import DataConverter, WorkflowSerializationContext
+
+from everlong.codecs import EverlongCodec
+from everlong.storage.memory import MemoryBlobStore
+from everlong.testing import workload
+
+MB: Final = 1_000_000
+_NEW_FROM: Final = 100_000  # Far from the steps of the growing list: nothing is in both.
+
+
+def new_codec() -> EverlongCodec:
+    """Return a codec that has seen nothing, on an empty store."""
+    return EverlongCodec(MemoryBlobStore())
+
+
+async def encode(codec: EverlongCodec, payload: Payload, workflow_id: str = "bench") -> Payload:
+    """Encode as the SDK does: with a codec for the context of this one call."""
+    [encoded] = await codec.with_context(_context(workflow_id)).encode([payload])
+    return encoded
+
+
+async def decode(codec: EverlongCodec, payload: Payload, workflow_id: str = "bench") -> Payload:
+    """Decode as the SDK does."""
+    [decoded] = await codec.with_context(_context(workflow_id)).decode([payload])
+    return decoded
+
+
+def json_payload(data: bytes) -> Payload:
+    """Return JSON as the SDK's converter hands it to a codec."""
+    return Payload(metadata={"encoding": b"json/plain"}, data=data)
+
+
+def json_bytes(messages: Sequence[Any]) -> bytes:
+    """Return a list as the SDK's converter writes it."""
+    [payload] = DataConverter.default.payload_converter.to_payloads([list(messages)])
+    return payload.data
+
+
+def new_bytes(size_bytes: int) -> bytes:
+    """Return that many bytes of an agent's messages."""
+    found = b""
+    for index in range(_NEW_FROM, _NEW_FROM + size_bytes):
+        if len(found) >= size_bytes:
+            break
+        found += json_bytes(workload.step(index))
+    return found[:size_bytes]
+
+
+def with_new_end(body: bytes, number: int) -> bytes:
+    """Return the body with a last hundredth that is in no other."""
+    new = len(body) // 100
+    return body[:-new] + workload.passage(2 * _NEW_FROM + number, new).encode()
+
+
+def _context(workflow_id: str) -> WorkflowSerializationContext:
+    return WorkflowSerializationContext(namespace="default", workflow_id=workflow_id)

@@ -1,0 +1,150 @@
+"""Through a real Temporal server: the same loop on three ways to keep its payloads.
+
+The arms take a few steps each in turn, so that all of them meet the same neighbours.
+"""
+
+import contextlib
+import dataclasses
+import statistics
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from temporalio.client import Client
+
+from bench.arm import Arm, Resume
+from bench.loop import RESULT_BYTES
+from bench.objects import Place, stored
+from bench.report import Cell, Report, Series
+from bench.worker import ARMS, EVERLONG, PLAIN, SDK
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """How much is measured."""
+
+    steps: int = 60
+    """Steps of every arm. A plain loop is terminated near 70."""
+    steps_long: int = 0
+    """Steps of the arms that store elsewhere; then the plain loop runs to its end. 0: neither."""
+    round_steps: int = 10
+    resumes: int = 3
+    judged: bool = True
+
+
+LONG: Final = Size(steps_long=200)
+QUICK: Final = Size(steps=16, round_steps=8, resumes=1, judged=False)
+
+
+async def measure_server(
+    address: str, places: Mapping[str, Place], folder: Path, size: Size
+) -> Report:
+    """Measure all of it. Logs of the workers are left in the folder."""
+    report = Report(f"Through a server: a list of results of {RESULT_BYTES:,} bytes, passed whole")
+    client = await Client.connect(address)
+    async with _arms(client, address, places, folder) as arms:
+        await _measure_to(report, arms, size.steps, size)
+        if size.steps_long:
+            plain, *others = arms
+            step, reason = await plain.run_to_death()
+            report.add(f"{PLAIN}: terminated in step", step)
+            report.notes.append(f"{PLAIN}: the server said: {reason}")
+            await _measure_to(report, others, size.steps_long, size)
+    kinds = sorted({place.url.split(":")[0] for place in places.values()})
+    report.notes.append(
+        f"Stores: {', '.join(kinds)}. {SDK} keeps its default threshold of 256 KiB and uses the SDK's "
+        "S3StorageDriver, with a client over obstore in place of aioboto3."
+    )
+    return report
+
+
+@contextlib.asynccontextmanager
+async def _arms(
+    client: Client, address: str, places: Mapping[str, Place], folder: Path
+) -> AsyncIterator[Sequence[Arm]]:
+    """Start all arms, and stop them whatever happens."""
+    async with contextlib.AsyncExitStack() as stack:
+        arms = []
+        for name in ARMS:
+            arm = Arm(name, client, address, places[name], folder)
+            stack.push_async_callback(arm.end)
+            await arm.begin()
+            arms.append(arm)
+        yield arms
+
+
+async def _measure_to(report: Report, arms: Sequence[Arm], steps: int, size: Size) -> None:
+    """Take the arms to that step, then resume each of them a few times."""
+    order = list(arms)
+    for end in [*range(arms[0].step + size.round_steps, steps, size.round_steps), steps]:
+        for arm in order:
+            await arm.advance(max(end, arm.step))
+        order = order[1:] + order[:1]
+    rows = [await _growth_row(arm) for arm in arms]
+    report.series.append(Series(f"To step {steps}", _GROWTH_COLUMNS, rows))
+    resumes: dict[str, list[Resume]] = {arm.name: [] for arm in arms}
+    for _ in range(size.resumes):
+        for arm in order:
+            found = resumes[arm.name]
+            if not found or found[-1].seconds is not None:
+                found.append(await arm.resume())
+    rows = [_resume_row(name, found) for name, found in resumes.items()]
+    report.series.append(Series(f"Cold resume at step {steps}", _RESUME_COLUMNS, rows))
+    report.add(
+        f"{EVERLONG}: PUTs of a replay of {steps} steps, before the first live command",
+        max(resume.replay_puts for resume in resumes[EVERLONG]),
+        most=0 if size.judged else None,
+    )
+
+
+_GROWTH_COLUMNS: Final = (
+    "arm",
+    "step, ms",
+    "last 10, ms",
+    "steps/s",
+    "history bytes",
+    "objects",
+    "bytes stored",
+    "PUTs",
+    "bytes written",
+)
+_RESUME_COLUMNS: Final = (
+    "arm",
+    "to the end of the next step, ms",
+    "PUTs in the replay",
+    "PUTs",
+    "GETs",
+    "bytes read",
+    "HEADs",
+)
+
+
+async def _growth_row(arm: Arm) -> list[Cell]:
+    taken = [arm.step_seconds[step] for step in sorted(arm.step_seconds)]
+    objects, size_bytes = (0, 0) if arm.name == PLAIN else await stored(arm.place)
+    puts = [event.size for event in arm.told() if event.what == "put"]
+    return [
+        arm.name,
+        round(statistics.median(taken) * 1000, 1),
+        round(statistics.median(taken[-10:]) * 1000, 1),
+        round(1 / statistics.mean(taken), 1),
+        await arm.history_bytes(),
+        objects,
+        size_bytes,
+        len(puts),
+        sum(puts),
+    ]
+
+
+def _resume_row(name: str, resumes: Sequence[Resume]) -> list[Cell]:
+    seconds = [resume.seconds for resume in resumes if resume.seconds is not None]
+    last = resumes[-1]
+    return [
+        name,
+        round(statistics.median(seconds) * 1000) if seconds else None,
+        last.replay_puts,
+        last.puts,
+        last.gets,
+        last.get_bytes,
+        last.heads,
+    ]

@@ -1,0 +1,210 @@
+"""What the encoder remembers of a thread, so that a payload costs what is new in it.
+
+An agent's payload mostly repeats the one before. So the newest payloads are kept, and where their
+bytes and chunks lie; `matching` finds out what a new one has in common with them. Nothing here is
+shared between threads, and a process that has forgotten a thread only writes one payload whole.
+"""
+
+import itertools
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Final
+from weakref import WeakValueDictionary
+
+from everlong import limits
+from everlong.codecs.matching import (
+    Known,
+    Plan,
+    Recent,
+    Run,
+    closest,
+    lay_out,
+    matched,
+    running_crcs,
+)
+from everlong.storage.packs import Contents, Pack
+
+# What a thread takes of which nothing is remembered yet, as measured.
+_THREAD_COST_BYTES: Final = 1200
+
+
+class ThreadMemory:
+    """What is known of one thread. Its methods may be called from any thread of the process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._recent: list[Recent] = []
+        self._index: dict[bytes, tuple[Known, int]] = {}
+        self._packs: WeakValueDictionary[bytes, Known] = WeakValueDictionary()
+        self._number = 0  # Of the next pack.
+        # The key of all that is remembered: after a rotation, nothing of an older key is used.
+        self._key_id = ""
+
+    @property
+    def cost_bytes(self) -> int:
+        """What this takes of the process's memory, nearly."""
+        kept = sum(len(recent.data) for recent in self._recent)
+        return _THREAD_COST_BYTES + kept + len(self._index) * limits.ENCODER_CHUNK_COST_BYTES
+
+    def find(self, name: bytes) -> tuple[bytes, bytes] | None:
+        """Return the envelope and data of a payload that was encoded or decoded lately."""
+        with self._lock:
+            for recent in self._recent:
+                if recent.name == name:
+                    return recent.envelope, recent.data
+        return None
+
+    def plan(self, envelope: bytes, data: bytes, key_id: str, now: float) -> Plan:
+        """Find out what of a payload is new."""
+        with self._lock:
+            self._forget_stale(key_id, now)
+            recents, index, number = list(self._recent), self._index, self._number
+        # The rest takes its time, and the event loop may want the lock. What others add to the index
+        # meanwhile is passed over, so that equal payloads give equal packs.
+        for recent in recents:
+            if recent.data == data and recent.envelope == envelope:
+                nothing = Contents(envelope=envelope, size_bytes=len(data), crc=0, extents=[])
+                return Plan(nothing, key_id, data, [], recent, recent.runs, [], [], same_as=recent)
+        oldest = now - limits.ENCODER_SECONDS_MAX
+
+        def look_up(chunk_id: bytes) -> tuple[Known, int] | None:
+            known = index.get(chunk_id)
+            if known is None or known[0].number >= number or known[0].used_at < oldest:
+                return None
+            return known
+
+        base, prefix, suffix = closest(recents, data)
+        runs, ids = matched(data, base, prefix, suffix, look_up)
+        crcs = running_crcs(data, base.crcs_within(prefix) if base else ())
+        return lay_out(envelope, key_id, data, crcs, base, runs, ids)
+
+    def commit(self, plan: Plan, name: bytes, now: float) -> None:
+        """Remember a payload that has become durable."""
+        with self._lock:
+            if plan.key_id != self._key_id:
+                return  # The key was rotated meanwhile.
+            new = self._known(name, sum(map(len, plan.contents.stream)), now)
+            # An equal pack may have been written before, and most of it forgotten since.
+            new.chunks = list(dict.fromkeys([*new.chunks, *plan.chunks]))
+            for start, _, chunk_id in plan.chunks:
+                self._index[chunk_id] = (new, start)
+            for pack, start, length, moved_to in plan.moved:
+                if pack is not new:
+                    self._move(pack, start, length, new, moved_to)
+            runs = [Run(run.length, run.pack or new, run.start) for run in plan.runs]
+            for pack in {run.pack for run in plan.runs if run.pack is not None}:
+                pack.used_at = now
+            recent = Recent(
+                plan.contents.envelope, plan.data, runs, name, plan.packs, now, plan.crcs
+            )
+            if plan.base in self._recent and plan.continues_base:
+                self._recent.remove(plan.base)
+                recent.continued = True
+            self._remember(recent)
+            for chunk_id in list(
+                itertools.islice(self._index, max(0, len(self._index) - limits.ENCODER_CHUNKS_MAX))
+            ):
+                del self._index[chunk_id]
+
+    def learn(self, pack: Pack, sources: Sequence[Pack], data: bytes, now: float) -> None:
+        """Remember a payload that was read: what follows it can point to where it lies."""
+        with self._lock:
+            if pack.key_id != self._key_id and (self._recent or self._index):
+                return
+            if any(recent.name == pack.name for recent in self._recent):
+                return
+            self._key_id = pack.key_id
+            known = [self._known(each.name, each.stream_bytes, now) for each in (*sources, pack)]
+            packs = [known[-1], *known[:-1]]
+            runs = [Run(length, packs[source], start) for source, start, length in pack.extents]
+            self._remember(Recent(pack.envelope, data, runs, pack.name, len(known), now, []))
+
+    def _known(self, name: bytes, stream_bytes: int, now: float) -> Known:
+        known = self._packs.get(name)
+        if known is None:
+            known = self._packs[name] = Known(name, self._number, stream_bytes, now)
+            self._number += 1
+        known.used_at = now
+        return known
+
+    def _remember(self, recent: Recent) -> None:
+        if any(recent.name == each.name for each in self._recent):
+            return  # It was encoded twice at once.
+        if len(recent.data) > limits.ENCODER_BYTES_MAX // 4:
+            return
+        self._recent.append(recent)
+        if len(self._recent) > limits.ENCODER_RECENT_MAX:
+            # What stands alone goes first, and of those the one that costs least to write again.
+            candidates = self._recent[:-1]
+            self._recent.remove(min(candidates, key=lambda each: (each.continued, len(each.data))))
+
+    def _forget_stale(self, key_id: str, now: float) -> None:
+        oldest = now - limits.ENCODER_SECONDS_MAX
+        if key_id != self._key_id:
+            self._recent = []
+            self._index = {}
+            self._key_id = key_id
+        self._recent = [
+            recent
+            for recent in self._recent
+            if recent.used_at >= oldest
+            and all(run.pack and run.pack.used_at >= oldest for run in recent.runs)
+        ]
+
+    def _move(self, pack: Known, start: int, length: int, new: Known, moved_to: int) -> None:
+        """Let chunks of an older pack be found in the newer one that has them as well."""
+        for chunk_start, chunk_length, chunk_id in pack.chunks:
+            if start <= chunk_start and chunk_start + chunk_length <= start + length:
+                place = moved_to + chunk_start - start
+                new.chunks.append((place, chunk_length, chunk_id))
+                self._index.pop(chunk_id, None)
+                self._index[chunk_id] = (new, place)
+
+
+class EncoderMemory:
+    """The memory of all threads, bounded in bytes: the one unused for longest goes first."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._threads: OrderedDict[str, ThreadMemory] = OrderedDict()
+        # What each thread took when it was last looked at: to look at all takes too long.
+        self._costs: dict[str, int] = {}
+        self._cost_bytes = 0
+        self._lock = threading.Lock()
+        self._clock = clock
+
+    def of(self, thread: str) -> ThreadMemory:
+        """Return the memory of a thread, a fresh one if it has none."""
+        with self._lock:
+            memory = self._threads.get(thread)
+            if memory is None:
+                memory = self._threads[thread] = ThreadMemory()
+                self._trim(thread, memory)
+            self._threads.move_to_end(thread)
+            return memory
+
+    def find(self, thread: str, name: bytes) -> tuple[bytes, bytes] | None:
+        """Return a payload of a thread by the name of its pack, if it is remembered."""
+        with self._lock:
+            memory = self._threads.get(thread)
+        return memory.find(name) if memory else None
+
+    def now(self) -> float:
+        """Return the time by which packs grow old."""
+        return self._clock()
+
+    def trim(self, thread: str) -> None:
+        """Forget other threads until the rest fits, after this one has grown."""
+        with self._lock:
+            memory = self._threads.get(thread)
+            if memory is not None:
+                self._trim(thread, memory)
+
+    def _trim(self, thread: str, memory: ThreadMemory) -> None:
+        cost_bytes = memory.cost_bytes
+        self._cost_bytes += cost_bytes - self._costs.get(thread, 0)
+        self._costs[thread] = cost_bytes
+        while self._cost_bytes > limits.ENCODER_BYTES_MAX and len(self._threads) > 1:
+            forgotten, _ = self._threads.popitem(last=False)
+            self._cost_bytes -= self._costs.pop(forgotten)

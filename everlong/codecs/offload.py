@@ -1,0 +1,163 @@
+"""Moving payloads to the store and back: with patience, but a bounded amount of it.
+
+A workflow task has 10 s by default, so the store gets a few seconds and then the caller has to do
+without it. While it is known to be down nobody waits for it again.
+"""
+
+import asyncio
+import dataclasses
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
+from temporalio.api.common.v1 import Payload
+
+from everlong import limits
+from everlong.codecs.matching import Plan
+from everlong.codecs.memory import EncoderMemory, ThreadMemory
+from everlong.codecs.refs import PackRef
+from everlong.errors import BlobCorrupt, StoreUnavailable
+from everlong.storage.keys import Keys
+from everlong.storage.objects import NO_THREAD
+from everlong.storage.packs import build_pack
+from everlong.storage.packstore import PackStore, pack_key
+
+T = TypeVar("T")
+
+_PAUSES: Final = (0.1, 0.4)
+
+
+@dataclasses.dataclass
+class OffloadStats:
+    """What was offloaded by this process."""
+
+    payloads: int = 0
+    payload_bytes: int = 0
+    written_bytes: int = 0
+    fallbacks: int = 0
+    """Payloads that stayed inline because the store was down."""
+    fallback_bytes: int = 0
+
+
+class Offloader:
+    """Writes and reads payloads as packs, for all threads of a process."""
+
+    def __init__(self, packs: PackStore) -> None:
+        self.packs = packs
+        self.stats = OffloadStats()
+        self._memory = EncoderMemory()
+        self._down_until = 0.0
+
+    @property
+    def is_down(self) -> bool:
+        """Whether the store failed so recently that waiting for it again is not worth it."""
+        return time.monotonic() < self._down_until
+
+    async def write(self, thread: str, payload: Payload) -> PackRef:
+        """Store a payload; return its ref once it is durable. No thread: nothing is deduplicated."""
+        envelope, data = _envelope(payload), payload.data
+        memory = self._memory.of(thread) if thread else ThreadMemory()
+        keys = await self.packs.keys()
+        key_id = "" if keys is None else keys.active
+        where = thread or NO_THREAD
+        if len(data) < limits.LOOP_BYTES_MAX:
+            built = self._build(memory, where, envelope, data, keys)
+        else:
+            built = await asyncio.to_thread(self._build, memory, where, envelope, data, keys)
+        plan, name, pack = built
+        if plan.same_as is not None:
+            return PackRef(where, plan.same_as.name, len(data), plan.same_as.packs, key_id)
+        await self._put(pack_key(where, name), pack)
+        memory.commit(plan, name, self._memory.now())
+        self._memory.trim(thread)
+        self.stats.payloads += 1
+        self.stats.payload_bytes += len(data)
+        self.stats.written_bytes += len(pack)
+        return PackRef(where, name, len(data), plan.packs, key_id)
+
+    def _build(
+        self, memory: ThreadMemory, thread: str, envelope: bytes, data: bytes, keys: Keys | None
+    ) -> tuple[Plan, bytes, bytes]:
+        key_id = "" if keys is None else keys.active
+        plan = memory.plan(envelope, data, key_id, self._memory.now())
+        if plan.same_as is not None:
+            return plan, b"", b""
+        name, pack = build_pack(plan.contents, thread, keys)
+        return plan, name, pack
+
+    async def read(self, ref: PackRef, *, learn: bool) -> Payload:
+        """Return a stored payload.
+
+        With `learn`, what this thread encodes next can point to where this payload lies.
+        """
+        found = self._memory.find(ref.thread, ref.pack)
+        if found is not None:
+            return _payload(*found)
+        reading = await patiently(
+            lambda: self.packs.read(ref.thread, ref.pack, ref.size_bytes),
+            store_seconds(ref.size_bytes),
+        )
+        if learn and ref.thread != NO_THREAD:
+            memory = self._memory.of(ref.thread)
+            memory.learn(reading.pack, reading.sources, reading.data, self._memory.now())
+            self._memory.trim(ref.thread)
+        return _payload(reading.pack.envelope, reading.data)
+
+    async def _put(self, key: str, data: bytes) -> None:
+        try:
+            await patiently(lambda: self.packs.store.put(key, data), store_seconds(len(data)))
+        except StoreUnavailable:
+            self._down_until = time.monotonic() + limits.STORE_DOWN_SECONDS
+            raise
+        self._down_until = 0.0
+
+
+def _envelope(payload: Payload) -> bytes:
+    """Return all of a payload but its data."""
+    if len(UnknownFieldSet(payload)):  # A newer Temporal wrote it: nothing of it is lost either.
+        rest = Payload()
+        rest.CopyFrom(payload)
+        rest.ClearField("data")
+    else:
+        rest = Payload(metadata=payload.metadata, external_payloads=payload.external_payloads)
+    return rest.SerializeToString(deterministic=True)
+
+
+def _payload(envelope: bytes, data: bytes) -> Payload:
+    try:
+        payload = Payload.FromString(envelope)
+    except DecodeError:
+        raise BlobCorrupt("a pack was read that holds no payload") from None
+    payload.data = data
+    return payload
+
+
+def store_seconds(size_bytes: int) -> float:
+    """Return how long one call to the store may take for that many bytes, as a ref may claim."""
+    most = min(size_bytes, limits.OBJECT_BYTES_MAX)
+    return limits.STORE_TRY_SECONDS + most / limits.STORE_BYTES_PER_SECOND_MIN
+
+
+async def patiently(
+    call: Callable[[], Awaitable[T]], seconds: float = limits.STORE_TRY_SECONDS
+) -> T:
+    """Make a call to the store, again after a pause if it fails, a few times."""
+    started = time.monotonic()
+    for pause in (*_PAUSES, None):
+        try:
+            async with asyncio.timeout(seconds):
+                return await call()
+        except (StoreUnavailable, TimeoutError) as error:
+            waited = time.monotonic() - started
+            if pause is None or waited > limits.STORE_TRY_SECONDS:
+                if isinstance(error, StoreUnavailable):
+                    raise
+                raise StoreUnavailable(
+                    f"the blob store did not answer in {waited:.0f} s. Check the store and the "
+                    "network; this is tried again."
+                ) from error
+        await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
+    raise AssertionError("the last round returns or raises")

@@ -1,0 +1,122 @@
+"""The ref that stands in history for an offloaded payload (docs/wire-format.md).
+
+It describes itself completely: to read it, no context is needed but the store, and the keys if it is
+sealed. Where there are keys it carries a tag, so that one which nobody with a key wrote is refused.
+"""
+
+import dataclasses
+import struct
+from typing import Final
+
+from pydantic import TypeAdapter, ValidationError
+from temporalio.api.common.v1 import Payload
+
+from everlong.errors import BlobCorrupt, KeyMissing, RefRefused, UnknownVersion
+from everlong.models import Ref
+from everlong.storage.keys import TAG_BYTES, Keys
+from everlong.storage.packstore import PackStore
+
+ENCODING: Final = b"binary/everlong-ref"
+VERSION: Final = 2
+# Version, length of the key id; then the key id; then thread, pack, size of the data, packs to read.
+_START: Final = struct.Struct("<BB")
+_REST: Final = struct.Struct("<16s32sQH")
+
+# Written before there were packs: a `models.Ref` as JSON, which names an object of version 1.
+V1_ENCODING: Final = b"json/everlong-ref"
+_V1_VERSION: Final = b"1"
+_V1_VERSION_KEY: Final = "everlong-version"
+_V1_REF: Final = TypeAdapter(Ref)
+
+
+@dataclasses.dataclass(frozen=True)
+class PackRef:
+    """Names the pack of a payload."""
+
+    thread: str
+    pack: bytes
+    size_bytes: int
+    """Of the payload's data, uncompressed."""
+    packs: int
+    """How many packs a reader needs, this one included."""
+    key_id: str = ""
+    """The key that its tag was made with; empty where there are no keys."""
+
+    def to_payload(self, keys: Keys | None) -> Payload:
+        """Return the payload that goes into history."""
+        key_id = self.key_id.encode()
+        data = (
+            _START.pack(VERSION, len(key_id))
+            + key_id
+            + _REST.pack(bytes.fromhex(self.thread), self.pack, self.size_bytes, self.packs)
+        )
+        if keys is not None:
+            data += keys.tag(self.key_id, data)
+        payload = Payload(metadata={"encoding": ENCODING}, data=data)
+        # Temporal's own accounting of what lies outside of history.
+        payload.external_payloads.add().size_bytes = self.size_bytes
+        return payload
+
+
+def is_ref(payload: Payload) -> bool:
+    """Tell whether a payload stands for one in the store."""
+    return payload.metadata.get("encoding") in (ENCODING, V1_ENCODING)
+
+
+def parse_ref(payload: Payload) -> PackRef | Ref:
+    """Read a ref of any version. Its tag is not checked yet."""
+    if payload.metadata.get("encoding") == V1_ENCODING:
+        return _parse_v1(payload)
+    data = payload.data
+    if not data or data[0] != VERSION:
+        raise _unknown_version(data[:1].hex())
+    if len(data) < _START.size:
+        raise _damaged()
+    key_id_bytes = data[1]
+    rest = _START.size + key_id_bytes
+    if len(data) != rest + _REST.size + (TAG_BYTES if key_id_bytes else 0):
+        raise _damaged()
+    thread, pack, size_bytes, packs = _REST.unpack_from(data, rest)
+    key_id = data[_START.size : rest].decode("latin-1")
+    return PackRef(thread.hex(), pack, size_bytes, packs, key_id)
+
+
+async def check_ref(packs: PackStore, payload: Payload, ref: PackRef) -> None:
+    """Where there are keys, refuse a ref that was not written with the key that it names."""
+    packs.check_sealed(ref.key_id, f"a payload ref to pack {ref.pack.hex()}")
+    if not ref.key_id:
+        return
+    keys = await packs.keys(ref.key_id)
+    if keys is None:
+        raise KeyMissing(
+            f"a payload ref is sealed with key {ref.key_id!r}, and no keys are configured here. "
+            "Configure the keys that the writer has; what waits goes on by itself."
+        )
+    data = payload.data
+    if not keys.check_tag(ref.key_id, data[:-TAG_BYTES], data[-TAG_BYTES:]):
+        raise RefRefused(
+            f"a payload ref names key {ref.key_id!r} and was not written with it: it is damaged or "
+            "forged. Find out who wrote this payload; nothing was read."
+        )
+
+
+def _parse_v1(payload: Payload) -> Ref:
+    version = payload.metadata.get(_V1_VERSION_KEY, b"")
+    if version != _V1_VERSION:
+        raise _unknown_version(repr(version[:20]))
+    try:
+        return _V1_REF.validate_json(payload.data)
+    except ValidationError:
+        # Not chained: pydantic's message quotes the input.
+        raise _damaged() from None
+
+
+def _unknown_version(version: str) -> UnknownVersion:
+    return UnknownVersion(
+        f"payload ref version {version} is not one that this Everlong reads. Upgrade Everlong on "
+        "this worker or client."
+    )
+
+
+def _damaged() -> BlobCorrupt:
+    return BlobCorrupt("a payload ref in history is damaged: it does not parse")

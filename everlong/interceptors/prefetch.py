@@ -1,0 +1,132 @@
+"""Prefetch on resume: what a replay will consume is fetched at once, not one after another.
+
+The SDK decodes the payloads of a replay in turn. At 60 ms a GET, 250 results take longer than a
+workflow task has, so the workflow would never resume. When a replay begins, the refs in its history
+that workflow code consumes (results, signals, updates; not recorded inputs) are fetched into the
+cache, some at a time. It only warms the cache: whatever goes wrong is noticed by the decode itself.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from typing import Final, Protocol
+
+from temporalio import workflow
+from temporalio.api.common.v1 import Payload
+from temporalio.api.history.v1 import HistoryEvent
+from temporalio.bridge.proto.workflow_activation import WorkflowActivation
+from temporalio.client import Client
+
+from everlong import limits
+from everlong.errors import EverlongError
+from everlong.interceptors.activation import ActivationHook
+from everlong.interceptors.payloads import payloads_of
+
+logger = logging.getLogger(__name__)
+
+# What a replay hands to workflow code. Inputs of activities and children are not among them.
+_CONSUMED: Final = (
+    "workflow_execution_started_event_attributes",
+    "activity_task_completed_event_attributes",
+    "activity_task_failed_event_attributes",
+    "activity_task_canceled_event_attributes",
+    "marker_recorded_event_attributes",
+    "workflow_execution_signaled_event_attributes",
+    "workflow_execution_update_accepted_event_attributes",
+    "workflow_execution_update_admitted_event_attributes",
+    "child_workflow_execution_completed_event_attributes",
+    "child_workflow_execution_failed_event_attributes",
+    "nexus_operation_completed_event_attributes",
+)
+
+
+class Warmer(Protocol):
+    """What can fetch the bytes behind a payload ahead of time."""
+
+    def wanted_bytes(self, payload: Payload) -> int:
+        """Return what there is to fetch; 0 if the payload is no ref."""
+        ...
+
+    async def warm(self, payload: Payload) -> None:
+        """Fetch it."""
+        ...
+
+
+class Prefetcher:
+    """Runs the prefetches of a worker's resumes, in its event loop."""
+
+    def __init__(self, client: Client, warmer: Warmer) -> None:
+        self._client = client
+        self._warmer = warmer
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, workflow_id: str, run_id: str) -> None:
+        """Begin to fetch what the replay of a run will consume."""
+        if len(self._tasks) >= limits.PREFETCHES_MAX:
+            return
+        task = asyncio.create_task(self._run(workflow_id, run_id))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def stop(self) -> None:
+        """Give up what is under way."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _run(self, workflow_id: str, run_id: str) -> None:
+        try:
+            async with asyncio.timeout(limits.PREFETCH_SECONDS_MAX):
+                await self._fetch(workflow_id, run_id)
+        except Exception as error:  # noqa: BLE001 - the decode meets the same fault, and reports it
+            logger.debug("a prefetch ended early: %s", type(error).__name__)
+
+    async def _fetch(self, workflow_id: str, run_id: str) -> None:
+        slots = asyncio.Semaphore(limits.STORE_READS_MAX)
+        left_bytes = limits.PREFETCH_BYTES_MAX
+
+        async def one(payload: Payload) -> None:
+            try:
+                await self._warmer.warm(payload)
+            except EverlongError as error:
+                logger.debug("not prefetched: %s", type(error).__name__)
+            finally:
+                slots.release()
+
+        handle = self._client.get_workflow_handle(workflow_id, run_id=run_id)
+        async with asyncio.TaskGroup() as fetches:
+            async for event in handle.fetch_history_events(page_size=1000):
+                for payload in consumed_payloads(event):
+                    wanted_bytes = self._warmer.wanted_bytes(payload)
+                    if wanted_bytes == 0:
+                        continue
+                    left_bytes -= wanted_bytes
+                    if left_bytes < 0:
+                        return
+                    await slots.acquire()
+                    fetches.create_task(one(payload))
+
+
+class PrefetchHook(ActivationHook):
+    """Starts the prefetch when the first activation of an instance replays."""
+
+    def __init__(self, prefetcher: Prefetcher, info: workflow.Info) -> None:
+        self._prefetcher = prefetcher
+        self._info = info
+        self._loop = asyncio.get_running_loop()
+        self._first = True
+
+    def activating(self, activation: WorkflowActivation) -> None:
+        """See `ActivationHook`."""
+        if self._first and activation.is_replaying:
+            self._loop.call_soon_threadsafe(
+                self._prefetcher.start, self._info.workflow_id, self._info.run_id
+            )
+        self._first = False
+
+
+def consumed_payloads(event: HistoryEvent) -> Iterator[Payload]:
+    """Yield the payloads of an event that a replay decodes."""
+    kind = event.WhichOneof("attributes")
+    if kind in _CONSUMED:
+        yield from payloads_of(getattr(event, kind))

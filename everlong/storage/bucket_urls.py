@@ -1,0 +1,138 @@
+"""What the URL of a bucket says: `s3://bucket/prefix?endpoint=...`, and `gs://` and `az://` alike.
+
+A URL ends up in logs and process lists. So credentials in one are refused, and no error repeats
+anything of its query.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import SplitResult, parse_qsl, urlsplit
+
+from everlong.errors import ConfigError, InvalidKey
+from everlong.storage.blobs import KEY_CHARS_MAX, checked_key
+
+# What each scheme understands after the `?`. The second half of those of S3 goes to obstore as it is.
+S3_FURTHER: Final = (
+    "checksum_algorithm",
+    "disable_bulk_delete",
+    "server_side_encryption",
+    "sse_bucket_key_enabled",
+    "sse_kms_key_id",
+    "unsigned_payload",
+)
+OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "s3": ("endpoint", "region", "path_style", "profile", *S3_FURTHER),
+    "gs": ("endpoint", "service_account"),
+    "az": ("account", "endpoint"),
+}
+_CREDENTIALS: Final[Mapping[str, str]] = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, in an AWS profile, or use a role",
+    "gs": "the file that GOOGLE_APPLICATION_CREDENTIALS names",
+    "az": "AZURE_STORAGE_ACCOUNT_KEY, or use a managed identity",
+}
+_SECRET: Final = re.compile(r"key|secret|token|passw|sign|sig$|sas|credential")
+_BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
+# S3 allows 1,024 bytes for prefix and key together.
+_PREFIX_CHARS_MAX: Final = 1024 - KEY_CHARS_MAX - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class BucketURL:
+    """A checked URL. `str` of it leaves out the query."""
+
+    scheme: str
+    bucket: str
+    prefix: str
+    options: Mapping[str, str] = dataclasses.field(repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
+
+    def flag(self, name: str) -> bool | None:
+        """Return an option that is true or false, or None if it is not given."""
+        text = self.options.get(name)
+        if text is not None and text.lower() not in ("true", "false"):
+            raise ConfigError(f"the option {name} of {self} is neither true nor false. Write one.")
+        return None if text is None else text.lower() == "true"
+
+
+def parse_bucket_url(url: str) -> BucketURL:
+    """Take a bucket's URL apart, or raise `ConfigError` without repeating what may be secret."""
+    parts = urlsplit(url)
+    if "@" in parts.netloc:
+        raise _credentials_refused(parts.scheme)
+    if not _BUCKET.fullmatch(parts.netloc):
+        raise ConfigError(
+            f"the store URL names no bucket. Write {parts.scheme}://bucket/prefix, letters, digits, "
+            "'.', '_' and '-' in the bucket's name; a host and port go into endpoint=http://host:port"
+        )
+    if parts.fragment:
+        raise ConfigError("the store URL has a '#', which a prefix cannot hold. Remove it.")
+    place = BucketURL(parts.scheme, parts.netloc, _prefix(parts), _options(parts))
+    if "endpoint" in place.options:
+        _check_endpoint(place)
+    return place
+
+
+def _prefix(parts: SplitResult) -> str:
+    prefix = parts.path.strip("/")
+    try:
+        if prefix:
+            checked_key(prefix)
+    except InvalidKey:
+        raise ConfigError(
+            f"the prefix in the store URL {parts.scheme}://{parts.netloc}/... is refused: it is "
+            "segments of letters, digits, '.', '_' and '-', joined by '/', none beginning with '.'"
+        ) from None
+    if len(prefix) > _PREFIX_CHARS_MAX:
+        raise ConfigError(
+            f"the prefix in the store URL is too long: {_PREFIX_CHARS_MAX} characters at most"
+        )
+    return prefix
+
+
+def _options(parts: SplitResult) -> dict[str, str]:
+    known = OPTIONS[parts.scheme]
+    try:
+        pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+    except ValueError:
+        raise ConfigError(
+            "the options of the store URL cannot be read. Write ?name=value&name=value"
+        ) from None
+    options = dict(pairs)
+    for name in options.keys() - set(known):
+        if _SECRET.search(name.lower()):
+            raise _credentials_refused(parts.scheme)
+        raise ConfigError(
+            f"the store URL has an option that {parts.scheme}:// does not know. It knows: "
+            + ", ".join(known)
+        )
+    if len(options) < len(pairs) or not all(options.values()):
+        raise ConfigError(
+            "an option of the store URL is empty or given twice. Give each one value."
+        )
+    return options
+
+
+def _check_endpoint(place: BucketURL) -> None:
+    try:
+        parts = urlsplit(place.options["endpoint"])
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # An IPv6 address or a port that is none.
+        sound = False
+    if not sound or parts.query or parts.fragment:
+        raise ConfigError(
+            f"the endpoint of {place} is not a URL. Write endpoint=https://host:port, or http:// "
+            "where nobody else can listen"
+        )
+    if "@" in parts.netloc:
+        raise _credentials_refused(place.scheme)
+
+
+def _credentials_refused(scheme: str) -> ConfigError:
+    return ConfigError(
+        "the store URL seems to hold credentials, and URLs end up in logs. Take them out and put "
+        f"them into {_CREDENTIALS[scheme]}."
+    )

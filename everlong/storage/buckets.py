@@ -1,0 +1,220 @@
+"""Blobs in an object store, through obstore: S3 and what speaks its protocol, `gs://`, `az://`.
+
+Every object is one PUT, so it is whole or not there. A store that does not answer is given up after
+4 s; what is large gets more time in proportion to its size.
+"""
+
+import asyncio
+import atexit
+import contextlib
+import time
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from obstore.exceptions import BaseError
+
+from everlong.errors import BlobMissing, ConfigError, InvalidKey, StoreError, StoreUnavailable
+from everlong.limits import OBJECT_BYTES_MAX, STORE_BYTES_PER_SECOND_MIN
+from everlong.storage.blobs import BlobInfo, checked_key
+from everlong.storage.faults import NO_BUCKET, Fault, cause_of, fault_of, is_beyond_end
+
+if TYPE_CHECKING:  # These are not there at run time.
+    from obstore.store import AzureStore, ClientConfig, GCSStore, RetryConfig, S3Store
+
+    Client = S3Store | GCSStore | AzureStore
+
+# To the first byte of an answer, and from one byte to the next. Callers try again, so one attempt may
+# be as slow as an overloaded server needs.
+_ANSWER_SECONDS_MAX: Final = 4.0
+_CONNECT_SECONDS_MAX: Final = 2.0
+# A request that trickles: the largest object at the lowest rate takes 256 s.
+_REQUEST_SECONDS_MAX: Final = (
+    _ANSWER_SECONDS_MAX + 2 * OBJECT_BYTES_MAX / STORE_BYTES_PER_SECOND_MIN
+)
+# Connections in a load balancer or a firewall are forgotten after a minute or more.
+_IDLE_SECONDS_MAX: Final = 20.0
+# A refused connection or an answer of 5xx is tried twice again, within this.
+_RETRY_SECONDS_MAX: Final = 3.0
+_RETRIES_MAX: Final = 2
+
+_LIST_PAGE: Final = 1000
+# SeaweedFS takes about 1 ms for each, and S3 takes 1,000 in a request at most.
+_DELETE_BATCH: Final = 250
+_DELETE_CONCURRENCY: Final = 16
+
+# obstore hands over its results from a thread of its own, which needs the interpreter for a moment
+# more. Up to Python 3.13, a thread that asks for an interpreter that is ending aborts the process.
+_EXIT_SECONDS: Final = 0.05
+atexit.register(time.sleep, _EXIT_SECONDS)
+
+
+def client_options(*, allow_http: bool, root_certificate: bytes | None) -> "ClientConfig":
+    """Return the time bounds of every request."""
+    options: ClientConfig = {
+        "allow_http": allow_http,
+        "connect_timeout": timedelta(seconds=_CONNECT_SECONDS_MAX),
+        "pool_idle_timeout": timedelta(seconds=_IDLE_SECONDS_MAX),
+        "timeout": timedelta(seconds=_REQUEST_SECONDS_MAX),
+    }
+    if root_certificate is not None:
+        options["root_certificate"] = root_certificate
+    return options
+
+
+def read_options(options: "ClientConfig") -> "ClientConfig":
+    """Add the bound between two bytes. On a write it would count the time that sending takes."""
+    return {**options, "read_timeout": timedelta(seconds=_ANSWER_SECONDS_MAX)}
+
+
+def retry_options() -> "RetryConfig":
+    """Return how obstore itself tries again. A timeout comes too late for that."""
+    return {
+        "max_retries": _RETRIES_MAX,
+        "retry_timeout": timedelta(seconds=_RETRY_SECONDS_MAX),
+        "backoff": {
+            "init_backoff": timedelta(milliseconds=50),
+            "max_backoff": timedelta(milliseconds=500),
+            "base": 2,
+        },
+    }
+
+
+class BucketBlobStore:
+    """A `BlobStore` under a prefix of a bucket. Use `open_store`, which makes and checks one."""
+
+    def __init__(
+        self, url: str, prefix: str, *, reads: "Client", writes: "Client", bulk_delete: bool
+    ) -> None:
+        self._url = url
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._reads = reads
+        self._writes = writes
+        self._bulk_delete = bulk_delete
+
+    def __repr__(self) -> str:
+        return self._url
+
+    def check(self) -> None:
+        """Read one page of the listing; `ConfigError` if that shows a mistake in the URL."""
+        try:
+            next(iter(self._reads.list(self._prefix, chunk_size=1)), None)
+        except (BaseError, OSError) as error:
+            fault = fault_of(error)
+            kind = ConfigError if fault.permanent else StoreUnavailable
+            raise self._error(kind, "open", fault) from cause_of(error)
+
+    async def put(self, key: str, data: bytes) -> None:
+        """See `BlobStore`."""
+        path = self._path(key)
+        with self._translated("write to"):
+            async with asyncio.timeout(_seconds(len(data))):
+                await self._writes.put_async(path, data, use_multipart=False)
+
+    async def get(self, key: str) -> bytes:
+        """See `BlobStore`."""
+        path = self._path(key)
+        with self._translated("read from", key):
+            async with asyncio.timeout(_seconds(0)):
+                result = await self._reads.get_async(path)
+            size = result.meta["size"]
+            async with asyncio.timeout(_seconds(size)):
+                data = (await result.bytes_async()).to_bytes()
+            if len(data) != size:
+                raise ConnectionError
+            return data
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        """See `BlobStore`."""
+        path = self._path(key)
+        with self._translated("read from", key):
+            try:
+                async with asyncio.timeout(_seconds(min(length, OBJECT_BYTES_MAX))):
+                    # No range is empty in HTTP. One byte tells whether the object is there.
+                    data = await self._reads.get_range_async(
+                        path, start=start, length=max(length, 1)
+                    )
+            except BaseError as error:
+                if is_beyond_end(error):
+                    return b""
+                raise
+            return data.to_bytes()[:length]
+
+    async def list(self, prefix: str) -> AsyncIterator[BlobInfo]:
+        """See `BlobStore`. What somebody else has put there under a name that is no key is left out."""
+        # What may follow a prefix makes it a key, so the check of keys serves. obstore lists whole
+        # segments only.
+        checked_key(f"{prefix}x")
+        folder = self._prefix + prefix.rpartition("/")[0]
+        pages = aiter(self._reads.list(folder, chunk_size=_LIST_PAGE))
+        while True:
+            with self._translated("list"):
+                async with asyncio.timeout(_seconds(0)):
+                    page = await anext(pages, None)
+            if page is None:
+                return
+            for found in page:
+                path, key = found["path"], found["path"][len(self._prefix) :]
+                if path.startswith(self._prefix + prefix) and _is_key(key):
+                    yield BlobInfo(key, found["size"])
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        """See `BlobStore`."""
+        paths = [self._path(key) for key in keys]
+        step = _DELETE_BATCH if self._bulk_delete else _DELETE_CONCURRENCY
+        for first in range(0, len(paths), step):
+            batch = paths[first : first + step]
+            with self._translated("delete from"):
+                async with asyncio.timeout(_seconds(0)):
+                    if self._bulk_delete:
+                        await self._reads.delete_async(batch)
+                    else:
+                        await _all(map(self._delete_one, batch))
+
+    async def _delete_one(self, path: str) -> None:
+        try:
+            await self._reads.delete_async(path)
+        except FileNotFoundError as error:
+            if fault_of(error) is NO_BUCKET:
+                raise
+
+    def _path(self, key: str) -> str:
+        return self._prefix + checked_key(key)
+
+    @contextlib.contextmanager
+    def _translated(self, action: str, key: str | None = None) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            if key is None or fault_of(error) is NO_BUCKET:
+                raise self._error(StoreUnavailable, action, NO_BUCKET) from error
+            raise BlobMissing(
+                f"blob {key!r} is not in {self!r}. Restore it from an older version or a backup of "
+                "that bucket; what waits for it goes on by itself."
+            ) from None
+        except (BaseError, OSError) as error:
+            fault = fault_of(error)
+            raise self._error(StoreUnavailable, action, fault) from cause_of(error)
+
+    def _error(
+        self, kind: type[ConfigError | StoreError], action: str, fault: Fault
+    ) -> ConfigError | StoreError:
+        return kind(f"cannot {action} the blob store {self!r}: {fault.what}. {fault.remedy}")
+
+
+def _seconds(size_bytes: int) -> float:
+    return _ANSWER_SECONDS_MAX + size_bytes / STORE_BYTES_PER_SECOND_MIN
+
+
+def _is_key(key: str) -> bool:
+    try:
+        return bool(checked_key(key))
+    except InvalidKey:
+        return False
+
+
+async def _all(calls: Iterable[Coroutine[None, None, None]]) -> None:
+    """Wait for all of them, then raise the first error: none is left running."""
+    for outcome in await asyncio.gather(*calls, return_exceptions=True):
+        if outcome is not None:
+            raise outcome

@@ -1,0 +1,275 @@
+"""A cache in front of a blob store: this process's memory, then a directory that processes share.
+
+A name always stands for the same content, so what is cached never goes stale. The store behind is
+the truth: whatever is wrong with a tier is a miss, never an error and never other bytes.
+"""
+
+import asyncio
+import collections
+import dataclasses
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+
+from everlong.storage.blobs import BlobInfo, BlobStore, checked_key
+from everlong.storage.cache_disk import DiskTier
+
+# What an object takes in memory beside its bytes and its key, 150 bytes as measured: so that many
+# small ones, even empty ones, are bounded too.
+_ENTRY_BYTES: Final = 160
+# An object over a quarter of the memory would push out most of the others.
+_MEMORY_SHARES: Final = 4
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheStats:
+    """What a cache has done since it was made. Gets that share one read count as one."""
+
+    memory_hits: int
+    disk_hits: int
+    misses: int
+    """Reads that were passed on to the store, of ranges too."""
+    bytes_read_from_store: int
+    memory_bytes: int
+    """What the memory tier holds now, with what its entries themselves take."""
+
+
+class CachedBlobStore:
+    """A `BlobStore` in front of another. Any OS thread and any event loop may use it.
+
+    What was deleted through it, it does not give again, unless from a disk that refuses to delete.
+    Another process may give it, from its memory.
+    """
+
+    def __init__(
+        self,
+        store: BlobStore,
+        *,
+        memory_bytes_max: int,
+        disk: Path | None = None,
+        disk_bytes_max: int,
+    ) -> None:
+        self._store = store
+        self._memory = _MemoryTier(memory_bytes_max)
+        self._disk = None if disk is None else DiskTier(disk, disk_bytes_max)
+        self._reads: _Flights[bytes] = _Flights()
+        self._lookups: _Flights[bytes | None] = _Flights()
+        self._lock = threading.Lock()
+        self._deletes = 0
+        self._misses = 0
+        self._bytes_read = 0
+
+    def __repr__(self) -> str:
+        return repr(self._store)
+
+    async def put(self, key: str, data: bytes) -> None:
+        """See `BlobStore`."""
+        deletes, data = self._deletes, bytes(data)
+        await self._store.put(checked_key(key), data)
+        await self._keep(key, data, deletes)
+
+    async def get(self, key: str) -> bytes:
+        """See `BlobStore`. Concurrent gets of one key, in one event loop, are one read."""
+        data = self._memory.get(checked_key(key))
+        if data is not None:
+            return data
+        return await self._reads.join(key, self._deletes, lambda: self._read(key))
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        """See `BlobStore`. What is read from the store is not kept: it is not the whole object."""
+        data = self._memory.get(checked_key(key))
+        if data is None and self._disk is not None:
+            data = await self._lookups.join(key, self._deletes, lambda: self._look_up(key))
+        if data is not None:
+            return data[start : start + length]
+        self._count(misses=1)
+        part = await self._store.get_range(key, start, length)
+        self._count(bytes_read=len(part))
+        return part
+
+    def list(self, prefix: str) -> AsyncIterator[BlobInfo]:
+        """See `BlobStore`."""
+        return self._store.list(prefix)
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        """See `BlobStore`. What cannot be deleted for sure is not kept either."""
+        gone = [checked_key(key) for key in keys]
+        try:
+            await self._store.delete(gone)
+        finally:
+            # Somebody may be reading what is deleted here, and keep it later. So there is a count
+            # before each tier: who began before it sees it after keeping, and undoes that; who
+            # begins after it finds nothing any more in what lies behind that tier.
+            self._count(deletes=1)
+            try:
+                if self._disk is not None:
+                    await asyncio.to_thread(self._disk.remove, gone)
+            finally:
+                self._count(deletes=1)
+                self._memory.remove(gone)
+
+    async def forget(self, keys: Iterable[str]) -> None:
+        """Drop what is cached of these, and nothing from the store: a reader found it damaged."""
+        gone = [checked_key(key) for key in keys]
+        self._count(deletes=1)
+        if self._disk is not None:
+            await asyncio.to_thread(self._disk.remove, gone)
+        self._count(deletes=1)
+        self._memory.remove(gone)
+
+    def stats(self) -> CacheStats:
+        """Return the counters as they are now."""
+        return CacheStats(
+            memory_hits=self._memory.hits,
+            disk_hits=0 if self._disk is None else self._disk.hits,
+            misses=self._misses,
+            bytes_read_from_store=self._bytes_read,
+            memory_bytes=self._memory.bytes,
+        )
+
+    async def _read(self, key: str) -> bytes:
+        deletes = self._deletes
+        data = await self._look_up(key)
+        if data is None:
+            self._count(misses=1)
+            data = await self._store.get(key)
+            self._count(bytes_read=len(data))
+            await self._keep(key, data, deletes)
+        return data
+
+    async def _look_up(self, key: str) -> bytes | None:
+        """Return what is on disk, and keep it in memory."""
+        if self._disk is None:
+            return None
+        deletes = self._deletes
+        data = await asyncio.to_thread(self._disk.read, key)
+        if data is not None:
+            self._keep_in_memory(key, data, deletes)
+        return data
+
+    async def _keep(self, key: str, data: bytes, deletes: int) -> None:
+        self._keep_in_memory(key, data, deletes)
+        if self._disk is not None:
+            await asyncio.to_thread(self._keep_on_disk, self._disk, key, data, deletes)
+
+    def _keep_in_memory(self, key: str, data: bytes, deletes: int) -> None:
+        self._memory.put(key, data)
+        if self._deletes != deletes:
+            self._memory.remove([key])
+
+    def _keep_on_disk(self, disk: DiskTier, key: str, data: bytes, deletes: int) -> None:
+        disk.write(key, data)
+        if self._deletes != deletes:
+            disk.remove([key])
+
+    def _count(self, *, misses: int = 0, bytes_read: int = 0, deletes: int = 0) -> None:
+        with self._lock:
+            self._misses += misses
+            self._bytes_read += bytes_read
+            self._deletes += deletes
+
+
+class _Flight(Generic[T]):
+    """One read, and how many wait for it."""
+
+    task: asyncio.Task[T]
+
+    def __init__(self) -> None:
+        self.waiters = 0
+
+
+class _Flights(Generic[T]):
+    """Reads under way, each shared by all who ask for the same in the same event loop."""
+
+    def __init__(self) -> None:
+        self._flights: dict[tuple[object, str, int], _Flight[T]] = {}
+
+    async def join(self, key: str, since: int, read: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return what `read` gives, or what one that is under way since the same count gives.
+
+        The read goes on until nobody waits for it any more; then it is cancelled and awaited.
+        """
+        slot = (asyncio.get_running_loop(), key, since)
+        flight = self._flights.get(slot)
+        if flight is None:
+            # Registered first: a task may run to its end before it is returned, if it is eager.
+            flight = self._flights[slot] = _Flight()
+            flight.task = asyncio.create_task(self._fly(slot, flight, read))
+            flight.task.add_done_callback(_observe)
+        task = flight.task
+        flight.waiters += 1
+        try:
+            # Unlike an await of the task, this does not cancel it.
+            await asyncio.wait([task])
+            return task.result()
+        finally:
+            flight.waiters -= 1
+            if not flight.waiters and not task.done():
+                self._end(slot, flight)
+                task.cancel()
+                await asyncio.wait([task])
+
+    async def _fly(
+        self,
+        slot: tuple[object, str, int],
+        flight: _Flight[T],
+        read: Callable[[], Coroutine[Any, Any, T]],
+    ) -> T:
+        try:
+            return await read()
+        finally:
+            self._end(slot, flight)
+
+    def _end(self, slot: tuple[object, str, int], flight: _Flight[T]) -> None:
+        """Let nobody join any more. One that was given up may have a successor already."""
+        if self._flights.get(slot) is flight:
+            del self._flights[slot]
+
+
+def _observe(task: asyncio.Task[Any]) -> None:
+    """Take an error that nobody waited for, so that asyncio does not report it as lost."""
+    if not task.cancelled():
+        task.exception()
+
+
+class _MemoryTier:
+    """Whole objects, the least recently used forgotten first."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._lock = threading.Lock()
+        self._objects: collections.OrderedDict[str, bytes] = collections.OrderedDict()
+        self.bytes = 0
+        self.hits = 0
+
+    def get(self, key: str) -> bytes | None:
+        with self._lock:
+            data = self._objects.get(key)
+            if data is not None:
+                self._objects.move_to_end(key)
+                self.hits += 1
+            return data
+
+    def put(self, key: str, data: bytes) -> None:
+        charge = _ENTRY_BYTES + len(key) + len(data)
+        with self._lock:
+            self._forget(key)
+            if len(data) * _MEMORY_SHARES > self._bytes_max or charge > self._bytes_max:
+                return
+            self._objects[key] = data
+            self.bytes += charge
+            while self.bytes > self._bytes_max:
+                self._forget(next(iter(self._objects)))
+
+    def remove(self, keys: Iterable[str]) -> None:
+        with self._lock:
+            for key in keys:
+                self._forget(key)
+
+    def _forget(self, key: str) -> None:
+        data = self._objects.pop(key, None)
+        if data is not None:
+            self.bytes -= _ENTRY_BYTES + len(key) + len(data)

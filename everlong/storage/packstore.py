@@ -1,0 +1,199 @@
+"""Packs in a blob store: writing them, and reading them back checked."""
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Protocol, TypeVar, cast, runtime_checkable
+
+from everlong import limits
+from everlong.errors import BlobCorrupt, BlobMissing, KeyMissing, RefRefused, UnknownVersion
+from everlong.models import Kind, Ref, printable
+from everlong.storage.blobs import BlobStore
+from everlong.storage.keys import Keyring, Keys
+from everlong.storage.objects import object_key, open_stored, thread_prefix
+from everlong.storage.packs import Contents, DamagedPack, Pack, build_pack, key_id_of, whole
+
+T = TypeVar("T")
+
+_RESTORE = "Restore it from a backup of the store; what waits for it goes on by itself."
+
+
+@runtime_checkable
+class _Forgetful(Protocol):
+    """A store that keeps copies, and can be told that one of them is bad."""
+
+    async def forget(self, keys: Sequence[str]) -> None: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """A pack that was read, those that it points to, and the data that they give."""
+
+    pack: Pack
+    sources: list[Pack]
+    data: bytes = dataclasses.field(repr=False)
+
+
+class PackStore:
+    """Reads and writes packs of all threads. It holds no state of its own.
+
+    Where a keyring is given everything that is written is sealed, and what is not sealed is refused,
+    unless `accept_unsealed` is set for the time in which older histories still name such packs.
+    """
+
+    def __init__(
+        self,
+        store: BlobStore,
+        keyring: Keyring | None = None,
+        *,
+        accept_unsealed: bool = False,
+    ) -> None:
+        self.store = store
+        self.keyring = keyring
+        self.accept_unsealed = accept_unsealed
+
+    async def keys(self, wanted: str = "") -> Keys | None:
+        """Return the keys, if there are any. A key service is asked for an id that is wanted."""
+        return None if self.keyring is None else await self.keyring.keys(wanted)
+
+    def check_sealed(self, key_id: str, what: str) -> None:
+        """Refuse what is not sealed, where keys are configured."""
+        if self.keyring is not None and not key_id and not self.accept_unsealed:
+            raise RefRefused(
+                f"{what} is not sealed, and keys are configured here, so it is not read. If it was "
+                "written before there were keys, set accept_unsealed until those histories are gone."
+            )
+
+    async def read(self, thread: str, name: bytes, size_bytes: int) -> Reading:
+        """Return the data of a pack, which has to be that long, from it and from earlier packs."""
+        try:
+            return await self._read(thread, name, size_bytes)
+        except (BlobCorrupt, UnknownVersion, KeyMissing, RefRefused):
+            # The store's bytes may be sound, or sound again, and only a cached copy damaged.
+            if not isinstance(self.store, _Forgetful):
+                raise
+        await self._forget(self.store, thread, name)
+        return await self._read(thread, name, size_bytes)
+
+    async def _read(self, thread: str, name: bytes, size_bytes: int) -> Reading:
+        pack = await self._open(thread, name)
+        if pack.size_bytes != size_bytes:
+            # Before anything is fetched or inflated for it: a ref may be damaged or forged.
+            raise _damaged(
+                pack_key(thread, name),
+                BlobCorrupt(f"it holds {pack.size_bytes} bytes, and its ref says {size_bytes}"),
+            )
+        sources = await gathered([partial(self._open, thread, each) for each in pack.sources])
+        try:
+            if pack.size_bytes < limits.LOOP_BYTES_MAX:
+                return Reading(pack, sources, pack.assemble(sources))
+            return Reading(pack, sources, await asyncio.to_thread(pack.assemble, sources))
+        except DamagedPack as error:
+            raise _damaged(pack_key(thread, error.name), error) from error
+        except BlobCorrupt as error:
+            raise _damaged(pack_key(thread, name), error) from error
+
+    async def _forget(self, store: _Forgetful, thread: str, name: bytes) -> None:
+        """Drop the cached copies of a pack and of all that it points to."""
+        await store.forget([pack_key(thread, name)])
+        pack = await self._open(thread, name)
+        await store.forget([pack_key(thread, each) for each in pack.sources])
+
+    async def warm(self, thread: str, name: bytes, *, alone: bool) -> None:
+        """Fetch a pack and, unless it stands alone, those that it points to, into the cache."""
+        if alone:
+            await self._fetch(thread, name)
+            return
+        pack = await self._open(thread, name)
+        await gathered([partial(self._fetch, thread, each) for each in pack.sources])
+
+    async def _fetch(self, thread: str, name: bytes) -> bytes:
+        return await self.store.get(pack_key(thread, name))
+
+    async def _open(self, thread: str, name: bytes) -> Pack:
+        key = pack_key(thread, name)
+        try:
+            data = await self.store.get(key)
+        except BlobMissing as error:
+            raise BlobMissing(f"pack {key!r} is missing: {error}") from error
+        try:
+            key_id = key_id_of(data)
+            self.check_sealed(key_id, f"pack {key!r}")
+            return Pack(data, name, thread, await self.keys(key_id))
+        except BlobCorrupt as error:
+            raise _damaged(key, error) from error
+        except (UnknownVersion, KeyMissing) as error:
+            raise type(error)(f"pack {key!r}: {error}") from error
+
+    async def write_body(
+        self, thread: str, kind: Kind, plaintext: bytes, *, preview: str = ""
+    ) -> tuple[Ref, int]:
+        """Store a plaintext as a pack of its own; return its ref, once durable, and bytes written."""
+        name, size_bytes = await self.write(thread, whole(plaintext))
+        ref = Ref(
+            thread=thread,
+            digest=name.hex(),
+            size_bytes=len(plaintext),
+            kind=kind,
+            preview=printable(preview, limits.PREVIEW_CHARS_MAX),
+            pack=True,
+        )
+        return ref, size_bytes
+
+    async def write(self, thread: str, contents: Contents) -> tuple[bytes, int]:
+        """Store a pack; return its name, once it is durable, and the bytes written."""
+        keys = await self.keys()
+        if contents.size_bytes < limits.LOOP_BYTES_MAX:
+            name, data = build_pack(contents, thread, keys)
+        else:
+            name, data = await asyncio.to_thread(build_pack, contents, thread, keys)
+        await self.store.put(pack_key(thread, name), data)
+        return name, len(data)
+
+    async def read_body(self, ref: Ref) -> bytes:
+        """Return the plaintext that a ref names, checked against its digest and size."""
+        if ref.pack:
+            return (await self.read(ref.thread, bytes.fromhex(ref.digest), ref.size_bytes)).data
+        self.check_sealed("", f"{ref.kind} {object_key(ref)!r}")
+        try:
+            data = await self.store.get(object_key(ref))
+        except BlobMissing as error:
+            raise BlobMissing(f"{ref.kind} of {ref.size_bytes} bytes: {error}") from error
+        try:
+            if ref.size_bytes < limits.LOOP_BYTES_MAX:
+                return open_stored(data, ref)
+            return await asyncio.to_thread(open_stored, data, ref)
+        except (BlobCorrupt, UnknownVersion) as error:
+            if isinstance(self.store, _Forgetful):
+                await self.store.forget([object_key(ref)])
+            if isinstance(error, BlobCorrupt):
+                raise _damaged(object_key(ref), error) from error
+            raise UnknownVersion(f"{ref.kind} {object_key(ref)!r}: {error}") from error
+
+
+def pack_key(thread: str, name: bytes) -> str:
+    """Return the store key of a pack."""
+    return f"{thread_prefix(thread)}{name.hex()}.pack"
+
+
+def _damaged(key: str, error: BlobCorrupt) -> BlobCorrupt:
+    return BlobCorrupt(f"{key!r} in the blob store is damaged: {error}. {_RESTORE}")
+
+
+async def gathered(reads: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+    """Read all, a bounded number at a time; return the results or raise the first failure.
+
+    None is left running: whoever tries again would read beside it.
+    """
+    slots = asyncio.Semaphore(limits.STORE_READS_MAX)
+
+    async def one(read: Callable[[], Awaitable[T]]) -> T:
+        async with slots:
+            return await read()
+
+    results = await asyncio.gather(*(one(read) for read in reads), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return cast("list[T]", results)

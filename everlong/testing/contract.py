@@ -1,0 +1,296 @@
+"""The contract that every blob store keeps, to be run on a store of your own.
+
+With plain pytest, and no plugin:
+
+    from everlong.testing.contract import BlobStoreContract
+
+    class TestMyStore(BlobStoreContract):
+        async def new_store(self):
+            return MyStore(...)  # An empty one: the suite asks for one for each of its tests.
+
+Fixtures are at hand in the usual way, if `new_store` needs them:
+
+        @pytest.fixture(autouse=True)
+        def place(self, tmp_path):
+            self.root = tmp_path
+
+Each test runs in an event loop of its own, from `new_store` to `close_store`.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import Any, Final
+
+from everlong.errors import BlobMissing, InvalidKey
+from everlong.limits import MIB
+from everlong.storage.blobs import BlobInfo, BlobStore
+
+_LARGE_BYTES: Final = 8 * MIB
+_MANY: Final = 1_100  # More than a page of a listing, and than a batch of a deletion, has with S3.
+_AT_ONCE: Final = 50
+_UNSAFE_KEYS: Final = (
+    *("", "|", "/", "/etc/passwd", "..", "a/../b", "a/..", "a//b", "a/", ".hidden", "a/.b"),
+    *("a|b", "a b", "a\\b", "a\x00b", "a\n", "a%2e", "a?b", "a#b", "x" * 600),
+    # Letters that look like others, that compose, or that cannot be encoded at all.
+    *("ä", "a\u0308", "\u0430", "a\u202eb", "a\u200bb", "\uff0e\uff0e", "😀", "a\ud800"),
+)
+_UNSAFE_PREFIXES: Final = ("/", "/etc", "../", "a/../", ".", "a//", "a b", "ä", "a\x00", "a?")
+
+_Check = Callable[["BlobStoreContract", BlobStore], Coroutine[Any, Any, None]]
+
+
+def _case(check: _Check) -> Callable[["BlobStoreContract"], None]:
+    """Make a plain test of a check: it needs no plugin of pytest, and no fixture."""
+
+    def test(self: "BlobStoreContract") -> None:
+        async def run() -> None:
+            async with asyncio.timeout(self.seconds_max):
+                store = await self.new_store()
+                try:
+                    await check(self, store)
+                finally:
+                    await self.close_store(store)
+
+        asyncio.run(run())
+
+    test.__name__, test.__qualname__ = check.__name__, check.__qualname__
+    test.__doc__, test.__module__ = check.__doc__, check.__module__
+    return test
+
+
+class BlobStoreContract:
+    """Subclass it under a name that begins with `Test`, and give it a `new_store`."""
+
+    seconds_max: float = 120.0
+    """How long one test may take."""
+
+    async def new_store(self) -> BlobStore:
+        """Return a store that is empty."""
+        raise NotImplementedError("a subclass of BlobStoreContract has to define `new_store`")
+
+    async def close_store(self, store: BlobStore) -> None:
+        """Free what `new_store` has opened, if there is something to free."""
+
+    @_case
+    async def test_the_store_is_a_blob_store(self, store: BlobStore) -> None:
+        """It has the five methods, and shows itself without credentials."""
+        _claim(isinstance(store, BlobStore), "the store does not have all methods of `BlobStore`")
+        _claim(repr(store) != object.__repr__(store), "errors show `repr(store)`: make it a URL")
+
+    @_case
+    async def test_get_returns_what_was_put(self, store: BlobStore) -> None:
+        """Byte by byte, whatever the bytes and their number."""
+        for data in (b"", b"x", b"\x00", b"\r\n\r\n", bytes(range(256)) * 5000):
+            await store.put("v1/a/b", data)
+            _equal(await store.get("v1/a/b"), data, "get after put")
+
+    @_case
+    async def test_an_empty_object_is_an_object(self, store: BlobStore) -> None:
+        """It is there, it is listed, and every range of it is empty."""
+        await store.put("v1/empty", b"")
+        _equal(await store.get("v1/empty"), b"", "get of an empty object")
+        _equal(await store.get_range("v1/empty", 0, 10), b"", "range of an empty object")
+        _equal(await _listed(store), {("v1/empty", 0)}, "listing")
+
+    @_case
+    async def test_a_large_object_comes_back_whole_and_in_ranges(self, store: BlobStore) -> None:
+        """8 MiB, of which no two pages are alike."""
+        data = b"".join(number.to_bytes(8, "big") for number in range(_LARGE_BYTES // 8))
+        await store.put("v1/large", data)
+        _equal(await store.get("v1/large"), data, "get of 8 MiB")
+        middle = _LARGE_BYTES // 2 - 3
+        part = data[middle : middle + MIB]
+        _equal(await store.get_range("v1/large", middle, MIB), part, "range within 8 MiB")
+        _equal(await store.get_range("v1/large", _LARGE_BYTES - 1, 9), data[-1:], "last byte")
+
+    @_case
+    async def test_a_range_is_a_slice_and_ends_with_the_object(self, store: BlobStore) -> None:
+        """As `data[start : start + length]`."""
+        await store.put("k", b"0123456789")
+        for start, length in ((0, 10), (2, 3), (8, 100), (9, 1), (10, 1), (20, 5), (3, 0), (99, 0)):
+            expected = b"0123456789"[start : start + length]
+            found = await store.get_range("k", start, length)
+            _equal(found, expected, f"range of {length} from {start}")
+
+    @_case
+    async def test_a_missing_object_is_named(self, store: BlobStore) -> None:
+        """`BlobMissing`, with the key in quotes; a part of a path is not an object either."""
+        await store.put("v1/a/b", b"x")
+        for key in ("nothing", "v1", "v1/a", "v1/a/b/c"):
+            with _raises(BlobMissing, f"get of {key!r}", mention=f"'{key}'"):
+                await store.get(key)
+            for length in (1, 0):
+                with _raises(BlobMissing, f"get_range of {key!r}", mention=f"'{key}'"):
+                    await store.get_range(key, 0, length)
+
+    @_case
+    async def test_a_deleted_object_is_missing(self, store: BlobStore) -> None:
+        """And can be put again."""
+        await store.put("v1/a", b"x")
+        await store.delete(["v1/a"])
+        with _raises(BlobMissing, "get of a deleted object", mention="'v1/a'"):
+            await store.get("v1/a")
+        await store.put("v1/a", b"x")
+        _equal(await store.get("v1/a"), b"x", "get after a second put")
+
+    @_case
+    async def test_list_yields_keys_and_sizes_under_a_prefix(self, store: BlobStore) -> None:
+        """A prefix is a run of characters: it may end within a segment, or with the key."""
+        objects = {
+            "v1/a/1": b"x",
+            "v1/a/2": b"xx",
+            "v1/ab/1": b"",
+            "v1/ab/c/d": b"",
+            "v2/a/1": b"x",
+        }
+        for key, data in objects.items():
+            await store.put(key, data)
+        for prefix in (
+            "",
+            "v",
+            "v1",
+            "v1/",
+            "v1/a",
+            "v1/a/",
+            "v1/ab/c/d",
+            "v1/b",
+            "v3/",
+            "v2/a/1x",
+        ):
+            expected = {(key, len(data)) for key, data in objects.items() if key.startswith(prefix)}
+            _equal(await _listed(store, prefix), expected, f"listing of {prefix!r}")
+        first = [info async for info in store.list("v2/")]
+        _equal(first, [BlobInfo("v2/a/1", 1)], "what a listing yields")
+
+    @_case
+    async def test_many_objects_are_listed_once_each_and_deleted_at_once(
+        self, store: BlobStore
+    ) -> None:
+        """More of them than fit into one page of a listing."""
+        keys = [f"v1/many/{number:05}" for number in range(_MANY)]
+        await store.put("v1/manyfold", b"x")
+        for first in range(0, _MANY, _AT_ONCE):
+            await asyncio.gather(*(store.put(key, b"x") for key in keys[first : first + _AT_ONCE]))
+        found = [info.key async for info in store.list("v1/many/")]
+        _equal(sorted(found), keys, "listing of many objects")
+        await store.delete(iter(keys))
+        _equal(await _listed(store), {("v1/manyfold", 1)}, "listing after a deletion")
+
+    @_case
+    async def test_a_listing_can_be_left_early(self, store: BlobStore) -> None:
+        """Whoever has found what it looked for stops, and the store goes on working."""
+        for number in range(5):
+            await store.put(f"v1/{number}", b"x")
+        async for info in store.list("v1/"):
+            _claim(info.key.startswith("v1/"), "a listing left its prefix")
+            break
+        _equal(len(await _listed(store, "v1/")), 5, "listing after one that was left")
+
+    @_case
+    async def test_delete_passes_over_what_is_not_there(self, store: BlobStore) -> None:
+        """Absent keys and a deletion of nothing are no errors; the present ones go."""
+        for key in ("v1/a/1", "v1/a/2", "v1/a/3"):
+            await store.put(key, b"x")
+        await store.delete(["v1/a/9", "v1/a/1", "v1/b", "v1/a", "v1/a/3", "v1/a/3"])
+        _equal(await _listed(store), {("v1/a/2", 1)}, "listing after a deletion")
+        await store.delete([])
+        await store.delete(["v1/a/1"])
+        _equal(await _listed(store), {("v1/a/2", 1)}, "listing after deletions of nothing")
+
+    @_case
+    async def test_putting_the_same_again_is_harmless(self, store: BlobStore) -> None:
+        """A name stands for its content, so a second `put` changes nothing that can be seen."""
+        for _ in range(3):
+            await store.put("v1/a/1", b"same")
+            _equal(await store.get("v1/a/1"), b"same", "get after putting again")
+        _equal(await _listed(store), {("v1/a/1", 4)}, "listing")
+
+    @_case
+    async def test_puts_of_one_key_at_once_leave_one_whole_object(self, store: BlobStore) -> None:
+        """A reader meanwhile finds nothing, or all of it."""
+        data = bytes(range(256)) * 1024
+
+        async def read() -> None:
+            for _ in range(5):
+                with contextlib.suppress(BlobMissing):
+                    _equal(await store.get("v1/a/1"), data, "get while it is being put")
+
+        writers = (store.put("v1/a/1", data) for _ in range(20))
+        await asyncio.gather(*writers, *(read() for _ in range(4)))
+        _equal(await store.get("v1/a/1"), data, "get after many puts at once")
+        _equal(await _listed(store), {("v1/a/1", len(data))}, "listing")
+
+    @_case
+    async def test_many_calls_at_once_do_not_mix(self, store: BlobStore) -> None:
+        """Each gets its own bytes back."""
+
+        async def round_trip(number: int) -> None:
+            data = f"{number} ".encode() * 1000
+            await store.put(f"v1/{number}", data)
+            _equal(await store.get(f"v1/{number}"), data, f"get of object {number}")
+            start = number * 3
+            part = await store.get_range(f"v1/{number}", start, 100)
+            _equal(part, data[start : start + 100], f"range of object {number}")
+
+        await asyncio.gather(*(round_trip(number) for number in range(_AT_ONCE)))
+
+    @_case
+    async def test_long_keys_are_kept(self, store: BlobStore) -> None:
+        """Deep ones, long segments, and every kind of character that is allowed."""
+        keys = ["/".join(["seg"] * 40), "-_.aZ09/_._-/-", "a" * 200 + "/" + "b" * 200]
+        for key in keys:
+            await store.put(key, key.encode())
+        for key in keys:
+            _equal(await store.get(key), key.encode(), f"get of {key[:40]!r}")
+        _equal({key for key, _ in await _listed(store)}, set(keys), "listing")
+
+    @_case
+    async def test_keys_that_could_escape_are_refused(self, store: BlobStore) -> None:
+        """`InvalidKey` from every method, before anything is done."""
+        for key in _UNSAFE_KEYS:
+            calls: tuple[tuple[Callable[..., Awaitable[object]], tuple[object, ...]], ...] = (
+                (store.put, (key, b"x")),
+                (store.get, (key,)),
+                (store.get_range, (key, 0, 1)),
+                (store.delete, (["v1/safe", key],)),
+            )
+            for method, arguments in calls:
+                with _raises(InvalidKey, f"the key {key[:40]!a}"):
+                    await method(*arguments)
+        _equal(await _listed(store), set(), "listing after refused keys")
+
+    @_case
+    async def test_prefixes_that_could_escape_are_refused(self, store: BlobStore) -> None:
+        """`InvalidKey` at the first step of the listing."""
+        for prefix in _UNSAFE_PREFIXES:
+            with _raises(InvalidKey, f"the prefix {prefix!a}"):
+                await _listed(store, prefix)
+
+
+async def _listed(store: BlobStore, prefix: str = "") -> set[tuple[str, int]]:
+    return {(info.key, info.size_bytes) async for info in store.list(prefix)}
+
+
+def _claim(truth: bool, otherwise: str) -> None:
+    if not truth:
+        raise AssertionError(otherwise)
+
+
+def _equal(found: object, expected: object, what: str) -> None:
+    _claim(found == expected, f"{what}: found {_short(found)}, expected {_short(expected)}")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}... ({len(text)} characters)"
+
+
+@contextlib.contextmanager
+def _raises(kind: type[Exception], what: str, mention: str = "") -> Iterator[None]:
+    try:
+        yield
+    except kind as error:
+        _claim(mention in str(error), f"{what}: the message does not hold {mention}: {error}")
+    else:
+        raise AssertionError(f"{what}: {kind.__name__} was not raised")

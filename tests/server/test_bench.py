@@ -1,0 +1,78 @@
+"""A short run of the benchmark, so that it keeps working. What it measures is not judged here."""
+
+import json
+from pathlib import Path
+
+from bench.__main__ import in_files, main
+from bench.report import Report, Series, finish
+from bench.server import QUICK, measure_server
+from bench.worker import ARMS, EVERLONG, PLAIN, SDK
+from everlong.embedded import TemporalServer
+from everlong.testing import workload
+
+
+def test_a_step_of_the_workload_is_the_same_everywhere_and_of_the_promised_shape() -> None:
+    assistant, tool = workload.step(3)
+    assert (assistant, tool) == workload.step(3)
+    # A golden value: what was generated once is what every machine generates.
+    assert assistant["tool_calls"][0]["id"] == "call_ba2270c3050014d1"
+    assert 550 < len(json.dumps(assistant)) < 650
+    assert tool["tool_call_id"] == assistant["tool_calls"][0]["id"]
+    assert tool["content"] == workload.result(3)
+    assert len({workload.step(i)[0]["content"] for i in range(20)}) == 20
+
+
+def test_the_codec_is_measured_and_reads_back_what_it_wrote(tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    assert main(["--quick", "--only", "codec", "--json", str(file)]) == 0
+    written = json.loads(file.read_text())
+    assert written["machine"]["cores"] >= 1
+    [report] = written["reports"]
+    values = {figure["what"]: figure["value"] for figure in report["figures"]}
+    assert values["payloads that decode to the same bytes"] == 40
+    assert values["payloads offloaded"] > 30
+    assert values["raw: all payloads"] > 19_000_000
+    assert 0 < values["written to the store"] < values["raw: all payloads"]
+    assert all(value is not None for value in values.values())
+    assert [row[0] for row in report["series"][0]["rows"]] == [20, 40]
+
+
+async def test_all_arms_run_and_resume_through_a_server(
+    server: TemporalServer, tmp_path: Path
+) -> None:
+    report = await measure_server(server.address, in_files(tmp_path), tmp_path, QUICK)
+    growth, resume = (rows_by_arm(series) for series in report.series)
+    assert list(growth) == list(resume) == list(ARMS)
+    history = {arm: row["history bytes"] for arm, row in growth.items()}
+    # 16 lists of up to 16 results, and the results themselves.
+    assert history[PLAIN] > 136 * 20_000
+    assert history[EVERLONG] < history[SDK] < history[PLAIN]
+    assert growth[PLAIN]["objects"] == 0
+    for arm in (SDK, EVERLONG):
+        assert growth[arm]["objects"] > 0
+        assert 0 < growth[arm]["bytes stored"] <= growth[arm]["bytes written"]
+        assert resume[arm]["PUTs"] > 0
+    for row in resume.values():
+        assert 0 < row["to the end of the next step, ms"] < 60_000
+
+
+def test_a_bound_that_does_not_hold_is_named_and_fails_the_run(tmp_path: Path) -> None:
+    report = Report("a part")
+    report.add("kept", 5, "bytes", most=10)
+    assert finish({}, [report]) == 0
+    report.add("grown", 11, "bytes", most=10)
+    report.add("never ended", None, "ms", most=10)
+    assert finish({"cores": 2}, [report], tmp_path / "bench.json", tmp_path / "bench.md") == 1
+    assert [figure.what for figure in report.failed] == ["grown", "never ended"]
+    [written] = json.loads((tmp_path / "bench.json").read_text())["reports"]
+    assert "| grown | 11 | bytes | <= 10 | FAIL |" in (tmp_path / "bench.md").read_text()
+    assert [figure["ok"] for figure in written["figures"]] == [True, False, False]
+
+
+def rows_by_arm(series: Series) -> dict[str, dict[str, float]]:
+    found = {}
+    for arm, *cells in series.rows:
+        assert isinstance(arm, str)
+        numbers = [cell for cell in cells if isinstance(cell, int | float)]
+        found[arm] = dict(zip(series.columns[1:], numbers, strict=True))
+    return found

@@ -1,0 +1,321 @@
+"""Moving payloads to the store: with bounded patience, and without it where it is down."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+from temporalio.api.common.v1 import Payload
+from temporalio.exceptions import FailureError
+
+from everlong import limits
+from everlong.codecs import EverlongCodec, offload
+from everlong.codecs import codec as codec_module
+from everlong.codecs.budget import BUDGET, CompletionBudget
+from everlong.codecs.offload import Offloader, patiently
+from everlong.codecs.refs import ENCODING as REF_ENCODING
+from everlong.errors import StoreUnavailable
+from everlong.storage.memory import MemoryBlobStore
+from everlong.storage.packstore import PackStore
+from tests.payloads import activity, noise, payload, stored, text, workflow
+
+SMALL = payload(noise(20_000))
+LARGE = payload(noise(limits.FALLBACK_BYTES_MAX + 1000))
+
+
+class FaultyStore(MemoryBlobStore):
+    """A store whose next calls fail, hang, or lose their answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.faults: list[BaseException | None] = []
+        self.puts = 0
+        self.hangs = False
+        self.hangs_after = False
+        self.get_seconds = 0.0
+
+    async def put(self, key: str, data: bytes) -> None:
+        self.puts += 1
+        if self.hangs:
+            await asyncio.sleep(3600)
+        fault = self.faults.pop(0) if self.faults else None
+        if fault is not None:
+            raise fault
+        await super().put(key, data)
+        if self.hangs_after:
+            await asyncio.sleep(3600)
+
+    async def get(self, key: str) -> bytes:
+        await asyncio.sleep(self.get_seconds)
+        return await super().get(key)
+
+    def fail(self, times: int) -> None:
+        self.faults = [StoreUnavailable("down for a test")] * times
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload, "_PAUSES", (0.001, 0.002))
+
+
+@pytest.fixture
+def budget() -> Iterator[CompletionBudget]:
+    opened = CompletionBudget()
+    token = BUDGET.set(opened)
+    yield opened
+    BUDGET.reset(token)
+
+
+def pass_time(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Put the clock of the codec forward, and not the one of the event loop."""
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + seconds)
+    monkeypatch.setattr(offload, "time", clock)
+    monkeypatch.setattr(codec_module, "time", clock)
+
+
+@pytest.mark.parametrize("failures", [0, 1, 2])
+async def test_a_store_that_fails_for_a_moment_is_asked_again(failures: int) -> None:
+    store = FaultyStore()
+    store.fail(failures)
+    codec = EverlongCodec(store)
+    [ref] = await codec.encode([SMALL])
+    assert store.puts == failures + 1
+    assert ref.metadata["encoding"] == REF_ENCODING
+    assert await EverlongCodec(store).decode([ref]) == [SMALL]
+    assert codec.stats.fallbacks == 0
+
+
+async def test_patience_ends() -> None:
+    store = FaultyStore()
+    store.fail(9)
+    offloader = Offloader(PackStore(store))
+    assert not offloader.is_down
+    with pytest.raises(StoreUnavailable, match="down for a test") as raised:
+        await offloader.write("", LARGE)
+    assert store.puts == 3
+    assert offloader.is_down
+    # A plain exception: Temporal retries the task. ApplicationError could end the workflow.
+    assert not isinstance(raised.value, FailureError)
+
+
+async def test_a_call_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "STORE_TRY_SECONDS", 0.05)
+    store = FaultyStore()
+    store.hangs = True
+    with pytest.raises(StoreUnavailable, match=r"did not answer in \d+ s\. Check the store"):
+        await Offloader(PackStore(store)).write("", SMALL)
+    store.hangs = False
+    [ref] = await EverlongCodec(store).encode([SMALL])
+    store.get_seconds = 3600
+    with pytest.raises(StoreUnavailable, match="did not answer"):
+        await EverlongCodec(store).decode([ref])
+
+
+async def test_a_large_payload_gets_more_time_to_be_written_and_to_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    [ref] = await EverlongCodec(store := FaultyStore()).encode([LARGE])
+    monkeypatch.setattr(limits, "STORE_TRY_SECONDS", 0.01)
+    store.get_seconds = 0.2
+    assert await EverlongCodec(store).decode([ref]) == [LARGE]
+    # However large a ref claims to be, there is an end.
+    assert offload.store_seconds(1 << 60) < 600
+
+
+async def test_other_errors_of_a_store_are_not_retried() -> None:
+    store = FaultyStore()
+    store.faults = [RuntimeError("a bug")]
+    with pytest.raises(RuntimeError, match="a bug"):
+        await EverlongCodec(store).encode([SMALL])
+    assert store.puts == 1
+
+
+async def test_while_the_store_is_down_what_fits_stays_inline_and_nobody_waits(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = FaultyStore()
+    store.fail(3)
+    codec = EverlongCodec(store).with_context(workflow())
+    secret = payload(text(60_000, 7) + noise(20_000))
+    with caplog.at_level(logging.WARNING):
+        inline = [(await codec.encode([each]))[0] for each in (SMALL, secret, SMALL)]
+    assert store.puts == 3
+    assert await stored(store) == {}
+    assert all(each.metadata["encoding"] != REF_ENCODING for each in inline)
+    assert await EverlongCodec(store).decode(inline) == [SMALL, secret, SMALL]
+    assert codec.stats.fallbacks == 3
+    assert 0 <= codec.stats.fallback_bytes - sum(each.ByteSize() for each in inline) < 100
+    [record] = caplog.records
+    assert "the blob store is down: 1 payloads" in record.getMessage()
+
+    pass_time(monkeypatch, limits.STORE_DOWN_SECONDS + 1)
+    [ref] = await codec.encode([SMALL])
+    assert ref.metadata["encoding"] == REF_ENCODING
+    assert codec.stats.payloads == 1
+
+
+async def test_a_store_that_takes_what_does_not_fit_inline_is_up_again() -> None:
+    store = FaultyStore()
+    store.fail(3)
+    codec = EverlongCodec(store)
+    await codec.encode([SMALL])
+    assert codec.stats.fallbacks == 1
+    encoded = await codec.encode([LARGE, SMALL])
+    assert all(each.metadata["encoding"] == REF_ENCODING for each in encoded)
+    assert codec.stats.fallbacks == 1
+
+
+async def test_the_fallback_is_told_of_once_a_minute(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = FaultyStore()
+    store.fail(100)
+    codec = EverlongCodec(store)
+    for minute in range(3):
+        pass_time(monkeypatch, 61.0 * minute)
+        for thread in "abc":
+            await codec.with_context(workflow(thread)).encode([SMALL])
+    assert [record.args[0] for record in caplog.records if isinstance(record.args, tuple)] == [
+        1,
+        4,
+        7,
+    ]
+
+
+async def test_what_does_not_fit_raises_and_leaves_nothing() -> None:
+    store = FaultyStore()
+    store.fail(100)
+    codec = EverlongCodec(store)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            await codec.encode([LARGE])
+    assert codec.stats.fallbacks == 0
+    metadata = payload(b"x", extra=LARGE.data)
+    with pytest.raises(StoreUnavailable):
+        await codec.encode([metadata])
+
+
+async def test_a_completion_of_many_small_payloads_goes_to_the_store(
+    budget: CompletionBudget,
+) -> None:
+    store = FaultyStore()
+    codec = EverlongCodec(store, inline_bytes_max=64 * 1024)
+    items = [payload(noise(60_000, seed)) for seed in range(70)]
+    encoded = await codec.encode(items)
+    inline = [each for each in encoded if each.metadata["encoding"] != REF_ENCODING]
+    assert 0 < sum(each.ByteSize() for each in inline) <= limits.COMPLETION_BYTES_MAX
+    assert sum(each.ByteSize() for each in encoded) <= limits.COMPLETION_BYTES_MAX + 200 * 70
+    assert len(await stored(store)) == 70 - len(inline) > 0
+    assert budget.left_bytes < 60_100
+    assert await EverlongCodec(store).decode(encoded) == items
+
+
+async def test_a_completion_that_is_full_raises_while_the_store_is_down(
+    budget: CompletionBudget,
+) -> None:
+    store = FaultyStore()
+    store.fail(10_000)
+    codec = EverlongCodec(store)
+    fitting = limits.COMPLETION_BYTES_MAX // 1_000_100
+    for seed in range(fitting):
+        [encoded] = await codec.encode([payload(noise(1_000_000, seed))])
+        assert encoded.ByteSize() > 1_000_000
+    with pytest.raises(StoreUnavailable):
+        await codec.encode([payload(noise(1_000_000, 99))])
+    assert 0 <= budget.left_bytes < 1_000_100
+    assert codec.stats.fallbacks == fitting
+
+
+async def lost(codec: EverlongCodec, item: Payload, store: FaultyStore, how: str) -> None:
+    """Encode a payload that never becomes durable, or of which nobody learns that it did."""
+    if how == "unavailable":
+        store.fail(3)
+        with pytest.raises(StoreUnavailable):
+            await codec._offloader.write(codec._thread, item)
+    elif how == "timeout":
+        store.faults = [TimeoutError(), TimeoutError(), TimeoutError()]
+        with pytest.raises(StoreUnavailable):
+            await codec._offloader.write(codec._thread, item)
+    elif how == "error":
+        store.faults = [RuntimeError("a bug")]
+        with pytest.raises(RuntimeError):
+            await codec.encode([item])
+    else:
+        store.hangs, store.hangs_after = how == "cancelled", how == "cancelled late"
+        task = asyncio.create_task(codec.encode([item]))
+        before = store.puts
+        while store.puts == before:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        store.hangs = store.hangs_after = False
+
+
+@pytest.mark.parametrize("how", ["unavailable", "timeout", "error", "cancelled", "cancelled late"])
+async def test_nothing_is_remembered_of_a_payload_that_did_not_become_durable(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(limits, "STORE_DOWN_SECONDS", 0.0)
+    store = FaultyStore()
+    codec = EverlongCodec(store).with_context(workflow())
+    body = noise(100_000)
+    await codec.encode([payload(body)])
+    body += noise(30_000, 1)
+    await lost(codec, payload(body), store, how)
+    if how != "cancelled late":
+        assert len(await stored(store)) == 1
+    for step in range(2, 4):
+        body += noise(30_000, step)
+        [ref] = await codec.encode([payload(body)])
+        assert ref.metadata["encoding"] == REF_ENCODING
+        assert await EverlongCodec(store).decode([ref]) == [payload(body)]
+    # Once more, now that all is well: the one that was lost is like any other.
+    [again] = await codec.encode([payload(body[:130_000])])
+    assert await EverlongCodec(store).decode([again]) == [payload(body[:130_000])]
+
+
+async def test_a_payload_that_is_encoded_twice_is_one_object_with_one_ref() -> None:
+    store = FaultyStore()
+    codec = EverlongCodec(store).with_context(workflow())
+    first = await codec.encode([SMALL, SMALL])
+    assert await codec.encode([SMALL]) == first[:1] == first[1:]
+    assert store.puts == 1
+    at_once = await asyncio.gather(*(codec.encode([LARGE]) for _ in range(4)))
+    assert len({each[0].SerializeToString(deterministic=True) for each in at_once}) == 1
+    assert len(await stored(store)) == 2
+
+
+async def test_an_activity_learns_from_its_input_and_a_workflow_does_not() -> None:
+    store = FaultyStore()
+    body = noise(200_000)
+    [ref] = await EverlongCodec(store).with_context(workflow()).encode([payload(body)])
+    for context, writes_little in (
+        (activity(), True),
+        (workflow(), False),
+        (activity("other"), False),
+        (activity(activity_id=None), False),
+    ):
+        codec = EverlongCodec(store)
+        assert await codec.with_context(context).decode([ref]) == [payload(body)]
+        grown = payload(body + noise(1000, 1))
+        [encoded] = await codec.with_context(workflow()).encode([grown])
+        assert (codec.stats.written_bytes < 10_000) == writes_little
+        assert await EverlongCodec(store).decode([encoded]) == [grown]
+
+
+async def test_a_payload_of_no_thread_is_not_deduplicated() -> None:
+    codec = EverlongCodec(FaultyStore())
+    for step in range(2):
+        await codec.encode([payload(noise(50_000) + noise(100, step))])
+    assert codec.stats.written_bytes > 100_000
+
+
+async def test_patiently_passes_on_what_it_does_not_know() -> None:
+    async def fails() -> None:
+        raise ValueError("not of the store")
+
+    with pytest.raises(ValueError, match="not of the store"):
+        await patiently(fails)

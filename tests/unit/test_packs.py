@@ -1,0 +1,379 @@
+"""The pack format: what is written is read back, and what was not written is refused."""
+
+import random
+import struct
+import tracemalloc
+import zlib
+from collections.abc import Sequence
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everlong import limits
+from everlong.errors import BlobCorrupt, EverlongError, KeyMissing, ObjectTooLarge, UnknownVersion
+from everlong.storage.keys import Keys
+from everlong.storage.objects import thread_key
+from everlong.storage.packs import (
+    FRAME_BYTES,
+    MAGIC,
+    SOURCES_MAX,
+    Contents,
+    Extent,
+    Pack,
+    _digest,
+    build_pack,
+    key_id_of,
+    whole,
+)
+from tests.payloads import KEY_1, KEY_2, bits, flipped, noise, text
+
+THREAD = thread_key("default", "ops-7")
+OTHER = thread_key("default", "ops-8")
+KEYS = Keys({"k1": KEY_1, "k2": KEY_2})
+EITHER = pytest.mark.parametrize("keys", [None, KEYS], ids=["plain", "sealed"])
+
+
+def read(data: bytes, name: bytes, keys: Keys | None, sources: Sequence[Pack] = ()) -> bytes:
+    return Pack(data, name, THREAD, keys).assemble(sources)
+
+
+def pointing(own: bytes, extents: list[Extent], sources: list[tuple[bytes, bytes]]) -> Contents:
+    """The contents of a pack with extents into others, which are given by name and stream."""
+    streams = [own, *(stream for _, stream in sources)]
+    data = b"".join(streams[s][start : start + length] for s, start, length in extents)
+    return Contents(
+        envelope=b"envelope",
+        size_bytes=len(data),
+        crc=zlib.crc32(data),
+        extents=extents,
+        sources=[name for name, _ in sources],
+        stream=[memoryview(own)] if own else [],
+    )
+
+
+sizes = st.integers(0, 5000) | st.integers(-9, 9).map(lambda n: FRAME_BYTES + n)
+
+
+@EITHER
+@settings(max_examples=60, deadline=None)
+@given(size=sizes, seed=st.integers(0, 3), compressible=st.booleans())
+def test_a_pack_gives_back_what_was_written(
+    keys: Keys | None, size: int, seed: int, compressible: bool
+) -> None:
+    data = (b"a line of a log\n" * (size // 16 + 1))[:size] if compressible else noise(size, seed)
+    name, stored = build_pack(whole(data), THREAD, keys)
+    pack = Pack(stored, name, THREAD, keys)
+    assert pack.assemble([]) == data
+    assert (pack.size_bytes, pack.stream_bytes) == (size, size)
+    assert pack.key_id == ("k1" if keys else "")
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_extents_lead_to_any_place_of_any_pack(data: st.DataObject) -> None:
+    streams = [
+        noise(size, seed) for seed, size in enumerate((5000, FRAME_BYTES + 9, 2 * FRAME_BYTES))
+    ]
+    packs = [build_pack(whole(stream), THREAD, KEYS) for stream in streams[1:]]
+    extents = []
+    for _ in range(data.draw(st.integers(0, 8))):
+        source = data.draw(st.integers(0, 2))
+        start = data.draw(st.integers(0, len(streams[source]) - 1))
+        length = data.draw(st.integers(1, len(streams[source]) - start))
+        extents.append(Extent(source, start, length))
+    sources = [(name, stream) for (name, _), stream in zip(packs, streams[1:], strict=True)]
+    contents = pointing(streams[0], [*extents, Extent(2, 0, len(streams[2]))], sources)
+    name, stored = build_pack(contents, THREAD, KEYS)
+    opened = [Pack(each, named, THREAD, KEYS) for named, each in packs]
+    pack = Pack(stored, name, THREAD, KEYS)
+    assembled = pack.assemble(opened)
+    assert (len(assembled), zlib.crc32(assembled)) == (contents.size_bytes, contents.crc)
+    assert pack.envelope == b"envelope"
+    assert pack.sources == [named for named, _ in packs]
+
+
+def test_a_pack_costs_little_more_than_what_is_in_it() -> None:
+    assert len(build_pack(whole(noise(10_000)), THREAD, None)[1]) < 10_000 + 120
+    assert len(build_pack(whole(noise(10_000)), THREAD, KEYS)[1]) < 10_000 + 180
+    plain = len(zstandard.ZstdCompressor(level=3).compress(text(200_000)))
+    assert len(build_pack(whole(text(200_000)), THREAD, None)[1]) < plain + 120
+
+
+def test_equal_packs_have_equal_names_only_where_nothing_is_sealed() -> None:
+    plain = {build_pack(whole(noise(5000)), thread, None) for thread in (THREAD, OTHER)}
+    assert len(plain) == 1
+    sealed = [build_pack(whole(noise(5000)), THREAD, KEYS) for _ in range(2)]
+    assert len({name for name, _ in sealed}) == 2
+    assert len({stored[-5000:] for _, stored in sealed}) == 2
+
+
+@EITHER
+@pytest.mark.parametrize(
+    ("data", "most"),
+    [
+        (b"", 10_000),
+        (b"short", 10_000),
+        (b"line of a log\n" * 30, 10_000),
+        (text(5000), 10_000),
+        (noise(2 * FRAME_BYTES + 5), 40),
+    ],
+)
+def test_a_flipped_bit_anywhere_in_a_pack_is_detected(
+    keys: Keys | None, data: bytes, most: int
+) -> None:
+    name, stored = build_pack(whole(data), THREAD, keys)
+    for bit in bits(stored, most):
+        with pytest.raises((BlobCorrupt, UnknownVersion)):
+            read(flipped(stored, bit), name, keys)
+
+
+@EITHER
+def test_a_flipped_bit_in_a_name_is_detected(keys: Keys | None) -> None:
+    name, stored = build_pack(whole(b"short"), THREAD, keys)
+    for bit in range(8 * len(name)):
+        with pytest.raises(BlobCorrupt, match="its head does not match its name"):
+            read(stored, flipped(name, bit), keys)
+
+
+@EITHER
+@pytest.mark.parametrize("data", [b"", b"short", text(3000), noise(2 * FRAME_BYTES + 5)])
+def test_a_pack_that_was_cut_short_or_added_to_is_detected(keys: Keys | None, data: bytes) -> None:
+    name, stored = build_pack(whole(data), THREAD, keys)
+    lengths = range(len(stored))
+    for length in lengths if len(lengths) < 3000 else random.Random(0).sample(lengths, 50):
+        with pytest.raises(BlobCorrupt):
+            read(stored[:length], name, keys)
+    with pytest.raises(BlobCorrupt):
+        read(stored + b"x", name, keys)
+
+
+@EITHER
+def test_two_packs_that_changed_places_are_detected(keys: Keys | None) -> None:
+    packs = [build_pack(whole(noise(3000, seed)), THREAD, keys) for seed in range(2)]
+    for (name, _), (_, other) in (packs, packs[::-1]):
+        with pytest.raises(BlobCorrupt, match="its head does not match its name"):
+            read(other, name, keys)
+    contents = pointing(
+        b"x",
+        [Extent(1, 0, 900), Extent(2, 0, 900)],
+        [(packs[n][0], noise(3000, n)) for n in (0, 1)],
+    )
+    name, stored = build_pack(contents, THREAD, keys)
+    sources = [Pack(data, named, THREAD, keys) for named, data in packs]
+    with pytest.raises(BlobCorrupt, match="do not give the data"):
+        read(stored, name, keys, sources[::-1])
+
+
+def test_a_sealed_pack_from_another_thread_is_refused() -> None:
+    name, stored = build_pack(whole(b"of another thread"), OTHER, KEYS)
+    with pytest.raises(BlobCorrupt, match="does not open with its key"):
+        read(stored, name, KEYS)
+
+
+def test_a_sealed_frame_from_another_place_is_refused() -> None:
+    data = noise(2 * FRAME_BYTES)
+    name, stored = build_pack(whole(data), THREAD, KEYS)
+    frame = FRAME_BYTES + 16
+    first, second = stored[-2 * frame : -frame], stored[-frame:]
+    with pytest.raises(BlobCorrupt, match="frame 0 does not match its digest"):
+        read(stored[: -2 * frame] + second + first, name, KEYS)
+
+
+def test_a_pack_says_which_key_it_needs() -> None:
+    name, stored = build_pack(whole(b"secret"), THREAD, KEYS)
+    assert key_id_of(stored) == "k1"
+    with pytest.raises(KeyMissing, match="'k1', and no keys are configured here"):
+        read(stored, name, None)
+    with pytest.raises(KeyMissing, match="'k1', which this process does not have"):
+        read(stored, name, Keys({"k2": KEY_2}))
+    with pytest.raises(BlobCorrupt, match="the key of that id is another"):
+        read(stored, name, Keys({"k1": KEY_2}))
+
+
+def test_a_pack_of_a_newer_version_is_refused_by_name() -> None:
+    name, stored = build_pack(whole(b"x"), THREAD, None)
+    with pytest.raises(UnknownVersion, match=r"version 2 .*Upgrade"):
+        read(stored[:4] + b"\x02" + stored[5:], name, None)
+
+
+def test_what_could_not_be_read_again_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "OBJECT_BYTES_MAX", 1000)
+    name, stored = build_pack(whole(b"x" * 1000), THREAD, None)
+    assert read(stored, name, None) == b"x" * 1000
+    with pytest.raises(ObjectTooLarge, match="1001 bytes are not stored: 1000 is the most"):
+        build_pack(whole(b"x" * 1001), THREAD, None)
+    monkeypatch.setattr(limits, "OBJECT_BYTES_MAX", 999)
+    with pytest.raises(BlobCorrupt):
+        read(stored, name, None)
+
+
+# What follows is forged: someone who may write to the store and to history made it.
+
+
+def forged(
+    *,
+    size_bytes: int,
+    frames: Sequence[tuple[int, int, bytes]] = (),
+    extents: Sequence[tuple[int, int, int]] = (),
+    sources: Sequence[bytes] = (),
+    counts: tuple[int, int, int, int] | None = None,
+    data: bytes = b"",
+) -> tuple[bytes, bytes]:
+    """Return name and bytes of a pack with any manifest. Frames: compression, plain bytes, stored."""
+    numbers = counts or (0, len(sources), len(frames), len(extents))
+    manifest = struct.pack("<QIIHII", size_bytes, zlib.crc32(data), *numbers)
+    manifest += b"".join(sources)
+    for compression, plain_bytes, stored in frames:
+        manifest += struct.pack("<BII32s", compression, len(stored), plain_bytes, _digest(stored))
+    for extent in extents:
+        manifest += struct.pack("<HII", *extent)
+    head = struct.pack("<4sBBHI", MAGIC, 1, 0, 0, len(manifest)) + manifest
+    return _digest(head), head + b"".join(stored for _, _, stored in frames)
+
+
+def refused(pack: tuple[bytes, bytes], sources: Sequence[Pack] = ()) -> str:
+    """Read a pack that has to be refused, without taking much memory; return the message."""
+    name, stored = pack
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        with pytest.raises(BlobCorrupt) as raised:
+            read(stored, name, None, sources)
+        assert tracemalloc.get_traced_memory()[1] - before < len(stored) + 8 * limits.MIB
+    finally:
+        tracemalloc.stop()
+    return str(raised.value)
+
+
+ZEROS = zstandard.ZstdCompressor().compress(bytes(FRAME_BYTES))
+BOMB = zstandard.ZstdCompressor().compress(bytes(50 * limits.MIB))
+
+
+def test_what_is_forged_here_is_otherwise_in_order() -> None:
+    name, stored = forged(
+        size_bytes=100_003,
+        frames=[(0, 4, b"abcd"), (1, FRAME_BYTES, ZEROS)],
+        extents=[(0, 1, 3), (0, FRAME_BYTES, 100_000)],
+        data=b"bcd" + bytes(100_000),
+    )
+    assert read(stored, name, None) == b"bcd" + bytes(100_000)
+
+
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        ((1, 50 * limits.MIB, BOMB), "declares 52428800 bytes"),
+        ((1, 100, BOMB), "disagree on the size"),
+        ((1, 100, b""), "does not decompress"),
+        ((1, FRAME_BYTES, ZEROS[:-4]), "does not decompress"),
+        ((1, FRAME_BYTES, ZEROS + b"x"), "does not decompress"),
+        ((1, 4, b"abcd"), "does not decompress"),
+        ((0, 5, b"abcd"), "holds 4 bytes"),
+        ((0, 4, b"abcde"), "holds 5 bytes"),
+        ((0, FRAME_BYTES + 1, bytes(FRAME_BYTES + 1)), "declares"),
+        ((2, 4, b"abcd"), "compression 2"),
+    ],
+)
+def test_a_frame_that_is_not_what_it_declares_is_refused(
+    frame: tuple[int, int, bytes], message: str
+) -> None:
+    extents = [(0, 0, frame[1] // 4)] * 4
+    assert message in refused(forged(size_bytes=frame[1] // 4 * 4, frames=[frame], extents=extents))
+
+
+def test_a_frame_whose_own_header_lies_about_its_size_is_refused() -> None:
+    for lie in (10, 1000, FRAME_BYTES - 1):
+        honest = zstandard.ZstdCompressor().compress(bytes(FRAME_BYTES - 5))
+        # The content size stands in four bytes after magic and descriptor, as the window does not.
+        assert honest[5:9] == (FRAME_BYTES - 5).to_bytes(4, "little")
+        lying = honest[:5] + lie.to_bytes(4, "little") + honest[9:]
+        assert "decompress" in refused(
+            forged(size_bytes=lie, frames=[(1, lie, lying)], extents=[(0, 0, lie)])
+        )
+    untold = zstandard.ZstdCompressor(write_content_size=False).compress(b"x" * 10)
+    assert "disagree" in refused(
+        forged(size_bytes=3, frames=[(1, 10, untold)], extents=[(0, 0, 3)])
+    )
+
+
+@pytest.mark.parametrize(
+    ("extents", "message"),
+    [
+        ([(0, 0, 5)], "beyond the end"),
+        ([(0, 4, 5)], "beyond the end"),
+        ([(0, FRAME_BYTES, 5)], "beyond the end"),
+        ([(0, 0xFFFFFFFF, 5)], "beyond the end"),
+        ([(1, 0, 5)], "a pack that is not listed"),
+        ([(0xFFFF, 0, 5)], "a pack that is not listed"),
+        ([(0, 0, 4)], "add up to 4 bytes, not 5"),
+        ([(0, 0, 4)] * 1000, "add up to 4000 bytes, not 5"),
+        ([(0, 0, 3), (0, 0, 2)], "do not give the data"),
+    ],
+)
+def test_extents_that_lead_nowhere_or_too_far_are_refused(
+    extents: list[tuple[int, int, int]], message: str
+) -> None:
+    frames = [(0, 4, b"abcd")]
+    pack = forged(size_bytes=5, frames=frames, extents=extents, data=b"never")
+    assert message in refused(pack)
+
+
+def test_a_payload_that_repeats_a_frame_beyond_the_bound_is_refused() -> None:
+    repeats = limits.OBJECT_BYTES_MAX // FRAME_BYTES + 1
+    pack = forged(
+        size_bytes=repeats * FRAME_BYTES,
+        frames=[(1, FRAME_BYTES, ZEROS)],
+        extents=[(0, 0, FRAME_BYTES)] * repeats,
+    )
+    assert "add up to" in refused(pack)
+
+
+def test_a_pack_that_lists_too_many_others_is_refused() -> None:
+    names = [noise(32, seed) for seed in range(SOURCES_MAX + 1)]
+    name, stored = forged(size_bytes=0, sources=names[:-1])
+    assert Pack(stored, name, THREAD, None).sources == names[:-1]
+    assert "too many" in refused(forged(size_bytes=0, sources=names))
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        (0xFFFFFFFF, 0, 0, 0),
+        (0, 0xFFFF, 0, 0),
+        (0, 0, 0xFFFFFFFF, 0),
+        (0, 0, 0, 0xFFFFFFFF),
+        (0xFFFFFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF),
+        (1, 0, 0, 0),
+        (0, 1, 0, 0),
+        (0, 0, 1, 0),
+        (0, 0, 0, 1),
+    ],
+)
+def test_a_manifest_that_counts_more_than_it_holds_is_refused(
+    counts: tuple[int, int, int, int],
+) -> None:
+    assert refused(forged(size_bytes=0, counts=counts))
+
+
+def test_frames_of_which_hardly_anything_is_used_are_not_inflated() -> None:
+    frames = [(1, FRAME_BYTES, ZEROS)] * 400
+    extents = [(0, n * FRAME_BYTES, 1) for n in range(400)]
+    assert "would be inflated" in refused(forged(size_bytes=400, frames=frames, extents=extents))
+    packs = []
+    for number in range(40):
+        name, stored = forged(size_bytes=0, frames=[*frames[:20], (0, 1, bytes([number]))])
+        packs.append(Pack(stored, name, THREAD, None))
+    extents = [(1 + n % 40, n // 40 * FRAME_BYTES, 1) for n in range(800)]
+    pack = forged(size_bytes=800, extents=extents, sources=[each.name for each in packs])
+    assert "would be inflated" in refused(pack, packs)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200), st.binary(max_size=60))
+def test_bytes_that_are_no_pack_are_refused(head: bytes, rest: bytes) -> None:
+    for start in (b"", MAGIC, MAGIC + b"\x01\x00\x00\x00" + struct.pack("<I", len(head))):
+        data = start + head + rest
+        with pytest.raises(EverlongError):
+            read(data, _digest(data[: len(start) + len(head)]), None)

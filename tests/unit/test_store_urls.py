@@ -1,0 +1,172 @@
+"""URLs of buckets: what they may say, what is refused, and that nothing of a query is repeated."""
+
+import subprocess
+import sys
+
+import botocore.session
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everlong.errors import ConfigError, UnknownStoreScheme
+from everlong.storage import open_store
+from everlong.storage.bucket_urls import OPTIONS, parse_bucket_url
+from everlong.storage.clouds import s3_config
+
+HIDDEN = "hunter2"
+
+
+@pytest.fixture(autouse=True)
+def no_aws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody's own keys and endpoints, and no question to the address of instance roles."""
+    names = ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN", "PROFILE", "DEFAULT_REGION")
+    for name in (*names, "ENDPOINT_URL", "ENDPOINT_URL_S3", "CA_BUNDLE"):
+        monkeypatch.delenv(f"AWS_{name}", raising=False)
+    for name in ("CONFIG_FILE", "SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(f"AWS_{name}", "/dev/null")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+def config_of(url: str) -> dict[str, object]:
+    return dict(s3_config(parse_bucket_url(url), botocore.session.Session()))
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("s3://", "names no bucket"),
+        ("s3:///prefix", "names no bucket"),
+        ("s3:bucket/prefix", "names no bucket"),
+        ("s3://host:9000/bucket", "a host and port go into endpoint="),
+        ("s3://b/x", "names no bucket"),
+        ("s3://bu cket/x", "names no bucket"),
+        (f"s3://key:{HIDDEN}@bucket/x", "credentials"),
+        (f"s3://{HIDDEN}@bucket/x", "credentials"),
+        (f"s3://bucket/x?secret_access_key={HIDDEN}", "AWS_SECRET_ACCESS_KEY"),
+        (f"s3://bucket/x?access_key_id={HIDDEN}", "credentials"),
+        (f"s3://bucket/x?token={HIDDEN}", "credentials"),
+        (f"s3://bucket/x?X-Amz-Signature={HIDDEN}", "credentials"),
+        (f"s3://bucket/x?endpoint=https://key:{HIDDEN}@host", "credentials"),
+        (f"gs://bucket/x?service_account_key={HIDDEN}", "GOOGLE_APPLICATION_CREDENTIALS"),
+        (f"az://bucket/x?sas_token={HIDDEN}", "AZURE_STORAGE_ACCOUNT_KEY"),
+        (f"s3://bucket/x?colour={HIDDEN}", "It knows: endpoint, region, path_style, profile"),
+        (f"gs://bucket/x?region={HIDDEN}", "gs:// does not know. It knows: endpoint, service_acc"),
+        (f"az://bucket/x?{HIDDEN}", "cannot be read"),
+        (f"s3://bucket/x?endpoint={HIDDEN}", "not a URL"),
+        (f"s3://bucket/x?endpoint=ftp://{HIDDEN}", "not a URL"),
+        (f"s3://bucket/x?endpoint=http://{HIDDEN}:port", "not a URL"),
+        (f"s3://bucket/x?endpoint=http://[{HIDDEN}", "not a URL"),
+        (f"s3://bucket/x?endpoint=http://h/?a={HIDDEN}", "not a URL"),
+        (f"s3://bucket/x?region={HIDDEN}&region=b", "given twice"),
+        ("s3://bucket/x?region=", "is empty"),
+        (f"s3://bucket/x#{HIDDEN}", "'#'"),
+        ("s3://bucket/a/../b", "prefix"),
+        ("s3://bucket/.a", "prefix"),
+        ("s3://bucket/a b", "prefix"),
+        ("s3://bucket/a//b", "prefix"),
+        (f"s3://bucket/{'a/' * 256}b", "prefix"),
+        (f"s3://bucket/{'a' * 512}", "too long: 511 characters"),
+        (f"s3://[{HIDDEN}", "cannot be read"),
+    ],
+)
+def test_a_wrong_url_is_refused_and_its_query_is_not_repeated(url: str, told: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        open_store(url)
+    assert told in str(raised.value)
+    assert HIDDEN not in str(raised.value)
+    assert raised.value.__cause__ is None
+    assert raised.value.__suppress_context__ or raised.value.__context__ is None
+
+
+@given(st.text(max_size=60))
+def test_no_query_is_ever_repeated(query: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse_bucket_url(f"s3://bucket/prefix?colour=HIDDEN&{query}")
+    assert "HIDDEN" not in str(raised.value)
+
+
+@pytest.mark.parametrize("url", ["s3a://bucket/x", "minio://bucket", "wasb://x"])
+def test_an_unknown_scheme_is_told_all_that_are_known(url: str) -> None:
+    with pytest.raises(UnknownStoreScheme) as raised:
+        open_store(url)
+    for form in ("file:///", "s3://", "gs://", "az://", "memory:"):
+        assert form in str(raised.value)
+
+
+def test_a_url_is_taken_apart_and_shown_without_its_query() -> None:
+    place = parse_bucket_url("s3://my.bucket/a/b/?endpoint=http%3A%2F%2Flocalhost%3A1&region=x")
+    assert (place.bucket, place.prefix, place.options["endpoint"]) == (
+        "my.bucket",
+        "a/b",
+        "http://localhost:1",
+    )
+    assert str(place) == "s3://my.bucket/a/b"
+    assert "localhost" not in repr(place)
+    assert str(parse_bucket_url("gs://bucket")) == "gs://bucket"
+    assert parse_bucket_url(f"s3://bucket/{'a' * 511}").prefix == "a" * 511
+
+
+def test_every_scheme_knows_an_endpoint() -> None:
+    assert all("endpoint" in names for names in OPTIONS.values())
+
+
+def test_an_endpoint_is_addressed_by_path_and_aws_by_host() -> None:
+    config = config_of("s3://bucket/x?endpoint=http://host:9000/")
+    assert config["endpoint"] == config["aws_endpoint_url_s3"] == "http://host:9000"
+    assert (config["virtual_hosted_style_request"], config["region"]) == (False, "us-east-1")
+    config = config_of("s3://bucket/x?endpoint=https://host&path_style=false&region=r1")
+    assert config["endpoint"] == "https://bucket.host"
+    assert (config["virtual_hosted_style_request"], config["region"]) == (True, "r1")
+    config = config_of("s3://bucket/x?region=eu-west-1")
+    assert config["endpoint"] == "https://bucket.s3.eu-west-1.amazonaws.com"
+    config = config_of("s3://bucket/x?region=cn-north-1")
+    assert config["endpoint"] == "https://bucket.s3.cn-north-1.amazonaws.com.cn"
+    config = config_of("s3://my.bucket/x?region=eu-west-1")
+    assert config["endpoint"] == "https://s3.eu-west-1.amazonaws.com"
+    with pytest.raises(ConfigError, match="path_style of s3://bucket/x is neither true nor false"):
+        config_of("s3://bucket/x?endpoint=http://h&path_style=perhaps")
+
+
+def test_further_options_reach_obstore() -> None:
+    config = config_of("s3://bucket/x?endpoint=http://h&server_side_encryption=aws:kms")
+    assert config["server_side_encryption"] == "aws:kms"
+
+
+def test_an_endpoint_of_the_environment_is_used_unless_it_is_plain_http(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://minio.example")
+    assert config_of("s3://bucket/x")["endpoint"] == "https://minio.example"
+    assert config_of("s3://bucket/x?endpoint=http://h")["endpoint"] == "http://h"
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://minio.example")
+    with pytest.raises(ConfigError, match="plain http"):
+        config_of("s3://bucket/x")
+
+
+def test_values_that_a_client_refuses_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", HIDDEN)
+    for query in (f"checksum_algorithm={HIDDEN}", f"disable_bulk_delete={HIDDEN}"):
+        with pytest.raises(ConfigError, match="cannot be set up") as raised:
+            open_store(f"s3://bucket/x?endpoint=http://127.0.0.1:1&{query}")
+        assert HIDDEN not in str(raised.value)
+
+
+def test_credentials_that_are_missing_or_half_there_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = "s3://bucket/x?endpoint=http://127.0.0.1:1"
+    with pytest.raises(ConfigError, match="there are no AWS credentials for s3://bucket/x"):
+        open_store(url)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    with pytest.raises(ConfigError, match="are not complete"):
+        open_store(url)
+    with pytest.raises(ConfigError, match="profile for s3://bucket/x is not in the AWS config"):
+        open_store(f"{url}&profile={HIDDEN}")
+
+
+def test_importing_everlong_does_not_import_the_vendors() -> None:
+    code = "import sys, everlong; print(*{'botocore', 'boto3', 'obstore'} & set(sys.modules))"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == ""
