@@ -177,8 +177,10 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
             await self.packs.read_body(ref)
 
     async def _encode(self, payload: Payload) -> Payload:
-        # Not payload.ByteSize(), which takes longer than all that is done here to a large payload.
-        size_bytes = len(payload.data) + sum(len(k) + len(v) for k, v in payload.metadata.items())
+        # Once: each access copies it. And no payload.ByteSize(), which takes longer than all that is
+        # done here to a large payload.
+        data = payload.data
+        size_bytes = len(data) + sum(len(k) + len(v) for k, v in payload.metadata.items())
         budget = BUDGET.get()
         leaves = self._is_nexus or (budget is not None and budget.leaving)
         offloads = self._nexus_offload or not leaves
@@ -198,7 +200,7 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
                     "so they are not offloaded: send less, or set nexus_offload=True on both sides "
                     "if they share a store."
                 )
-        return await self._offload(payload, inline, size_bytes)
+        return await self._offload(payload, data, inline, size_bytes)
 
     async def _inline(self, payload: Payload, size_bytes: int) -> Payload:
         """Return the payload as it may stay in history: sealed, compressed, or as it is."""
@@ -212,13 +214,15 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
             return payload
         return Payload(metadata={"encoding": INLINE_ENCODING}, data=sealed)
 
-    async def _offload(self, payload: Payload, inline: Payload | None, size_bytes: int) -> Payload:
+    async def _offload(
+        self, payload: Payload, data: bytes, inline: Payload | None, size_bytes: int
+    ) -> Payload:
         if self._offloader.is_down:
             inline = inline or await self._inline(payload, size_bytes)
             if self._stays_inline(inline):
                 return inline
         try:
-            ref = await self._offloader.write(self._thread, payload)
+            ref = await self._offloader.write(self._thread, payload, data)
         except StoreUnavailable:
             inline = inline or await self._inline(payload, size_bytes)
             if self._stays_inline(inline):

@@ -56,9 +56,12 @@ class Offloader:
         """Whether the store failed so recently that waiting for it again is not worth it."""
         return time.monotonic() < self._down_until
 
-    async def write(self, thread: str, payload: Payload) -> PackRef:
-        """Store a payload; return its ref once it is durable. No thread: nothing is deduplicated."""
-        envelope, data = _envelope(payload), payload.data
+    async def write(self, thread: str, payload: Payload, data: bytes) -> PackRef:
+        """Store a payload, whose data the caller has at hand; return its ref once it is durable.
+
+        Without a thread nothing is deduplicated.
+        """
+        envelope = _envelope(payload)
         memory = self._memory.of(thread) if thread else ThreadMemory()
         keys = await self.packs.keys()
         key_id = "" if keys is None else keys.active

@@ -180,7 +180,7 @@ async def test_what_could_not_be_read_again_is_refused_even_if_it_compresses_wel
     if down:
         store.down = True
         with contextlib.suppress(StoreUnavailable):
-            await codec._offloader.write("", LARGE)
+            await codec._offloader.write("", LARGE, LARGE.data)
     with pytest.raises(ObjectTooLarge, match=r"10000\d bytes are not"):
         await codec.encode([Payload(data=bytes(100_001))])
 

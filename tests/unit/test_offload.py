@@ -93,7 +93,7 @@ async def test_patience_ends() -> None:
     offloader = Offloader(PackStore(store))
     assert not offloader.is_down
     with pytest.raises(StoreUnavailable, match="down for a test") as raised:
-        await offloader.write("", LARGE)
+        await offloader.write("", LARGE, LARGE.data)
     assert store.puts == 3
     assert offloader.is_down
     # A plain exception: Temporal retries the task. ApplicationError could end the workflow.
@@ -105,7 +105,7 @@ async def test_a_call_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
     store = FaultyStore()
     store.hangs = True
     with pytest.raises(StoreUnavailable, match=r"did not answer in \d+ s\. Check the store"):
-        await Offloader(PackStore(store)).write("", SMALL)
+        await Offloader(PackStore(store)).write("", SMALL, SMALL.data)
     store.hangs = False
     [ref] = await EverlongCodec(store).encode([SMALL])
     store.get_seconds = 3600
@@ -233,11 +233,11 @@ async def lost(codec: EverlongCodec, item: Payload, store: FaultyStore, how: str
     if how == "unavailable":
         store.fail(3)
         with pytest.raises(StoreUnavailable):
-            await codec._offloader.write(codec._thread, item)
+            await codec._offloader.write(codec._thread, item, item.data)
     elif how == "timeout":
         store.faults = [TimeoutError(), TimeoutError(), TimeoutError()]
         with pytest.raises(StoreUnavailable):
-            await codec._offloader.write(codec._thread, item)
+            await codec._offloader.write(codec._thread, item, item.data)
     elif how == "error":
         store.faults = [RuntimeError("a bug")]
         with pytest.raises(RuntimeError):
