@@ -118,6 +118,9 @@ def embedded_environment(settings: Settings) -> dict[str, str]:
         "EVERLONG_STORE": settings.store,
         "EVERLONG_TASK_QUEUE": settings.task_queue,
         "EVERLONG_INLINE_BYTES_MAX": str(settings.inline_bytes_max),
+        "EVERLONG_CACHE_DIR": settings.cache_dir,
+        "EVERLONG_KEYS": settings.keys,
+        "EVERLONG_ACCEPT_UNSEALED": "1" if settings.accept_unsealed else "",
         "EVERLONG_TOKEN": "",
         "OTEL_TRACES_EXPORTER": settings.traces_exporter,
     }

@@ -20,6 +20,9 @@ FALLBACK_BYTES_MAX: Final = 3 * MIB // 2
 # All payloads of a task completion that stay inline. The server ends a workflow at 4 MB, and the
 # commands around the payloads need room too.
 COMPLETION_BYTES_MAX: Final = 3 * MIB
+# The SDK encodes the payloads of a completion one after another, and a task has 10 s. After this long
+# the rest stays inline where that fits.
+COMPLETION_SECONDS_MAX: Final = 4.0
 
 # The store is tried for about this long, then the caller does without: a workflow task has 10 s. A
 # large object gets more, at a rate that any store reaches.
@@ -43,10 +46,14 @@ LOOP_BYTES_MAX: Final = 256 * KIB
 
 # What an encoder remembers of a thread so that it writes only what is new: the newest payloads of
 # each of a few series (a thread may have several lists under way), and where chunks lie. An entry of
-# the index takes about 200 bytes and stands for 16 KiB: 32,768 are 6.5 MiB for 512 MiB of content.
+# the index takes about 350 bytes and stands for up to 16 KiB: 32,768 are 11 MiB.
 ENCODER_RECENT_MAX: Final = 4
 ENCODER_CHUNKS_MAX: Final = 32_768
-ENCODER_CHUNK_COST_BYTES: Final = 200
+# Payloads of a moderate size are known again by their digest, so that a task which is tried again
+# after it took too long to write them does not begin anew.
+ENCODER_REPEATS_MAX: Final = 1024
+ENCODER_REPEAT_BYTES_MAX: Final = 256 * KIB
+ENCODER_ENTRY_COST_BYTES: Final = 350
 # Over all threads of a process. Beyond it, the thread that was not encoded for longest is forgotten:
 # its next payload is written whole, once.
 ENCODER_BYTES_MAX: Final = 128 * MIB
@@ -64,8 +71,11 @@ CHUNK_BYTES_MEAN: Final = 16 * KIB
 # writes less, and reads take more GETs. See docs/benchmarks.md.
 MERGE_RATIO: Final = 0.3
 # A pack of which a payload uses less than this is copied from instead of pointed to, so a cold read
-# never takes over 4 times the bytes that it needs.
+# never inflates over 4 times the bytes that it needs.
 SPARSE_RATIO: Final = 0.25
+# Runs that a payload may consist of; with more it is written whole. They come of many small changes
+# in the middle, two of each, and take 10 bytes each: so 2 MB are written whole every 256 changes.
+EXTENTS_MAX: Final = 512
 # Packs that one payload may point into, itself included: what a cold read takes in GETs at most.
 PACKS_MAX: Final = 24
 
@@ -100,16 +110,21 @@ ENTRY_BODY_BYTES_MAX: Final = 512
 # Bodies read at once when a context is loaded: 16 GETs of 60 ms give 270 GETs a second.
 STORE_READS_MAX: Final = 16
 
-# A prefetch has to end within a workflow task or two, and must not push out of the cache what it has
-# fetched itself: plain bytes, of which the cache holds about a quarter. At most so many at a time.
+# A prefetch has to end within a workflow task or two. At most so many at a time.
 PREFETCH_SECONDS_MAX: Final = 30.0
-PREFETCH_BYTES_MAX: Final = 128 * MIB
-PREFETCHES_MAX: Final = 32
+PREFETCHES_MAX: Final = 128
+# A replay waits so long for its history to be read: 256 events take some milliseconds, and the SDK
+# takes an activation of 2 s for a deadlock.
+HISTORY_SECONDS_MAX: Final = 0.8
 
 # What a process keeps of the store: in memory, and in a directory where one is named. A pack of an
 # agent's step has some KiB, so this is thousands of them.
 CACHE_MEMORY_BYTES_MAX: Final = 64 * MIB
 CACHE_DISK_BYTES_MAX: Final = 2048 * MIB
+# A cache directory that is slower than this is as good as none.
+CACHE_SECONDS_MAX: Final = 0.5
+# A prefetch must not push out of the cache what it has fetched itself.
+PREFETCH_BYTES_MAX: Final = CACHE_MEMORY_BYTES_MAX // 2
 
 # An activity on a killed worker is noticed after this long. The SDK sends heartbeats at most every
 # 80% of it, however often it is asked to.

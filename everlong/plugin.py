@@ -12,16 +12,16 @@ from temporalio import workflow
 from temporalio.converter import DataConverter
 from temporalio.plugin import SimplePlugin
 from temporalio.worker import ReplayerConfig, Worker, WorkerConfig, WorkflowRunner
-from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from everlong import limits
 from everlong.activities import AgentActivities
 from everlong.agents import Agent
 from everlong.codecs import EverlongCodec
 from everlong.errors import ConfigError, LimitReached, PluginNotOnClient
-from everlong.interceptors.activation import ActivationHook, hooked, passing_through, unhooked
+from everlong.interceptors.activation import ActivationHook, hooked, passing_through
 from everlong.interceptors.nexus import NexusInterceptor
 from everlong.interceptors.prefetch import Prefetcher, PrefetchHook
+from everlong.interceptors.recorded import Recorded
 from everlong.interceptors.resume import ResumeHook
 from everlong.storage import BlobStore
 from everlong.storage.keys import KeySource
@@ -84,13 +84,12 @@ class EverlongPlugin(SimplePlugin):
             nexus_offload=nexus_offload,
         )
         self._tracer = trace.get_tracer("everlong", tracer_provider=tracer_provider)
-        self._prefetcher: Prefetcher | None = None
+        self._prefetchers: list[Prefetcher] = []
         activities = AgentActivities(self.packs, agents)
         super().__init__(
             "everlong.EverlongPlugin",
             data_converter=self._with_codec,
             interceptors=[NexusInterceptor()],
-            workflow_runner=self._with_hook,
             workflows=lambda existing: _joined(existing, [AgentWorkflow] if agents else []),
             activities=lambda existing: _joined(
                 existing,
@@ -105,20 +104,23 @@ class EverlongPlugin(SimplePlugin):
         """See `temporalio.worker.Plugin`."""
         # Asked of the client's plugins, not its codec: another plugin may have wrapped that.
         plugins = config["client"].config()["plugins"]
-        if not any(isinstance(plugin, EverlongPlugin) for plugin in plugins):
+        if not any(plugin is self for plugin in plugins):
             raise PluginNotOnClient(
-                "EverlongPlugin was given to the Worker but not to its Client, so payloads would not "
-                "be encoded. Pass it to Client.connect(..., plugins=[plugin]); workers made from "
+                "this EverlongPlugin was given to the Worker but not to its Client, so payloads would "
+                "not be encoded. Pass it to Client.connect(..., plugins=[plugin]); workers made from "
                 "that client inherit it."
             )
+        # Each worker has its own: it asks that worker's client, and ends with that worker.
+        prefetcher = Prefetcher(config["client"], self.codec)
+        self._prefetchers.append(prefetcher)
         config = super().configure_worker(config)
+        config["workflow_runner"] = self._with_hooks(config["workflow_runner"], prefetcher)
         # Threads replay cheaply; a team's other workflows may not. A team's own setting wins, and
         # only its value tells it from the SDK's default.
         if self._agents and config[_STICKY] == _SDK_STICKY_DEFAULT:
             config[_STICKY] = timedelta(seconds=limits.STICKY_SECONDS)
-        self._prefetcher = Prefetcher(config["client"], self.codec)
-        config["unsandboxed_workflow_runner"] = self._with_hook(
-            config["unsandboxed_workflow_runner"]
+        config["unsandboxed_workflow_runner"] = self._with_hooks(
+            config["unsandboxed_workflow_runner"], prefetcher
         )
         return config
 
@@ -131,8 +133,10 @@ class EverlongPlugin(SimplePlugin):
         try:
             await super().run_worker(worker, next)
         finally:
-            if self._prefetcher is not None:
-                await self._prefetcher.stop()
+            for prefetcher in list(self._prefetchers):
+                if prefetcher.client is worker.client:
+                    self._prefetchers.remove(prefetcher)
+                    await prefetcher.stop()
 
     def configure_replayer(self, config: ReplayerConfig) -> ReplayerConfig:
         """See `temporalio.worker.Plugin`. A replayer writes no blobs and emits no spans."""
@@ -142,7 +146,7 @@ class EverlongPlugin(SimplePlugin):
             config["data_converter"] = dataclasses.replace(
                 converter, payload_codec=converter.payload_codec.reading()
             )
-        config["workflow_runner"] = unhooked(config["workflow_runner"])
+        config["workflow_runner"] = hooked(passing_through(config["workflow_runner"]), None)
         return config
 
     def _with_codec(self, converter: DataConverter | None) -> DataConverter:
@@ -158,17 +162,11 @@ class EverlongPlugin(SimplePlugin):
             converter, payload_codec=self.codec.around(converter.payload_codec)
         )
 
-    def _with_hook(self, runner: WorkflowRunner | None) -> WorkflowRunner:
-        # Our modules are deterministic where workflows import them, and costly to import again for
-        # each of them.
-        runner = passing_through(runner or SandboxedWorkflowRunner(), "everlong")
-        return hooked(runner, self._new_hooks)
+    def _with_hooks(self, runner: WorkflowRunner, prefetcher: Prefetcher) -> WorkflowRunner:
+        def new_hooks(info: workflow.Info, recorded: Recorded) -> list[ActivationHook]:
+            return [ResumeHook(self._tracer, info), PrefetchHook(prefetcher, info, recorded)]
 
-    def _new_hooks(self, info: workflow.Info) -> list[ActivationHook]:
-        hooks: list[ActivationHook] = [ResumeHook(self._tracer, info)]
-        if self._prefetcher is not None:
-            hooks.append(PrefetchHook(self._prefetcher, info))
-        return hooks
+        return hooked(passing_through(runner), new_hooks)
 
 
 def _joined(existing: Sequence[T] | None, added: Sequence[T]) -> list[T]:

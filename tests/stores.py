@@ -25,13 +25,18 @@ class CountingStore(MemoryBlobStore):
 
 
 class SlowStore(CountingStore):
-    """Takes a while for each GET, and notes how many were under way at once."""
+    """Takes a while for each call, and notes how many GETs were under way at once."""
 
-    def __init__(self, get_seconds: float) -> None:
+    def __init__(self, get_seconds: float = 0.0, put_seconds: float = 0.0) -> None:
         super().__init__()
         self._get_seconds = get_seconds
+        self._put_seconds = put_seconds
         self._under_way = 0
         self.most_at_once = 0
+
+    async def put(self, key: str, data: bytes) -> None:
+        await asyncio.sleep(self._put_seconds)
+        await super().put(key, data)
 
     async def get(self, key: str) -> bytes:
         self._under_way += 1

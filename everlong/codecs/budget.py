@@ -5,6 +5,7 @@ activation hook opens a budget for each completion, and the codec, which encodes
 same task of the event loop, finds it here.
 """
 
+import time
 from contextvars import ContextVar
 from typing import Final
 
@@ -15,13 +16,28 @@ class CompletionBudget:
     """Bytes that are left for the payloads of a completion.
 
     Answers to queries do not last: they are in no history, so an object in the store would never be
-    read again. A result that leaves for another namespace is like any Nexus payload.
+    read again. A result that leaves for another namespace is like any Nexus payload. What a
+    replay issues again is most likely discarded, so nothing is stored for it.
     """
 
-    def __init__(self, *, lasting: bool = True, leaving: bool = False) -> None:
+    def __init__(
+        self, *, lasting: bool = True, leaving: bool = False, replaying: bool = False
+    ) -> None:
         self.left_bytes = limits.COMPLETION_BYTES_MAX
+        self._deadline = float("inf")
         self.lasting = lasting
         self.leaving = leaving
+        self.replaying = replaying
+
+    def begin(self) -> None:
+        """Take note that payloads are being encoded: the task does not wait for ever."""
+        if self._deadline == float("inf"):
+            self._deadline = time.monotonic() + limits.COMPLETION_SECONDS_MAX
+
+    @property
+    def is_late(self) -> bool:
+        """Whether so much time is gone that the rest had better stay inline."""
+        return time.monotonic() > self._deadline
 
     def take(self, size_bytes: int) -> bool:
         """Take bytes for a payload that stays inline; tell whether they were there."""

@@ -33,6 +33,7 @@ from everlong.errors import (
     BlobCorrupt,
     ConfigError,
     EverlongError,
+    ObjectTooLarge,
     PayloadTooLarge,
     StoreUnavailable,
 )
@@ -89,6 +90,11 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
                 f"inline_bytes_max is {inline_bytes_max}; give 0 to offload every payload, or a "
                 f"positive number of bytes (default {limits.INLINE_BYTES_MAX})"
             )
+        if inline_bytes_max > limits.FALLBACK_BYTES_MAX:
+            raise ConfigError(
+                f"inline_bytes_max is {inline_bytes_max}; the server takes payloads of "
+                f"{limits.FALLBACK_BYTES_MAX} bytes at most"
+            )
         if not isinstance(store, PackStore):
             store = PackStore(store, None if keys is None else Keyring(keys))
         elif keys is not None:
@@ -124,7 +130,8 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
                 thread_key(context.namespace, context.workflow_id) if context.workflow_id else ""
             )
         # An activity that reads its input: should its worker go on to run the workflow, as after a
-        # crash, then the next input is mostly this one. (On the workflow's side the id is None.)
+        # crash, then the next input is mostly this one. (On the workflow's side there is an id only
+        # where a team has set one.)
         codec._learns = bool(getattr(context, "activity_id", None))
         if isinstance(context, NexusSerializationContext):
             codec._is_nexus = True
@@ -152,36 +159,43 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         # Its result does: that is encoded on the activity's side, where there is no completion.
         if self._read_only or (self._is_local and BUDGET.get() is not None):
             return list(payloads)
+        budget = BUDGET.get()
+        if budget is not None:
+            budget.begin()
+        room = _Room()
         with _concise():
-            return [await self._encode(payload) for payload in payloads]
+            return [await self._encode(payload, room) for payload in payloads]
 
     async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
         """See `PayloadCodec`."""
         with _concise():
+            _check_inflated(payloads)
             if len(payloads) == 1:
                 decoded = [await self._decode(payloads[0])]
             else:
                 decoded = await gathered([partial(self._decode, payload) for payload in payloads])
         return decoded if self._inner is None else await self._inner.decode(decoded)
 
-    def wanted_bytes(self, payload: Payload) -> int:
-        """Return how much would be fetched for a payload; 0 if it is no ref."""
-        return parse_ref(payload).size_bytes if is_ref(payload) else 0
+    def is_wanted(self, payload: Payload) -> bool:
+        """Tell whether there is something to fetch for a payload."""
+        return is_ref(payload)
 
-    async def warm(self, payload: Payload) -> None:
-        """Fetch what a ref will need when it is decoded."""
+    async def warm(self, payload: Payload) -> int:
+        """Fetch what a ref will need when it is decoded; return the bytes that it took."""
         ref = parse_ref(payload)
         if isinstance(ref, PackRef):
-            await self.packs.warm(ref.thread, ref.pack, alone=ref.packs == 1)
-        else:
-            await self.packs.read_body(ref)
+            await check_ref(self.packs, payload, ref)
+            return await self.packs.warm(ref.thread, ref.pack, alone=ref.packs == 1)
+        return len(await self.packs.read_body(ref))
 
-    async def _encode(self, payload: Payload) -> Payload:
+    async def _encode(self, payload: Payload, room: "_Room") -> Payload:
         # Once: each access copies it. And no payload.ByteSize(), which takes longer than all that is
         # done here to a large payload.
         data = payload.data
         size_bytes = len(data) + sum(len(k) + len(v) for k, v in payload.metadata.items())
         budget = BUDGET.get()
+        if budget is not None and budget.replaying:
+            return await self._inline(payload, size_bytes)
         leaves = self._is_nexus or (budget is not None and budget.leaving)
         offloads = self._nexus_offload or not leaves
         inline_max = self._inline_bytes_max
@@ -191,16 +205,18 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         if size_bytes <= limits.INLINE_TRIAL_FACTOR * inline_max or not offloads:
             inline = await self._inline(payload, size_bytes)
             inline_bytes = _inline_bytes(inline)
-            if inline_bytes <= inline_max and (budget is None or budget.take(inline_bytes)):
+            if inline_bytes <= inline_max and room.take(inline_bytes):
                 return inline
             if not offloads:
+                # The SDK passes on the text and not the type, so the text begins with it.
                 raise PayloadTooLarge(
                     f"PayloadTooLarge: a Nexus payload of {size_bytes} bytes is {inline_bytes} after "
-                    f"compression, and {inline_max} may be sent. Nexus payloads leave the namespace, "
-                    "so they are not offloaded: send less, or set nexus_offload=True on both sides "
-                    "if they share a store."
+                    f"compression; {inline_max} may be sent, and {limits.COMPLETION_BYTES_MAX} by "
+                    "one workflow task. Nexus payloads leave the namespace, so they are not "
+                    "offloaded: send less, or set nexus_offload=True on both sides if they share a "
+                    "store."
                 )
-        return await self._offload(payload, data, inline, size_bytes)
+        return await self._offload(payload, data, inline, size_bytes, room)
 
     async def _inline(self, payload: Payload, size_bytes: int) -> Payload:
         """Return the payload as it may stay in history: sealed, compressed, or as it is."""
@@ -215,29 +231,39 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         return Payload(metadata={"encoding": INLINE_ENCODING}, data=sealed)
 
     async def _offload(
-        self, payload: Payload, data: bytes, inline: Payload | None, size_bytes: int
+        self,
+        payload: Payload,
+        data: bytes,
+        inline: Payload | None,
+        size_bytes: int,
+        room: "_Room",
     ) -> Payload:
+        budget = BUDGET.get()
+        if budget is not None and budget.is_late:
+            inline = inline or await self._inline(payload, size_bytes)
+            if room.take(_inline_bytes(inline)):
+                return inline
         if self._offloader.is_down:
             inline = inline or await self._inline(payload, size_bytes)
-            if self._stays_inline(inline):
+            if self._stays_inline(inline, room):
                 return inline
         try:
             ref = await self._offloader.write(self._thread, payload, data)
         except StoreUnavailable:
             inline = inline or await self._inline(payload, size_bytes)
-            if self._stays_inline(inline):
+            if self._stays_inline(inline, room):
                 return inline
             raise
         keys = await self.packs.keys(ref.key_id)
         return ref.to_payload(keys)
 
-    def _stays_inline(self, inline: Payload) -> bool:
+    def _stays_inline(self, inline: Payload, room: "_Room") -> bool:
         """Tell whether the server takes a payload that the store did not; if so, count it."""
         inline_bytes = _inline_bytes(inline)
-        budget = BUDGET.get()
-        if inline_bytes > limits.FALLBACK_BYTES_MAX:
+        if self._is_local and BUDGET.get() is None:
+            # The results of local activities go out with a completion that nobody counts here.
             return False
-        if budget is not None and not budget.take(inline_bytes):
+        if not room.take(inline_bytes):
             return False
         self._offloader.stats.fallbacks += 1
         self._offloader.stats.fallback_bytes += inline_bytes
@@ -261,6 +287,22 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         await check_ref(self.packs, payload, ref)
         learn = self._learns and ref.thread == self._thread
         return await self._offloader.read(ref, learn=learn)
+
+
+class _Room:
+    """What the payloads of one call may take inline: together they are one value to the server."""
+
+    def __init__(self) -> None:
+        self._left_bytes = limits.FALLBACK_BYTES_MAX
+        self._budget = BUDGET.get()
+
+    def take(self, size_bytes: int) -> bool:
+        if size_bytes > self._left_bytes:
+            return False
+        if self._budget is not None and not self._budget.take(size_bytes):
+            return False
+        self._left_bytes -= size_bytes
+        return True
 
 
 @contextlib.contextmanager
@@ -292,6 +334,22 @@ class _FallbackLog:
             stats.fallbacks,
             stats.fallback_bytes,
         )
+
+
+def _check_inflated(payloads: Sequence[Payload]) -> None:
+    """Refuse payloads that would take too much memory together."""
+    if len(payloads) < 2:
+        return
+    most = 2 * limits.OBJECT_BYTES_MAX
+    if sum(plain_bytes(each) for each in payloads if _is_encoded(each)) > most:
+        raise ObjectTooLarge(
+            f"these {len(payloads)} payloads decode to over {most} bytes together: they are damaged, "
+            "or somebody wants this process to run out of memory"
+        )
+
+
+def _is_encoded(payload: Payload) -> bool:
+    return payload.metadata.get("encoding") in _OURS
 
 
 def plain_bytes(payload: Payload) -> int:

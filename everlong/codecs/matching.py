@@ -14,13 +14,14 @@ import dataclasses
 import hashlib
 import itertools
 import os
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, TypeAlias
 
 from pyfastcdc import FastCDC
 
 from everlong import limits
+from everlong.codecs import comparing
+from everlong.codecs.comparing import common_end, common_start
 from everlong.storage.packs import Contents, Extent
 
 # Digests stay in this process, so a key that ends with it keeps them apart from all others.
@@ -31,11 +32,12 @@ _CUTTER: Final = FastCDC(
     min_size=limits.CHUNK_BYTES_MEAN // 4,
     max_size=limits.CHUNK_BYTES_MEAN * 4,
 )
-# Runs are compared in steps that double, from one that a mismatch at the start makes cheap.
-_COMPARE_BYTES_MIN: Final = 256
-_COMPARE_BYTES_MAX: Final = 256 * limits.KIB
-# Where a checksum is noted, so that one of a longer payload can go on from there.
-_CRC_BYTES: Final = 256 * limits.KIB
+# After a difference, a piece of the base from so far on is looked for in the payload, within a window.
+_PROBES: Final = (64, 256, 1024, 4096, 16_384)
+_PROBE_BYTES: Final = 48
+_PROBE_WINDOW_BYTES: Final = 64 * limits.KIB
+# What a run takes in memory, nearly.
+_RUN_COST_BYTES: Final = 130
 
 
 @dataclasses.dataclass(eq=False, weakref_slot=True, slots=True)
@@ -69,7 +71,7 @@ class Recent:
     envelope: bytes = dataclasses.field(repr=False)
     data: bytes = dataclasses.field(repr=False)
     runs: list[Run]
-    name: bytes
+    pack: Known
     packs: int
     used_at: float
     crcs: list[int]
@@ -77,6 +79,21 @@ class Recent:
     continued: bool = False
     """Whether it continues another: of a list that grows, more are to come."""
     ends: list[int] = dataclasses.field(init=False)
+
+    @property
+    def name(self) -> bytes:
+        """The name of its pack."""
+        return self.pack.name
+
+    @property
+    def used(self) -> tuple[Known, ...]:
+        """The packs that it needs, its own included."""
+        return tuple({self.pack, *(run.pack for run in self.runs if run.pack is not None)})
+
+    @property
+    def cost_bytes(self) -> int:
+        """What this takes of the process's memory, nearly."""
+        return len(self.data) + len(self.envelope) + _RUN_COST_BYTES * len(self.runs)
 
     def __post_init__(self) -> None:
         self.ends = list(itertools.accumulate(run.length for run in self.runs))
@@ -95,7 +112,7 @@ class Recent:
 
     def crcs_within(self, prefix: int) -> list[int]:
         """Return those checksums that hold for every payload that begins alike."""
-        return self.crcs[: prefix // _CRC_BYTES]
+        return self.crcs[: prefix // comparing.CRC_BYTES]
 
     def find(self, pack: Known, start: int) -> int | None:
         """Return the offset in this payload of a place in a pack."""
@@ -103,6 +120,15 @@ class Recent:
             if run.pack is pack and run.start <= start < run.start + run.length:
                 return end - run.length + (start - run.start)
         return None
+
+
+class Stored(NamedTuple):
+    """A payload that is durable."""
+
+    name: bytes
+    packs: int
+    used: tuple[Known, ...]
+    """The packs that it needs, its own included."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +146,11 @@ class Plan:
     """Pack, start and length of runs that are written again, and where they will lie."""
     chunks: list[tuple[int, int, bytes]]
     """Of the new pack's stream: start, length, id."""
-    same_as: Recent | None = None
+    from_base: int
+    """How many bytes it has in common with its base."""
+    repeat_id: bytes = b""
+    """By what it is known again; empty if it is too large for that."""
+    same_as: Stored | None = None
     """A payload that is equal and durable: nothing needs to be written."""
 
     @property
@@ -131,18 +161,16 @@ class Plan:
     @property
     def continues_base(self) -> bool:
         """Whether this payload takes its base's place: it has most of it."""
-        shared = sum(run.length for run in self.runs if run.pack is not None)
-        rewritten = sum(length for _, _, length, _ in self.moved)
-        return self.base is not None and 2 * (shared + rewritten) > len(self.base.data)
+        return self.base is not None and 2 * self.from_base > len(self.base.data)
 
 
 def closest(recents: list[Recent], data: bytes) -> tuple[Recent | None, int, int]:
     """Return the remembered payload that agrees most, and how far from the start and the end."""
     best: tuple[Recent | None, int, int] = (None, 0, 0)
     for recent in recents:
-        prefix = _common(data, recent.data, 0, 0, min(len(data), len(recent.data)))
+        prefix = common_start(data, recent.data, 0, 0, min(len(data), len(recent.data)))
         rest = min(len(data), len(recent.data)) - prefix
-        suffix = _common_end(data, recent.data, rest)
+        suffix = common_end(data, recent.data, rest)
         found = (
             recent,
             prefix if prefix >= limits.MATCH_BYTES_MIN else 0,
@@ -153,55 +181,101 @@ def closest(recents: list[Recent], data: bytes) -> tuple[Recent | None, int, int
     return best
 
 
-def matched(
-    data: bytes, base: Recent | None, prefix: int, suffix: int, look_up: LookUp
-) -> tuple[list[Run], list[tuple[int, int, bytes]]]:
-    """Return all of a payload as runs, and the chunks of the new ones (offset, length, id)."""
-    runs: list[Run] = []
-    ids: list[tuple[int, int, bytes]] = []
-    if base and prefix:
-        runs += base.cut(0, prefix)
-    place, end = prefix, len(data) - suffix
-    while place < end:
-        place = _match_between(data, place, end, base, look_up, runs, ids)
-    if base and suffix:
-        runs += base.cut(len(base.data) - suffix, suffix)
-    return runs, ids
+class Matching:
+    """Goes through a payload from start to end, and takes from its base and from known packs.
 
+    Afterwards `runs` is all of it, `ids` are the chunks of what is new (offset, length, id), and
+    `from_base` is how much it has of its base.
+    """
 
-def _match_between(
-    data: bytes,
-    place: int,
-    end: int,
-    base: Recent | None,
-    look_up: LookUp,
-    runs: list[Run],
-    ids: list[tuple[int, int, bytes]],
-) -> int:
-    """Take chunks until one is known, and that as far as it leads. Return where to go on."""
-    new_from = place
-    for chunk in _CUTTER.cut_buf(memoryview(data)[place:end]):
-        start, length = place + chunk.offset, chunk.length
-        chunk_id = _chunk_id(chunk.data)
-        known = look_up(chunk_id)
-        if known is None:
+    def __init__(
+        self, data: bytes, base: Recent | None, prefix: int, suffix: int, look_up: LookUp
+    ) -> None:
+        self.runs: list[Run] = []
+        self.ids: list[tuple[int, int, bytes]] = []
+        self.from_base = 0
+        self._data = data
+        self._base = base
+        self._look_up = look_up
+        self._place = self._base_place = 0
+        self._end = len(data) - suffix
+        self._take(0, prefix)
+        while self._place < self._end:
+            if not self._find_again():
+                self._take_chunks()
+        if base is not None:
+            self._take(len(base.data) - suffix, suffix)
+
+    def _take(self, base_start: int, length: int) -> None:
+        """Take what comes next from the base."""
+        if self._base is not None and length:
+            self.runs += self._base.cut(base_start, length)
+            self.from_base += length
+            self._place += length
+            self._base_place = base_start + length
+
+    def _take_new(self, end: int) -> None:
+        if end > self._place:
+            self.runs.append(Run(end - self._place, None, self._place))
+            self._place = end
+
+    def _find_again(self) -> bool:
+        """After a difference, look for where the base goes on: most changes are small."""
+        if self._base is None:
+            return False
+        data, base = self._data, self._base.data
+        for ahead in _PROBES:
+            probe = base[self._base_place + ahead : self._base_place + ahead + _PROBE_BYTES]
+            if len(probe) < _PROBE_BYTES:
+                return False
+            window_end = min(self._end, self._place + ahead + _PROBE_WINDOW_BYTES)
+            start = data.find(probe, self._place, window_end)
+            if start < 0:
+                continue
+            base_start = self._base_place + ahead
+            most = min(self._end - start, len(base) - base_start)
+            length = common_start(data, base, start, base_start, most)
             if length >= limits.MATCH_BYTES_MIN:
-                ids.append((start, length, chunk_id))
-            continue
-        if start > new_from:
-            runs.append(Run(start - new_from, None, new_from))
-        pack, pack_start = known
-        offset = base.find(pack, pack_start) if base else None
-        if base is not None and offset is not None:
-            most = min(end - start, len(base.data) - offset)
-            common = _common(data, base.data, start, offset, most)
+                back = common_end(
+                    data[self._place : start], base[base_start - ahead : base_start], ahead
+                )
+                self._note_chunks(self._place, start - back)
+                self._take_new(start - back)
+                self._take(base_start - back, length + back)
+                return True
+        return False
+
+    def _note_chunks(self, start: int, end: int) -> None:
+        """Note the chunks of a stretch that is new."""
+        for chunk in _CUTTER.cut_buf(memoryview(self._data)[start:end]):
+            if chunk.length >= limits.MATCH_BYTES_MIN:
+                self.ids.append((start + chunk.offset, chunk.length, _chunk_id(chunk.data)))
+
+    def _take_chunks(self) -> None:
+        """Take chunks until one is known, and that as far as it leads."""
+        place = self._place
+        for chunk in _CUTTER.cut_buf(memoryview(self._data)[place : self._end]):
+            start, length = place + chunk.offset, chunk.length
+            chunk_id = _chunk_id(chunk.data)
+            known = self._look_up(chunk_id)
+            if known is not None:
+                self._take_new(start)
+                self._take_known(length, *known)
+                return
+            if length >= limits.MATCH_BYTES_MIN:
+                self.ids.append((start, length, chunk_id))
+        self._take_new(self._end)
+
+    def _take_known(self, length: int, pack: Known, pack_start: int) -> None:
+        offset = self._base.find(pack, pack_start) if self._base else None
+        if self._base is not None and offset is not None:
+            most = min(self._end - self._place, len(self._base.data) - offset)
+            common = common_start(self._data, self._base.data, self._place, offset, most)
             if common > length:
-                runs += base.cut(offset, common)
-                return start + common
-        runs.append(Run(length, pack, pack_start))
-        return start + length
-    runs.append(Run(end - new_from, None, new_from))
-    return end
+                self._take(offset, common)
+                return
+        self.runs.append(Run(length, pack, pack_start))
+        self._place += length
 
 
 def _merged_packs(runs: list[Run]) -> set[Known]:
@@ -213,6 +287,8 @@ def _merged_packs(runs: list[Run]) -> set[Known]:
             growing += run.length
         else:
             held[run.pack] = held.get(run.pack, 0) + run.length
+    if len(runs) > limits.EXTENTS_MAX:
+        return set(held)
     merged = {pack for pack, used in held.items() if used < limits.SPARSE_RATIO * pack.stream_bytes}
     growing += sum(held[pack] for pack in merged)
     newest_first = sorted(held.keys() - merged, key=lambda pack: -pack.number)
@@ -231,10 +307,11 @@ def lay_out(
     data: bytes,
     crcs: list[int],
     base: Recent | None,
-    runs: list[Run],
-    ids: list[tuple[int, int, bytes]],
+    matching: Matching,
+    repeat_id: bytes,
 ) -> Plan:
     """Lay out the new pack: its stream, and the extents of the payload."""
+    runs = matching.runs
     merged = _merged_packs(runs)
     view = memoryview(data)
     stream: list[memoryview] = []
@@ -266,7 +343,7 @@ def lay_out(
         offset += length
     offsets = [at for at, _ in shift]
     chunks = []
-    for start, length, chunk_id in ids:
+    for start, length, chunk_id in matching.ids:
         data_start, stream_start = shift[bisect.bisect_right(offsets, start) - 1]
         chunks.append((stream_start + start - data_start, length, chunk_id))
     contents = Contents(
@@ -277,58 +354,25 @@ def lay_out(
         sources=[pack.name for pack in sources],
         stream=_joined(stream),
     )
-    return Plan(contents, key_id, data, crcs, base, placed, moved, chunks)
+    return Plan(
+        contents, key_id, data, crcs, base, placed, moved, chunks, matching.from_base, repeat_id
+    )
 
 
 def _joined(stream: list[memoryview]) -> list[memoryview]:
     return stream if len(stream) < 2 else [memoryview(b"".join(stream))]
 
 
-def running_crcs(data: bytes, known: Sequence[int]) -> list[int]:
-    """Return the CRC-32 of the data up to each multiple of a block, and of all of it at the end.
-
-    Those that are known, of data that begins alike, are not computed again.
-    """
-    view = memoryview(data)
-    crcs = list(known)
-    for start in range(len(crcs) * _CRC_BYTES, len(data), _CRC_BYTES):
-        crcs.append(zlib.crc32(view[start : start + _CRC_BYTES], crcs[-1] if crcs else 0))
-    return crcs
+def repeat_id(envelope: bytes, data: bytes) -> bytes:
+    """Return by what an equal payload is known; nothing for a large one, which takes too long."""
+    if len(data) > limits.ENCODER_REPEAT_BYTES_MAX:
+        return b""
+    digest = hashlib.blake2b(key=_CHUNK_KEY, digest_size=_CHUNK_ID_BYTES, person=b"everlong-repeat")
+    digest.update(len(envelope).to_bytes(8))
+    digest.update(envelope)
+    digest.update(data)
+    return digest.digest()
 
 
 def _chunk_id(data: memoryview) -> bytes:
     return hashlib.blake2b(data, key=_CHUNK_KEY, digest_size=_CHUNK_ID_BYTES).digest()
-
-
-def _common(a: bytes, b: bytes, a_start: int, b_start: int, most: int) -> int:
-    """Return how many bytes agree from two places on, up to a number."""
-    done, step = 0, _COMPARE_BYTES_MIN
-    while done < most:
-        step = min(step, most - done)
-        # Of the two, only one is copied.
-        if a.startswith(b[b_start + done : b_start + done + step], a_start + done):
-            done += step
-            step = min(2 * step, _COMPARE_BYTES_MAX)
-        elif step == 1:
-            break
-        else:
-            most = done + step
-            step = max(1, step // 2)
-    return done
-
-
-def _common_end(a: bytes, b: bytes, most: int) -> int:
-    """Return how many bytes agree before the two ends, up to a number."""
-    done, step = 0, _COMPARE_BYTES_MIN
-    while done < most:
-        step = min(step, most - done)
-        a_end, b_end = len(a) - done, len(b) - done
-        if a.startswith(b[b_end - step : b_end], a_end - step):
-            done += step
-            step = min(2 * step, _COMPARE_BYTES_MAX)
-        elif step == 1:
-            break
-        else:
-            most = done + step
-            step = max(1, step // 2)
-    return done

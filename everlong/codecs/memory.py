@@ -5,6 +5,7 @@ bytes and chunks lie; `matching` finds out what a new one has in common with the
 shared between threads, and a process that has forgotten a thread only writes one payload whole.
 """
 
+import bisect
 import itertools
 import threading
 import time
@@ -14,20 +15,22 @@ from typing import Final
 from weakref import WeakValueDictionary
 
 from everlong import limits
+from everlong.codecs.comparing import running_crcs
 from everlong.codecs.matching import (
     Known,
+    Matching,
     Plan,
     Recent,
     Run,
+    Stored,
     closest,
     lay_out,
-    matched,
-    running_crcs,
+    repeat_id,
 )
 from everlong.storage.packs import Contents, Pack
 
 # What a thread takes of which nothing is remembered yet, as measured.
-_THREAD_COST_BYTES: Final = 1200
+_THREAD_COST_BYTES: Final = 1400
 
 
 def _seconds() -> float:
@@ -44,6 +47,7 @@ class ThreadMemory:
         self._lock = threading.Lock()
         self._recent: list[Recent] = []
         self._index: dict[bytes, tuple[Known, int]] = {}
+        self._repeats: dict[bytes, Stored] = {}
         self._packs: WeakValueDictionary[bytes, Known] = WeakValueDictionary()
         self._number = 0  # Of the next pack.
         # The key of all that is remembered: after a rotation, nothing of an older key is used.
@@ -52,32 +56,30 @@ class ThreadMemory:
     @property
     def cost_bytes(self) -> int:
         """What this takes of the process's memory, nearly."""
-        kept = sum(len(recent.data) for recent in self._recent)
-        return _THREAD_COST_BYTES + kept + len(self._index) * limits.ENCODER_CHUNK_COST_BYTES
+        kept = sum(recent.cost_bytes for recent in self._recent)
+        entries = len(self._index) + len(self._repeats)
+        return _THREAD_COST_BYTES + kept + entries * limits.ENCODER_ENTRY_COST_BYTES
 
-    def find(self, name: bytes) -> tuple[bytes, bytes] | None:
+    def find(self, name: bytes, key_id: str) -> tuple[bytes, bytes] | None:
         """Return the envelope and data of a payload that was encoded or decoded lately."""
         with self._lock:
             for recent in self._recent:
-                if recent.name == name:
+                if recent.name == name and self._key_id == key_id:
                     return recent.envelope, recent.data
         return None
 
     def plan(self, envelope: bytes, data: bytes, key_id: str, now: float) -> Plan:
         """Find out what of a payload is new."""
+        known_by = repeat_id(envelope, data)
         with self._lock:
             self._forget_stale(key_id, now)
             recents, index, number = list(self._recent), self._index, self._number
+            same_as = self._same(recents, envelope, data, known_by, now)
+        if same_as is not None:
+            nothing = Contents(envelope=envelope, size_bytes=len(data), crc=0, extents=[])
+            return Plan(nothing, key_id, data, [], None, [], [], [], 0, known_by, same_as)
         # The rest takes its time, and the event loop may want the lock. What others add to the index
         # meanwhile is passed over, so that equal payloads give equal packs.
-        for recent in recents:
-            # The ends first: of two lists of one length those differ, and all the rest is the same.
-            if recent.data[-64:] == data[-64:] and (recent.data, recent.envelope) == (
-                data,
-                envelope,
-            ):
-                nothing = Contents(envelope=envelope, size_bytes=len(data), crc=0, extents=[])
-                return Plan(nothing, key_id, data, [], recent, recent.runs, [], [], same_as=recent)
         oldest = now - limits.ENCODER_SECONDS_MAX
 
         def look_up(chunk_id: bytes) -> tuple[Known, int] | None:
@@ -87,9 +89,29 @@ class ThreadMemory:
             return known
 
         base, prefix, suffix = closest(recents, data)
-        runs, ids = matched(data, base, prefix, suffix, look_up)
+        matching = Matching(data, base, prefix, suffix, look_up)
         crcs = running_crcs(data, base.crcs_within(prefix) if base else ())
-        return lay_out(envelope, key_id, data, crcs, base, runs, ids)
+        return lay_out(envelope, key_id, data, crcs, base, matching, known_by)
+
+    def _same(
+        self, recents: list[Recent], envelope: bytes, data: bytes, known_by: bytes, now: float
+    ) -> Stored | None:
+        """Return an equal payload that is durable, and see to it that it does not grow old."""
+        found = self._repeats.get(known_by)
+        if found is not None and any(
+            pack.used_at < now - limits.ENCODER_SECONDS_MAX for pack in found.used
+        ):
+            found = None
+        for recent in recents:
+            # The ends first: of two lists of one length those differ, and all the rest is the same.
+            if recent.data[-64:] != data[-64:] or len(recent.data) != len(data):
+                continue
+            if recent.envelope == envelope and recent.data == data:
+                found = Stored(recent.name, recent.packs, recent.used)
+                recent.used_at = now
+        for pack in found.used if found else ():
+            pack.used_at = now
+        return found
 
     def commit(self, plan: Plan, name: bytes, now: float) -> None:
         """Remember a payload that has become durable."""
@@ -101,15 +123,22 @@ class ThreadMemory:
             new.chunks = list(dict.fromkeys([*new.chunks, *plan.chunks]))
             for start, _, chunk_id in plan.chunks:
                 self._index[chunk_id] = (new, start)
-            for pack, start, length, moved_to in plan.moved:
+            for pack, group in itertools.groupby(
+                sorted(plan.moved, key=lambda run: (run[0].number, run[1])), lambda run: run[0]
+            ):
                 if pack is not new:
-                    self._move(pack, start, length, new, moved_to)
+                    self._move(pack, list(group), new)
             runs = [Run(run.length, run.pack or new, run.start) for run in plan.runs]
-            for pack in {run.pack for run in plan.runs if run.pack is not None}:
-                pack.used_at = now
             recent = Recent(
-                plan.contents.envelope, plan.data, runs, name, plan.packs, now, plan.crcs
+                plan.contents.envelope, plan.data, runs, new, plan.packs, now, plan.crcs
             )
+            for pack in recent.used:
+                pack.used_at = now
+            if plan.repeat_id:
+                self._repeats.pop(plan.repeat_id, None)
+                self._repeats[plan.repeat_id] = Stored(name, plan.packs, recent.used)
+                while len(self._repeats) > limits.ENCODER_REPEATS_MAX:
+                    del self._repeats[next(iter(self._repeats))]
             if plan.base in self._recent and plan.continues_base:
                 self._recent.remove(plan.base)
                 recent.continued = True
@@ -130,7 +159,7 @@ class ThreadMemory:
             known = [self._known(each.name, each.stream_bytes, now) for each in (*sources, pack)]
             packs = [known[-1], *known[:-1]]
             runs = [Run(length, packs[source], start) for source, start, length in pack.extents]
-            self._remember(Recent(pack.envelope, data, runs, pack.name, len(known), now, []))
+            self._remember(Recent(pack.envelope, data, runs, known[-1], len(known), now, []))
 
     def _known(self, name: bytes, stream_bytes: int, now: float) -> Known:
         known = self._packs.get(name)
@@ -143,7 +172,7 @@ class ThreadMemory:
     def _remember(self, recent: Recent) -> None:
         if any(recent.name == each.name for each in self._recent):
             return  # It was encoded twice at once.
-        if len(recent.data) > limits.ENCODER_BYTES_MAX // 4:
+        if recent.cost_bytes > limits.ENCODER_BYTES_MAX // 4:
             return
         self._recent.append(recent)
         if len(self._recent) > limits.ENCODER_RECENT_MAX:
@@ -156,6 +185,7 @@ class ThreadMemory:
         if key_id != self._key_id:
             self._recent = []
             self._index = {}
+            self._repeats = {}
             self._key_id = key_id
         self._recent = [
             recent
@@ -164,10 +194,15 @@ class ThreadMemory:
             and all(run.pack and run.pack.used_at >= oldest for run in recent.runs)
         ]
 
-    def _move(self, pack: Known, start: int, length: int, new: Known, moved_to: int) -> None:
+    def _move(self, pack: Known, moved: list[tuple[Known, int, int, int]], new: Known) -> None:
         """Let chunks of an older pack be found in the newer one that has them as well."""
+        starts = [start for _, start, _, _ in moved]
         for chunk_start, chunk_length, chunk_id in pack.chunks:
-            if start <= chunk_start and chunk_start + chunk_length <= start + length:
+            number = bisect.bisect_right(starts, chunk_start) - 1
+            if number < 0:
+                continue
+            _, start, length, moved_to = moved[number]
+            if chunk_start + chunk_length <= start + length:
                 place = moved_to + chunk_start - start
                 new.chunks.append((place, chunk_length, chunk_id))
                 self._index.pop(chunk_id, None)
@@ -195,11 +230,17 @@ class EncoderMemory:
             self._threads.move_to_end(thread)
             return memory
 
-    def find(self, thread: str, name: bytes) -> tuple[bytes, bytes] | None:
-        """Return a payload of a thread by the name of its pack, if it is remembered."""
+    def find(self, thread: str, name: bytes, key_id: str) -> tuple[bytes, bytes] | None:
+        """Return a payload of a thread by the name and key of its pack, if it is remembered."""
         with self._lock:
             memory = self._threads.get(thread)
-        return memory.find(name) if memory else None
+        return memory.find(name, key_id) if memory else None
+
+    def forget(self, thread: str) -> None:
+        """Forget a thread: something that it points to is lost."""
+        with self._lock:
+            if self._threads.pop(thread, None) is not None:
+                self._cost_bytes -= self._costs.pop(thread)
 
     def now(self) -> float:
         """Return the time by which packs grow old."""

@@ -19,11 +19,12 @@ from everlong import limits
 from everlong.codecs.matching import Plan
 from everlong.codecs.memory import EncoderMemory, ThreadMemory
 from everlong.codecs.refs import PackRef
-from everlong.errors import BlobCorrupt, StoreUnavailable
+from everlong.errors import BlobCorrupt, BlobMissing, StoreUnavailable
 from everlong.storage.keys import Keys
 from everlong.storage.objects import NO_THREAD
 from everlong.storage.packs import build_pack
 from everlong.storage.packstore import PackStore, pack_key
+from everlong.storage.threads import in_thread
 
 T = TypeVar("T")
 
@@ -50,6 +51,7 @@ class Offloader:
         self.stats = OffloadStats()
         self._memory = EncoderMemory()
         self._down_until = 0.0
+        self._failed_key = ""
 
     @property
     def is_down(self) -> bool:
@@ -69,7 +71,7 @@ class Offloader:
         if len(data) < limits.LOOP_BYTES_MAX:
             built = self._build(memory, where, envelope, data, keys)
         else:
-            built = await asyncio.to_thread(self._build, memory, where, envelope, data, keys)
+            built = await in_thread(self._build, memory, where, envelope, data, keys)
         plan, name, pack = built
         if plan.same_as is not None:
             return PackRef(where, plan.same_as.name, len(data), plan.same_as.packs, key_id)
@@ -96,13 +98,18 @@ class Offloader:
 
         With `learn`, what this thread encodes next can point to where this payload lies.
         """
-        found = self._memory.find(ref.thread, ref.pack)
+        found = self._memory.find(ref.thread, ref.pack, ref.key_id)
         if found is not None:
             return _payload(*found)
-        reading = await patiently(
-            lambda: self.packs.read(ref.thread, ref.pack, ref.size_bytes),
-            store_seconds(ref.size_bytes),
-        )
+        try:
+            reading = await patiently(
+                lambda: self.packs.read(ref.thread, ref.pack, ref.size_bytes, ref.key_id),
+                store_seconds(ref.size_bytes),
+            )
+        except (BlobMissing, BlobCorrupt):
+            # What this thread writes from now on must not point to what is lost.
+            self._memory.forget(ref.thread)
+            raise
         if learn and ref.thread != NO_THREAD:
             memory = self._memory.of(ref.thread)
             memory.learn(reading.pack, reading.sources, reading.data, self._memory.now())
@@ -113,9 +120,14 @@ class Offloader:
         try:
             await patiently(lambda: self.packs.store.put(key, data), store_seconds(len(data)))
         except StoreUnavailable:
-            self._down_until = time.monotonic() + limits.STORE_DOWN_SECONDS
+            # One object may be refused, or be too large for the time that it has. Two in a row tell
+            # that it is the store.
+            if self._failed_key not in ("", key):
+                self._down_until = time.monotonic() + limits.STORE_DOWN_SECONDS
+            self._failed_key = key
             raise
         self._down_until = 0.0
+        self._failed_key = ""
 
 
 def _envelope(payload: Payload) -> bytes:

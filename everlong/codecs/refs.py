@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from temporalio.api.common.v1 import Payload
 
 from everlong.errors import BlobCorrupt, KeyMissing, RefRefused, UnknownVersion
-from everlong.models import Ref
+from everlong.models import Kind, Ref
 from everlong.storage.keys import TAG_BYTES, Keys
 from everlong.storage.packstore import PackStore
 
@@ -105,10 +105,13 @@ def _parse_v1(payload: Payload) -> Ref:
     if version != _V1_VERSION:
         raise _unknown_version(repr(version[:20]))
     try:
-        return _V1_REF.validate_json(payload.data)
+        ref = _V1_REF.validate_json(payload.data)
     except ValidationError:
         # Not chained: pydantic's message quotes the input.
         raise _damaged() from None
+    if ref.pack or ref.kind is not Kind.PAYLOAD:
+        raise _damaged()  # Version 1 had no packs: this one would get around the tag.
+    return ref
 
 
 def _unknown_version(version: str) -> UnknownVersion:

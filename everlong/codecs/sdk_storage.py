@@ -41,6 +41,7 @@ class EverlongStorageDriver(StorageDriver):
     Args:
         store: A URL or a `BlobStore`, as for the plugin.
         keys: Keys by id, the first of which writes, or a callable that returns them.
+        accept_unsealed: With keys, also read what was stored before there were any.
         cache_dir: A directory for copies of stored objects.
         name: How references in history name this driver.
 
@@ -51,10 +52,13 @@ class EverlongStorageDriver(StorageDriver):
         store: str | BlobStore,
         *,
         keys: KeySource | None = None,
+        accept_unsealed: bool = False,
         cache_dir: str | Path | None = None,
         name: str = "everlong",
     ) -> None:
-        self._packs = open_packs(store, keys=keys, cache_dir=cache_dir)
+        self._packs = open_packs(
+            store, keys=keys, accept_unsealed=accept_unsealed, cache_dir=cache_dir
+        )
         self._offloader = Offloader(self._packs)
         self._name = name
 

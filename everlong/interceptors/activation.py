@@ -23,8 +23,9 @@ from temporalio.worker import (
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from everlong.codecs.budget import BUDGET, CompletionBudget
-from everlong.interceptors.nexus import answers_operation, ends_workflow
-from everlong.interceptors.replay import ReplayInterceptor, drop_values
+from everlong.interceptors.nexus import answers_operation, ends_workflow, fails_workflow
+from everlong.interceptors.recorded import Recorded
+from everlong.interceptors.replay import TAKE, ReplayInterceptor, drop_recorded
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class ActivationHook:
         """Take note of an activation that has been carried out."""
 
 
-NewHooks: TypeAlias = Callable[[workflow.Info], Sequence[ActivationHook]]
+NewHooks: TypeAlias = Callable[[workflow.Info, Recorded], Sequence[ActivationHook]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +57,9 @@ class HookedSandboxedRunner(SandboxedWorkflowRunner):
 
     def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
         """See `WorkflowRunner`."""
-        return _with_hooks(super().create_instance(_intercepted(det)), self.new_hooks)
+        recorded = Recorded()
+        instance = super().create_instance(_intercepted(det, recorded))
+        return _with_hooks(instance, recorded, self.new_hooks)
 
 
 class HookedUnsandboxedRunner(UnsandboxedWorkflowRunner):
@@ -67,11 +70,16 @@ class HookedUnsandboxedRunner(UnsandboxedWorkflowRunner):
 
     def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
         """See `WorkflowRunner`."""
-        return _with_hooks(super().create_instance(_intercepted(det)), self._new_hooks)
+        recorded = Recorded()
+        instance = super().create_instance(_intercepted(det, recorded))
+        return _with_hooks(instance, recorded, self._new_hooks)
 
 
-def hooked(runner: WorkflowRunner, new_hooks: NewHooks) -> WorkflowRunner:
-    """Return the runner with a hook. One that has a hook, or that we do not know, stays as it is."""
+def hooked(runner: WorkflowRunner, new_hooks: NewHooks | None) -> WorkflowRunner:
+    """Return the runner with hooks, or with none for a `Replayer`.
+
+    One that has hooks, or that we do not know, stays as it is.
+    """
     if isinstance(runner, HookedSandboxedRunner | HookedUnsandboxedRunner):
         return runner
     if type(runner) is SandboxedWorkflowRunner:
@@ -88,61 +96,67 @@ def hooked(runner: WorkflowRunner, new_hooks: NewHooks) -> WorkflowRunner:
     return runner
 
 
-def unhooked(runner: WorkflowRunner) -> WorkflowRunner:
-    """Return the runner without its hook. A replay still writes nothing."""
-    if isinstance(runner, HookedSandboxedRunner):
-        return dataclasses.replace(runner, new_hooks=None)
-    if isinstance(runner, HookedUnsandboxedRunner):
-        return HookedUnsandboxedRunner(None)
-    return runner
+def passing_through(runner: WorkflowRunner) -> WorkflowRunner:
+    """Return the runner with our package passed through its sandbox, if it has one.
 
-
-def passing_through(runner: WorkflowRunner, module: str) -> WorkflowRunner:
-    """Return the runner with a module passed through its sandbox, if it has one."""
+    Our modules are deterministic where workflows import them, and costly to import again for each.
+    """
     if not isinstance(runner, SandboxedWorkflowRunner):
         return runner
     # A copy keeps what another plugin's subclass has added; its constructor may be any.
     passing = copy.copy(runner)
-    restrictions = runner.restrictions.with_passthrough_modules(module)
+    restrictions = runner.restrictions.with_passthrough_modules("everlong")
     object.__setattr__(passing, "restrictions", restrictions)
     return passing
 
 
-def _intercepted(details: WorkflowInstanceDetails) -> WorkflowInstanceDetails:
+def _intercepted(details: WorkflowInstanceDetails, recorded: Recorded) -> WorkflowInstanceDetails:
     # The outbound half of the first is the innermost: others have seen the arguments by then.
     classes: list[type[WorkflowInboundInterceptor]] = [
         ReplayInterceptor,
         *details.interceptor_classes,
     ]
-    return dataclasses.replace(details, interceptor_classes=classes)
+    return dataclasses.replace(
+        details,
+        interceptor_classes=classes,
+        extern_functions={**details.extern_functions, TAKE: recorded.take},
+    )
 
 
-def _with_hooks(instance: WorkflowInstance, new_hooks: NewHooks | None) -> WorkflowInstance:
+def _with_hooks(
+    instance: WorkflowInstance, recorded: Recorded, new_hooks: NewHooks | None
+) -> WorkflowInstance:
     info = instance.get_info()
     # The sandbox creates an instance with attempt -1 to validate a workflow; it never runs.
     if info.attempt == -1:
         return instance
-    return _HookedInstance(instance, new_hooks(info) if new_hooks else ())
+    return _HookedInstance(instance, recorded, new_hooks(info, recorded) if new_hooks else ())
 
 
 class _HookedInstance(WorkflowInstance):
     """Delegates to an instance and reports what it did."""
 
-    def __init__(self, instance: WorkflowInstance, hooks: Sequence[ActivationHook]) -> None:
+    def __init__(
+        self, instance: WorkflowInstance, recorded: Recorded, hooks: Sequence[ActivationHook]
+    ) -> None:
         self._instance = instance
+        self._recorded = recorded
         self._hooks = hooks
         self._budget = CompletionBudget()
+        self._fails = False
         self._answers_operation = answers_operation(instance.get_info())
 
     def activate(self, act: WorkflowActivation) -> WorkflowActivationCompletion:
         self._tell(lambda hook: hook.activating(act))
         completion = self._instance.activate(act)
+        asked = all(job.HasField("query_workflow") for job in act.jobs)
         if act.is_replaying:
-            drop_values(completion)
+            drop_recorded(completion, self._recorded)
         self._budget = CompletionBudget(
-            lasting=not all(job.HasField("query_workflow") for job in act.jobs),
-            leaving=self._answers_operation and ends_workflow(completion),
+            lasting=not asked,
+            replaying=act.is_replaying and not asked and not self._recorded.went_beyond,
         )
+        self._fails = fails_workflow(completion)
         self._tell(lambda hook: hook.activated(act, completion))
         return completion
 
@@ -156,6 +170,7 @@ class _HookedInstance(WorkflowInstance):
 
     def get_serialization_context(self, command_info: Any) -> Any:
         # The SDK asks for this in the task that encodes the completion, before each payload.
+        self._budget.leaving = self._answers_operation and ends_workflow(command_info, self._fails)
         BUDGET.set(self._budget)
         return self._instance.get_serialization_context(command_info)
 

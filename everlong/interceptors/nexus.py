@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from temporalio import client, workflow
 from temporalio.api.common.v1 import Payload
+from temporalio.api.enums.v1 import CommandType
 from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
 
 # The SDK knows at this point whether a start answers an operation, and tells nobody else.
@@ -49,10 +50,14 @@ def answers_operation(info: workflow.Info) -> bool:
     return MARK in info.headers
 
 
-def ends_workflow(completion: WorkflowActivationCompletion) -> bool:
-    """Tell whether a completion holds the workflow's result or failure."""
-    return any(
-        command.HasField("complete_workflow_execution")
-        or command.HasField("fail_workflow_execution")
-        for command in completion.successful.commands
-    )
+def fails_workflow(completion: WorkflowActivationCompletion) -> bool:
+    """Tell whether a completion holds the workflow's failure."""
+    commands = completion.successful.commands
+    return any(command.HasField("fail_workflow_execution") for command in commands)
+
+
+def ends_workflow(command_info: Any, fails: bool) -> bool:
+    """Tell whether a payload is of the workflow's result, or may be of its failure."""
+    if command_info is None:
+        return fails
+    return bool(command_info.command_type == CommandType.COMMAND_TYPE_COMPLETE_WORKFLOW_EXECUTION)

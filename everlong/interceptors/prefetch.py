@@ -21,9 +21,12 @@ from everlong import limits
 from everlong.errors import EverlongError
 from everlong.interceptors.activation import ActivationHook
 from everlong.interceptors.payloads import payloads_of
+from everlong.interceptors.recorded import Recorded
 
 logger = logging.getLogger(__name__)
 
+# The server says so in its log if it is asked for more at a time.
+_PAGE_EVENTS: Final = 256
 # What a replay hands to workflow code. Inputs of activities and children are not among them.
 _CONSUMED: Final = (
     "workflow_execution_started_event_attributes",
@@ -36,19 +39,21 @@ _CONSUMED: Final = (
     "workflow_execution_update_admitted_event_attributes",
     "child_workflow_execution_completed_event_attributes",
     "child_workflow_execution_failed_event_attributes",
+    "child_workflow_execution_canceled_event_attributes",
     "nexus_operation_completed_event_attributes",
+    "nexus_operation_failed_event_attributes",
 )
 
 
 class Warmer(Protocol):
     """What can fetch the bytes behind a payload ahead of time."""
 
-    def wanted_bytes(self, payload: Payload) -> int:
-        """Return what there is to fetch; 0 if the payload is no ref."""
+    def is_wanted(self, payload: Payload) -> bool:
+        """Tell whether there is something to fetch for a payload."""
         ...
 
-    async def warm(self, payload: Payload) -> None:
-        """Fetch it."""
+    async def warm(self, payload: Payload) -> int:
+        """Fetch it; return the bytes that it took."""
         ...
 
 
@@ -56,15 +61,16 @@ class Prefetcher:
     """Runs the prefetches of a worker's resumes, in its event loop."""
 
     def __init__(self, client: Client, warmer: Warmer) -> None:
-        self._client = client
+        self.client = client
         self._warmer = warmer
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, workflow_id: str, run_id: str) -> None:
-        """Begin to fetch what the replay of a run will consume."""
+    def start(self, workflow_id: str, run_id: str, recorded: Recorded) -> None:
+        """Begin to read the history of a run, and to fetch what its replay will consume."""
         if len(self._tasks) >= limits.PREFETCHES_MAX:
+            recorded.finish(complete=False)
             return
-        task = asyncio.create_task(self._run(workflow_id, run_id))
+        task = asyncio.create_task(self._run(workflow_id, run_id, recorded))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -74,45 +80,46 @@ class Prefetcher:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _run(self, workflow_id: str, run_id: str) -> None:
+    async def _run(self, workflow_id: str, run_id: str, recorded: Recorded) -> None:
         try:
             async with asyncio.timeout(limits.PREFETCH_SECONDS_MAX):
-                await self._fetch(workflow_id, run_id)
+                await self._fetch(workflow_id, run_id, recorded)
         except Exception as error:  # noqa: BLE001 - the decode meets the same fault, and reports it
             logger.debug("a prefetch ended early: %s", type(error).__name__)
+        finally:
+            recorded.finish(complete=recorded.is_complete)
 
-    async def _fetch(self, workflow_id: str, run_id: str) -> None:
+    async def _fetch(self, workflow_id: str, run_id: str, recorded: Recorded) -> None:
         slots = asyncio.Semaphore(limits.STORE_READS_MAX)
         left_bytes = limits.PREFETCH_BYTES_MAX
 
         async def one(payload: Payload) -> None:
-            try:
-                await self._warmer.warm(payload)
-            except EverlongError as error:
-                logger.debug("not prefetched: %s", type(error).__name__)
-            finally:
-                slots.release()
+            nonlocal left_bytes
+            async with slots:
+                if left_bytes <= 0:
+                    return
+                try:
+                    left_bytes -= await self._warmer.warm(payload)
+                except EverlongError as error:
+                    logger.debug("not prefetched: %s", type(error).__name__)
 
-        handle = self._client.get_workflow_handle(workflow_id, run_id=run_id)
+        handle = self.client.get_workflow_handle(workflow_id, run_id=run_id)
         async with asyncio.TaskGroup() as fetches:
-            async for event in handle.fetch_history_events(page_size=1000):
+            async for event in handle.fetch_history_events(page_size=_PAGE_EVENTS):
+                recorded.note(event)
                 for payload in consumed_payloads(event):
-                    wanted_bytes = self._warmer.wanted_bytes(payload)
-                    if wanted_bytes == 0:
-                        continue
-                    left_bytes -= wanted_bytes
-                    if left_bytes < 0:
-                        return
-                    await slots.acquire()
-                    fetches.create_task(one(payload))
+                    if self._warmer.is_wanted(payload):
+                        fetches.create_task(one(payload))
+            recorded.finish(complete=True)
 
 
 class PrefetchHook(ActivationHook):
     """Starts the prefetch when the first activation of an instance replays."""
 
-    def __init__(self, prefetcher: Prefetcher, info: workflow.Info) -> None:
+    def __init__(self, prefetcher: Prefetcher, info: workflow.Info, recorded: Recorded) -> None:
         self._prefetcher = prefetcher
         self._info = info
+        self._recorded = recorded
         self._loop = asyncio.get_running_loop()
         self._first = True
 
@@ -120,9 +127,21 @@ class PrefetchHook(ActivationHook):
         """See `ActivationHook`."""
         if self._first and activation.is_replaying:
             self._loop.call_soon_threadsafe(
-                self._prefetcher.start, self._info.workflow_id, self._info.run_id
+                self._prefetcher.start, self._info.workflow_id, self._info.run_id, self._recorded
             )
+            if not _in_event_loop():
+                # What is not known to be in history by then is converted again, and not dropped.
+                self._recorded.wait(limits.HISTORY_SECONDS_MAX)
         self._first = False
+
+
+def _in_event_loop() -> bool:
+    """Tell whether this is the event loop's own thread: so it is in the SDK's debug mode."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def consumed_payloads(event: HistoryEvent) -> Iterator[Payload]:

@@ -1,20 +1,20 @@
 """A replay writes nothing.
 
-The SDK converts and encodes every command again when it replays, though Core discards the bytes: it
-matches commands with history by their kind and id. So while replaying, arguments are dropped before
-they are converted, and what cannot be reached there is taken out of the completion. Local activities
-are left alone, since Core may run them again; their arguments never leave the worker.
+The SDK converts and encodes every command again when it replays, though Core discards those that it
+finds in history. So while replaying, arguments that history is known to hold are dropped before they
+are converted, and other values that it holds are taken out of the completion. What it may not hold
+is kept, for Core may send it; the codec keeps it inline. Local activities are left alone, since Core
+may run them again; their arguments never leave the worker.
 """
 
 import dataclasses
 from typing import Any, Final, NoReturn
 
 from temporalio import workflow
+from temporalio.api.common.v1 import Payload
 from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
 from temporalio.worker import (
     ContinueAsNewInput,
-    SignalChildWorkflowInput,
-    SignalExternalWorkflowInput,
     StartActivityInput,
     StartChildWorkflowInput,
     WorkflowInboundInterceptor,
@@ -23,9 +23,18 @@ from temporalio.worker import (
 
 from everlong.interceptors.nexus import passed_on
 from everlong.interceptors.payloads import payloads_of
+from everlong.interceptors.recorded import Recorded
 
-# An answer to a query is wanted also while replaying; a local activity may be run again.
-_KEPT: Final = {"respond_to_query", "schedule_local_activity"}
+# The name under which workflow code, in its sandbox, finds `Recorded.take`.
+TAKE: Final = "__everlong_take"
+# Those whose arguments the interceptor drops. Of what is left of them, nothing is dropped later.
+_INTERCEPTED: Final = {
+    "schedule_activity",
+    "start_child_workflow_execution",
+    "continue_as_new_workflow_execution",
+}
+# A payload that says nothing, and that any codec takes.
+_NOTHING: Final = Payload(metadata={"encoding": b"binary/null"})
 
 
 class ReplayInterceptor(WorkflowInboundInterceptor):
@@ -40,35 +49,41 @@ class _DropWhileReplaying(WorkflowOutboundInterceptor):
     """Drops the arguments that go out. What other interceptors see of them is untouched."""
 
     def start_activity(self, input: StartActivityInput) -> workflow.ActivityHandle[Any]:  # noqa: A002
-        return super().start_activity(_dropped(input))
+        activity_id = input.activity_id or _next_activity_id()
+        return super().start_activity(_dropped(input, "schedule_activity", activity_id))
 
     async def start_child_workflow(
         self,
         input: StartChildWorkflowInput,  # noqa: A002
     ) -> workflow.ChildWorkflowHandle[Any, Any]:
-        return await super().start_child_workflow(_dropped(input))
-
-    async def signal_child_workflow(self, input: SignalChildWorkflowInput) -> None:  # noqa: A002
-        await super().signal_child_workflow(_dropped(input))
-
-    async def signal_external_workflow(
-        self,
-        input: SignalExternalWorkflowInput,  # noqa: A002
-    ) -> None:
-        await super().signal_external_workflow(_dropped(input))
+        child = _dropped(input, "start_child_workflow_execution", input.id)
+        return await super().start_child_workflow(child)
 
     def continue_as_new(self, input: ContinueAsNewInput) -> NoReturn:  # noqa: A002
+        dropped = _dropped(input, "continue_as_new_workflow_execution", "")
         headers = passed_on(input.headers)
-        super().continue_as_new(dataclasses.replace(_dropped(input), headers=headers))
+        super().continue_as_new(dataclasses.replace(dropped, headers=headers))
 
 
-def _dropped(call: Any) -> Any:
-    return dataclasses.replace(call, args=[]) if workflow.unsafe.is_replaying() else call
+def _next_activity_id() -> str:
+    """Return the id that the SDK will give to the next activity; empty if that cannot be told."""
+    runtime = workflow._Runtime.current()
+    seqs = getattr(runtime, "_curr_seqs", None)
+    return str(seqs.get("activity", 0) + 1) if isinstance(seqs, dict) else ""
 
 
-def drop_values(completion: WorkflowActivationCompletion) -> None:
-    """Take out what no outbound interceptor sees: results, failures, memos, summaries."""
+def _dropped(call: Any, command: str, command_id: str) -> Any:
+    if not workflow.unsafe.is_replaying():
+        return call
+    recorded = workflow.extern_functions()[TAKE](command, command_id)
+    return dataclasses.replace(call, args=[]) if recorded else call
+
+
+def drop_recorded(completion: WorkflowActivationCompletion, recorded: Recorded) -> None:
+    """Take out what history holds and no outbound interceptor sees: results, failures, memos."""
     for command in completion.successful.commands:
-        if command.WhichOneof("variant") not in _KEPT:
+        if command.WhichOneof("variant") in _INTERCEPTED:
+            continue
+        if recorded.take_command(command):
             for payload in payloads_of(command):
-                payload.Clear()
+                payload.CopyFrom(_NOTHING)

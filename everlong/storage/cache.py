@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
+from everlong import limits
 from everlong.storage.blobs import BlobInfo, BlobStore, checked_key
 from everlong.storage.cache_disk import DiskTier
 
@@ -145,7 +146,7 @@ class CachedBlobStore:
         if self._disk is None:
             return None
         deletes = self._deletes
-        data = await asyncio.to_thread(self._disk.read, key)
+        data = await _briefly(self._disk.read, key)
         if data is not None:
             self._keep_in_memory(key, data, deletes)
         return data
@@ -153,7 +154,7 @@ class CachedBlobStore:
     async def _keep(self, key: str, data: bytes, deletes: int) -> None:
         self._keep_in_memory(key, data, deletes)
         if self._disk is not None:
-            await asyncio.to_thread(self._keep_on_disk, self._disk, key, data, deletes)
+            await _briefly(self._keep_on_disk, self._disk, key, data, deletes)
 
     def _keep_in_memory(self, key: str, data: bytes, deletes: int) -> None:
         self._memory.put(key, data)
@@ -170,6 +171,15 @@ class CachedBlobStore:
             self._misses += misses
             self._bytes_read += bytes_read
             self._deletes += deletes
+
+
+async def _briefly(work: Callable[..., T], *arguments: Any) -> T | None:
+    """Use the disk, but do not wait for a slow one: the store behind has a time of its own."""
+    try:
+        async with asyncio.timeout(limits.CACHE_SECONDS_MAX):
+            return await asyncio.to_thread(work, *arguments)
+    except TimeoutError:
+        return None
 
 
 class _Flight(Generic[T]):

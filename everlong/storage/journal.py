@@ -14,8 +14,8 @@ from typing import TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from everlong import limits
-from everlong.errors import UnknownVersion
-from everlong.models import Entry, Kind, Message, Segment, SegmentRef
+from everlong.errors import RefRefused, UnknownVersion
+from everlong.models import Entry, Kind, Message, Ref, Segment, SegmentRef
 from everlong.storage.packstore import PackStore, gathered
 
 T = TypeVar("T")
@@ -103,10 +103,19 @@ class Journal:
             return entry.message
         if entry.ref is None:
             raise ValueError(f"entry {entry.seq} has neither a message nor a ref")
-        return _parse(_MESSAGE, await self._packs.read_body(entry.ref))
+        return _parse(_MESSAGE, await self._packs.read_body(self._own(entry.ref)))
 
     async def _segment(self, place: SegmentRef) -> Segment:
-        return _parse(_SEGMENT, await self._packs.read_body(place.ref))
+        return _parse(_SEGMENT, await self._packs.read_body(self._own(place.ref)))
+
+    def _own(self, ref: Ref) -> Ref:
+        """Refuse what is another thread's: whoever starts a thread can give it any head."""
+        if ref.thread != self._thread:
+            raise RefRefused(
+                f"{ref.kind} {ref.digest} belongs to another thread and is not read. Find out who "
+                "gave it to this one."
+            )
+        return ref
 
 
 def _should_merge(older: int, newer: int) -> bool:

@@ -14,6 +14,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from everlong.errors import BlobCorrupt, ConfigError, KeyMissing
@@ -102,6 +103,8 @@ class Keyring:
         self._keys = None if callable(source) else Keys(source)
         self._asked_at = float("-inf")
         self._asking: asyncio.Task[Keys | KeyMissing] | None = None
+        # One of its own: a key service that hangs keeps it, and nothing else.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="everlong-keys")
 
     async def keys(self, wanted: str = "") -> Keys:
         """Return the keys. A callable is asked again for an id that is wanted and not there."""
@@ -127,25 +130,26 @@ class Keyring:
     async def _ask(self, source: Callable[[], KeyMap | Awaitable[KeyMap]]) -> Keys | KeyMissing:
         try:
             async with asyncio.timeout(_ASK_SECONDS_MAX):
-                self._keys = Keys(await _answer(source))
+                self._keys = Keys(await self._answer(source))
         except Exception as error:  # noqa: BLE001 - the callable is the team's: it may raise anything
             if self._keys is None:
-                missing = KeyMissing(
+                # Not chained: the team's own message may hold what a log should not.
+                return KeyMissing(
                     f"the keys cannot be had: {type(error).__name__}. Check the callable given as "
                     "`keys` and the key service behind it."
                 )
-                missing.__cause__ = error
-                return missing
             logger.warning("the keys were not refreshed: %s", type(error).__name__)
         self._asked_at = time.monotonic()
         return self._keys
 
-
-async def _answer(source: Callable[[], KeyMap | Awaitable[KeyMap]]) -> KeyMap:
-    answer: KeyMap | Awaitable[KeyMap]
-    is_async = inspect.iscoroutinefunction(source)
-    answer = source() if is_async else await asyncio.to_thread(source)
-    return await answer if isinstance(answer, Awaitable) else answer
+    async def _answer(self, source: Callable[[], KeyMap | Awaitable[KeyMap]]) -> KeyMap:
+        answer: KeyMap | Awaitable[KeyMap]
+        if inspect.iscoroutinefunction(source):
+            answer = source()
+        else:
+            loop = asyncio.get_running_loop()
+            answer = await loop.run_in_executor(self._thread, source)
+        return await answer if isinstance(answer, Awaitable) else answer
 
 
 def parse_keys(text: str) -> dict[str, bytes]:

@@ -5,7 +5,6 @@ were packs, stored objects were of version 1 as well, named by their thread and 
 plaintext: they are still read, and not written any more.
 """
 
-import asyncio
 import hashlib
 import os
 import struct
@@ -17,6 +16,7 @@ from everlong import limits
 from everlong.errors import BlobCorrupt, KeyMissing, ObjectTooLarge, UnknownVersion
 from everlong.models import Ref
 from everlong.storage.keys import INLINE_PURPOSE, SALT_BYTES, Keys, open_bytes, seal_bytes
+from everlong.storage.threads import in_thread
 
 MAGIC: Final = b"EVLG"
 PLAIN, SEALED = 1, 2  # Versions.
@@ -135,14 +135,14 @@ async def seal_object(plaintext: bytes, keys: Keys | None = None) -> bytes:
     """Seal without holding the event loop up: large plaintexts are compressed in a thread."""
     if len(plaintext) < limits.LOOP_BYTES_MAX:
         return seal(plaintext, keys)
-    return await asyncio.to_thread(seal, plaintext, keys)
+    return await in_thread(seal, plaintext, keys)
 
 
 async def unseal_object(data: bytes, keys: Keys | None = None) -> bytes:
     """Unseal without holding the event loop up."""
     if declared_bytes(data) < limits.LOOP_BYTES_MAX:
         return unseal(data, keys)
-    return await asyncio.to_thread(unseal, data, keys)
+    return await in_thread(unseal, data, keys)
 
 
 def open_stored(data: bytes, ref: Ref) -> bytes:

@@ -13,7 +13,6 @@ import os
 import struct
 import zlib
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -30,6 +29,7 @@ from everlong.storage.keys import (
     seal_bytes,
 )
 from everlong.storage.objects import LEVEL, inflate
+from everlong.storage.threads import side_by_side
 
 MAGIC: Final = b"EVPK"
 VERSION: Final = 1
@@ -38,8 +38,10 @@ DIGEST_BYTES: Final = 32
 # little from more, and a reader that needs one extent inflates one frame.
 FRAME_BYTES: Final = limits.MIB
 
-# Writers stay at `limits.PACKS_MAX`; a reader does not insist on that, but on some bound.
+# Writers stay at `limits.PACKS_MAX` and `limits.EXTENTS_MAX`; a reader does not insist on those, but
+# on some bound.
 SOURCES_MAX: Final = 1024
+EXTENTS_MAX: Final = 65_536
 
 # Little-endian. Magic, version, length of the key id, two reserved zero bytes, length of the head.
 _PRELUDE: Final = struct.Struct("<4sBBHI")
@@ -52,11 +54,6 @@ _STORED, _ZSTD = 0, 1
 # far more than that to be inflated was made to fill a reader's memory.
 _INFLATE_FACTOR_MAX: Final = 16
 _HEAD_PART, _FRAME_PART = 0, 1  # Numbers of the sealed parts: the head, then the frames.
-
-
-# Frames are compressed side by side; zstd, digests and AES leave the interpreter's lock alone. The
-# threads do nothing else, so a caller that waits in one of its own cannot block them.
-_POOL: Final = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="everlong-frame")
 
 
 class Extent(NamedTuple):
@@ -120,8 +117,11 @@ def build_pack(contents: Contents, thread: str, keys: Keys | None) -> tuple[byte
         key_id, salt = keys.active.encode(), os.urandom(SALT_BYTES)
         key = keys.derive(keys.active, PACK_PURPOSE, salt)
     pieces = _framed(contents.stream)
-    each = _POOL.map if len(pieces) > 1 else map
-    built = list(each(partial(_build_frame, key), range(len(pieces)), pieces))
+    build = partial(_build_frame, key)
+    if len(pieces) > 1:
+        built = side_by_side(build, range(len(pieces)), pieces)
+    else:
+        built = [build(number, piece) for number, piece in enumerate(pieces)]
     table, frames = [frame for frame, _ in built], [stored for _, stored in built]
     counts = _COUNTS.pack(
         contents.size_bytes,
@@ -190,6 +190,8 @@ class Pack:
             size_bytes, crc, envelope_bytes, sources, frames, extents = _COUNTS.unpack_from(
                 manifest
             )
+            if sources > SOURCES_MAX or extents > EXTENTS_MAX:
+                raise BlobCorrupt(f"it lists {sources} packs and {extents} extents: too many")
             place = _COUNTS.size
             self.envelope = manifest[place : place + envelope_bytes]
             place += envelope_bytes
@@ -212,8 +214,10 @@ class Pack:
             raise BlobCorrupt("its parts do not add up to its length")
         if extent_bytes != size_bytes or size_bytes > limits.OBJECT_BYTES_MAX:
             raise BlobCorrupt(f"its extents add up to {extent_bytes} bytes, not {size_bytes}")
-        if any(extent.source > sources for extent in self.extents) or sources > SOURCES_MAX:
-            raise BlobCorrupt("an extent names a pack that is not listed, or too many are")
+        if any(extent.source > sources for extent in self.extents):
+            raise BlobCorrupt("an extent names a pack that is not listed")
+        if any(extent.length == 0 for extent in self.extents):
+            raise BlobCorrupt("an extent is empty")
         self.size_bytes = int(size_bytes)
         self._crc = int(crc)
 

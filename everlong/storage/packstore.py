@@ -13,6 +13,7 @@ from everlong.storage.blobs import BlobStore
 from everlong.storage.keys import Keyring, Keys
 from everlong.storage.objects import object_key, open_stored, thread_prefix
 from everlong.storage.packs import Contents, DamagedPack, Pack, build_pack, key_id_of, whole
+from everlong.storage.threads import in_thread
 
 T = TypeVar("T")
 
@@ -65,19 +66,29 @@ class PackStore:
                 "written before there were keys, set accept_unsealed until those histories are gone."
             )
 
-    async def read(self, thread: str, name: bytes, size_bytes: int) -> Reading:
-        """Return the data of a pack, which has to be that long, from it and from earlier packs."""
+    async def read(
+        self, thread: str, name: bytes, size_bytes: int, key_id: str | None = None
+    ) -> Reading:
+        """Return the data of a pack, which has to be that long, from it and from earlier packs.
+
+        Where the ref names a key, or says that there is none, the pack must be sealed with the same.
+        """
         try:
-            return await self._read(thread, name, size_bytes)
+            return await self._read(thread, name, size_bytes, key_id)
         except (BlobCorrupt, UnknownVersion, KeyMissing, RefRefused):
             # The store's bytes may be sound, or sound again, and only a cached copy damaged.
             if not isinstance(self.store, _Forgetful):
                 raise
         await self._forget(self.store, thread, name)
-        return await self._read(thread, name, size_bytes)
+        return await self._read(thread, name, size_bytes, key_id)
 
-    async def _read(self, thread: str, name: bytes, size_bytes: int) -> Reading:
+    async def _read(self, thread: str, name: bytes, size_bytes: int, key_id: str | None) -> Reading:
         pack = await self._open(thread, name)
+        if key_id is not None and pack.key_id != key_id:
+            raise RefRefused(
+                f"pack {pack_key(thread, name)!r} is sealed with key {pack.key_id!r}, and its ref was "
+                f"made with {key_id!r}: it is forged. Find out who wrote it; nothing was read."
+            )
         if pack.size_bytes != size_bytes:
             # Before anything is fetched or inflated for it: a ref may be damaged or forged.
             raise _damaged(
@@ -88,7 +99,7 @@ class PackStore:
         try:
             if pack.size_bytes < limits.LOOP_BYTES_MAX:
                 return Reading(pack, sources, pack.assemble(sources))
-            return Reading(pack, sources, await asyncio.to_thread(pack.assemble, sources))
+            return Reading(pack, sources, await in_thread(pack.assemble, sources))
         except DamagedPack as error:
             raise _damaged(pack_key(thread, error.name), error) from error
         except BlobCorrupt as error:
@@ -100,16 +111,17 @@ class PackStore:
         pack = await self._open(thread, name)
         await store.forget([pack_key(thread, each) for each in pack.sources])
 
-    async def warm(self, thread: str, name: bytes, *, alone: bool) -> None:
-        """Fetch a pack and, unless it stands alone, those that it points to, into the cache."""
-        if alone:
-            await self._fetch(thread, name)
-            return
-        pack = await self._open(thread, name)
-        await gathered([partial(self._fetch, thread, each) for each in pack.sources])
+    async def warm(self, thread: str, name: bytes, *, alone: bool) -> int:
+        """Fetch a pack and, unless it stands alone, those that it points to; return the bytes."""
+        size_bytes = await self._fetch(thread, name)
+        if not alone:
+            pack = await self._open(thread, name)
+            reads = [partial(self._fetch, thread, each) for each in pack.sources]
+            size_bytes += sum(await gathered(reads))
+        return size_bytes
 
-    async def _fetch(self, thread: str, name: bytes) -> bytes:
-        return await self.store.get(pack_key(thread, name))
+    async def _fetch(self, thread: str, name: bytes) -> int:
+        return len(await self.store.get(pack_key(thread, name)))
 
     async def _open(self, thread: str, name: bytes) -> Pack:
         key = pack_key(thread, name)
@@ -147,7 +159,7 @@ class PackStore:
         if contents.size_bytes < limits.LOOP_BYTES_MAX:
             name, data = build_pack(contents, thread, keys)
         else:
-            name, data = await asyncio.to_thread(build_pack, contents, thread, keys)
+            name, data = await in_thread(build_pack, contents, thread, keys)
         await self.store.put(pack_key(thread, name), data)
         return name, len(data)
 
@@ -163,7 +175,7 @@ class PackStore:
         try:
             if ref.size_bytes < limits.LOOP_BYTES_MAX:
                 return open_stored(data, ref)
-            return await asyncio.to_thread(open_stored, data, ref)
+            return await in_thread(open_stored, data, ref)
         except (BlobCorrupt, UnknownVersion) as error:
             if isinstance(self.store, _Forgetful):
                 await self.store.forget([object_key(ref)])

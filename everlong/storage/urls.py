@@ -30,7 +30,7 @@ def open_store(url: str) -> BlobStore:
     if parts.scheme == "file":
         if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
             raise ConfigError(
-                f"store URL {url!r} is not an absolute path. Write three slashes: file:///var/lib/blobs"
+                "the store URL is not an absolute path. Write three slashes: file:///var/lib/blobs"
             )
         return FileBlobStore(Path(unquote(parts.path)))
     if parts.scheme in ("s3", "gs", "az"):

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 from temporalio import activity, workflow
-from temporalio.client import Client, WorkflowHandle
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
 from temporalio.common import RetryPolicy
 from temporalio.worker import Worker
 
 from everlong import EverlongPlugin, limits
+from everlong.codecs.refs import is_ref
 from everlong.embedded import TemporalServer
 from everlong.storage.files import FileBlobStore
 from everlong.storage.objects import thread_key
@@ -87,11 +88,16 @@ async def test_lost_packs_hold_a_workflow_and_restoring_them_lets_it_go_on(
 
 
 async def test_while_the_store_is_down_payloads_stay_inline_and_the_workflow_goes_on(
-    server: TemporalServer, tmp_path: Path, thread_id: str, caplog: pytest.LogCaptureFixture
+    server: TemporalServer,
+    tmp_path: Path,
+    thread_id: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(limits, "STORE_DOWN_SECONDS", 0.3)
     store = FlakyStore(tmp_path)
     plugin = EverlongPlugin(store=store)
-    loop = Loop(steps=30, result_bytes=20_000, wait_at=10)
+    loop = Loop(steps=40, result_bytes=20_000, wait_at=10)
     client, handle = await start(server.address, plugin, thread_id, loop)
     with caplog.at_level(logging.WARNING, "everlong"):
         async with worker(client, thread_id):
@@ -104,9 +110,15 @@ async def test_while_the_store_is_down_payloads_stay_inline_and_the_workflow_goe
     stats = plugin.codec.stats
     assert stats.fallbacks >= 10
     assert len([r for r in caplog.records if "the blob store is down" in r.message]) == 1
-    # Once it is back, payloads go there again: the last lists alone are over 20 * 280 KB raw.
-    history = (await handle.describe()).raw_description.workflow_execution_info.history_size_bytes
-    assert history < 15 * 30 * 20_000
+    # Once it is back, payloads go there again: the last ones are refs.
+    events = [event async for event in handle.fetch_history_events()]
+    inputs = [
+        event.activity_task_scheduled_event_attributes.input.payloads[0]
+        for event in events
+        if event.HasField("activity_task_scheduled_event_attributes")
+    ]
+    assert not is_ref(inputs[12])
+    assert is_ref(inputs[-1])
 
 
 async def test_what_is_too_large_to_stay_inline_waits_for_the_store(
@@ -139,6 +151,40 @@ async def test_an_outage_in_the_middle_of_many_inputs_stays_within_the_servers_l
         assert "the store is down for a test" in await failure_message(handle)
         store.down = False
         assert await asyncio.wait_for(handle.result(), 90) == 40 * 250_000
+
+
+@activity.defn
+async def make_text(number: int) -> str:
+    return noise(f"text {number}", 1_900_000)
+
+
+@workflow.defn
+class Local:
+    """Its local activities return more together than the server takes at once."""
+
+    @workflow.run
+    async def run(self) -> int:
+        texts = await asyncio.gather(
+            *(
+                workflow.execute_local_activity(make_text, number, start_to_close_timeout=TIMEOUT)
+                for number in range(5)
+            )
+        )
+        return sum(map(len, texts))
+
+
+async def test_an_outage_under_local_activities_does_not_end_the_workflow(
+    server: TemporalServer, tmp_path: Path, thread_id: str
+) -> None:
+    store = FlakyStore(tmp_path)
+    client = await Client.connect(server.address, plugins=[EverlongPlugin(store=store)])
+    async with Worker(client, task_queue=thread_id, workflows=[Local], activities=[make_text]):
+        store.down = True
+        handle = await client.start_workflow(Local.run, id=thread_id, task_queue=thread_id)
+        await asyncio.sleep(4)
+        assert (await handle.describe()).status == WorkflowExecutionStatus.RUNNING
+        store.down = False
+        assert await asyncio.wait_for(handle.result(), 60) == 5 * 1_900_000
 
 
 @activity.defn

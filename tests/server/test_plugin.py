@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from temporalio import activity, workflow
 from temporalio.api.common.v1 import Payload
 from temporalio.client import Client
@@ -197,7 +199,9 @@ async def test_a_replayer_writes_no_blobs_and_emits_no_spans(
             )
         history = await threads.client.get_workflow_handle(thread_id).fetch_history()
         puts, counting.gets = counting.puts, 0
-        cold = EverlongPlugin(store=counting)
+        provider = TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(threads.spans))
+        cold = EverlongPlugin(store=counting, tracer_provider=provider)
         replayer = Replayer(workflows=[Growing], plugins=[cold], workflow_runner=runner)
         await replayer.replay_workflow(history)
         assert counting.puts == puts

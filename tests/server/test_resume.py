@@ -111,7 +111,8 @@ async def test_rolls_are_not_resumes(
         await threads.send(thread_id, "read")
         status = await threads.answered(thread_id, 1)
         assert status.counters.runs == 2
-        assert spans(threads) == []
+        # A question that meets the run which has just rolled may replay that one.
+        assert [span for span in spans(threads) if span["everlong.resume.end"] != "query"] == []
 
 
 async def test_a_hook_that_fails_does_not_fail_the_workflow(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pyfastcdc import FastCDC
 
 from everlong import limits
-from everlong.codecs import matching
+from everlong.codecs import comparing, matching
 from everlong.codecs.memory import ThreadMemory
 from tests.payloads import noise
 from tests.plans import Store, check, check_memory
@@ -51,7 +51,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "PACKS_MAX", 5)
     cutter = FastCDC(avg_size=256, min_size=64, max_size=1024)
     monkeypatch.setattr(matching, "_CUTTER", cutter)
-    monkeypatch.setattr(matching, "_CRC_BYTES", 512)
+    monkeypatch.setattr(comparing, "CRC_BYTES", 512)
 
 
 SMALL = pytest.mark.usefixtures("small")
@@ -81,7 +81,7 @@ def test_a_plan_always_gives_the_payload_byte_by_byte(
             name = store.add(plan)
             written.append(name)
             memory.commit(plan, name, now)
-            assert memory.find(name) == (b"", data)
+            assert memory.find(name, "") == (b"", data)
         if outcome in ("forget", "learn"):
             memory = ThreadMemory()
         if outcome == "learn" and written:
@@ -145,6 +145,7 @@ def test_a_pack_that_is_written_again_because_most_of_it_was_forgotten_is_known_
     name = store.add(first)
     memory.commit(first, name, 0.0)
     memory._recent.clear()
+    memory._repeats.clear()
     for chunk_id in list(memory._index)[1:]:
         del memory._index[chunk_id]
     again = memory.plan(b"", noise(8000), "", 0.0)

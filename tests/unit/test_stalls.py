@@ -32,7 +32,7 @@ def test_a_payload_that_is_being_compared_does_not_keep_others_from_the_memory(
     large.start()
     try:
         assert comparing.wait(30)
-        found = threading.Thread(target=memory.find, args=(b"n" * 32,))
+        found = threading.Thread(target=memory.find, args=(b"n" * 32, ""))
         found.start()
         found.join(10)
         assert not found.is_alive()

@@ -1,0 +1,107 @@
+"""What of a workflow's commands its history holds already.
+
+Core discards a command that a replay issues again, if history has the event that it led to. If not,
+as when new code goes further than the old did, Core keeps the command and sends it once the replay is
+over. So a value may be dropped only where the event is known to be there. The events are counted as
+the history is read, and each command takes the next one of its kind and id.
+"""
+
+import collections
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+from temporalio.api.history.v1 import HistoryEvent
+from temporalio.bridge.proto.workflow_commands import WorkflowCommand
+
+# The command that an event comes from, and how to tell one from another of the same kind.
+_EVENTS: Final[dict[str, tuple[str, Callable[[Any], str]]]] = {
+    "activity_task_scheduled_event_attributes": (
+        "schedule_activity",
+        lambda event: str(event.activity_id),
+    ),
+    "start_child_workflow_execution_initiated_event_attributes": (
+        "start_child_workflow_execution",
+        lambda event: str(event.workflow_id),
+    ),
+    "workflow_execution_update_completed_event_attributes": (
+        "update_response",
+        lambda event: str(event.meta.update_id),
+    ),
+    "signal_external_workflow_execution_initiated_event_attributes": (
+        "signal_external_workflow_execution",
+        lambda _: "",
+    ),
+    "workflow_properties_modified_event_attributes": (
+        "modify_workflow_properties",
+        lambda _: "",
+    ),
+    "nexus_operation_scheduled_event_attributes": ("schedule_nexus_operation", lambda _: ""),
+    "workflow_execution_completed_event_attributes": (
+        "complete_workflow_execution",
+        lambda _: "",
+    ),
+    "workflow_execution_failed_event_attributes": ("fail_workflow_execution", lambda _: ""),
+    "workflow_execution_canceled_event_attributes": ("cancel_workflow_execution", lambda _: ""),
+    "workflow_execution_continued_as_new_event_attributes": (
+        "continue_as_new_workflow_execution",
+        lambda _: "",
+    ),
+}
+_COMMANDS: Final = {command for command, _ in _EVENTS.values()}
+
+
+class Recorded:
+    """The events of one run that commands led to, as far as they have been read.
+
+    Filled in the worker's event loop, asked in the SDK's workflow threads.
+    """
+
+    def __init__(self) -> None:
+        self._events: collections.Counter[tuple[str, str]] = collections.Counter()
+        self._taken: collections.Counter[tuple[str, str]] = collections.Counter()
+        self._ended = threading.Event()
+        self._complete = False
+        self.went_beyond = False
+        """Whether a command was issued that history does not have: it will be sent."""
+
+    def note(self, event: HistoryEvent) -> None:
+        """Count an event of the history."""
+        kind = event.WhichOneof("attributes")
+        if kind in _EVENTS:
+            command, id_of = _EVENTS[kind]
+            self._events[command, id_of(getattr(event, kind))] += 1
+
+    def finish(self, *, complete: bool) -> None:
+        """Tell that no more of the history will be read."""
+        self._complete = complete
+        self._ended.set()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of the history has been read."""
+        return self._complete
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the history has been read, or the time is over."""
+        self._ended.wait(seconds)
+
+    def take(self, command: str, command_id: str = "") -> bool:
+        """Tell whether the next command of this kind and id is known to be in history."""
+        key = (command, command_id)
+        self._taken[key] += 1
+        if self._taken[key] <= self._events[key]:
+            return True
+        if self._complete:
+            self.went_beyond = True
+        return False
+
+    def take_command(self, command: WorkflowCommand) -> bool:
+        """Do the same for a command as it is sent to Core."""
+        kind = command.WhichOneof("variant") or ""
+        if kind not in _COMMANDS:
+            return False
+        is_answer = kind == "update_response"
+        if is_answer and not command.update_response.HasField("completed"):
+            return False
+        return self.take(kind, command.update_response.protocol_instance_id if is_answer else "")

@@ -1,0 +1,102 @@
+"""Changes in the middle, and tasks that are tried again: what is new is what is written."""
+
+import random
+import time
+
+import pytest
+
+from everlong import limits
+from everlong.codecs import EverlongCodec
+from everlong.codecs.budget import BUDGET, CompletionBudget
+from everlong.codecs.memory import ThreadMemory
+from everlong.codecs.refs import is_ref
+from everlong.errors import BlobMissing
+from everlong.storage.memory import MemoryBlobStore
+from tests.payloads import noise, payload, stored, workflow
+from tests.plans import Store, check
+from tests.stores import CountingStore
+
+
+def new_bytes(memory: ThreadMemory, store: Store, data: bytes) -> int:
+    plan = memory.plan(b"", data, "", 0.0)
+    check(store, memory, plan, data)
+    if plan.same_as is None:
+        memory.commit(plan, store.add(plan), 0.0)
+    return sum(map(len, plan.contents.stream))
+
+
+@pytest.mark.parametrize("inserted", [0, 1, 100, 3000, 40_000])
+@pytest.mark.parametrize("appended", [0, 2000])
+def test_a_change_in_the_middle_costs_what_is_new(inserted: int, appended: int) -> None:
+    memory, store = ThreadMemory(), Store()
+    body = noise(400_000)
+    new_bytes(memory, store, body)
+    changed = body[:100_000] + noise(inserted, 2) + body[100_008:] + noise(appended, 3)
+    assert new_bytes(memory, store, changed) <= inserted + appended + 200
+
+
+def test_many_small_changes_do_not_make_the_head_grow_for_ever() -> None:
+    memory, store = ThreadMemory(), Store()
+    source = random.Random(5)
+    body = bytearray(noise(200_000))
+    written = []
+    for _ in range(800):
+        place = source.randrange(len(body) - 8)
+        body[place : place + 8] = source.randbytes(8)
+        plan = memory.plan(b"", bytes(body), "", 0.0)
+        assert len(plan.contents.extents) <= limits.EXTENTS_MAX
+        memory.commit(plan, store.add(plan), 0.0)
+        written.append(sum(map(len, plan.contents.stream)))
+    # The first, and one whole again every 256 changes.
+    assert sum(size >= 200_000 for size in written) <= 1 + 800 // 200
+    assert sorted(written)[len(written) // 2] < 3000
+
+
+async def test_a_task_that_is_tried_again_does_not_write_again() -> None:
+    store = CountingStore()
+    codec = EverlongCodec(store, keys={"k": bytes(32)}).with_context(workflow())
+    items = [payload(noise(20_000, seed)) for seed in range(200)]
+    first = [(await codec.encode([item]))[0] for item in items]
+    puts = store.puts
+    again = [(await codec.encode([item]))[0] for item in items]
+    assert (store.puts, again) == (puts, first)
+    assert await EverlongCodec(store, keys={"k": bytes(32)}).decode(again) == items
+
+
+async def test_a_completion_that_takes_too_long_keeps_the_rest_inline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = MemoryBlobStore()
+    codec = EverlongCodec(store).with_context(workflow())
+    items = [payload(noise(20_000, seed)) for seed in range(40)]
+    token = BUDGET.set(CompletionBudget())
+    try:
+        encoded = [(await codec.encode([item]))[0] for item in items[:20]]
+        assert all(map(is_ref, encoded))
+        now = time.monotonic() + limits.COMPLETION_SECONDS_MAX + 1
+        monkeypatch.setattr(time, "monotonic", lambda: now)
+        encoded += [(await codec.encode([item]))[0] for item in items[20:]]
+    finally:
+        BUDGET.reset(token)
+    assert not any(map(is_ref, encoded[20:]))
+    assert len(await stored(store)) == 20
+    assert await EverlongCodec(store).decode(encoded) == items
+
+
+async def test_what_is_lost_is_not_pointed_to_again() -> None:
+    store = MemoryBlobStore()
+    codec = EverlongCodec(store).with_context(workflow())
+    body = noise(100_000)
+    [old] = await codec.encode([payload(body)])
+    [key] = await stored(store)
+    await codec.encode([payload(body + noise(9000, 1))])
+    await store.delete([key])
+    reader = EverlongCodec(store).with_context(workflow())
+    # Whoever meets the loss forgets the thread: what it writes now stands alone.
+    reader._offloader = codec._offloader
+    for seed in range(4):  # The writer's own memory has let go of it.
+        await codec.encode([payload(noise(200_000, 50 + seed))])
+    with pytest.raises(BlobMissing):
+        await reader.decode([old])
+    [new] = await codec.encode([payload(body + noise(9000, 2))])
+    assert await EverlongCodec(store).decode([new]) == [payload(body + noise(9000, 2))]

@@ -1,0 +1,108 @@
+"""What is not read, though its bytes are there: what somebody else could have made up."""
+
+import dataclasses
+
+import pytest
+from pydantic import TypeAdapter
+from temporalio.api.common.v1 import Payload
+
+from everlong import limits
+from everlong.codecs import EverlongCodec
+from everlong.codecs.refs import PackRef, parse_ref
+from everlong.errors import BlobCorrupt, ConfigError, ObjectTooLarge, RefRefused
+from everlong.models import Entry, Kind, Message, Ref, SegmentRef
+from everlong.storage.journal import Journal
+from everlong.storage.keys import Keyring
+from everlong.storage.memory import MemoryBlobStore
+from everlong.storage.objects import seal, thread_key
+from everlong.storage.packstore import PackStore
+from tests.payloads import KEY_1, noise, payload, workflow
+
+KEYS = {"k1": KEY_1}
+SECRET = payload(noise(9000))
+
+
+async def sealed_ref(store: MemoryBlobStore) -> PackRef:
+    [ref] = await EverlongCodec(store, keys=KEYS).with_context(workflow("victim")).encode([SECRET])
+    found = parse_ref(ref)
+    assert isinstance(found, PackRef)
+    return found
+
+
+async def test_a_ref_of_version_1_does_not_get_around_the_tag() -> None:
+    store = MemoryBlobStore()
+    victim = await sealed_ref(store)
+    forged = Ref(
+        thread=victim.thread,
+        digest=victim.pack.hex(),
+        size_bytes=victim.size_bytes,
+        kind=Kind.PAYLOAD,
+        pack=True,
+    )
+    ref = Payload(
+        metadata={"encoding": b"json/everlong-ref", "everlong-version": b"1"},
+        data=TypeAdapter(Ref).dump_json(forged),
+    )
+    with pytest.raises(BlobCorrupt, match="does not parse"):
+        await EverlongCodec(store, keys=KEYS).decode([ref])
+
+
+@pytest.mark.parametrize("warm", [True, False])
+async def test_an_untagged_ref_opens_no_sealed_pack_while_unsealed_ones_are_accepted(
+    warm: bool,
+) -> None:
+    store = MemoryBlobStore()
+    packs = PackStore(store, Keyring(KEYS), accept_unsealed=True)
+    codec = EverlongCodec(packs)
+    if warm:
+        [ref] = await codec.with_context(workflow("victim")).encode([SECRET])
+        victim = parse_ref(ref)
+        assert isinstance(victim, PackRef)
+    else:
+        victim = await sealed_ref(store)
+    forged = dataclasses.replace(victim, key_id="").to_payload(None)
+    with pytest.raises(RefRefused, match="is sealed with key 'k1', and its ref was made with ''"):
+        await codec.decode([forged])
+    [plain] = await EverlongCodec(store).with_context(workflow()).encode([SECRET])
+    assert await codec.decode([plain]) == [SECRET]
+
+
+async def test_a_journal_reads_nothing_of_another_thread() -> None:
+    packs = PackStore(MemoryBlobStore())
+    victim = Journal(packs, thread_key("default", "victim"))
+    entry = Entry(
+        seq=1,
+        kind=Kind.MESSAGE,
+        time_ms=0,
+        size_bytes=9,
+        message=Message(role="user", text="a secret"),
+    )
+    head, _ = await victim.append(None, [entry])
+    other = Journal(packs, thread_key("default", "other"))
+    for read in (other.read(head), other.newest(head), other.append(head, [entry])):
+        with pytest.raises(RefRefused, match="belongs to another thread"):
+            await read
+    body, _ = await packs.write_body(thread_key("default", "victim"), Kind.MESSAGE, b"{}")
+    by_ref = Entry(seq=1, kind=Kind.MESSAGE, time_ms=0, size_bytes=2, ref=body)
+    with pytest.raises(RefRefused, match="belongs to another thread"):
+        await other.messages([by_ref])
+    assert isinstance(head, SegmentRef)
+
+
+async def test_payloads_that_inflate_to_too_much_together_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bomb = Payload(
+        metadata={"encoding": b"binary/everlong"},
+        data=seal(payload(b"\0" * 900_000).SerializeToString()),
+    )
+    monkeypatch.setattr(limits, "OBJECT_BYTES_MAX", 1_000_000)
+    codec = EverlongCodec(MemoryBlobStore())
+    assert len(await codec.decode([bomb, bomb])) == 2
+    with pytest.raises(ObjectTooLarge, match="these 3 payloads decode to over"):
+        await codec.decode([bomb, bomb, bomb])
+
+
+def test_a_threshold_that_the_server_does_not_take_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the server takes payloads of"):
+        EverlongCodec(MemoryBlobStore(), inline_bytes_max=limits.FALLBACK_BYTES_MAX + 1)
