@@ -24,9 +24,9 @@ from everlong.codecs import comparing
 from everlong.codecs.comparing import common_end, common_start
 from everlong.storage.packs import Contents, Extent
 
-# Digests stay in this process, so a key that ends with it keeps them apart from all others.
-_CHUNK_KEY: Final = os.urandom(32)
-_CHUNK_ID_BYTES: Final = 24
+# Digests stay in this process, so a key that ends with it keeps them apart from all others. SHA-256
+# takes half the time of BLAKE2b where the processor has instructions for it, as most servers' do.
+_KEYED: Final = hashlib.sha256(os.urandom(64))
 _CUTTER: Final = FastCDC(
     avg_size=limits.CHUNK_BYTES_MEAN,
     min_size=limits.CHUNK_BYTES_MEAN // 4,
@@ -367,12 +367,14 @@ def repeat_id(envelope: bytes, data: bytes) -> bytes:
     """Return by what an equal payload is known; nothing for a large one, which takes too long."""
     if len(data) > limits.ENCODER_REPEAT_BYTES_MAX:
         return b""
-    digest = hashlib.blake2b(key=_CHUNK_KEY, digest_size=_CHUNK_ID_BYTES, person=b"everlong-repeat")
-    digest.update(len(envelope).to_bytes(8))
+    digest = _KEYED.copy()
+    digest.update(b"repeat" + len(envelope).to_bytes(8))
     digest.update(envelope)
     digest.update(data)
     return digest.digest()
 
 
 def _chunk_id(data: memoryview) -> bytes:
-    return hashlib.blake2b(data, key=_CHUNK_KEY, digest_size=_CHUNK_ID_BYTES).digest()
+    digest = _KEYED.copy()
+    digest.update(data)
+    return digest.digest()

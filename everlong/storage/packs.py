@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import os
 import struct
+import threading
 import zlib
 from collections.abc import Sequence
 from functools import partial
@@ -53,6 +54,7 @@ _STORED, _ZSTD = 0, 1
 # A writer uses at least a quarter of every pack that it points to (limits.SPARSE_RATIO). What needs
 # far more than that to be inflated was made to fill a reader's memory.
 _INFLATE_FACTOR_MAX: Final = 16
+_THREAD: Final = threading.local()
 _HEAD_PART, _FRAME_PART = 0, 1  # Numbers of the sealed parts: the head, then the frames.
 
 
@@ -149,14 +151,21 @@ def build_pack(contents: Contents, thread: str, keys: Keys | None) -> tuple[byte
 
 
 def _build_frame(key: bytes, number: int, plain: memoryview) -> tuple[_Frame, bytes]:
-    # Made for each frame: one cannot be used by two threads at a time.
-    compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True)
-    stored, compression = compressor.compress(plain), _ZSTD
+    stored, compression = _compressor().compress(plain), _ZSTD
     if len(stored) >= len(plain):
         stored, compression = bytes(plain), _STORED
     if key:
         stored = seal_bytes(key, _FRAME_PART + number, stored)
     return _Frame(compression, len(stored), len(plain), _digest(stored)), stored
+
+
+def _compressor() -> zstandard.ZstdCompressor:
+    """Return this thread's own: one takes a while to make, and serves one thread at a time."""
+    found: zstandard.ZstdCompressor | None = getattr(_THREAD, "compressor", None)
+    if found is None:
+        found = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True)
+        _THREAD.compressor = found
+    return found
 
 
 class Pack:
