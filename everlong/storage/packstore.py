@@ -96,6 +96,12 @@ class PackStore:
                 BlobCorrupt(f"it holds {pack.size_bytes} bytes, and its ref says {size_bytes}"),
             )
         sources = await gathered([partial(self._open, thread, each) for each in pack.sources])
+        if any(source.key_id != pack.key_id for source in sources):
+            # No writer mixes keys. An unsealed pack could read a sealed one that way.
+            raise RefRefused(
+                f"pack {pack_key(thread, name)!r} points to packs of another key: it is forged. Find "
+                "out who wrote it; nothing was read."
+            )
         try:
             if pack.size_bytes < limits.LOOP_BYTES_MAX:
                 return Reading(pack, sources, pack.assemble(sources))

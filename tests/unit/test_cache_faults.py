@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from everlong import limits
 from everlong.errors import BlobMissing
 from everlong.storage import cache_disk
 from everlong.storage.cache import CachedBlobStore
@@ -145,3 +146,22 @@ async def test_faults_are_logged_again_after_a_minute(
         monkeypatch.setattr(time, "monotonic", lambda now=now: now)
         cached._disk.write("v1/a", b"x")  # type: ignore[union-attr] # there is one
     assert len(caplog.records) == 2
+
+
+async def test_a_slow_disk_is_not_waited_for(
+    disk: Path, behind: CountingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached = over(behind, disk)
+    await cached.put("v1/a", b"x")
+    monkeypatch.setattr(limits, "CACHE_SECONDS_MAX", 0.05)
+
+    def slow(*_: object) -> None:
+        time.sleep(1)
+
+    monkeypatch.setattr(cache_disk.DiskTier, "read", slow)
+    monkeypatch.setattr(cache_disk.DiskTier, "write", slow)
+    started = time.monotonic()
+    await cached.put("v1/b", b"y")
+    assert await cached.get("v1/a") == b"x"
+    assert time.monotonic() - started < 0.8
+    assert behind.gets == 1

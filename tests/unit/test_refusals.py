@@ -1,6 +1,7 @@
 """What is not read, though its bytes are there: what somebody else could have made up."""
 
 import dataclasses
+import zlib
 
 import pytest
 from pydantic import TypeAdapter
@@ -15,7 +16,8 @@ from everlong.storage.journal import Journal
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import seal, thread_key
-from everlong.storage.packstore import PackStore
+from everlong.storage.packs import Contents, Extent, build_pack
+from everlong.storage.packstore import PackStore, pack_key
 from tests.payloads import KEY_1, noise, payload, workflow
 
 KEYS = {"k1": KEY_1}
@@ -65,6 +67,24 @@ async def test_an_untagged_ref_opens_no_sealed_pack_while_unsealed_ones_are_acce
         await codec.decode([forged])
     [plain] = await EverlongCodec(store).with_context(workflow()).encode([SECRET])
     assert await codec.decode([plain]) == [SECRET]
+
+
+async def test_an_unsealed_pack_reads_nothing_of_a_sealed_one() -> None:
+    store = MemoryBlobStore()
+    victim = await sealed_ref(store)
+    contents = Contents(
+        envelope=b"",
+        size_bytes=100,
+        crc=zlib.crc32(SECRET.data[:100]),
+        extents=[Extent(1, 0, 100)],
+        sources=[victim.pack],
+    )
+    name, data = build_pack(contents, victim.thread, None)
+    await store.put(pack_key(victim.thread, name), data)
+    forged = PackRef(victim.thread, name, 100, 2).to_payload(None)
+    packs = PackStore(store, Keyring(KEYS), accept_unsealed=True)
+    with pytest.raises(RefRefused, match="points to packs of another key"):
+        await EverlongCodec(packs).decode([forged])
 
 
 async def test_a_journal_reads_nothing_of_another_thread() -> None:
