@@ -4,6 +4,7 @@ Start a server with `everlong dev`, then: python examples/own_workflow.py
 """
 
 import asyncio
+import os
 import uuid
 from datetime import timedelta
 from pathlib import Path
@@ -54,4 +55,5 @@ async def main(address: str, store: str, steps: int) -> int:
 
 if __name__ == "__main__":
     blobs = Path(".everlong/example-blobs").absolute()
-    asyncio.run(main("localhost:7233", blobs.as_uri(), steps=20))
+    address = os.environ.get("TEMPORAL_ADDRESS", "localhost:7233")
+    asyncio.run(main(address, blobs.as_uri(), steps=20))

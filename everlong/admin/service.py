@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryReverseRequest
 from temporalio.client import (
     Client,
     WithStartWorkflowOperation,
@@ -39,6 +41,7 @@ from everlong.models import (
     SendMessage,
     ThreadStart,
     ThreadStatus,
+    printable,
 )
 from everlong.storage import BlobStore
 from everlong.storage.journal import Journal
@@ -110,15 +113,38 @@ async def stop(client: Client, thread_id: str) -> None:
 async def status(client: Client, thread_id: str) -> ThreadStatus:
     """Return how far a thread is. It needs a worker that runs, as any query does."""
     with _translated(thread_id):
-        found: ThreadStatus = await client.get_workflow_handle(thread_id).query(
-            STATUS_QUERY,
-            result_type=ThreadStatus,
-            rpc_timeout=timedelta(seconds=WORKER_SECONDS_MAX),
-        )
+        try:
+            found: ThreadStatus = await client.get_workflow_handle(thread_id).query(
+                STATUS_QUERY,
+                result_type=ThreadStatus,
+                rpc_timeout=timedelta(seconds=WORKER_SECONDS_MAX),
+            )
+        except RPCError as error:
+            reason = await _failing_task(client, thread_id, error)
+            if not reason:
+                raise
+            raise NoWorker(f"thread {thread_id!r} is held: its tasks fail. {reason}") from error
         if found.status != "working":
             return found
         waits_for = await _what_an_activity_waits_for(client, thread_id)
     return dataclasses.replace(found, status="held", held_by=waits_for) if waits_for else found
+
+
+async def _failing_task(client: Client, thread_id: str, error: RPCError) -> str:
+    """Return why a thread's workflow tasks fail, if that is why it does not answer."""
+    if "Workflow Task in failed state" not in error.message:
+        return ""
+    newest = await client.workflow_service.get_workflow_execution_history_reverse(
+        GetWorkflowExecutionHistoryReverseRequest(
+            namespace=client.namespace,
+            execution=WorkflowExecution(workflow_id=thread_id),
+            maximum_page_size=20,
+        )
+    )
+    for event in newest.history.events:
+        if event.HasField("workflow_task_failed_event_attributes"):
+            return printable(event.workflow_task_failed_event_attributes.failure.message, 500)
+    return ""
 
 
 async def _what_an_activity_waits_for(client: Client, thread_id: str) -> str:

@@ -63,7 +63,8 @@ class PackStore:
         if self.keyring is not None and not key_id and not self.accept_unsealed:
             raise RefRefused(
                 f"{what} is not sealed, and keys are configured here, so it is not read. If it was "
-                "written before there were keys, set accept_unsealed until those histories are gone."
+                "written before there were keys, set accept_unsealed (EVERLONG_ACCEPT_UNSEALED=1) until "
+                "those histories are gone."
             )
 
     async def read(

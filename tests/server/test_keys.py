@@ -1,0 +1,51 @@
+"""Agents with keys: a worker that lacks one says so, and a thread goes on once it is back."""
+
+import pytest
+from temporalio.client import Client
+from temporalio.worker import Worker
+
+from everlong import EverlongPlugin
+from everlong.admin import service
+from everlong.embedded import TemporalServer
+from everlong.errors import NoWorker
+from everlong.storage.keys import Keyring
+from everlong.storage.memory import MemoryBlobStore
+from everlong.storage.packstore import PackStore
+from tests.agents import reading_agent
+from tests.payloads import KEY_1, KEY_2
+
+
+async def test_a_thread_whose_key_is_missing_says_so_and_goes_on_with_it(
+    server: TemporalServer, thread_id: str
+) -> None:
+    store, agent = MemoryBlobStore(), reading_agent(2)
+
+    async def connect(keys: dict[str, bytes]) -> Client:
+        plugin = EverlongPlugin(store=store, agents=[agent], keys=keys)
+        return await Client.connect(server.address, plugins=[plugin])
+
+    async def answered(client: Client, number: int) -> None:
+        await service.wait_for_status(
+            client, thread_id, lambda status: status.counters.answered >= number, seconds_max=60
+        )
+
+    client = await connect({"old": KEY_1})
+    async with Worker(client, task_queue=thread_id):
+        await service.send(client, thread_id, "read", task_queue=thread_id, agent="ops")
+        await answered(client, 1)
+    without = await connect({"new": KEY_2})
+    async with Worker(without, task_queue=thread_id):
+        with pytest.raises(NoWorker, match="sealed with key 'old', which this process does not"):
+            for _ in range(20):
+                await service.status(without, thread_id)
+    rotated = await connect({"new": KEY_2, "old": KEY_1})
+    async with Worker(rotated, task_queue=thread_id):
+        await service.send(rotated, thread_id, "again", task_queue=thread_id, agent="ops")
+        await answered(rotated, 2)
+        packs = PackStore(store, rotated_keyring())
+        conversation = await service.messages(rotated, packs, thread_id)
+    assert [message.text for message in conversation].count("again") == 1
+
+
+def rotated_keyring() -> Keyring:
+    return Keyring({"new": KEY_2, "old": KEY_1})
