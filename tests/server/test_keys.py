@@ -36,8 +36,7 @@ async def test_a_thread_whose_key_is_missing_says_so_and_goes_on_with_it(
     without = await connect({"new": KEY_2})
     async with Worker(without, task_queue=thread_id):
         with pytest.raises(NoWorker, match="sealed with key 'old', which this process does not"):
-            for _ in range(20):
-                await service.status(without, thread_id)
+            await asked_often(without, thread_id)
     rotated = await connect({"new": KEY_2, "old": KEY_1})
     async with Worker(rotated, task_queue=thread_id):
         await service.send(rotated, thread_id, "again", task_queue=thread_id, agent="ops")
@@ -45,6 +44,12 @@ async def test_a_thread_whose_key_is_missing_says_so_and_goes_on_with_it(
         packs = PackStore(store, rotated_keyring())
         conversation = await service.messages(rotated, packs, thread_id)
     assert [message.text for message in conversation].count("again") == 1
+
+
+async def asked_often(client: Client, thread_id: str) -> None:
+    """Ask until the worker has failed a task."""
+    for _ in range(20):
+        await service.status(client, thread_id)
 
 
 def rotated_keyring() -> Keyring:
