@@ -24,7 +24,7 @@ from temporalio.converter import (
 )
 
 from everlong import limits
-from everlong.codecs.budget import BUDGET
+from everlong.codecs.budget import BUDGET, CompletionBudget
 from everlong.codecs.offload import Offloader, OffloadStats, patiently, store_seconds
 from everlong.codecs.refs import ENCODING as REF_ENCODING
 from everlong.codecs.refs import V1_ENCODING as V1_REF_ENCODING
@@ -157,12 +157,12 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
             payloads = await self._inner.encode(payloads)
         # The arguments of a local activity never leave the worker, and a replay encodes them again.
         # Its result does: that is encoded on the activity's side, where there is no completion.
-        if self._read_only or (self._is_local and BUDGET.get() is not None):
-            return list(payloads)
         budget = BUDGET.get()
+        if self._read_only or (self._is_local and budget is not None):
+            return list(payloads)
         if budget is not None:
             budget.begin()
-        room = _Room()
+        room = _Room(budget)
         with _concise():
             return [await self._encode(payload, room) for payload in payloads]
 
@@ -193,7 +193,7 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         # done here to a large payload.
         data = payload.data
         size_bytes = len(data) + sum(len(k) + len(v) for k, v in payload.metadata.items())
-        budget = BUDGET.get()
+        budget = room.budget
         if budget is not None and budget.replaying:
             return await self._inline(payload, size_bytes)
         leaves = self._is_nexus or (budget is not None and budget.leaving)
@@ -238,8 +238,7 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         size_bytes: int,
         room: "_Room",
     ) -> Payload:
-        budget = BUDGET.get()
-        if budget is not None and budget.is_late:
+        if room.budget is not None and room.budget.is_late:
             inline = inline or await self._inline(payload, size_bytes)
             if room.take(_inline_bytes(inline)):
                 return inline
@@ -260,7 +259,7 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
     def _stays_inline(self, inline: Payload, room: "_Room") -> bool:
         """Tell whether the server takes a payload that the store did not; if so, count it."""
         inline_bytes = _inline_bytes(inline)
-        if self._is_local and BUDGET.get() is None:
+        if self._is_local and room.budget is None:
             # The results of local activities go out with a completion that nobody counts here.
             return False
         if not room.take(inline_bytes):
@@ -292,14 +291,14 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
 class _Room:
     """What the payloads of one call may take inline: together they are one value to the server."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: CompletionBudget | None) -> None:
         self._left_bytes = limits.FALLBACK_BYTES_MAX
-        self._budget = BUDGET.get()
+        self.budget = budget
 
     def take(self, size_bytes: int) -> bool:
         if size_bytes > self._left_bytes:
             return False
-        if self._budget is not None and not self._budget.take(size_bytes):
+        if self.budget is not None and not self.budget.take(size_bytes):
             return False
         self._left_bytes -= size_bytes
         return True

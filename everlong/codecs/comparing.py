@@ -1,7 +1,7 @@
 """Comparing and checking long runs of bytes, at the speed of memcmp and of zlib."""
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from everlong import limits
@@ -15,28 +15,30 @@ CRC_BYTES: Final = 256 * limits.KIB
 
 def common_start(a: bytes, b: bytes, a_start: int, b_start: int, most: int) -> int:
     """Return how many bytes agree from two places on, up to a number."""
-    done, step = 0, _COMPARE_BYTES_MIN
-    while done < most:
-        step = min(step, most - done)
+
+    def agree(done: int, step: int) -> bool:
         # Of the two, only one is copied.
-        if a.startswith(b[b_start + done : b_start + done + step], a_start + done):
-            done += step
-            step = min(2 * step, _COMPARE_BYTES_MAX)
-        elif step == 1:
-            break
-        else:
-            most = done + step
-            step = max(1, step // 2)
-    return done
+        return a.startswith(b[b_start + done : b_start + done + step], a_start + done)
+
+    return _agreeing(most, agree)
 
 
 def common_end(a: bytes, b: bytes, most: int) -> int:
     """Return how many bytes agree before the two ends, up to a number."""
+
+    def agree(done: int, step: int) -> bool:
+        a_end, b_end = len(a) - done, len(b) - done
+        return a.startswith(b[b_end - step : b_end], a_end - step)
+
+    return _agreeing(most, agree)
+
+
+def _agreeing(most: int, agree: Callable[[int, int], bool]) -> int:
+    """Return how far two runs agree. `agree` is asked for a step beyond what is done."""
     done, step = 0, _COMPARE_BYTES_MIN
     while done < most:
         step = min(step, most - done)
-        a_end, b_end = len(a) - done, len(b) - done
-        if a.startswith(b[b_end - step : b_end], a_end - step):
+        if agree(done, step):
             done += step
             step = min(2 * step, _COMPARE_BYTES_MAX)
         elif step == 1:
