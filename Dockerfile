@@ -11,7 +11,7 @@ RUN python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
 # binary wheels: the image has no compiler, and no setup script of a dependency runs.
 RUN python -m venv --without-pip /opt/everlong \
     && python -m pip --python /opt/everlong/bin/python install --only-binary=:all: \
-    -c constraints.txt "$(echo /wheels/everlong-*.whl)[admin,encryption]"
+    -c constraints.txt "$(echo /wheels/everlong-*.whl)[admin,agent,encryption]"
 
 FROM python:3.13.16-slim-bookworm
 

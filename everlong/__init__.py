@@ -1,6 +1,7 @@
 """Everlong: long-running AI agents on Temporal whose state stays small."""
 
-from everlong.agents import Agent, Model, Reply, Tool, tool
+from everlong.agents import Agent, CallInfo, Model, Reply, Tool, current_call, tool
+from everlong.asking import ask
 from everlong.errors import EverlongError
 from everlong.models import ThreadStart
 from everlong.plugin import EverlongPlugin
@@ -12,6 +13,7 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "Agent",
     "BlobStore",
+    "CallInfo",
     "EverlongError",
     "EverlongPlugin",
     "Model",
@@ -20,6 +22,8 @@ __all__ = [
     "ThreadStart",
     "Tool",
     "__version__",
+    "ask",
+    "current_call",
     "open_store",
     "tool",
 ]

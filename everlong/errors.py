@@ -13,7 +13,13 @@
     ├── ServerUnreachable           exit 4, retryable: no Temporal server answers at the address
     ├── ThreadError                 exit 6: what was asked of a thread cannot be had
     │   ├── ThreadNotFound          permanent: no thread of that name
+    │   ├── ThreadEnded             permanent: it was stopped, archived or terminated
+    │   ├── ThreadExists            permanent: a fork would take the id of another thread
+    │   ├── ThreadPaused            until somebody unpauses it; the message stays queued
+    │   ├── EntryNotFound           permanent: the journal has no entry of that seq
     │   ├── MessageRefused          permanent: empty, too long, or the thread is stopping
+    │   ├── DecisionRefused         permanent: unknown, decided already, or not for them to decide
+    │   ├── ControlRefused          permanent: a policy, a name or a reason that does not fit
     │   ├── TurnFailed              permanent: the turn ended without an answer
     │   ├── NoWorker                retryable: nobody runs the thread
     │   └── NotAnswered             the thread is still at work, or has ended before that
@@ -28,6 +34,8 @@
     │   ├── PayloadTooLarge         permanent: must stay in history, and is too large for it
     │   └── UnknownVersion          holds the thread until a newer Everlong reads it
     ├── LimitReached                permanent, exit 7: policy stopped the run, with a reason
+    ├── ModelUnavailable            exit 9, retryable: a rate limit, an outage, an unreadable reply
+    ├── ModelRefused                exit 9, permanent: the key, the request or its content
     └── CheckFailed                 permanent, exit 8: what the demo shows is not true
 
 A data fault (missing, corrupt, unknown version) never ends a thread: it is held, says what to
@@ -143,8 +151,32 @@ class ThreadNotFound(ThreadError):
     """There is no thread with this id in the namespace."""
 
 
+class ThreadEnded(ThreadError):
+    """The thread takes nothing more. Its journal stays, and can be forked."""
+
+
+class ThreadExists(ThreadError):
+    """There is a thread with this id, or was one; nothing was started."""
+
+
+class ThreadPaused(ThreadError):
+    """The thread takes no steps until somebody unpauses it. What was sent stays queued."""
+
+
+class EntryNotFound(ThreadError):
+    """The journal has no entry of this seq, or not yet."""
+
+
 class MessageRefused(ThreadError):
     """The thread did not take the message; the message says why."""
+
+
+class DecisionRefused(ThreadError):
+    """The thread did not take a decision about an approval; the message says why."""
+
+
+class ControlRefused(ThreadError):
+    """The thread did not take a change of its policy, or who asked and why does not fit."""
 
 
 class TurnFailed(ThreadError):
@@ -163,6 +195,28 @@ class LimitReached(EverlongError):
     """A hard limit of the thread's policy stopped it; the message is the typed reason."""
 
     exit_code = 7
+
+
+class ModelUnavailable(EverlongError):
+    """The provider of a model has given no reply that can be used; the same call may succeed later."""
+
+    exit_code = 9
+
+    def __init__(self, message: str, *, retry_after_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+        """How long the provider asks to wait; None if it does not say."""
+
+
+class ModelRefused(EverlongError):
+    """The provider of a model will not take this call, however often it is made."""
+
+    exit_code = 9
+
+    def __init__(self, message: str, *, context_too_large: bool = False) -> None:
+        super().__init__(message)
+        self.context_too_large = context_too_large
+        """Whether a smaller context would be taken."""
 
 
 class CheckFailed(EverlongError):

@@ -1,6 +1,8 @@
 """The bounds that are not policy: what the server enforces, and what keeps our own code bounded.
 
-Each stands beside its arithmetic. What a user may want to change is in `policy` instead.
+Workflow code decides by some of them, so a change of those is a change of workflow code: histories
+that are stored or running have to replay. Each stands beside its arithmetic. What a user may want to
+change is in `policy` instead.
 """
 
 from typing import Final
@@ -84,27 +86,65 @@ PACKS_MAX: Final = 24
 STATE_BYTES_MAX: Final = 64 * KIB
 
 # An unread message waits in operational state, so it is small, and few of them wait at a time. Both
-# are counted as JSON, in which a control character takes six bytes. While the store is
-# down a message of this size stays inline, so it can be sent all the same.
-MESSAGE_BYTES_MAX: Final = 12 * KIB
-INBOX_BYTES_MAX: Final = 24 * KIB
+# are counted as JSON, in which a control character takes six bytes. A longer message waits as a ref.
+MESSAGE_BYTES_MAX: Final = 8 * KIB
+INBOX_BYTES_MAX: Final = 12 * KIB
 
-# Results of one turn wait in operational state too: as a ref with a preview, as a short message, or
-# as the reason of a failure. At four bytes a character the largest takes 1.1 KiB, and 32 take 35.2.
-# With a full inbox that is 60 of 64 KiB.
-TOOL_CALLS_MAX: Final = 32
+# The calls of one reply wait in operational state until all of them have a result. At four bytes a
+# character a call with its options takes up to 1.2 KiB while it waits for a person, and 2.2 with its
+# result and a fact: 20 take 44. With a full inbox, 4 KiB of tail and 2 of the rest that is 62 of 64.
+TOOL_CALLS_MAX: Final = 20
 CALL_NAME_CHARS_MAX: Final = 64
+CALL_PREVIEW_CHARS_MAX: Final = 100
 PREVIEW_CHARS_MAX: Final = 60
 REASON_CHARS_MAX: Final = 160
+FACT_BYTES_MAX: Final = 400
+# Of facts that have expired, the keys that are noted.
+EXPIRED_KEYS_MAX: Final = 8
+# Names of those who may decide about a tool's calls, all together.
+APPROVERS_BYTES_MAX: Final = 256
+# A tail of more than this is journalled before the thread waits or runs tools.
+TAIL_BYTES_MAX: Final = 3 * KIB
+# What `configure` may change at once, as JSON: it is noted in the state.
+CHANGES_BYTES_MAX: Final = KIB
+# Approvals and turns that are remembered after their end, to say so when they are asked for.
+DECIDED_MAX: Final = 32
+ANSWERS_MAX: Final = 32
+RECEIVED_MAX: Final = 16
+
+# Sub-agents of sub-agents: a thread that could start itself would have no end.
+CHILD_DEPTH_MAX: Final = 4
+# Of its parent's id, what a sub-agent's thread has in its own: Temporal takes ids of 1,000 bytes.
+CHILD_PARENT_CHARS_MAX: Final = 100
+# A sub-agent's thread that has not reported is asked again after this long: it may have been
+# terminated, and then nobody else would say so.
+CHILD_CHECK_SECONDS: Final = 600.0
+
+# A run of at most this many events is not rolled when the thread goes idle: it is short already.
+IDLE_EVENTS_MAX: Final = 12
 
 # A tool result or a reply, as JSON. 64 MiB is far over what a model reads, and a quarter of what an
 # object may hold.
 TEXT_BYTES_MAX: Final = 64 * MIB
+# What a model is shown of a message that is longer; the whole is stored too. 8,000 tokens.
+SHOWN_BYTES_MAX: Final = 32 * KIB
 
-# Entries of one journal segment. An entry takes up to 1.1 KiB, so a segment stays below 10 MiB.
-SEGMENT_ENTRIES_MAX: Final = 8192
+# Entries up to which appends merge the segments of a journal. An entry with its message or its ref
+# takes up to 0.8 KiB as JSON, so that is 26 KiB. With appends of one an entry is written 3.5 times in
+# the mean, and 6 at most: when it comes, and whenever its segment doubles.
+SEGMENT_ENTRIES_MAX: Final = 32
+# Segments that are not merged any more are folded, so many at a time: with steps of 2 entries, one
+# step in 128 writes a second object. Until then each step names them again, at 50 bytes each.
+FOLD_SEGMENTS: Final = 8
+# Places that one fold leads to. Writing it anew for each 8 segments comes to 2.5 places a segment; and
+# 3 levels of folds lead to a million entries.
+FOLD_PLACES_MAX: Final = 32
+FOLD_LEVELS_MAX: Final = 8
+# Threads whose packs a journal may point into: the one that it was forked from, and those before.
+SHARES_MAX: Final = 16
 
-# A message up to this size stays inside its journal entry; a larger one is an object of its own.
+# A message up to this size stays inside its journal entry; a larger one lies beside the segment, or is
+# a pack of its own.
 ENTRY_BODY_BYTES_MAX: Final = 512
 
 # Bodies read at once when a context is loaded: 16 GETs of 60 ms give 270 GETs a second.
@@ -137,6 +177,8 @@ CALL_SECONDS_MAX: Final = 600.0
 # about 4 minutes.
 CALL_ATTEMPTS_MAX: Final = 12
 RETRY_SECONDS_MAX: Final = 30.0
+# A provider that asks for more patience than this gets another call all the same.
+RETRY_AFTER_SECONDS_MAX: Final = 300.0
 # Tools that block, at the same time in one worker; the SDK runs at most 100 activities.
 TOOL_THREADS_MAX: Final = 128
 

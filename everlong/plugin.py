@@ -1,6 +1,7 @@
 """`EverlongPlugin`: the composition root. Give it to the client; its workers inherit it."""
 
 import dataclasses
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -9,8 +10,11 @@ from typing import Final, Literal, TypeVar
 from opentelemetry import trace
 from opentelemetry.trace import TracerProvider
 from temporalio import workflow
+from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
+from temporalio.client import Client
 from temporalio.converter import DataConverter
 from temporalio.plugin import SimplePlugin
+from temporalio.service import RPCError
 from temporalio.worker import ReplayerConfig, Worker, WorkerConfig, WorkflowRunner
 
 from everlong import limits
@@ -23,6 +27,8 @@ from everlong.interceptors.nexus import NexusInterceptor
 from everlong.interceptors.prefetch import Prefetcher, PrefetchHook
 from everlong.interceptors.recorded import Recorded
 from everlong.interceptors.resume import ResumeHook
+from everlong.models import SEARCH_ATTRIBUTES
+from everlong.policy import Policy
 from everlong.storage import BlobStore
 from everlong.storage.keys import KeySource
 from everlong.storage.opening import open_packs
@@ -30,6 +36,7 @@ from everlong.workflows import AgentWorkflow
 
 T = TypeVar("T")
 
+_LOG: Final = logging.getLogger(__name__)
 _STICKY: Final = "sticky_queue_schedule_to_start_timeout"
 _SDK_STICKY_DEFAULT: Final = timedelta(seconds=10)
 
@@ -39,7 +46,9 @@ class EverlongPlugin(SimplePlugin):
 
     Args:
         store: A URL (`file:///dir`, `s3://bucket/prefix`, `memory:`) or a `BlobStore`.
-        agents: Agents that workers made from this client run. None are needed for the codec alone.
+        agents: Agents that workers made from this client run, with their sub-agents. None are needed
+            for the codec alone.
+        policy: For agents that have no policy of their own.
         mode: `read` decodes all that Everlong wrote, and writes plain payloads: for the first phase
             of a rollout, and for the way back. They are plain also where there are keys.
         keys: Keys by id (32 bytes each), the first of which writes, or a callable that returns them.
@@ -58,6 +67,7 @@ class EverlongPlugin(SimplePlugin):
         *,
         store: str | BlobStore,
         agents: Sequence[Agent] = (),
+        policy: Policy | None = None,
         mode: Literal["write", "read"] = "write",
         keys: KeySource | None = None,
         accept_unsealed: bool = False,
@@ -76,7 +86,7 @@ class EverlongPlugin(SimplePlugin):
         names = [agent.name for agent in agents]
         if len(set(names)) != len(names):
             raise ConfigError(f"two agents have the same name: {sorted(names)}")
-        self._agents = tuple(agents)
+        self._has_agents = bool(agents)
         self.codec = EverlongCodec(
             self.packs,
             inline_bytes_max=inline_bytes_max,
@@ -85,18 +95,14 @@ class EverlongPlugin(SimplePlugin):
         )
         self._tracer = trace.get_tracer("everlong", tracer_provider=tracer_provider)
         self._prefetchers: list[Prefetcher] = []
-        activities = AgentActivities(self.packs, agents)
+        self._workers: list[Worker] = []
+        self._activities = AgentActivities(self.packs, agents, policy or Policy())
         super().__init__(
             "everlong.EverlongPlugin",
             data_converter=self._with_codec,
             interceptors=[NexusInterceptor()],
             workflows=lambda existing: _joined(existing, [AgentWorkflow] if agents else []),
-            activities=lambda existing: _joined(
-                existing,
-                [activities.call_model, activities.run_tool, activities.append_journal]
-                if agents
-                else [],
-            ),
+            activities=lambda existing: _joined(existing, self._activities.all() if agents else []),
             workflow_failure_exception_types=lambda existing: _joined(existing, [LimitReached]),
         )
 
@@ -117,7 +123,7 @@ class EverlongPlugin(SimplePlugin):
         config["workflow_runner"] = self._with_hooks(config["workflow_runner"], prefetcher)
         # Threads replay cheaply; a team's other workflows may not. A team's own setting wins, and
         # only its value tells it from the SDK's default.
-        if self._agents and config[_STICKY] == _SDK_STICKY_DEFAULT:
+        if self._has_agents and config[_STICKY] == _SDK_STICKY_DEFAULT:
             config[_STICKY] = timedelta(seconds=limits.STICKY_SECONDS)
         config["unsandboxed_workflow_runner"] = self._with_hooks(
             config["unsandboxed_workflow_runner"], prefetcher
@@ -130,9 +136,13 @@ class EverlongPlugin(SimplePlugin):
         next: Callable[[Worker], Awaitable[None]],  # noqa: A002
     ) -> None:
         """See `temporalio.worker.Plugin`."""
+        if self._has_agents:
+            self._activities.has_attributes = await _has_attributes(worker.client)
+        self._workers.append(worker)
         try:
             await super().run_worker(worker, next)
         finally:
+            self._workers.remove(worker)
             for prefetcher in list(self._prefetchers):
                 if prefetcher.client is worker.client:
                     self._prefetchers.remove(prefetcher)
@@ -166,7 +176,35 @@ class EverlongPlugin(SimplePlugin):
         def new_hooks(info: workflow.Info, recorded: Recorded) -> list[ActivationHook]:
             return [ResumeHook(self._tracer, info), PrefetchHook(prefetcher, info, recorded)]
 
-        return hooked(passing_through(runner), new_hooks)
+        return hooked(passing_through(runner), new_hooks, self._evict)
+
+    def _evict(self, run_id: str) -> None:
+        """Have a run leave the cache. A worker that does not have it ignores that."""
+        for worker in list(self._workers):
+            bridge = worker._bridge_worker  # The SDK has no other way.
+            if bridge is not None:
+                bridge.request_workflow_eviction(run_id)
+
+
+async def _has_attributes(client: Client) -> bool:
+    """Return whether the server has our search attributes. Threads run on without."""
+    try:
+        found = await client.operator_service.list_search_attributes(
+            ListSearchAttributesRequest(namespace=client.namespace)
+        )
+    except RPCError as error:
+        _LOG.warning(
+            "threads write no search attributes: they cannot be listed (%s)", error.message
+        )
+        return False
+    missing = set(SEARCH_ATTRIBUTES) - set(found.custom_attributes)
+    if missing:
+        _LOG.warning(
+            "threads write no search attributes, since the server lacks %s. Add them with: temporal "
+            "operator search-attribute create --name NAME --type TYPE",
+            ", ".join(sorted(missing)),
+        )
+    return not missing
 
 
 def _joined(existing: Sequence[T] | None, added: Sequence[T]) -> list[T]:

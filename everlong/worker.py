@@ -50,6 +50,8 @@ async def run_worker(settings: Settings, agents: Sequence[Agent]) -> None:
         loop.add_signal_handler(number, stopping.set)
     provider = open_tracer_provider(settings.traces_exporter)
     try:
+        for agent in agents:
+            agent.check()
         client = await connect(settings, agents=agents, tracer_provider=provider)
         worker = Worker(client, task_queue=settings.task_queue, graceful_shutdown_timeout=_GRACE)
         try:

@@ -18,7 +18,7 @@ def script(turn: Sequence[Message]) -> Reply:
     if turn[-1].role == "user":
         call = ToolCall(id="1", tool="read_log", arguments='{"service": "api"}')
         return Reply(tool_calls=(call,))
-    return Reply(text=f"I read {len(turn[-1].text)} characters.")
+    return Reply(text=f"The log ends with: {turn[-1].text.splitlines()[-1]}")
 
 
 ops = Agent(name="ops", model=ScriptedModel(script), tools=[read_log])

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from everlong import Agent, Reply, tool
+from everlong import Agent, Policy, Reply, tool
 from everlong.models import Message, ToolCall
 from everlong.testing import ScriptedModel, workload
 
@@ -19,16 +19,24 @@ def results(turn: Sequence[Message]) -> list[str]:
     return [message.text for message in turn if message.role == "tool"]
 
 
-def reading_agent(pages: int, name: str = "ops") -> Agent:
-    """Reads that many pages of the workload, one a step, then says their total length."""
+def calls_done(turn: Sequence[Message]) -> int:
+    """How many calls of the turn have a result, by the number of the last: older ones may be gone."""
+    last = next((message for message in reversed(turn) if message.role == "tool"), None)
+    return 0 if last is None else int(last.call_id.removeprefix("call-")) + 1
+
+
+def reading_agent(pages: int, name: str = "ops", policy: Policy | None = None) -> Agent:
+    """Reads that many pages of the workload, one a step, then says how many."""
 
     def script(turn: Sequence[Message]) -> Reply:
-        seen = results(turn)
-        if len(seen) < pages:
-            return Reply(tool_calls=(call(len(seen), "read_page", page=len(seen)),))
-        return Reply(text=f"{len(seen)} pages, {sum(map(len, seen))} characters")
+        page = calls_done(turn)
+        if page < pages:
+            return Reply(tool_calls=(call(page, "read_page", page=page),))
+        return Reply(text=pages_answer(pages))
 
-    return Agent(name=name, model=ScriptedModel(script), tools=[read_page])
+    return Agent(
+        name=name, model=ScriptedModel(script), tools=[read_page], policy=policy or Policy()
+    )
 
 
 def one_call(name: str) -> ScriptedModel:
@@ -42,7 +50,7 @@ def one_call(name: str) -> ScriptedModel:
 
 
 def pages_answer(pages: int) -> str:
-    return f"{pages} pages, {sum(workload.result_bytes(i) for i in range(pages))} characters"
+    return f"{pages} pages"
 
 
 @tool
@@ -64,10 +72,10 @@ def gated_page(page: int) -> str:
 
 
 def _gated_script(turn: Sequence[Message]) -> Reply:
-    seen = results(turn)
-    if len(seen) < 12:
-        return Reply(tool_calls=(call(len(seen), "gated_page", page=len(seen)),))
-    return Reply(text=f"{len(seen)} pages, {sum(map(len, seen))} characters")
+    page = calls_done(turn)
+    if page < 12:
+        return Reply(tool_calls=(call(page, "gated_page", page=page),))
+    return Reply(text=pages_answer(12))
 
 
 gated = Agent(name="gated", model=ScriptedModel(_gated_script), tools=[gated_page])

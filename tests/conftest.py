@@ -55,7 +55,7 @@ class Threads:
     def worker(self, **options: object) -> Worker:
         return Worker(self.client, task_queue=self.task_queue, **options)  # type: ignore[arg-type]
 
-    async def start(self, thread_id: str, policy: Policy, agent: str = "ops") -> None:
+    async def start(self, thread_id: str, policy: Policy | None = None, agent: str = "ops") -> None:
         await self.client.start_workflow(
             AGENT_WORKFLOW,
             ThreadStart(agent=agent, policy=policy),
@@ -65,7 +65,12 @@ class Threads:
 
     async def send(self, thread_id: str, text: str, agent: str = "ops") -> int:
         return await service.send(
-            self.client, thread_id, text, task_queue=self.task_queue, agent=agent
+            self.client,
+            thread_id,
+            text,
+            task_queue=self.task_queue,
+            agent=agent,
+            packs=PackStore(self.store),
         )
 
     async def answered(self, thread_id: str, number: int, seconds: float = 120) -> ThreadStatus:

@@ -1,158 +1,302 @@
-"""The activities of a thread: `everlong.call_model`, `everlong.run_tool`, `everlong.append_journal`.
+"""The activities of a thread.
 
 Each may run more than once for one step (a worker is killed, a result is lost). What they store is
 named by its content and counts only once the workflow has the ref, so a second run does no harm to
 the thread. A tool's own effects are at-least-once.
 """
 
-import asyncio
-import concurrent.futures
-import contextlib
-import contextvars
-import functools
-import inspect
+import dataclasses
 import time
-from collections.abc import AsyncIterator, Iterable
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Any
 
+from opentelemetry import trace
 from pydantic import ValidationError
 from pydantic_core import to_json
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from everlong import limits
+from everlong import compaction, limits
+from everlong.activities.builtins import BUILTINS, Session, builtin, in_session
 from everlong.activities.pulse import held, pulse
-from everlong.agents import Agent, Reply, Tool
+from everlong.activities.replies import call_info, checked, complaint, find_call, refused, wanted
+from everlong.activities.user_code import ToolThreads, bounded
+from everlong.agents import Agent, running_call
 from everlong.models import (
     APPEND_JOURNAL,
+    BRIEF,
     CALL_MODEL,
-    HELD,
+    COLLECT,
+    COMPACT,
     RUN_TOOL,
     Append,
     Appended,
+    Brief,
+    Briefed,
+    Collect,
+    Compact,
+    CompactDone,
     Kind,
     Message,
     ModelCall,
     ModelTurn,
-    SegmentRef,
+    Outcome,
+    SendMessage,
     ToolCall,
-    ToolName,
     ToolResult,
     ToolRun,
-    printable,
+    failure_digest,
+    new_entry,
+    seq_after,
+    short_digest,
+    thread_key,
 )
-from everlong.storage.journal import Journal
-from everlong.storage.objects import thread_key
+from everlong.past import Past, Reader, message_entry
+from everlong.policy import Policy
 from everlong.storage.packstore import PackStore
-
-# What is wrong with a tool's arguments, as told to the model. Pydantic quotes a part of the input.
-_COMPLAINT_CHARS_MAX: Final = 2000
 
 
 class AgentActivities:
     """The activities of the agents that one worker runs."""
 
-    def __init__(self, packs: PackStore, agents: Iterable[Agent]) -> None:
+    def __init__(
+        self, packs: PackStore, agents: Iterable[Agent], policy: Policy | None = None
+    ) -> None:
         self._packs = packs
-        self._agents = {agent.name: agent for agent in agents}
-        # Tools have threads of their own: one that hangs must not keep the store from its threads.
-        self._tool_threads = concurrent.futures.ThreadPoolExecutor(
-            limits.TOOL_THREADS_MAX, thread_name_prefix="everlong-tool"
-        )
+        self._agents = {each.name: each for agent in agents for each in agent.family}
+        self._policy = policy or Policy()  # For agents that have none of their own.
+        self._tools = ToolThreads()
+        self.has_attributes = False
+        """Whether the server has our search attributes; the plugin finds out."""
+
+    def all(self) -> list[Callable[..., Any]]:
+        """Return the activities that a worker has to register."""
+        return [
+            self.call_model,
+            self.run_tool,
+            self.append_journal,
+            self.compact,
+            self.brief,
+            self.collect,
+        ]
 
     @activity.defn(name=CALL_MODEL)
     async def call_model(self, call: ModelCall) -> ModelTurn:
         """Load the context, ask the model, and journal the tail and the reply together."""
-        agent = self._agent(call.agent)
-        journal = self._journal()
+        context = call.context
+        agent = self._agent(context.agent)
+        reader = self._reader()
         async with pulse() as living:
-            entries = [*await living.briefly(lambda: journal.read(call.head)), *call.tail]
-            messages = await living.briefly(lambda: journal.messages(entries))
-            async with _bounded(f"model of agent {agent.name!r}"):
-                reply = _checked(await agent.model.reply(agent.instructions, messages, agent.tools))
-            now_ms = _now_ms()
-
-            async def journal_reply() -> tuple[SegmentRef, int]:
-                seq = entries[-1].seq + 1
-                entry, body_bytes = await journal.message_entry(seq, Kind.REPLY, reply, now_ms)
-                head, segment_bytes = await journal.append(call.head, [*call.tail, entry])
-                return head, body_bytes + segment_bytes
-
-            head, written_bytes = await living.patiently(journal_reply)
+            past = await living.briefly(
+                lambda: reader.past(context, self._policy_of(agent), call.tail)
+            )
+            messages = _shown(past, agent)
+            async with bounded(f"model of agent {agent.name!r}"):
+                tools = (*agent.callable_tools, *BUILTINS)
+                reply = await agent.resolved_model.reply(agent.instructions, messages, tools)
+                message = checked(reply)
+            seq = seq_after(context.head, call.tail)
+            entry = dataclasses.replace(
+                new_entry(seq, Kind.REPLY, message, _now_ms()),
+                tokens=reply.tokens,
+                cost_usd=reply.cost_usd,
+            )
+            head, written_bytes = await living.patiently(
+                lambda: reader.journal.append(context.head, [*call.tail, entry])
+            )
         return ModelTurn(
             head=head,
-            tool_calls=tuple(
-                ToolName(call_id=each.id, tool=each.tool) for each in reply.tool_calls
-            ),
-            context_bytes=sum(each.size_bytes for each in entries),
+            tool_calls=tuple(wanted(agent, each) for each in message.tool_calls),
+            context_bytes=compaction.size_of(messages),
+            context_tokens=reply.input_tokens,
             written_bytes=written_bytes,
+            tokens=reply.tokens,
+            cost_usd=reply.cost_usd,
+            policy=self._policy_of(agent).differences() if context.policy is None else None,
+            attributes=self.has_attributes,
+            trace=_traceparent(),
         )
 
     @activity.defn(name=RUN_TOOL)
     async def run_tool(self, run: ToolRun) -> ToolResult:
         """Run one tool call of the newest reply and store what it returns."""
-        agent = self._agent(run.agent)
-        journal = self._journal()
+        agent = self._agent(run.context.agent)
+        reader = self._reader()
         async with pulse() as living:
             # The call's arguments may be large, so they come from the journal, not from history.
-            newest = await living.briefly(lambda: journal.newest(run.head))
-            [reply] = await living.briefly(lambda: journal.messages([newest]))
-            call = _find_call(reply, run.call)
-            async with _bounded(f"tool {call.tool!r}"):
-                text = await self._run(agent, call)
-            message = Message(role="tool", text=text, call_id=call.id)
+            head, call = await living.briefly(lambda: find_call(reader, run))
+            session = Session(
+                reader=reader,
+                head=head,
+                load=lambda: reader.past(run.context, self._policy_of(agent)),
+            )
+            info = call_info(agent, head, call)
+            with running_call(info), in_session(session):
+                outcome, text, bytes_max = await self._run(agent, call)
+            message = Message(role="tool", text=text, call_id=call.id, tool=call.tool)
             now_ms = _now_ms()
             entry, written_bytes = await living.patiently(
-                lambda: journal.message_entry(run.seq, Kind.TOOL_RESULT, message, now_ms)
+                lambda: message_entry(reader.journal, Kind.TOOL_RESULT, message, now_ms, bytes_max)
             )
-        return ToolResult(entry=entry, written_bytes=written_bytes)
+        return ToolResult(
+            entry=entry,
+            written_bytes=written_bytes,
+            outcome=outcome,
+            digest=short_digest(text) if outcome == "ok" else failure_digest(text),
+            memory=session.memory,
+        )
 
     @activity.defn(name=APPEND_JOURNAL)
     async def append_journal(self, append: Append) -> Appended:
         """Journal entries that no model call will."""
-        journal = self._journal()
+        journal = self._reader().journal
         async with pulse() as living:
             head, written_bytes = await living.briefly(
                 lambda: journal.append(append.head, append.entries)
             )
         return Appended(head=head, written_bytes=written_bytes)
 
-    async def _run(self, agent: Agent, call: ToolCall) -> str:
+    @activity.defn(name=COMPACT)
+    async def compact(self, compact: Compact) -> CompactDone:
+        """Make a smaller snapshot of the last one and the entries since."""
+        agent = self._agent(compact.context.agent)
+        reader = self._reader()
+        async with pulse() as living:
+            past = await living.briefly(
+                lambda: reader.past(compact.context, self._policy_of(agent))
+            )
+            before_bytes = compaction.size_of(_shown(past, agent))
+            next_expiry_ms = compaction.next_expiry_ms(
+                past.base, past.items, past.policy, past.now_ms
+            )
+            unchanged = CompactDone(
+                snapshot=compact.context.snapshot,
+                before_bytes=before_bytes,
+                after_bytes=before_bytes,
+                written_bytes=0,
+                next_expiry_ms=next_expiry_ms,
+            )
+            if not past.items:
+                return unchanged
+            summary = await _summary(agent, past) if past.policy.summary else ""
+            snapshot = compaction.compact(
+                past.base,
+                past.items,
+                past.policy,
+                past.now_ms,
+                keep_from_seq=compact.keep_from_seq,
+                summary=summary,
+            )
+            after = dataclasses.replace(
+                past,
+                base=snapshot,
+                items=tuple(i for i in past.items if i.entry.seq > snapshot.upto_seq),
+            )
+            after_bytes = compaction.size_of(_shown(after, agent))
+            expired = _expired(past)
+            if after_bytes >= before_bytes and not expired:
+                return unchanged
+            stored, written_bytes = await living.patiently(
+                lambda: reader.store(snapshot, after_bytes)
+            )
+        return CompactDone(
+            snapshot=stored,
+            before_bytes=before_bytes,
+            after_bytes=after_bytes,
+            written_bytes=written_bytes,
+            next_expiry_ms=compaction.next_expiry_ms(
+                after.base, after.items, after.policy, after.now_ms
+            ),
+            summarised=bool(summary),
+            expired=expired,
+        )
+
+    @activity.defn(name=BRIEF)
+    async def brief(self, brief: Brief) -> Briefed:
+        """Put a sub-agent's task into its thread's place, and say where it is."""
+        agent = self._agent(brief.context.agent)
+        run = ToolRun(context=brief.context, call_id=brief.call_id, tool=brief.tool)
+        child = self._reader(brief.child_id).journal
+        now_ms = brief.context.now_ms
+        async with pulse() as living:
+            _, call = await living.briefly(lambda: find_call(self._reader(), run))
+            tool = agent.tool(call.tool)
+            if tool is None:
+                return Briefed(refused=refused(call, f"there is no tool {call.tool!r}", now_ms))
+            try:
+                request = str(tool.parse(call.arguments)["request"])
+            except ValidationError as error:
+                return Briefed(refused=refused(call, complaint(error), now_ms))
+            if len(to_json(request)) <= limits.MESSAGE_BYTES_MAX // 2:
+                return Briefed(message=SendMessage(text=request or "(no request)"))
+            message = Message(role="user", text=request)
+            entry, _ = await living.briefly(
+                lambda: message_entry(child, Kind.MESSAGE, message, now_ms, limits.SHOWN_BYTES_MAX)
+            )
+        return Briefed(message=SendMessage(ref=entry.ref, original=entry.original))
+
+    @activity.defn(name=COLLECT)
+    async def collect(self, collect: Collect) -> ToolResult:
+        """Take over a sub-agent's answer: it is stored again, as the result of a call here."""
+        journal = self._reader().journal
+        child = self._reader(collect.child_id).journal
+        async with pulse() as living:
+
+            async def answer() -> Message:
+                newest = await child.last(collect.head, Kind.REPLY)
+                failure = await child.last(collect.head, Kind.FAILURE)
+                if newest is None or (failure is not None and failure.seq > newest.seq):
+                    newest = failure
+                if newest is None:
+                    return Message(role="failure", text="it ended before it could answer")
+                [message] = await child.messages([newest])
+                return message
+
+            said = await living.briefly(answer)
+            failed = said.role == "failure" or bool(said.tool_calls)
+            text = f"error: {said.text or 'broken off'}" if failed else said.text
+            message = Message(role="tool", text=text, call_id=collect.call_id, tool=collect.tool)
+            now_ms = _now_ms()
+            entry, written_bytes = await living.patiently(
+                lambda: message_entry(
+                    journal, Kind.TOOL_RESULT, message, now_ms, limits.SHOWN_BYTES_MAX
+                )
+            )
+        return ToolResult(
+            entry=entry,
+            written_bytes=written_bytes,
+            outcome="failed" if failed else "ok",
+            digest=failure_digest(text) if failed else short_digest(text),
+        )
+
+    async def _run(self, agent: Agent, call: ToolCall) -> tuple[Outcome, str, int]:
         """Run a tool. What the model got wrong is returned to it; what the tool raises is retried."""
-        wanted = agent.tool(call.tool)
-        if wanted is None:
-            names = [each.name for each in agent.tools]
-            return f"error: there is no tool {call.tool!r}. The tools are {names}."
+        own = builtin(call.tool)
+        tool = own or agent.tool(call.tool)
+        if tool is None:
+            names = [each.name for each in (*agent.callable_tools, *BUILTINS)]
+            text = f"error: there is no tool {call.tool!r}. The tools are {names}."
+            return "refused", text, limits.SHOWN_BYTES_MAX
         try:
-            parsed = wanted.arguments.model_validate_json(call.arguments or "{}")
+            arguments = tool.parse(call.arguments)
         except ValidationError as error:
-            return f"error: the arguments do not fit. {error}"[:_COMPLAINT_CHARS_MAX]
-        arguments = {name: getattr(parsed, name) for name in wanted.arguments.model_fields}
-        text = _utf8(await self._call(wanted, arguments))
+            return "refused", f"error: {complaint(error)}", tool.max_result_bytes
+        if own is not None:
+            try:
+                return "ok", await self._tools.call(own, arguments), own.max_result_bytes
+            except ValueError as error:  # What a built-in tool says is wrong with its arguments.
+                return "refused", f"error: {error}", own.max_result_bytes
+        seconds_max = tool.call_options.timeout_seconds or limits.CALL_SECONDS_MAX
+        async with bounded(f"tool {tool.name!r}", seconds_max):
+            text = await self._tools.call(tool, arguments)
         size_bytes = len(to_json(text))
         if size_bytes > limits.TEXT_BYTES_MAX:
-            return (
+            text = (
                 f"error: the result has {size_bytes} bytes; {limits.TEXT_BYTES_MAX} is the most. Ask "
                 "for a part of it."
             )
-        return text
-
-    async def _call(self, wanted: Tool, arguments: dict[str, object]) -> str:
-        result: object
-        if inspect.iscoroutinefunction(wanted.function):
-            result = wanted.function(**arguments)
-        else:
-            # A tool that blocks must not stop the heartbeats, nor other activities.
-            blocking = functools.partial(wanted.function, **arguments)
-            in_context = functools.partial(contextvars.copy_context().run, blocking)
-            loop = asyncio.get_running_loop()
-            result = await loop.run_in_executor(self._tool_threads, in_context)
-        text = await result if inspect.isawaitable(result) else result
-        if not isinstance(text, str):
-            raise TypeError(
-                f"tool {wanted.name!r} returned {type(text).__name__}; a tool returns str"
-            )
-        return text
+            return "failed", text, tool.max_result_bytes
+        return "ok", text, tool.max_result_bytes
 
     def _agent(self, name: str) -> Agent:
         try:
@@ -163,74 +307,52 @@ class AgentActivities:
                 "it, on this task queue."
             ) from None
 
-    def _journal(self) -> Journal:
+    def _policy_of(self, agent: Agent) -> Policy:
+        return self._policy if agent.policy == Policy() else agent.policy
+
+    def _reader(self, thread_id: str = "") -> Reader:
         info = activity.info()
-        return Journal(self._packs, thread_key(info.namespace, info.workflow_id or ""))
+        key = thread_key(info.namespace, thread_id or info.workflow_id or "")
+        return Reader(self._packs, key)
 
 
-@contextlib.asynccontextmanager
-async def _bounded(what: str) -> AsyncIterator[None]:
-    """Bound a call of the user's code in time, and in what its failure leaves in history.
+def _shown(past: Past, agent: Agent) -> list[Message]:
+    """Return what the model reads."""
 
-    How often it is tried is the workflow's retry policy; a user's `ApplicationError` may say no.
-    """
+    def result_bytes_max(name: str) -> int:
+        tool = builtin(name) or agent.tool(name)
+        return limits.SHOWN_BYTES_MAX if tool is None else tool.max_result_bytes
+
+    return compaction.context(past.base, past.items, past.policy, past.now_ms, result_bytes_max)
+
+
+def _expired(past: Past) -> tuple[str, ...]:
+    """Return the keys of facts that the snapshot or an entry still has, and whose time is over."""
+    told = compaction.facts_at(past.base, past.items, past.policy, now_ms=0)
+    held = {
+        fact.key for fact in compaction.facts_at(past.base, past.items, past.policy, past.now_ms)
+    }
+    gone = [fact.key for fact in told if fact.key not in held]
+    return tuple(gone[: limits.EXPIRED_KEYS_MAX])
+
+
+async def _summary(agent: Agent, past: Past) -> str:
+    """Have the model sum up what is about to be shortened. Without it, compaction does as well."""
+    request = compaction.view_summary_request(past.base, past.items, past.policy, past.now_ms)
     try:
-        async with asyncio.timeout(limits.CALL_SECONDS_MAX):
-            yield
-    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - it is not our code
-        activity.logger.warning("%s failed", what, exc_info=True)
-        reason = f"{what} failed: {type(error).__name__}: {error}"
-        theirs = error if isinstance(error, ApplicationError) else ApplicationError("")
-        kind = theirs.type or type(error).__name__
-        # The cause is not attached: it may be of any size.
-        raise ApplicationError(
-            printable(reason, 2 * limits.REASON_CHARS_MAX),
-            type=kind if kind != HELD else "ApplicationError",  # That word is ours.
-            non_retryable=theirs.non_retryable,
-            next_retry_delay=theirs.next_retry_delay,
-        ) from None
+        async with bounded(f"summary by the model of agent {agent.name!r}"):
+            asked = [Message(role="user", text=request)]
+            return (await agent.resolved_model.reply(agent.instructions, asked, ())).text
+    except ApplicationError:  # It has been logged.
+        return ""
 
 
-def _checked(reply: Reply) -> Message:
-    """Return a reply as a message that can be stored, or raise what is wrong with it."""
-    message = Message(
-        role="assistant",
-        text=_utf8(reply.text or ""),  # Providers give None beside tool calls.
-        tool_calls=tuple(
-            ToolCall(id=_utf8(call.id), tool=_utf8(call.tool), arguments=_utf8(call.arguments))
-            for call in reply.tool_calls
-        ),
-    )
-    calls = message.tool_calls
-    if len(calls) > limits.TOOL_CALLS_MAX:
-        raise ValueError(f"it asked for {len(calls)} tools; {limits.TOOL_CALLS_MAX} is the most")
-    if len({call.id for call in calls}) != len(calls):
-        raise ValueError("it gave two tool calls the same id")
-    names = [name for call in calls for name in (call.id, call.tool)]
-    if any(not name or len(name) > limits.CALL_NAME_CHARS_MAX for name in names):
-        raise ValueError(
-            f"it gave a tool call no id or name, or one over {limits.CALL_NAME_CHARS_MAX} characters"
-        )
-    size_bytes = len(to_json(message))
-    if size_bytes > limits.TEXT_BYTES_MAX:
-        raise ValueError(f"its reply has {size_bytes} bytes; {limits.TEXT_BYTES_MAX} is the most")
-    return message
-
-
-def _find_call(reply: Message, wanted: ToolName) -> ToolCall:
-    for call in reply.tool_calls:
-        if call.id == wanted.call_id:
-            return call
-    raise ApplicationError(
-        f"the newest reply of the journal holds no call {wanted.call_id!r}",
-        type="CallNotFound",
-        non_retryable=True,
-    )
-
-
-def _utf8(text: str) -> str:
-    """Replace lone surrogates, as from undecodable bytes: they cannot be stored."""
-    return text.encode(errors="replace").decode()
+def _traceparent() -> str:
+    """Return the span that this step is a part of, if it is traced."""
+    span = trace.get_current_span().get_span_context()
+    if not span.is_valid:
+        return ""
+    return f"00-{span.trace_id:032x}-{span.span_id:016x}-{int(span.trace_flags):02x}"
 
 
 def _now_ms() -> int:

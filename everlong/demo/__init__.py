@@ -1,5 +1,5 @@
-"""What `everlong demo` runs and checks. Its agent is `everlong.demo:agent`."""
+"""What `everlong demo` runs and checks. Its agents are `everlong.demo:agent` and `:runaway`."""
 
-from everlong.demo.agent import agent
+from everlong.demo.agent import agent, runaway
 
-__all__ = ["agent"]
+__all__ = ["agent", "runaway"]

@@ -1,12 +1,12 @@
-"""The demo's agent: a scripted model that reads for 60 steps and then reports on what it read."""
+"""The demo's agents: one that reads for 60 steps and then asks to act, and one that never ends."""
 
-import hashlib
 import json
 from collections.abc import Sequence
 from typing import Final
 
 from everlong.agents import Agent, Reply, tool
 from everlong.models import Message, ToolCall
+from everlong.policy import Policy
 from everlong.testing import ScriptedModel, workload
 
 STEPS: Final = 60
@@ -24,18 +24,31 @@ def run_sql(page: int) -> str:
     return workload.result(page)
 
 
+@tool(needs_approval=True)
+def restart(service: str) -> str:
+    """Restart a service."""
+    return f"{service} restarted"
+
+
 def script(turn: Sequence[Message]) -> Reply:
-    """Ask for the next page until there are enough, then answer with a digest of all of them."""
-    results = [message for message in turn if message.role == "tool"]
-    page = len(results)
+    """Ask for the next page until there are enough, then to restart a service, then answer.
+
+    What comes next follows from the last result alone: older ones may have been compacted away.
+    """
+    last = turn[-1]
+    page = int(last.call_id.removeprefix("call-")) + 1 if last.role == "tool" else 0
     if page < STEPS:
         wanted = search_logs if page % 3 else run_sql
-        call = ToolCall(id=f"call-{page}", tool=wanted.name, arguments=json.dumps({"page": page}))
-        return Reply(text=f"Page {page} next.", tool_calls=(call,))
-    digest = hashlib.sha256()
-    for message in results:
-        digest.update(message.text.encode())
-    return Reply(text=f"Read {page} pages, digest {digest.hexdigest()[:16]}.")
+        return _calling(f"Page {page} next.", page, wanted.name, page=page)
+    if page == STEPS:
+        return _calling("Billing leaks memory.", page, restart.name, service="billing")
+    return Reply(text=f"Read {STEPS} pages; {last.text}.")
+
+
+def endless_script(turn: Sequence[Message]) -> Reply:
+    """Ask for the same page again and again, as a model does that has lost its way."""
+    number = sum(message.role == "tool" for message in turn)
+    return _calling("Once more.", number, search_logs.name, page=1)
 
 
 def expected_conversation(question: str) -> list[Message]:
@@ -47,13 +60,31 @@ def expected_conversation(question: str) -> list[Message]:
         if not reply.tool_calls:
             return conversation
         for call in reply.tool_calls:
-            text = workload.result(json.loads(call.arguments)["page"])
-            conversation.append(Message(role="tool", text=text, call_id=call.id))
+            arguments = json.loads(call.arguments)
+            text = (
+                workload.result(arguments["page"])
+                if "page" in arguments
+                else f"{arguments['service']} restarted"
+            )
+            message = Message(role="tool", text=text, call_id=call.id, tool=call.tool)
+            conversation.append(message)
+
+
+def _calling(text: str, number: int, name: str, **arguments: object) -> Reply:
+    call = ToolCall(id=f"call-{number}", tool=name, arguments=json.dumps(arguments))
+    return Reply(text=text, tool_calls=(call,))
 
 
 agent = Agent(
     name="demo",
     model=ScriptedModel(script),
     instructions="Find out what happened.",
-    tools=[search_logs, run_sql],
+    tools=[search_logs, run_sql, restart],
+)
+
+runaway = Agent(
+    name="runaway",
+    model=ScriptedModel(endless_script),
+    tools=[search_logs],
+    policy=Policy(on_limit="stop"),
 )

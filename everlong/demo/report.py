@@ -10,10 +10,13 @@ from rich.table import Table
 
 from everlong.admin.console import bytes_text
 from everlong.demo.agent import STEPS
-from everlong.models import Message
+from everlong.models import Decided, Message, ThreadStatus
 
 SAVING_MIN: Final = 10.0
 RESUME_MS_MAX: Final = 5000.0
+APPROVER: Final = "demo"
+RUNAWAY_LIMIT: Final = "no_progress_steps_max"
+RUNAWAY_STEPS_MAX: Final = 20
 _MESSAGE = TypeAdapter(Message)
 
 
@@ -26,7 +29,12 @@ class Report:
     history_bytes: int
     blob_bytes: int
     context_bytes: int
-    """What the thread counted as read by all its model calls."""
+    """What the model calls read, all together."""
+    compactions: int
+    decisions: Sequence[Decided]
+    """What the journal says about the call that needed approval."""
+    runaway: ThreadStatus
+    """How the thread ended that would not end."""
     runs: int
     steps_at_kill: int
     killed_returncode: int | None
@@ -37,9 +45,14 @@ class Report:
     """From the kill until the thread was resumed, by a clock outside."""
 
     @property
+    def naive_bytes(self) -> int:
+        """What a loop would have sent that passes the message list to every model call."""
+        return naive_bytes(self.conversation)
+
+    @property
     def saving(self) -> float:
         """How many times less was kept than a naive loop sends."""
-        return self.context_bytes / max(1, self.history_bytes + self.blob_bytes)
+        return self.naive_bytes / max(1, self.history_bytes + self.blob_bytes)
 
 
 def naive_bytes(conversation: Sequence[Message]) -> int:
@@ -58,7 +71,18 @@ def false_claims(report: Report, expected: Sequence[Message]) -> list[str]:
     claims = {
         f"the journal holds {len(expected)} messages": len(report.conversation) == len(expected),
         "every message is the expected one, in order": list(report.conversation) == list(expected),
-        f"the naive loop's bytes are {naive}": report.context_bytes == naive,
+        "models read less than a naive loop sends": 0 < report.context_bytes < naive / 2,
+        "the context was compacted": report.compactions > 0,
+        "one call was approved, once, by the demo": [
+            (decided.approve, decided.by) for decided in report.decisions
+        ]
+        == [(True, APPROVER)],
+        "the runaway was stopped by its policy": report.runaway.status == "stopped"
+        and report.runaway.ended is not None
+        and report.runaway.ended.limit == RUNAWAY_LIMIT,
+        f"it had not taken {RUNAWAY_STEPS_MAX} steps": (
+            0 < report.runaway.counters.steps < RUNAWAY_STEPS_MAX
+        ),
         f"less is kept by {SAVING_MIN:.0f} times at least": report.saving >= SAVING_MIN,
         "blobs hold something": report.blob_bytes > 0,
         "the thread continued as new at least once": report.runs >= 2,
@@ -81,8 +105,13 @@ def table(report: Report) -> Table:
     view.add_row("blobs", bytes_text(report.blob_bytes), "what the store keeps, compressed")
     view.add_row(
         "naive loop",
-        bytes_text(report.context_bytes),
+        bytes_text(report.naive_bytes),
         f"the message list sent with every model call: {report.saving:.0f} times as much",
+    )
+    view.add_row(
+        "context",
+        bytes_text(report.context_bytes),
+        f"what {STEPS + 2} model calls read, all together: {report.compactions} compactions",
     )
     view.add_row("runs", str(report.runs), "continue-as-new by size policy, state carried over")
     view.add_row(
@@ -94,5 +123,16 @@ def table(report: Report) -> Table:
         "outage",
         f"{report.outage_seconds:.1f} s",
         f"from SIGKILL at step {report.steps_at_kill} to there: to notice it, and to start a worker",
+    )
+    view.add_row(
+        "approval",
+        report.decisions[0].by if report.decisions else "none",
+        "restart waited for a person, and ran once",
+    )
+    ended = report.runaway.ended
+    view.add_row(
+        "runaway",
+        f"{report.runaway.counters.steps} steps",
+        f"a second thread, stopped by its policy: {ended.reason if ended else 'no reason'}",
     )
     return view

@@ -11,25 +11,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from pydantic import TypeAdapter
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from temporalio.client import Client
 
 from everlong.admin import service
 from everlong.admin.console import command, out
 from everlong.config import Settings
 from everlong.connection import connect, open_configured_packs
-from everlong.demo.agent import STEPS, agent, expected_conversation
-from everlong.demo.report import Report, false_claims, table
+from everlong.demo.agent import STEPS, agent, expected_conversation, runaway
+from everlong.demo.report import APPROVER, Report, false_claims, table
 from everlong.embedded import EmbeddedStack
 from everlong.errors import CheckFailed, DataDirUnusable
 from everlong.interceptors.resume import RESUME_SPAN
-from everlong.models import Counters
+from everlong.models import Counters, Decided, Kind, ThreadStatus
+from everlong.storage.packstore import PackStore
 
 QUESTION: Final = "What happened last night?"
-_AGENT_PATH: Final = "everlong.demo:agent"
+_AGENT_PATHS: Final = ("everlong.demo:agent", "everlong.demo:runaway")
 # Just before the first roll, so that the resume replays nearly as much as one ever does.
 _KILL_AT_STEP: Final = 30
 _TURN_SECONDS_MAX: Final = 120.0
 _MARKER: Final = "everlong-demo"
+_DECIDED: Final = TypeAdapter(Decided)
 
 
 async def run_demo(settings: Settings, *, port: int | None, ui_port: int | None) -> None:
@@ -38,7 +42,7 @@ async def run_demo(settings: Settings, *, port: int | None, ui_port: int | None)
     settings = dataclasses.replace(settings, traces_exporter="console")
     out.print("Starting the embedded stack: Temporal dev server, file blob store, worker ...")
     async with EmbeddedStack.open(
-        settings, [_AGENT_PATH], port=port, ui_port=ui_port, prepare=fresh_directory
+        settings, _AGENT_PATHS, port=port, ui_port=ui_port, prepare=fresh_directory
     ) as stack:
         thread_id = f"demo-{uuid.uuid4().hex[:6]}"
         out.print(f"Temporal UI: {stack.server.ui_url}   thread: {thread_id}")
@@ -86,7 +90,7 @@ async def _measure(stack: EmbeddedStack, thread_id: str) -> Report:
                 lambda status: done(status.counters),
                 seconds_max=_TURN_SECONDS_MAX,
                 on_status=lambda status: progress.update(
-                    task, completed=status.counters.tool_calls
+                    task, completed=min(STEPS, status.counters.tool_calls)
                 ),
             )
             return status.counters
@@ -101,13 +105,21 @@ async def _measure(stack: EmbeddedStack, thread_id: str) -> Report:
         outage_seconds = time.monotonic() - killed_at
         resume = json.loads(line)
         progress.update(task, description="resumed")
+        await until(lambda counters: counters.tool_calls >= STEPS)
+        progress.update(task, description="waiting for approval")
+        await _approve(client, thread_id)
         counters = await until(lambda counters: counters.answered >= number)
+        progress.update(task, description="a second thread runs away")
+        stopped = await _run_away(client, f"{thread_id}-runaway", settings.task_queue)
     size = await service.size(client, packs.store, thread_id)
     return Report(
         conversation=await service.messages(client, packs, thread_id),
         history_bytes=size.history_bytes,
         blob_bytes=size.blob_bytes,
         context_bytes=counters.context_bytes,
+        compactions=counters.compactions,
+        decisions=await _decisions(client, packs, thread_id),
+        runaway=stopped,
         runs=size.runs,
         steps_at_kill=at_kill.tool_calls,
         killed_returncode=killed.returncode,
@@ -115,6 +127,32 @@ async def _measure(stack: EmbeddedStack, thread_id: str) -> Report:
         resume_events=resume["everlong.resume.events"],
         outage_seconds=outage_seconds,
     )
+
+
+async def _approve(client: Client, thread_id: str) -> None:
+    """Wait until the thread asks, and agree, as a person would with `everlong approve`."""
+    await service.wait_for_status(
+        client, thread_id, lambda status: status.pending > 0, seconds_max=_TURN_SECONDS_MAX
+    )
+    [approval] = await service.pending(client, thread_id)
+    out.print(f"It asks to run {approval.tool}({approval.arguments}): approved.", highlight=False)
+    await service.decide(
+        client, thread_id, approval.id, approve=True, by=APPROVER, reason="the logs say so"
+    )
+
+
+async def _decisions(client: Client, packs: PackStore, thread_id: str) -> list[Decided]:
+    entries = await service.journal(client, packs, thread_id)
+    return [_DECIDED.validate_python(entry.data) for entry in entries if entry.kind == Kind.DECIDED]
+
+
+async def _run_away(client: Client, thread_id: str, task_queue: str) -> ThreadStatus:
+    """Run an agent that asks for the same page for ever; return how it ended."""
+    await service.send(client, thread_id, QUESTION, task_queue=task_queue, agent=runaway.name)
+    handle = client.get_workflow_handle(thread_id, result_type=ThreadStatus)
+    async with asyncio.timeout(_TURN_SECONDS_MAX):
+        status: ThreadStatus = await handle.result()
+    return status
 
 
 def _progress() -> Progress:

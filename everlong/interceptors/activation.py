@@ -23,6 +23,7 @@ from temporalio.worker import (
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from everlong.codecs.budget import BUDGET, CompletionBudget
+from everlong.interceptors.ahead import RunAhead
 from everlong.interceptors.nexus import answers_operation, ends_workflow, fails_workflow
 from everlong.interceptors.recorded import Recorded
 from everlong.interceptors.replay import TAKE, ReplayInterceptor, drop_recorded
@@ -47,6 +48,12 @@ class ActivationHook:
 
 
 NewHooks: TypeAlias = Callable[[workflow.Info, Recorded], Sequence[ActivationHook]]
+Evict: TypeAlias = Callable[[str], None]
+"""Have a run leave the cache of the worker that has it."""
+
+
+def evict_nothing(run_id: str) -> None:
+    """Do nothing: a `Replayer` answers no queries."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,28 +61,32 @@ class HookedSandboxedRunner(SandboxedWorkflowRunner):
     """The sandboxed runner with a hook. A subclass, since other plugins test for the type."""
 
     new_hooks: NewHooks | None = None
+    evict: Evict = evict_nothing
 
     def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
         """See `WorkflowRunner`."""
         recorded = Recorded()
         instance = super().create_instance(_intercepted(det, recorded))
-        return _with_hooks(instance, recorded, self.new_hooks)
+        return _with_hooks(instance, recorded, self.new_hooks, self.evict)
 
 
 class HookedUnsandboxedRunner(UnsandboxedWorkflowRunner):
     """The unsandboxed runner with a hook."""
 
-    def __init__(self, new_hooks: NewHooks | None) -> None:
+    def __init__(self, new_hooks: NewHooks | None, evict: Evict = evict_nothing) -> None:
         self._new_hooks = new_hooks
+        self._evict = evict
 
     def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
         """See `WorkflowRunner`."""
         recorded = Recorded()
         instance = super().create_instance(_intercepted(det, recorded))
-        return _with_hooks(instance, recorded, self._new_hooks)
+        return _with_hooks(instance, recorded, self._new_hooks, self._evict)
 
 
-def hooked(runner: WorkflowRunner, new_hooks: NewHooks | None) -> WorkflowRunner:
+def hooked(
+    runner: WorkflowRunner, new_hooks: NewHooks | None, evict: Evict = evict_nothing
+) -> WorkflowRunner:
     """Return the runner with hooks, or with none for a `Replayer`.
 
     One that has hooks, or that we do not know, stays as it is.
@@ -84,10 +95,13 @@ def hooked(runner: WorkflowRunner, new_hooks: NewHooks | None) -> WorkflowRunner
         return runner
     if type(runner) is SandboxedWorkflowRunner:
         return HookedSandboxedRunner(
-            restrictions=runner.restrictions, runner_class=runner.runner_class, new_hooks=new_hooks
+            restrictions=runner.restrictions,
+            runner_class=runner.runner_class,
+            new_hooks=new_hooks,
+            evict=evict,
         )
     if type(runner) is UnsandboxedWorkflowRunner:
-        return HookedUnsandboxedRunner(new_hooks)
+        return HookedUnsandboxedRunner(new_hooks, evict)
     logger.warning(
         "replays write payloads again, and there are no resume spans: the workflow runner %s is not "
         "the SDK's",
@@ -124,37 +138,48 @@ def _intercepted(details: WorkflowInstanceDetails, recorded: Recorded) -> Workfl
 
 
 def _with_hooks(
-    instance: WorkflowInstance, recorded: Recorded, new_hooks: NewHooks | None
+    instance: WorkflowInstance, recorded: Recorded, new_hooks: NewHooks | None, evict: Evict
 ) -> WorkflowInstance:
     info = instance.get_info()
     # The sandbox creates an instance with attempt -1 to validate a workflow; it never runs.
     if info.attempt == -1:
         return instance
-    return _HookedInstance(instance, recorded, new_hooks(info, recorded) if new_hooks else ())
+    hooks = new_hooks(info, recorded) if new_hooks else ()
+    return _HookedInstance(instance, recorded, hooks, evict)
 
 
 class _HookedInstance(WorkflowInstance):
     """Delegates to an instance and reports what it did."""
 
     def __init__(
-        self, instance: WorkflowInstance, recorded: Recorded, hooks: Sequence[ActivationHook]
+        self,
+        instance: WorkflowInstance,
+        recorded: Recorded,
+        hooks: Sequence[ActivationHook],
+        evict: Evict,
     ) -> None:
         self._instance = instance
         self._recorded = recorded
         self._hooks = hooks
+        self._evict = evict
+        self._run_ahead = RunAhead()
         self._budget = CompletionBudget()
         self._fails = False
         self._answers_operation = answers_operation(instance.get_info())
 
     def activate(self, act: WorkflowActivation) -> WorkflowActivationCompletion:
         self._tell(lambda hook: hook.activating(act))
+        ahead = self._run_ahead.noticed(act)
+        if ahead:
+            self._evict(act.run_id)
         completion = self._instance.activate(act)
         asked = all(job.HasField("query_workflow") for job in act.jobs)
         if act.is_replaying:
             drop_recorded(completion, self._recorded)
         self._budget = CompletionBudget(
             lasting=not asked,
-            replaying=act.is_replaying and not asked and not self._recorded.went_beyond,
+            # What a run that is ahead wants is not carried out, so it is not stored either.
+            replaying=ahead or (act.is_replaying and not asked and not self._recorded.went_beyond),
         )
         self._fails = fails_workflow(completion)
         self._tell(lambda hook: hook.activated(act, completion))

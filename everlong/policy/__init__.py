@@ -1,6 +1,23 @@
 """Pure decisions about a thread: same input, same answer, on every machine and replay."""
 
-from everlong.policy.policy import Policy
-from everlong.policy.roll import RollReason, RunSize, roll_reason
+from everlong.policy.limiting import LimitHit, Usage, limit_hit
+from everlong.policy.loops import Observed, Repeated, Streaks, after_step, after_turn
+from everlong.policy.policy import Action, Policy
+from everlong.policy.roll import RollReason, RunSize, expected_resume_seconds, roll_reason
 
-__all__ = ["Policy", "RollReason", "RunSize", "roll_reason"]
+__all__ = [
+    "Action",
+    "LimitHit",
+    "Observed",
+    "Policy",
+    "Repeated",
+    "RollReason",
+    "RunSize",
+    "Streaks",
+    "Usage",
+    "after_step",
+    "after_turn",
+    "expected_resume_seconds",
+    "limit_hit",
+    "roll_reason",
+]

@@ -1,134 +1,208 @@
 """A thread's journal: append-only entries in immutable segments.
 
-An append is one PUT, and one more for each long message among its entries.
-Appending to n entries leaves O(log n) segments: while the newest older segment is less than twice
-as long as what is being written, its entries are written again into the new one (a binary counter).
-So an append rewrites O(log n) small entries in the mean, never bodies, and a reader needs O(log n)
-GETs. Segments stop growing at 8,192 entries; beyond that there is one more GET for each of these.
+An append is one PUT, whatever it holds. It takes up the entries of older segments, newest first, while
+the next one has fewer than twice the entries gathered so far, up to 32 (a binary counter). Segments
+that are not taken up any more are folded, eight at a time: a fold leads to them and takes their place,
+by one more PUT. A fold grows to 32 places, then it becomes a place of the fold above. So what an
+append writes does not depend on how many entries there are, and any entry is a few GETs away.
+
+A fork's journal begins as another thread's. It shares that thread's packs, and reads no others.
 """
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_json
 
 from everlong import limits
-from everlong.errors import RefRefused, UnknownVersion
-from everlong.models import Entry, Kind, Message, Ref, Segment, SegmentRef
+from everlong.errors import ThreadError
+from everlong.models import Entry, Kind, Message, Ref, Segment, SegmentRef, body_of, seq_after
+from everlong.models.journal import Body
+from everlong.storage.objects import object_key
 from everlong.storage.packstore import PackStore, gathered
-
-T = TypeVar("T")
-
-_SEGMENT = TypeAdapter(Segment)
-_MESSAGE = TypeAdapter(Message)
+from everlong.storage.segments import MESSAGE_KINDS, body_in, to_message
+from everlong.storage.segmentstore import SegmentStore, check_refs, checked
 
 
 class Journal:
-    """The journal of one thread. It holds no state: a head names all there is."""
+    """The journal of one thread. A head names all there is of it."""
 
     def __init__(self, packs: PackStore, thread: str) -> None:
         self._packs = packs
         self._thread = thread
+        self._segments = SegmentStore(packs, thread)
 
     async def append(
         self, head: SegmentRef | None, entries: Sequence[Entry]
     ) -> tuple[SegmentRef, int]:
         """Write entries after those of `head`; return the new head and the bytes written."""
-        if not entries:
-            raise ValueError("an append needs at least one entry")
-        merged: list[Entry] = []
-        body_bytes = 0
-        for entry in entries:
-            short, written_bytes = await self._short(entry)
-            merged.append(short)
-            body_bytes += written_bytes
-        before: list[SegmentRef] = []
-        if head is not None:
-            newest = await self._segment(head)
-            before = [*newest.before, head]
-            while before and _should_merge(before[-1].count, len(merged)):
-                place = before.pop()
-                older = newest if place == head else await self._segment(place)
-                merged = [*older.entries, *merged]
-        segment = Segment(before=tuple(before), entries=tuple(merged))
-        ref, segment_bytes = await self._packs.write_body(
-            self._thread, Kind.SEGMENT, _SEGMENT.dump_json(segment)
+        if head is None:
+            _check_new(entries, 1)
+            check_refs(entries, self._segments.own)
+            return await self._segments.write(Segment(before=(), entries=tuple(entries)))
+        newest, readable = await self._segments.head(head)
+        _check_new(entries, seq_after(head))
+        check_refs(entries, readable)
+        before, older = await self._segments.merge([*newest.before, head], len(entries), readable)
+        before, fold_bytes = await self._segments.fold(
+            before, entries[-1].seq + 1, readable, newest.shares
         )
-        head = SegmentRef(ref=ref, first_seq=merged[0].seq, count=len(merged))
-        return head, body_bytes + segment_bytes
+        head, segment_bytes = await self._segments.write(
+            Segment(before=tuple(before), entries=(*older, *entries), shares=newest.shares)
+        )
+        return head, fold_bytes + segment_bytes
 
-    async def read(self, head: SegmentRef | None) -> list[Entry]:
-        """Return all entries up to `head`, in order."""
+    async def fork(self, head: SegmentRef, seq: int, entry: Entry) -> tuple[SegmentRef, int]:
+        """Begin this journal as another thread's up to `seq`, and `entry` after that.
+
+        It is for the caller to know that the other thread may be read. No long body is copied.
+        """
+        if not 1 <= seq < seq_after(head):
+            raise ValueError(f"there is no entry {seq}, only 1 to {seq_after(head) - 1}")
+        _check_new([entry], seq + 1)
+        other = SegmentStore(self._packs, head.ref.thread)
+        newest = await other.head(head)
+        shares = _shares([head.ref.thread, *newest.segment.shares], self._thread)
+        readable = self._segments.own.union(shares)
+        check_refs([entry], readable)
+        before, entries = await other.upto(head, newest, seq)
+        before, older = await self._segments.merge(before, len(entries) + 1, readable)
+        return await self._segments.write(
+            Segment(before=tuple(before), entries=(*older, *entries, entry), shares=shares)
+        )
+
+    async def read(
+        self, head: SegmentRef | None, first_seq: int = 1, last_seq: int | None = None
+    ) -> list[Entry]:
+        """Return the entries of a range, or all up to `head`, in order."""
         if head is None:
             return []
-        newest = await self._segment(head)
-        older = await gathered([partial(self._segment, place) for place in newest.before])
-        return [entry for segment in (*older, newest) for entry in segment.entries]
+        newest = await self._segments.head(head)
+        end_seq = seq_after(head) if last_seq is None else last_seq + 1
+        return await self._segments.entries(newest, first_seq, end_seq - 1)
 
     async def newest(self, head: SegmentRef) -> Entry:
         """Return the last entry, from one read."""
-        return (await self._segment(head)).entries[-1]
+        return (await self._segments.head(head)).segment.entries[-1]
 
-    async def message_entry(
-        self, seq: int, kind: Kind, message: Message, time_ms: int
+    async def entry(self, head: SegmentRef, seq: int) -> Entry:
+        """Return one entry."""
+        found = await self.read(head, seq, seq)
+        if not found:
+            raise ValueError(f"there is no entry {seq}, only 1 to {seq_after(head) - 1}")
+        return found[0]
+
+    async def last(
+        self,
+        head: SegmentRef | None,
+        kind: Kind,
+        before_seq: int | None = None,
+        *,
+        first_seq: int = 1,
+    ) -> Entry | None:
+        """Return the newest entry of a kind, at `before_seq` or before it, if there is one.
+
+        It looks back in steps that double, from one segment to as many as are read at once.
+        """
+        if head is None:
+            return None
+        newest = await self._segments.head(head)
+        last_seq = seq_after(head) - 1
+        if before_seq is not None:
+            last_seq = min(before_seq, last_seq)
+        step = limits.SEGMENT_ENTRIES_MAX
+        while last_seq >= first_seq:
+            from_seq = max(first_seq, last_seq - step + 1)
+            for entry in reversed(await self._segments.entries(newest, from_seq, last_seq)):
+                if entry.kind == kind:
+                    return entry
+            last_seq = from_seq - 1
+            step = min(2 * step, limits.SEGMENT_ENTRIES_MAX * limits.STORE_READS_MAX)
+        return None
+
+    async def body_entry(
+        self,
+        kind: Kind,
+        message: Message,
+        time_ms: int,
+        *,
+        seq: int = 1,
+        preview: str | None = None,
     ) -> tuple[Entry, int]:
-        """Return an entry for a message, and the bytes written for it if it needed an object."""
-        body = _MESSAGE.dump_json(message)
-        if len(body) <= limits.ENTRY_BODY_BYTES_MAX:
-            entry = Entry(
-                seq=seq, kind=kind, time_ms=time_ms, size_bytes=len(body), message=message
-            )
+        """Return an entry for a message, and the bytes written if it needed a pack of its own."""
+        body = body_of(message)
+        data = to_json(body)
+        entry = Entry(seq=seq, kind=kind, time_ms=time_ms, size_bytes=len(data), body=body)
+        if len(data) <= limits.ENTRY_BODY_BYTES_MAX:
             return entry, 0
         ref, written_bytes = await self._packs.write_body(
-            self._thread, kind, body, preview=message.text
+            self._thread, kind, data, preview=message.text if preview is None else preview
         )
-        return (
-            Entry(seq=seq, kind=kind, time_ms=time_ms, size_bytes=len(body), ref=ref),
-            written_bytes,
+        return dataclasses.replace(entry, body=None, ref=ref), written_bytes
+
+    async def messages(self, entries: Sequence[Entry], *, whole: bool = False) -> list[Message]:
+        """Return the messages of entries, in order; long ones are read from the store.
+
+        Of a message that is too long for a model it is the part that one is shown, unless `whole`.
+        """
+        for entry in entries:
+            if entry.kind not in MESSAGE_KINDS:
+                raise ValueError(f"entry {entry.seq}, a {entry.kind}, is no message")
+        bodies = await self.bodies(entries, whole=whole)
+        return [to_message(entry, body) for entry, body in zip(entries, bodies, strict=True)]
+
+    async def bodies(self, entries: Sequence[Entry], *, whole: bool = False) -> list[Body]:
+        """Return the messages of entries as they are stored, in order. A pack is read once."""
+        check_refs(entries, self._segments.readable)
+        found: dict[int, Body] = {}
+        packs: dict[str, tuple[Ref, list[int]]] = {}
+        if whole:
+            entries = [_whole(entry) for entry in entries]
+        for index, entry in enumerate(entries):
+            if entry.body is not None:
+                found[index] = entry.body
+            elif entry.ref is not None:
+                packs.setdefault(object_key(entry.ref), (entry.ref, []))[1].append(index)
+            else:
+                raise ValueError(f"entry {entry.seq}, a {entry.kind}, has no body")
+
+        async def read(ref: Ref, indexes: list[int]) -> None:
+            plaintext = await self._packs.read_body(ref)
+            found.update({index: body_in(plaintext, entries[index]) for index in indexes})
+
+        await gathered([partial(read, *each) for each in packs.values()])
+        return [found[index] for index in range(len(entries))]
+
+    async def checked(self, head: SegmentRef | None, ref: Ref) -> Ref:
+        """Return a ref, say of a snapshot, that the journal of `head` may lead to; refuse others."""
+        if head is not None and ref.thread not in self._segments.readable:
+            await self._segments.head(head)
+        return checked(ref, self._segments.readable)
+
+
+def _check_new(entries: Sequence[Entry], first_seq: int) -> None:
+    if not entries:
+        raise ValueError("an append needs at least one entry")
+    for seq, entry in enumerate(entries, first_seq):
+        if entry.seq != seq:
+            raise ValueError(f"entry {entry.seq} does not follow entry {seq - 1}")
+        if entry.part is not None and entry.ref is None:
+            raise ValueError(f"entry {seq} names a part of a pack, and no pack")
+
+
+def _whole(entry: Entry) -> Entry:
+    """Return an entry that leads to the whole of its message."""
+    if entry.original is None:
+        return entry
+    return dataclasses.replace(entry, body=None, ref=entry.original, part=None, original=None)
+
+
+def _shares(threads: Iterable[str], own: str) -> tuple[str, ...]:
+    shares = tuple(dict.fromkeys(each for each in threads if each != own))
+    if len(shares) > limits.SHARES_MAX:
+        raise ThreadError(
+            f"this would be a fork of a fork, {len(shares)} deep, and {limits.SHARES_MAX} is the most. "
+            "Fork an earlier thread, or begin a new one and tell it what it has to know."
         )
-
-    async def messages(self, entries: Sequence[Entry]) -> list[Message]:
-        """Return the messages of entries, in order; long ones are read from the store."""
-        return await gathered([partial(self._message, entry) for entry in entries])
-
-    async def _short(self, entry: Entry) -> tuple[Entry, int]:
-        """Move a long message out of its entry: entries are written again by later appends."""
-        if entry.message is None:
-            return entry, 0
-        return await self.message_entry(entry.seq, entry.kind, entry.message, entry.time_ms)
-
-    async def _message(self, entry: Entry) -> Message:
-        if entry.message is not None:
-            return entry.message
-        if entry.ref is None:
-            raise ValueError(f"entry {entry.seq} has neither a message nor a ref")
-        return _parse(_MESSAGE, await self._packs.read_body(self._own(entry.ref)))
-
-    async def _segment(self, place: SegmentRef) -> Segment:
-        return _parse(_SEGMENT, await self._packs.read_body(self._own(place.ref)))
-
-    def _own(self, ref: Ref) -> Ref:
-        """Refuse what is another thread's: whoever starts a thread can give it any head."""
-        if ref.thread != self._thread:
-            raise RefRefused(
-                f"{ref.kind} {ref.digest} belongs to another thread and is not read. Find out who "
-                "gave it to this one."
-            )
-        return ref
-
-
-def _should_merge(older: int, newer: int) -> bool:
-    return older < 2 * newer and older + newer <= limits.SEGMENT_ENTRIES_MAX
-
-
-def _parse(adapter: TypeAdapter[T], data: bytes) -> T:
-    try:
-        return adapter.validate_json(data)
-    except ValidationError as error:
-        # Not chained, and without input: pydantic's own message quotes what it read.
-        places = ", ".join(str(each["loc"]) for each in error.errors(include_input=False)[:3])
-        raise UnknownVersion(
-            f"a part of a journal is intact but not understood, at {places}. A newer Everlong wrote "
-            "it: upgrade Everlong here."
-        ) from None
+    return shares

@@ -15,6 +15,7 @@ import zstandard
 from everlong import limits
 from everlong.errors import BlobCorrupt, KeyMissing, ObjectTooLarge, UnknownVersion
 from everlong.models import Ref
+from everlong.models import thread_key as thread_key
 from everlong.storage.keys import INLINE_PURPOSE, SALT_BYTES, Keys, open_bytes, seal_bytes
 from everlong.storage.threads import in_thread
 
@@ -27,12 +28,6 @@ _STORED, _ZSTD = 0, 1
 # to 5 times as long.
 LEVEL: Final = 3
 _LAYOUT: Final = "v1"
-
-
-def thread_key(namespace: str, thread_id: str) -> str:
-    """Return the fixed-length name under which a thread's objects lie, whatever its id looks like."""
-    name = f"{namespace}\0{thread_id}".encode()
-    return hashlib.blake2b(name, digest_size=16, person=b"everlong-thread").hexdigest()
 
 
 # Where payloads lie whose thread nobody knows.

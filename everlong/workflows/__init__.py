@@ -1,5 +1,6 @@
 """Temporal workflows. Deterministic: no clock, no random, no I/O, no large bodies."""
 
 from everlong.workflows.agent import AgentWorkflow
+from everlong.workflows.thread import Thread
 
-__all__ = ["AgentWorkflow"]
+__all__ = ["AgentWorkflow", "Thread"]

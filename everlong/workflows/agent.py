@@ -1,61 +1,50 @@
-"""The thread: a durable agent loop that holds refs, never bodies.
+"""The `everlong.Agent` workflow: a thread that takes messages until it is told to stop.
 
-Between steps all that matters is in `ThreadState`. A run may end at any of those points, and the
-next one begins with the same state.
+What a step does is in `Thread`. Here is what happens between steps: who may say what to the thread,
+when it waits, and when a run ends.
 """
 
-import asyncio
 import contextlib
 import dataclasses
 from datetime import timedelta
-from typing import TypeVar
 
+from pydantic_core import to_json
 from temporalio import workflow
-from temporalio.common import RetryPolicy
-from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
+from temporalio.exceptions import FailureError, is_cancelled_exception
 
 from everlong import limits
-from everlong.errors import LimitReached
 from everlong.models import (
     AGENT_WORKFLOW,
-    APPEND_JOURNAL,
-    CALL_MODEL,
-    HELD,
-    RUN_TOOL,
+    COMPACT_SIGNAL,
+    CONFIGURE_UPDATE,
+    DECIDE_UPDATE,
+    PAUSE_SIGNAL,
+    PENDING_QUERY,
+    REPORT_AGAIN_SIGNAL,
+    REPORT_SIGNAL,
     SEND_UPDATE,
     STATUS_QUERY,
     STOP_SIGNAL,
-    Append,
-    Appended,
+    UNPAUSE_SIGNAL,
+    Approval,
+    Configure,
+    Control,
+    ControlNote,
+    Decide,
     Kind,
-    Message,
-    ModelCall,
-    ModelTurn,
-    SegmentRef,
+    Pause,
+    Report,
     SendMessage,
     ThreadStart,
     ThreadStatus,
-    ToolName,
-    ToolResult,
-    ToolRun,
     printable,
+    short_digest,
 )
-from everlong.policy import RunSize, roll_reason
-from everlong.workflows import transitions
-
-T = TypeVar("T")
-
-_INTERVAL = timedelta(seconds=limits.RETRY_SECONDS_MAX)
-_CALL_RETRY = RetryPolicy(maximum_interval=_INTERVAL, maximum_attempts=limits.CALL_ATTEMPTS_MAX)
-# No end: it is our own code, and giving up would lose what it should store.
-_STORE_RETRY = RetryPolicy(maximum_interval=_INTERVAL)
-_TIMEOUT = timedelta(seconds=limits.ACTIVITY_SECONDS_MAX)
-_HEARTBEAT = timedelta(seconds=limits.HEARTBEAT_SECONDS)
-_HOLDS_MAX = 10  # 10 s doubled ten times is far over the longest pause.
-
-
-class _LeftWhileHeld(Exception):
-    """A step that cannot go on is left as it is, since the run or the thread is to end."""
+from everlong.policy import LimitHit
+from everlong.workflows import approvals, transitions
+from everlong.workflows.executing import LeftWhileHeld
+from everlong.workflows.showing import publish, status_of
+from everlong.workflows.thread import Thread
 
 
 @workflow.defn(name=AGENT_WORKFLOW)
@@ -64,23 +53,21 @@ class AgentWorkflow:
 
     @workflow.init
     def __init__(self, start: ThreadStart) -> None:
-        self._agent = start.agent
-        self._policy = start.policy
-        self._state = start.state
-        self._stopping = False
+        self._thread = Thread(start)
         self._stopped = False
-        self._held: dict[object, str] = {}  # What each activity that is held waits for.
+        self._compact_wanted = False
+        self._waiting_since_ms = self._thread.now_ms()
 
     @workflow.run
     async def run(self, start: ThreadStart) -> ThreadStatus:
         """Take steps until told to stop or cancelled; either way the journal is left whole."""
         try:
             await self._live()
-            await self._journal_rest()
+            await self._end()
         except BaseException as error:
             if is_cancelled_exception(error):
-                self._stopping = True
-                await self._journal_rest()
+                self._thread.stopping = True
+                await self._end()
                 self._stopped = True
             raise
         await workflow.wait_condition(workflow.all_handlers_finished)
@@ -89,217 +76,305 @@ class AgentWorkflow:
 
     async def _live(self) -> None:
         """Take steps until told to stop; end the run early when policy says so."""
-        while True:
-            await workflow.wait_condition(lambda: self._stopping or self._has_work())
-            if self._stopping:
-                return
-            with contextlib.suppress(_LeftWhileHeld):
-                await self._step()
-            self._check_state()
-            if self._should_roll():
+        thread = self._thread
+        while not thread.stopping:
+            with contextlib.suppress(LeftWhileHeld):
+                await self._settle_down()
+                if self._can_step():
+                    await thread.step()
+                    self._waiting_since_ms = thread.now_ms()
+                elif self._has_answered_parent():
+                    thread.stopping = True
+                else:
+                    await self._wait()
+            if thread.roll_reason() is not None:
                 await self._roll()
 
-    @workflow.update(name=SEND_UPDATE)
-    def send(self, message: SendMessage) -> int:
-        """Queue a message; return its number once it is durable."""
-        self._state = transitions.queue(self._state, message.text)
-        return self._state.counters.messages
+    async def _settle_down(self) -> None:
+        """Do between two steps what keeps the thread small and in bounds."""
+        thread = self._thread
+        thread.state = approvals.expire(thread.state, thread.now_ms())
+        await thread.keep_small()
+        if self._compact_wanted:
+            self._compact_wanted = False
+            await thread.compact("asked")
+        if thread.has_work and thread.state.pause is None and (hit := thread.limit()):
+            await self._reach(hit)
+        publish(self._thread)
 
-    @send.validator
-    def _validate_send(self, message: SendMessage) -> None:
-        if self._stopping:
-            raise ValueError("this thread is stopping; start a new one")
-        if reason := transitions.why_refused(self._state, message.text):
-            raise ValueError(reason)
+    def _can_step(self) -> bool:
+        thread = self._thread
+        return thread.has_work and thread.state.pause is None and not thread.stopping
 
-    @workflow.signal(name=STOP_SIGNAL)
-    def stop(self) -> None:
-        """End the thread at the next safe point."""
-        self._stopping = True
-
-    @workflow.query(name=STATUS_QUERY)
-    def status(self) -> ThreadStatus:
-        """Say how far the thread is."""
-        state = self._state
-        status = "working" if self._has_work() else "waiting"
-        if self._held:
-            status = "held"
-        if self._stopping:
-            status = "stopped" if self._stopped else "stopping"
-        return ThreadStatus(
-            agent=self._agent,
-            status=status,
-            counters=state.counters,
-            head=state.head,
-            waiting_messages=len(state.inbox),
-            last_failure=state.last_failure,
-            held_by=next(iter(self._held.values()), ""),
-        )
-
-    def _has_work(self) -> bool:
-        return self._state.in_turn or bool(self._state.inbox)
-
-    async def _step(self) -> None:
-        """Make one model call, then run the tools that it asks for."""
-        if not self._state.in_turn:
-            self._state = transitions.begin_turn(self._state, _now_ms())
-        if not self._state.calls and not await self._ask_model():
+    async def _reach(self, hit: LimitHit) -> None:
+        """Do what the policy says about a limit that is reached."""
+        thread = self._thread
+        thread.note(Kind.LIMIT, hit)
+        if hit.action == "pause":
+            pause = Pause(by="policy", reason=hit.reason, limit=hit)
+            thread.state = dataclasses.replace(thread.state, pause=pause)
             return
-        await self._run_tools()
+        thread.state = dataclasses.replace(thread.state, ended=hit)
+        thread.stopping = True
 
-    async def _ask_model(self) -> bool:
-        """Call the model; return whether it wants tools. Otherwise the turn has ended."""
-        if self._state.turn_steps >= self._policy.turn_steps_max:
-            await self._fail_turn(f"the turn reached {self._policy.turn_steps_max} model calls")
-            return False
-        call = ModelCall(agent=self._agent, head=self._state.head, tail=self._state.tail)
-        try:
-            turn = await self._execute(CALL_MODEL, call, ModelTurn, _CALL_RETRY)
-        except ActivityError as error:
-            if is_cancelled_exception(error):
-                raise
-            await self._fail_turn(_reason("the model call failed", error))
-            return False
-        self._state = transitions.after_model(self._state, turn)
-        if not turn.tool_calls:
-            self._state = transitions.end_turn(self._state)
-        return bool(turn.tool_calls)
+    # Waiting.
 
-    async def _fail_turn(self, reason: str) -> None:
-        """End a turn that has no answer. The reason is journalled, and the thread stays usable."""
-        message = Message(role="failure", text=reason)
-        self._state = transitions.add_to_tail(self._state, Kind.FAILURE, message, _now_ms())
-        await self._journal_tail()
-        self._state = transitions.end_turn(self._state, failure=reason)
+    async def _wait(self) -> None:
+        """Wait for somebody, a deadline, or until the thread has been idle for long enough."""
+        thread = self._thread
+        was_paused, policy = thread.state.pause is not None, thread.policy
 
-    async def _run_tools(self) -> None:
-        """Run the calls side by side; their results go to the tail in call order."""
-        calls, head = self._state.calls, self._state.head
-        if head is None:
-            raise RuntimeError("tool calls come from a journalled reply, and there is no journal")
-        first_seq = transitions.next_seq(self._state)
-        runs = [
-            asyncio.ensure_future(self._run_tool(head, call, first_seq + index))
-            for index, call in enumerate(calls)
-        ]
-        try:
-            # All of them to their end, also if one is held and has to be left.
-            outcomes = await asyncio.gather(*runs, return_exceptions=True)
-        finally:
-            # When the thread is cancelled, what has returned by then is still kept.
-            results = {
-                call: run.result()
-                for call, run in zip(calls, runs, strict=True)
-                if run.done() and not run.cancelled() and run.exception() is None
-            }
-            self._state = transitions.after_tools(self._state, results)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
-
-    async def _run_tool(self, head: SegmentRef, call: ToolName, seq: int) -> ToolResult:
-        run = ToolRun(agent=self._agent, head=head, call=call, seq=seq)
-        try:
-            return await self._execute(RUN_TOOL, run, ToolResult, _CALL_RETRY)
-        except ActivityError as error:
-            if is_cancelled_exception(error):
-                raise
-            # The model hears of it and may try another way.
-            text = f"error: {_reason(f'tool {call.tool!r} failed', error)}"
-            message = Message(role="tool", text=text, call_id=call.call_id)
-            entry = transitions.new_entry(seq, Kind.TOOL_RESULT, message, _now_ms())
-            return ToolResult(entry=entry, written_bytes=0)
-
-    async def _journal_rest(self) -> None:
-        """Journal what the thread holds when it ends, unread messages included."""
-        self._state = transitions.empty_inbox(self._state, _now_ms())
-        await self._journal_tail()
-
-    async def _journal_tail(self) -> None:
-        """Journal what no model call will, so that nothing is left in memory when a turn ends."""
-        if self._state.tail:
-            append = Append(head=self._state.head, entries=self._state.tail)
-            appended = await self._execute(APPEND_JOURNAL, append, Appended, _STORE_RETRY)
-            self._state = transitions.after_append(self._state, appended)
-
-    async def _execute(
-        self, name: str, argument: object, result_type: type[T], retry_policy: RetryPolicy
-    ) -> T:
-        """Run an activity. While it is held before it could begin, wait and try again."""
-        token = object()
-        try:
-            while True:
-                self._held.pop(token, None)
-                try:
-                    result: T = await workflow.execute_activity(
-                        name,
-                        argument,
-                        result_type=result_type,
-                        start_to_close_timeout=_TIMEOUT,
-                        heartbeat_timeout=_HEARTBEAT,
-                        retry_policy=retry_policy,
-                    )
-                except ActivityError as error:
-                    cause = error.cause
-                    if not isinstance(cause, ApplicationError) or cause.type != HELD:
-                        raise
-                    self._held[token] = cause.message
-                else:
-                    self._state = dataclasses.replace(self._state, holds=0)
-                    return result
-                # A step can be left; what the journal must still get cannot.
-                may_leave = name != APPEND_JOURNAL
-                if not (may_leave and self._stopping):
-                    await self._pause()
-                if may_leave and (self._stopping or self._should_roll()):
-                    raise _LeftWhileHeld
-        finally:
-            self._held.pop(token, None)
-
-    async def _pause(self) -> None:
-        """Wait before the next try: longer each time, but not through a wish to stop."""
-        holds = self._state.holds
-        self._state = dataclasses.replace(self._state, holds=min(holds + 1, _HOLDS_MAX))
-        seconds = min(limits.HELD_PAUSE_SECONDS_MIN * 2.0**holds, limits.HELD_PAUSE_SECONDS_MAX)
-        was_stopping = self._stopping  # What comes after a stop has to wait like the rest.
-        with contextlib.suppress(TimeoutError):
-            await workflow.wait_condition(
-                lambda: self._stopping and not was_stopping, timeout=timedelta(seconds=seconds)
+        def woken() -> bool:
+            paused = thread.state.pause is not None
+            return (
+                thread.stopping
+                or self._compact_wanted
+                or paused != was_paused
+                or (thread.has_work and not paused)
+                or thread.policy != policy
+                or thread.should_flush
+                or thread.roll_reason() is not None
             )
+
+        timeout = self._seconds_to_wait()
+        try:
+            await workflow.wait_condition(
+                woken, timeout=None if timeout is None else timedelta(seconds=timeout)
+            )
+        except TimeoutError:
+            await self._on_time()
+
+    def _seconds_to_wait(self) -> float | None:
+        """Return how long until something has to be done without anybody's saying so."""
+        thread = self._thread
+        state, now_ms = thread.state, thread.now_ms()
+        waits: list[float] = []
+        if (deadline := approvals.until_deadline(state, now_ms)) is not None:
+            waits.append(deadline.total_seconds())
+        if not state.rested and self._is_long():
+            waits.append(thread.policy.idle_seconds - (now_ms - self._waiting_since_ms) / 1000)
+        elif state.next_expiry_ms is not None:
+            # Not more often than a thread rests, however finely facts expire.
+            waits.append(max(thread.policy.idle_seconds, (state.next_expiry_ms - now_ms) / 1000))
+        if any(call.child_id and not call.report for call in state.calls):
+            waits.append(limits.CHILD_CHECK_SECONDS)
+        return max(0.0, min(waits)) if waits else None
+
+    async def _on_time(self) -> None:
+        """Do what time alone asks for."""
+        thread = self._thread
+        state, now_ms = thread.state, thread.now_ms()
+        thread.state = approvals.expire(state, now_ms)
+        if thread.has_work and state.pause is None:
+            return
+        idle_seconds = (now_ms - self._waiting_since_ms) / 1000
+        expired = state.next_expiry_ms is not None and state.next_expiry_ms <= now_ms
+        if idle_seconds >= thread.policy.idle_seconds and (not state.rested or expired):
+            await self._rest()
+        for call in state.calls:
+            if call.child_id and not call.report:
+                await self._ask_child(call.child_id)
+
+    def _is_long(self) -> bool:
+        """Whether rest would make the next resume shorter."""
+        state = self._thread.state
+        unsaved = bool(state.tail or state.notes)
+        return unsaved or self._thread.run_size().events > limits.IDLE_EVENTS_MAX
+
+    async def _rest(self) -> None:
+        """Compact, and begin a short run: an answer days later resumes from a handful of events."""
+        thread = self._thread
+        await thread.compact("idle")
+        thread.state = dataclasses.replace(thread.state, rested=True)
+        if not thread.has_work or thread.state.pause is not None:
+            await self._roll()
 
     async def _roll(self) -> None:
         """Continue as new. Safe here: no step is in flight, and the state holds what waits."""
         await workflow.wait_condition(workflow.all_handlers_finished)
-        if self._stopping:
+        if self._thread.stopping or self._compact_wanted:
             return  # The next run would not know of it.
-        counters = dataclasses.replace(self._state.counters, runs=self._state.counters.runs + 1)
-        state = dataclasses.replace(self._state, counters=counters)
-        workflow.continue_as_new(ThreadStart(agent=self._agent, policy=self._policy, state=state))
+        workflow.continue_as_new(self._thread.next_start())
 
-    def _should_roll(self) -> bool:
-        info = workflow.info()
-        size = RunSize(
-            events=info.get_current_history_length(),
-            history_bytes=info.get_current_history_size(),
-            server_suggests=info.is_continue_as_new_suggested(),
-        )
-        return roll_reason(self._policy, size) is not None
+    async def _end(self) -> None:
+        """Leave the journal whole, unread messages included, and say so to whoever waits."""
+        thread = self._thread
+        if thread.state.ended is not None and thread.state.in_turn:
+            await thread.fail_turn(f"the thread was ended by {thread.state.ended.reason}")
+        for call in thread.state.calls:
+            if call.child_id and not call.report:
+                await _signalled(
+                    call.child_id, STOP_SIGNAL, Control(by=workflow.info().workflow_id)
+                )
+        thread.state = transitions.break_off(thread.state, thread.now_ms())
+        await thread.flush()
+        publish(self._thread)
+        await self._report()
 
-    def _check_state(self) -> None:
-        size_bytes = transitions.state_bytes(self._state)
-        if size_bytes > limits.STATE_BYTES_MAX:
-            raise LimitReached(
-                f"operational state has {size_bytes} bytes; {limits.STATE_BYTES_MAX} is the most"
+    # Sub-agents.
+
+    def _has_answered_parent(self) -> bool:
+        """Whether this is a sub-agent's thread whose one message has been dealt with."""
+        return self._thread.parent is not None and self._thread.state.counters.answered > 0
+
+    async def _report(self) -> None:
+        parent, state = self._thread.parent, self._thread.state
+        if parent is not None:
+            report = Report(
+                child_id=workflow.info().workflow_id,
+                head=state.head,
+                tokens=state.counters.tokens,
+                cost_usd=state.counters.cost_usd,
             )
+            await _signalled(parent.thread_id, REPORT_SIGNAL, report)
+
+    async def _ask_child(self, child_id: str) -> None:
+        """Find out whether a sub-agent's thread is still there. If it is, it will report."""
+        if not await _signalled(child_id, REPORT_AGAIN_SIGNAL):
+            self._thread.reported(Report(child_id=child_id))
+
+    @workflow.signal(name=REPORT_SIGNAL)
+    def report(self, report: Report) -> None:
+        """Take in a sub-agent's answer."""
+        self._thread.reported(report)
+
+    @workflow.signal(name=REPORT_AGAIN_SIGNAL)
+    def report_again(self) -> None:
+        """Do nothing: that it was received is the answer. A thread that has ended has reported."""
+
+    # What people and programs may say.
+
+    @workflow.update(name=SEND_UPDATE)
+    def send(self, message: SendMessage) -> int:
+        """Queue a message; return its number once it is durable."""
+        return self._thread.queue(_identified(message))
+
+    @send.validator
+    def _validate_send(self, message: SendMessage) -> None:
+        self._refuse_if_stopping()
+        if reason := self._thread.why_refused(_identified(message)):
+            raise ValueError(reason)
+
+    @workflow.update(name=DECIDE_UPDATE)
+    def decide(self, decide: Decide) -> None:
+        """Approve or deny a call that waits for it."""
+        self._thread.decide(decide, _update_id())
+
+    @decide.validator
+    def _validate_decide(self, decide: Decide) -> None:
+        self._refuse_if_stopping()
+        if reason := self._thread.why_undecided(decide, _update_id()):
+            raise ValueError(reason)
+
+    @workflow.update(name=CONFIGURE_UPDATE)
+    def configure(self, configure: Configure) -> None:
+        """Change the thread's policy."""
+        self._thread.configure(configure.changes)
+        self._note(
+            ControlNote(
+                action="configure",
+                by=configure.by,
+                reason=configure.reason,
+                changes=configure.changes,
+            )
+        )
+
+    @configure.validator
+    def _validate_configure(self, configure: Configure) -> None:
+        self._refuse_if_stopping()
+        if not configure.changes:
+            raise ValueError("nothing is to be changed: `changes` is empty")
+        if self._thread.should_flush:
+            raise ValueError("too much is being said to this thread at once; try again later")
+        if len(to_json(configure.changes)) > limits.CHANGES_BYTES_MAX:
+            raise ValueError(f"changes have at most {limits.CHANGES_BYTES_MAX} bytes")
+        self._thread.policy.changed(configure.changes)
+
+    @workflow.signal(name=PAUSE_SIGNAL)
+    def pause(self, control: Control | None = None) -> None:
+        """Take no more steps until `unpause`. What is under way ends; messages are still queued."""
+        if self._thread.state.pause is None:
+            noted = _control_note("pause", control)
+            pause = Pause(by=noted.by, reason=noted.reason)
+            self._thread.state = dataclasses.replace(self._thread.state, pause=pause)
+            self._note(noted)
+
+    @workflow.signal(name=UNPAUSE_SIGNAL)
+    def unpause(self, control: Control | None = None) -> None:
+        """Go on. A limit that is still reached pauses the thread again: raise it first."""
+        state = self._thread.state
+        if state.pause is not None:
+            state = transitions.forgive(state, state.pause.limit)
+            self._thread.state = dataclasses.replace(state, pause=None)
+            self._note(_control_note("unpause", control))
+
+    @workflow.signal(name=COMPACT_SIGNAL)
+    def compact(self, control: Control | None = None) -> None:
+        """Compact at the next safe point."""
+        if not self._compact_wanted:
+            self._compact_wanted = True
+            self._note(_control_note("compact", control))
+
+    @workflow.signal(name=STOP_SIGNAL)
+    def stop(self, control: Control | None = None) -> None:
+        """End the thread at the next safe point."""
+        if not self._thread.stopping:
+            self._thread.stopping = True
+            self._note(_control_note("stop", control))
+
+    @workflow.query(name=STATUS_QUERY)
+    def status(self) -> ThreadStatus:
+        """Say how far the thread is."""
+        return status_of(self._thread, stopped=self._stopped)
+
+    @workflow.query(name=PENDING_QUERY)
+    def pending(self) -> list[Approval]:
+        """List the calls that wait for a person."""
+        return approvals.pending(self._thread.state)
+
+    def _refuse_if_stopping(self) -> None:
+        if self._thread.stopping:
+            raise ValueError("this thread is stopping; start a new one")
+
+    def _note(self, control: ControlNote) -> None:
+        """Note what somebody did. Beyond a bound the newest note stands for the last ones."""
+        notes = self._thread.state.notes
+        if self._thread.should_flush and notes and notes[-1].kind == Kind.CONTROL:
+            self._thread.state = dataclasses.replace(self._thread.state, notes=notes[:-1])
+        self._thread.note(Kind.CONTROL, control)
 
 
-def _now_ms() -> int:
-    return int(workflow.now().timestamp() * 1000)
+def _update_id() -> str:
+    """Return the id of the update under way. One that meets a roll may be sent again to the next."""
+    update = workflow.current_update_info()
+    return "" if update is None else update.id
 
 
-def _reason(what: str, error: ActivityError) -> str:
-    """Say what failed and why, shortly: it stays in operational state for a while."""
-    cause = error.cause
-    # Our activities say themselves what failed; of a time-out, only the server knows.
-    reason = cause.message if isinstance(cause, ApplicationError) else f"{what}: {cause or error}"
-    return printable(reason, limits.REASON_CHARS_MAX)
+def _identified(message: SendMessage) -> SendMessage:
+    """Give a message an id that it lacks."""
+    update_id = _update_id()
+    if message.id or not update_id:
+        return message
+    return dataclasses.replace(message, id=short_digest(update_id, size_bytes=8))
+
+
+def _control_note(action: str, control: Control | None) -> ControlNote:
+    """Return what somebody did, as it is journalled."""
+    said = control or Control()
+    return ControlNote(
+        action=action,
+        by=printable(said.by, limits.CALL_NAME_CHARS_MAX),
+        reason=printable(said.reason, limits.REASON_CHARS_MAX),
+    )
+
+
+async def _signalled(thread_id: str, name: str, *arguments: object) -> bool:
+    """Signal another thread; return whether it is there."""
+    try:
+        await workflow.get_external_workflow_handle(thread_id).signal(name, args=list(arguments))
+    except FailureError as error:
+        if is_cancelled_exception(error):
+            raise
+        workflow.logger.warning("thread %s does not hear %s: %s", thread_id, name, error)
+        return False
+    return True

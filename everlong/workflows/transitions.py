@@ -1,28 +1,38 @@
 """How a thread's operational state changes: pure functions from one state to the next.
 
-The workflow decides when; what that means for the state is here.
+The workflow decides when; what that means for the state is here. Approvals have a module of their own.
 """
 
 import dataclasses
-from collections.abc import Mapping
 
 from pydantic import TypeAdapter
-from pydantic_core import to_json
 
 from everlong import limits
 from everlong.models import (
+    Answer,
     Appended,
-    Entry,
+    Call,
+    CompactDone,
+    Compacted,
+    Counters,
     Kind,
     Message,
     ModelTurn,
+    Received,
+    SendMessage,
     ThreadState,
-    ToolName,
     ToolResult,
+    failure_digest,
+    new_entry,
+    note,
+    seq_after,
 )
+from everlong.policy import LimitHit, Observed, Usage, after_step, after_turn
 
-_MESSAGE = TypeAdapter(Message)
 _STATE = TypeAdapter(ThreadState)
+_MESSAGE = TypeAdapter(SendMessage)
+# What an entry takes beside its body or data.
+_ENTRY_BYTES = 160
 
 
 def state_bytes(state: ThreadState) -> int:
@@ -30,116 +40,271 @@ def state_bytes(state: ThreadState) -> int:
     return len(_STATE.dump_json(state))
 
 
-def why_refused(state: ThreadState, text: str) -> str:
-    """Return why a message cannot be queued, or an empty string."""
-    size_bytes = _queued_bytes(text)
-    waiting_bytes = sum(map(_queued_bytes, state.inbox))
-    if not text.strip():
+def why_refused(state: ThreadState, message: SendMessage, thread: str) -> str:
+    """Return why a message cannot be queued, or an empty string. `thread` is the thread's key."""
+    if number_of(state, message) is not None:
+        return ""
+    if message.ref is not None:
+        refs = [ref for ref in (message.ref, message.original) if ref is not None]
+        if any(ref.thread != thread for ref in refs):
+            return "the message's text is stored for another thread; send it to that one"
+        if message.ref.kind != Kind.MESSAGE or message.text:
+            return "a message is either a text or the ref of one"
+        if message.ref.size_bytes > limits.TEXT_BYTES_MAX:
+            return f"the message has {message.ref.size_bytes} bytes; {limits.TEXT_BYTES_MAX} is the most"
+    elif not message.text.strip():
         return "the message is empty"
+    size_bytes = _queued_bytes(message)
     if size_bytes > limits.MESSAGE_BYTES_MAX:
         return (
-            f"the message has {size_bytes} bytes; {limits.MESSAGE_BYTES_MAX} is the most. Send a "
-            "path or a link that a tool can read."
+            f"the message has {size_bytes} bytes; {limits.MESSAGE_BYTES_MAX} is the most to send as it "
+            "is. Everlong's own client stores a longer one first, and sends its ref."
         )
-    if waiting_bytes + size_bytes > limits.INBOX_BYTES_MAX:
+    if sum(map(_queued_bytes, state.inbox)) + size_bytes > limits.INBOX_BYTES_MAX:
         return f"{len(state.inbox)} messages wait already; send again once some are answered"
     return ""
 
 
-def queue(state: ThreadState, text: str) -> ThreadState:
+def number_of(state: ThreadState, message: SendMessage) -> int | None:
+    """Return the number of a message that has been taken in before."""
+    numbers = [each.number for each in state.received if each.id == message.id]
+    return numbers[-1] if message.id and numbers else None
+
+
+def queue(state: ThreadState, message: SendMessage) -> ThreadState:
     """Take in a message that has arrived."""
-    counters = dataclasses.replace(state.counters, messages=state.counters.messages + 1)
-    return dataclasses.replace(state, inbox=(*state.inbox, text), counters=counters)
+    state = counted(state, messages=1)
+    received = state.received
+    if message.id:
+        new = Received(id=message.id, number=state.counters.messages)
+        received = (*received, new)[-limits.RECEIVED_MAX :]
+    return dataclasses.replace(state, inbox=(*state.inbox, message), received=received)
 
 
 def begin_turn(state: ThreadState, time_ms: int) -> ThreadState:
     """Take up the oldest message that waits."""
-    text, *inbox = state.inbox
-    state = dataclasses.replace(
-        state, inbox=tuple(inbox), in_turn=True, turn_steps=0, last_failure=""
+    message, *inbox = state.inbox
+    state = _received(state, message, time_ms)
+    return dataclasses.replace(
+        state, inbox=tuple(inbox), in_turn=True, turn_steps=0, last_failure="", rested=False
     )
-    return add_to_tail(state, Kind.MESSAGE, Message(role="user", text=text), time_ms)
 
 
-def end_turn(state: ThreadState, failure: str = "") -> ThreadState:
-    """Count the message as dealt with: it has been answered, or will not be."""
-    counters = dataclasses.replace(state.counters, answered=state.counters.answered + 1)
-    return dataclasses.replace(state, in_turn=False, last_failure=failure, counters=counters)
+def end_turn(state: ThreadState, seq: int, failure: str = "") -> ThreadState:
+    """Count the message as dealt with: it has been answered by that entry, or will not be."""
+    state = counted(state, answered=1)
+    answer = Answer(number=state.counters.answered, seq=seq)
+    return dataclasses.replace(
+        state,
+        in_turn=False,
+        last_failure=failure,
+        answers=(*state.answers, answer)[-limits.ANSWERS_MAX :],
+        streaks=after_turn(state.streaks, failed=bool(failure)),
+    )
 
 
-def empty_inbox(state: ThreadState, time_ms: int) -> ThreadState:
-    """Move what nobody will read to the tail, since the thread ends."""
-    for text in state.inbox:
-        state = add_to_tail(state, Kind.MESSAGE, Message(role="user", text=text), time_ms)
+def break_off(state: ThreadState, time_ms: int) -> ThreadState:
+    """Leave nothing to be done, since the thread ends: what nobody will read goes to the tail."""
+    for call in state.calls:
+        if call.result is None:
+            not_run = error_result(call, "not run, since the thread ended", time_ms)
+            state = with_call(state, dataclasses.replace(call, waits=None, result=not_run))
+    state = take_notes(settle(state, time_ms))
+    for message in state.inbox:
+        state = _received(state, message, time_ms)
     return dataclasses.replace(state, inbox=())
 
 
 def after_model(state: ThreadState, turn: ModelTurn) -> ThreadState:
     """Take in a reply, which has been journalled with the tail before it."""
-    counters = dataclasses.replace(
-        state.counters,
-        steps=state.counters.steps + 1,
-        written_bytes=state.counters.written_bytes + turn.written_bytes,
-        context_bytes=state.counters.context_bytes + turn.context_bytes,
+    reply_seq = seq_after(turn.head) - 1
+    state = counted(
+        state,
+        steps=1,
+        written_bytes=turn.written_bytes,
+        context_bytes=turn.context_bytes,
+        tokens=turn.tokens,
+        cost_usd=turn.cost_usd,
     )
     return dataclasses.replace(
         state,
         head=turn.head,
         tail=(),
-        calls=turn.tool_calls,
+        calls=tuple(
+            Call(
+                id=f"{reply_seq}-{number}",
+                call_id=wanted.call_id,
+                tool=wanted.tool,
+                preview=wanted.preview,
+                digest=wanted.digest,
+                options=wanted.options,
+            )
+            for number, wanted in enumerate(turn.tool_calls, 1)
+        ),
         turn_steps=state.turn_steps + 1,
-        counters=counters,
+        step_bytes=turn.written_bytes,
+        context_bytes=turn.context_bytes,
+        context_tokens=turn.context_tokens,
+        attributes=state.attributes or turn.attributes,
+        trace=turn.trace or state.trace,
     )
 
 
-def after_tools(state: ThreadState, results: Mapping[ToolName, ToolResult]) -> ThreadState:
-    """Take in the results of some or all of the calls."""
-    first_seq = next_seq(state)
-    kept = tuple(
-        dataclasses.replace(result.entry, seq=first_seq + index)
-        for index, result in enumerate(results.values())
+def with_call(state: ThreadState, changed: Call) -> ThreadState:
+    """Replace a call by what has become of it."""
+    calls = tuple(changed if call.id == changed.id else call for call in state.calls)
+    return dataclasses.replace(state, calls=calls)
+
+
+def with_result(state: ThreadState, call: Call, result: ToolResult) -> ThreadState:
+    """Take in what a call returned. The entry waits until all calls of the reply have one."""
+    state = counted(state, tool_calls=1, written_bytes=result.written_bytes)
+    state = dataclasses.replace(state, step_bytes=state.step_bytes + result.written_bytes)
+    # What only a call that has yet to run needs is left behind.
+    done = Call(id=call.id, call_id=call.call_id, tool=call.tool, digest=call.digest, result=result)
+    return with_call(state, done)
+
+
+def error_result(call: Call, reason: str, time_ms: int) -> ToolResult:
+    """Return what the model reads of a call that has no result of its own."""
+    text = f"error: {reason}"
+    message = Message(role="tool", text=text, call_id=call.call_id, tool=call.tool)
+    return ToolResult(
+        entry=new_entry(1, Kind.TOOL_RESULT, message, time_ms),
+        written_bytes=0,
+        outcome="failed",
+        digest=failure_digest(text),
     )
-    written_bytes = sum(result.written_bytes for result in results.values())
-    counters = dataclasses.replace(
-        state.counters,
-        tool_calls=state.counters.tool_calls + len(results),
-        written_bytes=state.counters.written_bytes + written_bytes,
-    )
-    return dataclasses.replace(
-        state,
-        tail=(*state.tail, *kept),
-        calls=tuple(call for call in state.calls if call not in results),
-        counters=counters,
-    )
+
+
+def settle(state: ThreadState, time_ms: int) -> ThreadState:
+    """Move the results of all calls to the tail, in call order, and what they remembered after them."""
+    done = [(call, call.result) for call in state.calls if call.result is not None]
+    if len(done) < len(state.calls):
+        raise ValueError("a call has no result yet")
+    state = take_notes(state)  # What was asked and decided came first.
+    for _, result in done:
+        entry = dataclasses.replace(result.entry, seq=seq_after(state.head, state.tail))
+        state = dataclasses.replace(state, tail=(*state.tail, entry))
+    for _, result in done:
+        if result.memory is not None:
+            state = add_note(state, Kind.MEMORY, result.memory, time_ms)
+    if done:
+        observed = [Observed(call.digest, result.digest, result.outcome) for call, result in done]
+        state = dataclasses.replace(state, streaks=after_step(state.streaks, observed))
+    return dataclasses.replace(state, calls=())
 
 
 def after_append(state: ThreadState, appended: Appended) -> ThreadState:
-    """Empty the tail, which has been journalled."""
-    counters = dataclasses.replace(
-        state.counters, written_bytes=state.counters.written_bytes + appended.written_bytes
+    """Empty the tail of what has been journalled; more may have come meanwhile."""
+    state = counted(state, written_bytes=appended.written_bytes)
+    upto_seq = seq_after(appended.head) - 1
+    tail = tuple(entry for entry in state.tail if entry.seq > upto_seq)
+    return dataclasses.replace(state, head=appended.head, tail=tail)
+
+
+def after_compaction(
+    state: ThreadState, done: CompactDone, reason: str, time_ms: int
+) -> ThreadState:
+    """Begin the context with the new snapshot, if there is one, and note it."""
+    due_ms = state.compaction_due_ms
+    state = dataclasses.replace(
+        state, compaction_due_ms=None, next_expiry_ms=done.next_expiry_ms, context_tokens=0
     )
-    return dataclasses.replace(state, head=appended.head, tail=(), counters=counters)
+    if done.snapshot is None or done.snapshot == state.snapshot:
+        return state
+    state = counted(state, compactions=1, written_bytes=done.written_bytes)
+    state = dataclasses.replace(state, snapshot=done.snapshot, context_bytes=done.after_bytes)
+    compacted = Compacted(
+        snapshot=done.snapshot,
+        reason=reason,
+        before_bytes=done.before_bytes,
+        after_bytes=done.after_bytes,
+        lag_seconds=0.0 if due_ms is None else (time_ms - due_ms) / 1000,
+        summarised=done.summarised,
+        expired=done.expired,
+    )
+    return add_note(state, Kind.COMPACTION, compacted, time_ms)
 
 
-def add_to_tail(state: ThreadState, kind: Kind, message: Message, time_ms: int) -> ThreadState:
-    """Add something that the journal has yet to get."""
-    entry = new_entry(next_seq(state), kind, message, time_ms)
+def usage(state: ThreadState) -> Usage:
+    """Return what counts against the policy's limits."""
+    counters, streaks = state.counters, state.streaks
+    return Usage(
+        steps=counters.steps,
+        tokens=counters.tokens,
+        cost_usd=counters.cost_usd,
+        thread_bytes=counters.written_bytes,
+        step_bytes=state.step_bytes,
+        context_bytes=state.context_bytes,
+        failed_turns=streaks.failed_turns,
+        same_failure=streaks.same_failure,
+        no_progress_steps=streaks.no_progress_steps,
+    )
+
+
+def forgive(state: ThreadState, hit: LimitHit | None) -> ThreadState:
+    """Begin to count anew what a person has looked at: how much has gone wrong in a row."""
+    if hit is None:
+        return state
+    fresh = dataclasses.replace(
+        state.streaks, failed_turns=0, refused_steps=0, failures=(), no_progress_steps=0, recent=()
+    )
+    return dataclasses.replace(state, streaks=fresh, step_bytes=0)
+
+
+def add_message(state: ThreadState, kind: Kind, message: Message, time_ms: int) -> ThreadState:
+    """Add a message that the journal has yet to get."""
+    entry = new_entry(seq_after(state.head, state.tail), kind, message, time_ms)
     return dataclasses.replace(state, tail=(*state.tail, entry))
 
 
-def new_entry(seq: int, kind: Kind, message: Message, time_ms: int) -> Entry:
-    """Return an entry that holds its message."""
-    size_bytes = len(_MESSAGE.dump_json(message))
-    return Entry(seq=seq, kind=kind, time_ms=time_ms, size_bytes=size_bytes, message=message)
+def add_note(state: ThreadState, kind: Kind, data: object, time_ms: int) -> ThreadState:
+    """Add something that is no message. It gets its seq later: a model call may be under way."""
+    return dataclasses.replace(state, notes=(*state.notes, note(1, kind, data, time_ms)))
 
 
-def next_seq(state: ThreadState) -> int:
-    """Return the seq that the next entry gets."""
-    if state.tail:
-        return state.tail[-1].seq + 1
-    return 1 if state.head is None else state.head.first_seq + state.head.count
+def take_notes(state: ThreadState) -> ThreadState:
+    """Give notes their place at the end of the tail."""
+    seq = seq_after(state.head, state.tail)
+    taken = tuple(dataclasses.replace(each, seq=seq + i) for i, each in enumerate(state.notes))
+    return dataclasses.replace(state, tail=(*state.tail, *taken), notes=())
 
 
-def _queued_bytes(text: str) -> int:
-    """Size of a text in the state's JSON, with the comma that follows it."""
-    return len(to_json(text)) + 1
+def unjournalled_bytes(state: ThreadState) -> int:
+    """Return about how much of the state the journal has yet to get."""
+    return sum(_ENTRY_BYTES + entry.size_bytes for entry in (*state.tail, *state.notes))
+
+
+def counted(state: ThreadState, **more: float) -> ThreadState:
+    """Add to the counters."""
+    counters: Counters = dataclasses.replace(
+        state.counters, **{name: getattr(state.counters, name) + n for name, n in more.items()}
+    )
+    return dataclasses.replace(state, counters=counters)
+
+
+def child_id(parent_id: str, agent: str, suffix: str) -> str:
+    """Return the id of a sub-agent's thread. Bounded, also for a sub-agent's sub-agent."""
+    return f"{parent_id[: limits.CHILD_PARENT_CHARS_MAX]}/{agent}-{suffix}"
+
+
+def _received(state: ThreadState, message: SendMessage, time_ms: int) -> ThreadState:
+    if message.ref is None:
+        return add_message(state, Kind.MESSAGE, Message(role="user", text=message.text), time_ms)
+    entry = new_entry(
+        seq_after(state.head, state.tail), Kind.MESSAGE, Message(role="user"), time_ms
+    )
+    entry = dataclasses.replace(
+        entry,
+        body=None,
+        ref=message.ref,
+        size_bytes=message.ref.size_bytes,
+        original=message.original,
+    )
+    return dataclasses.replace(state, tail=(*state.tail, entry))
+
+
+def _queued_bytes(message: SendMessage) -> int:
+    """Size of a message in the state's JSON, with the comma that follows it."""
+    return len(_MESSAGE.dump_json(message)) + 1

@@ -8,9 +8,10 @@ import pytest
 
 from everlong import Agent, Policy, Reply, limits, tool
 from everlong.admin import service
+from everlong.admin.service.watching import held_by
 from everlong.embedded import TemporalServer
 from everlong.errors import NotAnswered, StoreUnavailable
-from everlong.models import Entry, Message, SegmentRef, ThreadStatus
+from everlong.models import Entry, Kind, Message, SegmentRef, ThreadStatus
 from everlong.storage import BlobStore
 from everlong.storage.cache import CachedBlobStore
 from everlong.storage.files import FileBlobStore
@@ -29,15 +30,16 @@ def script(turn: Sequence[Message]) -> Reply:
 
 @tool
 def read_big() -> str:
-    """Read 512 KiB."""
-    return next(workload.result(i) for i in range(20) if workload.result_bytes(i) > 500_000)
+    """Read as much as a model is shown whole."""
+    return workload.passage(1, 30_000)
 
 
 AGENT = Agent(name="ops", model=ScriptedModel(script), tools=[read_big])
 
 
 async def waits_for(threads: Threads, thread_id: str) -> str:
-    return await service._what_an_activity_waits_for(threads.client, thread_id)
+    description = await threads.client.get_workflow_handle(thread_id).describe()
+    return await held_by(threads.client, description)
 
 
 async def until_held(threads: Threads, thread_id: str, reason: str) -> None:
@@ -159,7 +161,7 @@ async def test_a_held_thread_rolls_and_is_held_on(
         restore()
         await threads.answered(thread_id, 2)
         texts = [message.text for message in await threads.conversation(thread_id)]
-        assert (texts.count("and again"), texts.count("read 524288")) == (1, 2)
+        assert (texts.count("and again"), texts.count("read 30000")) == (1, 2)
 
 
 @pytest.mark.usefixtures("short_holds")
@@ -182,18 +184,18 @@ async def test_tools_that_are_held_are_run_once_after_a_roll(
             return Reply(text=", ".join(results(turn)))
         return Reply(tool_calls=tuple(call(i, "note", page=i) for i in range(3)))
 
-    real = Journal.newest
+    real = Journal.last
     begun = 0
     down = True
 
-    async def newest(journal: Journal, head: SegmentRef) -> Entry:
+    async def last(journal: Journal, head: SegmentRef, kind: Kind) -> Entry | None:
         nonlocal begun
         begun += 1
         if begun > 1 and down:
             raise StoreUnavailable("the store is down for a test")
-        return await real(journal, head)
+        return await real(journal, head, kind)
 
-    monkeypatch.setattr(Journal, "newest", newest)
+    monkeypatch.setattr(Journal, "last", last)
     agent = Agent(name="ops", model=ScriptedModel(script), tools=[note])
     async with open_threads(server.address, store, agent) as threads, threads.worker():
         await threads.start(thread_id, Policy(run_events_max=50))
@@ -205,7 +207,7 @@ async def test_tools_that_are_held_are_run_once_after_a_roll(
         await threads.answered(thread_id, 1)
         assert sorted(runs) == [0, 1, 2]
         conversation = await threads.conversation(thread_id)
-        assert sorted(m.text for m in conversation if m.role == "tool") == [
+        assert [m.text for m in conversation if m.role == "tool"] == [
             "noted 0",
             "noted 1",
             "noted 2",

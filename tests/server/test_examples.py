@@ -1,8 +1,9 @@
+import re
 from pathlib import Path
 
 from everlong.embedded import TemporalServer
 from everlong.storage import BlobStore
-from examples import own_workflow, quickstart
+from examples import own_thread, own_workflow, quickstart
 from tests.conftest import open_threads
 
 
@@ -22,4 +23,15 @@ async def test_the_quickstart_answers(
     async with open_threads(server.address, store, quickstart.ops) as threads, threads.worker():
         await threads.send(thread_id, "Why is it slow?")
         await threads.answered(thread_id, 1)
-        assert (await threads.conversation(thread_id))[-1].text == "I read 380000 characters."
+        conversation = await threads.conversation(thread_id)
+        assert conversation[-1].text == "The log ends with: api: out of memory"
+        assert len(conversation[2].text) == 380_000, "the journal keeps all of the result"
+
+
+async def test_a_thread_can_be_a_part_of_a_teams_own_workflow(
+    server: TemporalServer, tmp_path: Path
+) -> None:
+    ended = await own_thread.main(server.address, tmp_path.as_uri())
+    nights, runs = re.fullmatch(r"(\d+) nights in (\d+) runs", ended).groups()  # type: ignore[union-attr]
+    assert int(nights) == own_thread.NIGHTS
+    assert int(runs) >= 2

@@ -11,7 +11,7 @@ from temporalio.common import RetryPolicy
 from everlong import Agent, Policy, Reply, limits, tool
 from everlong.admin import service
 from everlong.embedded import TemporalServer
-from everlong.errors import MessageRefused, ThreadNotFound, TurnFailed
+from everlong.errors import MessageRefused, ThreadEnded, ThreadNotFound, TurnFailed
 from everlong.models import (
     AGENT_WORKFLOW,
     SEND_UPDATE,
@@ -44,7 +44,7 @@ async def test_a_thread_works_rolls_and_answers(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with open_threads(server.address, store, reading_agent(24)) as threads, threads.worker():
-        await threads.start(thread_id, Policy(run_events_max=100))
+        await threads.start(thread_id, Policy(run_events_max=100, compact_at_bytes=64 * limits.MIB))
         await threads.send(thread_id, "read")
         status = await threads.answered(thread_id, 1)
         conversation = await threads.conversation(thread_id)
@@ -136,9 +136,9 @@ async def test_a_tool_or_model_that_keeps_failing_is_given_up_on(
     server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     twice = RetryPolicy(maximum_attempts=2, initial_interval=timedelta(milliseconds=50))
-    monkeypatch.setattr("everlong.workflows.agent._CALL_RETRY", twice)
+    monkeypatch.setattr("everlong.workflows.thread._MODEL", twice)
 
-    @tool
+    @tool(attempts_max=2)
     def broken() -> str:
         """Fail."""
         raise OSError("disk on fire")
@@ -188,8 +188,7 @@ async def test_a_turn_that_never_ends_is_ended(
     [
         ("", "empty"),
         ("  \n", "empty"),
-        ("x" * limits.MESSAGE_BYTES_MAX, "is the most"),
-        ("\x01" * 4000, "is the most"),
+        ("x" * (limits.TEXT_BYTES_MAX + 1), "is the most"),
     ],
 )
 async def test_messages_that_do_not_fit_are_refused(
@@ -198,7 +197,7 @@ async def test_messages_that_do_not_fit_are_refused(
     async with open_threads(server.address, store, ECHO) as threads, threads.worker():
         with pytest.raises(MessageRefused, match=reason):
             await threads.send(thread_id, text)
-        await threads.send(thread_id, "x" * 9000)
+        await threads.send(thread_id, "x" * 5900)
         assert (await threads.answered(thread_id, 1)).counters.messages == 1
 
 
@@ -214,13 +213,13 @@ async def test_an_inbox_that_is_full_is_told(
 
     agent = Agent(name="ops", model=Slow())
     async with open_threads(server.address, store, agent) as threads, threads.worker():
-        for _ in range(3):
-            await threads.send(thread_id, "x" * 9000)
+        for _ in range(4):
+            await threads.send(thread_id, "x" * 3900)
         with pytest.raises(MessageRefused, match="wait already"):
-            await threads.send(thread_id, "x" * 9000)
+            await threads.send(thread_id, "x" * 3900)
         released.set()
-        status = await threads.answered(thread_id, 3)
-        assert status.counters.messages == status.counters.answered == 3
+        status = await threads.answered(thread_id, 4)
+        assert status.counters.messages == status.counters.answered == 4
 
 
 async def test_a_thread_stops_with_its_journal_complete(
@@ -240,8 +239,9 @@ async def test_a_thread_stops_with_its_journal_complete(
         # Nothing that ran is missing: every call has its result.
         calls = sum(len(message.tool_calls) for message in conversation)
         assert calls == sum(message.role == "tool" for message in conversation)
-        assert calls == result.counters.tool_calls >= 5
-        with pytest.raises(ThreadNotFound):
+        not_run = [m for m in conversation if m.text == "error: not run, since the thread ended"]
+        assert calls == result.counters.tool_calls + len(not_run)
+        with pytest.raises(ThreadEnded):
             await service.send(
                 threads.client, thread_id, "hi", task_queue=threads.task_queue, agent=None
             )

@@ -14,8 +14,9 @@ from temporalio.exceptions import ApplicationError
 
 from everlong import Agent, Reply, limits, tool
 from everlong.admin import service
+from everlong.admin.service import sizes, watching
 from everlong.embedded import TemporalServer
-from everlong.errors import MessageRefused, NotAnswered, NoWorker
+from everlong.errors import NotAnswered, NoWorker
 from everlong.models import STOP_SIGNAL, Message, ThreadStatus, ToolCall
 from everlong.storage import BlobStore
 from everlong.testing import ScriptedModel
@@ -61,15 +62,14 @@ async def test_a_tool_that_hangs_or_exits_is_given_up_on_and_holds_up_nobody_els
     server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "CALL_SECONDS_MAX", 0.5)
-    monkeypatch.setattr("everlong.workflows.agent._CALL_RETRY", RetryPolicy(maximum_attempts=1))
 
-    @tool
+    @tool(attempts_max=1)
     def hang() -> str:
         """Take too long."""
         time.sleep(3)
         return "late"
 
-    @tool
+    @tool(attempts_max=1)
     def leave() -> str:
         """Exit."""
         raise SystemExit(3)
@@ -84,7 +84,7 @@ async def test_a_tool_that_hangs_or_exits_is_given_up_on_and_holds_up_nobody_els
 async def test_a_reply_that_cannot_be_carried_out_ends_the_turn_with_a_reason(
     server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("everlong.workflows.agent._CALL_RETRY", RetryPolicy(maximum_attempts=1))
+    monkeypatch.setattr("everlong.workflows.thread._MODEL", RetryPolicy(maximum_attempts=1))
     bad = {
         "many": tuple(call(i, "x") for i in range(limits.TOOL_CALLS_MAX + 1)),
         "same": (call(0, "x"), call(0, "x")),
@@ -92,7 +92,11 @@ async def test_a_reply_that_cannot_be_carried_out_ends_the_turn_with_a_reason(
     }
     model = ScriptedModel(lambda turn: Reply(tool_calls=bad[turn[0].text]))
     agent = Agent(name="ops", model=model)
-    reasons = {"many": "33 tools", "same": "the same id", "long": "over 64 characters"}
+    reasons = {
+        "many": f"{limits.TOOL_CALLS_MAX + 1} tools",
+        "same": "the same id",
+        "long": "over 64 characters",
+    }
     async with open_threads(server.address, store, agent) as threads, threads.worker():
         for number, (text, reason) in enumerate(reasons.items(), start=1):
             await threads.send(thread_id, text)
@@ -204,7 +208,8 @@ async def test_results_that_are_there_when_a_thread_is_cancelled_are_kept(
             await asyncio.wait_for(handle.result(), 20)
         conversation = await threads.conversation(thread_id)
         assert [message.text for message in conversation if message.role == "tool"] == [
-            "waited 0.0"
+            "error: not run, since the thread ended",
+            "waited 0.0",
         ]
         assert (await service.status(threads.client, thread_id)).status == "stopped"
 
@@ -242,20 +247,20 @@ async def test_a_stopped_thread_journals_the_messages_that_it_has_not_read(
         assert [message.text for message in conversation[-2:]] == ["second", "third"]
 
 
-async def test_a_message_that_is_not_text_is_refused(
+async def test_what_is_not_text_in_a_message_is_replaced(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
-    agent = Agent(name="ops", model=ScriptedModel(lambda turn: Reply(text="hi")))
+    agent = Agent(name="ops", model=ScriptedModel(lambda turn: Reply(text=turn[0].text)))
     async with open_threads(server.address, store, agent) as threads, threads.worker():
-        with pytest.raises(MessageRefused):
-            await threads.send(thread_id, "lone \ud800 surrogate")
-        assert await ask(threads, thread_id) == "hi"
+        await threads.send(thread_id, "lone \ud800 surrogate")
+        await threads.answered(thread_id, 1)
+        assert (await threads.conversation(thread_id))[-1].text == "lone ? surrogate"
 
 
 async def test_without_a_worker_a_command_does_not_wait_for_ever(
     server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "WORKER_SECONDS_MAX", 0.5)
+    monkeypatch.setattr(watching, "WORKER_SECONDS_MAX", 0.5)
     async with open_threads(server.address, store) as threads:
         with pytest.raises(NoWorker, match="everlong show"):
             await service.send(
@@ -273,7 +278,7 @@ async def test_without_a_worker_a_command_does_not_wait_for_ever(
 async def test_a_threads_size_is_known_after_its_first_runs_are_gone(
     server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = service._previous_run
+    real = sizes.previous_run
 
     async def with_one_that_is_gone(client: Client, thread_id: str, run_id: str) -> str:
         """Retention takes days, so the first run names one before it that the server never had."""
@@ -282,5 +287,5 @@ async def test_a_threads_size_is_known_after_its_first_runs_are_gone(
     async with open_threads(server.address, store, reading_agent(1)) as threads, threads.worker():
         await ask(threads, thread_id)
         before = await threads.size(thread_id)
-        monkeypatch.setattr(service, "_previous_run", with_one_that_is_gone)
+        monkeypatch.setattr(sizes, "previous_run", with_one_that_is_gone)
         assert await threads.size(thread_id) == before

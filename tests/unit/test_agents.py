@@ -1,11 +1,15 @@
-from typing import Annotated
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
-from pydantic import Field
 
-from everlong import Agent, Reply, tool
+from everlong.agents import Agent, Reply, Tool, tool
 from everlong.errors import AgentNotFound, ConfigError
-from everlong.models import Message
+from everlong.models import CallOptions, Message
+from everlong.policy import Policy
 from everlong.testing import ScriptedModel
 from everlong.worker import load_agent
 
@@ -13,55 +17,163 @@ MODEL = ScriptedModel(lambda turn: Reply(text=f"seen {len(turn)}"))
 
 
 @tool
-def restart(service: str, times: Annotated[int, Field(ge=1)] = 1) -> str:
+def restart(service: str) -> str:
     """Restart a service."""
-    return f"{service} {times}"
+    return service
 
 
-def test_a_tool_is_described_by_its_signature_and_docstring() -> None:
-    assert (restart.name, restart.description) == ("restart", "Restart a service.")
-    schema = restart.arguments.model_json_schema()
-    assert schema["required"] == ["service"]
-    assert schema["properties"]["times"]["minimum"] == 1
-    assert schema["additionalProperties"] is False
+@tool
+def recall(seq: int) -> str:
+    """Be a tool that every agent has."""
+    return str(seq)
 
 
-def test_a_tool_without_docstring_is_refused() -> None:
-    def nameless(x: int) -> str:
-        return str(x)
-
-    with pytest.raises(ConfigError, match="'nameless' has no docstring"):
-        tool(nameless)
-
-
-def test_a_parameter_without_type_is_refused() -> None:
-    def loose(x) -> str:  # type: ignore[no-untyped-def]
-        """Do."""
-        return str(x)
-
-    with pytest.raises(ConfigError, match="'x' needs a type"):
-        tool(loose)
+def test_an_agent_has_a_name_and_a_policy() -> None:
+    agent = Agent(name="ops", model=MODEL, tools=[restart], policy=Policy(steps_max=5))
+    assert agent.tool("restart") is restart
+    assert agent.tool("stop") is None
+    assert agent.policy.steps_max == 5
+    assert Agent(name="ops", model=MODEL).policy == Policy()
 
 
-def test_parameters_that_have_no_name_are_refused() -> None:
-    def many(*x: int) -> str:
-        """Do."""
-        return str(x)
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"name": ""}, "needs a name"),
+        ({"name": "a\nb"}, "needs a name"),
+        ({"name": "a" * 65}, "at most 64 characters"),
+        ({"tools": [restart, restart]}, "two tools of the same name"),
+        ({"tools": [recall]}, "'recall' is a tool that every agent has"),
+        ({"tools": [len]}, "is no tool; put @tool above it"),
+        ({"model": 5}, "its model is a int"),
+        ({"model": ""}, "Give a name as in 'openai:gpt-5'"),
+        ({"model_settings": {"temperature": 0}}, "model_settings are for models of providers"),
+    ],
+)
+def test_an_agent_that_cannot_work_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Agent(**{"name": "ops", "model": MODEL, **fields})
 
-    with pytest.raises(ConfigError, match="cannot be given by name"):
-        tool(many)
+
+def test_a_list_of_tools_is_taken_as_it_is_now() -> None:
+    tools: list[Tool | Agent] = [restart]
+    agent = Agent(name="ops", model=MODEL, tools=tools)
+    tools.clear()
+    assert agent.callable_tools == (restart,)
 
 
-def test_an_agent_needs_a_name_and_tools_of_different_names() -> None:
-    with pytest.raises(ConfigError, match="needs a name"):
-        Agent(name="", model=MODEL)
-    with pytest.raises(ConfigError, match="two tools of the same name"):
-        Agent(name="ops", model=MODEL, tools=[restart, restart])
+WRITER = Agent(
+    name="writer", model=MODEL, instructions="Write well.\nAnd much.", description="Writes reports."
+)
+READER = Agent(name="reader", model=MODEL, instructions="\nRead files.\nAll.", tools=[WRITER])
+
+
+def test_a_sub_agent_is_a_tool_with_one_argument() -> None:
+    boss = Agent(name="boss", model=MODEL, tools=[restart, READER, WRITER])
+    assert [each.name for each in boss.callable_tools] == ["restart", "reader", "writer"]
+    made = boss.tool("reader")
+    assert made is not None
+    assert made.description == "Read files."
+    assert made.schema["required"] == ["request"]
+    assert set(made.schema["properties"]) == {"request"}
+    assert made.parse('{"request": "all"}') == {"request": "all"}
+    assert made.options("{}") == CallOptions(agent="reader")
+    assert boss.callable_tools[2].description == "Writes reports."
+    with pytest.raises(ConfigError, match="answered by its own thread"):
+        made.function(request="all")
+
+
+def test_a_worker_runs_an_agent_with_all_that_are_below_it() -> None:
+    boss = Agent(name="boss", model=MODEL, tools=[READER, WRITER])
+    assert [each.name for each in boss.family] == ["boss", "reader", "writer"]
+
+
+def test_agents_below_an_agent_have_names_of_their_own() -> None:
+    other = dataclasses.replace(WRITER, instructions="Write otherwise.")
+    boss = Agent(
+        name="boss",
+        model=MODEL,
+        tools=[READER, dataclasses.replace(READER, name="r", tools=[other])],
+    )
+    with pytest.raises(ConfigError, match="two agents below 'boss' are named 'writer'"):
+        boss.check()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"name": "a b"}, "agent 'a b' cannot be a tool"),
+        ({"instructions": " ", "description": ""}, "'writer' is a tool of 'boss' and has no"),
+        ({"name": "forget"}, "'forget' is a tool that every agent has"),
+    ],
+)
+def test_a_sub_agent_that_a_model_could_not_call_is_refused(
+    fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Agent(name="boss", model=MODEL, tools=[dataclasses.replace(WRITER, **fields)])
+
+
+def test_a_model_of_ones_own_is_used_as_it_is() -> None:
+    agent = Agent(name="ops", model=MODEL)
+    agent.check()
+    assert agent.resolved_model is MODEL
+
+
+def test_a_named_model_is_looked_up_only_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    named = Agent(name="ops", model="openai:gpt-5", instructions="Do.")
+    boss = Agent(name="boss", model=MODEL, tools=[named])
+    with pytest.raises(ConfigError, match=r"'openai:gpt-5' cannot be used: .*OPENAI_API_KEY"):
+        boss.check()
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
+    boss.check()
+    assert named.resolved_model is named.resolved_model
+
+
+def test_an_agent_does_not_show_its_models_settings() -> None:
+    agent = Agent(
+        name="ops", model="openai:gpt-5", model_settings={"extra_headers": {"x-key": "secret"}}
+    )
+    assert "secret" not in repr(agent)
+
+
+def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pydantic_ai", None)
+    monkeypatch.delitem(sys.modules, "everlong.providers", raising=False)
+    with pytest.raises(ConfigError, match=r"pip install 'everlong\[agent\]'"):
+        Agent(name="ops", model="openai:gpt-5").check()
+
+
+def test_agents_are_imported_without_the_library_of_the_providers() -> None:
+    code = (
+        "import sys; from everlong import Agent; Agent(name='ops', model='openai:gpt-5');"
+        "print([m for m in ('pydantic_ai', 'openai', 'anthropic') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def conversation() -> list[Message]:
+    roles = ("summary", "user", "assistant", "user", "assistant", "tool")
+    return [Message(role=role, text=role) for role in roles]
 
 
 async def test_a_scripted_model_sees_the_turn_only() -> None:
-    messages = [Message(role="user"), Message(role="assistant"), Message(role="user")]
-    assert (await MODEL.reply("", messages, [])).text == "seen 1"
+    assert (await MODEL.reply("", conversation(), [])).text == "seen 3"
+
+
+async def test_a_scripted_model_sees_the_whole_context_if_it_is_to() -> None:
+    def script(context: Sequence[Message]) -> Reply:
+        return Reply(text=context[0].role, tokens=len(context), input_tokens=5, cost_usd=0.5)
+
+    reply = await ScriptedModel(script, whole=True).reply("", conversation(), [])
+    assert reply == Reply(text="summary", tokens=6, input_tokens=5, cost_usd=0.5)
+
+
+async def test_a_scripted_model_copes_with_a_context_without_a_user_message() -> None:
+    assert (await MODEL.reply("", [Message(role="summary")], [])).text == "seen 1"
 
 
 @pytest.mark.parametrize(

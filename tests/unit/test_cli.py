@@ -1,6 +1,7 @@
 """A user's mistake is a message with a remedy and an exit code, never a stack trace."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -8,8 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer.main
+from typer.testing import CliRunner
 
 from everlong.admin.console import bytes_text
+from everlong.cli import app
+from everlong.cli.app import name_of
+from everlong.cli.governing import parse_changes
+from everlong.cli.views import note_text, print_lines
+from everlong.errors import ConfigError
+from everlong.models import Approval, ControlNote, Decided, Fact, Forked, Kind, MemoryChange, note
+from everlong.policy import LimitHit
 
 
 def everlong(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -150,11 +160,98 @@ def test_serving_beyond_loopback_without_a_token(tmp_path: Path) -> None:
     fails(result, 2, "EVERLONG_TOKEN", "--allow-anonymous")
 
 
-def test_help_teaches(tmp_path: Path) -> None:
+COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined] # a Group
+
+
+def test_help_lists_every_command(tmp_path: Path) -> None:
     result = everlong("--help", cwd=tmp_path)
     assert result.returncode == 0
-    for command in ("demo", "dev", "worker", "serve", "send", "show", "stop"):
-        assert command in result.stdout
+    assert len(COMMANDS) == 17
+    for command in COMMANDS:
+        assert f" {command} " in result.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command_teaches(command: str) -> None:
+    result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    if command not in ("demo", "dev", "worker", "serve"):
+        flat = " ".join(result.output.split())
+        assert re.search(rf"Examples?: .*everlong {command} ops-7", flat), flat
+
+
+def test_changes_of_a_policy_are_read_as_json_or_words() -> None:
+    changes = ["steps_max=500", "cost_usd_max=None", "on_limit=stop", "summary=true", "x=a=b"]
+    assert parse_changes(changes) == {
+        "steps_max": 500,
+        "cost_usd_max": None,
+        "on_limit": "stop",
+        "summary": True,
+        "x": "a=b",
+    }
+    assert parse_changes(['actions={"steps_max": "stop"}']) == {"actions": {"steps_max": "stop"}}
+
+
+@pytest.mark.parametrize("change", ["steps_max", "=5", "steps_max="])
+def test_a_change_that_is_none(change: str) -> None:
+    with pytest.raises(ConfigError, match="write NAME=VALUE"):
+        parse_changes([change])
+
+
+def test_somebody_the_system_does_not_know_has_to_say_who(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> str:
+        raise KeyError("uid not found")
+
+    monkeypatch.setattr("getpass.getuser", unknown)
+    assert name_of("ann") == "ann"
+    with pytest.raises(ConfigError, match="--by NAME"):
+        name_of("")
+
+
+def test_what_others_wrote_does_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    print_lines(["[red]fact[/red] \x1b[2Jgone"])
+    assert capsys.readouterr().out == "[red]fact[/red] \N{REPLACEMENT CHARACTER}[2Jgone\n"
+
+
+NOTES: list[tuple[Kind, object, str]] = [
+    (
+        Kind.ASKED,
+        Approval(id="2-1", tool="restart", arguments="{}", asked_ms=1),
+        "2-1 restart {}",
+    ),
+    (
+        Kind.DECIDED,
+        Decided(id="2-1", approve=False, by="ann", reason="no"),
+        "2-1 denied by ann: no",
+    ),
+    (
+        Kind.DECIDED,
+        Decided(id="2-1", approve=False, by="deadline", escalated=True),
+        "2-1 escalated by deadline",
+    ),
+    (
+        Kind.MEMORY,
+        MemoryChange(remembered=Fact(key="k", text="t", time_ms=1), evicted=("a", "b")),
+        "remembered k: t; evicted a, b",
+    ),
+    (Kind.MEMORY, MemoryChange(forgotten="k"), "forgot k"),
+    (
+        Kind.LIMIT,
+        LimitHit(limit="steps_max", value=5, bound=5, action="pause"),
+        "steps_max: 5 of 5, pause",
+    ),
+    (
+        Kind.CONTROL,
+        ControlNote(action="configure", by="ann", changes={"steps_max": 5, "on_limit": "stop"}),
+        "configure on_limit=stop steps_max=5 by ann",
+    ),
+    (Kind.FORK, Forked(thread_id="t", seq=4), "of thread t at 4"),
+]
+
+
+@pytest.mark.parametrize(("kind", "data", "text"), NOTES, ids=[text for *_, text in NOTES])
+def test_notes_are_put_in_words(kind: Kind, data: object, text: str) -> None:
+    assert note_text(note(1, kind, data, 1)).strip() == text
 
 
 def test_without_its_packages_the_command_says_what_to_install(tmp_path: Path) -> None:

@@ -1,21 +1,35 @@
 """The demo's check can fail: each claim, broken alone, is noticed."""
 
 import dataclasses
+import hashlib
 from typing import Any
 
 import pytest
 
-from everlong.demo.agent import STEPS, expected_conversation, script
-from everlong.demo.report import Report, false_claims, naive_bytes
-from everlong.models import Message
+from everlong.demo.agent import STEPS, expected_conversation
+from everlong.demo.report import APPROVER, RUNAWAY_LIMIT, Report, false_claims, naive_bytes
+from everlong.models import Counters, Decided, Message, ThreadStatus
+from everlong.policy import LimitHit
 from everlong.testing import workload
 
 EXPECTED = expected_conversation("What happened?")
+RUNAWAY = ThreadStatus(
+    agent="runaway",
+    status="stopped",
+    counters=Counters(steps=14),
+    head=None,
+    waiting_messages=0,
+    last_failure="",
+    ended=LimitHit(limit=RUNAWAY_LIMIT, value=12, bound=12, action="stop"),
+)
 TRUE = Report(
     conversation=EXPECTED,
     history_bytes=200_000,
     blob_bytes=600_000,
-    context_bytes=naive_bytes(EXPECTED),
+    context_bytes=naive_bytes(EXPECTED) // 5,
+    compactions=3,
+    decisions=[Decided(id="130-1", approve=True, by=APPROVER)],
+    runaway=RUNAWAY,
     runs=2,
     steps_at_kill=30,
     killed_returncode=-9,
@@ -39,7 +53,16 @@ def test_a_true_report_passes() -> None:
         {"history_bytes": naive_bytes(EXPECTED)},
         {"blob_bytes": naive_bytes(EXPECTED)},
         {"blob_bytes": 0},
-        {"context_bytes": naive_bytes(EXPECTED) + 1},
+        {"context_bytes": naive_bytes(EXPECTED)},
+        {"context_bytes": 0},
+        {"compactions": 0},
+        {"decisions": []},
+        {"decisions": [*TRUE.decisions, *TRUE.decisions]},
+        {"decisions": [dataclasses.replace(TRUE.decisions[0], approve=False)]},
+        {"decisions": [dataclasses.replace(TRUE.decisions[0], by="somebody")]},
+        {"runaway": dataclasses.replace(RUNAWAY, status="working")},
+        {"runaway": dataclasses.replace(RUNAWAY, ended=None)},
+        {"runaway": dataclasses.replace(RUNAWAY, counters=Counters(steps=50))},
         {"runs": 1},
         {"steps_at_kill": 0},
         {"steps_at_kill": STEPS},
@@ -56,13 +79,12 @@ def test_a_false_report_fails(change: dict[str, Any]) -> None:
     assert false_claims(dataclasses.replace(TRUE, **change), EXPECTED)
 
 
-def test_the_script_asks_for_every_page_once_and_then_answers() -> None:
+def test_the_script_asks_for_every_page_once_then_to_act_and_then_answers() -> None:
     calls = [call for message in EXPECTED for call in message.tool_calls]
-    assert len({call.id for call in calls}) == len(calls) == STEPS
-    assert {call.tool for call in calls} == {"search_logs", "run_sql"}
-    assert EXPECTED[-1].text.startswith(f"Read {STEPS} pages, digest ")
-    changed = [*EXPECTED[:-2], Message(role="tool", text="tampered")]
-    assert script(changed).text != EXPECTED[-1].text
+    assert len({call.id for call in calls}) == len(calls) == STEPS + 1
+    assert {call.tool for call in calls[:-1]} == {"search_logs", "run_sql"}
+    assert calls[-1].tool == "restart"
+    assert EXPECTED[-1].text == f"Read {STEPS} pages; billing restarted."
 
 
 def test_naive_bytes_are_the_sum_of_all_lists() -> None:
@@ -77,4 +99,5 @@ def test_the_workload_is_the_same_everywhere_and_of_the_promised_sizes() -> None
     assert sorted(sizes) == [2048] * 48 + [32768] * 9 + [524288] * 3
     assert len({workload.result(i) for i in range(20)}) == 20
     # A golden value: what was generated once is what every machine generates.
-    assert EXPECTED[-1].text == "Read 60 pages, digest f332f0bb9b7def1f."
+    digest = hashlib.sha256("".join(workload.result(i) for i in range(STEPS)).encode())
+    assert digest.hexdigest()[:16] == "f332f0bb9b7def1f"

@@ -16,6 +16,7 @@ def test_export_list_is_pinned() -> None:
     assert sorted(everlong.__all__) == [
         "Agent",
         "BlobStore",
+        "CallInfo",
         "EverlongError",
         "EverlongPlugin",
         "Model",
@@ -24,6 +25,8 @@ def test_export_list_is_pinned() -> None:
         "ThreadStart",
         "Tool",
         "__version__",
+        "ask",
+        "current_call",
         "open_store",
         "tool",
     ]

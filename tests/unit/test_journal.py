@@ -1,165 +1,330 @@
+import dataclasses
 import hashlib
-import itertools
-import math
+import json
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
+from pydantic_core import to_json
 
 from everlong import limits
-from everlong.errors import UnknownVersion
-from everlong.models import Entry, Kind, Message, Ref, Segment, SegmentRef
+from everlong.errors import BlobCorrupt, BlobMissing, RefRefused, UnknownVersion
+from everlong.models import (
+    Entry,
+    Kind,
+    Message,
+    Ref,
+    Segment,
+    SegmentRef,
+    Slice,
+    ToolCall,
+    body_of,
+)
 from everlong.storage.journal import Journal
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.objects import object_key, seal, thread_key
+from everlong.storage.objects import object_key, seal
 from everlong.storage.packstore import PackStore
-from tests.payloads import KEY_1, stored
+from everlong.storage.segments import to_plaintext
+from tests.journals import THREAD, entry, grown, journal, newest_segment, noisy, texts
+from tests.payloads import KEY_1, flipped, stored
 from tests.stores import CountingStore
 
-THREAD = thread_key("default", "ops-7")
+
+async def segment_ref(store: MemoryBlobStore, data: bytes, count: int = 1) -> SegmentRef:
+    ref, _ = await PackStore(store).write_body(THREAD, Kind.SEGMENT, data)
+    return SegmentRef(ref=ref, first_seq=1, count=count)
 
 
-def entry(seq: int, text: str = "hello") -> Entry:
-    message = Message(role="user", text=text)
-    size_bytes = len(TypeAdapter(Message).dump_json(message))
-    return Entry(seq=seq, kind=Kind.MESSAGE, time_ms=seq, size_bytes=size_bytes, message=message)
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(min_value=1, max_value=9), min_size=1, max_size=40))
-async def test_a_journal_reads_back_what_was_appended(batches: list[int]) -> None:
-    journal = Journal(PackStore(MemoryBlobStore()), THREAD)
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 3000), min_size=1, max_size=40), min_size=1, max_size=12),
+    st.data(),
+)
+async def test_a_journal_reads_back_what_was_appended(
+    batches: list[list[int]], data: st.DataObject
+) -> None:
+    log = journal()
     head: SegmentRef | None = None
     appended: list[Entry] = []
-    for size in batches:
-        batch = [entry(len(appended) + 1 + i) for i in range(size)]
-        head, _ = await journal.append(head, batch)
+    for sizes in batches:
+        batch = [noisy(len(appended) + i, size) for i, size in enumerate(sizes, 1)]
+        head, _ = await log.append(head, batch)
         appended += batch
         assert head.first_seq + head.count == len(appended) + 1
-    assert await journal.read(head) == appended
     assert head is not None
-    assert await journal.newest(head) == appended[-1]
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.integers(min_value=1, max_value=9), min_size=1, max_size=60))
-async def test_each_segment_is_at_least_twice_as_long_as_the_next(batches: list[int]) -> None:
-    journal = Journal(PackStore(MemoryBlobStore()), THREAD)
-    head: SegmentRef | None = None
-    seq = 1
-    for size in batches:
-        head, _ = await journal.append(head, [entry(seq + i) for i in range(size)])
-        seq += size
-    assert head is not None
-    segment: Segment = await journal._segment(head)
-    counts = [place.count for place in segment.before] + [head.count]
-    assert all(older >= 2 * newer for older, newer in itertools.pairwise(counts))
-    assert len(counts) <= 1 + math.log2(seq)
-
-
-async def test_an_append_is_one_put_and_a_read_a_few_gets() -> None:
-    store = CountingStore()
-    journal = Journal(PackStore(store), THREAD)
-    head: SegmentRef | None = None
-    for step in range(500):
-        before = store.puts
-        head, _ = await journal.append(head, [entry(2 * step + 1), entry(2 * step + 2)])
-        assert store.puts == before + 1
-    store.gets = 0
-    assert len(await journal.read(head)) == 1000
-    assert store.gets <= 1 + math.log2(1000)
-
-
-async def test_bytes_written_grow_with_the_logarithm_not_the_length() -> None:
-    journal = Journal(PackStore(MemoryBlobStore()), THREAD)
-    head: SegmentRef | None = None
-    written: list[int] = []
-    for step in range(1024):
-        head, written_bytes = await journal.append(head, [entry(step + 1)])
-        written.append(written_bytes)
-    # Mean over a whole power of two, since a binary counter's cost is uneven.
-    first, second = sum(written[256:512]) / 256, sum(written[512:1024]) / 512
-    assert second < 1.3 * first
+    read = await log.read(head)
+    assert [each.seq for each in read] == list(range(1, len(appended) + 1))
+    assert await log.bodies(read) == [each.body for each in appended]
+    assert [each.size_bytes for each in read] == [each.size_bytes for each in appended]
+    assert all(
+        (each.body is None) == (each.size_bytes > limits.ENTRY_BODY_BYTES_MAX) for each in read
+    )
+    first = data.draw(st.integers(1, len(appended)))
+    last = data.draw(st.integers(first, len(appended) + 3))
+    assert await log.read(head, first, last) == read[first - 1 : last]
+    assert await log.newest(head) == read[-1]
+    assert await log.entry(head, first) == read[first - 1]
 
 
 async def test_a_long_message_is_stored_once_and_beside_its_entry() -> None:
     store = CountingStore()
-    journal = Journal(PackStore(store), THREAD)
-    long = entry(1, text="x" * 5000)
-    head, _ = await journal.append(None, [long])
-    [stored] = await journal.read(head)
-    assert stored.message is None
-    assert stored.ref is not None
-    assert stored.ref.preview == "x" * limits.PREVIEW_CHARS_MAX
-    assert await journal.messages([stored]) == [long.message]
-    assert store.puts == 2
+    log = journal(store)
+    bodies = ["a" * 5000, "b", noisy(3, 5000).body]
+    first, _ = await log.append(None, [entry(1, "a" * 5000), entry(2, "b"), noisy(3, 5000)])
+    assert store.puts == 1
+    head, written_bytes = await log.append(first, [entry(seq) for seq in range(4, 8)])
+    assert (await newest_segment(log, head)).before == ()
+    assert written_bytes < 1500
+    for place in (first, head):
+        long, short, longer = await log.read(place, 1, 3)
+        assert (long.body, long.ref) == (None, first.ref)
+        assert long.part == Slice(start=0, size_bytes=long.size_bytes)
+        assert longer.part == Slice(start=long.size_bytes, size_bytes=longer.size_bytes)
+        assert short.ref is None
+        store.gets = 0
+        found = await log.messages([long, short, longer])
+        assert store.gets == 1
+        assert [message.text for message in found[:2]] == bodies[:2]
+        assert body_of(found[2]) == bodies[2]
+
+
+async def test_a_body_of_its_own_is_durable_before_its_entry() -> None:
+    store = CountingStore()
+    log = journal(store)
+    message = Message(role="tool", text="x" * 5000, call_id="c1", tool="read")
+    result, written_bytes = await log.body_entry(Kind.TOOL_RESULT, message, 7, preview="a page")
+    assert (store.puts, result.body, result.part) == (1, None, None)
+    assert written_bytes > 0
+    assert result.size_bytes == len(to_json(body_of(message)))
+    assert result.ref is not None
+    assert result.ref.preview == "a page"
+    assert await log.messages([result]) == [message]
+    short, none = await log.body_entry(Kind.MESSAGE, Message(role="user", text="hi"), 8, seq=2)
+    assert (none, store.puts, short.seq, short.ref) == (0, 1, 2, None)
+    # Both have the seq that results have until the workflow gives them theirs.
+    other, _ = await log.body_entry(Kind.TOOL_RESULT, Message(role="tool", text="y" * 900), 7)
+    assert [each.text[0] for each in await log.messages([result, other])] == ["x", "y"]
+    head, _ = await log.append(None, [result, short])
+    assert await log.read(head) == [result, short]
+
+
+async def test_the_whole_of_a_message_is_read_where_it_is_asked_for() -> None:
+    log = journal()
+    whole = Message(role="tool", text="x" * 9000, call_id="c1", tool="read")
+    stored_whole, _ = await log.body_entry(Kind.TOOL_RESULT, whole, 7)
+    for text in ("x[...]x", "x" * 700 + "[...]"):
+        shown = dataclasses.replace(whole, text=text)
+        result, _ = await log.body_entry(Kind.TOOL_RESULT, shown, 7)
+        result = dataclasses.replace(result, original=stored_whole.ref)
+        head, _ = await log.append(None, [result, entry(2, "hi")])
+        read = await log.read(head)
+        assert await log.messages(read[:1]) == [shown]
+        assert await log.messages(read[:1], whole=True) == [whole]
+        assert (await log.messages(read, whole=True))[1].text == "hi"
+
+
+async def test_only_messages_are_messages() -> None:
+    log = journal()
+    calls = (ToolCall(id="c1", tool="read", arguments="{}"),)
+    reply = Message(role="assistant", text="Look.", tool_calls=calls)
+    said = Entry(seq=1, kind=Kind.REPLY, time_ms=0, size_bytes=0, body=body_of(reply), tokens=5)
+    note = Entry(seq=2, kind=Kind.CONTROL, time_ms=0, size_bytes=20, data={"action": "pause"})
+    head, _ = await log.append(None, [said, note])
+    read = await log.read(head)
+    assert read[1] == note
+    assert await log.messages(read[:1]) == [reply]
+    with pytest.raises(ValueError, match="entry 2, a control, is no message"):
+        await log.messages(read)
+    with pytest.raises(ValueError, match="entry 2, a control, has no body"):
+        await log.bodies(read)
+
+
+async def test_the_newest_entry_of_a_kind_is_found_from_the_end() -> None:
+    store = CountingStore()
+    log = journal(store)
+    head: SegmentRef | None = None
+    for seq in range(1, 1001):
+        kind = Kind.COMPACTION if seq in (100, 990) else Kind.MESSAGE
+        head, _ = await log.append(head, [entry(seq, kind=kind)])
+    store.gets = 0
+    found = await log.last(head, Kind.COMPACTION)
+    assert found is not None
+    assert found.seq == 990
+    assert store.gets <= 6
+    found = await log.last(head, Kind.COMPACTION, 989)
+    assert found is not None
+    assert found.seq == 100
+    found = await log.last(head, Kind.COMPACTION, 100)
+    assert found is not None
+    assert found.seq == 100
+    assert await log.last(head, Kind.COMPACTION, 99) is None
+    assert await log.last(head, Kind.COMPACTION, 989, first_seq=101) is None
+    store.gets = 0
+    assert await log.last(head, Kind.FORK) is None
+    assert store.gets <= 50
+    assert await log.last(None, Kind.FORK) is None
 
 
 async def test_two_appends_to_one_head_do_not_disturb_each_other() -> None:
     """A step that is tried again after a crash, and its lost twin."""
-    journal = Journal(PackStore(MemoryBlobStore()), THREAD)
-    head, _ = await journal.append(None, [entry(1)])
-    lost, _ = await journal.append(head, [entry(2, "lost")])
-    kept, _ = await journal.append(head, [entry(2, "kept")])
-    assert [each.message and each.message.text for each in await journal.read(kept)] == [
-        "hello",
-        "kept",
-    ]
-    assert len(await journal.read(lost)) == 2
+    log = journal()
+    head, _ = await log.append(None, [entry(1)])
+    lost, _ = await log.append(head, [entry(2, "lost" * 500)])
+    kept, _ = await log.append(head, [entry(2, "kept" * 500)])
+    assert await texts(log, kept) == ["hello", "kept" * 500]
+    assert await texts(log, lost) == ["hello", "lost" * 500]
 
 
-async def test_segments_do_not_grow_beyond_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "SEGMENT_ENTRIES_MAX", 8)
-    journal = Journal(PackStore(MemoryBlobStore()), THREAD)
-    head: SegmentRef | None = None
-    for seq in range(1, 101):
-        head, _ = await journal.append(head, [entry(seq)])
-    assert [each.seq for each in await journal.read(head)] == list(range(1, 101))
-    assert head is not None
-    segment = await journal._segment(head)
-    assert max(place.count for place in segment.before) <= 8
-
-
-async def test_an_empty_append_is_refused() -> None:
+async def test_what_does_not_follow_is_refused() -> None:
+    log = journal()
     with pytest.raises(ValueError, match="at least one"):
-        await Journal(PackStore(MemoryBlobStore()), THREAD).append(None, [])
+        await log.append(None, [])
+    with pytest.raises(ValueError, match="entry 2 does not follow entry 0"):
+        await log.append(None, [entry(2)])
+    head, _ = await log.append(None, [entry(1)])
+    with pytest.raises(ValueError, match="entry 4 does not follow entry 2"):
+        await log.append(head, [entry(2), entry(4)])
+    nowhere = dataclasses.replace(entry(2), body=None, part=Slice(start=0, size_bytes=1))
+    with pytest.raises(ValueError, match="names a part of a pack, and no pack"):
+        await log.append(head, [nowhere])
+    with pytest.raises(ValueError, match="no entry 2, only 1 to 1"):
+        await log.entry(head, 2)
 
 
 async def test_a_segment_of_a_newer_version_is_refused_by_name() -> None:
     store = MemoryBlobStore()
-    newer = b'{"before": [], "entries": [], "version": 2, "secret": "hunter2"}'
-    ref, _ = await PackStore(store).write_body(THREAD, Kind.SEGMENT, newer)
+    head = await segment_ref(store, b'{"before":[],"entries":[],"version":3,"secret":"hunter2"}')
     with pytest.raises(UnknownVersion, match="version") as raised:
-        await Journal(PackStore(store), THREAD).read(SegmentRef(ref=ref, first_seq=1, count=1))
+        await journal(store).read(head)
     assert "hunter2" not in str(raised.value)
+    head = await segment_ref(store, b'{"before":[],"entries":[{"seq":"hunter2"}],"version":2}')
+    with pytest.raises(UnknownVersion, match="seq") as raised:
+        await journal(store).read(head)
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "body", [b"[]", b"hunter2", b'{"parts":["hunter2"]}', b'{"parts":[{"part_kind":"text"}]}']
+)
+async def test_a_body_that_is_not_understood_is_refused_without_quoting_it(body: bytes) -> None:
+    store = MemoryBlobStore()
+    ref, _ = await PackStore(store).write_body(THREAD, Kind.MESSAGE, body)
+    odd = dataclasses.replace(entry(1), body=None, ref=ref)
+    with pytest.raises(UnknownVersion, match="not understood") as raised:
+        await journal(store).messages([odd])
+    assert "hunter2" not in str(raised.value)
+    assert raised.value.__cause__ is None
+
+
+async def test_a_part_outside_of_its_pack_is_refused() -> None:
+    store = MemoryBlobStore()
+    ref, _ = await PackStore(store).write_body(THREAD, Kind.SEGMENT, b"{}" * 50)
+    part = Slice(start=90, size_bytes=11)
+    with pytest.raises(BlobCorrupt, match="at 90, 11 bytes long, in a pack of 100"):
+        await journal(store).messages(
+            [dataclasses.replace(entry(1), body=None, ref=ref, part=part)]
+        )
+
+
+async def test_a_head_that_tells_of_other_entries_is_refused() -> None:
+    log = journal()
+    head = await grown(log, 40)
+    for forged in (
+        dataclasses.replace(head, count=head.count + 1),
+        dataclasses.replace(head, first_seq=head.first_seq + 1),
+        dataclasses.replace(head, count=0),
+    ):
+        with pytest.raises(BlobCorrupt, match="does not hold the entries"):
+            await log.read(forged)
+    with pytest.raises(RefRefused, match="not the newest of a journal"):
+        await log.newest(dataclasses.replace(head, folded=True))
+
+
+@pytest.mark.parametrize("levels", [limits.FOLD_LEVELS_MAX, limits.FOLD_LEVELS_MAX + 1])
+async def test_folds_without_an_end_are_refused(levels: int) -> None:
+    store = MemoryBlobStore()
+    log = journal(store)
+    place = await grown(log, 1)
+    for _ in range(levels):
+        fold = to_plaintext(Segment(before=(place,), entries=()))
+        place = dataclasses.replace(await segment_ref(store, fold), folded=True)
+    newest = to_plaintext(Segment(before=(place,), entries=(entry(2),)))
+    head = dataclasses.replace(await segment_ref(store, newest), first_seq=2)
+    if levels <= limits.FOLD_LEVELS_MAX:
+        assert [each.seq for each in await log.read(head)] == [1, 2]
+        assert len(await log.read((await log.fork(head, 1, entry(2)))[0])) == 2
+        return
+    with pytest.raises(BlobCorrupt, match="folded more than 8 times"):
+        await log.read(head)
+    with pytest.raises(BlobCorrupt, match="folded more than 8 times"):
+        await log.fork(head, 1, entry(2))
+
+
+async def test_a_lost_or_damaged_segment_is_named() -> None:
+    store = MemoryBlobStore()
+    log = journal(store)
+    head = await grown(log, 40)
+    key = object_key((await newest_segment(log, head)).before[0].ref)
+    whole = await store.get(key)
+    await store.delete([key])
+    with pytest.raises(BlobMissing, match=key):
+        await log.read(head)
+    assert len(await log.read(head, 33)) == 8
+    await store.put(key, flipped(whole, 8 * len(whole) - 8))
+    with pytest.raises(BlobCorrupt, match=key):
+        await log.read(head)
 
 
 async def test_a_journal_from_before_there_were_packs_goes_on() -> None:
     store = MemoryBlobStore()
-    journal = Journal(PackStore(store), THREAD)
-    plaintext = TypeAdapter(Segment).dump_json(Segment(before=(), entries=(entry(1), entry(2))))
-    digest = hashlib.blake2b(plaintext, digest_size=32).hexdigest()
-    ref = Ref(thread=THREAD, digest=digest, size_bytes=len(plaintext), kind=Kind.SEGMENT)
-    await store.put(object_key(ref), seal(plaintext))
-    head, _ = await journal.append(SegmentRef(ref=ref, first_seq=1, count=2), [entry(3)])
-    segment = await journal._segment(head)
-    assert [place.ref.pack for place in segment.before] == [False]
+    log = journal(store)
+    long = b'{"role":"tool","text":"%s","tool_calls":[],"call_id":"c1"}' % (b"x" * 900)
+
+    async def put(plaintext: bytes, kind: Kind) -> Ref:
+        digest = hashlib.blake2b(plaintext, digest_size=32).hexdigest()
+        ref = Ref(thread=THREAD, digest=digest, size_bytes=len(plaintext), kind=kind)
+        await store.put(object_key(ref), seal(plaintext))
+        return ref
+
+    short = {"role": "user", "text": "hello", "tool_calls": [], "call_id": ""}
+    result = json.loads(to_json(await put(long, Kind.TOOL_RESULT)))
+    base = {"time_ms": 1, "size_bytes": 9}
+    entries = [
+        {**base, "seq": 1, "kind": "message", "message": short},
+        {**base, "seq": 2, "kind": "tool_result", "message": None, "ref": result},
+        # It fitted into its entry as it was written then, and is too long for it now.
+        {**base, "seq": 3, "kind": "message", "message": {**short, "text": "y" * 460}},
+    ]
+    ref = await put(to_json({"before": [], "entries": entries}), Kind.SEGMENT)
+    head: SegmentRef = SegmentRef(ref=ref, first_seq=1, count=3)
+    expected = ["hello", "x" * 900, "y" * 460]
+    assert await texts(log, head) == expected
+    for seq in (4, 5):
+        head, _ = await log.append(head, [entry(seq)])
+    assert (await newest_segment(log, head)).before == ()
     assert head.ref.pack
-    assert [each.seq for each in await journal.read(head)] == [1, 2, 3]
+    assert await texts(log, head) == [*expected, "hello", "hello"]
+    [_, result_message] = await log.messages(await log.read(head, 1, 2))
+    assert (result_message.role, result_message.call_id) == ("tool", "c1")
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(0, 3000), min_size=1, max_size=12))
 async def test_a_sealed_journal_reads_back_and_shows_nothing(sizes: list[int]) -> None:
     store = MemoryBlobStore()
-    journal = Journal(PackStore(store, Keyring({"k1": KEY_1})), THREAD)
+    log = Journal(PackStore(store, Keyring({"k1": KEY_1})), THREAD)
     head: SegmentRef | None = None
     for seq, size in enumerate(sizes, 1):
-        head, _ = await journal.append(head, [entry(seq, "hunter2" * (size // 7 + 1))])
-    messages = await journal.messages(await journal.read(head))
+        head, _ = await log.append(head, [entry(seq, "hunter2" * (size // 7 + 1))])
+    messages = await log.messages(await log.read(head))
     assert [len(message.text) // 7 for message in messages] == [size // 7 + 1 for size in sizes]
     for data in (await stored(store)).values():
         assert b"hunter2" not in data
-        assert b"hello" not in data
+
+
+def test_a_segment_without_long_bodies_is_only_its_json() -> None:
+    segment = Segment(before=(), entries=(entry(1),))
+    assert json.loads(to_plaintext(segment))["version"] == 2
+    longer = to_plaintext(Segment(before=(), entries=(entry(1, "line\nline" * 100), entry(2))))
+    assert longer.count(b"\n") == 1

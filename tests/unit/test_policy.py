@@ -1,16 +1,41 @@
+"""What a user may set, and when a run ends by it."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from everlong import Policy, limits
-from everlong.policy import RollReason, RunSize, roll_reason
+from everlong.policy import RollReason, RunSize, expected_resume_seconds, roll_reason
 
 sizes = st.builds(
     RunSize,
     events=st.integers(min_value=0, max_value=60_000),
     history_bytes=st.integers(min_value=0, max_value=60_000_000),
     server_suggests=st.booleans(),
+    offloaded_bytes=st.integers(min_value=0, max_value=10**9),
+    blobs=st.integers(min_value=0, max_value=10_000),
+)
+ends = st.sampled_from(["pause", "stop", "archive"])
+changes = st.fixed_dictionaries(
+    {},
+    optional={
+        "run_events_max": st.integers(50, 40_000),
+        "run_blobs_max": st.integers(1, 10**6),
+        "idle_seconds": st.floats(0.001, 10**8),
+        "compact_to_bytes": st.integers(2 * limits.KIB, 255 * limits.KIB),
+        "summary": st.booleans(),
+        "tool_result_ttl_seconds": st.none() | st.floats(0.001, 10**8),
+        "memory_facts_max": st.integers(0, 1000),
+        "steps_max": st.none() | st.integers(1, 10**9),
+        "cost_usd_max": st.none() | st.floats(0.001, 10**8),
+        "on_limit": ends,
+        "actions": st.dictionaries(st.sampled_from(["steps_max", "cost_usd_max"]), ends),
+    },
 )
 
 
@@ -20,6 +45,8 @@ sizes = st.builds(
         (RunSize(399, limits.MIB - 1, False), None),
         (RunSize(400, 0, False), RollReason.EVENTS),
         (RunSize(0, limits.MIB, False), RollReason.HISTORY_BYTES),
+        (RunSize(0, 0, False, offloaded_bytes=32 * limits.MIB), RollReason.OFFLOADED_BYTES),
+        (RunSize(0, 0, False, blobs=256), RollReason.BLOBS),
         (RunSize(0, 0, True), RollReason.SERVER),
     ],
 )
@@ -29,20 +56,132 @@ def test_a_run_ends_at_the_first_bound_that_it_reaches(
     assert roll_reason(Policy(), size) == reason
 
 
+def test_a_run_ends_when_its_resume_would_take_too_long() -> None:
+    policy = Policy(resume_seconds_max=0.5)
+    size = RunSize(300, 100_000, False, offloaded_bytes=10 * limits.MIB, blobs=50)
+    assert expected_resume_seconds(size) > 0.5
+    assert roll_reason(policy, size) == RollReason.RESUME_SECONDS
+    assert roll_reason(policy, RunSize(300, 100_000, False)) is None
+
+
 @given(sizes, sizes)
 def test_a_larger_run_never_has_less_reason_to_end(one: RunSize, other: RunSize) -> None:
     larger = RunSize(
-        max(one.events, other.events),
-        max(one.history_bytes, other.history_bytes),
-        one.server_suggests or other.server_suggests,
+        *(
+            max(getattr(one, field.name), getattr(other, field.name))
+            for field in dataclasses.fields(RunSize)
+        )
     )
+    assert expected_resume_seconds(larger) >= expected_resume_seconds(one)
     if roll_reason(Policy(), one) is not None:
         assert roll_reason(Policy(), larger) is not None
 
 
+def least(field: str) -> Any:
+    """Return the least value of a field that a policy takes, of some that are tried."""
+    for value in (0.001, 0.1, 0.15, 0.2, 0.25, 0.5, 1, 50, 1024, 16 * limits.KIB):
+        try:
+            Policy().changed({field: value})
+        except ValidationError:
+            continue
+        return value
+    raise AssertionError(f"no value of {field} is taken")
+
+
 @pytest.mark.parametrize(
-    "field", [{"run_events_max": 10}, {"run_history_bytes_max": 50_000_000}, {"turn_steps_max": 0}]
+    "field",
+    [
+        "run_events_max",
+        "run_history_bytes_max",
+        "run_offloaded_bytes_max",
+        "run_blobs_max",
+        "resume_seconds_max",
+    ],
 )
-def test_bounds_that_would_harm_are_refused(field: dict[str, int]) -> None:
+def test_no_policy_makes_a_run_end_that_has_just_begun(field: str) -> None:
+    """It would continue as new for ever, without doing anything."""
+    just_begun = RunSize(events=20, history_bytes=12 * limits.KIB, server_suggests=False)
+    assert roll_reason(Policy().changed({field: least(field)}), just_begun) is None
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"run_events_max": 10},
+        {"run_history_bytes_max": 50_000_000},
+        {"turn_steps_max": 0},
+        {"steps_max": 0},
+        {"cost_usd_max": -1.0},
+        {"same_failure_max": 1},
+        {"no_progress_steps_max": 1},
+        {"on_limit": "explode"},
+        {"idle_seconds": 0},
+        {"idle_seconds": float("nan")},
+        {"context_bytes_max": 100},
+        {"memory_bytes_max": limits.MIB},
+    ],
+    ids=str,
+)
+def test_bounds_that_would_harm_are_refused(field: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         Policy(**field)
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), 1e15])
+@pytest.mark.parametrize(
+    "field",
+    ["idle_seconds", "resume_seconds_max", "tool_result_ttl_seconds", "fact_ttl_seconds"],
+)
+def test_times_are_such_that_a_timer_takes_them(field: str, seconds: float) -> None:
+    """One that does not fit a timedelta would fail every task of a thread."""
+    with pytest.raises(ValidationError):
+        Policy().changed({field: seconds})
+
+
+def test_compaction_has_to_leave_less_than_it_begins_with() -> None:
+    with pytest.raises(ValidationError, match="compact_to_bytes"):
+        Policy(compact_at_bytes=8 * limits.KIB, compact_to_bytes=8 * limits.KIB)
+    with pytest.raises(ValueError, match="compact_to_bytes"):
+        Policy().changed({"compact_to_bytes": 256 * limits.KIB})
+
+
+def test_actions_name_limits() -> None:
+    for unknown in ("cost_max", "run_events_max", "turn_steps_max", ""):
+        with pytest.raises(ValidationError, match="actions"):
+            Policy(actions={unknown: "stop"})
+    policy = Policy(on_limit="stop", actions={"cost_usd_max": "archive"})
+    assert policy.action("cost_usd_max") == "archive"
+    assert policy.action("steps_max") == "stop"
+
+
+@given(changes)
+def test_what_differs_from_the_defaults_makes_the_policy_again(
+    wanted: Mapping[str, Any],
+) -> None:
+    policy = Policy().changed(wanted)
+    assert all(getattr(policy, name) == value for name, value in wanted.items())
+    differences = policy.differences()
+    assert set(differences) <= set(wanted)
+    assert Policy().changed(differences) == policy
+    assert TypeAdapter(Policy).validate_json(TypeAdapter(Policy).dump_json(policy)) == policy
+
+
+@given(changes, changes)
+def test_later_changes_win_and_the_others_stay(
+    first: Mapping[str, Any], then: Mapping[str, Any]
+) -> None:
+    assert Policy().changed(first).changed(then) == Policy().changed({**first, **then})
+
+
+def test_defaults_differ_in_nothing() -> None:
+    assert Policy().differences() == {}
+    assert Policy().changed({}) == Policy()
+
+
+def test_changes_that_are_wrong_are_named() -> None:
+    with pytest.raises(ValueError, match="the policy has no steps, turns"):
+        Policy().changed({"turns": 1, "steps": 2})
+    with pytest.raises(ValueError, match="steps_max"):
+        Policy().changed({"steps_max": "many"})
+    with pytest.raises(ValueError, match="context_bytes_max"):
+        Policy().changed({"context_bytes_max": None})

@@ -11,7 +11,7 @@ from everlong import limits
 from everlong.codecs import EverlongCodec
 from everlong.codecs.refs import PackRef, parse_ref
 from everlong.errors import BlobCorrupt, ConfigError, ObjectTooLarge, RefRefused
-from everlong.models import Entry, Kind, Message, Ref, SegmentRef
+from everlong.models import Entry, Kind, Message, Ref, SegmentRef, new_entry
 from everlong.storage.journal import Journal
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
@@ -90,13 +90,7 @@ async def test_an_unsealed_pack_reads_nothing_of_a_sealed_one() -> None:
 async def test_a_journal_reads_nothing_of_another_thread() -> None:
     packs = PackStore(MemoryBlobStore())
     victim = Journal(packs, thread_key("default", "victim"))
-    entry = Entry(
-        seq=1,
-        kind=Kind.MESSAGE,
-        time_ms=0,
-        size_bytes=9,
-        message=Message(role="user", text="a secret"),
-    )
+    entry = new_entry(1, Kind.MESSAGE, Message(role="user", text="a secret"), 0)
     head, _ = await victim.append(None, [entry])
     other = Journal(packs, thread_key("default", "other"))
     for read in (other.read(head), other.newest(head), other.append(head, [entry])):

@@ -1,103 +1,298 @@
 """Operational state fits its bound in the worst case that the limits admit."""
 
+import dataclasses
+from collections.abc import Callable
+
 import pytest
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.converter import DataConverter
 
 from everlong import Policy, ThreadStart, limits
 from everlong.models import (
+    Answer,
+    CallOptions,
+    Control,
+    ControlNote,
     Counters,
+    Decide,
     Entry,
+    Fact,
     Kind,
+    MemoryChange,
     Message,
+    ModelTurn,
+    Pause,
     Ref,
+    Report,
     SegmentRef,
+    SendMessage,
+    SnapshotRef,
     ThreadState,
-    ToolName,
+    ToolResult,
+    WantedCall,
+    new_entry,
     printable,
+    seq_after,
 )
+from everlong.policy import LimitHit, Repeated, Streaks
+from everlong.workflows import approvals, transitions
 
 WIDE = "\U0001f600"  # Four bytes in UTF-8, the most that a printable character takes in JSON.
+THREAD = "a" * 32
 REF = Ref(
-    thread="a" * 32,
+    thread=THREAD,
     digest="b" * 64,
-    size_bytes=limits.OBJECT_BYTES_MAX,
+    size_bytes=limits.TEXT_BYTES_MAX,
     kind=Kind.TOOL_RESULT,
     preview=WIDE * limits.PREVIEW_CHARS_MAX,
+    pack=True,
 )
-HEAD = SegmentRef(ref=REF, first_seq=10**12, count=10**12)
+HEAD = SegmentRef(ref=dataclasses.replace(REF, preview=""), first_seq=10**9, count=10**6)
+NOW_MS = 10**13
 
 
-def entries() -> dict[str, Entry]:
-    base = {"seq": 10**12, "kind": Kind.TOOL_RESULT, "time_ms": 10**13, "size_bytes": 10**9}
-    call_id = WIDE * limits.CALL_NAME_CHARS_MAX
-    reason = "error: " + WIDE * limits.REASON_CHARS_MAX
-    short = Message(role="tool", call_id="c", text="x" * (limits.ENTRY_BODY_BYTES_MAX - 60))
-    return {
-        "ref": Entry(**base, ref=REF),  # type: ignore[arg-type] # a plain dict of fields
-        "short message": Entry(**base, message=short),  # type: ignore[arg-type]
-        "failure": Entry(
-            **base,  # type: ignore[arg-type]
-            message=Message(role="tool", call_id=call_id, text=reason),
-        ),
-    }
+def with_full_inbox(state: ThreadState, message: SendMessage) -> ThreadState:
+    for number in range(10_000):
+        each = dataclasses.replace(message, id=message.id and f"{number:04}{message.id[4:]}")
+        if transitions.why_refused(state, each, THREAD):
+            return state
+        state = transitions.queue(state, each)
+    raise AssertionError("there is room for ever")
 
 
-@pytest.mark.parametrize("kind", ["ref", "short message", "failure"])
-def test_the_fullest_state_fits_its_bound(kind: str) -> None:
+def busy(message: SendMessage) -> ThreadState:
+    """Return the state of a thread of which everything that is always there is at its fullest."""
+    hit = LimitHit(limit="no_progress_steps_max", value=10**15, bound=10**15, action="archive")
     state = ThreadState(
         head=HEAD,
-        tail=(entries()[kind],) * limits.TOOL_CALLS_MAX,
-        inbox=("x" * (limits.INBOX_BYTES_MAX - 2),),
+        snapshot=SnapshotRef(ref=HEAD.ref, upto_seq=10**9, context_bytes=10**9),
+        decided=tuple(f"{10**9 + i}-20 yes {'d' * 8}" for i in range(limits.DECIDED_MAX)),
+        answers=tuple(Answer(number=10**9 + i, seq=10**9 + i) for i in range(limits.ANSWERS_MAX)),
+        pause=Pause(by=WIDE * 64, reason=WIDE * 300, limit=hit),
+        ended=hit,
+        context_bytes=10**9,
+        context_tokens=10**9,
+        compaction_due_ms=NOW_MS,
+        next_expiry_ms=NOW_MS,
         in_turn=True,
         turn_steps=10**9,
-        counters=Counters(written_bytes=10**15, context_bytes=10**15),
+        step_bytes=10**9,
+        streaks=Streaks(
+            failures=tuple(Repeated(call="c" * 8, failure="f" * 8, count=10**6) for _ in range(8)),
+            recent=("e" * 8,) * 8,
+        ),
+        counters=Counters(
+            written_bytes=10**15, context_bytes=10**15, tokens=10**15, cost_usd=1 / 3
+        ),
         last_failure=WIDE * limits.REASON_CHARS_MAX,
+        published=f"approval no_progress_steps_max {limits.TOOL_CALLS_MAX}",
+        trace="0" * 55,
     )
-    assert len(TypeAdapter(ThreadState).dump_json(state)) <= limits.STATE_BYTES_MAX
+    return with_full_inbox(state, message)
 
 
-def test_a_state_with_half_of_its_tools_done_fits_too() -> None:
-    name = WIDE * limits.CALL_NAME_CHARS_MAX
-    half = limits.TOOL_CALLS_MAX // 2
-    state = ThreadState(
-        head=HEAD,
-        tail=(entries()["failure"],) * half,
-        calls=(ToolName(call_id=name, tool=name),) * half,
-        inbox=("x" * (limits.INBOX_BYTES_MAX - 2),),
-        last_failure=WIDE * limits.REASON_CHARS_MAX,
+MESSAGES = {
+    "long": SendMessage(text="x" * (limits.MESSAGE_BYTES_MAX // 2)),
+    "short": SendMessage(text="x"),
+    "named": SendMessage(text="x", id="i" * 64),
+    "stored": SendMessage(
+        ref=dataclasses.replace(REF, kind=Kind.MESSAGE),
+        original=dataclasses.replace(REF, kind=Kind.MESSAGE),
+    ),
+}
+
+
+def called(state: ThreadState, tool: str, *, asks: bool = False) -> ThreadState:
+    """Take in a reply with as many calls as there may be, with names as long as they may be."""
+    people = (WIDE * (limits.APPROVERS_BYTES_MAX // 4 // 8),) * 4
+    options = CallOptions(
+        timeout_seconds=limits.ACTIVITY_SECONDS_MAX,
+        attempts_max=10**6,
+        needs_approval=asks,
+        approvers=people if asks else (),
+        deadline_seconds=limits.ACTIVITY_SECONDS_MAX if asks else None,
+        on_deadline="escalate" if asks else "deny",
+        escalate_to=people if asks else (),
     )
-    assert len(TypeAdapter(ThreadState).dump_json(state)) <= limits.STATE_BYTES_MAX
-
-
-def test_many_short_messages_fit_as_well_as_one_long_one() -> None:
-    waiting = limits.INBOX_BYTES_MAX // 4  # A character, two quotes and a comma each.
-    state = ThreadState(
-        head=HEAD,
-        tail=(entries()["failure"],) * limits.TOOL_CALLS_MAX,
-        inbox=("x",) * waiting,
-        last_failure=WIDE * limits.REASON_CHARS_MAX,
+    calls = tuple(
+        WantedCall(
+            call_id=f"{number:02}" + WIDE * (limits.CALL_NAME_CHARS_MAX - 2),
+            tool=tool,
+            preview=WIDE * limits.CALL_PREVIEW_CHARS_MAX if asks else "",
+            digest="d" * 8,
+            options=options,
+        )
+        for number in range(limits.TOOL_CALLS_MAX)
     )
-    assert len(TypeAdapter(ThreadState).dump_json(state)) <= limits.STATE_BYTES_MAX
+    turn = ModelTurn(head=HEAD, tool_calls=calls, context_bytes=1, written_bytes=1)
+    return approvals.ask(transitions.after_model(state, turn), NOW_MS)
 
 
-def test_a_state_with_a_message_in_its_turn_fits_too() -> None:
-    message = Message(role="user", text="x" * limits.MESSAGE_BYTES_MAX)
-    entry = Entry(seq=1, kind=Kind.MESSAGE, time_ms=1, size_bytes=1, message=message)
-    state = ThreadState(
-        head=HEAD, tail=(entry, entries()["failure"]), inbox=("x" * limits.INBOX_BYTES_MAX,)
+# A tool that exists has a plain name; a model may make up any other.
+KNOWN = "t" * limits.CALL_NAME_CHARS_MAX
+UNKNOWN = WIDE * limits.CALL_NAME_CHARS_MAX
+
+
+def short_result(call_id: str, tool: str) -> Entry:
+    """Return a result that stays in its entry: as long as that allows."""
+    message = Message(role="tool", text="", call_id=call_id, tool=tool)
+    room = limits.ENTRY_BODY_BYTES_MAX - new_entry(1, Kind.TOOL_RESULT, message, 1).size_bytes
+    text = "x" * max(0, room)
+    return new_entry(1, Kind.TOOL_RESULT, dataclasses.replace(message, text=text), NOW_MS)
+
+
+def stored_result(call_id: str, tool: str) -> Entry:
+    """Return a result of which even what the model is shown is a pack."""
+    entry = short_result(call_id, tool)
+    return dataclasses.replace(
+        entry, body=None, ref=REF, original=REF, size_bytes=limits.TEXT_BYTES_MAX
     )
-    assert len(TypeAdapter(ThreadState).dump_json(state)) <= limits.STATE_BYTES_MAX
+
+
+def refused_result(call_id: str, tool: str) -> Entry:
+    """Return what a call of an unknown tool gets: its name, and those that there are."""
+    return dataclasses.replace(stored_result(call_id, tool), original=None)
+
+
+def failed_result(call_id: str, tool: str) -> Entry:
+    text = "error: " + WIDE * limits.REASON_CHARS_MAX
+    message = Message(role="tool", text=text, call_id=call_id, tool=tool)
+    return new_entry(1, Kind.TOOL_RESULT, message, NOW_MS)
+
+
+def largest_change() -> dict[str, object]:
+    """Return what a call of `remember` changes at most: a fact, and as much that goes for it."""
+    fact = Fact(key="k" * 64, text="", time_ms=NOW_MS, expires_ms=NOW_MS)
+    size_bytes = len(TypeAdapter(Fact).dump_json(fact))
+    fact = dataclasses.replace(fact, text="x" * (limits.FACT_BYTES_MAX - size_bytes))
+    change = MemoryChange(remembered=fact, evicted=("k" * 64,) * (limits.FACT_BYTES_MAX // 64))
+    found: dict[str, object] = TypeAdapter(MemoryChange).dump_python(
+        change, mode="json", exclude_defaults=True
+    )
+    return found
+
+
+CHANGE = largest_change()
+RESULTS: dict[str, tuple[str, Callable[[str, str], Entry]]] = {
+    "short": (KNOWN, short_result),
+    "stored": (KNOWN, stored_result),
+    "failed": (KNOWN, failed_result),
+    "refused": (UNKNOWN, refused_result),
+    "remembered": ("remember", refused_result),
+}
+
+
+def finished(state: ThreadState, kind: str, leave: int = 1) -> ThreadState:
+    """Give all calls but the last a result."""
+    for call in state.calls[: limits.TOOL_CALLS_MAX - leave]:
+        done = ToolResult(
+            entry=RESULTS[kind][1](call.call_id, call.tool),
+            written_bytes=limits.TEXT_BYTES_MAX,
+            digest="d" * 8,
+            memory=CHANGE if kind == "remembered" else None,
+        )
+        state = transitions.with_result(state, call, done)
+    return state
+
+
+def flushed(state: ThreadState) -> ThreadState:
+    """Return a state after what the workflow does before it checks the bound."""
+    waits = state.calls or state.notes or not state.in_turn
+    if not waits or transitions.unjournalled_bytes(state) <= limits.TAIL_BYTES_MAX:
+        return state
+    count = seq_after(state.head, transitions.take_notes(state).tail) - HEAD.first_seq
+    return dataclasses.replace(
+        state, tail=(), notes=(), head=dataclasses.replace(HEAD, count=count)
+    )
+
+
+def as_much_as_is_not_flushed(state: ThreadState, entry: ControlNote) -> ThreadState:
+    """Add notes up to where one more would have them journalled."""
+    while True:
+        more = transitions.add_note(state, Kind.CONTROL, entry, NOW_MS)
+        if transitions.unjournalled_bytes(more) > limits.TAIL_BYTES_MAX:
+            return state
+        state = more
+
+
+SMALL = ControlNote(action="unpause")
+
+
+def size_of(state: ThreadState) -> int:
+    return transitions.state_bytes(flushed(state))
+
+
+@pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
+@pytest.mark.parametrize("tail", ["no tail", "notes"])
+def test_calls_that_all_wait_for_a_person_fit(message: SendMessage, tail: str) -> None:
+    state = flushed(called(busy(message), KNOWN, asks=True))
+    assert len(approvals.pending(state)) == limits.TOOL_CALLS_MAX
+    if tail == "notes":
+        state = as_much_as_is_not_flushed(state, SMALL)
+    assert size_of(state) <= limits.STATE_BYTES_MAX
+
+
+@pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
+@pytest.mark.parametrize("kind", RESULTS)
+def test_calls_that_have_all_but_one_result_fit(message: SendMessage, kind: str) -> None:
+    state = finished(called(busy(message), RESULTS[kind][0]), kind)
+    assert size_of(as_much_as_is_not_flushed(state, SMALL)) <= limits.STATE_BYTES_MAX
+
+
+@pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
+@pytest.mark.parametrize("kind", ["short", "stored", "failed"])
+def test_calls_that_were_approved_and_have_a_result_fit(message: SendMessage, kind: str) -> None:
+    state = called(busy(message), KNOWN, asks=True)
+    for call in state.calls:
+        decision = Decide(id=call.id, approve=True, by=WIDE * 64, reason=WIDE * 300)
+        state = approvals.decide(state, decision, NOW_MS)
+    state = finished(flushed(state), kind)
+    assert size_of(as_much_as_is_not_flushed(state, SMALL)) <= limits.STATE_BYTES_MAX
+
+
+@pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
+def test_calls_that_are_all_denied_at_length_fit(message: SendMessage) -> None:
+    state = flushed(called(busy(message), KNOWN, asks=True))
+    for call in state.calls[:-1]:
+        decision = Decide(id=call.id, approve=False, by=WIDE * 64, reason=WIDE * 300)
+        state = approvals.decide(state, decision, NOW_MS)
+    assert size_of(state) <= limits.STATE_BYTES_MAX
+
+
+@pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
+@pytest.mark.parametrize("kind", RESULTS)
+def test_results_on_their_way_to_the_model_fit(message: SendMessage, kind: str) -> None:
+    state = finished(called(busy(message), RESULTS[kind][0]), kind, leave=0)
+    state = transitions.settle(state, NOW_MS)
+    assert len(state.tail) == limits.TOOL_CALLS_MAX
+    assert size_of(state) <= limits.STATE_BYTES_MAX
+
+
+@pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
+def test_a_turn_that_has_just_begun_fits(message: SendMessage) -> None:
+    state = dataclasses.replace(busy(message), in_turn=False)
+    state = as_much_as_is_not_flushed(state, SMALL)
+    state = with_full_inbox(transitions.begin_turn(state, NOW_MS), message)
+    assert size_of(state) <= limits.STATE_BYTES_MAX
+
+
+@pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
+def test_sub_agents_of_a_thread_with_a_long_id_fit(message: SendMessage) -> None:
+    """Temporal takes ids of up to 1,000 bytes."""
+    state = called(busy(message), KNOWN)
+    name = transitions.child_id("i" * 1000, "a" * limits.CALL_NAME_CHARS_MAX, "f" * 12)
+    report = Report(child_id=name, head=HEAD, tokens=10**15, cost_usd=1 / 3)
+    for call in state.calls:
+        changed = dataclasses.replace(call, child_id=name, report=report)
+        state = transitions.with_call(state, changed)
+    assert size_of(as_much_as_is_not_flushed(state, SMALL)) <= limits.STATE_BYTES_MAX
 
 
 @pytest.mark.parametrize("converter", [DataConverter.default, pydantic_data_converter])
 async def test_models_cross_both_converters_of_the_sdk(converter: DataConverter) -> None:
-    start = ThreadStart(
-        agent="ops",
-        policy=Policy(run_events_max=99),
-        state=ThreadState(head=HEAD, tail=tuple(entries().values()), inbox=("hi",)),
-    )
+    state = finished(called(busy(MESSAGES["stored"]), "remember", asks=True), "remembered")
+    start = ThreadStart(agent="ops", policy=Policy(run_events_max=99), state=state)
     [back] = await converter.decode(await converter.encode([start]), [ThreadStart])
     assert back == start
 
@@ -109,5 +304,19 @@ async def test_a_start_needs_only_the_agents_name() -> None:
     ]
 
 
+async def test_signals_may_say_nothing_or_a_part() -> None:
+    for given in ({}, {"by": "alice"}, {"reason": "so"}):
+        [payload] = await DataConverter.default.encode([given])
+        assert await DataConverter.default.decode([payload], [Control]) == [Control(**given)]
+
+
+def test_the_id_of_a_message_is_plain() -> None:
+    assert SendMessage(text="x", id="0b1c-5f:7").id == "0b1c-5f:7"
+    for bad in (WIDE, "i" * 65, "a\nb"):
+        with pytest.raises(ValidationError):
+            SendMessage(text="x", id=bad)
+
+
 def test_printable_text_needs_no_escapes_but_quotes() -> None:
     assert printable("a\nb\x00c" + "d" * 100, 6) == "a b cd"
+    assert printable("\ud800\u202e\u00ad", 9) == "   "

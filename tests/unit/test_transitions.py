@@ -1,51 +1,344 @@
-from hypothesis import given
+"""A thread's state over any order of events: nothing is lost, and all of it is in order."""
+
+import dataclasses
+
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from pydantic import TypeAdapter
 
-from everlong.models import Kind, Message, ThreadState, ToolName, ToolResult
-from everlong.workflows import transitions
+from everlong import limits
+from everlong.models import (
+    Append,
+    Appended,
+    CallOptions,
+    CompactDone,
+    Compacted,
+    ControlNote,
+    Decide,
+    Entry,
+    Kind,
+    Message,
+    ModelTurn,
+    Ref,
+    SegmentRef,
+    SendMessage,
+    SnapshotRef,
+    ThreadState,
+    ToolResult,
+    WantedCall,
+    message_of,
+    new_entry,
+    seq_after,
+)
+from everlong.workflows import approvals, transitions
 
-texts = st.text(alphabet="abc", min_size=1, max_size=5)
+THREAD = "a" * 32
+REF = Ref(thread=THREAD, digest="b" * 64, size_bytes=1, kind=Kind.SEGMENT, pack=True)
+STATE = TypeAdapter(ThreadState)
 
 
-@given(st.lists(texts, max_size=8))
-def test_messages_are_taken_up_in_order_and_each_is_dealt_with_once(messages: list[str]) -> None:
-    state = ThreadState()
-    for text in messages:
-        assert transitions.why_refused(state, text) == ""
-        state = transitions.queue(state, text)
-    while state.inbox:
-        state = transitions.end_turn(transitions.begin_turn(state, time_ms=1))
-    assert [entry.message and entry.message.text for entry in state.tail] == messages
-    assert [entry.seq for entry in state.tail] == list(range(1, len(messages) + 1))
-    assert state.counters.messages == state.counters.answered == len(messages)
+class Life(RuleBasedStateMachine):
+    """Does to a state what the workflow does, in any order that it allows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = ThreadState()
+        self.journal: list[Entry] = []
+        self.under_way: Append | None = None
+        self.calling = False
+        self.time_ms = 1000
+        self.sent: list[str] = []
+        self.noted: list[str] = []
+        self.asked: set[str] = set()
+        self.decided: dict[str, bool] = {}
+        self.results = 0
+        self.ended: list[str] = []
+
+    @property
+    def quiet(self) -> bool:
+        return self.under_way is None and not self.calling
+
+    # What may happen at any time.
+
+    @rule(text=st.text("abc", min_size=1, max_size=3))
+    def send(self, text: str) -> None:
+        message = SendMessage(text=text)
+        if transitions.why_refused(self.state, message, THREAD) == "":
+            self.state = transitions.queue(self.state, message)
+            self.sent.append(text)
+
+    @rule()
+    def note(self) -> None:
+        self.noted.append(f"note {len(self.noted)}")
+        note = ControlNote(action="pause", reason=self.noted[-1])
+        self.state = transitions.add_note(self.state, Kind.CONTROL, note, self.time_ms)
+
+    @precondition(lambda self: bool(approvals.pending(self.state)))
+    @rule(data=st.data(), approve=st.booleans())
+    def decide(self, data: st.DataObject, approve: bool) -> None:
+        chosen = data.draw(st.sampled_from(approvals.pending(self.state)))
+        decision = Decide(id=chosen.id, approve=approve, by="alice")
+        assert approvals.why_refused(self.state, decision) == ""
+        self.state = approvals.decide(self.state, decision, self.time_ms)
+        other = dataclasses.replace(decision, approve=not approve)
+        assert "decided already" in approvals.why_refused(self.state, other)
+        assert approvals.decide(self.state, decision, self.time_ms) == self.state
+        self.decided[chosen.id] = approve
+        self.results += not approve
+
+    @rule(seconds=st.integers(1, 60))
+    def pass_time(self, seconds: int) -> None:
+        self.time_ms += 1000 * seconds
+
+    # What the workflow does, one at a time.
+
+    @precondition(lambda self: self.quiet)
+    @rule()
+    def expire(self) -> None:
+        before = {each.id: each for each in approvals.pending(self.state)}
+        self.state = approvals.expire(self.state, self.time_ms)
+        left = {each.id for each in approvals.pending(self.state)}
+        for gone in set(before) - left:
+            deadline_ms = before[gone].deadline_ms
+            assert deadline_ms is not None
+            assert deadline_ms <= self.time_ms
+            self.decided[gone] = False
+            self.results += 1
+
+    @precondition(lambda self: self.quiet and not self.state.in_turn and self.state.inbox)
+    @rule()
+    def begin(self) -> None:
+        self.state = transitions.begin_turn(self.state, self.time_ms)
+
+    @precondition(lambda self: self.quiet and self.state.in_turn and not self.state.calls)
+    @rule()
+    def call_model(self) -> None:
+        self.state = transitions.take_notes(self.state)
+        self.under_way = Append(head=self.state.head, entries=self.state.tail)
+        self.calling = True
+
+    @precondition(lambda self: self.calling)
+    @rule(kinds=st.lists(st.sampled_from(["plain", "asks", "late"]), max_size=4))
+    def reply(self, kinds: list[str]) -> None:
+        assert self.under_way is not None
+        seq = seq_after(self.under_way.head, self.under_way.entries)
+        reply = new_entry(seq, Kind.REPLY, Message(role="assistant", text="x"), self.time_ms)
+        head = self.appended([*self.under_way.entries, reply])
+        calls = tuple(
+            WantedCall(
+                call_id=f"c{number}",
+                tool="t",
+                options=CallOptions(
+                    needs_approval=kind != "plain",
+                    deadline_seconds=30.0 if kind == "late" else None,
+                ),
+            )
+            for number, kind in enumerate(kinds)
+        )
+        turn = ModelTurn(head=head, tool_calls=calls, context_bytes=10, written_bytes=5)
+        self.state = approvals.ask(transitions.after_model(self.state, turn), self.time_ms)
+        new = {each.id for each in approvals.pending(self.state)}
+        assert not new & self.asked
+        self.asked |= new
+        if not calls:
+            self.state = transitions.end_turn(self.state, seq)
+            self.ended.append("x")
+        self.under_way, self.calling = None, False
+
+    @precondition(lambda self: self.calling)
+    @rule()
+    def model_fails(self) -> None:
+        """The turn ends with a failure entry, which is then being appended."""
+        state = transitions.take_notes(self.state)
+        seq = seq_after(state.head, state.tail)
+        message = Message(role="failure", text="no")
+        state = transitions.add_message(state, Kind.FAILURE, message, self.time_ms)
+        appended = Appended(head=self.appended(state.tail), written_bytes=1)
+        self.state = transitions.after_append(state, appended)
+        self.state = transitions.end_turn(self.state, seq, failure="no")
+        self.ended.append("no")
+        self.under_way, self.calling = None, False
+
+    @precondition(lambda self: self.under_way is None)
+    @rule(data=st.data(), remembers=st.booleans())
+    def finish_a_call(self, data: st.DataObject, remembers: bool) -> None:
+        calls = [each for each in self.state.calls if not each.result and not each.waits]
+        if not calls:
+            return
+        call = data.draw(st.sampled_from(calls))
+        message = Message(role="tool", text="r", call_id=call.call_id, tool=call.tool)
+        result = ToolResult(
+            entry=new_entry(1, Kind.TOOL_RESULT, message, self.time_ms),
+            written_bytes=1,
+            memory={"forgotten": "k"} if remembers else None,
+        )
+        self.state = transitions.with_result(self.state, call, result)
+        self.results += 1
+
+    @precondition(lambda self: self.quiet and self.state.calls)
+    @rule()
+    def settle(self) -> None:
+        if all(call.result for call in self.state.calls):
+            self.state = transitions.settle(self.state, self.time_ms)
+
+    @precondition(lambda self: self.quiet)
+    @rule()
+    def begin_flush(self) -> None:
+        self.state = transitions.take_notes(self.state)
+        if self.state.tail:
+            self.under_way = Append(head=self.state.head, entries=self.state.tail)
+
+    @precondition(lambda self: self.under_way is not None and not self.calling)
+    @rule()
+    def end_flush(self) -> None:
+        assert self.under_way is not None
+        appended = Appended(head=self.appended(self.under_way.entries), written_bytes=1)
+        self.state = transitions.after_append(self.state, appended)
+        self.under_way = None
+
+    @precondition(lambda self: self.quiet and self.state.head is not None)
+    @rule()
+    def compact(self) -> None:
+        seq = seq_after(self.state.head) - 1
+        snapshot = SnapshotRef(ref=REF, upto_seq=seq)
+        if snapshot != self.state.snapshot:
+            self.noted.append(f"compacted to {seq}")
+        done = CompactDone(snapshot=snapshot, before_bytes=2, after_bytes=1, written_bytes=1)
+        self.state = transitions.after_compaction(self.state, done, "asked", self.time_ms)
+
+    @precondition(lambda self: self.quiet)
+    @rule()
+    def roll(self) -> None:
+        """Only what JSON carries is there in the next run."""
+        after = STATE.validate_json(STATE.dump_json(self.state))
+        assert after == self.state
+        self.state = after
+
+    def appended(self, entries: list[Entry] | tuple[Entry, ...]) -> SegmentRef:
+        for entry in entries:
+            assert entry.seq == len(self.journal) + 1
+            self.journal.append(entry)
+        return SegmentRef(ref=REF, first_seq=1, count=len(self.journal))
+
+    def all_entries(self) -> list[Entry]:
+        return [*self.journal, *self.state.tail, *self.state.notes]
+
+    @invariant()
+    def nothing_is_lost_or_told_twice(self) -> None:
+        entries = self.all_entries()
+        notes = []
+        for entry in entries:
+            if entry.kind == Kind.CONTROL:
+                notes.append((entry.data or {})["reason"])
+            if entry.kind == Kind.COMPACTION:
+                notes.append(f"compacted to {(entry.data or {})['snapshot']['upto_seq']}")
+        assert notes == self.noted
+        messages = [text_of(entry) for entry in entries if entry.kind == Kind.MESSAGE]
+        assert [*messages, *(each.text for each in self.state.inbox)] == self.sent
+        assert self.state.counters.messages == len(self.sent)
+        asked = [(entry.data or {})["id"] for entry in entries if entry.kind == Kind.ASKED]
+        assert (len(asked), set(asked)) == (len(self.asked), self.asked)
+        decided = {
+            (entry.data or {})["id"]: (entry.data or {})["approve"]
+            for entry in entries
+            if entry.kind == Kind.DECIDED
+        }
+        assert decided == self.decided
+
+    @invariant()
+    def seqs_have_no_gap_and_results_are_counted_once(self) -> None:
+        seqs = [entry.seq for entry in (*self.journal, *self.state.tail)]
+        assert seqs == list(range(1, len(seqs) + 1))
+        entries = self.all_entries()
+        there = sum(entry.kind == Kind.TOOL_RESULT for entry in entries)
+        there += sum(call.result is not None for call in self.state.calls)
+        assert there == self.results == self.state.counters.tool_calls
+
+    @invariant()
+    def answers_are_counted_once_and_lead_to_what_was_said(self) -> None:
+        state = self.state
+        assert state.counters.answered == len(self.ended)
+        assert state.counters.messages == len(self.ended) + len(state.inbox) + state.in_turn
+        by_seq = {entry.seq: entry for entry in self.journal}
+        newest = self.ended[-limits.ANSWERS_MAX :]
+        assert [text_of(by_seq[answer.seq]) for answer in state.answers] == newest
+
+    def teardown(self) -> None:
+        """Whatever there is at the end of a thread goes to the journal."""
+        if not self.quiet:
+            return
+        before = len(self.state.inbox)
+        calls = len(self.state.calls)
+        state = transitions.break_off(self.state, self.time_ms)
+        assert (state.inbox, state.calls, state.notes) == ((), (), ())
+        entries = [*self.journal, *state.tail]
+        assert [entry.seq for entry in entries] == list(range(1, len(entries) + 1))
+        messages = [text_of(entry) for entry in entries if entry.kind == Kind.MESSAGE]
+        assert messages == self.sent
+        waited = [entry.kind for entry in state.tail]
+        assert waited.count(Kind.MESSAGE) >= before
+        assert waited.count(Kind.TOOL_RESULT) >= calls
+
+
+def text_of(entry: Entry) -> str:
+    assert entry.body is not None
+    return message_of(entry.kind, entry.body).text
+
+
+TestLife = Life.TestCase
+TestLife.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=8))
-def test_results_are_kept_without_gaps_and_the_rest_stays_to_be_run(done: list[bool]) -> None:
-    calls = tuple(ToolName(call_id=str(i), tool="t") for i in range(len(done)))
-    state = transitions.queue(ThreadState(calls=calls), "question")
-    state = transitions.begin_turn(state, time_ms=1)
-    results = {
-        call: ToolResult(
-            entry=transitions.new_entry(
-                99 + i, Kind.TOOL_RESULT, Message(role="tool", call_id=call.call_id), 1
-            ),
-            written_bytes=10,
-        )
-        for i, call in enumerate(calls)
-        if done[i]
-    }
-    after = transitions.after_tools(state, results)
-    assert [entry.seq for entry in after.tail] == list(range(1, 2 + sum(done)))
-    kept = [entry.message.call_id for entry in after.tail[1:] if entry.message]
-    assert kept == [call.call_id for call in results]
-    assert after.calls == tuple(call for i, call in enumerate(calls) if not done[i])
-    assert after.counters.tool_calls == sum(done)
-    assert after.counters.written_bytes == 10 * sum(done)
+def test_results_are_journalled_in_call_order_whatever_came_first(order: list[bool]) -> None:
+    wanted = tuple(WantedCall(call_id=f"c{i}", tool="t") for i in range(len(order)))
+    head = SegmentRef(ref=REF, first_seq=1, count=7)
+    turn = ModelTurn(head=head, tool_calls=wanted, context_bytes=1, written_bytes=1)
+    state = transitions.after_model(ThreadState(in_turn=True), turn)
+    assert [call.id for call in state.calls] == [f"7-{i}" for i in range(1, len(order) + 1)]
+    late = [call for call, first in zip(state.calls, order, strict=True) if not first]
+    for call in [*(each for each in state.calls if each not in late), *late]:
+        message = Message(role="tool", call_id=call.call_id, text="r")
+        result = ToolResult(entry=new_entry(1, Kind.TOOL_RESULT, message, 1), written_bytes=10)
+        state = transitions.with_result(state, call, result)
+    state = transitions.settle(state, 1)
+    bodies = [entry.body["parts"][0]["tool_call_id"] for entry in state.tail if entry.body]
+    assert bodies == [call.call_id for call in wanted]
+    assert [entry.seq for entry in state.tail] == list(range(8, 8 + len(order)))
+    assert (state.calls, state.step_bytes) == ((), 1 + 10 * len(order))
 
 
-def test_an_inbox_that_is_emptied_loses_nothing() -> None:
-    state = transitions.queue(transitions.queue(ThreadState(), "one"), "two")
-    after = transitions.empty_inbox(state, time_ms=1)
-    assert after.inbox == ()
-    assert [entry.message and entry.message.text for entry in after.tail] == ["one", "two"]
+def test_a_message_that_is_sent_again_with_its_id_is_known() -> None:
+    message = SendMessage(text="once", id="m1")
+    state = transitions.queue(ThreadState(), message)
+    assert transitions.number_of(state, message) == 1
+    assert transitions.number_of(state, SendMessage(text="once")) is None
+    other = SendMessage(text="another")
+    state = transitions.queue(transitions.queue(state, other), dataclasses.replace(other, id="m3"))
+    state = transitions.begin_turn(state, 1)
+    assert transitions.number_of(state, message) == 1
+    assert transitions.number_of(state, SendMessage(text="different", id="m3")) == 3
+
+
+def test_a_compaction_that_changed_nothing_is_no_compaction() -> None:
+    snapshot = SnapshotRef(ref=REF, upto_seq=3)
+    state = ThreadState(snapshot=snapshot, compaction_due_ms=5, context_bytes=9)
+    done = CompactDone(
+        snapshot=snapshot, before_bytes=9, after_bytes=9, written_bytes=0, next_expiry_ms=77
+    )
+    after = transitions.after_compaction(state, done, "policy", 10)
+    assert (after.counters.compactions, after.notes) == (0, ())
+    assert (after.compaction_due_ms, after.next_expiry_ms) == (None, 77)
+
+
+def test_a_compaction_says_how_late_it_was() -> None:
+    state = ThreadState(compaction_due_ms=1000, context_bytes=9)
+    done = CompactDone(
+        snapshot=SnapshotRef(ref=REF, upto_seq=3), before_bytes=9, after_bytes=4, written_bytes=2
+    )
+    after = transitions.after_compaction(state, done, "policy", 3500)
+    [note] = after.notes
+    compacted = TypeAdapter(Compacted).validate_python(note.data)
+    assert (compacted.lag_seconds, compacted.reason) == (2.5, "policy")
+    assert (after.context_bytes, after.counters.compactions) == (4, 1)

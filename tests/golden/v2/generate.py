@@ -1,10 +1,14 @@
 """Wrote the files beside it, once: `python -m tests.golden.v2.generate DIRECTORY`.
 
 They are never written again: what is committed is what a release has written. What is sealed has a
-salt of its own, so another run gives other bytes that decode to the same.
+salt of its own, so another run gives other bytes that decode to the same. `journal-*.bin` are segments
+of version 1 in packs, which are not written any more.
 """
 
 import asyncio
+import base64
+import dataclasses
+import json
 import sys
 from pathlib import Path
 from typing import Final
@@ -14,10 +18,10 @@ from temporalio.api.common.v1 import Payload
 from temporalio.converter import WorkflowSerializationContext
 
 from everlong.codecs import EverlongCodec
-from everlong.models import Entry, Kind, Message, SegmentRef
+from everlong.models import Entry, Kind, Message, SegmentRef, new_entry
 from everlong.storage.journal import Journal
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.objects import object_key, thread_key
+from everlong.storage.objects import thread_key
 from everlong.storage.packstore import PackStore
 
 KEYS: Final = {"2026-11": bytes(range(32))}
@@ -36,6 +40,9 @@ SECOND: Final = Payload(
 EMPTY: Final = Payload(metadata={"encoding": b"binary/null"})
 INLINE: Final = Payload(metadata={"encoding": b"json/plain"}, data=LOG[:2000])
 BODY: Final = "A message that is too long for its entry. " * 40
+RESULT: Final = Message(role="tool", text="A long result. " * 60, call_id="c1", tool="read")
+FORKED: Final = {"thread_id": "ops-7", "seq": 300}
+TIME_MS: Final = 1763276400000
 
 
 async def write(directory: Path) -> None:
@@ -67,17 +74,40 @@ async def _write_payloads(directory: Path, kind: str, keys: dict[str, bytes] | N
 
 
 async def _write_journal(directory: Path) -> None:
+    """Write a journal of folded and merged segments, and a fork of it, with all their objects."""
     store = MemoryBlobStore()
-    journal = Journal(PackStore(store), thread_key("default", "ops-7"))
-    message = Message(role="user", text=BODY)
-    entry = Entry(seq=1, kind=Kind.MESSAGE, time_ms=1763276400000, size_bytes=0, message=message)
-    head, _ = await journal.append(None, [entry])
-    [stored] = await journal.read(head)
-    if stored.ref is None:
-        raise AssertionError("a long message is an object of its own")
-    (directory / "journal-head.bin").write_bytes(TypeAdapter(SegmentRef).dump_json(head))
-    (directory / "journal-segment.bin").write_bytes(await store.get(object_key(head.ref)))
-    (directory / "journal-body.bin").write_bytes(await store.get(object_key(stored.ref)))
+    packs = PackStore(store)
+    journal = Journal(packs, thread_key("default", "ops-7"))
+    head: SegmentRef | None = None
+    for first in range(1, 298, 33):
+        entries = [_entry(seq) for seq in range(first, first + 33)]
+        head, _ = await journal.append(head, entries)
+    shown, _ = await journal.body_entry(Kind.TOOL_RESULT, RESULT, TIME_MS, seq=300)
+    for entries in (
+        [_entry(298, Kind.REPLY, BODY)],
+        [_entry(299), dataclasses.replace(shown, original=shown.ref)],
+        [_entry(301, Kind.FAILURE, BODY)],
+    ):
+        head, _ = await journal.append(head, entries)
+    if head is None:
+        raise AssertionError("nothing was appended")
+    fork = Journal(packs, thread_key("default", "ops-7-fork"))
+    forked = Entry(seq=301, kind=Kind.FORK, time_ms=TIME_MS, size_bytes=30, data=FORKED)
+    branch, _ = await fork.fork(head, 300, forked)
+    (directory / "journal2-head.bin").write_bytes(TypeAdapter(SegmentRef).dump_json(head))
+    (directory / "journal2-fork.bin").write_bytes(TypeAdapter(SegmentRef).dump_json(branch))
+    objects = {
+        info.key: base64.b64encode(await store.get(info.key)).decode()
+        async for info in store.list("")
+    }
+    (directory / "journal2-objects.bin").write_text(json.dumps(objects, indent=0))
+
+
+def _entry(seq: int, kind: Kind = Kind.MESSAGE, text: str = "") -> Entry:
+    roles = {Kind.MESSAGE: "user", Kind.REPLY: "assistant", Kind.FAILURE: "failure"}
+    message = Message(role=roles[kind], text=text or f"line {seq}")
+    entry = new_entry(seq, kind, message, TIME_MS + seq)
+    return dataclasses.replace(entry, tokens=10, cost_usd=0.5) if kind == Kind.REPLY else entry
 
 
 def _save(path: Path, payload: Payload) -> None:

@@ -1,0 +1,179 @@
+"""A long life of a thread: what its runs, its state and its steps take, from the first to the last.
+
+A step is a model call and the tool that it asks for. A message asks for a window of 100 of them, in
+which sizes of results are mixed as in every other window.
+"""
+
+import dataclasses
+import time
+from typing import Final
+
+from bench.report import Cell, Report, Series
+from bench.thread_bed import Bed, Run, model_calls
+from everlong import Policy, limits
+from everlong.models import Kind, ThreadStatus, thread_key
+from everlong.storage.journal import Journal
+from everlong.storage.packstore import PackStore
+from everlong.testing import workload
+from everlong.workflows import transitions
+
+WINDOW: Final = 100
+# The calls of a window, and the answer.
+_WINDOW_CALLS: Final = WINDOW + 1
+# Beyond its bound a run has at most what one pass between two safe points takes: a model call or a
+# tool (3 events and a workflow task of 3), a flush and a compaction as much each, and its last event.
+EVENTS_OVER_MAX: Final = 3 * 6 + 1
+GROWTH_MAX: Final = 1.1
+_BATCH: Final = 50
+
+
+@dataclasses.dataclass
+class Window:
+    """What 100 steps took."""
+
+    seconds: float
+    written_bytes: int
+    state_bytes: int
+    """The most of all samples."""
+    context_bytes: int
+    compactions: int
+    samples: int
+    history_bytes: int = 0
+
+
+async def live(bed: Bed, thread_id: str, steps: int) -> list[Window]:
+    """Take a thread through so many steps, and return what each window took."""
+    windows: list[Window] = []
+    before = None
+    for first in range(0, steps, WINDOW):
+        samples: list[ThreadStatus] = []
+        started = time.perf_counter()
+        text = f"read {first} to {first + WINDOW - 1}"
+        after = await bed.ask(thread_id, text, samples.append)
+        if after.last_failure:
+            raise RuntimeError(f"the turn failed: {after.last_failure}")
+        written = after.counters.written_bytes - (before.counters.written_bytes if before else 0)
+        made = after.counters.compactions - (before.counters.compactions if before else 0)
+        windows.append(
+            Window(
+                seconds=time.perf_counter() - started,
+                written_bytes=written,
+                state_bytes=max(status.state_bytes for status in samples),
+                context_bytes=max(status.context_bytes for status in samples),
+                compactions=made,
+                samples=len(samples),
+            )
+        )
+        before = after
+    for event, ended in model_calls(await bed.runs(thread_id)):
+        number = min(ended // _WINDOW_CALLS, len(windows) - 1)
+        windows[number].history_bytes += event.ByteSize()
+    return windows
+
+
+async def pages_in_order(bed: Bed, thread_id: str, head_of: ThreadStatus) -> int:
+    """Return how many pages the journal holds, from the first on, each once and in order."""
+    journal = Journal(PackStore(bed.store), thread_key(bed.client.namespace, thread_id))
+    entries = await journal.read(head_of.head)
+    if [entry.seq for entry in entries] != list(range(1, len(entries) + 1)):
+        return 0
+    found = 0
+    results = [entry for entry in entries if entry.kind == Kind.TOOL_RESULT]
+    for first in range(0, len(results), _BATCH):
+        batch = results[first : first + _BATCH]
+        for message in await journal.messages(batch, whole=True):
+            begins = message.text.startswith(f"# result {found}\n")
+            if not begins or len(message.text) != workload.result_bytes(found):
+                return found
+            found += 1
+    return found
+
+
+async def measure_growth(bed: Bed, thread_id: str, steps: int) -> Report:
+    """Measure a life of that many steps. It needs a worker."""
+    report = Report(f"A thread of {steps:,} steps, default policy")
+    windows = await live(bed, thread_id, steps)
+    runs = await bed.runs(thread_id)
+    status = await bed.until(thread_id, lambda _: True)
+    report.series.append(_table(windows))
+    add_runs(report, runs)
+    add_growth(report, windows)
+    report.add("state, largest sample", max(w.state_bytes for w in windows), "bytes", most=_STATE)
+    report.add("samples of it", sum(w.samples for w in windows))
+    report.add(
+        "pages in the journal, each once and in order",
+        await pages_in_order(bed, thread_id, status),
+        f"of {steps}",
+        least=steps,
+        most=steps,
+    )
+    report.add("steps/s", steps / sum(w.seconds for w in windows))
+    return report
+
+
+_STATE: Final = limits.STATE_BYTES_MAX
+
+
+def add_runs(report: Report, runs: list[Run]) -> None:
+    """Add what the runs took. Each must be within the policy that it had."""
+    policy = Policy()
+    states = [transitions.state_bytes(run.start.state) for run in runs]
+    report.add("runs", len(runs), least=2)
+    report.add(
+        "events of the longest run",
+        max(len(run.events) for run in runs),
+        most=policy.run_events_max + EVENTS_OVER_MAX,
+    )
+    report.add(
+        "history of the largest run",
+        max(run.history_bytes for run in runs),
+        "bytes",
+        most=policy.run_history_bytes_max,
+    )
+    report.add("state at the start of a run, largest", max(states), "bytes", most=_STATE)
+
+
+def add_growth(report: Report, windows: list[Window]) -> None:
+    """Compare the last window with the second: steps 101 to 200."""
+    early, late = windows[1], windows[-1]
+    report.add("history a step, steps 101 to 200", early.history_bytes / WINDOW, "bytes")
+    report.add("history a step, last 100 steps", late.history_bytes / WINDOW, "bytes")
+    report.add(
+        "history a step, last over early",
+        late.history_bytes / early.history_bytes,
+        "times",
+        most=GROWTH_MAX,
+    )
+    report.add("written a step, steps 101 to 200", early.written_bytes / WINDOW, "bytes")
+    report.add("written a step, last 100 steps", late.written_bytes / WINDOW, "bytes")
+    report.add(
+        "written a step, last over early",
+        late.written_bytes / early.written_bytes,
+        "times",
+        most=GROWTH_MAX,
+    )
+
+
+def _table(windows: list[Window]) -> Series:
+    rows: list[tuple[Cell, ...]] = [
+        (
+            WINDOW * number,
+            window.history_bytes / WINDOW,
+            window.written_bytes / WINDOW,
+            window.state_bytes,
+            window.context_bytes,
+            window.compactions,
+            WINDOW / window.seconds,
+        )
+        for number, window in enumerate(windows, 1)
+    ]
+    columns = (
+        "to step",
+        "history a step",
+        "written a step",
+        "state, most",
+        "context, most",
+        "compactions",
+        "steps/s",
+    )
+    return Series(f"Every {WINDOW} steps, in bytes", columns, rows)

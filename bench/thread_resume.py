@@ -1,0 +1,158 @@
+"""Cold resumes of an old thread and a young one, each by a worker process that knows nothing.
+
+A resume replays the run under way, so the old thread is first taken to where its run is as long as
+the young one's. Then both get the same message, in turns.
+"""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from bench import probe
+from bench.report import Cell, Report, Series
+from bench.stores import CountingStore
+from bench.thread_bed import Bed
+from everlong.models import ThreadStatus, thread_key
+from everlong.storage.journal import Journal
+from everlong.storage.packstore import PackStore
+
+RATIO_MAX: Final = 1.3
+_RESUME_SECONDS_MAX: Final = 60.0
+# A message that is answered at once takes about so many events.
+_CLOSE_EVENTS: Final = 5
+_STEPS_MAX: Final = 120
+
+
+@dataclasses.dataclass(frozen=True)
+class Resume:
+    """One cold resume."""
+
+    replayed: int
+    """Events."""
+    span_seconds: float
+    """The resume span: from the start of the workflow task until workflow code is live."""
+    send_seconds: float
+    """From outside: until the message is in the thread's history, and `send` returns its number."""
+    model_seconds: float
+    """From sending the message to the model call."""
+    gets: int
+    """From the store, until the model is called."""
+    get_bytes: int
+    needed_bytes: int
+    """What the store holds of the context: the snapshot and the entries after it."""
+    context_bytes: int
+    """The context as the model reads it."""
+
+
+async def resume(bed: Bed, thread_id: str, number: int) -> Resume:
+    """Resume a thread on a new worker: no other one is there, and its cache is empty."""
+    before = await bed.until(thread_id, lambda status: status.status == "waiting")
+    needed_bytes = await stored_context(bed, thread_id, before)
+    for worker in bed.workers:
+        worker.stop()
+    worker = await bed.start_worker()
+    started = time.time()
+    await bed.send(thread_id, f"say {number}")
+    sent = time.time()
+    await worker.wait_for_output(probe.line_of("model", number), _RESUME_SECONDS_MAX)
+    told = list(probe.events(worker.output()))
+    called = next(event.at for event in told if event.what == "model")
+    gets = [event.size for event in told if event.what == "get" and event.at <= called]
+    after = await bed.until(thread_id, lambda status: status.status == "waiting")
+    sizes = {event.what: event.size for event in told}
+    return Resume(
+        replayed=sizes["replayed"],
+        span_seconds=sizes["resumed"] / 1e6,
+        send_seconds=sent - started,
+        model_seconds=called - started,
+        gets=len(gets),
+        get_bytes=sum(gets),
+        needed_bytes=needed_bytes,
+        context_bytes=after.context_bytes,
+    )
+
+
+async def stored_context(bed: Bed, thread_id: str, status: ThreadStatus) -> int:
+    """Return the bytes that the store holds of a thread's context, by reading it."""
+    store = CountingStore(bed.store)
+    packs = PackStore(store)
+    journal = Journal(packs, thread_key(bed.client.namespace, thread_id))
+    first_seq = 1
+    if status.snapshot is not None:
+        await packs.read_body(status.snapshot.ref)
+        first_seq = status.snapshot.upto_seq + 1
+    entries = await journal.read(status.head, first_seq)
+    await journal.bodies([entry for entry in entries if entry.body or entry.ref])
+    return store.get_bytes
+
+
+async def level(bed: Bed, old: str, young: str, page: int) -> None:
+    """Take the old thread on, by single steps, until its run is as long as the young one's."""
+    wanted = await bed.run_events(young)
+    for number in range(_STEPS_MAX):
+        events = await bed.run_events(old)
+        if abs(events - wanted) <= _CLOSE_EVENTS:
+            return
+        far = wanted - events > 20 or events > wanted
+        await bed.ask(old, f"read {page + number} to {page + number}" if far else "say 0")
+    raise RuntimeError(f"the runs do not meet: {events} events, and {wanted}")
+
+
+async def measure_resumes(
+    bed: Bed, old: str, young: str, *, turns: int, judged: bool = True
+) -> Report:
+    """Resume both threads a few times, in turns."""
+    report = Report(f"Cold resume, median of {turns}: the old thread and the young one")
+    found: dict[str, list[Resume]] = {young: [], old: []}
+    for turn in range(turns):
+        for thread_id in (young, old) if turn % 2 else (old, young):
+            found[thread_id].append(await resume(bed, thread_id, 1000 + turn))
+    report.series.append(_table(found))
+    for what, name in (
+        ("resume span", "span_seconds"),
+        ("until send returns", "send_seconds"),
+        ("until the model is called", "model_seconds"),
+    ):
+        ratio = _median(found[old], name) / _median(found[young], name)
+        report.add(f"{what}, old over young", ratio, "times", most=RATIO_MAX if judged else None)
+    for each in (young, old):
+        needed = max(one.get_bytes / one.needed_bytes for one in found[each])
+        report.add(f"read over what the store has of the context, {each}", needed, "times", most=1)
+        shown = max(one.get_bytes / one.context_bytes for one in found[each])
+        report.add(f"read over the context as the model reads it, {each}", shown, "times", most=1)
+    return report
+
+
+def _median(resumes: Sequence[Resume], name: str) -> float:
+    return statistics.median(float(getattr(each, name)) for each in resumes)
+
+
+def _table(found: dict[str, list[Resume]]) -> Series:
+    rows: list[tuple[Cell, ...]] = [
+        (
+            thread_id,
+            _median(resumes, "replayed"),
+            1000 * _median(resumes, "span_seconds"),
+            1000 * _median(resumes, "send_seconds"),
+            1000 * _median(resumes, "model_seconds"),
+            _median(resumes, "gets"),
+            _median(resumes, "get_bytes"),
+            _median(resumes, "needed_bytes"),
+            _median(resumes, "context_bytes"),
+        )
+        for thread_id, resumes in found.items()
+    ]
+    columns = (
+        "thread",
+        "events replayed",
+        "span, ms",
+        "to send, ms",
+        "to model, ms",
+        "GETs",
+        "bytes read",
+        "bytes stored of the context",
+        "context bytes",
+    )
+    return Series("Cold resumes, medians", columns, rows)

@@ -1,0 +1,56 @@
+"""`python -m bench.thread_worker ADDRESS QUEUE URL [STICKY_SECONDS]`: a worker with the agent.
+
+It tells what it asks of the store, when the model is called, and how long a resume took.
+"""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
+from temporalio.client import Client
+from temporalio.worker import Worker
+
+from bench import probe
+from bench.stores import CountingStore
+from bench.thread_agents import reader
+from everlong import EverlongPlugin, open_store
+from everlong.interceptors.resume import RESUME_SPAN
+
+
+class TellingExporter(SpanExporter):
+    """Tells of resumes: `resumed` with microseconds, and `replayed` with events."""
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """See `SpanExporter`."""
+        for span in spans:
+            if span.name == RESUME_SPAN and span.attributes:
+                probe.tell("replayed", int(str(span.attributes["everlong.resume.events"])))
+                probe.tell("resumed", ((span.end_time or 0) - (span.start_time or 0)) // 1000)
+        return SpanExportResult.SUCCESS
+
+
+async def run(address: str, queue: str, url: str, sticky_seconds: str = "") -> None:
+    """Work until told to stop."""
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(TellingExporter()))
+    store = CountingStore(open_store(url), probe.tell)
+    plugin = EverlongPlugin(store=store, agents=[reader()], tracer_provider=provider)
+    client = await Client.connect(address, plugins=[plugin])
+    options: dict[str, Any] = {}
+    if sticky_seconds:
+        options["sticky_queue_schedule_to_start_timeout"] = timedelta(seconds=float(sticky_seconds))
+    async with Worker(client, task_queue=queue, **options):
+        probe.tell("ready")
+        await stopped.wait()
+    provider.shutdown()
+
+
+if __name__ == "__main__":
+    asyncio.run(run(*sys.argv[1:]))

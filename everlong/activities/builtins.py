@@ -1,0 +1,222 @@
+"""Tools that every agent has: `recall`, `remember` and `forget`."""
+
+import contextlib
+import contextvars
+import dataclasses
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Annotated, Any, Final
+
+from pydantic import Field
+from pydantic_core import to_json
+
+from everlong import compaction, limits
+from everlong.agents import Tool, tool
+from everlong.models import Entry, Fact, MemoryChange, SegmentRef, seq_after
+from everlong.past import Past, Reader
+from everlong.storage.segments import MESSAGE_KINDS
+
+# What one answer of recall shows: 4,000 tokens.
+RECALL_BYTES_MAX: Final = 16 * limits.KIB
+# A search through everything reads this much at most, newest first, and says how far it got.
+_SEARCH_BYTES_MAX: Final = 32 * limits.MIB
+_SEARCH_ENTRIES: Final = 64
+_RANGE_MAX: Final = 100
+_DAY_MS: Final = 24 * 3600 * 1000
+
+
+@dataclasses.dataclass
+class Session:
+    """The thread on behalf of which a built-in tool runs."""
+
+    reader: Reader
+    head: SegmentRef
+    load: Callable[[], Awaitable[Past]]
+    memory: dict[str, Any] | None = None
+    """Set by a tool that changes what the agent remembers."""
+
+
+_SESSION: contextvars.ContextVar[Session] = contextvars.ContextVar("everlong_builtins")
+
+
+@contextlib.contextmanager
+def in_session(session: Session) -> Iterator[None]:
+    """Make built-in tools work on a thread."""
+    token = _SESSION.set(session)
+    try:
+        yield
+    finally:
+        _SESSION.reset(token)
+
+
+async def recall(
+    seq: Annotated[int, Field(ge=1)] | None = None,
+    to_seq: Annotated[int, Field(ge=1)] | None = None,
+    ref: str | None = None,
+    pattern: str | None = None,
+    offset: Annotated[int, Field(ge=0)] = 0,
+) -> str:
+    """Open what is no longer in your context: earlier messages, replies and tool results, in full.
+
+    Args:
+        seq: Number of the entry to open, as notes like recall(seq=42) say.
+        to_seq: With seq: list the entries from seq up to this one, in short.
+        ref: The first 8 or more characters of a stored object's digest, instead of seq.
+        pattern: Text to look for: in the entry of seq, or newest first in all there is.
+        offset: With seq: where to begin, in bytes, if an entry is longer than one answer.
+
+    """
+    session = _SESSION.get()
+    last_seq = seq_after(session.head) - 1
+    if ref is not None:
+        seq = await _seq_of(session, ref)
+    if seq is None:
+        if not pattern:
+            raise ValueError("say what to recall: seq, seq and to_seq, ref, or pattern")
+        return await _search(session, pattern, last_seq)
+    if seq > last_seq:
+        raise ValueError(f"there is no entry {seq} yet; the last is {last_seq}")
+    if to_seq is not None and to_seq != seq:
+        return await _list(session, seq, min(to_seq, last_seq), pattern)
+    [entry] = await session.reader.journal.read(session.head, seq, seq)
+    text = await _whole(session, entry)
+    if pattern:
+        found = compaction.grep(text, pattern, bytes_max=RECALL_BYTES_MAX)
+        return found or f"entry {seq} does not hold that"
+    if offset and offset >= len(text.encode()):
+        raise ValueError(f"entry {seq} has {len(text.encode())} bytes; offset is behind its end")
+    return compaction.excerpt(text, offset=offset, bytes_max=RECALL_BYTES_MAX)
+
+
+async def remember(
+    key: Annotated[str, Field(min_length=1, max_length=64)],
+    text: Annotated[str, Field(min_length=1)],
+    ttl_days: Annotated[float, Field(gt=0, le=3650)] | None = None,
+    importance: Annotated[int, Field(ge=1, le=5)] = 3,
+) -> str:
+    """Remember a small fact. It stays in your context, word by word, until it expires.
+
+    Args:
+        key: A short name. A fact of the same name is replaced.
+        text: The fact, in a sentence.
+        ttl_days: After how many days it is forgotten. Left out: as the thread's policy says.
+        importance: 1 to 5. The least important go first when there are too many.
+
+    """
+    session = _SESSION.get()
+    past = await session.load()
+    fact = Fact(
+        key=key,
+        text=text,
+        time_ms=past.now_ms,
+        expires_ms=None if ttl_days is None else past.now_ms + int(ttl_days * _DAY_MS),
+        importance=importance,
+    )
+    size_bytes = len(to_json(fact))
+    if size_bytes > limits.FACT_BYTES_MAX:
+        raise ValueError(
+            f"the fact takes {size_bytes} bytes, and one may take {limits.FACT_BYTES_MAX}. Remember "
+            "less, such as where to find the rest."
+        )
+    facts = compaction.facts_at(past.base, past.items, past.policy, past.now_ms)
+    change = compaction.remember(facts, fact, past.policy, past.now_ms)
+    session.memory = compaction.change_data(change)
+    return _remembered(change)
+
+
+async def forget(key: str) -> str:
+    """Forget a fact that was remembered and no longer holds.
+
+    Args:
+        key: Its name.
+
+    """
+    session = _SESSION.get()
+    past = await session.load()
+    facts = compaction.facts_at(past.base, past.items, past.policy, past.now_ms)
+    session.memory = compaction.change_data(compaction.forget(facts, key))
+    return f"forgot {key!r}"
+
+
+BUILTINS: Final[tuple[Tool, ...]] = (
+    tool(max_result_bytes=2 * RECALL_BYTES_MAX)(recall),
+    tool(remember),
+    tool(forget),
+)
+
+
+def builtin(name: str) -> Tool | None:
+    """Return the built-in tool of that name, or None."""
+    return next((each for each in BUILTINS if each.name == name), None)
+
+
+def _remembered(change: MemoryChange) -> str:
+    gone = f"; forgot {', '.join(change.evicted)} to make room" if change.evicted else ""
+    return f"remembered{gone}"
+
+
+async def _whole(session: Session, entry: Entry) -> str:
+    """Return an entry's message in full, calls included, or its data."""
+    if entry.kind not in MESSAGE_KINDS:
+        return to_json(entry.data, indent=1).decode()
+    [message] = await session.reader.journal.messages([entry], whole=True)
+    calls = [f"{call.tool}({call.arguments}) [{call.id}]" for call in message.tool_calls]
+    return "\n".join([message.text, *calls] if message.text else calls)
+
+
+async def _seq_of(session: Session, ref: str) -> int:
+    """Return the entry that leads to a stored object."""
+    if len(ref) < 8:
+        raise ValueError("give the first 8 characters of the ref at least")
+    for entry in reversed(await session.reader.journal.read(session.head)):
+        digests = [each.digest for each in (entry.ref, entry.original) if each is not None]
+        if any(digest.startswith(ref) for digest in digests):
+            return entry.seq
+    raise ValueError(f"nothing stored has a digest that begins with {ref[:64]!r}")
+
+
+async def _list(session: Session, seq: int, to_seq: int, pattern: str | None) -> str:
+    """List a range of entries: a line or some each, as many as one answer holds."""
+    if to_seq < seq:
+        raise ValueError("to_seq is before seq")
+    to_seq = min(to_seq, seq + _RANGE_MAX - 1)
+    entries = await session.reader.journal.read(session.head, seq, to_seq)
+    share = max(200, RECALL_BYTES_MAX // len(entries) - 40)
+    lines: list[str] = []
+    left = RECALL_BYTES_MAX
+    for entry in entries:
+        text = await _whole(session, entry)
+        if pattern:
+            shown = compaction.grep(text, pattern, bytes_max=share)
+            if not shown:
+                continue
+        else:
+            shown = compaction.excerpt(text, offset=0, bytes_max=share)
+        line = f"{entry.seq} {entry.kind}: {shown}"
+        left -= len(line.encode())
+        if left < 0:
+            lines.append(f"[more from recall(seq={entry.seq}, to_seq={to_seq})]")
+            break
+        lines.append(line)
+    return "\n".join(lines) or f"entries {seq} to {to_seq} do not hold that"
+
+
+async def _search(session: Session, pattern: str, last_seq: int) -> str:
+    """Look through the journal, newest first, until an answer is full or enough has been read."""
+    found: list[str] = []
+    left, to_read = RECALL_BYTES_MAX, _SEARCH_BYTES_MAX
+    high = last_seq
+    while high >= 1 and left > 0 and to_read > 0:
+        low = max(1, high - _SEARCH_ENTRIES + 1)
+        entries = await session.reader.journal.read(session.head, low, high)
+        for entry in reversed(entries):
+            to_read -= (entry.original or entry.ref or entry).size_bytes
+            text = await _whole(session, entry)
+            if shown := compaction.grep(text, pattern, bytes_max=min(left, 1024)):
+                found.append(f"{entry.seq} {entry.kind}: {shown}")
+                left -= len(found[-1].encode())
+            high = entry.seq - 1
+            if left <= 0 or to_read <= 0:
+                break
+    if high >= 1:
+        found.append(f"[looked back to entry {high + 1}; for older ones give seq and to_seq]")
+    return "\n".join(found) or "nothing holds that"

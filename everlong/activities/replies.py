@@ -1,0 +1,138 @@
+"""What comes back from a model: checked, journalled, and looked up again when its tools run."""
+
+import hashlib
+
+from pydantic import ValidationError
+from pydantic_core import to_json
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+
+from everlong import limits
+from everlong.activities.builtins import builtin
+from everlong.agents import Agent, CallInfo, Reply
+from everlong.models import (
+    CallOptions,
+    Kind,
+    Message,
+    SegmentRef,
+    ToolCall,
+    ToolResult,
+    ToolRun,
+    WantedCall,
+    failure_digest,
+    new_entry,
+    printable,
+    short_digest,
+)
+from everlong.past import Reader
+
+# What is wrong with a tool's arguments, as told to the model. Pydantic quotes a part of the input.
+_COMPLAINT_CHARS_MAX = 2000
+# A model that says nothing is asked again: it may have been cut off. Then the turn ends.
+_EMPTY_REPLIES_MAX = 3
+
+
+def checked(reply: Reply) -> Message:
+    """Return a reply as a message that can be stored, or raise what is wrong with it."""
+    message = Message(
+        role="assistant",
+        text=_utf8(reply.text or ""),  # Providers give None beside tool calls.
+        tool_calls=tuple(
+            ToolCall(id=_utf8(call.id), tool=_utf8(call.tool), arguments=_utf8(call.arguments))
+            for call in reply.tool_calls
+        ),
+        native=reply.native,
+    )
+    calls = message.tool_calls
+    if not calls and not message.text.strip():
+        raise ApplicationError(
+            "it answered with nothing",
+            type="EmptyReply",
+            non_retryable=activity.info().attempt >= _EMPTY_REPLIES_MAX,
+        )
+    if len(calls) > limits.TOOL_CALLS_MAX:
+        raise ValueError(f"it asked for {len(calls)} tools; {limits.TOOL_CALLS_MAX} is the most")
+    if len({call.id for call in calls}) != len(calls):
+        raise ValueError("it gave two tool calls the same id")
+    names = [name for call in calls for name in (call.id, call.tool)]
+    if any(not name or len(name) > limits.CALL_NAME_CHARS_MAX for name in names):
+        raise ValueError(
+            f"it gave a tool call no id or name, or one over {limits.CALL_NAME_CHARS_MAX} characters"
+        )
+    size_bytes = len(to_json(message))
+    if size_bytes > limits.TEXT_BYTES_MAX:
+        raise ValueError(f"its reply has {size_bytes} bytes; {limits.TEXT_BYTES_MAX} is the most")
+    return message
+
+
+def wanted(agent: Agent, call: ToolCall) -> WantedCall:
+    """Return a call as the workflow hears of it."""
+    tool = builtin(call.tool) or agent.tool(call.tool)
+    options = CallOptions() if tool is None else tool.options(call.arguments)
+    asks = options.needs_approval
+    return WantedCall(
+        call_id=call.id,
+        tool=call.tool,
+        preview=printable(call.arguments, limits.CALL_PREVIEW_CHARS_MAX) if asks else "",
+        digest=short_digest(f"{call.tool}\0{call.arguments}"),
+        options=options,
+    )
+
+
+async def find_call(reader: Reader, run: ToolRun) -> tuple[SegmentRef, ToolCall]:
+    """Return the call with its arguments, from the newest reply of the journal."""
+    head = run.context.head
+    if head is None:
+        raise _no_call(run)
+    entry = await reader.journal.last(head, Kind.REPLY)
+    messages = [] if entry is None else await reader.journal.messages([entry])
+    for message in messages:
+        for call in message.tool_calls:
+            if call.id == run.call_id:
+                return head, call
+    raise _no_call(run)
+
+
+def call_info(agent: Agent, head: SegmentRef, call: ToolCall) -> CallInfo:
+    """Return what a tool may know of its call."""
+    info = activity.info()
+    thread_id = info.workflow_id or ""
+    # The journal's head names all that led to the call: another branch has another.
+    name = f"{info.namespace}\0{thread_id}\0{head.ref.digest}\0{call.id}"
+    return CallInfo(
+        thread_id=thread_id,
+        agent=agent.name,
+        call_id=call.id,
+        idempotency_key=hashlib.blake2b(name.encode(), digest_size=16).hexdigest(),
+        attempt=info.attempt,
+    )
+
+
+def refused(call: ToolCall, reason: str, time_ms: int) -> ToolResult:
+    """Return the result of a call that cannot be run."""
+    text = f"error: {reason}"
+    message = Message(role="tool", text=text, call_id=call.id, tool=call.tool)
+    return ToolResult(
+        entry=new_entry(1, Kind.TOOL_RESULT, message, time_ms),
+        written_bytes=0,
+        outcome="refused",
+        digest=failure_digest(text),
+    )
+
+
+def complaint(error: ValidationError) -> str:
+    """Say to a model what is wrong with its arguments."""
+    return f"the arguments do not fit. {error}"[:_COMPLAINT_CHARS_MAX]
+
+
+def _no_call(run: ToolRun) -> ApplicationError:
+    return ApplicationError(
+        f"the newest reply of the journal holds no call {run.call_id!r}",
+        type="CallNotFound",
+        non_retryable=True,
+    )
+
+
+def _utf8(text: str) -> str:
+    """Replace lone surrogates, as from undecodable bytes: they cannot be stored."""
+    return text.encode(errors="replace").decode()

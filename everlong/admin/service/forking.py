@@ -1,0 +1,130 @@
+"""Forks: a new thread that begins as another one's past, and shares its packs until it writes."""
+
+import time
+
+from temporalio.client import Client
+from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
+from temporalio.exceptions import WorkflowAlreadyStartedError
+from temporalio.service import RPCError, RPCStatusCode
+
+from everlong.admin.service.folding import Totals
+from everlong.admin.service.past import Past, Scene
+from everlong.admin.service.translating import translated, translated_rpc
+from everlong.errors import ThreadExists
+from everlong.models import (
+    AGENT_WORKFLOW,
+    Counters,
+    Forked,
+    Kind,
+    SnapshotRef,
+    ThreadStart,
+    ThreadState,
+    note,
+    thread_key,
+)
+from everlong.storage.journal import Journal
+from everlong.storage.packstore import PackStore
+
+
+async def fork(
+    client: Client,
+    packs: PackStore,
+    thread_id: str,
+    seq: int,
+    new_id: str,
+    *,
+    task_queue: str,
+    agent: str | None = None,
+    by: str = "",
+) -> ThreadStart:
+    """Start a thread whose past is another one's up to `seq`; return what it was started with.
+
+    A turn that was under way there is broken off: the new thread waits for a message. It has the
+    other one's agent and policy, unless another agent is named, which brings its own. The other
+    thread does not notice, and may have ended.
+    """
+    past = await Past.open(client, packs, thread_id)
+    head = past.head_with(seq)
+    await _check_free(client, new_id)
+    scene, totals = await past.scene(seq), await past.totals(seq)
+    new_key = thread_key(client.namespace, new_id)
+    forked = Forked(thread_id=thread_id, seq=seq, by=by)
+    entry = note(seq + 1, Kind.FORK, forked, time.time_ns() // 1_000_000)
+    # All that the new thread's state will name is durable before it starts.
+    new_head, head_bytes = await Journal(packs, new_key).fork(head, seq, entry)
+    snapshot, snapshot_bytes = await _copied(packs, new_key, scene)
+    start = ThreadStart(
+        agent=agent or past.status.agent,
+        policy=past.status.policy if _has_policy(past, agent) else None,
+        state=ThreadState(
+            head=new_head,
+            snapshot=snapshot,
+            context_bytes=scene.context_bytes,
+            counters=_counters(totals, head_bytes + snapshot_bytes),
+        ),
+    )
+    await _start(client, new_id, task_queue, start)
+    return start
+
+
+def _counters(totals: Totals, written_bytes: int) -> Counters:
+    """Return counters that go on where the other thread was. Bytes that are shared are not its own."""
+    return Counters(
+        steps=totals.steps,
+        tool_calls=totals.tool_calls,
+        messages=totals.messages,
+        # Nobody will answer what was not answered yet: the next message is the next one's number.
+        answered=totals.messages,
+        compactions=totals.compactions,
+        written_bytes=written_bytes,
+        tokens=totals.tokens,
+        cost_usd=totals.cost_usd,
+    )
+
+
+def _has_policy(past: Past, agent: str | None) -> bool:
+    """Tell whether the other thread's policy is its own, and not just what there is before a step."""
+    return agent in (None, past.status.agent) and past.status.counters.steps > 0
+
+
+async def _copied(packs: PackStore, thread: str, scene: Scene) -> tuple[SnapshotRef | None, int]:
+    """Put a copy of a snapshot into a thread's own place: activities read no other's."""
+    if scene.snapshot is None:
+        return None, 0
+    ref, written_bytes = await packs.write_body(thread, Kind.SNAPSHOT, scene.snapshot_data)
+    copy = SnapshotRef(
+        ref=ref, upto_seq=scene.snapshot.upto_seq, context_bytes=scene.snapshot.context_bytes
+    )
+    return copy, written_bytes
+
+
+async def _check_free(client: Client, new_id: str) -> None:
+    """Refuse an id that is taken, before anything is stored under it."""
+    try:
+        await client.get_workflow_handle(new_id).describe()
+    except RPCError as error:
+        if error.status == RPCStatusCode.NOT_FOUND and not error.message.startswith("Namespace"):
+            return
+        raise translated_rpc(error, new_id) from error
+    raise _taken(new_id)
+
+
+async def _start(client: Client, new_id: str, task_queue: str, start: ThreadStart) -> None:
+    with translated(new_id):
+        try:
+            await client.start_workflow(
+                AGENT_WORKFLOW,
+                start,
+                id=new_id,
+                task_queue=task_queue,
+                id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+                id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
+            )
+        except WorkflowAlreadyStartedError as error:
+            raise _taken(new_id) from error
+
+
+def _taken(new_id: str) -> ThreadExists:
+    return ThreadExists(
+        f"there is a thread {new_id!r} already, or was one; nothing was started. Choose another id."
+    )

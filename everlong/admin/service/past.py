@@ -1,0 +1,208 @@
+"""Time travel: what a thread was at an entry of its journal, and what changed between two.
+
+Only what the journal holds is looked at. A step that a reset undid, or another branch, is not in it.
+"""
+
+import dataclasses
+from functools import cached_property
+from typing import Final
+
+from pydantic import TypeAdapter
+from temporalio.client import Client
+
+from everlong import compaction, limits
+from everlong.admin.service import folding
+from everlong.admin.service.asking import SCAN_ENTRIES
+from everlong.admin.service.watching import status as status_of
+from everlong.errors import EntryNotFound
+from everlong.models import (
+    Approval,
+    Compacted,
+    Decided,
+    Entry,
+    Fact,
+    Kind,
+    Message,
+    SegmentRef,
+    SnapshotRef,
+    ThreadStatus,
+    seq_after,
+    thread_key,
+)
+from everlong.past import Reader
+from everlong.storage.packstore import PackStore
+
+_COMPACTED: Final = TypeAdapter(Compacted)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ThreadView:
+    """A thread as it was right after an entry."""
+
+    thread_id: str
+    agent: str
+    seq: int
+    time_ms: int
+    totals: folding.Totals
+    pending: tuple[Approval, ...]
+    facts: tuple[Fact, ...]
+    snapshot: SnapshotRef | None
+    """The base of the context, if it had been compacted."""
+    context: tuple[Message, ...]
+    """What a model call would have read then, by the policy that the thread has now."""
+    context_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ThreadDiff:
+    """What changed in a thread from one entry to a later one."""
+
+    thread_id: str
+    first_seq: int
+    last_seq: int
+    entries: tuple[Entry, ...]
+    """Those after the first, up to the last."""
+    totals: folding.Totals
+    """What these entries add."""
+    context_added: tuple[Message, ...]
+    context_removed: tuple[Message, ...]
+    """No longer shown, or shown shorter: compacted, or expired."""
+    context_bytes: tuple[int, int]
+    """Before and after."""
+    facts_added: tuple[Fact, ...]
+    facts_removed: tuple[Fact, ...]
+    asked: tuple[Approval, ...]
+    decided: tuple[Decided, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scene:
+    """What a model call would have read after an entry."""
+
+    time_ms: int
+    snapshot: SnapshotRef | None
+    snapshot_data: bytes
+    context: tuple[Message, ...]
+    facts: tuple[Fact, ...]
+
+    @cached_property
+    def context_bytes(self) -> int:
+        """Size of the context."""
+        return compaction.size_of(self.context)
+
+
+class Past:
+    """The past of one thread, up to what its journal held when this was opened."""
+
+    def __init__(self, packs: PackStore, thread: str, thread_id: str, status: ThreadStatus) -> None:
+        self._packs = packs
+        self._reader = Reader(packs, thread)
+        self.journal = self._reader.journal
+        self.thread_id = thread_id
+        self.status = status
+
+    @classmethod
+    async def open(cls, client: Client, packs: PackStore, thread_id: str) -> "Past":
+        """Find out where a thread's journal ends now."""
+        status = await status_of(client, thread_id)
+        return cls(packs, thread_key(client.namespace, thread_id), thread_id, status)
+
+    def head_with(self, seq: int) -> SegmentRef:
+        """Return the journal's head, which has to hold that entry."""
+        head = self.status.head
+        if head is None:
+            raise EntryNotFound(f"the journal of thread {self.thread_id!r} holds no entries yet")
+        if not 1 <= seq < seq_after(head):
+            raise EntryNotFound(
+                f"the journal of thread {self.thread_id!r} holds entries 1 to {seq_after(head) - 1}, "
+                f"and no {seq}"
+            )
+        return head
+
+    async def scene(self, seq: int) -> Scene:
+        """Read what a model call would have read after an entry, and no more."""
+        head = self.head_with(seq)
+        snapshot, data = await self._snapshot(head, seq)
+        base = None if snapshot is None else compaction.load(data)
+        first_seq = 1 if base is None else base.upto_seq + 1
+        # At least the entry itself, for the time. Notes are journalled after what they came before.
+        entries = await self.journal.read(head, min(first_seq, seq), seq)
+        time_ms = max(entry.time_ms for entry in entries)
+        items = await self._reader.items([each for each in entries if each.seq >= first_seq])
+        policy = self.status.policy
+        # Results were cut to what their tool allows when they were stored.
+        context = compaction.context(base, items, policy, time_ms, lambda _: limits.TEXT_BYTES_MAX)
+        facts = compaction.facts_at(base, items, policy, time_ms)
+        return Scene(time_ms, snapshot, data, tuple(context), facts)
+
+    async def _snapshot(self, head: SegmentRef, seq: int) -> tuple[SnapshotRef | None, bytes]:
+        """Return the snapshot in force after an entry, if there was one, and its bytes."""
+        entry = await self.journal.last(head, Kind.COMPACTION, before_seq=seq)
+        if entry is None:
+            return None, b""
+        snapshot = _COMPACTED.validate_python(entry.data).snapshot
+        # A fork's first compactions are the other thread's.
+        ref = await self.journal.checked(head, snapshot.ref)
+        return snapshot, await self._packs.read_body(ref)
+
+    async def totals(self, seq: int) -> folding.Totals:
+        """Add up all entries to one. It reads them all, a bounded number at a time."""
+        head = self.head_with(seq)
+        found = folding.Totals()
+        for first_seq in range(1, seq + 1, SCAN_ENTRIES):
+            last_seq = min(seq, first_seq + SCAN_ENTRIES - 1)
+            found = folding.totals(await self.journal.read(head, first_seq, last_seq), found)
+        return found
+
+    async def pending(self, seq: int) -> tuple[Approval, ...]:
+        """Return the approvals that waited after an entry. They belong to the newest reply."""
+        head = self.head_with(seq)
+        reply = await self.journal.last(head, Kind.REPLY, before_seq=seq)
+        if reply is None:
+            return ()
+        return folding.pending_after(await self.journal.read(head, reply.seq, seq))
+
+
+async def state_at(client: Client, packs: PackStore, thread_id: str, seq: int) -> ThreadView:
+    """Return what a thread was right after an entry, and what its model would have read then."""
+    past = await Past.open(client, packs, thread_id)
+    scene = await past.scene(seq)
+    return ThreadView(
+        thread_id=thread_id,
+        agent=past.status.agent,
+        seq=seq,
+        time_ms=scene.time_ms,
+        totals=await past.totals(seq),
+        pending=await past.pending(seq),
+        facts=scene.facts,
+        snapshot=scene.snapshot,
+        context=scene.context,
+        context_bytes=scene.context_bytes,
+    )
+
+
+async def diff(
+    client: Client, packs: PackStore, thread_id: str, first_seq: int, last_seq: int
+) -> ThreadDiff:
+    """Return what changed in a thread from one entry to another."""
+    if first_seq > last_seq:
+        raise EntryNotFound(
+            f"entry {first_seq} is after entry {last_seq}; give the earlier one first"
+        )
+    past = await Past.open(client, packs, thread_id)
+    before, after = await past.scene(first_seq), await past.scene(last_seq)
+    entries = await past.journal.read(past.head_with(last_seq), first_seq + 1, last_seq)
+    return ThreadDiff(
+        thread_id=thread_id,
+        first_seq=first_seq,
+        last_seq=last_seq,
+        entries=tuple(entries),
+        totals=folding.totals(entries),
+        context_added=folding.added(before.context, after.context),
+        context_removed=folding.added(after.context, before.context),
+        context_bytes=(before.context_bytes, after.context_bytes),
+        facts_added=folding.added(before.facts, after.facts),
+        facts_removed=folding.added(after.facts, before.facts),
+        asked=folding.asked_in(entries),
+        decided=folding.decided_in(entries),
+    )

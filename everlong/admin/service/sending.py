@@ -1,0 +1,127 @@
+"""Messages for a thread. A long one is stored in the thread's place first, and sent as a ref."""
+
+import dataclasses
+import time
+import uuid
+from functools import partial
+from typing import Any, Final
+
+from pydantic_core import to_json
+from temporalio.client import Client, WithStartWorkflowOperation
+from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
+
+from everlong import limits
+from everlong.admin.service.translating import argument
+from everlong.admin.service.updating import update
+from everlong.admin.service.watching import WORKER_SECONDS_MAX, journal_of
+from everlong.errors import MessageRefused
+from everlong.models import (
+    AGENT_WORKFLOW,
+    SEND_UPDATE,
+    Kind,
+    Message,
+    SendMessage,
+    ThreadStart,
+)
+from everlong.past import message_entry
+from everlong.storage.packstore import PackStore
+
+# Half of what one message may take of the state, so that a few short ones never fill the inbox.
+_INLINE_BYTES_MAX: Final = limits.MESSAGE_BYTES_MAX // 2
+
+
+async def send(
+    client: Client,
+    thread_id: str,
+    text: str,
+    *,
+    task_queue: str,
+    agent: str | None = None,
+    packs: PackStore | None = None,
+    message_id: str = "",
+    seconds_max: float = WORKER_SECONDS_MAX,
+) -> int:
+    """Send a message and return its number. With an agent, the thread is started if need be.
+
+    A text over 8 KiB needs `packs`. What was sent with a `message_id` can be sent again with it, say
+    after a time-out: it is one message.
+    """
+    message = await stored_message(client, packs, thread_id, text, message_id)
+    return await deliver(
+        client,
+        thread_id,
+        message,
+        task_queue=task_queue,
+        agent=agent,
+        seconds_max=seconds_max,
+    )
+
+
+async def stored_message(
+    client: Client, packs: PackStore | None, thread_id: str, text: str, message_id: str = ""
+) -> SendMessage:
+    """Return a message that can be sent: of a long text, what leads to it once it is durable."""
+    # An id in any case: the SDK may send an update twice that meets a roll.
+    message = argument(
+        MessageRefused, lambda: SendMessage(id=message_id or uuid.uuid4().hex, text="")
+    )
+    text = text.encode(errors="replace").decode()  # Lone surrogates cannot be stored.
+    if not text.strip():
+        raise MessageRefused("the message is empty; send some words")
+    size_bytes = len(to_json(text))
+    if size_bytes > limits.TEXT_BYTES_MAX:
+        raise MessageRefused(
+            f"the message has {size_bytes} bytes as JSON; {limits.TEXT_BYTES_MAX} is the most. Put it "
+            "where a tool can read it, and send its path or link."
+        )
+    if size_bytes <= _INLINE_BYTES_MAX:
+        return dataclasses.replace(message, text=text)
+    if packs is None:
+        if size_bytes <= limits.MESSAGE_BYTES_MAX:
+            return dataclasses.replace(message, text=text)
+        raise MessageRefused(
+            f"the message has {size_bytes} bytes as JSON; {limits.MESSAGE_BYTES_MAX} is the most to "
+            "send without a store. Give `packs`, the store of the workers, to send a longer one."
+        )
+    entry, _ = await message_entry(
+        journal_of(client, packs, thread_id),
+        Kind.MESSAGE,
+        Message(role="user", text=text),
+        time.time_ns() // 1_000_000,
+        limits.SHOWN_BYTES_MAX,
+    )
+    return dataclasses.replace(message, ref=entry.ref, original=entry.original)
+
+
+async def deliver(
+    client: Client,
+    thread_id: str,
+    message: SendMessage,
+    *,
+    task_queue: str,
+    agent: str | None,
+    seconds_max: float = WORKER_SECONDS_MAX,
+) -> int:
+    """Queue a message and return its number, once it is durable."""
+    return await update(
+        client,
+        thread_id,
+        SEND_UPDATE,
+        message,
+        int,
+        update_id=message.id,
+        start=None if agent is None else partial(_start, thread_id, task_queue, agent),
+        seconds_max=seconds_max,
+    )
+
+
+def _start(thread_id: str, task_queue: str, agent: str) -> WithStartWorkflowOperation[Any, Any]:
+    return WithStartWorkflowOperation(
+        AGENT_WORKFLOW,
+        ThreadStart(agent=agent),
+        id=thread_id,
+        task_queue=task_queue,
+        id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+        # An id is for good: a second thread under it would have the first one's place in the store.
+        id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+    )

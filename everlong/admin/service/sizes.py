@@ -1,0 +1,52 @@
+"""What a thread takes up."""
+
+import dataclasses
+
+from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
+
+from everlong.admin.service.translating import translated_rpc
+from everlong.models import thread_key
+from everlong.storage import BlobStore
+from everlong.storage.objects import thread_prefix
+
+
+@dataclasses.dataclass(frozen=True)
+class ThreadSize:
+    """What a thread takes up."""
+
+    runs: int
+    events: int
+    history_bytes: int
+    """All runs that the server still keeps."""
+    blobs: int
+    blob_bytes: int
+
+
+async def size(client: Client, store: BlobStore, thread_id: str) -> ThreadSize:
+    """Measure a thread: the histories of the runs that the server keeps, and its blobs."""
+    runs = events = history_bytes = 0
+    run_id: str | None = None  # The newest run.
+    while run_id != "":
+        try:
+            description = await client.get_workflow_handle(thread_id, run_id=run_id).describe()
+            run_id = await previous_run(client, thread_id, description.run_id)
+        except RPCError as error:
+            if runs and error.status == RPCStatusCode.NOT_FOUND:
+                break  # Its retention is over.
+            raise translated_rpc(error, thread_id) from error
+        info = description.raw_description.workflow_execution_info
+        runs += 1
+        events += info.history_length
+        history_bytes += info.history_size_bytes
+    prefix = thread_prefix(thread_key(client.namespace, thread_id))
+    blobs = [info.size_bytes async for info in store.list(prefix)]
+    return ThreadSize(runs, events, history_bytes, len(blobs), sum(blobs))
+
+
+async def previous_run(client: Client, thread_id: str, run_id: str) -> str:
+    """Return the id of the run that a run continues, or an empty string."""
+    handle = client.get_workflow_handle(thread_id, run_id=run_id)
+    async for event in handle.fetch_history_events(page_size=1):
+        return event.workflow_execution_started_event_attributes.continued_execution_run_id
+    return ""

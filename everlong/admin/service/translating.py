@@ -1,0 +1,111 @@
+"""The SDK's errors about a thread, turned into ours."""
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Final, TypeVar
+
+from pydantic import ValidationError
+from temporalio.client import (
+    WorkflowQueryFailedError,
+    WorkflowUpdateFailedError,
+    WorkflowUpdateRPCTimeoutOrCancelledError,
+)
+from temporalio.exceptions import WorkflowAlreadyStartedError
+from temporalio.service import RPCError, RPCStatusCode
+
+from everlong.errors import (
+    ControlRefused,
+    DecisionRefused,
+    EverlongError,
+    MessageRefused,
+    NoWorker,
+    ServerUnreachable,
+    ThreadEnded,
+    ThreadError,
+    ThreadNotFound,
+)
+
+T = TypeVar("T")
+
+_WHAT: Final[dict[type[ThreadError], str]] = {
+    MessageRefused: "the message",
+    DecisionRefused: "the decision",
+    ControlRefused: "the change",
+}
+# What pydantic adds for programmers: types, what it was given, and a link.
+_FOR_PROGRAMMERS: Final = re.compile(r"\[type=.*?\](?=\n|$)|For further information visit \S+")
+
+
+@contextlib.contextmanager
+def translated(thread_id: str, refused: type[ThreadError] = MessageRefused) -> Iterator[None]:
+    """Raise our errors for the SDK's. `refused` is for what the thread does not take."""
+    what = _WHAT[refused]
+    try:
+        yield
+    except WorkflowUpdateFailedError as error:
+        raise refused(
+            f"thread {thread_id!r} refused {what}: {plain_reason(str(error.cause))}"
+        ) from error
+    except WorkflowUpdateRPCTimeoutOrCancelledError as error:
+        raise NoWorker(
+            f"no worker has taken {what} for thread {thread_id!r}. Start one on its task queue. It may "
+            f"still arrive, so look before you send it again: everlong show {thread_id}"
+        ) from error
+    except WorkflowQueryFailedError as error:
+        raise NoWorker(
+            f"thread {thread_id!r} cannot answer: {error}. Its worker's log tells more."
+        ) from error
+    except WorkflowAlreadyStartedError as error:
+        # Said about an id that is to be used for a new thread, and only once that one has ended.
+        raise has_ended(thread_id) from error
+    except RPCError as error:
+        raise translated_rpc(error, thread_id) from error
+
+
+def translated_rpc(error: RPCError, thread_id: str) -> EverlongError:
+    """Return our error for one of the server's."""
+    if error.status == RPCStatusCode.NOT_FOUND and error.message.startswith("Namespace"):
+        return ServerUnreachable(f"{error.message} Set TEMPORAL_NAMESPACE.")
+    if is_closed(error):
+        return has_ended(thread_id)
+    if error.status == RPCStatusCode.NOT_FOUND:
+        return ThreadNotFound(
+            f"there is no running thread {thread_id!r} in this namespace. Start it with: "
+            f"everlong send {thread_id} 'hello' --agent NAME"
+        )
+    if error.status in (RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED):
+        return NoWorker(f"no worker answers for thread {thread_id!r}. Start one on its task queue.")
+    if error.status == RPCStatusCode.FAILED_PRECONDITION:
+        return NoWorker(
+            f"thread {thread_id!r} cannot take it now: {error.message} Its worker's log tells more."
+        )
+    return ServerUnreachable(f"the Temporal server refused: {error.message}")
+
+
+def is_closed(error: RPCError) -> bool:
+    """Tell whether the server says that the newest run it knew of has ended."""
+    return error.status == RPCStatusCode.NOT_FOUND and "already completed" in error.message
+
+
+def has_ended(thread_id: str) -> ThreadEnded:
+    """Return the error for a thread that was stopped, archived, or terminated."""
+    return ThreadEnded(
+        f"thread {thread_id!r} has ended and takes nothing more; its id is not used again. Its journal "
+        f"stays: everlong journal {thread_id}. Go on from it with: everlong fork {thread_id} SEQ "
+        "NEW_ID, or begin a new thread under another id."
+    )
+
+
+def argument(refused: type[ThreadError], make: Callable[[], T]) -> T:
+    """Return the argument of an update or a signal, or say what does not fit."""
+    try:
+        return make()
+    except ValidationError as error:
+        # Not chained, and shortened: pydantic's own message quotes what it was given.
+        raise refused(f"{_WHAT[refused]} does not fit: {plain_reason(str(error))}") from None
+
+
+def plain_reason(text: str) -> str:
+    """Return on one line what a validator said, without what pydantic adds for programmers."""
+    return " ".join(_FOR_PROGRAMMERS.sub("", text).split())

@@ -1,0 +1,111 @@
+"""Updates that reach a thread whether or not it is rolling.
+
+An update that meets a roll may fail for its caller though nothing is wrong, or reach both runs. It is
+sent again with the same id, which a run takes once; and a thread knows the last messages by their ids.
+"""
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Final, TypeVar
+
+from temporalio.client import (
+    Client,
+    WithStartWorkflowOperation,
+    WorkflowExecutionStatus,
+    WorkflowUpdateRPCTimeoutOrCancelledError,
+)
+from temporalio.exceptions import WorkflowAlreadyStartedError
+from temporalio.service import RPCError, RPCStatusCode
+
+from everlong.admin.service.translating import is_closed, translated
+from everlong.admin.service.watching import WORKER_SECONDS_MAX
+from everlong.errors import MessageRefused, ThreadError
+
+T = TypeVar("T")
+Start = Callable[[], WithStartWorkflowOperation[Any, Any]]
+
+_PAUSE_SECONDS_MIN: Final = 0.05
+_PAUSE_SECONDS_MAX: Final = 1.0
+
+
+async def update(
+    client: Client,
+    thread_id: str,
+    name: str,
+    argument: object,
+    result_type: type[T],
+    *,
+    refused: type[ThreadError] = MessageRefused,
+    update_id: str = "",
+    start: Start | None = None,
+    seconds_max: float = WORKER_SECONDS_MAX,
+) -> T:
+    """Send an update and return its result. With `start`, the thread is started if need be."""
+    update_id = update_id or str(uuid.uuid4())
+    deadline = time.monotonic() + seconds_max
+    pause_seconds = _PAUSE_SECONDS_MIN
+    with translated(thread_id, refused):
+        while True:
+            options: dict[str, Any] = {
+                "id": update_id,
+                "result_type": result_type,
+                "rpc_timeout": timedelta(seconds=max(0.1, deadline - time.monotonic())),
+            }
+            try:
+                result: T = await _sent(client, thread_id, name, argument, start, options)
+            except WorkflowUpdateRPCTimeoutOrCancelledError:
+                _raise_if_cancelled()
+                raise
+            except RPCError as error:
+                if time.monotonic() + pause_seconds > deadline:
+                    raise
+                if not await _met_a_roll(client, thread_id, error):
+                    raise
+            else:
+                return result
+            await asyncio.sleep(pause_seconds)
+            pause_seconds = min(2 * pause_seconds, _PAUSE_SECONDS_MAX)
+
+
+async def _sent(
+    client: Client,
+    thread_id: str,
+    name: str,
+    argument: object,
+    start: Start | None,
+    options: dict[str, Any],
+) -> Any:
+    if start is None:
+        handle = client.get_workflow_handle(thread_id)
+        return await handle.execute_update(name, argument, **options)
+    operation = start()
+    try:
+        return await client.execute_update_with_start_workflow(
+            name, argument, start_workflow_operation=operation, **options
+        )
+    except (RPCError, WorkflowAlreadyStartedError, WorkflowUpdateRPCTimeoutOrCancelledError):
+        # The operation may hold the error too, and asyncio logs one that nobody has looked at.
+        with contextlib.suppress(RPCError, WorkflowAlreadyStartedError, asyncio.CancelledError):
+            await operation.workflow_handle()
+        raise
+
+
+def _raise_if_cancelled() -> None:
+    """Be cancelled after all: the SDK makes a time-out of it, after which one might try again."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
+async def _met_a_roll(client: Client, thread_id: str, error: RPCError) -> bool:
+    """Tell whether an update failed only because the run that it was for is ending."""
+    if error.status == RPCStatusCode.FAILED_PRECONDITION:
+        return True
+    if not is_closed(error):
+        return False
+    description = await client.get_workflow_handle(thread_id).describe()
+    return description.status == WorkflowExecutionStatus.RUNNING

@@ -1,0 +1,157 @@
+"""How a thread is: its status, what it waits for, its journal. Nothing here adds to a history."""
+
+import dataclasses
+from datetime import timedelta
+from typing import Final
+
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryReverseRequest
+from temporalio.client import (
+    Client,
+    WorkflowExecutionDescription,
+    WorkflowExecutionStatus,
+)
+from temporalio.service import RPCError
+
+from everlong.admin.service.translating import translated
+from everlong.errors import NoWorker
+from everlong.models import (
+    AGENT_WORKFLOW,
+    PENDING_QUERY,
+    STATUS_QUERY,
+    Approval,
+    Entry,
+    Message,
+    ThreadStatus,
+    printable,
+    thread_key,
+)
+from everlong.storage.journal import Journal
+from everlong.storage.packstore import PackStore
+from everlong.storage.segments import MESSAGE_KINDS
+
+# A worker that runs takes a message or a query within milliseconds; a cold one has to replay first.
+WORKER_SECONDS_MAX: Final = 20.0
+_OUR_ACTIVITIES: Final = "everlong."
+
+
+@dataclasses.dataclass(frozen=True)
+class Observation:
+    """A thread at one moment, as its worker and the server see it."""
+
+    status: ThreadStatus
+    ended: str
+    """How it ended: `completed`, `terminated`, ...; empty while it runs."""
+    is_busy: bool
+    """Whether an activity is under way: a step of a thread that is paused may still end."""
+
+
+async def status(client: Client, thread_id: str) -> ThreadStatus:
+    """Return how far a thread is. It needs a worker that runs, unless the thread was stopped."""
+    return (await observe(client, thread_id)).status
+
+
+async def observe(client: Client, thread_id: str) -> Observation:
+    """Look at a thread once."""
+    handle = client.get_workflow_handle(thread_id, result_type=ThreadStatus)
+    with translated(thread_id):
+        # First, so that what it says is not newer than the status.
+        description = await handle.describe()
+        ended = ended_as(description)
+        stopped = description.status == WorkflowExecutionStatus.COMPLETED
+        if stopped and description.workflow_type == AGENT_WORKFLOW:
+            found = await handle.result()
+        else:
+            found = await _query_status(client, thread_id)
+        if ended and found.status not in ("stopped", "archived"):
+            found = dataclasses.replace(found, status=ended)
+        elif found.status == "working" and (waits_for := await held_by(client, description)):
+            found = dataclasses.replace(found, status="held", held_by=waits_for)
+    return Observation(found, ended, bool(description.raw_description.pending_activities))
+
+
+def ended_as(description: WorkflowExecutionDescription) -> str:
+    """Return how a workflow ended, in a word; empty while it runs."""
+    if description.status in (None, WorkflowExecutionStatus.RUNNING):
+        return ""
+    return description.status.name.lower()
+
+
+async def held_by(client: Client, description: WorkflowExecutionDescription) -> str:
+    """Return what the heartbeats of a pending activity say: the workflow does not hear them."""
+    for pending_one in description.raw_description.pending_activities:
+        details = await client.data_converter.decode(pending_one.heartbeat_details.payloads)
+        if details and pending_one.activity_type.name.startswith(_OUR_ACTIVITIES):
+            return str(details[0])
+    return ""
+
+
+async def pending(client: Client, thread_id: str) -> list[Approval]:
+    """Return the tool calls that wait for a person. A thread that has ended waits for nobody."""
+    handle = client.get_workflow_handle(thread_id)
+    with translated(thread_id):
+        if ended_as(await handle.describe()):
+            return []
+        waiting: list[Approval] = await handle.query(
+            PENDING_QUERY,
+            result_type=list[Approval],
+            rpc_timeout=timedelta(seconds=WORKER_SECONDS_MAX),
+        )
+    return waiting
+
+
+async def journal(
+    client: Client,
+    packs: PackStore,
+    thread_id: str,
+    first_seq: int = 1,
+    last_seq: int | None = None,
+) -> list[Entry]:
+    """Return the entries of a range, or all; those that are not there are left out."""
+    head = (await status(client, thread_id)).head
+    return await journal_of(client, packs, thread_id).read(head, max(1, first_seq), last_seq)
+
+
+async def messages(client: Client, packs: PackStore, thread_id: str) -> list[Message]:
+    """Return a thread's whole conversation, long messages in full, read from its journal."""
+    thread = journal_of(client, packs, thread_id)
+    entries = await thread.read((await status(client, thread_id)).head)
+    spoken = [entry for entry in entries if entry.kind in MESSAGE_KINDS]
+    return await thread.messages(spoken, whole=True)
+
+
+def journal_of(client: Client, packs: PackStore, thread_id: str) -> Journal:
+    """Return the journal of a thread of the client's namespace."""
+    return Journal(packs, thread_key(client.namespace, thread_id))
+
+
+async def _query_status(client: Client, thread_id: str) -> ThreadStatus:
+    try:
+        found: ThreadStatus = await client.get_workflow_handle(thread_id).query(
+            STATUS_QUERY,
+            result_type=ThreadStatus,
+            rpc_timeout=timedelta(seconds=WORKER_SECONDS_MAX),
+        )
+    except RPCError as error:
+        reason = await _failing_task(client, thread_id, error)
+        if not reason:
+            raise
+        raise NoWorker(f"thread {thread_id!r} is held: its tasks fail. {reason}") from error
+    return found
+
+
+async def _failing_task(client: Client, thread_id: str, error: RPCError) -> str:
+    """Return why a thread's workflow tasks fail, if that is why it does not answer."""
+    if "Workflow Task in failed state" not in error.message:
+        return ""
+    newest = await client.workflow_service.get_workflow_execution_history_reverse(
+        GetWorkflowExecutionHistoryReverseRequest(
+            namespace=client.namespace,
+            execution=WorkflowExecution(workflow_id=thread_id),
+            maximum_page_size=20,
+        )
+    )
+    for event in newest.history.events:
+        if event.HasField("workflow_task_failed_event_attributes"):
+            return printable(event.workflow_task_failed_event_attributes.failure.message, 500)
+    return ""

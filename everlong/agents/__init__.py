@@ -1,0 +1,22 @@
+"""What an agent is: a name, a model and tools. Plain objects that live in the worker's process.
+
+Workflow code never sees them; it knows an agent by its name.
+"""
+
+from everlong.agents.agent import RESERVED_NAMES, Agent
+from everlong.agents.model import Model, Reply
+from everlong.agents.running import CallInfo, current_call, running_call
+from everlong.agents.tools import Tool, ToolOptions, tool
+
+__all__ = [
+    "RESERVED_NAMES",
+    "Agent",
+    "CallInfo",
+    "Model",
+    "Reply",
+    "Tool",
+    "ToolOptions",
+    "current_call",
+    "running_call",
+    "tool",
+]

@@ -1,0 +1,115 @@
+"""Commands for a thread's past: what changed between two entries, and forks."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from everlong.admin import service
+from everlong.admin.console import bytes_text, command, out
+from everlong.cli.app import By, Json, ThreadId, name_of
+from everlong.cli.views import (
+    approval_text,
+    fact_text,
+    message_text,
+    note_text,
+    one_line,
+    print_json,
+    print_lines,
+    totals_text,
+)
+from everlong.config import Settings, load_settings
+from everlong.connection import connect, open_configured_packs
+from everlong.models import Kind
+
+commands = typer.Typer()
+
+Seq = Annotated[int, typer.Argument(min=1, help="An entry, as `journal` numbers them.")]
+
+
+@commands.command()
+def diff(thread_id: ThreadId, first: Seq, last: Seq, as_json: Json = False) -> None:
+    """Show what changed in a thread from one entry to a later one.
+
+    Example: everlong diff ops-7 100 140
+    """
+    asyncio.run(_diff(load_settings(), thread_id, first, last, as_json))
+
+
+@commands.command()
+def fork(
+    thread_id: ThreadId,
+    seq: Seq,
+    new_id: Annotated[str, typer.Argument(help="The id of the new thread.")],
+    agent: Annotated[
+        str | None, typer.Option(help="Another agent, with its own policy; by default the same.")
+    ] = None,
+    by: By = "",
+    as_json: Json = False,
+) -> None:
+    """Start a thread whose past is another one's up to an entry. The other one goes on as it is.
+
+    Example: everlong fork ops-7 120 ops-7-retry
+    """
+    asyncio.run(_fork(load_settings(), thread_id, seq, new_id, agent, name_of(by), as_json))
+
+
+async def _diff(settings: Settings, thread_id: str, first: int, last: int, as_json: bool) -> None:
+    client = await connect(settings)
+    found = await service.diff(client, open_configured_packs(settings), thread_id, first, last)
+    if as_json:
+        print_json(found)
+    else:
+        print_lines(diff_lines(found))
+
+
+def diff_lines(diff: service.ThreadDiff) -> Iterator[str]:
+    """Yield what changed: a plus for what came, a minus for what went."""
+    before, after = map(bytes_text, diff.context_bytes)
+    yield f"{diff.thread_id}, entries {diff.first_seq} to {diff.last_seq}"
+    yield f"done      {totals_text(diff.totals)}"
+    yield f"context   {before} -> {after}"
+    yield from (
+        f"  - {each.role:<9}  {one_line(message_text(each))}" for each in diff.context_removed
+    )
+    yield from (
+        f"  + {each.role:<9}  {one_line(message_text(each))}" for each in diff.context_added
+    )
+    yield from (f"- fact    {fact_text(each)}" for each in diff.facts_removed)
+    yield from (f"+ fact    {fact_text(each)}" for each in diff.facts_added)
+    yield from (f"asked     {approval_text(each)}" for each in diff.asked)
+    for entry in diff.entries:
+        if entry.kind in (Kind.DECIDED, Kind.LIMIT, Kind.CONTROL, Kind.FORK):
+            yield f"{entry.kind:<8}  {note_text(entry)}"
+
+
+async def _fork(
+    settings: Settings,
+    thread_id: str,
+    seq: int,
+    new_id: str,
+    agent: str | None,
+    by: str,
+    as_json: bool,
+) -> None:
+    client = await connect(settings)
+    start = await service.fork(
+        client,
+        open_configured_packs(settings),
+        thread_id,
+        seq,
+        new_id,
+        task_queue=settings.task_queue,
+        agent=agent,
+        by=by,
+    )
+    if as_json:
+        print_json(start)
+        return
+    out.print(
+        f"thread {new_id} ({start.agent}) begins as {thread_id} up to entry {seq}. Talk to it with:\n"
+        f"  {command()} send {new_id} 'What if we try it the other way?'",
+        markup=False,
+        soft_wrap=True,
+    )

@@ -1,0 +1,153 @@
+"""Commands that run something: the demo, the embedded stack, a worker, the codec server."""
+
+import asyncio
+import dataclasses
+import signal
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import uvicorn
+
+from everlong.admin.console import command, out
+from everlong.admin.web import check_exposure, create_app
+from everlong.config import (
+    Settings,
+    environment_without_temporal,
+    load_settings,
+)
+from everlong.connection import open_configured_packs
+from everlong.demo.run import run_demo
+from everlong.embedded import EmbeddedStack
+from everlong.embedded.server import is_free
+from everlong.errors import PortInUse
+from everlong.worker import load_agent, run_worker
+
+commands = typer.Typer()
+
+Port = Annotated[
+    int | None, typer.Option(min=1, max=65535, help="Port for Temporal; 7233, or a free one.")
+]
+UiPort = Annotated[
+    int | None,
+    typer.Option(min=1, max=65535, help="Port for the Temporal UI; 8233, or a free one."),
+]
+DataDir = Annotated[Path | None, typer.Option(help="Where everything is kept.")]
+
+
+@commands.command()
+def demo(port: Port = None, ui_port: UiPort = None, data_dir: DataDir = None) -> None:
+    """Run an agent for 60 steps, kill its worker, resume it, and show what it took.
+
+    Needs no API key and no network. Exits with 0 only if what it shows is true.
+    """
+    settings = _embedded_settings(data_dir or Path(".everlong/demo"))
+    if _run(run_demo(settings, port=port, ui_port=ui_port)):
+        raise typer.Exit(130)
+
+
+@commands.command()
+def dev(
+    agents: Annotated[
+        list[str] | None,
+        typer.Argument(help="Agents to run, as module:agent. Default: the demo's."),
+    ] = None,
+    port: Port = None,
+    ui_port: UiPort = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Start Temporal, a blob store and a worker on this machine, until Ctrl-C.
+
+    Its data stays in the data directory, its blob store too (EVERLONG_STORE is not read), and the
+    next start goes on with it.
+    """
+    settings = _embedded_settings(data_dir)
+    if _run(_dev(settings, agents or ["everlong.demo:agent"], port, ui_port)):
+        out.print("Stopped.")
+
+
+@commands.command()
+def worker(
+    agents: Annotated[list[str], typer.Argument(help="Agents to run, as module:agent.")],
+) -> None:
+    """Run agents against the Temporal server of the environment, until Ctrl-C.
+
+    TEMPORAL_ADDRESS, EVERLONG_STORE, EVERLONG_TASK_QUEUE and OTEL_TRACES_EXPORTER are read.
+    """
+    settings = load_settings()
+    asyncio.run(run_worker(settings, [load_agent(path) for path in agents]))
+
+
+@commands.command()
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8234,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="The Temporal UI's origin, as in http://127.0.0.1:8233. Repeatable."),
+    ] = None,
+    allow_anonymous: Annotated[
+        bool,
+        typer.Option(
+            help="Listen beyond loopback without EVERLONG_TOKEN. Only requests that name localhost "
+            "or 127.0.0.1 are answered then."
+        ),
+    ] = False,
+) -> None:
+    """Serve the Temporal codec endpoints, so that the UI and CLI show real values.
+
+    Try: temporal workflow show --codec-endpoint http://127.0.0.1:8234 -w THREAD
+    """
+    settings = load_settings()
+    check_exposure(host, token=settings.token, allow_anonymous=allow_anonymous)
+    if not is_free(port, host):
+        raise PortInUse(f"port {port} is in use. Stop what listens there, or choose another.")
+    web = create_app(
+        open_configured_packs(settings), token=settings.token, cors_origins=cors_origin or ()
+    )
+    uvicorn.run(web, host=host, port=port, access_log=False)
+
+
+async def _dev(
+    settings: Settings, agents: list[str], port: int | None, ui_port: int | None
+) -> None:
+    out.print("Starting ...")
+    async with EmbeddedStack.open(settings, agents, port=port, ui_port=ui_port) as stack:
+        out.print(
+            f"Temporal server  {stack.server.address}\n"
+            f"Temporal UI      {stack.server.ui_url}\n"
+            f"blob store       {stack.settings.store}\n"
+            f"worker           {', '.join(agents)} on task queue {settings.task_queue}\n"
+            f"logs             {settings.data_dir}\n\n"
+            "In a second terminal:\n"
+            f"  export TEMPORAL_ADDRESS={stack.server.address} EVERLONG_STORE={stack.settings.store}\n"
+            f"  {command()} send hello-1 'Hello' --agent NAME\n\n"
+            "Ctrl-C stops everything; the data stays.",
+            soft_wrap=True,
+        )
+        await stack.wait()
+
+
+def _embedded_settings(data_dir: Path | None) -> Settings:
+    """Return settings for the embedded stack: the user's own cluster is none of its business."""
+    settings = load_settings(environment_without_temporal())
+    if data_dir is not None:
+        settings = dataclasses.replace(settings, data_dir=data_dir.absolute())
+    return settings
+
+
+def _run(work: Coroutine[Any, Any, None]) -> bool:
+    """Run work; return whether Ctrl-C or SIGTERM ended it. It cleans up after itself first."""
+
+    async def until_stopped() -> bool:
+        task = asyncio.ensure_future(work)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        try:
+            await task
+        except asyncio.CancelledError:
+            return True
+        return False
+
+    return asyncio.run(until_stopped())

@@ -1,0 +1,197 @@
+"""Commands for one thread: talk to it, look at it."""
+
+import asyncio
+import dataclasses
+import sys
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from temporalio.client import Client
+
+from everlong.admin import service
+from everlong.admin.console import bytes_text, err, out, plain
+from everlong.cli.app import Json, ThreadId
+from everlong.cli.views import (
+    approval_text,
+    entry_text,
+    fact_text,
+    message_text,
+    one_line,
+    print_json,
+    print_lines,
+    show_table,
+    time_text,
+    totals_text,
+)
+from everlong.config import Settings, load_settings
+from everlong.connection import connect, open_configured_packs
+from everlong.models import Entry, Message, ThreadStatus, seq_after
+from everlong.storage.packstore import PackStore
+from everlong.storage.segments import MESSAGE_KINDS
+
+commands = typer.Typer()
+
+_JOURNAL_ENTRIES = 50
+
+
+@commands.command()
+def send(
+    thread_id: ThreadId,
+    text: Annotated[str, typer.Argument(help="The message; - reads it from standard input.")],
+    agent: Annotated[
+        str | None, typer.Option(help="Start the thread with this agent, if it does not exist.")
+    ] = None,
+    wait: Annotated[bool, typer.Option(help="Wait for the answer and print it.")] = True,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.")] = 300.0,
+) -> None:
+    """Send a message to a thread and print the answer.
+
+    Examples: everlong send ops-7 'Why is checkout slow?' --agent ops. A long one: everlong send ops-7
+    - --no-wait < report.txt
+    """
+    if text == "-":
+        text = sys.stdin.buffer.read().decode(errors="replace")
+    asyncio.run(_send(load_settings(), thread_id, text, agent, timeout if wait else 0.0))
+
+
+@commands.command()
+def show(
+    thread_id: ThreadId,
+    at: Annotated[
+        int | None, typer.Option(help="As it was after this entry, with what the model read.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show how far a thread is and what it takes up, now or at an entry of its journal.
+
+    Example: everlong show ops-7 --at 120
+    """
+    settings = load_settings()
+    if at is None:
+        asyncio.run(_show(settings, thread_id, as_json))
+    else:
+        asyncio.run(_show_at(settings, thread_id, at, as_json))
+
+
+@commands.command()
+def journal(
+    thread_id: ThreadId,
+    first: Annotated[
+        int | None, typer.Option("--from", min=1, help="First entry; by default the last 50.")
+    ] = None,
+    last: Annotated[int | None, typer.Option("--to", min=1, help="Last entry.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List what happened in a thread. With --json, messages are whole.
+
+    Example: everlong journal ops-7 --from 100 --to 120 --json
+    """
+    asyncio.run(_journal(load_settings(), thread_id, first, last, as_json))
+
+
+async def _send(
+    settings: Settings, thread_id: str, text: str, agent: str | None, seconds_max: float
+) -> None:
+    client = await connect(settings)
+    packs = open_configured_packs(settings)
+    number = await service.send(
+        client, thread_id, text, task_queue=settings.task_queue, agent=agent, packs=packs
+    )
+    queued = f"message {number} is queued"
+    if not seconds_max:
+        out.print(f"{queued} on thread {thread_id}", markup=False)
+        return
+    with err.status(queued) as line:
+        answer = await service.wait_for_answer(
+            client,
+            packs,
+            thread_id,
+            number,
+            seconds_max=seconds_max,
+            on_status=lambda status: line.update(
+                escape(plain(f"{queued}; {_waiting_for(thread_id, status)}"))
+            ),
+        )
+    out.print(plain(answer), markup=False, soft_wrap=True)
+
+
+def _waiting_for(thread_id: str, status: ThreadStatus) -> str:
+    if status.held_by:
+        return f"held by {status.held_by}"
+    if status.status == "approval":
+        return f"waiting for a person: everlong approvals {thread_id}"
+    return "waiting for the answer"
+
+
+async def _show(settings: Settings, thread_id: str, as_json: bool) -> None:
+    client = await connect(settings)
+    status = await service.status(client, thread_id)
+    approvals = await service.pending(client, thread_id) if status.pending else []
+    size = await service.size(client, open_configured_packs(settings).store, thread_id)
+    if as_json:
+        print_json(dataclasses.asdict(status) | {"size": size, "approvals": approvals})
+    else:
+        out.print(show_table(thread_id, status, size, approvals))
+
+
+async def _show_at(settings: Settings, thread_id: str, seq: int, as_json: bool) -> None:
+    client = await connect(settings)
+    view = await service.state_at(client, open_configured_packs(settings), thread_id, seq)
+    if as_json:
+        print_json(view)
+        return
+    print_lines(
+        [
+            f"{thread_id} ({view.agent}) after entry {seq}, {time_text(view.time_ms)}",
+            f"done      {totals_text(view.totals)}",
+            *(f"approval  {approval_text(each)}" for each in view.pending),
+            *(f"fact      {fact_text(each)}" for each in view.facts),
+            f"context   {bytes_text(view.context_bytes)} in {len(view.context)} messages"
+            + (f", entries up to {view.snapshot.upto_seq} compacted" if view.snapshot else ""),
+            *(f"  {each.role:<9}  {one_line(message_text(each))}" for each in view.context),
+        ]
+    )
+
+
+async def _journal(
+    settings: Settings, thread_id: str, first: int | None, last: int | None, as_json: bool
+) -> None:
+    client = await connect(settings)
+    packs = open_configured_packs(settings)
+    status = await service.status(client, thread_id)
+    last_seq = seq_after(status.head) - 1
+    upto = last_seq if last is None else min(last, last_seq)
+    since = max(1, upto - _JOURNAL_ENTRIES + 1) if first is None else first
+    entries = await service.journal(client, packs, thread_id, since, upto)
+    said = await _messages(client, packs, thread_id, entries, whole=as_json)
+    if as_json:
+        print_json([_entry_fields(each, said.get(each.seq)) for each in entries])
+        return
+    print_lines(entry_text(each, said.get(each.seq)) for each in entries)
+    waiting = f", {status.tail_entries} more are not journalled yet" if status.tail_entries else ""
+    err.print(f"entries {since} to {upto} of {last_seq}{waiting}; --from and --to show others")
+
+
+async def _messages(
+    client: Client, packs: PackStore, thread_id: str, entries: list[Entry], *, whole: bool
+) -> dict[int, Message]:
+    """Return the messages of entries by seq."""
+    spoken = [each for each in entries if each.kind in MESSAGE_KINDS]
+    journal = service.journal_of(client, packs, thread_id)
+    messages = await journal.messages(spoken, whole=whole)
+    return {entry.seq: message for entry, message in zip(spoken, messages, strict=True)}
+
+
+def _entry_fields(entry: Entry, message: Message | None) -> dict[str, object]:
+    fields: dict[str, object] = {
+        "seq": entry.seq,
+        "kind": entry.kind,
+        "time_ms": entry.time_ms,
+        "size_bytes": entry.size_bytes,
+        "tokens": entry.tokens,
+        "cost_usd": entry.cost_usd,
+    }
+    if message is not None:
+        return fields | {"message": message}
+    return fields | {"data": entry.data}

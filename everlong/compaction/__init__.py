@@ -1,0 +1,33 @@
+"""Compaction, context, memory and recall: pure functions of entries, policy and a given time."""
+
+from everlong.compaction.compacting import compact
+from everlong.compaction.context import context, estimate_tokens, size_of
+from everlong.compaction.expiring import next_expiry_ms
+from everlong.compaction.facts import change_data, facts_at, forget, remember
+from everlong.compaction.recalling import PATTERN_CHARS_MAX, excerpt, grep
+from everlong.compaction.shortening import shortened
+from everlong.compaction.snapshot import Item, Kept, Note, Snapshot, dump, load
+from everlong.compaction.summarising import view_summary_request
+
+__all__ = [
+    "PATTERN_CHARS_MAX",
+    "Item",
+    "Kept",
+    "Note",
+    "Snapshot",
+    "change_data",
+    "compact",
+    "context",
+    "dump",
+    "estimate_tokens",
+    "excerpt",
+    "facts_at",
+    "forget",
+    "grep",
+    "load",
+    "next_expiry_ms",
+    "remember",
+    "shortened",
+    "size_of",
+    "view_summary_request",
+]

@@ -1,0 +1,154 @@
+"""Compaction: a snapshot and the entries after it become a smaller snapshot.
+
+A pure function: the same input gives the same bytes on every machine, and what `context` shows of the
+result never takes more than the budget.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from everlong import limits
+from everlong.compaction import evidence
+from everlong.compaction.context import Group, groups, kept_of
+from everlong.compaction.expiring import live_notes, newest_message_seq
+from everlong.compaction.facts import facts_at
+from everlong.compaction.rendering import (
+    FRAME_BYTES_MAX,
+    SUMMARY_FRAME_BYTES,
+    facts_bytes,
+    notes_bytes,
+    summary_bytes,
+)
+from everlong.compaction.selecting import Ledger, select
+from everlong.compaction.shortening import head_of, sound
+from everlong.compaction.snapshot import Item, Note, Snapshot
+from everlong.compaction.window import Window, is_over, window_of
+from everlong.models import Entry, Kind
+from everlong.policy import Policy
+
+# What is left for notes must hold something, however large the facts are.
+BUDGET_BYTES_MIN: Final = 2 * limits.KIB
+# Of what facts and frame leave: the window at least and at most, and a model's summary.
+_WINDOW_LEAST: Final = 5
+_WINDOW_MOST: Final = 2
+_SUMMARY_SHARE: Final = 4
+# A summary message as such.
+_MESSAGE_BYTES: Final = 16
+
+
+def compact(
+    base: Snapshot | None,
+    items: Sequence[Item],
+    policy: Policy,
+    now_ms: int,
+    *,
+    keep_from_seq: int,
+    to_bytes: int | None = None,
+    summary: str = "",
+) -> Snapshot:
+    """Return a snapshot of all entries before `keep_from_seq` that takes at most `to_bytes`."""
+    budget = policy.compact_to_bytes if to_bytes is None else to_bytes
+    if budget < BUDGET_BYTES_MIN:
+        raise ValueError(f"a context takes at least {BUDGET_BYTES_MIN} bytes; give it as much")
+    taken = _taken(base, items, keep_from_seq)
+    if base is not None and not taken and _stands(base, policy, now_ms, budget, summary):
+        return base
+    facts = facts_at(base, taken, policy, now_ms)
+    room = budget - FRAME_BYTES_MAX - _MESSAGE_BYTES - facts_bytes(facts, budget)
+    written = _bounded(summary or (base.summary if base else ""), room // _SUMMARY_SHARE)
+    room -= summary_bytes(written)
+    notes = _Notes(base, taken, policy, now_ms)
+    window = notes.window(room // _WINDOW_LEAST)
+    demand = notes_bytes(select(notes.beside(window), room, {})[0])
+    if (wider := min(room - demand, room // _WINDOW_MOST)) > room // _WINDOW_LEAST:
+        window = notes.window(wider)
+    dropped = base.dropped if base else {}
+    chosen, dropped = select(notes.beside(window), room - window.size_bytes, dropped)
+    return Snapshot(
+        upto_seq=taken[-1].entry.seq if taken else (base.upto_seq if base else 0),
+        time_ms=now_ms,
+        budget_bytes=budget,
+        facts=facts,
+        notes=tuple(chosen),
+        kept=tuple(each for group in window.kept for each in group.members),
+        dropped=dropped,
+        summary=written,
+    )
+
+
+class _Notes:
+    """The messages and notes that a compaction has to choose from."""
+
+    def __init__(
+        self, base: Snapshot | None, taken: Sequence[Item], policy: Policy, now_ms: int
+    ) -> None:
+        self._base = base.notes if base else ()
+        self._policy, self._now_ms = policy, now_ms
+        self._groups = groups(kept_of(base, taken))
+        self._spared = newest_message_seq(base, taken)
+        self._entries = [item.entry for item in taken if item.message is None]
+        self._known: dict[int, list[Note]] = {}
+
+    def window(self, window_bytes: int) -> Window:
+        """Return the messages that are kept in about so many bytes."""
+        return window_of(self._groups, self._spared, window_bytes, self._policy, self._now_ms)
+
+    def beside(self, window: Window) -> list[Note]:
+        """Return the notes of all that such a window does not show whole, by seq."""
+        whole = {each.seq for group in window.kept for each in group.members if not each.noted}
+        shown = {group.head.seq for group in window.kept}
+        ledger = Ledger(self._base)
+        waiting = list(self._entries)
+        for group in self._groups:
+            while waiting and waiting[0].seq < group.head.seq:
+                _add_entry(ledger, waiting.pop(0))
+            if group.head.seq in shown and whole.issuperset(each.seq for each in group.members):
+                continue
+            for note in self._of_group(group):
+                # A call that is shown with its result needs no line.
+                if note.seq not in whole and not (note.kind == "pair" and group.head.seq in shown):
+                    ledger.add(note)
+        for entry in waiting:
+            _add_entry(ledger, entry)
+        return live_notes(ledger.notes(), self._policy, self._now_ms)
+
+    def _of_group(self, group: Group) -> list[Note]:
+        if group.head.seq not in self._known:
+            self._known[group.head.seq] = list(evidence.notes_of_group(group))
+        return self._known[group.head.seq]
+
+
+def _add_entry(ledger: Ledger, entry: Entry) -> None:
+    asked = ""
+    if entry.kind == Kind.DECIDED and not (entry.data or {}).get("escalated"):
+        asked = ledger.settle(evidence.approval_prefix((entry.data or {}).get("id", "")))
+    note = evidence.note_of_entry(entry, asked)
+    if note is not None:
+        ledger.add(note)
+
+
+def _taken(base: Snapshot | None, items: Sequence[Item], keep_from_seq: int) -> list[Item]:
+    """Return the entries that are compacted: a last step without all of its results is not."""
+    after = base.upto_seq if base else 0
+    taken = [item for item in items if after < item.entry.seq < keep_from_seq]
+    found = groups(kept_of(None, taken))
+    if found and None in found[-1].results:
+        return [item for item in taken if item.entry.seq < found[-1].head.seq]
+    return taken
+
+
+def _stands(base: Snapshot, policy: Policy, now_ms: int, budget: int, summary: str) -> bool:
+    """Tell whether a snapshot needs no change if nothing is added to it."""
+    if budget < base.budget_bytes or summary not in ("", base.summary):
+        return False
+    if base.facts != facts_at(base, (), policy, now_ms):
+        return False
+    if len(live_notes(base.notes, policy, now_ms)) != len(base.notes):
+        return False
+    spared = newest_message_seq(base, ())
+    found = groups(base.kept)
+    return not any(is_over(each, policy, now_ms) for each in found if each.head.seq != spared)
+
+
+def _bounded(summary: str, bytes_max: int) -> str:
+    return head_of(sound(summary).strip(), bytes_max - SUMMARY_FRAME_BYTES).rstrip()

@@ -1,0 +1,157 @@
+"""What a model call reads of a thread: the summary of what was compacted, then messages.
+
+Calls and results always match: providers refuse a conversation in which one lacks the other.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from everlong.compaction.expiring import has_expired, live_notes, newest_message_seq
+from everlong.compaction.facts import facts_at
+from everlong.compaction.rendering import summary_text
+from everlong.compaction.shortening import Cut, utf8_bytes
+from everlong.compaction.snapshot import Item, Kept, Snapshot
+from everlong.models import Kind, Message
+from everlong.policy import Policy
+
+NOT_RUN: Final = "[not run: the turn was broken off]"
+# Role, part kinds and braces: what a message takes beside its texts.
+_MESSAGE_BYTES: Final = 16
+
+
+def context(
+    base: Snapshot | None,
+    items: Sequence[Item],
+    policy: Policy,
+    now_ms: int,
+    result_bytes_max: Callable[[str], int],
+) -> list[Message]:
+    """Return what the model reads, in order."""
+    found = []
+    facts = facts_at(base, items, policy, now_ms)
+    notes = live_notes(base.notes, policy, now_ms) if base else []
+    if text := summary_text(base, facts, notes):
+        found.append(Message(role="summary", text=text))
+    shown = kept_of(base, items)
+    spared = newest_message_seq(base, items)
+    for group in groups(shown):
+        found.extend(_shown_group(group, policy, now_ms, spared, result_bytes_max))
+    return found
+
+
+def size_of(messages: Sequence[Message]) -> int:
+    """Return the bytes of messages: their texts, names, ids and arguments, as UTF-8."""
+    return sum(map(message_bytes, messages))
+
+
+def estimate_tokens(text: str) -> int:
+    """Return about how many tokens a text has: one for each four bytes of it, rounded up."""
+    return -(-utf8_bytes(text) // 4)
+
+
+def message_bytes(message: Message) -> int:
+    """Return the bytes of one message."""
+    if message.native is not None:
+        return _MESSAGE_BYTES + utf8_bytes(json.dumps(message.native, ensure_ascii=False))
+    texts = [message.text, message.call_id, message.tool]
+    for call in message.tool_calls:
+        texts += [call.id, call.tool, call.arguments]
+    return _MESSAGE_BYTES + sum(map(utf8_bytes, texts))
+
+
+def kept_of(base: Snapshot | None, items: Sequence[Item]) -> list[Kept]:
+    """Return the messages of a snapshot and of the entries after it."""
+    after = base.upto_seq if base else 0
+    return [
+        *(base.kept if base else ()),
+        *(
+            Kept(
+                seq=item.entry.seq,
+                kind=item.entry.kind,
+                time_ms=item.entry.time_ms,
+                message=item.message,
+            )
+            for item in items
+            if item.message is not None and item.entry.seq > after
+        ),
+    ]
+
+
+@dataclasses.dataclass
+class Group:
+    """A message by itself, or a reply with a result for each of its calls."""
+
+    head: Kept
+    results: list[Kept | None] = dataclasses.field(default_factory=list)
+    """In call order; None where the journal has none."""
+
+    @property
+    def members(self) -> list[Kept]:
+        """What the group has of the journal."""
+        return [self.head, *(each for each in self.results if each is not None)]
+
+
+def groups(kept: Sequence[Kept]) -> list[Group]:
+    """Return messages in groups. A result whose call is not there is left out."""
+    found: list[Group] = []
+    open_calls: dict[str, list[int]] = {}
+    reply: Group | None = None
+    for each in kept:
+        if each.kind != Kind.TOOL_RESULT:
+            group = Group(each, [None] * len(each.message.tool_calls))
+            found.append(group)
+            if each.kind == Kind.REPLY:
+                reply, open_calls = group, {}
+                for number, call in enumerate(each.message.tool_calls):
+                    open_calls.setdefault(call.id, []).append(number)
+        elif reply is not None and (numbers := open_calls.get(each.message.call_id)):
+            reply.results[numbers.pop(0)] = each
+    return found
+
+
+def cut_of(kept: Kept) -> Cut:
+    """Return the text of a message, as far as it was kept."""
+    if kept.left_out:
+        return Cut(kept.message.text, kept.left_out, kept.tail)
+    return Cut.of(kept.message.text, kept.seq)
+
+
+def expired_text(seq: int) -> str:
+    """Return the line that stands for a message whose time is over."""
+    return f"[expired; recall(seq={seq}) shows it]"
+
+
+def _shown_group(
+    group: Group,
+    policy: Policy,
+    now_ms: int,
+    spared: int,
+    result_bytes_max: Callable[[str], int],
+) -> Iterator[Message]:
+    head = group.head
+    gone = {
+        each.seq
+        for each in group.members
+        if each.seq != spared and has_expired(each.kind, each.time_ms, policy, now_ms)
+    }
+    if head.seq not in gone:
+        text = cut_of(head).shown(head.seq)
+        same = text == head.message.text
+        yield head.message if same else dataclasses.replace(head.message, text=text)
+    elif head.kind == Kind.FAILURE:
+        return
+    elif all(each.seq in gone for each in group.members):
+        # Of a step that is over, one line stands for the calls and their results.
+        yield Message(role=head.message.role, text=expired_text(head.seq))
+        return
+    else:
+        yield dataclasses.replace(head.message, text=expired_text(head.seq), native=None)
+    for call, result in zip(head.message.tool_calls, group.results, strict=True):
+        text = NOT_RUN
+        if result is not None and result.seq in gone:
+            text = expired_text(result.seq)
+        elif result is not None:
+            text = cut_of(result).to(result_bytes_max(call.tool)).shown(result.seq)
+        yield Message(role="tool", text=text, call_id=call.id, tool=call.tool)

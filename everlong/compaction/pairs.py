@@ -1,0 +1,181 @@
+"""A tool call and what came of it, as one line; and arguments that are too long, cut."""
+
+import json
+import re
+from typing import Any, Final
+
+from everlong.compaction.refs import find_refs
+from everlong.compaction.shortening import clipped, head_of, shortened, sound, utf8_bytes
+from everlong.models import ToolCall
+
+# A result up to this size is shown whole in its line.
+RESULT_BYTES_MAX: Final = 140
+# A result over this is bulk: its numbers are not kept one by one.
+BULK_BYTES: Final = 800
+_VALUE_BYTES_MAX: Final = 72
+_COMMAND_BYTES_MAX: Final = 260
+_ARGUMENTS_BYTES_MAX: Final = 320
+_LINE_BYTES_MAX: Final = 90
+# Values that are what a call is about: a command or a query is kept as it is.
+_VALUES_MAX: Final = 64
+_DEPTH_MAX: Final = 64
+_BRACKET: Final = re.compile(r"[\[\]{}]")
+_COMMAND_KEYS: Final = frozenset(
+    ["command", "cmd", "script", "shell", "argv", "args", "bash", "run"]
+)
+
+_FAILED: Final = re.compile(
+    r"(?i)^\W{0,3}(?:(?:error|fatal|panic|exception|failed|failure|aborted|\w+(?:error|exception))\s?[:(!\[]"
+    r"|traceback \(|npm err|bash: |sh: |permission denied|no such file|command not found|not run:)"
+)
+_LETTER: Final = re.compile(r"[A-Za-z\x80-\U0010ffff]")
+_DETAIL: Final = re.compile(r"( -> ok \d+k?B): .*$")
+_EXIT: Final = re.compile(
+    r"(?i)\b(?:exit(?:ed)?(?: with)?(?: code| status)?[ :=]*[1-9]\d*\b|returned non-zero)"
+)
+_TELLING: Final = re.compile(
+    r"(?i)\b(?:\d+ (?:passed|failed|errors?|rows?|matches|files?|results?|warnings?|tests?|records?)"
+    r"|total|summary|succeeded|completed|finished|exit|error|failed|result|conclusion)\b"
+)
+
+
+def call_text(call: ToolCall) -> str:
+    """Return what a line says about a call: its tool and its arguments."""
+    return f"{clipped(call.tool, 64)} {arguments_text(call.arguments)}".rstrip()
+
+
+def outcome_of(text: str) -> str:
+    """Return what a line says about a result: all of it, if it is short."""
+    size_bytes = utf8_bytes(text)
+    if size_bytes <= RESULT_BYTES_MAX:
+        return " ".join(sound(text).split()) or "ok, empty"
+    lines = _ends_of(text)
+    failed = _FAILED.search(lines[0]) or any(map(_EXIT.search, lines))
+    verdict = "failed" if failed else "ok"
+    line = clipped(_telling(lines, failed), _LINE_BYTES_MAX)
+    return f"{verdict} {_short_size(size_bytes)}: {line}"
+
+
+def brief_pair(text: str) -> str:
+    """Return the line of a call without what a long output began or ended with."""
+    return _DETAIL.sub(r"\1", text)
+
+
+def arguments_text(arguments: str) -> str:
+    """Return the arguments of a call, shortly: the values, and all names but the first."""
+    values = _object(arguments, as_written=True)
+    if values is None:
+        return clipped(sound(arguments), _ARGUMENTS_BYTES_MAX)
+    parts: list[str] = []
+    for name, value in values.items():
+        text = _value_text(name, value, alone=len(values) == 1)
+        # The first argument is mostly what the call is about: it needs no name.
+        parts.append(f"{clipped(name, 40)}={text}" if parts else text)
+    shown = " ".join(parts)
+    if utf8_bytes(shown) <= _ARGUMENTS_BYTES_MAX:
+        return shown
+    return clipped(shown, _ARGUMENTS_BYTES_MAX)
+
+
+def cut_arguments(arguments: str, bytes_max: int, seq: int) -> str:
+    """Return arguments in at most so many bytes: still a JSON object, its long texts cut."""
+    if utf8_bytes(arguments) <= bytes_max:
+        return arguments
+    values = _object(arguments) or {}
+    share = bytes_max
+    while values and share > 32:
+        share //= 2
+        cut = {name: _cut_value(value, share, seq) for name, value in values.items()}
+        found = sound(json.dumps(cut, ensure_ascii=False, separators=(",", ":")))
+        if utf8_bytes(found) <= bytes_max:
+            return found
+    return json.dumps({"left_out": f"recall(seq={seq})"})
+
+
+def texts_of(arguments: str) -> list[str]:
+    """Return the texts among the arguments of a call, nested ones too."""
+    values = _object(arguments)
+    if values is None:
+        return [sound(arguments)]
+    found: list[str] = []
+    waiting: list[Any] = [values]
+    # Each value is taken once: the loop ends with the arguments.
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            found.append(sound(value))
+        elif isinstance(value, dict):
+            waiting.extend(reversed(value.values()))
+        elif isinstance(value, list):
+            waiting.extend(reversed(value))
+    return found
+
+
+def _object(arguments: str, *, as_written: bool = False) -> dict[str, Any] | None:
+    """Return arguments that are a plain JSON object; its numbers as texts, if they are to be shown."""
+    if _depth(arguments) > _DEPTH_MAX:
+        return None
+    number = str if as_written else None
+    try:
+        values = json.loads(arguments, parse_int=number, parse_float=number)
+    except ValueError:
+        return None
+    return values if isinstance(values, dict) and len(values) <= _VALUES_MAX else None
+
+
+def _depth(arguments: str) -> int:
+    """Return how deep brackets are nested, at most: the parser's own limit differs among Pythons."""
+    depth = deepest = 0
+    for bracket in _BRACKET.findall(arguments):
+        depth += 1 if bracket in "[{" else -1
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _value_text(name: str, value: Any, *, alone: bool) -> str:
+    if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
+        value = " ".join(value)
+    if not isinstance(value, str):
+        return clipped(_json(value), _VALUE_BYTES_MAX)
+    bytes_max = _COMMAND_BYTES_MAX if name.lower() in _COMMAND_KEYS else _VALUE_BYTES_MAX
+    text = sound(str(value))
+    if utf8_bytes(text) > bytes_max:
+        # A path, an address or an id is worth nothing without its end.
+        if len(text) <= _COMMAND_BYTES_MAX and find_refs(text, bulk=False) == [text]:
+            return text
+        return f"{clipped(text, bytes_max) if alone else ''}({_short_size(utf8_bytes(text))})"
+    return text if len(text.splitlines()) <= 1 else " ".join(text.split())
+
+
+def _cut_value(value: Any, bytes_max: int, seq: int) -> Any:
+    text = value if isinstance(value, str) else _json(value)
+    if utf8_bytes(text) <= bytes_max:
+        return value
+    return shortened(sound(text), bytes_max, seq) if bytes_max > 128 else head_of(text, bytes_max)
+
+
+def _json(value: Any) -> str:
+    return sound(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+
+
+def _ends_of(text: str) -> list[str]:
+    """Return the first lines and the last ones that are not empty."""
+    head = [line.strip() for line in text[:4000].splitlines() if line.strip()]
+    tail = [line.strip() for line in text[-4000:].splitlines() if line.strip()]
+    found = [sound(line) for line in [*head[:3], *tail[-4:]]]
+    return [line for line in found if _LETTER.search(line)] or [""]
+
+
+def _telling(lines: list[str], failed: object) -> str:
+    """Return the line that says most about a result."""
+    if lines[0].startswith("Traceback"):
+        return lines[-1]
+    if failed:
+        return next(
+            (line for line in lines if _FAILED.search(line) or _EXIT.search(line)), lines[0]
+        )
+    return next((line for line in reversed(lines) if _TELLING.search(line)), lines[0])
+
+
+def _short_size(size_bytes: int) -> str:
+    return f"{size_bytes}B" if size_bytes < 1000 else f"{(size_bytes + 500) // 1000}kB"

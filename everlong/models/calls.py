@@ -1,0 +1,134 @@
+"""Arguments and results of the activities. All of it is small: bodies are in the journal."""
+
+from typing import Annotated, Any
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from everlong.models.journal import (
+    Bytes,
+    Entry,
+    SegmentRef,
+    SnapshotRef,
+)
+from everlong.models.thread import SendMessage
+from everlong.models.tools import ToolResult, WantedCall
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What a model call or a tool sees of a thread: where its past lies, and how to read it."""
+
+    agent: str
+    head: SegmentRef | None
+    snapshot: SnapshotRef | None
+    now_ms: int
+    """The workflow's clock, so that a second try sees the same."""
+    policy: dict[str, Any] | None = None
+    """Fields of the policy that are not at their default. None for the agent's own policy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCall:
+    """Argument of the `everlong.call_model` activity."""
+
+    context: Context
+    tail: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelTurn:
+    """Result of `everlong.call_model`: the journal's new head and what to do next."""
+
+    head: SegmentRef
+    tool_calls: tuple[WantedCall, ...]
+    """Empty when the model has answered."""
+    context_bytes: Bytes
+    written_bytes: Bytes
+    context_tokens: int = 0
+    tokens: int = 0
+    cost_usd: float = 0.0
+    policy: dict[str, Any] | None = None
+    """The agent's own, if the call did not bring one: the fields that are not at their default."""
+    attributes: bool = False
+    """Whether the server has our search attributes."""
+    trace: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolRun:
+    """Argument of the `everlong.run_tool` activity."""
+
+    context: Context
+    """Its head is the journal whose newest reply holds the call and its arguments."""
+    call_id: str
+    tool: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Append:
+    """Argument of the `everlong.append_journal` activity."""
+
+    head: SegmentRef | None
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Appended:
+    """Result of `everlong.append_journal`."""
+
+    head: SegmentRef
+    written_bytes: Bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compact:
+    """Argument of the `everlong.compact` activity."""
+
+    context: Context
+    keep_from_seq: Annotated[int, Field(ge=1)]
+    """Entries from this one on stay as they are: they are part of a step that has not ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompactDone:
+    """Result of `everlong.compact`."""
+
+    snapshot: SnapshotRef | None
+    """None where there was nothing to compact."""
+    before_bytes: Bytes
+    after_bytes: Bytes
+    written_bytes: Bytes
+    next_expiry_ms: int | None = None
+    summarised: bool = False
+    expired: tuple[str, ...] = ()
+    """Keys of facts whose time was over, the first of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collect:
+    """Argument of the `everlong.collect` activity: take over a sub-agent's answer."""
+
+    child_id: str
+    head: SegmentRef
+    call_id: str
+    tool: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Brief:
+    """Argument of the `everlong.brief` activity: put a sub-agent's task into words."""
+
+    context: Context
+    """Its head is the journal whose newest reply holds the call and its arguments."""
+    call_id: str
+    tool: str
+    child_id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Briefed:
+    """Result of `everlong.brief`: the first message of the sub-agent's thread, or why there is none."""
+
+    message: SendMessage | None = None
+    refused: ToolResult | None = None

@@ -1,0 +1,251 @@
+"""What a thread's journal holds: entries, their messages, and where they lie."""
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from pydantic_core import to_json, to_jsonable_python
+
+from everlong import limits
+
+Bytes = Annotated[int, Field(ge=0)]
+Body = dict[str, Any]
+"""A message as JSON, in the format of pydantic-ai's `ModelMessage`: see `messages`."""
+
+
+def printable(text: str, chars_max: int) -> str:
+    """Return the beginning of a text on one line, without characters that JSON has to escape."""
+    return "".join(c if c.isprintable() else " " for c in text[:chars_max])
+
+
+def thread_key(namespace: str, thread_id: str) -> str:
+    """Return the fixed-length name under which a thread's objects lie, whatever its id looks like."""
+    name = f"{namespace}\0{thread_id}".encode()
+    return hashlib.blake2b(name, digest_size=16, person=b"everlong-thread").hexdigest()
+
+
+class Kind(StrEnum):
+    """What a stored object or a journal entry holds."""
+
+    PAYLOAD = "payload"
+    """A Temporal payload that the codec moved out of history."""
+    SEGMENT = "segment"
+    """A piece of a thread's journal."""
+    SNAPSHOT = "snapshot"
+    """The compacted base of a thread's context."""
+
+    MESSAGE = "message"
+    """What a person or a program said to the agent."""
+    REPLY = "reply"
+    """What the model answered: text, tool calls, or both."""
+    TOOL_RESULT = "tool_result"
+    """What a tool returned."""
+    FAILURE = "failure"
+    """Why a turn ended without an answer."""
+
+    ASKED = "asked"
+    """A tool call waits for a person's decision: an `Approval`."""
+    DECIDED = "decided"
+    """Somebody decided, or the deadline did: a `Decided`."""
+    MEMORY = "memory"
+    """A fact was remembered or forgotten: a `MemoryChange`."""
+    COMPACTION = "compaction"
+    """The context has a new base: a `Compacted`."""
+    LIMIT = "limit"
+    """The policy paused or ended the thread: a `LimitHit`."""
+    CONTROL = "control"
+    """Somebody paused, unpaused or configured the thread: a `ControlNote`."""
+    FORK = "fork"
+    """The thread began as another one's past: a `Forked`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ref:
+    """A handle to stored bytes. It describes itself completely: no context is needed to read it."""
+
+    thread: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    """Which thread's bytes these are: a digest of its namespace and id, and part of the key."""
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    """BLAKE2b-256, in hex: of a pack's head, or of the plaintext of an object of version 1. Every
+    read is checked against it."""
+    size_bytes: Bytes
+    """Size of the plaintext."""
+    kind: Kind
+    preview: Annotated[str, Field(max_length=limits.PREVIEW_CHARS_MAX)] = ""
+    """The first characters, for people and logs. Empty for payloads."""
+    pack: bool = False
+    """Whether the bytes are a pack. Refs from before there were packs do not say so."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolCall:
+    """A model's wish to run a tool."""
+
+    id: str
+    tool: str
+    arguments: str
+    """JSON object, as the model wrote it. The tool's signature validates it when it runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """One message of a conversation, in the order that a model reads them."""
+
+    role: str
+    """`user`, `assistant`, `tool`, `failure` (why a turn ended without an answer), or `summary` (what
+    compaction left of the messages before: never journalled)."""
+    text: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """On an assistant message: the tools that it asks for."""
+    call_id: str = ""
+    """On a tool message: the call that it answers."""
+    tool: str = ""
+    """On a tool message: the tool's name."""
+    native: Body | None = dataclasses.field(default=None, compare=False, repr=False)
+    """On an assistant message: the whole of what the provider sent, if it was more than this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """Where a long body lies, if it shares a pack with others."""
+
+    start: Bytes
+    size_bytes: Bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One thing that happened in a thread. Small: a long message is behind `ref`."""
+
+    seq: Annotated[int, Field(ge=1)]
+    """Position in the journal, from 1, without gaps."""
+    kind: Kind
+    time_ms: int
+    """Unix time in milliseconds at which it was recorded."""
+    size_bytes: Bytes
+    """Size of the body or the data as JSON."""
+    body: Body | None = None
+    """The message itself, where there is one and it is small; otherwise `ref` leads to it."""
+    ref: Ref | None = None
+    """The pack that holds the body: alone, or at `part`."""
+    part: Slice | None = None
+    original: Ref | None = None
+    """The whole of a message of which the body is only the beginning and the end, since it is too
+    long for a model."""
+    data: dict[str, Any] | None = None
+    """What happened, for kinds that are no message: their doc names the type."""
+    tokens: Annotated[int, Field(ge=0)] = 0
+    """Of a reply: what the model read and wrote, as its provider counts."""
+    cost_usd: Annotated[float, Field(ge=0)] = 0.0
+    """Of a reply: what it cost, where the price is known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentRef:
+    """Where a run of entries lies, and which ones they are, without reading them."""
+
+    ref: Ref
+    first_seq: int
+    count: int
+    folded: bool = False
+    """Whether the segment holds no entries of its own, but leads to older segments that do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """A stored piece of a journal: entries in order, and the older pieces that come before them."""
+
+    before: tuple[SegmentRef, ...]
+    """Oldest first."""
+    entries: tuple[Entry, ...]
+    shares: tuple[str, ...] = ()
+    """Other threads whose packs this journal may point into, by thread key: those it was forked
+    from. It counts only in a segment that lies in the thread's own place in the store."""
+    version: Literal[1, 2] = 2
+    """Of this JSON and that of the entries. A reader refuses a version that it does not know."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """Something that the agent was told to remember."""
+
+    key: str
+    text: str
+    time_ms: int
+    """When it was remembered."""
+    expires_ms: int | None = None
+    importance: Annotated[int, Field(ge=1, le=5)] = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryChange:
+    """Data of a `memory` entry."""
+
+    remembered: Fact | None = None
+    forgotten: str = ""
+    """The key of a fact that was asked to be forgotten."""
+    evicted: tuple[str, ...] = ()
+    """Keys that had to go for it, by the cap of the policy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotRef:
+    """A snapshot as the workflow knows it."""
+
+    ref: Ref
+    upto_seq: int
+    """Entries up to this one are in it, compacted; those after it are read as they are."""
+    context_bytes: Bytes = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compacted:
+    """Data of a `compaction` entry: from here on, the context begins with this snapshot."""
+
+    snapshot: SnapshotRef
+    reason: str
+    before_bytes: Bytes
+    after_bytes: Bytes
+    lag_seconds: float = 0.0
+    summarised: bool = False
+    """Whether a model wrote a summary for it."""
+    expired: tuple[str, ...] = ()
+    """Keys of facts whose time was over, the first of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlNote:
+    """Data of a `control` entry."""
+
+    action: str
+    """`pause`, `unpause`, `configure`, `stop`, `fork`, ..."""
+    by: str = ""
+    reason: str = ""
+    changes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Of `configure`: the policy's fields that changed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forked:
+    """Data of a `fork` entry."""
+
+    thread_id: str
+    seq: int
+    by: str = ""
+
+
+def note(seq: int, kind: Kind, data: object, time_ms: int) -> Entry:
+    """Return an entry for something that is no message. `data` is of the type that its kind names."""
+    fields: dict[str, Any] = to_jsonable_python(data, exclude_none=True)
+    return Entry(seq=seq, kind=kind, time_ms=time_ms, size_bytes=len(to_json(fields)), data=fields)
+
+
+def seq_after(head: SegmentRef | None, tail: Sequence[Entry] = ()) -> int:
+    """Return the seq that the next entry gets."""
+    if tail:
+        return tail[-1].seq + 1
+    return 1 if head is None else head.first_seq + head.count

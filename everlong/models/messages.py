@@ -1,0 +1,91 @@
+"""Messages as they are stored: the JSON of pydantic-ai's `ModelMessage`.
+
+Any tool that knows that format can read a journal. It is written and read here without the library,
+which only a worker with a real model needs.
+"""
+
+from typing import Any, Final
+
+from pydantic_core import to_json
+
+from everlong.models.journal import Body, Entry, Kind, Message, ToolCall
+
+NO_ANSWER: Final = "[The turn ended without an answer: "
+
+
+def body_of(message: Message) -> Body:
+    """Return a message as it is stored."""
+    if message.native is not None:
+        return message.native
+    if message.role == "assistant":
+        parts: list[dict[str, Any]] = []
+        if message.text:
+            parts.append({"part_kind": "text", "content": message.text})
+        parts.extend(
+            {
+                "part_kind": "tool-call",
+                "tool_name": call.tool,
+                "args": call.arguments,
+                "tool_call_id": call.id,
+            }
+            for call in message.tool_calls
+        )
+        return {"kind": "response", "parts": parts}
+    if message.role == "failure":
+        # Said by the agent's side, so that roles still alternate for providers that insist on it.
+        part = {"part_kind": "text", "content": f"{NO_ANSWER}{message.text}]"}
+        return {"kind": "response", "parts": [part]}
+    if message.role == "tool":
+        part = {
+            "part_kind": "tool-return",
+            "tool_name": message.tool,
+            "content": message.text,
+            "tool_call_id": message.call_id,
+        }
+        return {"kind": "request", "parts": [part]}
+    return {"kind": "request", "parts": [{"part_kind": "user-prompt", "content": message.text}]}
+
+
+def message_of(kind: Kind, body: Body) -> Message:
+    """Return a stored message, as the kind of its entry says how to read it."""
+    parts = body["parts"]
+    if kind == Kind.TOOL_RESULT:
+        [part] = parts
+        return Message(
+            role="tool",
+            text=part["content"],
+            call_id=part["tool_call_id"],
+            tool=part["tool_name"],
+        )
+    text = "".join(part["content"] for part in parts if part["part_kind"] in _TEXTS)
+    if kind == Kind.FAILURE:
+        return Message(role="failure", text=text.removeprefix(NO_ANSWER).removesuffix("]"))
+    if kind == Kind.MESSAGE:
+        return Message(role="user", text=text)
+    calls = tuple(
+        ToolCall(
+            id=part["tool_call_id"], tool=part["tool_name"], arguments=_arguments(part["args"])
+        )
+        for part in parts
+        if part["part_kind"] == "tool-call"
+    )
+    plain = Message(role="assistant", text=text, tool_calls=calls)
+    if body_of(plain) == body:
+        return plain
+    return Message(role="assistant", text=text, tool_calls=calls, native=body)
+
+
+def _arguments(args: object) -> str:
+    """Return a call's arguments as JSON text; providers give either, or none."""
+    if isinstance(args, str):
+        return args
+    return "{}" if args is None else to_json(args).decode()
+
+
+_TEXTS: Final = {"text", "user-prompt"}
+
+
+def new_entry(seq: int, kind: Kind, message: Message, time_ms: int) -> Entry:
+    """Return an entry that holds its message."""
+    body = body_of(message)
+    return Entry(seq=seq, kind=kind, time_ms=time_ms, size_bytes=len(to_json(body)), body=body)

@@ -1,0 +1,42 @@
+"""Names that reach the wire or a history. They never come from `__name__`."""
+
+from typing import Final
+
+AGENT_WORKFLOW: Final = "everlong.Agent"
+
+CALL_MODEL: Final = "everlong.call_model"
+RUN_TOOL: Final = "everlong.run_tool"
+APPEND_JOURNAL: Final = "everlong.append_journal"
+COMPACT: Final = "everlong.compact"
+BRIEF: Final = "everlong.brief"
+COLLECT: Final = "everlong.collect"
+
+HELD: Final = "everlong.Held"
+"""Type of the failure of an activity that could not begin, and should be tried again."""
+
+CONTEXT_TOO_LARGE: Final = "everlong.ContextTooLarge"
+"""Type of the failure of a model call whose provider would take a smaller context."""
+
+SEND_UPDATE: Final = "send"
+DECIDE_UPDATE: Final = "decide"
+CONFIGURE_UPDATE: Final = "configure"
+COMPACT_SIGNAL: Final = "compact"
+PAUSE_SIGNAL: Final = "pause"
+UNPAUSE_SIGNAL: Final = "unpause"
+STOP_SIGNAL: Final = "stop"
+REPORT_SIGNAL: Final = "everlong.report"
+"""From a sub-agent's thread to its parent's: the turn has ended."""
+REPORT_AGAIN_SIGNAL: Final = "everlong.report_again"
+"""From a parent's thread to a sub-agent's: say again whether the turn has ended."""
+STATUS_QUERY: Final = "status"
+PENDING_QUERY: Final = "pending"
+
+SEARCH_ATTRIBUTES: Final = {
+    "EverlongAgent": "Keyword",
+    "EverlongStatus": "Keyword",
+    "EverlongReason": "Keyword",
+    "EverlongStateBytes": "Int",
+    "EverlongGrowthBytesPerHour": "Double",
+    "EverlongPendingApprovals": "Int",
+    "EverlongLastResumeMs": "Double",
+}

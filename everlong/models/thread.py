@@ -1,0 +1,223 @@
+"""A thread's operational state, and what people and programs say to it and hear from it."""
+
+import dataclasses
+from typing import Annotated, Any
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from everlong.models.journal import (
+    Bytes,
+    Entry,
+    Ref,
+    SegmentRef,
+    SnapshotRef,
+)
+from everlong.models.tools import Call
+from everlong.policy import LimitHit, Policy, Streaks
+
+Who = Annotated[str, Field(max_length=64)]
+Why = Annotated[str, Field(max_length=300)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendMessage:
+    """Argument of the `send` update: a short text, or the ref of a long one."""
+
+    text: str = ""
+    id: Annotated[str, Field(pattern=r"^[ -~]{0,64}$")] = ""
+    """Made up by the sender: a message that is sent again with the same id is not queued twice."""
+    ref: Ref | None = None
+    """The body of a long message, stored in the thread's own place before it is sent."""
+    original: Ref | None = None
+    """The whole of it, if the body is only its beginning and end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decide:
+    """Argument of the `decide` update: a person's answer to a call that needs approval."""
+
+    id: str
+    """The approval's id, as `pending` lists it."""
+    approve: bool
+    by: Who
+    reason: Why = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configure:
+    """Argument of the `configure` update: fields of the policy and their new values."""
+
+    changes: dict[str, Any]
+    by: Who = ""
+    reason: Why = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Control:
+    """Argument of the signals `pause`, `unpause`, `compact` and `stop`. All of it may be left out.
+
+    A signal cannot be refused, so what is too long is cut.
+    """
+
+    by: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counters:
+    """What a thread has done and cost since it began, across its runs."""
+
+    runs: int = 1
+    steps: int = 0
+    """Model calls that have completed."""
+    tool_calls: int = 0
+    messages: int = 0
+    """Messages received. `send` returns this number."""
+    answered: int = 0
+    """Messages whose turn has ended. Message n is answered once this is at least n."""
+    compactions: int = 0
+    written_bytes: Bytes = 0
+    """Stored by the thread's own steps, after compression."""
+    context_bytes: Bytes = 0
+    """Sum over all model calls of the context that was read: what passing it by value would send."""
+    tokens: int = 0
+    """Sum over all model calls of what they read and wrote, as their provider counts."""
+    cost_usd: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pause:
+    """Why a thread takes no steps."""
+
+    by: str = ""
+    reason: str = ""
+    limit: LimitHit | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """Where the turn of a message ended."""
+
+    number: int
+    seq: int
+    """Of the reply, or of the failure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Received:
+    """A message that was taken in, by the id that its sender gave it."""
+
+    id: str
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreadState:
+    """Operational state: all that the next run needs, carried over by continue-as-new."""
+
+    head: SegmentRef | None = None
+    """The journal's newest segment."""
+    snapshot: SnapshotRef | None = None
+    """The base of the context, if it has been compacted."""
+    tail: tuple[Entry, ...] = ()
+    """Entries that the next model call will journal."""
+    notes: tuple[Entry, ...] = ()
+    """What happened beside the conversation, until it gets its place in the tail."""
+    inbox: tuple[SendMessage, ...] = ()
+    """Messages that wait for their turn, oldest first."""
+    calls: tuple[Call, ...] = ()
+    """Tool calls of the newest reply, until all of them have a result."""
+    decided: tuple[str, ...] = ()
+    """Approvals that were decided last, and a digest of the request that did it."""
+    answers: tuple[Answer, ...] = ()
+    """The turns that ended last."""
+    received: tuple[Received, ...] = ()
+    """The messages that came last, those with an id."""
+    pause: Pause | None = None
+    ended: LimitHit | None = None
+    """The limit that ended the thread."""
+    context_bytes: Bytes = 0
+    """Context of the last model call."""
+    context_tokens: int = 0
+    """The same, as its provider counts; 0 if it does not say."""
+    compaction_due_ms: int | None = None
+    """When the policy first wanted a compaction that has not happened yet."""
+    next_expiry_ms: int | None = None
+    """When the next part of the context expires."""
+    rested: bool = False
+    """Whether the thread has compacted and rolled since it last did something."""
+    holds: Annotated[int, Field(ge=0)] = 0
+    """How often in a row the thread was held; the pause before the next try grows with it."""
+    in_turn: bool = False
+    turn_steps: int = 0
+    """Model calls in the turn that is under way."""
+    step_bytes: Bytes = 0
+    """Written by the last step."""
+    streaks: Streaks = dataclasses.field(default_factory=Streaks)
+    counters: Counters = dataclasses.field(default_factory=Counters)
+    last_failure: str = ""
+    """Why the last turn ended without an answer, if it did."""
+    published: str = ""
+    """What the search attributes say."""
+    attributes: bool = False
+    """Whether the server is known to have our search attributes."""
+    trace: str = ""
+    """W3C traceparent of the last step that was traced: the next run links to it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parent:
+    """The thread that waits for this one's answer."""
+
+    thread_id: str
+    depth: Annotated[int, Field(ge=1)] = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreadStart:
+    """Argument of the `everlong.Agent` workflow. Start one with the agent's name; the rest follows."""
+
+    agent: str
+    """Name of an agent that the workers of this task queue run."""
+    policy: Policy | None = None
+    """None until a worker has said what the agent's own policy is."""
+    changes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What was configured before that."""
+    state: ThreadState = dataclasses.field(default_factory=ThreadState)
+    """Left empty by people: continue-as-new and forks fill it."""
+    parent: Parent | None = None
+    """Of a sub-agent's thread: it ends with its answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreadStatus:
+    """Answer of the `status` query, and the result of a thread that was stopped."""
+
+    agent: str
+    status: str
+    """`working`, `waiting`, `approval` (a person is waited for), `paused`, `held`, `stopping`,
+    `stopped` or `archived`."""
+    counters: Counters
+    head: SegmentRef | None
+    waiting_messages: int
+    last_failure: str
+    held_by: str = ""
+    """What the thread waits for, if it is held: say, bytes that the store has lost."""
+    pause: Pause | None = None
+    ended: LimitHit | None = None
+    snapshot: SnapshotRef | None = None
+    tail_entries: int = 0
+    """Entries that are not in the journal yet; a model call or the end of the thread adds them."""
+    pending: int = 0
+    """Approvals that wait for a person."""
+    answers: tuple[Answer, ...] = ()
+    streaks: Streaks = dataclasses.field(default_factory=Streaks)
+    state_bytes: Bytes = 0
+    """Size of the operational state."""
+    context_bytes: Bytes = 0
+    compaction_lag_bytes: Bytes = 0
+    """By how much the context is larger than the policy wants it to be."""
+    compaction_due_ms: int | None = None
+    """Since when."""
+    policy: Policy = dataclasses.field(default_factory=Policy)

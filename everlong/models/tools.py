@@ -1,0 +1,142 @@
+"""Tool calls, on their way from a reply to a result."""
+
+import dataclasses
+import hashlib
+import re
+from typing import Any, Literal
+
+from pydantic.dataclasses import dataclass
+
+from everlong.models.journal import Bytes, Entry, SegmentRef
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallOptions:
+    """What the workflow has to know of a tool to run it. Set by `@tool`."""
+
+    timeout_seconds: float | None = None
+    attempts_max: int | None = None
+    needs_approval: bool = False
+    approvers: tuple[str, ...] = ()
+    """Who may decide; empty for anybody who reaches the thread."""
+    deadline_seconds: float | None = None
+    on_deadline: Literal["deny", "escalate"] = "deny"
+    escalate_to: tuple[str, ...] = ()
+    agent: str = ""
+    """The agent that answers the call, if it is a sub-agent."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WantedCall:
+    """A tool call of a reply, as the workflow hears of it."""
+
+    call_id: str
+    tool: str
+    preview: str = ""
+    digest: str = ""
+    """Of the tool's name and arguments."""
+    options: CallOptions = dataclasses.field(default_factory=CallOptions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Approval:
+    """A tool call that waits for a person. Answer of the `pending` query, and data of `asked`."""
+
+    id: str
+    tool: str
+    arguments: str
+    """The beginning of the call's arguments; all of them are in the journal."""
+    asked_ms: int
+    deadline_ms: int | None = None
+    on_deadline: Literal["deny", "escalate"] = "deny"
+    approvers: tuple[str, ...] = ()
+    escalate_to: tuple[str, ...] = ()
+    escalated: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decided:
+    """Data of a `decided` entry."""
+
+    id: str
+    approve: bool
+    by: str
+    """Who; `deadline` if nobody was in time."""
+    reason: str = ""
+    escalated: bool = False
+    """Nobody was in time, and it now waits for others instead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Argument of the signal from a sub-agent's thread: its turn has ended."""
+
+    child_id: str
+    head: SegmentRef | None = None
+    """Its journal, whose newest entry is the answer; none if it has none."""
+    tokens: int = 0
+    cost_usd: float = 0.0
+
+
+Outcome = Literal["ok", "failed", "refused"]
+"""`refused`: the call named no tool, or its arguments did not fit; nothing was run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolResult:
+    """Result of `everlong.run_tool` or `everlong.collect`: an entry for the journal.
+
+    The workflow gives it its seq: results are journalled in call order.
+    """
+
+    entry: Entry
+    written_bytes: Bytes
+    outcome: Outcome = "ok"
+    digest: str = ""
+    """Of what the model reads: an equal one is no progress."""
+    memory: dict[str, Any] | None = None
+    """Data of a `memory` entry, if the call changed what the agent remembers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waits:
+    """Since when a call waits for a person, and how long it may."""
+
+    asked_ms: int
+    deadline_ms: int | None = None
+    escalated: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A tool call of the newest reply, as the workflow sees it: its arguments stay in the journal."""
+
+    id: str
+    """Position in the thread: `<seq of the reply>-<number of the call>`."""
+    call_id: str
+    """As the model named it."""
+    tool: str
+    preview: str = ""
+    """The beginning of its arguments, for a person who has to approve it."""
+    digest: str = ""
+    """Of the tool's name and arguments."""
+    options: CallOptions = dataclasses.field(default_factory=CallOptions)
+    waits: Waits | None = None
+    """While it waits for a person."""
+    approved: bool = False
+    child_id: str = ""
+    """The sub-agent's thread, once it has been started."""
+    report: Report | None = None
+    """What that thread has said."""
+    result: ToolResult | None = None
+    """What the model will read, once there is a result. Its seq is given later."""
+
+
+def short_digest(text: str, size_bytes: int = 4) -> str:
+    """Return a digest by which what is repeated is recognised."""
+    return hashlib.blake2b(text.encode(errors="replace"), digest_size=size_bytes).hexdigest()
+
+
+def failure_digest(reason: str) -> str:
+    """Return the same digest for failures that differ only in numbers: times, ports, addresses."""
+    return short_digest(re.sub(r"0x[0-9a-f]+|\d+", "#", reason))

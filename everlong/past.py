@@ -1,0 +1,101 @@
+"""A thread's past: the snapshot, the entries since, and their messages."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Final
+
+from everlong.compaction import Item, Snapshot, dump, load, shortened
+from everlong.errors import RefRefused
+from everlong.models import (
+    Context,
+    Entry,
+    Kind,
+    Message,
+    SnapshotRef,
+)
+from everlong.policy import Policy
+from everlong.storage.journal import Journal
+from everlong.storage.packstore import PackStore
+from everlong.storage.segments import MESSAGE_KINDS
+
+# Where the middle of a message is left out, its own seq leads to the whole. It has none when it is
+# stored, so that is put in when it is read.
+_UNPLACED: Final = "recall(seq=0)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Past:
+    """What there is to read before a step."""
+
+    base: Snapshot | None
+    items: tuple[Item, ...]
+    """Entries since the snapshot, and those that are not journalled yet."""
+    policy: Policy
+    now_ms: int
+
+
+class Reader:
+    """Reads the past of one thread."""
+
+    def __init__(self, packs: PackStore, thread: str) -> None:
+        self._packs = packs
+        self._thread = thread
+        self.journal = Journal(packs, thread)
+
+    async def past(self, context: Context, own: Policy, tail: Sequence[Entry] = ()) -> Past:
+        """Read what a context is made of, and no more. `own` is the agent's policy."""
+        policy = own if context.policy is None else Policy().changed(context.policy)
+        base = None
+        first_seq = 1
+        if context.snapshot is not None:
+            base = await self._snapshot(context.snapshot)
+            first_seq = base.upto_seq + 1
+        entries = [*await self.journal.read(context.head, first_seq), *tail]
+        return Past(base, tuple(await self.items(entries)), policy, context.now_ms)
+
+    async def items(self, entries: Sequence[Entry]) -> list[Item]:
+        """Return entries with their messages, as a model is shown them."""
+        spoken = [entry for entry in entries if entry.kind in MESSAGE_KINDS]
+        messages = dict(
+            zip((entry.seq for entry in spoken), await self.journal.messages(spoken), strict=True)
+        )
+        return [Item(entry, _placed(entry, messages.get(entry.seq))) for entry in entries]
+
+    async def store(self, snapshot: Snapshot, context_bytes: int) -> tuple[SnapshotRef, int]:
+        """Store a snapshot; return its ref and the bytes written."""
+        ref, written_bytes = await self._packs.write_body(
+            self._thread, Kind.SNAPSHOT, dump(snapshot)
+        )
+        return (
+            SnapshotRef(ref=ref, upto_seq=snapshot.upto_seq, context_bytes=context_bytes),
+            written_bytes,
+        )
+
+    async def _snapshot(self, snapshot: SnapshotRef) -> Snapshot:
+        if snapshot.ref.thread != self._thread:
+            raise RefRefused(
+                f"snapshot {snapshot.ref.digest} belongs to another thread and is not read. Find out "
+                "who gave it to this one."
+            )
+        return load(await self._packs.read_body(snapshot.ref))
+
+
+async def message_entry(
+    journal: Journal, kind: Kind, message: Message, time_ms: int, bytes_max: int
+) -> tuple[Entry, int]:
+    """Store a message that may be too long for a model: whole, and as what a model is shown of it."""
+    shown = shortened(message.text, bytes_max, seq=0)
+    if shown == message.text:
+        return await journal.body_entry(kind, message, time_ms)
+    whole, whole_bytes = await journal.body_entry(kind, message, time_ms)
+    entry, shown_bytes = await journal.body_entry(
+        kind, dataclasses.replace(message, text=shown), time_ms
+    )
+    return dataclasses.replace(entry, original=whole.ref), whole_bytes + shown_bytes
+
+
+def _placed(entry: Entry, message: Message | None) -> Message | None:
+    if entry.original is None or message is None:
+        return message
+    text = message.text.replace(_UNPLACED, f"recall(seq={entry.seq})", 1)
+    return dataclasses.replace(message, text=text)

@@ -1,0 +1,156 @@
+"""Tool calls that wait for a person: pure functions of a thread's state.
+
+An approval is asked for once, when the reply arrives, and decided once: the decision takes it out of
+the state, and its id goes to `decided`.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from datetime import timedelta
+
+from everlong import limits
+from everlong.models import (
+    Approval,
+    Call,
+    Decide,
+    Decided,
+    Kind,
+    ThreadState,
+    ToolResult,
+    Waits,
+    printable,
+    short_digest,
+)
+from everlong.workflows import transitions
+
+DEADLINE = "deadline"
+
+
+def pending(state: ThreadState) -> list[Approval]:
+    """Return the approvals that wait, in call order."""
+    return [_approval(call, call.waits) for call in state.calls if call.waits is not None]
+
+
+def _approval(call: Call, waits: Waits) -> Approval:
+    options = call.options
+    return Approval(
+        id=call.id,
+        tool=call.tool,
+        arguments=call.preview,
+        asked_ms=waits.asked_ms,
+        deadline_ms=waits.deadline_ms,
+        on_deadline=options.on_deadline,
+        approvers=options.escalate_to if waits.escalated else options.approvers,
+        escalate_to=options.escalate_to,
+        escalated=waits.escalated,
+    )
+
+
+def ask(state: ThreadState, time_ms: int) -> ThreadState:
+    """Ask for the approvals that the calls of a new reply need."""
+    for call in state.calls:
+        if not call.options.needs_approval or call.waits or call.approved or call.result:
+            continue
+        deadline_seconds = call.options.deadline_seconds
+        waits = Waits(
+            asked_ms=time_ms,
+            deadline_ms=None
+            if deadline_seconds is None
+            else time_ms + int(deadline_seconds * 1000),
+        )
+        state = transitions.with_call(state, dataclasses.replace(call, waits=waits))
+        state = transitions.add_note(state, Kind.ASKED, _approval(call, waits), time_ms)
+    return state
+
+
+def why_refused(state: ThreadState, decide: Decide, key: str = "") -> str:
+    """Return why a decision does not count, or an empty string.
+
+    `key` names the request: one that met a roll may be sent again, and has been carried out then.
+    """
+    approval = next((each for each in pending(state) if each.id == decide.id), None)
+    if approval is None:
+        if key and _mark(decide.id, key) in state.decided:
+            return ""
+        if any(each.split()[0] == decide.id for each in state.decided):
+            return f"approval {decide.id!r} has been decided already; the journal says by whom"
+        ids = [each.id for each in pending(state)]
+        return f"there is no approval {decide.id!r}; those that wait are {ids}"
+    if not decide.by.strip():
+        return "say who decides: `by` is empty"
+    if approval.approvers and decide.by not in approval.approvers:
+        return f"{decide.by!r} may not decide {decide.id!r}; {_any_of(approval.approvers)} may"
+    return ""
+
+
+def decide(state: ThreadState, decision: Decide, time_ms: int, key: str = "") -> ThreadState:
+    """Take in a decision that `why_refused` has let pass."""
+    if key and _mark(decision.id, key) in state.decided:
+        return state
+    decided = Decided(
+        id=decision.id, approve=decision.approve, by=decision.by, reason=decision.reason
+    )
+    return _decided(state, decided, time_ms, key)
+
+
+def until_deadline(state: ThreadState, time_ms: int) -> timedelta | None:
+    """Return how long until the first approval is overdue."""
+    deadlines = [each.deadline_ms for each in pending(state) if each.deadline_ms is not None]
+    return timedelta(milliseconds=max(0, min(deadlines) - time_ms)) if deadlines else None
+
+
+def expire(state: ThreadState, time_ms: int) -> ThreadState:
+    """Deny or pass on what nobody decided in time."""
+    for approval in pending(state):
+        if approval.deadline_ms is None or approval.deadline_ms > time_ms:
+            continue
+        if approval.on_deadline == "deny" or approval.escalated:
+            late = Decided(
+                id=approval.id, approve=False, by=DEADLINE, reason="nobody decided in time"
+            )
+            state = _decided(state, late, time_ms)
+        else:
+            state = _escalated(state, approval, time_ms)
+    return state
+
+
+def _escalated(state: ThreadState, approval: Approval, time_ms: int) -> ThreadState:
+    """Ask others, and give them as long as the first had."""
+    [call] = [each for each in state.calls if each.id == approval.id]
+    seconds = call.options.deadline_seconds or 0.0
+    waits = Waits(
+        asked_ms=approval.asked_ms, deadline_ms=time_ms + int(seconds * 1000), escalated=True
+    )
+    state = transitions.with_call(state, dataclasses.replace(call, waits=waits))
+    decided = Decided(id=approval.id, approve=False, by=DEADLINE, escalated=True)
+    return transitions.add_note(state, Kind.DECIDED, decided, time_ms)
+
+
+def _decided(state: ThreadState, decided: Decided, time_ms: int, key: str = "") -> ThreadState:
+    [call] = [each for each in state.calls if each.id == decided.id]
+    state = dataclasses.replace(
+        state,
+        decided=(*state.decided, _mark(decided.id, key))[-limits.DECIDED_MAX :],
+        rested=False,
+    )
+    state = transitions.add_note(state, Kind.DECIDED, decided, time_ms)
+    if decided.approve:
+        approved = dataclasses.replace(call, waits=None, approved=True)
+        return transitions.with_call(state, approved)
+    return transitions.with_result(state, call, denied(call, decided, time_ms))
+
+
+def _mark(approval_id: str, key: str) -> str:
+    """Return a decision as `ThreadState.decided` has it."""
+    return f"{approval_id} {short_digest(key, size_bytes=8)}" if key else approval_id
+
+
+def denied(call: Call, decided: Decided, time_ms: int) -> ToolResult:
+    """Return what the model reads instead of a result. Nothing has failed."""
+    why = f": {printable(decided.reason, limits.REASON_CHARS_MAX)}" if decided.reason else ""
+    reason = f"denied by {printable(decided.by, limits.CALL_NAME_CHARS_MAX)}{why}"
+    return dataclasses.replace(transitions.error_result(call, reason, time_ms), outcome="ok")
+
+
+def _any_of(names: Sequence[str]) -> str:
+    return " or ".join(names)

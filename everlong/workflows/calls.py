@@ -1,0 +1,181 @@
+"""Running the tool calls of a reply: side by side, as soon as each may, sub-agents included."""
+
+import asyncio
+import dataclasses
+from collections.abc import Container, Mapping
+from typing import TYPE_CHECKING, Final
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError, ChildWorkflowError, is_cancelled_exception
+from temporalio.workflow import ParentClosePolicy
+
+from everlong import limits
+from everlong.models import (
+    AGENT_WORKFLOW,
+    BRIEF,
+    COLLECT,
+    RUN_TOOL,
+    Brief,
+    Briefed,
+    Call,
+    Collect,
+    Counters,
+    Parent,
+    Report,
+    ThreadStart,
+    ThreadState,
+    ToolResult,
+    ToolRun,
+)
+from everlong.workflows import approvals, transitions
+from everlong.workflows.executing import Executor, LeftWhileHeld, attempts, reason_of
+
+if TYPE_CHECKING:
+    from everlong.workflows.thread import Thread
+
+_OURS: Final = attempts()
+
+
+class ToolRunner:
+    """Runs the calls that a thread's newest reply asks for."""
+
+    def __init__(self, thread: "Thread", executor: Executor) -> None:
+        self._thread = thread
+        self._executor = executor
+
+    def is_runnable(self, call: Call) -> bool:
+        """Whether something can be done for a call now: nobody is waited for."""
+        if call.result is not None or call.waits is not None:
+            return False
+        return not call.child_id or call.report is not None
+
+    async def run(self) -> None:
+        """Run calls until none can be run. One that is approved meanwhile starts at once."""
+        running: dict[str, asyncio.Task[None]] = {}
+        errors: dict[str, BaseException] = {}
+        try:
+            while True:
+                for call in self._startable({*running, *errors}):
+                    running[call.id] = asyncio.create_task(self._run(call.id))
+                if not running:
+                    break
+                await self._until_something_happens(running, errors)
+                for call_id in [each for each, task in running.items() if task.done()]:
+                    if error := running.pop(call_id).exception():
+                        errors[call_id] = error
+        finally:
+            for task in running.values():
+                task.cancel()
+        for error in sorted(errors.values(), key=lambda each: isinstance(each, LeftWhileHeld)):
+            raise error
+
+    def _startable(self, taken: Container[str]) -> list[Call]:
+        state = self._thread.state
+        if self._thread.stopping or state.pause is not None:
+            return []
+        return [call for call in state.calls if call.id not in taken and self.is_runnable(call)]
+
+    async def _until_something_happens(
+        self, running: Mapping[str, asyncio.Task[None]], errors: Container[str]
+    ) -> None:
+        """Wait for a result, a decision, or a deadline of an approval."""
+
+        def happened() -> bool:
+            if any(task.done() for task in running.values()):
+                return True
+            return any(call.id not in errors for call in self._startable(running))
+
+        thread = self._thread
+        timeout = approvals.until_deadline(thread.state, thread.now_ms())
+        try:
+            await workflow.wait_condition(happened, timeout=timeout)
+        except TimeoutError:
+            thread.state = approvals.expire(thread.state, thread.now_ms())
+
+    def reported(self, report: Report) -> None:
+        """Take in what a sub-agent's thread says, if it is one that is waited for."""
+        for call in self._thread.state.calls:
+            if call.child_id == report.child_id and call.report is None and call.result is None:
+                changed = dataclasses.replace(call, report=report)
+                self._thread.state = transitions.with_call(self._thread.state, changed)
+
+    async def _run(self, call_id: str) -> None:
+        """Do what can be done for a call now: run it, start its sub-agent, or take over the answer."""
+        call = self._call(call_id)
+        result: ToolResult | None
+        try:
+            if not call.options.agent:
+                result = await self._run_tool(call)
+            elif not call.child_id:
+                result = await self._start_child(call)
+            else:
+                result = await self._collect(call)
+        except (ActivityError, ChildWorkflowError) as error:
+            if is_cancelled_exception(error):
+                raise
+            # The model hears of it and may try another way.
+            what = f"tool {call.tool!r} failed"
+            reason = reason_of(what, error) if isinstance(error, ActivityError) else what
+            result = self._error(call, reason)
+        if result is not None:
+            state = self._thread.state
+            self._thread.state = transitions.with_result(state, self._call(call_id), result)
+
+    async def _run_tool(self, call: Call) -> ToolResult:
+        run = ToolRun(context=self._thread.context(), call_id=call.call_id, tool=call.tool)
+        retry_policy = attempts(call.options.attempts_max or limits.CALL_ATTEMPTS_MAX)
+        return await self._executor.execute(RUN_TOOL, run, ToolResult, retry_policy)
+
+    async def _start_child(self, call: Call) -> ToolResult | None:
+        """Start a sub-agent's thread. It outlives this run, and reports to whichever there is then."""
+        parent = self._thread.parent
+        depth = 1 if parent is None else parent.depth + 1
+        if depth > limits.CHILD_DEPTH_MAX:
+            return self._error(call, f"sub-agents go {limits.CHILD_DEPTH_MAX} deep at most")
+        info = workflow.info()
+        # Random, so that a branch that a reset has abandoned cannot answer for this one.
+        child_id = transitions.child_id(
+            info.workflow_id, call.options.agent, workflow.uuid4().hex[:12]
+        )
+        brief = Brief(
+            context=self._thread.context(),
+            call_id=call.call_id,
+            tool=call.tool,
+            child_id=child_id,
+        )
+        briefed = await self._executor.execute(BRIEF, brief, Briefed, _OURS)
+        if briefed.message is None:
+            return briefed.refused
+        # Known before the thread can have answered: its report may come with the news of its start.
+        changed = dataclasses.replace(self._call(call.id), child_id=child_id)
+        self._thread.state = transitions.with_call(self._thread.state, changed)
+        state = ThreadState(inbox=(briefed.message,), counters=Counters(messages=1))
+        await workflow.start_child_workflow(
+            AGENT_WORKFLOW,
+            ThreadStart(
+                agent=call.options.agent,
+                state=state,
+                parent=Parent(thread_id=info.workflow_id, depth=depth),
+            ),
+            id=child_id,
+            parent_close_policy=ParentClosePolicy.ABANDON,
+        )
+        return None
+
+    async def _collect(self, call: Call) -> ToolResult:
+        report = call.report
+        if report is None or report.head is None:
+            return self._error(call, f"the sub-agent's thread {call.child_id!r} ended unheard")
+        self._thread.state = transitions.counted(
+            self._thread.state, tokens=report.tokens, cost_usd=report.cost_usd
+        )
+        collect = Collect(
+            child_id=call.child_id, head=report.head, call_id=call.call_id, tool=call.tool
+        )
+        return await self._executor.execute(COLLECT, collect, ToolResult, _OURS)
+
+    def _error(self, call: Call, reason: str) -> ToolResult:
+        return transitions.error_result(call, reason, self._thread.now_ms())
+
+    def _call(self, call_id: str) -> Call:
+        return next(call for call in self._thread.state.calls if call.id == call_id)

@@ -1,0 +1,25 @@
+"""Random interleavings of what people say, kills of workers, and rolls. `make soak` runs 1,000."""
+
+from pathlib import Path
+
+import pytest
+
+from everlong.embedded import TemporalServer
+from tests.interleavings import Campaign, worker_settings
+
+ROOT = Path(__file__).parents[2]
+
+
+async def test_nothing_is_lost_repeated_or_out_of_order_while_workers_die(
+    server: TemporalServer, tmp_path: Path, thread_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    settings = worker_settings(server.address, tmp_path, thread_id)
+    campaign = Campaign(server.address, settings, seed=7, count=25, at_once=25)
+    await campaign.run()
+    assert campaign.faults == []
+    assert campaign.totals["lives"] == 25
+    assert campaign.totals["messages"] >= 100
+    assert campaign.totals["decisions"] >= 25
+    assert campaign.totals["runs"] >= 100
+    assert campaign.totals["kills"] >= 3

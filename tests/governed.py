@@ -1,0 +1,37 @@
+"""An agent for the tests of what people ask of threads: it asks, remembers, fails and echoes."""
+
+from collections.abc import Sequence
+
+from everlong import Agent, Policy, Reply, tool
+from everlong.errors import ModelRefused
+from everlong.models import Message
+from everlong.testing import ScriptedModel
+from tests.agents import call, results
+
+
+@tool(needs_approval=True, approvers=["ann", "bob"])
+def restart(service: str) -> str:
+    """Restart a service."""
+    return f"{service} is up"
+
+
+def script(turn: Sequence[Message]) -> Reply:
+    """Do what the message begins with."""
+    word, _, rest = turn[0].text.partition(" ")
+    if word == "fail":
+        raise ModelRefused("the provider will not")
+    if word in ("restart", "remember") and not results(turn):
+        wanted = {
+            "restart": call(0, "restart", service=rest),
+            "remember": call(0, "remember", key="note", text=rest),
+        }
+        return Reply(tool_calls=(wanted[word],), tokens=10, cost_usd=0.01)
+    said = results(turn)[0] if results(turn) else f"you said {turn[0].text[:40]}"
+    return Reply(text=said, tokens=10, cost_usd=0.01)
+
+
+def governed(policy: Policy | None = None, name: str = "ops") -> Agent:
+    return Agent(name=name, model=ScriptedModel(script), tools=[restart], policy=policy or Policy())
+
+
+agent = governed()

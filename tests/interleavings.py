@@ -1,0 +1,240 @@
+"""Random lives of threads: people talk to them, workers die, runs roll. `python -m tests.interleavings`.
+
+A life is one thread and a random script, from a seed. Many live at once, on a few worker processes that
+are killed, or frozen for a while, at random moments. At the end the journal has to tell what was done.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from temporalio.client import Client
+
+from everlong import EverlongPlugin
+from everlong.config import Settings, embedded, load_settings
+from everlong.embedded import start_server
+from everlong.models import COMPACT_SIGNAL, PAUSE_SIGNAL, UNPAUSE_SIGNAL, ThreadStatus
+from everlong.storage import open_store
+from everlong.storage.packstore import PackStore
+from tests.interleavings_oracle import Attempt, Life, faults_of, tasks_failed
+from tests.killing import Reaper
+from tests.voices import Refused, Unreachable, Voice
+
+T = TypeVar("T")
+
+ACTIONS = 15
+LIFE_SECONDS_MAX = 240.0
+# What a message asks for: w is a tool, a one that needs approval, and letters side by side are calls
+# of one reply.
+PLANS = ["", "", "w", "w", "a", "a", "wa", "aa", "a w", "w w", "w wa"]
+CONFIGURATIONS: list[dict[str, Any]] = [
+    {"run_events_max": 50},
+    {"run_events_max": 90},
+    {"run_history_bytes_max": 16 * 1024},
+    {"idle_seconds": 0.3},
+    {"idle_seconds": 2.0},
+    {"compact_at_bytes": 16 * 1024, "compact_to_bytes": 8 * 1024},
+    {"compact_at_bytes": 64 * 1024, "compact_to_bytes": 16 * 1024},
+    {"run_blobs_max": 1},
+]
+
+
+class Script:
+    """The life of one thread: what is said to it, in which order, with which pauses."""
+
+    def __init__(self, voice: Voice, seed: str) -> None:
+        self.life = Life(voice.thread_id, seed)
+        self._voice = voice
+        self._source = random.Random(seed)
+        self._people = 0
+
+    async def live(self) -> ThreadStatus:
+        """Say all of it, see that everything comes to an end, and stop the thread."""
+        actions: list[tuple[int, Callable[[], Awaitable[None]]]] = [
+            (4, self._send),
+            (4, self._decide),
+            (2, self._compact),
+            (1, self._pause),
+            (2, self._unpause),
+            (2, self._configure),
+        ]
+        weights = [weight for weight, _ in actions]
+        await self._send()
+        for _ in range(ACTIONS - 1):
+            [(_, action)] = self._source.choices(actions, weights)
+            await action()
+            await asyncio.sleep(self._source.choice([0.0, 0.0, 0.1, 0.3, 0.8]))
+        await self._finish()
+        return await self._voice.stop()
+
+    async def _send(self) -> None:
+        """One message, or a few at the same moment."""
+        texts: list[str] = []
+        for _ in range(self._source.choice([1, 1, 1, 1, 3])):
+            texts.append(f"m{len(self.life.sent) + len(texts)} {self._source.choice(PLANS)}")
+        numbers = await asyncio.gather(*(self._voice.send(text.strip()) for text in texts))
+        for number, text in zip(numbers, texts, strict=True):
+            self.life.sent.append((number, text.strip()))
+
+    async def _decide(self) -> None:
+        """Decide one that waits; now and then two people do, or one that does not wait."""
+        waiting = await self._voice.pending()
+        known = [attempt.approval for attempt in self.life.attempts]
+        if not waiting:
+            await self._attempt(self._source.choice(["1-1", "nothing", *known[-3:]]))
+            return
+        approval = self._source.choice(waiting).id
+        await asyncio.gather(
+            *(self._attempt(approval) for _ in range(self._source.choice([1, 1, 2])))
+        )
+
+    async def _attempt(self, approval: str) -> None:
+        self._people += 1
+        attempt = Attempt(approval, by=f"p{self._people}", approve=self._source.random() < 0.7)
+        self.life.attempts.append(attempt)
+        try:
+            tries = await self._voice.decide(approval, attempt.approve, attempt.by)
+        except Refused as refused:
+            # After a lost answer, "decided already" may mean by this very attempt.
+            attempt.outcome = "unknown" if refused.tries > 1 else "refused"
+        else:
+            attempt.outcome = "accepted"
+            self.life.retries += tries - 1
+
+    async def _compact(self) -> None:
+        await self._voice.signal(COMPACT_SIGNAL)
+
+    async def _pause(self) -> None:
+        await self._voice.signal(PAUSE_SIGNAL)
+
+    async def _unpause(self) -> None:
+        await self._voice.signal(UNPAUSE_SIGNAL)
+
+    async def _configure(self) -> None:
+        try:
+            await self._voice.configure(self._source.choice(CONFIGURATIONS))
+        except Refused:
+            self.life.configures_refused += 1
+        else:
+            self.life.configures += 1
+
+    async def _finish(self) -> None:
+        """Let the thread come to an end with everything."""
+        await self._voice.signal(UNPAUSE_SIGNAL)
+        while True:
+            for approval in await self._voice.pending():
+                await self._attempt(approval.id)
+            with contextlib.suppress(Unreachable):
+                status = await self._voice.status()
+                if status.pause is not None and status.pause.limit is not None:
+                    raise RuntimeError(f"it paused by itself: {status.pause}")
+                if status.counters.answered >= len(self.life.sent) and not status.pending:
+                    return
+            await asyncio.sleep(0.2)
+
+
+@dataclasses.dataclass
+class Campaign:
+    """Many lives at once."""
+
+    address: str
+    settings: Settings
+    seed: int
+    count: int
+    at_once: int = 40
+    keep: Path | None = None
+    """Where histories go in which a workflow task failed."""
+    faults: list[str] = dataclasses.field(default_factory=list)
+    totals: Counter[str] = dataclasses.field(default_factory=Counter)
+
+    async def run(self) -> None:
+        """Live all of them, while workers die. What went wrong is in `faults` then."""
+        store = open_store(self.settings.store)
+        client = await Client.connect(self.address, plugins=[EverlongPlugin(store=store)])
+        limit = asyncio.Semaphore(self.at_once)
+
+        async def one(number: int) -> None:
+            async with limit:
+                await self._live(client, PackStore(store), f"{self.seed}-{number}")
+
+        async with Reaper(self.settings, random.Random(f"{self.seed} kills")) as reaper:
+            await asyncio.gather(*(one(number) for number in range(self.count)))
+        self.totals.update(kills=reaper.kills, freezes=reaper.freezes)
+
+    async def _live(self, client: Client, packs: PackStore, seed: str) -> None:
+        voice = Voice(client, f"life-{seed}", self.settings.task_queue)
+        script = Script(voice, seed)
+        started = time.monotonic()
+        status: ThreadStatus | None = None
+        try:
+            async with asyncio.timeout(LIFE_SECONDS_MAX):
+                status = await script.live()
+            found = await faults_of(script.life, status, packs, client.namespace)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is told with its seed
+            found = [f"{type(error).__name__}: {error}"]
+        found += await tasks_failed(client, voice.thread_id, self.keep)
+        self.faults += [f"seed {seed}: {fault}" for fault in found]
+        self.totals.update(
+            lives=1,
+            messages=len(script.life.sent),
+            decisions=sum(each.outcome == "accepted" for each in script.life.attempts),
+            refusals=sum(each.outcome == "refused" for each in script.life.attempts),
+            configures=script.life.configures,
+            seconds=round(time.monotonic() - started),
+        )
+        if status is not None:
+            counters = status.counters
+            self.totals.update(
+                runs=counters.runs,
+                compactions=counters.compactions,
+                steps=counters.steps,
+                tools=counters.tool_calls,
+            )
+
+
+def worker_settings(address: str, data_dir: Path, task_queue: str) -> Settings:
+    """Settings for worker processes, which have to find `tests` in the current directory."""
+    base = load_settings({"EVERLONG_DATA_DIR": str(data_dir), "EVERLONG_TASK_QUEUE": task_queue})
+    return embedded(base, address)
+
+
+async def _soak(asked: argparse.Namespace) -> Campaign:
+    with tempfile.TemporaryDirectory(prefix="everlong-soak-") as folder:
+        server = await start_server(Path(folder))
+        with server.process:
+            settings = worker_settings(server.address, Path(folder), "soak")
+            campaign = Campaign(
+                server.address, settings, asked.seed, asked.count, asked.at_once, asked.keep
+            )
+            await campaign.run()
+    return campaign
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a soak; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.interleavings", description=__doc__)
+    parser.add_argument("--count", type=int, default=1000, help="how many lives")
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--at-once", type=int, default=40, help="how many live at the same time")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="for histories of failed tasks")
+    asked = parser.parse_args(arguments)
+    started = time.monotonic()
+    campaign = asyncio.run(_soak(asked))
+    told = ", ".join(f"{name} {count:,}" for name, count in campaign.totals.items())
+    lines = [*campaign.faults, f"{told}, in {time.monotonic() - started:.0f} s"]
+    lines.append(f"{len(campaign.faults)} faults; the seed was {asked.seed}")
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 1 if campaign.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,210 @@
+"""What a thread's journal must tell, given what was said to the thread."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from temporalio.api.enums.v1 import WorkflowTaskFailedCause
+from temporalio.client import Client
+from temporalio.service import RPCError
+
+from everlong.models import Entry, Kind, Message, ThreadStatus, thread_key
+from everlong.storage.journal import Journal
+from everlong.storage.packstore import PackStore
+from tests.soak_agents import answer_to, calls_of, result_of, tools_of
+
+_SPOKEN = (Kind.MESSAGE, Kind.REPLY, Kind.TOOL_RESULT, Kind.FAILURE)
+# Something arrived while a run was about to end: the task is made again, with it.
+_HARMLESS = WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_UNHANDLED_COMMAND
+
+
+@dataclasses.dataclass
+class Attempt:
+    """Somebody's try to decide."""
+
+    approval: str
+    by: str
+    approve: bool
+    outcome: str = "unknown"
+    """`accepted`, `refused`, or `unknown` where the answer was lost."""
+
+
+@dataclasses.dataclass
+class Life:
+    """All that was said to a thread."""
+
+    thread_id: str
+    seed: str
+    sent: list[tuple[int, str]] = dataclasses.field(default_factory=list)
+    """Messages with the numbers that `send` returned."""
+    attempts: list[Attempt] = dataclasses.field(default_factory=list)
+    configures: int = 0
+    configures_refused: int = 0
+    retries: int = 0
+
+
+async def faults_of(
+    life: Life, status: ThreadStatus, packs: PackStore, namespace: str
+) -> list[str]:
+    """Return what the journal of a stopped thread has wrong."""
+    journal = Journal(packs, thread_key(namespace, life.thread_id))
+    entries = await journal.read(status.head)
+    spoken = [entry for entry in entries if entry.kind in _SPOKEN]
+    messages = await journal.messages(spoken, whole=True)
+    said = list(zip(spoken, messages, strict=True))
+    return [
+        *_sequence(entries),
+        *_conversation(life, said, entries),
+        *_approvals(life, said, entries),
+        *_counters(life, status, entries),
+    ]
+
+
+def _sequence(entries: Sequence[Entry]) -> Iterator[str]:
+    seqs = [entry.seq for entry in entries]
+    if seqs != list(range(1, len(seqs) + 1)):
+        yield f"the journal has a gap or a duplicate: {seqs}"
+
+
+def _conversation(
+    life: Life, said: Sequence[tuple[Entry, Message]], entries: Sequence[Entry]
+) -> Iterator[str]:
+    """Every message once, in the order of its number, and after it its steps and one answer."""
+    numbers = sorted(number for number, _ in life.sent)
+    if numbers != list(range(1, len(numbers) + 1)):
+        yield f"the numbers of messages are {numbers}"
+    decided = _decisions(entries)
+    expected = [each for _, text in sorted(life.sent) for each in _turn(text)]
+    found = [_told(entry, message, decided) for entry, message in said]
+    for place, (one, other) in enumerate(zip(expected, found, strict=False)):
+        if one != other:
+            yield f"at place {place} of {len(found)} there is {other}, and {one} was expected"
+            return
+    if len(expected) != len(found):
+        longer = max(expected, found, key=len)
+        yield (
+            f"{len(expected)} were expected and {len(found)} are there; the first that only one has is "
+            f"{longer[min(len(expected), len(found))]}"
+        )
+
+
+def _turn(text: str) -> Iterator[tuple[str, ...]]:
+    yield ("message", text)
+    for calls in calls_of(text):
+        yield ("calls", *calls)
+        for call in calls:
+            yield ("result", call)
+    yield ("answer", answer_to(text))
+
+
+def _told(entry: Entry, message: Message, decided: dict[str, bool]) -> tuple[str, ...]:
+    """What an entry tells, in the words of `_turn`; a result that is not right is shown as it is."""
+    if entry.kind == Kind.MESSAGE:
+        return ("message", message.text)
+    if entry.kind == Kind.REPLY and message.tool_calls:
+        return ("calls", *(call.id for call in message.tool_calls))
+    if entry.kind == Kind.REPLY:
+        return ("answer", message.text)
+    if entry.kind == Kind.FAILURE:
+        return ("failure", message.text)
+    denied = message.tool == "act" and not decided.get(message.call_id, True)
+    right = "error: denied by " if denied else result_of(message.call_id)
+    same = message.text.startswith(right) if denied else message.text == right
+    return ("result", message.call_id) if same else ("result", message.call_id, message.text[:99])
+
+
+def _decisions(entries: Sequence[Entry]) -> dict[str, bool]:
+    """What was decided about each call, by the name that the model gave it."""
+    names = {data["id"]: str(data["arguments"]) for data in _data(entries, Kind.ASKED)}
+    return {
+        names[data["id"]].split('"')[3]: bool(data["approve"])
+        for data in _data(entries, Kind.DECIDED)
+        if data["id"] in names
+    }
+
+
+def _data(entries: Sequence[Entry], kind: Kind) -> list[dict[str, object]]:
+    return [entry.data for entry in entries if entry.kind == kind and entry.data is not None]
+
+
+def _approvals(
+    life: Life, said: Sequence[tuple[Entry, Message]], entries: Sequence[Entry]
+) -> Iterator[str]:
+    """Every call that needs it is asked for once, and decided once, by whoever was told so."""
+    wanted = [
+        f"{entry.seq}-{number}"
+        for entry, message in said
+        if entry.kind == Kind.REPLY
+        for number, call in enumerate(message.tool_calls, 1)
+        if call.tool == "act"
+    ]
+    planned = sum(step.count("act") for _, text in life.sent for step in tools_of(text))
+    if len(wanted) != planned:
+        yield f"{len(wanted)} calls needed approval, and {planned} were to"
+    asked = Counter(data["id"] for data in _data(entries, Kind.ASKED))
+    decided = Counter(data["id"] for data in _data(entries, Kind.DECIDED))
+    if asked != Counter(wanted):
+        yield f"asked for {dict(asked)}, wanted {wanted}"
+    if decided != Counter(wanted):
+        yield f"decided {dict(decided)}, wanted {wanted}"
+    yield from _deciders(life, entries)
+
+
+def _deciders(life: Life, entries: Sequence[Entry]) -> Iterator[str]:
+    journalled = {data["id"]: data for data in _data(entries, Kind.DECIDED)}
+    for attempt in life.attempts:
+        data = journalled.get(attempt.approval)
+        its_own = data is not None and data["by"] == attempt.by
+        if attempt.outcome == "accepted" and not its_own:
+            yield f"{attempt} was accepted, and the journal has {data}"
+        if attempt.outcome == "refused" and its_own:
+            yield f"{attempt} was refused, and the journal has it"
+        if its_own and data is not None and data["approve"] != attempt.approve:
+            yield f"{attempt} is in the journal as {data}"
+
+
+def _counters(life: Life, status: ThreadStatus, entries: Sequence[Entry]) -> Iterator[str]:
+    kinds = Counter(entry.kind for entry in entries)
+    counters = status.counters
+    configures = sum(data["action"] == "configure" for data in _data(entries, Kind.CONTROL))
+    for what, one, other in (
+        ("messages", counters.messages, len(life.sent)),
+        ("answered", counters.answered, len(life.sent)),
+        ("steps", counters.steps, kinds[Kind.REPLY]),
+        ("tool calls", counters.tool_calls, kinds[Kind.TOOL_RESULT]),
+        ("compactions", counters.compactions, kinds[Kind.COMPACTION]),
+        ("configures", configures, life.configures),
+        ("limits", kinds[Kind.LIMIT], 0),
+        ("entries left", status.tail_entries, 0),
+    ):
+        if one != other:
+            yield f"{what}: {one}, not {other}"
+
+
+async def tasks_failed(client: Client, thread_id: str, keep: Path | None = None) -> list[str]:
+    """Return how workflow tasks of a thread failed, in all its runs. None should.
+
+    Where something did, the histories can be kept.
+    """
+    found: Counter[str] = Counter()
+    run_id: str | None = None  # The newest.
+    histories = []
+    try:
+        while run_id != "":
+            handle = client.get_workflow_handle(thread_id, run_id=run_id)
+            history = await handle.fetch_history()
+            histories.append(history)
+            started = history.events[0].workflow_execution_started_event_attributes
+            run_id = started.continued_execution_run_id
+            for event in history.events:
+                failed = event.workflow_task_failed_event_attributes
+                if failed.cause not in (0, _HARMLESS):
+                    where = "".join(failed.failure.stack_trace.splitlines(keepends=True)[-6:])
+                    found[f"{failed.cause}: {failed.failure.message[:200]}\n{where}"] += 1
+    except RPCError as error:
+        return [f"its histories cannot be read: {error}"]
+    if found and keep is not None:
+        for number, history in enumerate(reversed(histories), 1):
+            (keep / f"{thread_id}-{number}.json").write_text(history.to_json())
+    return [f"{count} workflow tasks failed with {what}" for what, count in found.items()]

@@ -1,0 +1,236 @@
+"""Makes the stored histories: `python -m tests.replay.generate`. Those that are there stay as they are.
+
+Each is a thread that did something that workflow code decides about. A change to that code has to
+replay them all, by a patch if need be. A new scenario adds files; none is ever written again.
+"""
+
+import asyncio
+import dataclasses
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from temporalio.client import Client
+
+from everlong import Agent, Policy, Reply, tool
+from everlong.admin import service
+from everlong.admin.service.sizes import previous_run
+from everlong.embedded import start_server
+from everlong.models import Message, ThreadStatus
+from everlong.storage.memory import MemoryBlobStore
+from everlong.testing import ScriptedModel
+from tests.agents import call, calls_done, reading_agent
+from tests.conftest import Threads, open_threads
+
+HERE: Final = Path(__file__).parent
+_SECONDS_MAX: Final = 60.0
+
+
+@tool(needs_approval=True)
+def pay(amount: int) -> str:
+    """Pay."""
+    return f"paid {amount}"
+
+
+@tool(needs_approval=True, deadline_seconds=1, on_deadline="escalate", escalate_to=["boss"])
+def fire(name: str) -> str:
+    """Fire somebody."""
+    return f"fired {name}"
+
+
+@tool(attempts_max=1)
+def broken() -> str:
+    """Fail."""
+    raise OSError("no")
+
+
+def _scripted(name: str, *steps: Sequence[tuple[str, dict[str, object]]]) -> ScriptedModel:
+    """Make the calls of each step in turn, then answer."""
+
+    def script(turn: Sequence[Message]) -> Reply:
+        results = [message for message in turn if message.role == "assistant"]
+        if len(results) >= len(steps):
+            return Reply(text=f"{name} done")
+        calls = steps[len(results)]
+        base = 10 * len(results)
+        return Reply(
+            tool_calls=tuple(call(base + i, tool, **args) for i, (tool, args) in enumerate(calls)),
+            tokens=100,
+        )
+
+    return ScriptedModel(script)
+
+
+def _endless(turn: Sequence[Message]) -> Reply:
+    number = calls_done(turn)
+    return Reply(tool_calls=(call(number, "read_page", page=0),))
+
+
+reader = reading_agent(8, name="reader", policy=Policy(run_events_max=60))
+helper = Agent(
+    name="helper",
+    description="Helps.",
+    model=_scripted("helper", [("recall", {"seq": 1})]),
+)
+AGENTS: Final = (
+    reader,
+    Agent(
+        name="payer",
+        model=_scripted(
+            "payer",
+            [("pay", {"amount": 1}), ("pay", {"amount": 2}), ("nothing", {})],
+            [("fire", {"name": "Bob"})],
+        ),
+        tools=[pay, fire],
+    ),
+    Agent(name="failer", model=_scripted("failer", [("broken", {})]), tools=[broken]),
+    Agent(
+        name="keeper",
+        model=_scripted(
+            "keeper", [("remember", {"key": "a", "text": "b"})], [("forget", {"key": "a"})]
+        ),
+        policy=Policy(idle_seconds=1),
+    ),
+    Agent(name="boss", model=_scripted("boss", [("helper", {"request": "help"})]), tools=[helper]),
+    Agent(
+        name="runaway",
+        model=ScriptedModel(_endless),
+        tools=reader.tools,
+        policy=Policy(no_progress_steps_max=3, actions={"steps_max": "stop"}),
+    ),
+)
+
+
+@dataclasses.dataclass
+class Scene:
+    """A thread, and what is said to it."""
+
+    threads: Threads
+    thread_id: str
+
+    @property
+    def client(self) -> Client:
+        return self.threads.client
+
+    async def say(self, text: str, agent: str) -> None:
+        await self.threads.send(self.thread_id, text, agent=agent)
+
+    async def until(self, done: Callable[[ThreadStatus], bool]) -> ThreadStatus:
+        return await service.wait_for_status(
+            self.client, self.thread_id, done, seconds_max=_SECONDS_MAX
+        )
+
+    async def decide(self, approval_id: str, approve: bool, by: str) -> None:
+        await service.decide(
+            self.client, self.thread_id, approval_id, approve=approve, by=by, reason="so"
+        )
+
+
+async def rolls(scene: Scene) -> None:
+    """Reads pages, and continues as new on the way."""
+    await scene.say("read", "reader")
+    await scene.until(lambda status: status.counters.answered == 1)
+    await service.stop(scene.client, scene.thread_id)
+
+
+async def approvals(scene: Scene) -> None:
+    """One call approved, one denied, one escalated."""
+    await scene.say("pay", "payer")
+    await scene.until(lambda status: status.pending == 2)
+    first, second = await service.pending(scene.client, scene.thread_id)
+    await scene.decide(second.id, approve=False, by="ann")
+    await scene.decide(first.id, approve=True, by="ann")
+    await scene.until(lambda status: status.pending == 1)
+    while not (waiting := await service.pending(scene.client, scene.thread_id))[0].escalated:
+        await asyncio.sleep(0.1)
+    await scene.decide(waiting[0].id, approve=True, by="boss")
+    await scene.until(lambda status: status.counters.answered == 1)
+    await service.stop(scene.client, scene.thread_id)
+
+
+async def failures(scene: Scene) -> None:
+    """A tool that fails for good; the thread goes on."""
+    for number in (1, 2):
+        await scene.say("fail", "failer")
+        await scene.until(lambda status, number=number: status.counters.answered == number)  # type: ignore[misc]
+    await scene.client.get_workflow_handle(scene.thread_id).cancel()
+
+
+async def idle(scene: Scene) -> None:
+    """Remembers, forgets, rests, and is asked again."""
+    await scene.say("keep", "keeper")
+    await scene.until(lambda status: status.counters.runs == 2)
+    await scene.say("again", "keeper")
+    await scene.until(lambda status: status.counters.answered == 2)
+    await service.stop(scene.client, scene.thread_id)
+
+
+async def children(scene: Scene) -> None:
+    """Has a sub-agent answer."""
+    await scene.say("delegate", "boss")
+    await scene.until(lambda status: status.counters.answered == 1)
+    await service.stop(scene.client, scene.thread_id)
+
+
+async def controls(scene: Scene) -> None:
+    """Reaches a limit, is configured and unpaused, paused by a person, compacted, and ended."""
+    await scene.say("run", "runaway")
+    await scene.until(lambda status: status.pause is not None)
+    changes = {"no_progress_steps_max": 1000}
+    await service.configure(scene.client, scene.thread_id, changes, by="ann", reason="go on")
+    await service.unpause(scene.client, scene.thread_id, by="ann")
+    before = (await scene.until(lambda status: status.pause is None)).counters.steps
+    await scene.until(lambda status: status.counters.steps > before + 2)
+    await service.pause(scene.client, scene.thread_id, by="ann", reason="look")
+    await service.compact(scene.client, scene.thread_id)
+    paused = await scene.until(lambda status: status.status == "paused")
+    changes = {"steps_max": paused.counters.steps + 3}
+    await service.configure(scene.client, scene.thread_id, changes, by="ann")
+    await service.unpause(scene.client, scene.thread_id)
+
+
+SCENES: Final[dict[str, Callable[[Scene], Awaitable[None]]]] = {
+    each.__name__: each for each in (rolls, approvals, failures, idle, children, controls)
+}
+
+
+async def record(threads: Threads, name: str) -> dict[str, str]:
+    """Play a scene; return the history of each of its thread's runs, the oldest first."""
+    thread_id = f"stored-{name}"
+    await SCENES[name](Scene(threads, thread_id))
+    histories: list[str] = []
+    run_id: str | None = None
+    async with asyncio.timeout(_SECONDS_MAX):
+        while run_id != "":
+            handle = threads.client.get_workflow_handle(thread_id, run_id=run_id)
+            while (description := await handle.describe()).close_time is None:
+                await asyncio.sleep(0.1)
+            newest = threads.client.get_workflow_handle(thread_id, run_id=description.run_id)
+            histories.insert(0, (await newest.fetch_history()).to_json())
+            run_id = await previous_run(threads.client, thread_id, description.run_id)
+    return {f"{name}-{number}": history for number, history in enumerate(histories, 1)}
+
+
+async def generate(directory: Path) -> None:
+    """Record the scenes that have no files yet."""
+    directory.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as data_dir:
+        server = await start_server(Path(data_dir))
+        with server.process:
+            # All inline: a history then needs no store to be replayed.
+            async with open_threads(
+                server.address, MemoryBlobStore(), *AGENTS, inline_bytes_max=1024 * 1024
+            ) as threads:
+                async with threads.worker():
+                    for name in SCENES:
+                        if list(directory.glob(f"{name}-*.json")):
+                            continue
+                        for stem, history in (await record(threads, name)).items():
+                            (directory / f"{stem}.json").write_text(history)
+                            sys.stdout.write(f"{stem}.json\n")
+
+
+if __name__ == "__main__":
+    asyncio.run(generate(HERE / "v1"))

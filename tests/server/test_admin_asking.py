@@ -1,0 +1,235 @@
+"""`ask`: a message and its answer, whatever happens in between."""
+
+import asyncio
+import dataclasses
+
+import pytest
+from temporalio.client import Client
+
+from everlong import Policy
+from everlong.admin import service
+from everlong.admin.service.asking import poll_seconds
+from everlong.asking import ask, packs_of
+from everlong.embedded import TemporalServer
+from everlong.errors import (
+    MessageRefused,
+    NotAnswered,
+    NoWorker,
+    PluginNotOnClient,
+    ThreadEnded,
+    ThreadNotFound,
+    ThreadPaused,
+    TurnFailed,
+)
+from everlong.storage import BlobStore
+from everlong.storage.packstore import PackStore
+from tests.agents import pages_answer, reading_agent
+from tests.conftest import Threads, open_threads
+from tests.governed import governed
+
+
+async def asked(threads: Threads, thread_id: str, text: str, seconds_max: float | None = 60) -> str:
+    return await ask(
+        threads.client,
+        thread_id,
+        text,
+        agent="ops",
+        task_queue=threads.task_queue,
+        seconds_max=seconds_max,
+    )
+
+
+async def until_pending(threads: Threads, thread_id: str) -> None:
+    """Wait until the thread waits for a person. It may not even have been started yet."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                if (await service.status(threads.client, thread_id)).status == "approval":
+                    return
+            except ThreadNotFound:
+                pass
+            await asyncio.sleep(0.05)
+
+
+async def events(client: Client, thread_id: str) -> int:
+    return (await client.get_workflow_handle(thread_id).describe()).history_length
+
+
+async def test_an_answer_arrives_across_rolls(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    agent = reading_agent(8, policy=Policy(run_events_max=50))
+    async with open_threads(server.address, store, agent) as threads, threads.worker():
+        assert await asked(threads, thread_id, "read") == pages_answer(8)
+        assert (await threads.size(thread_id)).runs >= 2
+
+
+async def test_an_answer_arrives_though_workers_come_and_go(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    async with open_threads(server.address, store, governed()) as threads:
+        asking = asyncio.create_task(asked(threads, thread_id, "restart api"))
+        async with threads.worker():
+            await until_pending(threads, thread_id)
+        # Nobody runs the thread now, and whoever asks waits on.
+        await asyncio.sleep(0.3)
+        assert not asking.done()
+        async with threads.worker():
+            [approval] = await service.pending(threads.client, thread_id)
+            await service.decide(threads.client, thread_id, approval.id, True, "ann")
+            assert await asking == "api is up"
+            status = await service.status(threads.client, thread_id)
+            assert status.counters.messages == 1
+
+
+async def test_waiting_adds_no_event(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    async with open_threads(server.address, store, governed()) as threads, threads.worker():
+        asking = asyncio.create_task(asked(threads, thread_id, "restart api"))
+        await until_pending(threads, thread_id)
+        before = await events(threads.client, thread_id)
+        await asyncio.sleep(1.5)
+        assert not asking.done()
+        assert await events(threads.client, thread_id) == before
+        [approval] = await service.pending(threads.client, thread_id)
+        await service.decide(threads.client, thread_id, approval.id, False, "bob", "not now")
+        assert await asking == "error: denied by bob: not now"
+
+
+async def test_a_turn_without_an_answer_says_why(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    async with open_threads(server.address, store, governed()) as threads, threads.worker():
+        with pytest.raises(TurnFailed, match="the provider will not"):
+            await asked(threads, thread_id, "fail")
+        # The thread is still usable.
+        assert await asked(threads, thread_id, "hello") == "you said hello"
+
+
+async def test_a_paused_thread_is_told_and_the_message_stays(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    async with open_threads(server.address, store, governed()) as threads, threads.worker():
+        await asked(threads, thread_id, "hello")
+        await service.pause(threads.client, thread_id, "ann", "wrong cluster")
+        with pytest.raises(ThreadPaused, match=r"by ann: wrong cluster.*Message 2 stays queued"):
+            await asked(threads, thread_id, "again")
+        await service.unpause(threads.client, thread_id)
+        await threads.answered(thread_id, 2)
+        assert (await threads.conversation(thread_id))[-1].text == "you said again"
+
+
+async def test_a_limit_that_pauses_is_told(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    agent = governed(Policy(steps_max=1))
+    async with open_threads(server.address, store, agent) as threads, threads.worker():
+        await asked(threads, thread_id, "hello")
+        with pytest.raises(ThreadPaused, match="by policy: steps_max: 1 of 1"):
+            await asked(threads, thread_id, "again")
+
+
+async def test_a_thread_that_ends_meanwhile_is_told(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    async with open_threads(server.address, store, governed()) as threads, threads.worker():
+        asking = asyncio.create_task(asked(threads, thread_id, "restart api"))
+        await until_pending(threads, thread_id)
+        await service.stop(threads.client, thread_id)
+        with pytest.raises(NotAnswered, match="has ended before that: completed"):
+            await asking
+        with pytest.raises(ThreadEnded):
+            await asked(threads, thread_id, "again")
+
+
+async def test_time_is_over_sooner_than_a_thread(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    async with open_threads(server.address, store, governed()) as threads:
+        with pytest.raises(NoWorker, match="no worker has taken the message"):
+            await asked(threads, thread_id, "hello", seconds_max=0.5)
+        async with threads.worker():
+            with pytest.raises(NotAnswered, match="not done after"):
+                await asked(threads, thread_id, "restart api", seconds_max=1.5)
+
+
+async def test_old_answers_are_still_found(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    packs = PackStore(store)
+    async with open_threads(server.address, store, governed()) as threads, threads.worker():
+        client = threads.client
+        for text in ("one", "fail", "remember three"):
+            await threads.send(thread_id, text)
+        status = await threads.answered(thread_id, 3)
+        assert len(status.answers) == 3
+        for known in (status, dataclasses.replace(status, answers=())):
+            answers = [
+                await service.answer_to(client, packs, thread_id, number, known)
+                for number in (1, 3)
+            ]
+            assert answers == ["you said one", "remembered"]
+            with pytest.raises(TurnFailed, match="the provider will not"):
+                await service.answer_to(client, packs, thread_id, 2, known)
+        forgotten = dataclasses.replace(status, answers=())
+        with pytest.raises(TurnFailed, match="no turn yet"):
+            await service.answer_to(client, packs, thread_id, 4, forgotten)
+
+
+async def test_a_message_that_is_sent_twice_with_one_id_is_one(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    """In the same run and in the next one; the SDK itself sends an update again that meets a roll."""
+    agent = governed(Policy(run_events_max=50))
+    async with open_threads(server.address, store, agent) as threads, threads.worker():
+
+        async def send(message_id: str) -> int:
+            return await service.send(
+                threads.client,
+                thread_id,
+                "hello",
+                task_queue=threads.task_queue,
+                agent="ops",
+                message_id=message_id,
+            )
+
+        assert [await send("first"), await send("first")] == [1, 1]
+        while (await service.status(threads.client, thread_id)).counters.runs < 2:
+            number = await threads.send(thread_id, "more")
+            await threads.answered(thread_id, number)
+        assert await send("first") == 1
+        assert (await service.status(threads.client, thread_id)).counters.messages == number
+        with pytest.raises(MessageRefused, match=r"does not fit: .*id"):
+            await send("\N{SNOWMAN}")
+
+
+async def test_whoever_asks_can_be_cancelled(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    """The SDK turns a cancellation of an update into a time-out, which is waited out otherwise."""
+    async with open_threads(server.address, store, governed()) as threads:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await asked(threads, thread_id, "hello", seconds_max=None)
+
+
+async def test_the_store_comes_from_the_clients_plugin(
+    server: TemporalServer, store: BlobStore
+) -> None:
+    async with open_threads(server.address, store) as threads:
+        assert packs_of(threads.client) is threads.plugin.packs
+    with pytest.raises(PluginNotOnClient, match="EverlongPlugin"):
+        packs_of(await Client.connect(server.address))
+
+
+def test_polls_grow_with_the_time_that_has_passed() -> None:
+    assert [poll_seconds(elapsed) for elapsed in (0, 1, 10, 40, 599, 600, 1e6)] == [
+        0.1,
+        0.1,
+        0.5,
+        2.0,
+        2.0,
+        10.0,
+        10.0,
+    ]

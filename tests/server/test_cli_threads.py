@@ -1,0 +1,202 @@
+"""The commands for threads, against a real server: what people see, and what programs get."""
+
+import asyncio
+import contextlib
+import getpass
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner, Result
+
+from everlong.admin import service
+from everlong.cli import app
+from everlong.embedded import TemporalServer
+from everlong.errors import DecisionRefused, EntryNotFound, EverlongError, ThreadPaused
+from everlong.storage import open_store
+from tests.conftest import Threads, open_threads
+from tests.governed import governed
+
+
+class Cli:
+    """Runs commands as a user of one server and store would."""
+
+    def __init__(self, threads: Threads, env: dict[str, str]) -> None:
+        self.threads = threads
+        self.env = env
+
+    async def __call__(self, *arguments: str, stdin: bytes = b"") -> str:
+        result = await self._invoke(*arguments, stdin=stdin)
+        assert result.exit_code == 0, (result.output, result.exception)
+        return result.stdout
+
+    async def json(self, *arguments: str) -> Any:
+        return json.loads(await self(*arguments, "--json"))
+
+    async def fails(self, error: type[EverlongError], *arguments: str) -> str:
+        result = await self._invoke(*arguments)
+        assert isinstance(result.exception, error), result.output
+        return str(result.exception)
+
+    async def _invoke(self, *arguments: str, stdin: bytes = b"") -> Result:
+        return await asyncio.to_thread(
+            CliRunner().invoke, app, list(arguments), input=stdin, env=self.env
+        )
+
+
+@contextlib.asynccontextmanager
+async def open_cli(server: TemporalServer, tmp_path: Path) -> AsyncIterator[Cli]:
+    url = (tmp_path / "blobs").as_uri()
+    async with open_threads(server.address, open_store(url), governed()) as threads:
+        env = {
+            "TEMPORAL_CONFIG_FILE": os.devnull,
+            "TEMPORAL_ADDRESS": server.address,
+            "EVERLONG_STORE": url,
+            "EVERLONG_TASK_QUEUE": threads.task_queue,
+        }
+        async with threads.worker():
+            yield Cli(threads, env)
+
+
+async def pending_id(cli: Cli, thread_id: str) -> str:
+    await service.wait_for_status(
+        cli.threads.client, thread_id, lambda status: status.pending > 0, seconds_max=30
+    )
+    [approval] = await cli.json("approvals", thread_id)
+    assert isinstance(approval["id"], str)
+    return approval["id"]
+
+
+async def test_a_thread_is_talked_to_and_looked_at(
+    server: TemporalServer, tmp_path: Path, thread_id: str
+) -> None:
+    async with open_cli(server, tmp_path) as cli:
+        assert await cli("send", thread_id, "hello", "--agent", "ops") == "you said hello\n"
+        long_text = b"a log " + b"0123456789\n" * 20_000 + b"\xff"
+        queued = await cli("send", thread_id, "-", "--no-wait", stdin=long_text)
+        assert queued == f"message 2 is queued on thread {thread_id}\n"
+        await cli.threads.answered(thread_id, 2)
+        shown = await cli("show", thread_id)
+        for text in ("waiting", "2 of 2 answered", "2 model calls", "tokens", "0.02 USD", "KiB"):
+            assert text in shown
+        fields = await cli.json("show", thread_id)
+        assert fields["counters"]["tokens"] == 20
+        assert fields["size"]["blobs"] > 0
+        assert fields["approvals"] == []
+        entries = await cli.json("journal", thread_id)
+        assert [entry["seq"] for entry in entries] == [1, 2, 3, 4]
+        whole = entries[2]["message"]["text"]
+        assert whole == long_text.decode(errors="replace")
+        listed = await cli("journal", thread_id, "--from", "2", "--to", "3")
+        assert len(listed.splitlines()) == 2
+        assert "you said hello" in listed
+        assert "KiB" in listed.splitlines()[1]
+        assert await cli("journal", thread_id, "--from", "99") == ""
+
+
+async def test_people_decide(server: TemporalServer, tmp_path: Path, thread_id: str) -> None:
+    async with open_cli(server, tmp_path) as cli:
+        await cli("send", thread_id, "restart api", "--agent", "ops", "--no-wait")
+        name = await pending_id(cli, thread_id)
+        listed = await cli("approvals", thread_id)
+        assert listed.startswith(f"{name}  restart ")
+        assert "for ann or bob" in listed
+        assert name in await cli("show", thread_id)
+        told = await cli.fails(DecisionRefused, "approve", thread_id, name, "--by", "eve")
+        assert "ann or bob may" in told
+        # Without --by it is whoever runs the command, who may not either.
+        told = await cli.fails(DecisionRefused, "deny", thread_id, name)
+        assert getpass.getuser() in told
+        approved = await cli("approve", thread_id, name, "--by", "ann", "--reason", "drained")
+        assert approved == f"{name} on thread {thread_id} is approved, by ann\n"
+        await cli.threads.answered(thread_id, 1)
+        assert await cli("approvals", thread_id) == "nothing waits for a person\n"
+        assert f"{name} approved by ann: drained" in await cli("journal", thread_id)
+        await cli("send", thread_id, "restart db", "--no-wait")
+        denied = await pending_id(cli, thread_id)
+        await cli("deny", thread_id, denied, "--by", "bob", "--reason", "not now")
+        await cli.threads.answered(thread_id, 2)
+        assert "denied by bob: not now" in await cli("journal", thread_id)
+
+
+async def test_a_thread_is_limited_paused_compacted_and_stopped(
+    server: TemporalServer, tmp_path: Path, thread_id: str
+) -> None:
+    async with open_cli(server, tmp_path) as cli:
+        await cli("send", thread_id, "hello", "--agent", "ops")
+        assert "  steps_max" in await cli("limits", thread_id)
+        changed = await cli(
+            "limits", thread_id, "steps_max=500", "cost_usd_max=none", "--by", "ann"
+        )
+        starred = [line.split() for line in changed.splitlines() if line.startswith("*")]
+        assert starred == [["*", "steps_max", "500"], ["*", "cost_usd_max", "none"]]
+        assert (await cli.json("limits", thread_id))["steps_max"] == 500
+        assert "no more steps" in await cli("pause", thread_id, "--by", "ann", "--reason", "wait")
+        told = await cli.fails(ThreadPaused, "send", thread_id, "again")
+        assert "by ann: wait" in told
+        assert "by ann: wait" in await cli("show", thread_id)
+        assert "goes on" in await cli("unpause", thread_id)
+        await cli.threads.answered(thread_id, 2)
+        assert "will compact" in await cli("compact", thread_id)
+        assert "will stop" in await cli("stop", thread_id, "--reason", "done")
+        await cli.threads.client.get_workflow_handle(thread_id).result()
+        assert (await cli.json("show", thread_id))["status"] == "stopped"
+        listed = await cli("journal", thread_id)
+        assert "configure cost_usd_max=none steps_max=500 by ann" in listed
+
+
+async def test_the_past_is_looked_at_and_forked(
+    server: TemporalServer, tmp_path: Path, thread_id: str
+) -> None:
+    async with open_cli(server, tmp_path) as cli:
+        await cli("send", thread_id, "hello", "--agent", "ops")
+        await cli("send", thread_id, "remember the api is slow")
+        last = len(await cli.json("journal", thread_id))
+        view = await cli("show", thread_id, "--at", str(last))
+        assert "2 messages, 3 model calls, 1 tool calls" in view
+        assert "fact      note: the api is slow" in view
+        assert [
+            each["text"] for each in (await cli.json("show", thread_id, "--at", "1"))["context"]
+        ] == ["hello"]
+        diff = await cli("diff", thread_id, "2", str(last))
+        assert "+ fact    note: the api is slow" in diff
+        assert "+ user       remember the api is slow" in diff
+        assert (await cli.json("diff", thread_id, "2", str(last)))["totals"]["steps"] == 2
+        assert "and no 99" in await cli.fails(EntryNotFound, "diff", thread_id, "2", "99")
+        forked = f"{thread_id}-fork"
+        assert f"send {forked}" in await cli("fork", thread_id, "2", forked, "--by", "ann")
+        assert await cli("send", forked, "go on") == "you said go on\n"
+        listed = await cli("journal", forked)
+        assert f"of thread {thread_id} at 2 by ann" in listed
+        assert "api is slow" not in listed
+
+
+def everlong(
+    server: TemporalServer, store: Path, *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "everlong", *arguments],
+        env={
+            **os.environ,
+            "TEMPORAL_CONFIG_FILE": os.devnull,
+            "TEMPORAL_ADDRESS": server.address,
+            "EVERLONG_STORE": store.as_uri(),
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_an_unknown_thread_is_a_message_and_an_exit_code(
+    server: TemporalServer, tmp_path: Path, thread_id: str
+) -> None:
+    result = everlong(server, tmp_path, "fork", thread_id, "1", "new")
+    assert result.returncode == 6, result.stderr
+    assert result.stderr.startswith(f"error: there is no running thread '{thread_id}'")
+    assert "Traceback" not in result.stderr

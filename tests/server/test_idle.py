@@ -1,0 +1,167 @@
+"""A thread that waits: it becomes short, stays as it is, and goes on from a handful of events."""
+
+import asyncio
+from collections.abc import Sequence
+
+from everlong import Agent, Policy, Reply, limits, tool
+from everlong.models import Kind, Message
+from everlong.testing import ScriptedModel
+from tests.agents import call, calls_done, pages_answer, reading_agent, results
+from tests.driving import Driven, calls_then_says
+from tests.server.conftest import Drive
+
+IDLE = Policy(idle_seconds=1, compact_to_bytes=4 * limits.KIB)
+REPLAYED_EVENTS_MAX = 15
+
+
+async def rested(thread: Driven, runs: int = 2) -> None:
+    """Wait until a thread has begun a new run, and has nothing to do in it."""
+    await thread.until(lambda status: status.counters.runs >= runs)
+
+
+async def events(thread: Driven) -> int:
+    return len((await thread.histories())[0].events)
+
+
+@tool(needs_approval=True)
+def pay(euros: int) -> str:
+    """Pay."""
+    return f"paid {euros}"
+
+
+def payer(pages: int = 5) -> Agent:
+    """Reads some pages, so that its run is long, and then wants to pay."""
+    reader = reading_agent(pages)
+
+    def script(turn: Sequence[Message]) -> Reply:
+        done = calls_done(turn)
+        if done < pages:
+            return Reply(tool_calls=(call(done, "read_page", page=done),))
+        if done == pages:
+            return Reply(tool_calls=(call(done, "pay", euros=9),))
+        return Reply(text=results(turn)[-1])
+
+    return Agent(name="ops", model=ScriptedModel(script), tools=[*reader.tools, pay])
+
+
+async def test_a_thread_that_is_approved_later_goes_on_from_a_handful_of_events(
+    drive: Drive,
+) -> None:
+    async with drive([payer()], IDLE, max_cached_workflows=0) as thread:
+        await thread.send()
+        [approval] = await thread.pending()
+        await rested(thread)
+        before = await thread.status()
+        assert before.counters.compactions == 1
+        assert await events(thread) <= REPLAYED_EVENTS_MAX
+        assert await thread.pending() == [approval]
+        await thread.decide(approval.id)
+        assert await thread.answer() == "paid 9"
+        status = await thread.status()
+        assert status.counters.steps == before.counters.steps + 1
+        assert (status.counters.messages, status.counters.tool_calls) == (1, 6)
+        [compacted] = await thread.data(Kind.COMPACTION)
+        assert compacted["reason"] == "idle"
+        assert len(await thread.data(Kind.ASKED)) == len(await thread.data(Kind.DECIDED)) == 1
+
+
+async def test_a_thread_that_is_written_to_later_goes_on_from_a_handful_of_events(
+    drive: Drive,
+) -> None:
+    async with drive([reading_agent(4)], IDLE) as thread:
+        await thread.ask()
+        await rested(thread)
+        assert await events(thread) <= REPLAYED_EVENTS_MAX
+        assert await thread.ask() == pages_answer(4)
+        await rested(thread, 3)
+        assert await events(thread) <= REPLAYED_EVENTS_MAX
+
+
+async def test_an_idle_thread_does_not_roll_again_and_again(drive: Drive) -> None:
+    async with drive([reading_agent(4)], IDLE) as thread:
+        await thread.ask()
+        await rested(thread)
+        await asyncio.sleep(3.5)
+        status = await thread.status()
+        assert (status.counters.runs, status.counters.compactions) == (2, 1)
+        assert await events(thread) <= REPLAYED_EVENTS_MAX
+
+
+async def test_a_thread_that_has_never_been_spoken_to_just_waits(drive: Drive) -> None:
+    async with drive([reading_agent(1)], IDLE) as thread:
+        await asyncio.sleep(2.5)
+        assert (await thread.status()).counters.runs == 1
+        assert await events(thread) <= REPLAYED_EVENTS_MAX
+        assert await thread.ask() == pages_answer(1)
+
+
+async def test_facts_expire_while_a_thread_is_idle_and_it_does_not_roll_for_ever(
+    drive: Drive,
+) -> None:
+    day = 86_400.0
+
+    def script(context: Sequence[Message]) -> Reply:
+        if context[-1].text == "learn":
+            facts = [
+                call(i, "remember", key=f"k{i}", text=f"fact {i}", ttl_days=seconds / day)
+                for i, seconds in enumerate((2.0, 3.0, 4.0))
+            ]
+            return Reply(tool_calls=tuple(facts))
+        if context[-1].role == "tool":
+            return Reply(text="learnt")
+        return Reply(text="; ".join(m.text for m in context if m.role == "summary"))
+
+    agent = Agent(name="ops", model=ScriptedModel(script, whole=True))
+    async with drive([agent], IDLE) as thread:
+        assert await thread.ask("learn") == "learnt"
+        assert "fact 2" in await thread.ask("what do you know?")
+        await rested(thread)
+        await asyncio.sleep(5)
+        status = await thread.status()
+        assert 2 <= status.counters.runs <= 6
+        settled = status.counters.runs
+        await asyncio.sleep(2)
+        assert (await thread.status()).counters.runs == settled
+        assert await events(thread) <= REPLAYED_EVENTS_MAX
+        assert "fact" not in await thread.ask("and now?")
+
+
+async def test_a_deadline_is_kept_by_a_thread_that_rests(drive: Drive) -> None:
+    spend = tool(needs_approval=True, deadline_seconds=3.0)(pay.function)
+    agent = Agent(name="ops", model=calls_then_says(call(0, "pay", euros=1)), tools=[spend])
+    async with drive([agent], IDLE) as thread:
+        await thread.send()
+        [approval] = await thread.pending()
+        await rested(thread)
+        assert await thread.pending() == [approval]
+        assert await events(thread) <= REPLAYED_EVENTS_MAX
+        assert (await thread.answer()).startswith("error: denied by deadline")
+        [decided] = await thread.entries(Kind.DECIDED)
+        assert approval.deadline_ms is not None
+        assert approval.deadline_ms <= decided.time_ms <= approval.deadline_ms + 2500
+
+
+async def test_a_paused_thread_with_messages_that_wait_rests_too(drive: Drive) -> None:
+    async with drive([reading_agent(4)], IDLE) as thread:
+        await thread.send()
+        await thread.until(lambda status: status.counters.tool_calls >= 1)
+        await thread.handle.signal("pause")
+        await thread.is_("paused")
+        await thread.send("and again")
+        await rested(thread)
+        status = await thread.status()
+        assert (status.status, status.waiting_messages) == ("paused", 1)
+        runs = status.counters.runs
+        await asyncio.sleep(2)
+        assert (await thread.status()).counters.runs == runs
+        assert await events(thread) <= REPLAYED_EVENTS_MAX
+        await thread.handle.signal("unpause")
+        assert [await thread.answer(n) for n in (1, 2)] == [pages_answer(4)] * 2
+
+
+async def test_an_idle_time_that_is_configured_holds_for_a_thread_that_waits(drive: Drive) -> None:
+    async with drive([reading_agent(4)], Policy(idle_seconds=3600)) as thread:
+        await thread.ask()
+        await thread.configure(idle_seconds=0.5)
+        await rested(thread)
+        assert await events(thread) <= REPLAYED_EVENTS_MAX

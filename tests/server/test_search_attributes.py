@@ -1,0 +1,98 @@
+"""What a thread says of itself where people look for threads: in search attributes."""
+
+import asyncio
+from typing import Any
+
+from everlong import Agent, Policy, Reply, tool
+from everlong.testing import ScriptedModel
+from tests.agents import call, reading_agent
+from tests.driving import Driven, calls_then_says
+from tests.server.conftest import Drive
+
+ECHO = Agent(name="ops", model=ScriptedModel(lambda turn: Reply(text="heard")))
+
+
+async def says(thread: Driven, **expected: object) -> dict[str, Any]:
+    """Wait until the attributes of a thread are as expected."""
+    shown: dict[str, Any] = {}
+    for _ in range(200):
+        shown = await thread.attributes()
+        if all(shown.get(f"Everlong{name}") == value for name, value in expected.items()):
+            return shown
+        await asyncio.sleep(0.03)
+    raise AssertionError(f"{shown} is not {expected}")
+
+
+async def found(thread: Driven, query: str) -> list[str]:
+    """Return the threads that the server's list shows, once this one is among them."""
+    names: list[str] = []
+    for _ in range(100):
+        listed = thread.threads.client.list_workflows(
+            f"{query} AND WorkflowId = '{thread.thread_id}' AND ExecutionStatus = 'Running'"
+        )
+        names = [each.id async for each in listed]
+        if names:
+            break
+        await asyncio.sleep(0.05)
+    return names
+
+
+@tool(needs_approval=True)
+def pay() -> str:
+    """Pay."""
+    return "paid"
+
+
+async def test_a_thread_is_found_by_agent_status_and_approvals_that_wait(drive: Drive) -> None:
+    agent = Agent(name="ops", model=calls_then_says(call(0, "pay"), call(1, "pay")), tools=[pay])
+    async with drive([agent]) as thread:
+        await thread.send()
+        approvals = await thread.pending(2)
+        await says(thread, Agent="ops", Status="approval", Reason="", PendingApprovals=2)
+        query = "EverlongStatus = 'approval' AND EverlongPendingApprovals > 1"
+        assert await found(thread, query) == [thread.thread_id]
+        await thread.decide(approvals[0].id)
+        await says(thread, Status="approval", PendingApprovals=1)
+        await thread.decide(approvals[1].id)
+        await thread.answered()
+        await says(thread, Status="active", PendingApprovals=0)
+
+
+async def test_a_pause_is_seen_and_by_whom(drive: Drive) -> None:
+    async with drive([ECHO]) as thread:
+        await thread.ask()
+        await says(thread, Status="active", Reason="")
+        await thread.handle.signal("pause")
+        await says(thread, Status="paused", Reason="person")
+        await thread.handle.signal("unpause")
+        await says(thread, Status="active", Reason="")
+        await thread.stop()
+        await says(thread, Status="stopped", Reason="")
+
+
+async def test_attributes_outlive_a_roll_and_are_not_written_again(drive: Drive) -> None:
+    async with drive([reading_agent(20)], Policy(run_events_max=50)) as thread:
+        await thread.ask()
+        assert (await thread.status()).counters.runs >= 3
+        await says(thread, Agent="ops", Status="active")
+        upserts = [
+            event
+            for history in await thread.histories()
+            for event in history.events
+            if event.HasField("upsert_workflow_search_attributes_event_attributes")
+        ]
+        assert len(upserts) == 1
+
+
+async def test_without_the_attributes_on_the_server_threads_run_all_the_same(
+    drive: Drive, monkeypatch: Any
+) -> None:
+    async def none(_: object) -> bool:
+        return False
+
+    monkeypatch.setattr("everlong.plugin._has_attributes", none)
+    async with drive([ECHO]) as thread:
+        assert await thread.ask() == "heard"
+        await thread.handle.signal("pause")
+        await thread.is_("paused")
+        assert "EverlongStatus" not in await thread.attributes()

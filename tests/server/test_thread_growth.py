@@ -1,0 +1,44 @@
+"""A thread of 300 steps: a step takes what it took at first. `make bench-thread` takes 2,000."""
+
+from pathlib import Path
+
+from bench.thread_bed import open_bed
+from bench.thread_growth import measure_growth
+from bench.thread_idle import REPLAYED_MAX, approved_after_idling
+from bench.thread_resume import resume
+from everlong import Policy
+from everlong.embedded import TemporalServer
+
+
+async def test_300_steps_stay_within_policy_and_a_step_takes_no_more_than_before(
+    server: TemporalServer, tmp_path: Path, thread_id: str
+) -> None:
+    async with open_bed(server.address, tmp_path) as bed:
+        await bed.start_worker()
+        report = await measure_growth(bed, thread_id, 300)
+    assert report.failed == []
+    judged = {figure.what: figure.value for figure in report.figures if figure.ok}
+    assert judged["pages in the journal, each once and in order"] == 300
+    assert "history a step, last over early" in judged
+    assert "written a step, last over early" in judged
+
+
+async def test_a_resumed_step_reads_its_context_and_nothing_else(
+    server: TemporalServer, tmp_path: Path, thread_id: str
+) -> None:
+    """By then the journal holds 640 KiB of results, and the context is what compaction left of them."""
+    async with open_bed(server.address, tmp_path) as bed:
+        await bed.start_worker()
+        await bed.ask(thread_id, "read 0 to 39")
+        resumed = await resume(bed, thread_id, 7)
+    assert 0 < resumed.get_bytes <= resumed.needed_bytes
+    assert resumed.get_bytes <= resumed.context_bytes
+    assert 0 < resumed.replayed <= Policy().run_events_max
+
+
+async def test_an_approval_after_an_idle_time_replays_a_handful_of_events(
+    server: TemporalServer, tmp_path: Path, thread_id: str
+) -> None:
+    async with open_bed(server.address, tmp_path) as bed:
+        replayed, _ = await approved_after_idling(bed, thread_id, pages=12)
+    assert 0 < replayed <= REPLAYED_MAX

@@ -1,0 +1,315 @@
+"""State at any entry, diffs, forks and resets: branches of one past that never leak."""
+
+import uuid
+from collections.abc import AsyncIterator
+
+import pytest
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.enums.v1 import EventType, ResetReapplyExcludeType
+from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
+
+from everlong import Policy
+from everlong.admin import service
+from everlong.embedded import TemporalServer
+from everlong.errors import EntryNotFound, ThreadExists
+from everlong.models import Entry, Kind, thread_key
+from everlong.storage import BlobStore
+from everlong.storage.objects import thread_prefix
+from everlong.storage.packstore import PackStore
+from tests.conftest import Threads, open_threads
+from tests.governed import governed
+
+BULK = "x" * 3000
+
+
+@pytest.fixture
+async def threads(server: TemporalServer, store: BlobStore) -> AsyncIterator[Threads]:
+    agents = (governed(), governed(Policy(steps_max=77), name="other"))
+    async with open_threads(server.address, store, *agents) as opened, opened.worker():
+        yield opened
+
+
+async def ask(threads: Threads, thread_id: str, text: str) -> str:
+    return await service.ask(
+        threads.client,
+        PackStore(threads.store),
+        thread_id,
+        text,
+        task_queue=threads.task_queue,
+        agent="ops",
+        seconds_max=60,
+    )
+
+
+async def entries_of(threads: Threads, thread_id: str) -> list[Entry]:
+    entries = await service.journal(threads.client, PackStore(threads.store), thread_id)
+    assert [entry.seq for entry in entries] == list(range(1, len(entries) + 1))
+    return entries
+
+
+async def texts_of(threads: Threads, thread_id: str) -> list[str]:
+    return [message.text for message in await threads.conversation(thread_id)]
+
+
+async def fork(
+    threads: Threads, thread_id: str, seq: int, new_id: str, agent: str | None = None
+) -> service.ThreadView:
+    packs = PackStore(threads.store)
+    await service.fork(
+        threads.client,
+        packs,
+        thread_id,
+        seq,
+        new_id,
+        task_queue=threads.task_queue,
+        agent=agent,
+        by="ann",
+    )
+    return await service.state_at(threads.client, packs, new_id, seq + 1)
+
+
+async def compacted(threads: Threads, thread_id: str) -> None:
+    before = (await service.status(threads.client, thread_id)).counters.compactions
+    await service.compact(threads.client, thread_id)
+    await service.wait_for_status(
+        threads.client,
+        thread_id,
+        lambda status: status.counters.compactions > before,
+        seconds_max=30,
+    )
+
+
+async def test_a_thread_is_seen_as_it_was_at_any_entry(threads: Threads, thread_id: str) -> None:
+    packs = PackStore(threads.store)
+    await ask(threads, thread_id, "hello")
+    await ask(threads, thread_id, "remember the api is slow")
+    status = await service.status(threads.client, thread_id)
+    entries = await entries_of(threads, thread_id)
+    views = [
+        await service.state_at(threads.client, packs, thread_id, entry.seq) for entry in entries
+    ]
+    last = views[-1]
+    assert last.totals.steps == status.counters.steps == 3
+    assert last.totals.tool_calls == status.counters.tool_calls == 1
+    assert last.totals.messages == status.counters.messages == 2
+    assert last.totals.tokens == status.counters.tokens == 30
+    assert last.totals.cost_usd == pytest.approx(status.counters.cost_usd)
+    assert [message.text for message in views[0].context] == ["hello"]
+    assert [fact.text for fact in last.facts] == ["the api is slow"]
+    known = [bool(view.facts) for view in views]
+    assert known == sorted(known)
+    assert not known[0]
+    diff = await service.diff(threads.client, packs, thread_id, 2, last.seq)
+    assert [entry.seq for entry in diff.entries] == list(range(3, last.seq + 1))
+    assert diff.totals.steps == 2
+    assert [fact.key for fact in diff.facts_added] == ["note"]
+    # The facts are the first thing that the model reads.
+    assert [message.role for message in diff.context_added] == [
+        "summary",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
+    assert diff.context_removed == ()
+    with pytest.raises(EntryNotFound, match=f"and no {last.seq + 1}"):
+        await service.state_at(threads.client, packs, thread_id, last.seq + 1)
+    with pytest.raises(EntryNotFound, match="give the earlier one first"):
+        await service.diff(threads.client, packs, thread_id, 3, 2)
+
+
+async def test_an_approval_is_seen_waiting_and_decided(threads: Threads, thread_id: str) -> None:
+    packs = PackStore(threads.store)
+    number = await threads.send(thread_id, "restart api")
+    await service.wait_for_status(
+        threads.client, thread_id, lambda status: status.pending > 0, seconds_max=30
+    )
+    [approval] = await service.pending(threads.client, thread_id)
+    await service.decide(threads.client, thread_id, approval.id, True, "ann", "go")
+    await threads.answered(thread_id, number)
+    entries = await entries_of(threads, thread_id)
+    [asked] = [entry.seq for entry in entries if entry.kind == Kind.ASKED]
+    view = await service.state_at(threads.client, packs, thread_id, asked)
+    assert view.pending == (approval,)
+    diff = await service.diff(threads.client, packs, thread_id, 1, len(entries))
+    assert [each.id for each in diff.asked] == [approval.id]
+    assert [(each.by, each.reason) for each in diff.decided] == [("ann", "go")]
+    assert (await service.state_at(threads.client, packs, thread_id, len(entries))).pending == ()
+
+
+async def test_a_fork_goes_its_own_way(threads: Threads, thread_id: str) -> None:
+    for text in ("one", "two", "three"):
+        await ask(threads, thread_id, text)
+    before = await texts_of(threads, thread_id)
+    forked = f"{thread_id}-fork"
+    view = await fork(threads, thread_id, 4, forked)
+    assert view.totals.messages == 2
+    assert await texts_of(threads, forked) == before[:4]
+    assert await ask(threads, forked, "four") == "you said four"
+    assert await ask(threads, thread_id, "five") == "you said five"
+    assert await texts_of(threads, forked) == [*before[:4], "four", "you said four"]
+    assert await texts_of(threads, thread_id) == [*before, "five", "you said five"]
+    entries = await entries_of(threads, forked)
+    [entry] = [each for each in entries if each.kind == Kind.FORK]
+    assert entry.data == {"thread_id": thread_id, "seq": 4, "by": "ann"}
+    status = await service.status(threads.client, forked)
+    assert (status.counters.messages, status.counters.answered) == (3, 3)
+    assert (status.counters.steps, status.counters.runs) == (3, 1)
+
+
+async def test_a_fork_shares_what_is_stored_until_it_writes(
+    threads: Threads, thread_id: str
+) -> None:
+    await service.send(
+        threads.client,
+        thread_id,
+        " ".join(uuid.uuid4().hex for _ in range(1000)),
+        task_queue=threads.task_queue,
+        agent="ops",
+        packs=PackStore(threads.store),
+    )
+    await threads.answered(thread_id, 1)
+    forked = f"{thread_id}-fork"
+    await fork(threads, thread_id, 2, forked)
+    own = await threads.size(forked)
+    assert own.blob_bytes < 4096 < (await threads.size(thread_id)).blob_bytes
+    counters = (await service.status(threads.client, forked)).counters
+    assert counters.written_bytes == own.blob_bytes
+    assert await threads.conversation(forked) == await threads.conversation(thread_id)
+
+
+async def test_a_fork_begins_with_the_snapshot_that_was_in_force(
+    threads: Threads, thread_id: str
+) -> None:
+    packs = PackStore(threads.store)
+    for number in range(6):
+        await ask(threads, thread_id, f"{number} {BULK}")
+    await service.configure(threads.client, thread_id, {"compact_to_bytes": 4096})
+    await compacted(threads, thread_id)
+    await ask(threads, thread_id, "after the first")
+    last = len(await entries_of(threads, thread_id))
+    await ask(threads, thread_id, f"7 {BULK}")
+    await compacted(threads, thread_id)
+    forked = f"{thread_id}-fork"
+    view = await fork(threads, thread_id, last, forked)
+    here = await service.state_at(threads.client, packs, thread_id, last)
+    assert here.snapshot is not None
+    assert view.context == here.context
+    # The copy is the fork's own, and its next step reads it.
+    status = await service.status(threads.client, forked)
+    assert status.snapshot is not None
+    assert status.snapshot.ref.thread == thread_key(threads.client.namespace, forked)
+    assert status.snapshot.upto_seq == here.snapshot.upto_seq
+    assert await ask(threads, forked, "still there?") == "you said still there?"
+    # A fork of the fork reads through both.
+    again = f"{forked}-fork"
+    await fork(threads, forked, last, again)
+    assert await ask(threads, again, "and here?") == "you said and here?"
+    assert (await texts_of(threads, again))[:-2] == (await texts_of(threads, forked))[:-2]
+
+
+async def test_a_fork_from_any_entry_works_on(threads: Threads, thread_id: str) -> None:
+    """In the middle of a step too: what a call lacks is filled in, and the turn is broken off."""
+    await ask(threads, thread_id, "remember the api is slow")
+    texts = await texts_of(threads, thread_id)
+    last = len(await entries_of(threads, thread_id))
+    for seq in range(1, last + 1):
+        forked = f"{thread_id}-{seq}"
+        await fork(threads, thread_id, seq, forked)
+        assert await ask(threads, forked, "go on") == "you said go on"
+        found = await texts_of(threads, forked)
+        assert found[-2:] == ["go on", "you said go on"]
+        assert found[:-2] == texts[: len(found) - 2]
+    for seq in (0, last + 1):
+        with pytest.raises(EntryNotFound):
+            await fork(threads, thread_id, seq, f"{thread_id}-no")
+
+
+async def test_a_fork_takes_no_id_that_was_ever_used(threads: Threads, thread_id: str) -> None:
+    await ask(threads, thread_id, "hello")
+    ended = f"{thread_id}-ended"
+    await ask(threads, ended, "hello")
+    await service.stop(threads.client, ended)
+    await threads.client.get_workflow_handle(ended).result()
+    before = (await threads.size(ended)).blobs
+    for taken in (thread_id, ended):
+        with pytest.raises(ThreadExists, match="Choose another id"):
+            await fork(threads, thread_id, 1, taken)
+    assert (await threads.size(ended)).blobs == before
+    # A thread that has ended can be gone on from.
+    await fork(threads, ended, 2, f"{ended}-fork")
+    assert await ask(threads, f"{ended}-fork", "again") == "you said again"
+
+
+async def test_a_fork_has_the_policy_of_its_thread_or_its_agent(
+    threads: Threads, thread_id: str
+) -> None:
+    await ask(threads, thread_id, "hello")
+    await service.configure(threads.client, thread_id, {"steps_max": 55})
+    same, other = f"{thread_id}-same", f"{thread_id}-other"
+    await fork(threads, thread_id, 2, same)
+    await fork(threads, thread_id, 2, other, agent="other")
+    for forked, agent, steps_max in ((same, "ops", 55), (other, "other", 77)):
+        await ask(threads, forked, "again")
+        status = await service.status(threads.client, forked)
+        assert (status.agent, status.policy.steps_max) == (agent, steps_max)
+
+
+async def reset_to_first_answer(threads: Threads, thread_id: str) -> None:
+    """Undo all that followed the first turn, messages included, as `temporal workflow reset` does."""
+    handle = threads.client.get_workflow_handle(thread_id)
+    run_id = (await handle.describe()).run_id
+    first_turn_done = 0
+    finished = 0
+    async for event in threads.client.get_workflow_handle(
+        thread_id, run_id=run_id
+    ).fetch_history_events():
+        finished += event.event_type == EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED
+        completes_task = event.event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED
+        if completes_task and finished == 1:
+            first_turn_done = event.event_id
+            break
+    reset = await threads.client.workflow_service.reset_workflow_execution(
+        ResetWorkflowExecutionRequest(
+            namespace=threads.client.namespace,
+            workflow_execution=WorkflowExecution(workflow_id=thread_id, run_id=run_id),
+            workflow_task_finish_event_id=first_turn_done,
+            request_id=uuid.uuid4().hex,
+            reason="a test",
+            reset_reapply_exclude_types=[
+                ResetReapplyExcludeType.RESET_REAPPLY_EXCLUDE_TYPE_SIGNAL,
+                ResetReapplyExcludeType.RESET_REAPPLY_EXCLUDE_TYPE_UPDATE,
+            ],
+        )
+    )
+    assert reset.run_id != run_id
+
+
+async def test_a_reset_thread_knows_nothing_of_the_branch_that_was_left(
+    threads: Threads, thread_id: str
+) -> None:
+    await ask(threads, thread_id, "one")
+    await ask(threads, thread_id, f"two {BULK}")
+    await ask(threads, thread_id, "remember the wrong thing")
+    abandoned = await texts_of(threads, thread_id)
+    forked = f"{thread_id}-fork"
+    await fork(threads, thread_id, len(await entries_of(threads, thread_id)), forked)
+    await reset_to_first_answer(threads, thread_id)
+    assert await texts_of(threads, thread_id) == ["one", "you said one"]
+    assert await ask(threads, thread_id, "another two") == "you said another two"
+    assert await texts_of(threads, thread_id) == [
+        "one",
+        "you said one",
+        "another two",
+        "you said another two",
+    ]
+    entries = await entries_of(threads, thread_id)
+    assert len(entries) == 4
+    view = await service.state_at(threads.client, PackStore(threads.store), thread_id, 4)
+    assert view.facts == ()
+    # The fork was made of the branch that was left, and keeps it.
+    assert await ask(threads, forked, "three") == "you said three"
+    assert await texts_of(threads, forked) == [*abandoned, "three", "you said three"]
+    # What the abandoned branch stored is still there for it.
+    prefix = thread_prefix(thread_key(threads.client.namespace, thread_id))
+    assert [info async for info in threads.store.list(prefix)]

@@ -1,0 +1,89 @@
+"""The agent of the interleavings, importable by a worker process: `tests.soak_agents:soak`."""
+
+import asyncio
+import hashlib
+import json
+import random
+from collections.abc import Sequence
+
+from everlong import Agent, Policy, Reply, Tool, tool
+from everlong.models import Message, ToolCall
+
+TOOLS = {"w": "work", "a": "act"}
+
+
+def calls_of(text: str) -> list[list[str]]:
+    """The call ids of each step that a message asks for: `m3 w wa` are `m3.0.0`, `m3.1.0`, `m3.1.1`."""
+    name, *steps = text.split()
+    return [[f"{name}.{step}.{n}" for n in range(len(kinds))] for step, kinds in enumerate(steps)]
+
+
+def tools_of(text: str) -> list[list[str]]:
+    """The tool of each of these calls."""
+    _, *steps = text.split()
+    return [[TOOLS[kind] for kind in kinds] for kinds in steps]
+
+
+def answer_to(text: str) -> str:
+    return f"answer to {text.split()[0]}"
+
+
+def result_of(name: str) -> str:
+    """What a tool returns for a call: mostly small, now and then too long to stay in its entry."""
+    source = random.Random(name)
+    size = source.choices([40, 900, 6_000, 60_000], [60, 25, 12, 3])[0]
+    return f"{name} done {hashlib.shake_256(name.encode()).hexdigest(size // 2)}"
+
+
+async def _take_a_while(name: str, seconds_max: float) -> None:
+    await asyncio.sleep(random.Random(f"delay {name}").uniform(0, seconds_max))
+
+
+@tool
+async def work(name: str) -> str:
+    """Do something."""
+    await _take_a_while(name, 0.15)
+    return result_of(name)
+
+
+@tool(needs_approval=True)
+async def act(name: str) -> str:
+    """Do something that a person has to agree to."""
+    await _take_a_while(name, 0.15)
+    return result_of(name)
+
+
+class Obedient:
+    """Takes the steps that the newest message asks for, one reply each, then answers."""
+
+    async def reply(
+        self, instructions: str, messages: Sequence[Message], tools: Sequence[Tool]
+    ) -> Reply:
+        last_user = max(n for n, message in enumerate(messages) if message.role == "user")
+        turn = messages[last_user:]
+        text = turn[0].text
+        done = [message.call_id for message in turn if message.role == "tool"]
+        step = int(done[-1].split(".")[1]) + 1 if done else 0
+        await _take_a_while(f"{text} {step}", 0.15)
+        calls = calls_of(text)
+        if step == len(calls):
+            return Reply(text=answer_to(text))
+        return Reply(
+            tool_calls=tuple(
+                ToolCall(id=call_id, tool=name, arguments=json.dumps({"name": call_id}))
+                for call_id, name in zip(calls[step], tools_of(text)[step], strict=True)
+            )
+        )
+
+
+soak = Agent(
+    name="soak",
+    model=Obedient(),
+    tools=[work, act],
+    policy=Policy(
+        run_events_max=50,
+        idle_seconds=1.0,
+        compact_at_bytes=64 * 1024,
+        compact_to_bytes=16 * 1024,
+    ),
+)

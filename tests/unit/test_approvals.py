@@ -1,0 +1,166 @@
+"""Approvals as functions of a thread's state."""
+
+import dataclasses
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everlong import limits
+from everlong.models import (
+    Call,
+    CallOptions,
+    Decide,
+    Kind,
+    Message,
+    ThreadState,
+    ToolResult,
+    message_of,
+    new_entry,
+)
+from everlong.workflows import approvals
+
+NOW_MS = 1_000_000
+
+
+def state_of(*options: CallOptions) -> ThreadState:
+    calls = tuple(
+        Call(id=f"4-{i}", call_id=f"c{i}", tool="pay", preview="{}", options=each)
+        for i, each in enumerate(options, 1)
+    )
+    return ThreadState(calls=calls, in_turn=True)
+
+
+def asks(**options: Any) -> CallOptions:
+    return CallOptions(needs_approval=True, **options)
+
+
+def decision(number: int = 1, *, approve: bool = True, by: str = "alice") -> Decide:
+    return Decide(id=f"4-{number}", approve=approve, by=by, reason="so")
+
+
+def kinds(state: ThreadState) -> list[Kind]:
+    return [note.kind for note in state.notes]
+
+
+def test_only_calls_that_need_approval_are_asked_for_and_each_once() -> None:
+    state = approvals.ask(state_of(asks(), CallOptions(), asks()), NOW_MS)
+    assert [each.id for each in approvals.pending(state)] == ["4-1", "4-3"]
+    assert kinds(state) == [Kind.ASKED, Kind.ASKED]
+    assert approvals.ask(state, NOW_MS + 5) == state
+    state = approvals.decide(state, decision(1), NOW_MS)
+    state = approvals.decide(state, decision(3, approve=False), NOW_MS)
+    assert approvals.ask(state, NOW_MS + 9) == state
+    assert approvals.pending(state) == []
+
+
+def test_an_approved_call_can_be_run_and_a_denied_one_has_its_result() -> None:
+    state = approvals.ask(state_of(asks(), asks()), NOW_MS)
+    state = approvals.decide(state, decision(2, approve=False, by="bob\n"), NOW_MS + 7)
+    state = approvals.decide(state, decision(1), NOW_MS + 8)
+    first, second = state.calls
+    assert (first.approved, first.waits, first.result) == (True, None, None)
+    assert second.result is not None
+    assert second.result.outcome == "ok"  # Nothing has failed: somebody said no.
+    assert second.result.entry.body is not None
+    told = message_of(Kind.TOOL_RESULT, second.result.entry.body)
+    assert (told.text, told.call_id) == ("error: denied by bob : so", "c2")
+    assert [each.split()[0] for each in state.decided] == ["4-2", "4-1"]
+    assert [(note.data or {})["by"] for note in state.notes[2:]] == ["bob\n", "alice"]
+
+
+@pytest.mark.parametrize(
+    ("decide", "reason"),
+    [
+        (decision(1), ""),
+        (decision(9), "there is no approval '4-9'; those that wait are ['4-1']"),
+        (decision(2), ""),  # The same again: its first answer may have been lost.
+        (decision(2, approve=False), "has been decided already"),
+        (decision(2, by="bob"), "has been decided already"),
+        (decision(1, by=""), "say who decides"),
+        (decision(1, by=" \t"), "say who decides"),
+        (decision(1, by="Alice"), "'Alice' may not decide '4-1'; alice or bob may"),
+    ],
+)
+def test_a_decision_that_does_not_count_is_refused_with_a_reason(
+    decide: Decide, reason: str
+) -> None:
+    state = approvals.ask(state_of(asks(approvers=("alice", "bob")), asks()), NOW_MS)
+    state = approvals.decide(state, decision(2), NOW_MS)
+    refused = approvals.why_refused(state, decide)
+    assert reason in refused
+    assert bool(reason) == bool(refused)
+
+
+def test_a_decision_that_is_sent_again_changes_nothing() -> None:
+    state = approvals.ask(state_of(asks()), NOW_MS)
+    once = approvals.decide(state, decision(), NOW_MS)
+    assert approvals.decide(once, decision(), NOW_MS + 9) == once
+
+
+def test_a_deadline_is_kept_to_the_millisecond() -> None:
+    state = approvals.ask(state_of(asks(deadline_seconds=2.5), asks()), NOW_MS)
+    assert approvals.until_deadline(state, NOW_MS) == timedelta(seconds=2.5)
+    assert approvals.expire(state, NOW_MS + 2499) == state
+    late = approvals.expire(state, NOW_MS + 2500)
+    assert [each.id for each in approvals.pending(late)] == ["4-2"]
+    assert (late.notes[-1].data or {})["by"] == approvals.DEADLINE
+    assert approvals.until_deadline(late, NOW_MS) is None
+    assert approvals.until_deadline(state, NOW_MS + 9999) == timedelta(0)
+
+
+def test_an_escalation_gives_others_as_long_and_is_the_only_one() -> None:
+    options = asks(
+        approvers=("alice",), deadline_seconds=10.0, on_deadline="escalate", escalate_to=("chief",)
+    )
+    state = approvals.expire(approvals.ask(state_of(options), NOW_MS), NOW_MS + 12_000)
+    [approval] = approvals.pending(state)
+    assert approval.escalated
+    assert (approval.asked_ms, approval.deadline_ms) == (NOW_MS, NOW_MS + 22_000)
+    assert "chief may" in approvals.why_refused(state, decision(by="alice"))
+    assert approvals.why_refused(state, decision(by="chief")) == ""
+    assert approvals.expire(state, NOW_MS + 21_999) == state
+    late = approvals.expire(state, NOW_MS + 22_000)
+    assert approvals.pending(late) == []
+    assert "decided already" in approvals.why_refused(late, decision(by="chief"))
+    assert kinds(late) == [Kind.ASKED, Kind.DECIDED, Kind.DECIDED]
+
+
+def test_somebody_who_decides_in_time_is_not_overruled_by_the_deadline() -> None:
+    state = approvals.ask(state_of(asks(deadline_seconds=1.0)), NOW_MS)
+    state = approvals.decide(state, decision(), NOW_MS + 999)
+    assert approvals.expire(state, NOW_MS + 5000) == state
+
+
+def test_a_result_of_another_call_leaves_an_approval_as_it_is() -> None:
+    state = approvals.ask(state_of(asks(), CallOptions()), NOW_MS)
+    done = ToolResult(
+        entry=new_entry(1, Kind.TOOL_RESULT, Message(role="tool", call_id="c2"), NOW_MS),
+        written_bytes=0,
+    )
+    second = dataclasses.replace(state.calls[1], result=done)
+    after = dataclasses.replace(state, calls=(state.calls[0], second))
+    assert approvals.pending(after) == approvals.pending(state)
+
+
+@given(st.integers(1, 3 * limits.DECIDED_MAX))
+def test_only_the_last_decisions_are_remembered(count: int) -> None:
+    state = ThreadState()
+    for number in range(count):
+        [call] = state_of(asks()).calls
+        call = dataclasses.replace(call, id=f"{number}-1")
+        state = approvals.ask(dataclasses.replace(state, calls=(call,), notes=()), NOW_MS)
+        state = approvals.decide(state, Decide(id=call.id, approve=True, by="a"), NOW_MS)
+    assert len(state.decided) == min(count, limits.DECIDED_MAX)
+    assert state.decided[-1].startswith(f"{count - 1}-1 ")
+
+
+def test_what_the_model_is_told_of_a_denial_is_bounded() -> None:
+    wide = "\U0001f600"
+    state = approvals.ask(state_of(asks()), NOW_MS)
+    decide = Decide(id="4-1", approve=False, by=wide * 64, reason=wide * 300)
+    [call] = approvals.decide(state, decide, NOW_MS).calls
+    assert call.result is not None
+    assert call.result.entry.size_bytes < 1200

@@ -1,0 +1,214 @@
+"""What entries add up to, and what a thread was at one of them: on made-up journals, no server."""
+
+import dataclasses
+
+import pytest
+
+from everlong import Policy
+from everlong.admin.service import folding
+from everlong.admin.service.past import Past
+from everlong.compaction import Snapshot, dump
+from everlong.errors import EntryNotFound, RefRefused
+from everlong.models import (
+    Approval,
+    Compacted,
+    ControlNote,
+    Counters,
+    Decided,
+    Entry,
+    Fact,
+    Kind,
+    MemoryChange,
+    Message,
+    SnapshotRef,
+    ThreadStatus,
+    ToolCall,
+    new_entry,
+    note,
+    thread_key,
+)
+from everlong.storage.journal import Journal
+from everlong.storage.memory import MemoryBlobStore
+from everlong.storage.packstore import PackStore
+
+KEY = thread_key("default", "t")
+CALL = ToolCall(id="c1", tool="restart", arguments='{"service": "api"}')
+
+
+def said(seq: int, kind: Kind, text: str = "", **more: object) -> Entry:
+    roles = {
+        Kind.MESSAGE: "user",
+        Kind.REPLY: "assistant",
+        Kind.TOOL_RESULT: "tool",
+        Kind.FAILURE: "failure",
+    }
+    message = Message(role=roles[kind], text=text, **more)  # type: ignore[arg-type]
+    return new_entry(seq, kind, message, 1000 * seq)
+
+
+def asked(seq: int, name: str, **more: object) -> Entry:
+    approval = Approval(id=name, tool="restart", arguments="{}", asked_ms=1000 * seq, **more)  # type: ignore[arg-type]
+    return note(seq, Kind.ASKED, approval, 1000 * seq)
+
+
+def decided(seq: int, name: str, **more: object) -> Entry:
+    decision = Decided(id=name, **{"approve": True, "by": "ann", **more})  # type: ignore[arg-type]
+    return note(seq, Kind.DECIDED, decision, 1000 * seq)
+
+
+def a_turn() -> list[Entry]:
+    """A question, a call that is approved, a fact, an answer."""
+    reply = dataclasses.replace(said(2, Kind.REPLY, tool_calls=(CALL,)), tokens=100, cost_usd=0.25)
+    fact = Fact(key="api", text="restarted", time_ms=5000)
+    return [
+        said(1, Kind.MESSAGE, "restart the api"),
+        reply,
+        asked(3, "2-1"),
+        decided(4, "2-1"),
+        said(5, Kind.TOOL_RESULT, "done", call_id="c1", tool="restart"),
+        note(6, Kind.MEMORY, MemoryChange(remembered=fact), 6000),
+        dataclasses.replace(said(7, Kind.REPLY, "it is up"), tokens=50, cost_usd=0.5),
+    ]
+
+
+def test_totals_count_each_kind_and_add_to_what_was_before() -> None:
+    entries = a_turn()
+    found = folding.totals(entries)
+    assert (found.messages, found.steps, found.tool_calls, found.failures) == (1, 2, 1, 0)
+    assert (found.tokens, found.cost_usd) == (150, 0.75)
+    assert found.body_bytes == sum(entry.size_bytes for entry in entries)
+    for cut in range(len(entries) + 1):
+        assert folding.totals(entries[cut:], folding.totals(entries[:cut])) == found
+
+
+def test_an_approval_waits_from_its_asking_to_its_decision() -> None:
+    entries = a_turn()
+    waits = [bool(folding.pending_after(entries[:upto])) for upto in range(len(entries) + 1)]
+    assert waits == [False, False, False, True, False, False, False, False]
+
+
+def test_an_escalated_approval_waits_for_others() -> None:
+    entries = [
+        asked(1, "1-1", approvers=("ann",), escalate_to=("bob",), on_deadline="escalate"),
+        decided(2, "1-1", approve=False, by="deadline", escalated=True),
+    ]
+    [waiting] = folding.pending_after(entries)
+    assert waiting.escalated
+    assert waiting.approvers == ("bob",)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        said(2, Kind.REPLY, "never mind"),
+        said(2, Kind.FAILURE, "ended by a limit"),
+        note(2, Kind.CONTROL, ControlNote(action="stop"), 2000),
+    ],
+    ids=lambda entry: entry.kind,
+)
+def test_nobody_is_waited_for_once_the_calls_are_broken_off(end: Entry) -> None:
+    assert folding.pending_after([asked(1, "1-1")])
+    assert not folding.pending_after([asked(1, "1-1"), end])
+
+
+def test_a_pause_breaks_nothing_off() -> None:
+    paused = note(2, Kind.CONTROL, ControlNote(action="pause"), 2000)
+    assert folding.pending_after([asked(1, "1-1"), paused])
+
+
+def test_what_is_there_twice_is_added_twice() -> None:
+    assert folding.added(["a", "b"], ["b", "a", "a", "c"]) == ("a", "c")
+    assert folding.added(["a", "a"], ["a"]) == ()
+
+
+async def past_of(entries: list[Entry]) -> Past:
+    packs = PackStore(MemoryBlobStore())
+    head, _ = await Journal(packs, KEY).append(None, entries)
+    return Past(packs, KEY, "t", status_of(head))
+
+
+def status_of(head: object) -> ThreadStatus:
+    return ThreadStatus(
+        agent="ops",
+        status="waiting",
+        counters=Counters(),
+        head=head,  # type: ignore[arg-type]
+        waiting_messages=0,
+        last_failure="",
+        policy=Policy(),
+    )
+
+
+async def test_the_context_at_an_entry_is_what_a_model_call_would_read() -> None:
+    past = await past_of(a_turn())
+    scene = await past.scene(5)
+    assert [message.role for message in scene.context] == ["user", "assistant", "tool"]
+    assert scene.time_ms == 5000
+    # In the middle of a step, the call has no result yet: a provider would refuse it without one.
+    middle = (await past.scene(2)).context
+    assert [message.role for message in middle] == ["user", "assistant", "tool"]
+    assert "not run" in middle[-1].text
+    assert [fact.key for fact in (await past.scene(7)).facts] == ["api"]
+    assert (await past.scene(5)).facts == ()
+
+
+async def test_the_snapshot_in_force_is_the_newest_at_or_before_an_entry() -> None:
+    packs = PackStore(MemoryBlobStore())
+    journal = Journal(packs, KEY)
+    snapshot = Snapshot(upto_seq=2, time_ms=2000, budget_bytes=1000, summary="they met")
+    ref, _ = await packs.write_body(KEY, Kind.SNAPSHOT, dump(snapshot))
+    compacted = Compacted(
+        snapshot=SnapshotRef(ref=ref, upto_seq=2), reason="asked", before_bytes=9, after_bytes=5
+    )
+    entries = [
+        said(1, Kind.MESSAGE, "hello"),
+        said(2, Kind.REPLY, "hi"),
+        note(3, Kind.COMPACTION, compacted, 3000),
+        said(4, Kind.MESSAGE, "and now?"),
+    ]
+    head, _ = await journal.append(None, entries)
+    past = Past(packs, KEY, "t", status_of(head))
+    assert (await past.scene(2)).snapshot is None
+    assert [each.text for each in (await past.scene(2)).context] == ["hello", "hi"]
+    for seq in (3, 4):
+        scene = await past.scene(seq)
+        assert scene.snapshot is not None
+        assert scene.context[0].role == "summary"
+        assert "they met" in scene.context[0].text
+        assert "hello" not in [each.text for each in scene.context]
+    assert (await past.scene(4)).context[-1].text == "and now?"
+
+
+async def test_a_snapshot_of_a_strange_thread_is_not_read() -> None:
+    packs = PackStore(MemoryBlobStore())
+    strange = thread_key("default", "other")
+    data = dump(Snapshot(upto_seq=1, time_ms=0, budget_bytes=1000, summary="secret"))
+    ref, _ = await packs.write_body(strange, Kind.SNAPSHOT, data)
+    compacted = Compacted(
+        snapshot=SnapshotRef(ref=ref, upto_seq=1), reason="asked", before_bytes=9, after_bytes=5
+    )
+    entries = [said(1, Kind.MESSAGE, "hello"), note(2, Kind.COMPACTION, compacted, 2000)]
+    head, _ = await Journal(packs, KEY).append(None, entries)
+    with pytest.raises(RefRefused):
+        await Past(packs, KEY, "t", status_of(head)).scene(2)
+
+
+@pytest.mark.parametrize("seq", [-1, 0, 8])
+async def test_an_entry_that_is_not_there_is_named(seq: int) -> None:
+    past = await past_of(a_turn())
+    with pytest.raises(EntryNotFound, match=f"1 to 7, and no {seq}"):
+        await past.scene(seq)
+
+
+async def test_a_journal_without_entries_says_so() -> None:
+    past = Past(PackStore(MemoryBlobStore()), KEY, "t", status_of(None))
+    with pytest.raises(EntryNotFound, match="holds no entries yet"):
+        await past.totals(1)
+
+
+async def test_totals_at_an_entry_are_those_of_all_before_it() -> None:
+    entries = a_turn()
+    past = await past_of(entries)
+    assert await past.totals(5) == folding.totals(entries[:5])
+    assert [each.id for each in await past.pending(3)] == ["2-1"]
+    assert await past.pending(1) == ()

@@ -1,0 +1,113 @@
+"""What a journal writes and reads does not depend on how old it is."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everlong import limits
+from everlong.models import SegmentRef
+from tests.journals import entry, grown, journal, newest_segment, noisy
+from tests.stores import CountingStore
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(min_value=1, max_value=9), min_size=1, max_size=60))
+async def test_each_segment_is_at_least_twice_as_long_as_the_next(batches: list[int]) -> None:
+    """Unless the two have more than 32 entries together."""
+    log = journal()
+    head: SegmentRef | None = None
+    seq = 1
+    for size in batches:
+        head, _ = await log.append(head, [entry(seq + i) for i in range(size)])
+        seq += size
+    assert head is not None
+    places = [*(await newest_segment(log, head)).before, head]
+    counts = [place.count for place in places if not place.folded]
+    assert all(
+        older >= 2 * newer or older + newer > limits.SEGMENT_ENTRIES_MAX
+        for older, newer in itertools.pairwise(counts)
+    )
+    assert max(counts) <= limits.SEGMENT_ENTRIES_MAX
+    # Those that wait to be folded, those that are merged still, and one fold.
+    assert len(places) <= limits.FOLD_SEGMENTS + 6 + 1
+
+
+async def test_an_append_is_one_put_and_a_read_a_few_gets() -> None:
+    store = CountingStore()
+    log = journal(store)
+    head: SegmentRef | None = None
+    folds: set[str] = set()
+    for step in range(500):
+        before = store.puts
+        head, written_bytes = await log.append(
+            head, [entry(2 * step + 1, "x" * 600), entry(2 * step + 2, "y" * 5000)]
+        )
+        names = {
+            place.ref.digest for place in (await newest_segment(log, head)).before if place.folded
+        }
+        assert store.puts == before + 1 + len(names - folds)
+        assert written_bytes > 0
+        folds |= names
+    assert len(folds) == 500 // 16 // limits.FOLD_SEGMENTS
+    store.gets = 0
+    assert len(await log.read(head)) == 1000
+    assert store.gets <= 1000 / limits.SEGMENT_ENTRIES_MAX + 8
+
+
+@pytest.mark.parametrize("text_bytes", [130, 2048], ids=["300 byte entries", "2 KiB bodies"])
+async def test_an_append_costs_the_same_at_any_age(text_bytes: int) -> None:
+    store = CountingStore()
+    log = journal(store)
+    head: SegmentRef | None = None
+    costs: list[tuple[int, int, int]] = []
+    for first in range(1, 4401, 2):
+        store.puts = store.gets = 0
+        batch = [noisy(first, text_bytes), noisy(first + 1, text_bytes)]
+        head, written_bytes = await log.append(head, batch)
+        assert store.puts <= 2
+        costs.append((written_bytes, store.puts, store.gets))
+    young, old = zip(*costs[100:300], strict=True), zip(*costs[2000:2200], strict=True)
+    for early, late in zip(young, old, strict=True):
+        assert sum(late) <= 1.1 * sum(early)
+
+
+async def test_twenty_entries_of_five_thousand_take_a_few_gets() -> None:
+    store = CountingStore()
+    log = journal(store)
+    head = await grown(log, 5000, 2)
+    for first_seq in (4981, 2500, 1):
+        store.gets = 0
+        found = await log.read(head, first_seq, first_seq + 19)
+        assert [each.seq for each in found] == list(range(first_seq, first_seq + 20))
+        assert store.gets <= 8
+        store.gets = 0
+        assert (await log.entry(head, first_seq)).seq == first_seq
+        assert store.gets <= 4
+
+
+async def test_folds_of_folds_lead_to_every_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """33 entries are too many to be merged, so that each append adds a segment."""
+    monkeypatch.setattr(limits, "FOLD_PLACES_MAX", 8)
+    store = CountingStore()
+    log = journal(store)
+    head = await grown(log, 33 * 600, 33)
+    places = (await newest_segment(log, head)).before
+    assert [place.folded for place in places[:3]] == [True] * 3
+    assert sum(place.folded for place in places) <= 4
+    assert len(places) <= 4 + limits.FOLD_SEGMENTS + 2
+    for first_seq in (1, 33, 5000, 33 * 300, 33 * 598 - 20):
+        store.gets = 0
+        found = await log.read(head, first_seq, first_seq + 66)
+        assert [each.seq for each in found] == list(range(first_seq, first_seq + 67))
+        assert store.gets <= 12
+    assert len(await log.read(head)) == 33 * 600
+
+
+async def test_segments_do_not_grow_beyond_their_bound() -> None:
+    log = journal()
+    head = await grown(log, 300)
+    assert [each.seq for each in await log.read(head)] == list(range(1, 301))
+    places = (await newest_segment(log, head)).before
+    assert max(place.count for place in places if not place.folded) == limits.SEGMENT_ENTRIES_MAX

@@ -1,0 +1,118 @@
+"""When a thread has done, cost or failed enough."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from everlong import Policy, limits
+from everlong.models import Counters, ThreadState
+from everlong.policy import LimitHit, Repeated, Streaks, Usage, limit_hit
+from everlong.workflows import transitions
+
+BOUNDS: dict[str, float] = {
+    "steps": 7,
+    "tokens": 1000,
+    "cost_usd": 2.5,
+    "thread_bytes": limits.MIB,
+    "step_bytes": limits.KIB,
+    "context_bytes": 4 * limits.KIB,
+    "failed_turns": 3,
+    "same_failure": 3,
+    "no_progress_steps": 3,
+}
+POLICY = Policy(**{f"{name}_max": bound for name, bound in BOUNDS.items()})  # type: ignore[arg-type]
+usages = st.builds(
+    Usage, **{name: st.integers(0, int(2 * bound)) for name, bound in BOUNDS.items()}
+)
+
+
+def used(name: str, value: float) -> Usage:
+    values: dict[str, Any] = {name: value}
+    return Usage(**values)
+
+
+def test_every_kind_of_usage_has_a_limit() -> None:
+    assert [field.name for field in dataclasses.fields(Usage)] == list(BOUNDS)
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_a_limit_is_reached_at_its_bound_and_not_before(name: str) -> None:
+    bound = BOUNDS[name]
+    step = 0.01 if name == "cost_usd" else 1
+    assert limit_hit(POLICY, used(name, bound - step)) is None
+    hit = LimitHit(limit=f"{name}_max", value=bound, bound=bound, action="pause")
+    assert limit_hit(POLICY, used(name, bound)) == hit
+    stops = POLICY.changed({"actions": {f"{name}_max": "stop"}})
+    assert limit_hit(stops, used(name, bound)) == dataclasses.replace(hit, action="stop")
+    archives = POLICY.changed({"on_limit": "archive"})
+    assert limit_hit(archives, used(name, bound)) == dataclasses.replace(hit, action="archive")
+
+
+@pytest.mark.parametrize("name", ["steps", "tokens", "cost_usd", "thread_bytes", "step_bytes"])
+def test_a_limit_can_be_switched_off(name: str) -> None:
+    policy = POLICY.changed({f"{name}_max": None})
+    assert limit_hit(policy, used(name, 10**18)) is None
+
+
+@given(usages)
+def test_a_limit_is_reported_exactly_when_one_is_reached(usage: Usage) -> None:
+    reached = {f"{name}_max" for name, bound in BOUNDS.items() if getattr(usage, name) >= bound}
+    hit = limit_hit(POLICY, usage)
+    assert (hit is None) == (not reached)
+    if hit is not None:
+        assert hit.limit in reached
+        assert hit.value == getattr(usage, hit.limit.removesuffix("_max")) >= hit.bound
+
+
+def test_a_reason_is_short_and_names_the_limit() -> None:
+    hit = LimitHit(limit="cost_usd_max", value=2.5000001, bound=2.5, action="stop")
+    assert hit.reason == "cost_usd_max: 2.5 of 2.5"
+
+
+def test_what_a_thread_has_used_is_taken_from_its_state() -> None:
+    failures = (Repeated(call="a", failure="x", count=4), Repeated(call="b", failure="y", count=2))
+    state = ThreadState(
+        counters=Counters(steps=1, tokens=2, cost_usd=3.0, written_bytes=4, context_bytes=99),
+        step_bytes=5,
+        context_bytes=6,
+        streaks=Streaks(failed_turns=7, failures=failures, no_progress_steps=8),
+    )
+    assert transitions.usage(state) == Usage(
+        steps=1,
+        tokens=2,
+        cost_usd=3.0,
+        thread_bytes=4,
+        step_bytes=5,
+        context_bytes=6,
+        failed_turns=7,
+        same_failure=4,
+        no_progress_steps=8,
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["failed_turns", "same_failure", "no_progress_steps", "step_bytes"]
+)
+def test_what_somebody_has_looked_at_counts_anew(name: str) -> None:
+    state = ThreadState(
+        step_bytes=10**6,
+        streaks=Streaks(
+            failed_turns=9,
+            failures=(Repeated(call="a", failure="x", count=9),),
+            no_progress_steps=9,
+            recent=("r",),
+        ),
+    )
+    hit = limit_hit(POLICY, transitions.usage(state))
+    assert hit is not None
+    assert transitions.forgive(state, None) == state
+    assert limit_hit(POLICY, transitions.usage(transitions.forgive(state, hit))) is None
+
+
+def test_what_has_been_spent_is_not_forgiven() -> None:
+    state = ThreadState(counters=Counters(cost_usd=3.0))
+    hit = limit_hit(POLICY, transitions.usage(state))
+    assert limit_hit(POLICY, transitions.usage(transitions.forgive(state, hit))) == hit

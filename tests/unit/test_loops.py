@@ -1,0 +1,114 @@
+"""Failure loops, as they are told from work."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from everlong.models import failure_digest, short_digest
+from everlong.policy import Observed, Streaks, after_step, after_turn
+
+OUTCOMES = {"x": "ok", "y": "failed", "z": "failed", "r": "refused"}
+observed = st.builds(
+    lambda call, result: Observed(call, result, OUTCOMES[result]),
+    st.sampled_from("abc"),
+    st.sampled_from(sorted(OUTCOMES)),
+)
+steps = st.lists(st.lists(observed, min_size=1, max_size=4), max_size=30)
+
+
+def after(*taken: list[Observed]) -> Streaks:
+    streaks = Streaks()
+    for step in taken:
+        streaks = after_step(streaks, step)
+    return streaks
+
+
+def ok(call: str, result: str = "x") -> list[Observed]:
+    return [Observed(call, result, "ok")]
+
+
+def failed(call: str, result: str = "x") -> list[Observed]:
+    return [Observed(call, result, "failed")]
+
+
+def test_the_same_failure_is_counted_until_the_call_succeeds() -> None:
+    assert after(*[failed("a")] * 4).same_failure == 4
+    assert after(failed("a"), failed("a"), ok("a"), failed("a")).same_failure == 1
+
+
+def test_another_call_in_between_does_not_hide_a_failure_loop() -> None:
+    assert after(failed("a"), ok("b"), failed("a"), ok("b", "y"), failed("a")).same_failure == 3
+    assert after(failed("a"), failed("b"), failed("a"), failed("b")).same_failure == 2
+
+
+def test_a_call_that_fails_in_another_way_is_another_failure() -> None:
+    assert after(failed("a", "x"), failed("a", "y"), failed("a", "x")).same_failure == 1
+
+
+def test_a_step_counts_a_failure_once_however_often_it_calls() -> None:
+    """The policy's limit is in steps: one reply with five equal calls is no loop yet."""
+    assert after([*failed("a"), *failed("a"), *failed("a")]).same_failure == 1
+
+
+def test_refused_steps_are_those_in_which_nothing_was_run() -> None:
+    refused = [Observed("a", "x", "refused")]
+    assert after(refused, refused).refused_steps == 2
+    assert after(refused, [*refused, *ok("b")]).refused_steps == 0
+    assert after(refused, failed("b")).refused_steps == 0
+
+
+@pytest.mark.parametrize("cycle", [1, 2, 3, 8])
+def test_a_cycle_of_steps_is_no_progress(cycle: int) -> None:
+    calls = [ok(f"call {i}") for i in range(cycle)]
+    assert after(*(calls * 4)).no_progress_steps == 3 * cycle
+
+
+def test_polling_that_sees_something_new_is_progress() -> None:
+    assert after(*(ok("poll", f"at {i}") for i in range(50))).no_progress_steps == 0
+    waits = [*[ok("poll", "not yet")] * 10, ok("poll", "done")]
+    assert after(*waits).no_progress_steps == 0
+    assert after(*waits[:-1]).no_progress_steps == 9
+
+
+def test_results_in_another_order_are_another_step() -> None:
+    step = [*ok("a"), *ok("b")]
+    assert after(step, step).no_progress_steps == 1
+    assert after([*ok("a"), *ok("b", "y")], [*ok("b", "y"), *ok("a", "z")]).no_progress_steps == 0
+
+
+def test_an_answer_is_progress_and_a_failed_turn_is_not() -> None:
+    looping = after(*[failed("a")] * 4)
+    assert after_turn(looping, failed=False) == Streaks()
+    once = after_turn(looping, failed=True)
+    assert (once.failed_turns, once.same_failure) == (1, 4)
+    assert after_turn(once, failed=True).failed_turns == 2
+    assert after_turn(after_turn(once, failed=False), failed=True).failed_turns == 1
+
+
+@given(steps)
+def test_streaks_stay_small_and_count_no_more_than_there_were(taken: list[list[Observed]]) -> None:
+    streaks = after(*taken)
+    assert len(TypeAdapter(Streaks).dump_json(streaks)) < 1024
+    assert streaks.no_progress_steps < max(1, len(taken))
+    assert streaks.refused_steps <= len(taken)
+    assert streaks.same_failure <= len(taken)
+    if taken and all(each.outcome == "ok" for each in taken[-1]):
+        assert streaks.refused_steps == 0
+
+
+@given(steps)
+def test_the_same_steps_give_the_same_streaks_after_a_roll(taken: list[list[Observed]]) -> None:
+    codec = TypeAdapter(Streaks)
+    streaks = Streaks()
+    for step in taken:
+        streaks = codec.validate_json(codec.dump_json(after_step(streaks, step)))
+    assert streaks == after(*taken)
+
+
+def test_failures_that_differ_in_numbers_only_are_the_same() -> None:
+    one = "OSError: no route to 10.0.0.7:55012 (0x7f3a99) after 3.2 s"
+    other = "OSError: no route to 10.0.0.8:55999 (0xdeadbeef) after 11.9 s"
+    assert failure_digest(one) == failure_digest(other) != failure_digest("OSError: disk full")
+    assert short_digest(one) != short_digest(other)
+    assert short_digest("\ud800") == short_digest("\ud800")

@@ -1,0 +1,303 @@
+"""What becomes of a provider's errors: one request each, and a reason that says what to do."""
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+from pydantic_ai.models.fallback import FallbackModel
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+
+from everlong.errors import ConfigError, EverlongError, ModelRefused, ModelUnavailable
+from everlong.providers import ProviderModel
+from tests import provider_server as told
+from tests.provider_server import ProviderServer, Response
+from tests.unit.test_providers import (
+    ASK,
+    CHAT,
+    CLAUDE,
+    FORMATS,
+    ONE,
+    RESPONSES,
+    Opener,
+    every_format,
+    opened,
+)
+
+__all__ = ["opened"]  # A fixture.
+
+
+async def failure(server: ProviderServer, model: ProviderModel) -> EverlongError:
+    """Ask once; return what is raised. Exactly one request is made of it."""
+    with pytest.raises(EverlongError) as caught:
+        await model.reply("Be brief.", ASK, [])
+    assert len(server.requests) == 1
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+    assert "sk-" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+    return caught.value
+
+
+@every_format
+@pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 504, 529])
+async def test_what_may_pass_is_worth_another_try(name: str, status: int, opened: Opener) -> None:
+    async with ProviderServer(told.error(status)) as server:
+        error = await failure(server, opened(server, name))
+    assert isinstance(error, ModelUnavailable)
+    assert str(error) == f"model {name!r}: the provider answered with status {status}"
+    assert error.retry_after_seconds is None
+
+
+@every_format
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"retry_after": "7"}, 7.0),
+        ({"retry_after_ms": "1500"}, 1.5),
+        ({"retry_after": "86400"}, 300.0),
+        ({"retry_after": "Thu, 01 Jan 1970 00:00:00 GMT"}, 0.0),
+        ({"retry_after": "soon"}, None),
+    ],
+)
+async def test_a_rate_limit_says_when_to_try_again(
+    name: str, headers: dict[str, str], seconds: float | None, opened: Opener
+) -> None:
+    async with ProviderServer(told.error(429, **headers)) as server:
+        error = await failure(server, opened(server, name))
+    assert isinstance(error, ModelUnavailable)
+    assert error.retry_after_seconds == seconds
+
+
+@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [(CHAT, "OPENAI_API_KEY"), (RESPONSES, "OPENAI_API_KEY"), (CLAUDE, "ANTHROPIC_API_KEY")],
+)
+async def test_a_refused_key_is_named_and_not_shown(
+    name: str, key: str, status: int, opened: Opener
+) -> None:
+    async with ProviderServer(told.error(status, "Incorrect API key: sk-openai")) as server:
+        error = await failure(server, opened(server, name))
+    assert isinstance(error, ModelRefused)
+    assert str(error) == (
+        f"the provider refused the API key of model {name!r} (status {status}): check {key}"
+    )
+
+
+async def test_a_refused_key_of_a_model_object_is_not_looked_for_elsewhere(opened: Opener) -> None:
+    async with ProviderServer(told.error(401)) as server:
+        provider = OpenAIProvider(base_url=server.url, api_key="sk-own")
+        error = await failure(server, opened(server, OpenAIChatModel("llama", provider=provider)))
+    assert str(error).endswith("check the key that it was made with")
+
+
+@every_format
+@pytest.mark.parametrize("status", [400, 404, 422])
+async def test_a_rejected_request_is_not_repeated_and_says_why(
+    name: str, status: int, opened: Opener
+) -> None:
+    async with ProviderServer(told.error(status, "no such thing\n" + "x" * 5000)) as server:
+        error = await failure(server, opened(server, name))
+    assert isinstance(error, ModelRefused)
+    assert not error.context_too_large
+    assert "rejects the request: no such thing xxx" in str(error)
+
+
+@every_format
+async def test_any_other_refusal_is_not_repeated(name: str, opened: Opener) -> None:
+    async with ProviderServer(told.error(418)) as server:
+        error = await failure(server, opened(server, name))
+    assert isinstance(error, ModelRefused)
+    assert "status 418" in str(error)
+
+
+def coded(status: int, kind: str, message: str) -> Response:
+    inner = {"type": kind, "code": kind, "message": message}
+    return Response(status=status, body={"type": "error", "error": inner})
+
+
+@pytest.mark.parametrize(
+    ("name", "response"),
+    [
+        (CHAT, coded(400, "context_length_exceeded", "too long")),
+        (RESPONSES, coded(400, "context_length_exceeded", "too long")),
+        (CLAUDE, coded(400, "invalid_request_error", "prompt is too long: 3 > 2")),
+    ],
+)
+async def test_a_context_that_is_too_large_is_known_as_such(
+    name: str, response: Response, opened: Opener
+) -> None:
+    async with ProviderServer(response) as server:
+        error = await failure(server, opened(server, name))
+    assert isinstance(error, ModelRefused)
+    assert error.context_too_large
+    assert "compact_at_bytes" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "response"),
+    [
+        (CHAT, coded(429, "insufficient_quota", "pay")),
+        (CLAUDE, coded(400, "invalid_request_error", "Your credit balance is too low")),
+    ],
+)
+async def test_an_empty_account_is_not_asked_again(
+    name: str, response: Response, opened: Opener
+) -> None:
+    async with ProviderServer(response) as server:
+        error = await failure(server, opened(server, name))
+    assert isinstance(error, ModelRefused)
+    assert "no quota or credit left" in str(error)
+
+
+MALFORMED: dict[str, Response] = {
+    "html": Response(body=b"<html>busy</html>"),
+    "text": Response(body=b"busy", headers={"content-type": "text/plain"}),
+    "cut": Response(body=b'{"id": "x", "choi'),
+    "nothing": Response(body=b""),
+    "null": Response(body=b"null"),
+    "object": Response(body=b"{}"),
+    "list": Response(body=b"[]"),
+    "latin": Response(body=b'{"id": "\xff"}'),
+}
+
+
+@every_format
+@pytest.mark.parametrize("kind", MALFORMED)
+@pytest.mark.parametrize("max_tokens", [1024, 64_000])
+async def test_a_reply_that_cannot_be_read_is_worth_another_try(
+    name: str, kind: str, max_tokens: int, opened: Opener
+) -> None:
+    async with ProviderServer(MALFORMED[kind]) as server:
+        error = await failure(server, opened(server, name, max_tokens=max_tokens))
+    assert isinstance(error, ModelUnavailable)
+    assert "busy" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        (CHAT, {"choices": []}),
+        (CHAT, {"choices": None}),
+        (CHAT, {"choices": [{"index": 0, "finish_reason": "stop"}]}),
+        (RESPONSES, {"output": None}),
+        (RESPONSES, {"status": "failed", "error": {"code": "server_error", "message": "oops"}}),
+        (RESPONSES, {"status": "in_progress"}),
+        (CLAUDE, {"content": None}),
+        (CLAUDE, {"stop_reason": None}),
+    ],
+)
+async def test_a_reply_with_something_missing_is_worth_another_try(
+    name: str, change: dict[str, Any], opened: Opener
+) -> None:
+    async with ProviderServer({**FORMATS[name]("Hi."), **change}) as server:
+        error = await failure(server, opened(server, name, max_tokens=1024))
+    assert isinstance(error, ModelUnavailable)
+
+
+@every_format
+async def test_an_empty_reply_is_handed_on(name: str, opened: Opener) -> None:
+    async with ProviderServer(FORMATS[name]("")) as server:
+        reply = await opened(server, name).reply("", ASK, [])
+    assert (reply.text, reply.tool_calls, reply.tokens) == ("", (), 1100)
+    assert len(server.requests) == 1
+
+
+@every_format
+async def test_text_that_cannot_be_stored_is_worth_another_try(name: str, opened: Opener) -> None:
+    async with ProviderServer(FORMATS[name]("lone \ud800")) as server:
+        error = await failure(server, opened(server, name))
+    assert isinstance(error, ModelUnavailable)
+
+
+@pytest.mark.parametrize(
+    ("name", "reply", "reason"),
+    [
+        (CHAT, told.chat("", finish="length"), "raise max_tokens"),
+        (CHAT, told.chat("", finish="content_filter"), "declined to answer"),
+        (CLAUDE, told.anthropic("", stop="max_tokens"), "raise max_tokens"),
+        (CLAUDE, told.anthropic("", stop="refusal"), "declined to answer"),
+    ],
+)
+async def test_a_model_that_will_not_answer_is_not_asked_again(
+    name: str, reply: told.Json, reason: str, opened: Opener
+) -> None:
+    async with ProviderServer(reply) as server:
+        error = await failure(server, opened(server, name))
+    assert isinstance(error, ModelRefused)
+    assert reason in str(error)
+
+
+@pytest.mark.parametrize("events", range(1, 8))
+async def test_a_stream_that_breaks_off_is_no_reply(events: int, opened: Opener) -> None:
+    whole = told.streamed(told.anthropic("Let me look.", ONE)).split(b"\n\n")
+    assert len(whole) == 10
+    cut = b"".join(event + b"\n\n" for event in whole[:events])
+    broken = Response(body=cut, headers={"content-type": "text/event-stream"})
+    async with ProviderServer(broken) as server:
+        error = await failure(server, opened(server, CLAUDE))
+    assert isinstance(error, ModelUnavailable)
+
+
+@every_format
+async def test_a_provider_that_hangs_is_given_up_on_in_time(name: str, opened: Opener) -> None:
+    async with ProviderServer(Response(hang=True)) as server:
+        error = await failure(server, opened(server, name, timeout=0.2))
+    assert isinstance(error, ModelUnavailable)
+    assert str(error).endswith("no reply in time")
+
+
+@every_format
+async def test_a_call_that_is_cancelled_ends_at_once(name: str, opened: Opener) -> None:
+    async with ProviderServer(Response(hang=True)) as server:
+        call = asyncio.ensure_future(opened(server, name).reply("", ASK, []))
+        async with asyncio.timeout(10):
+            while not server.requests:
+                await asyncio.sleep(0.01)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+
+
+@every_format
+async def test_a_provider_that_is_not_there_is_worth_another_try(name: str, opened: Opener) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # Bound, and nobody listens: connections are refused.
+        server = ProviderServer(told.error(500))
+        server.url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ModelUnavailable, match="the provider cannot be reached"):
+            await opened(server, name).reply("", ASK, [])
+
+
+async def test_of_several_models_one_that_may_recover_is_enough_to_try_again(
+    opened: Opener,
+) -> None:
+    async with ProviderServer(told.error(400), told.error(503)) as server:
+        provider = OpenAIProvider(base_url=server.url, api_key="sk-own")
+        first, second = (OpenAIChatModel(name, provider=provider) for name in ("a", "b"))
+        with pytest.raises(ModelUnavailable, match="status 503"):
+            await opened(server, FallbackModel(first, second)).reply("", ASK, [])
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("openai:gpt-5", "OPENAI_API_KEY"),
+        (CLAUDE, "ANTHROPIC_API_KEY"),
+        ("cohere:command", r"pip install .*cohere"),
+        ("gpt-5-of-nobody", "Unknown model"),
+        ("nobody:gpt-5", "Unknown model"),
+        (5, "a int is no model"),
+    ],
+)
+def test_a_model_that_cannot_be_built_says_what_to_set_or_install(
+    model: object, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match=message) as caught:
+        ProviderModel(model)
+    assert "test model" not in str(caught.value)
