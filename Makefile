@@ -50,3 +50,16 @@ $(READY): pyproject.toml constraints.txt
 BENCH ?=
 bench-codec: $(READY) ## Measure the codec alone and through a server; BENCH=--long for all of it
 	@$(BIN)/python -m bench $(BENCH)
+
+.PHONY: bench-thread bench-compaction soak
+THREAD ?=
+bench-thread: $(READY) ## Measure threads: 2,000 steps, cold resumes, kills; THREAD=--quick for a look
+	@$(BIN)/python -m bench.thread $(THREAD)
+
+EVIDENCE ?=
+bench-compaction: $(READY) ## Measure what compaction keeps, on 40 transcripts
+	@$(BIN)/python -m bench.evidence $(EVIDENCE)
+
+SOAK ?= --count 1000
+soak: $(READY) ## Live through 1,000 random lives of threads, with kills; SOAK="--count 50" for fewer
+	@$(BIN)/python -m tests.interleavings $(SOAK)

@@ -30,6 +30,7 @@ ensure_search_attributes() {
     temporal operator search-attribute create --namespace "$TEMPORAL_NAMESPACE" \
         --name EverlongAgent --type Keyword \
         --name EverlongStatus --type Keyword \
+        --name EverlongReason --type Keyword \
         --name EverlongStateBytes --type Int \
         --name EverlongGrowthBytesPerHour --type Double \
         --name EverlongPendingApprovals --type Int \

@@ -119,6 +119,8 @@ CHILD_PARENT_CHARS_MAX: Final = 100
 # A sub-agent's thread that has not reported is asked again after this long: it may have been
 # terminated, and then nobody else would say so.
 CHILD_CHECK_SECONDS: Final = 600.0
+# The wait doubles each time: a sub-agent that waits for a person for weeks costs a task a day.
+CHILD_CHECK_SECONDS_MAX: Final = 24 * 3600.0
 
 # A run of at most this many events is not rolled when the thread goes idle: it is short already.
 IDLE_EVENTS_MAX: Final = 12
@@ -177,6 +179,8 @@ CALL_SECONDS_MAX: Final = 600.0
 # about 4 minutes.
 CALL_ATTEMPTS_MAX: Final = 12
 RETRY_SECONDS_MAX: Final = 30.0
+# A team's own rule about approvals; one that takes longer is answered by asking a person.
+APPROVAL_RULE_SECONDS_MAX: Final = 10.0
 # A provider that asks for more patience than this gets another call all the same.
 RETRY_AFTER_SECONDS_MAX: Final = 300.0
 # Tools that block, at the same time in one worker; the SDK runs at most 100 activities.

@@ -1,6 +1,7 @@
 """A thread's past: the snapshot, the entries since, and their messages."""
 
 import dataclasses
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -20,7 +21,7 @@ from everlong.storage.segments import MESSAGE_KINDS
 
 # Where the middle of a message is left out, its own seq leads to the whole. It has none when it is
 # stored, so that is put in when it is read.
-_UNPLACED: Final = "recall(seq=0)"
+_MARK: Final = re.compile(r"\[\.\.\. \d+ bytes left out; recall\(seq=0\) shows them \.\.\.\]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,5 +98,10 @@ async def message_entry(
 def _placed(entry: Entry, message: Message | None) -> Message | None:
     if entry.original is None or message is None:
         return message
-    text = message.text.replace(_UNPLACED, f"recall(seq={entry.seq})", 1)
+    marks = list(_MARK.finditer(message.text))
+    if not marks:
+        return message
+    at, end = marks[-1].span()
+    mark = marks[-1][0].replace("seq=0", f"seq={entry.seq}")
+    text = message.text[:at] + mark + message.text[end:]
     return dataclasses.replace(message, text=text)

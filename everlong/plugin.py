@@ -83,9 +83,10 @@ class EverlongPlugin(SimplePlugin):
         self.packs = open_packs(
             store, keys=keys, accept_unsealed=accept_unsealed, cache_dir=cache_dir
         )
-        names = [agent.name for agent in agents]
-        if len(set(names)) != len(names):
-            raise ConfigError(f"two agents have the same name: {sorted(names)}")
+        everyone = {id(each): each.name for agent in agents for each in agent.family}
+        names = sorted(everyone.values())
+        if len(set(names)) != len(names) or len({id(each) for each in agents}) != len(agents):
+            raise ConfigError(f"two agents have the same name: {names}")
         self._has_agents = bool(agents)
         self.codec = EverlongCodec(
             self.packs,
@@ -147,6 +148,8 @@ class EverlongPlugin(SimplePlugin):
                 if prefetcher.client is worker.client:
                     self._prefetchers.remove(prefetcher)
                     await prefetcher.stop()
+            if not self._workers:  # They share the models' connections.
+                await self._activities.close()
 
     def configure_replayer(self, config: ReplayerConfig) -> ReplayerConfig:
         """See `temporalio.worker.Plugin`. A replayer writes no blobs and emits no spans."""

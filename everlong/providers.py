@@ -8,6 +8,7 @@ have to be sent back as they came.
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
@@ -21,6 +22,7 @@ from pydantic_ai.messages import (
     ModelRequest,
     ModelRequestPart,
     ModelResponse,
+    TextPart,
     ToolCallPart,
     ToolReturnPart,
     UserPromptPart,
@@ -41,6 +43,10 @@ _RETRYABLE_STATUSES: Final = frozenset({408, 409, 425, 429})
 
 NOT_RUN: Final = "[The turn ended before this call had a result.]"
 NOT_SHOWN: Final = "[Earlier messages are not shown.]"
+# Anthropic refuses a request in which any text is blank.
+NO_OUTPUT: Final = "(no output)"
+# What every provider takes: a thread's agent may change its model.
+_CALL_ID: Final = re.compile(rf"[A-Za-z0-9_-]{{1,{limits.CALL_NAME_CHARS_MAX}}}")
 
 
 class ProviderModel:
@@ -55,6 +61,7 @@ class ProviderModel:
         if "max_retries" not in self._model.unsupported_settings:
             chosen.setdefault("max_retries", 0)
         self._settings = cast("ModelSettings", chosen)
+        self._entered = 0
 
     async def reply(
         self, instructions: str, messages: Sequence[Message], tools: Sequence[Tool]
@@ -69,6 +76,10 @@ class ProviderModel:
             instruction_parts=[InstructionPart(content=instructions)] if instructions else None,
         )
         try:
+            # Also after `close`: a client that is closed is replaced only here.
+            if not self._entered:
+                await self._model.__aenter__()
+                self._entered += 1
             response = await model_request(
                 self._model,
                 request,
@@ -84,8 +95,9 @@ class ProviderModel:
 
     async def close(self) -> None:
         """Close the client's connections, if it is not the user's own. A later call opens new ones."""
-        async with self._model:
-            pass
+        while self._entered:
+            self._entered -= 1
+            await self._model.__aexit__(None, None, None)
 
     def _translated(self, error: Exception) -> EverlongError:
         match error:
@@ -166,13 +178,14 @@ def _broke_off(response: ModelResponse) -> bool:
 def request_messages(instructions: str, messages: Sequence[Message]) -> list[ModelMessage]:
     """Return a conversation as a provider takes it: requests and responses in turn, calls paired.
 
-    A call without a result gets one that says so, and a result without a call becomes text. Either
-    would be refused by the provider, for good, and with it the thread.
+    A call without a result gets one that says so, a result without a call becomes text, and no text
+    is blank. Each would be refused by a provider, for good, and with it the thread.
     """
     found: list[ModelMessage] = []
     for message in _paired(messages):
         if isinstance(message, ModelResponse):
-            if not found:
+            # What stood before it, or between two, has expired.
+            if not found or isinstance(found[-1], ModelResponse):
                 found.append(ModelRequest(parts=[UserPromptPart(NOT_SHOWN)]))
             found.append(message)
         elif found and isinstance(found[-1], ModelRequest):
@@ -196,12 +209,13 @@ def _paired(messages: Iterable[Message]) -> Iterator[ModelMessage]:
                 text = f"[Result of an earlier call of {message.tool}]\n{message.text}"
                 parts = [UserPromptPart(text)]
             else:
-                parts = [ToolReturnPart(message.tool, message.text, tool_call_id=message.call_id)]
+                text = message.text if message.text.strip() else NO_OUTPUT
+                parts = [ToolReturnPart(message.tool, text, tool_call_id=message.call_id)]
             yield ModelRequest(parts=parts)
             continue
         yield from _unanswered(waiting)
         waiting = {call.id: call.tool for call in message.tool_calls}
-        yield _native(message)
+        yield _without_blanks(_native(message))
     yield from _unanswered(waiting)
 
 
@@ -217,6 +231,19 @@ def _native(message: Message) -> ModelMessage:
         # Stored by another version of the library: what it said is known without its format.
         plain = body_of(dataclasses.replace(message, native=None))
         return ModelMessagesTypeAdapter.validate_python([plain])[0]
+
+
+def _without_blanks(message: ModelMessage) -> ModelMessage:
+    """Return a message whose texts say something. One that has nothing else to say keeps one."""
+    if not isinstance(message, ModelResponse):
+        return message
+    kept = [
+        part for part in message.parts if not isinstance(part, TextPart) or part.content.strip()
+    ]
+    # A response may not end with its thinking.
+    if not any(isinstance(part, TextPart | ToolCallPart) for part in kept):
+        kept.append(TextPart(NO_OUTPUT))
+    return dataclasses.replace(message, parts=kept)
 
 
 def _definition(tool: Tool) -> ToolDefinition:
@@ -253,8 +280,7 @@ def _arguments(call: ToolCallPart) -> str:
 
 def _call_id(call_id: str, number: int, used: set[str]) -> str:
     """Return the id of a call, or one of ours if it is too long, odd, or there twice."""
-    fits = 0 < len(call_id) <= limits.CALL_NAME_CHARS_MAX and call_id.isprintable()
-    if fits and call_id not in used:
+    if _CALL_ID.fullmatch(call_id) and call_id not in used:
         return call_id
     digest = hashlib.blake2b(call_id.encode(errors="replace"), digest_size=8)
     return f"call_{number}_{digest.hexdigest()}"

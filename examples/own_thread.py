@@ -52,15 +52,16 @@ class Nightly:
     async def run(self, start: ThreadStart) -> str:
         """Ask every night; return why it ended."""
         thread = Thread(start)
-        while thread.state.counters.messages < NIGHTS:
-            thread.queue(SendMessage(text="Are the backups of tonight complete?"))
+        while thread.has_work or thread.state.counters.messages < NIGHTS:
+            if not thread.has_work:
+                thread.queue(SendMessage(text="Are the backups of tonight complete?"))
             while thread.has_work:
                 if hit := thread.limit():
                     return hit.reason
                 await thread.step()
                 await thread.keep_small()
-            if thread.roll_reason() is not None:
-                workflow.continue_as_new(thread.next_start())
+                if thread.roll_reason() is not None:
+                    workflow.continue_as_new(thread.next_start())
             await workflow.sleep(timedelta(milliseconds=10))  # A night.
         await thread.flush()
         counters = thread.state.counters

@@ -5,9 +5,11 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 from temporalio.client import WorkflowHandle, WorkflowHistory
+from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Replayer
 
 from everlong import Agent, Policy, Reply, limits
@@ -90,8 +92,21 @@ class Driven:
 
     # What they see.
 
+    async def query(self, name: str, result_type: Any) -> Any:
+        """Ask the thread. A server under load may think for a moment that there is no worker."""
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                return await self.handle.query(
+                    name, result_type=result_type, rpc_timeout=timedelta(seconds=20)
+                )
+            except RPCError as error:
+                if error.status != RPCStatusCode.FAILED_PRECONDITION or time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(0.1)
+
     async def status(self) -> ThreadStatus:
-        found: ThreadStatus = await self.handle.query(STATUS_QUERY, result_type=ThreadStatus)
+        found: ThreadStatus = await self.query(STATUS_QUERY, ThreadStatus)
         return found
 
     async def until(
@@ -118,7 +133,7 @@ class Driven:
     async def pending(self, count: int = 1) -> list[Approval]:
         """Wait until so many approvals wait."""
         await self.until(lambda found: found.pending == count)
-        found: list[Approval] = await self.handle.query(PENDING_QUERY, result_type=list[Approval])
+        found: list[Approval] = await self.query(PENDING_QUERY, list[Approval])
         return found
 
     # What is left of it.

@@ -32,7 +32,7 @@ from tests.voices import Refused, Unreachable, Voice
 T = TypeVar("T")
 
 ACTIONS = 15
-LIFE_SECONDS_MAX = 240.0
+LIFE_SECONDS_MAX = 300.0
 # What a message asks for: w is a tool, a one that needs approval, and letters side by side are calls
 # of one reply.
 PLANS = ["", "", "w", "w", "a", "a", "wa", "aa", "a w", "w w", "w wa"]
@@ -60,7 +60,7 @@ class Script:
     async def live(self) -> ThreadStatus:
         """Say all of it, see that everything comes to an end, and stop the thread."""
         actions: list[tuple[int, Callable[[], Awaitable[None]]]] = [
-            (4, self._send),
+            (3, self._send),
             (4, self._decide),
             (2, self._compact),
             (1, self._pause),
@@ -130,16 +130,16 @@ class Script:
     async def _finish(self) -> None:
         """Let the thread come to an end with everything."""
         await self._voice.signal(UNPAUSE_SIGNAL)
-        while True:
-            for approval in await self._voice.pending():
-                await self._attempt(approval.id)
+        while True:  # The life as a whole has a time limit.
             with contextlib.suppress(Unreachable):
                 status = await self._voice.status()
                 if status.pause is not None and status.pause.limit is not None:
                     raise RuntimeError(f"it paused by itself: {status.pause}")
-                if status.counters.answered >= len(self.life.sent) and not status.pending:
+                if status.counters.answered >= len(self.life.sent):
                     return
-            await asyncio.sleep(0.2)
+                for approval in await self._voice.pending() if status.pending else ():
+                    await self._attempt(approval.id)
+            await asyncio.sleep(0.7)
 
 
 @dataclasses.dataclass
@@ -150,9 +150,11 @@ class Campaign:
     settings: Settings
     seed: int
     count: int
-    at_once: int = 40
+    at_once: int = 16
     keep: Path | None = None
     """Where histories go in which a workflow task failed."""
+    say: Callable[[str], object] = lambda _: None
+    """Told of faults as they are found, and of how far it is."""
     faults: list[str] = dataclasses.field(default_factory=list)
     totals: Counter[str] = dataclasses.field(default_factory=Counter)
 
@@ -182,7 +184,9 @@ class Campaign:
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told with its seed
             found = [f"{type(error).__name__}: {error}"]
         found += await tasks_failed(client, voice.thread_id, self.keep)
-        self.faults += [f"seed {seed}: {fault}" for fault in found]
+        for fault in found:
+            self.faults.append(f"seed {seed}: {fault}")
+            self.say(self.faults[-1])
         self.totals.update(
             lives=1,
             messages=len(script.life.sent),
@@ -191,6 +195,8 @@ class Campaign:
             configures=script.life.configures,
             seconds=round(time.monotonic() - started),
         )
+        if not self.totals["lives"] % 50:
+            self.say(f"{self.totals['lives']} of {self.count} lives")
         if status is not None:
             counters = status.counters
             self.totals.update(
@@ -213,10 +219,15 @@ async def _soak(asked: argparse.Namespace) -> Campaign:
         with server.process:
             settings = worker_settings(server.address, Path(folder), "soak")
             campaign = Campaign(
-                server.address, settings, asked.seed, asked.count, asked.at_once, asked.keep
+                server.address, settings, asked.seed, asked.count, asked.at_once, asked.keep, _print
             )
             await campaign.run()
     return campaign
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -224,15 +235,14 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.interleavings", description=__doc__)
     parser.add_argument("--count", type=int, default=1000, help="how many lives")
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--at-once", type=int, default=40, help="how many live at the same time")
+    parser.add_argument("--at-once", type=int, default=16, help="how many live at the same time")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="for histories of failed tasks")
     asked = parser.parse_args(arguments)
     started = time.monotonic()
     campaign = asyncio.run(_soak(asked))
     told = ", ".join(f"{name} {count:,}" for name, count in campaign.totals.items())
-    lines = [*campaign.faults, f"{told}, in {time.monotonic() - started:.0f} s"]
-    lines.append(f"{len(campaign.faults)} faults; the seed was {asked.seed}")
-    sys.stdout.write("\n".join(lines) + "\n")
+    _print(f"{told}, in {time.monotonic() - started:.0f} s")
+    _print(f"{len(campaign.faults)} faults; the seed was {asked.seed}")
     return 1 if campaign.faults else 0
 
 

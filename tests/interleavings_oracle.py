@@ -142,13 +142,18 @@ def _approvals(
     planned = sum(step.count("act") for _, text in life.sent for step in tools_of(text))
     if len(wanted) != planned:
         yield f"{len(wanted)} calls needed approval, and {planned} were to"
-    asked = Counter(data["id"] for data in _data(entries, Kind.ASKED))
-    decided = Counter(data["id"] for data in _data(entries, Kind.DECIDED))
+    asked = Counter(_place(data["id"]) for data in _data(entries, Kind.ASKED))
+    decided = Counter(_place(data["id"]) for data in _data(entries, Kind.DECIDED))
     if asked != Counter(wanted):
         yield f"asked for {dict(asked)}, wanted {wanted}"
     if decided != Counter(wanted):
         yield f"decided {dict(decided)}, wanted {wanted}"
     yield from _deciders(life, entries)
+
+
+def _place(approval: object) -> str:
+    """Where the call of an approval stands: its reply, and its number there."""
+    return "-".join(str(approval).split("-")[:2])
 
 
 def _deciders(life: Life, entries: Sequence[Entry]) -> Iterator[str]:

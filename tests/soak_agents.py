@@ -31,7 +31,7 @@ def answer_to(text: str) -> str:
 def result_of(name: str) -> str:
     """What a tool returns for a call: mostly small, now and then too long to stay in its entry."""
     source = random.Random(name)
-    size = source.choices([40, 900, 6_000, 60_000], [60, 25, 12, 3])[0]
+    size = source.choices([40, 900, 6_000, 60_000], [45, 25, 22, 8])[0]
     return f"{name} done {hashlib.shake_256(name.encode()).hexdigest(size // 2)}"
 
 
@@ -83,7 +83,7 @@ soak = Agent(
     policy=Policy(
         run_events_max=50,
         idle_seconds=1.0,
-        compact_at_bytes=64 * 1024,
-        compact_to_bytes=16 * 1024,
+        compact_at_bytes=16 * 1024,
+        compact_to_bytes=8 * 1024,
     ),
 )

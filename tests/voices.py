@@ -90,7 +90,7 @@ class Voice:
             except BaseException:
                 # The SDK keeps the error for whoever asks for the handle, and warns if nobody does.
                 with contextlib.suppress(Exception):
-                    await asyncio.wait_for(operation.workflow_handle(), 0)
+                    await asyncio.wait_for(operation.workflow_handle(), 0.1)
                 raise
             return number
 

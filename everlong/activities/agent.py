@@ -5,9 +5,10 @@ named by its content and counts only once the workflow has the ref, so a second 
 the thread. A tool's own effects are at-least-once.
 """
 
+import asyncio
 import dataclasses
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from opentelemetry import trace
@@ -19,15 +20,25 @@ from temporalio.exceptions import ApplicationError
 from everlong import compaction, limits
 from everlong.activities.builtins import BUILTINS, Session, builtin, in_session
 from everlong.activities.pulse import held, pulse
-from everlong.activities.replies import call_info, checked, complaint, find_call, refused, wanted
+from everlong.activities.replies import (
+    all_wanted,
+    call_info,
+    checked,
+    complaint,
+    find_call,
+    refused,
+)
+from everlong.activities.shortening import compacted, evicted, expired, shown, summary
 from everlong.activities.user_code import ToolThreads, bounded
-from everlong.agents import Agent, running_call
+from everlong.agents import Agent, Reply, running_call
+from everlong.errors import BlobMissing, RefRefused
 from everlong.models import (
     APPEND_JOURNAL,
     BRIEF,
     CALL_MODEL,
     COLLECT,
     COMPACT,
+    MESSAGE_LOST,
     RUN_TOOL,
     Append,
     Appended,
@@ -36,6 +47,7 @@ from everlong.models import (
     Collect,
     Compact,
     CompactDone,
+    Entry,
     Kind,
     Message,
     ModelCall,
@@ -51,7 +63,7 @@ from everlong.models import (
     short_digest,
     thread_key,
 )
-from everlong.past import Past, Reader, message_entry
+from everlong.past import Reader, message_entry
 from everlong.policy import Policy
 from everlong.storage.packstore import PackStore
 
@@ -80,6 +92,13 @@ class AgentActivities:
             self.collect,
         ]
 
+    async def close(self) -> None:
+        """Close the connections of providers' models. A later call opens new ones."""
+        for agent in self._agents.values():
+            model = vars(agent).get("resolved_model")  # There once it has been used.
+            if model is not None and model is not agent.model:  # Not one that a team has made.
+                await model.close()
+
     @activity.defn(name=CALL_MODEL)
     async def call_model(self, call: ModelCall) -> ModelTurn:
         """Load the context, ask the model, and journal the tail and the reply together."""
@@ -87,17 +106,20 @@ class AgentActivities:
         agent = self._agent(context.agent)
         reader = self._reader()
         async with pulse() as living:
+            await living.briefly(lambda: _check_arrived(reader, call.tail))
             past = await living.briefly(
                 lambda: reader.past(context, self._policy_of(agent), call.tail)
             )
-            messages = _shown(past, agent)
+            messages = shown(past, agent)
             async with bounded(f"model of agent {agent.name!r}"):
                 tools = (*agent.callable_tools, *BUILTINS)
                 reply = await agent.resolved_model.reply(agent.instructions, messages, tools)
                 message = checked(reply)
+            wanted_calls = await all_wanted(agent, message.tool_calls)
             seq = seq_after(context.head, call.tail)
+            now_ms = _now_ms()
             entry = dataclasses.replace(
-                new_entry(seq, Kind.REPLY, message, _now_ms()),
+                new_entry(seq, Kind.REPLY, message, now_ms),
                 tokens=reply.tokens,
                 cost_usd=reply.cost_usd,
             )
@@ -106,13 +128,15 @@ class AgentActivities:
             )
         return ModelTurn(
             head=head,
-            tool_calls=tuple(wanted(agent, each) for each in message.tool_calls),
+            tool_calls=wanted_calls,
             context_bytes=compaction.size_of(messages),
             context_tokens=reply.input_tokens,
             written_bytes=written_bytes,
             tokens=reply.tokens,
             cost_usd=reply.cost_usd,
-            policy=self._policy_of(agent).differences() if context.policy is None else None,
+            policy=self._policy_of(agent).fields() if context.policy is None else None,
+            evicted=evicted(past),
+            time_ms=now_ms,
             attributes=self.has_attributes,
             trace=_traceparent(),
         )
@@ -165,7 +189,7 @@ class AgentActivities:
             past = await living.briefly(
                 lambda: reader.past(compact.context, self._policy_of(agent))
             )
-            before_bytes = compaction.size_of(_shown(past, agent))
+            before_bytes = compaction.size_of(shown(past, agent))
             next_expiry_ms = compaction.next_expiry_ms(
                 past.base, past.items, past.policy, past.now_ms
             )
@@ -176,26 +200,23 @@ class AgentActivities:
                 written_bytes=0,
                 next_expiry_ms=next_expiry_ms,
             )
-            if not past.items:
+            if past.base is None and not past.items:
                 return unchanged
-            summary = await _summary(agent, past) if past.policy.summary else ""
-            snapshot = compaction.compact(
-                past.base,
-                past.items,
-                past.policy,
-                past.now_ms,
-                keep_from_seq=compact.keep_from_seq,
-                summary=summary,
-            )
-            after = dataclasses.replace(
-                past,
-                base=snapshot,
-                items=tuple(i for i in past.items if i.entry.seq > snapshot.upto_seq),
-            )
-            after_bytes = compaction.size_of(_shown(after, agent))
-            expired = _expired(past)
-            if after_bytes >= before_bytes and not expired:
+            # In a thread: heartbeats and other activities go on meanwhile.
+            after = await asyncio.to_thread(compacted, past, compact, before_bytes)
+            after_bytes = compaction.size_of(shown(after, agent))
+            gone = expired(past)
+            if after_bytes >= before_bytes and not gone:
                 return unchanged
+            written = Reply()
+            if past.policy.summary:
+                written = await summary(agent, past)
+                after = await asyncio.to_thread(
+                    compacted, past, compact, before_bytes, written.text
+                )
+                after_bytes = compaction.size_of(shown(after, agent))
+            snapshot = after.base
+            assert snapshot is not None  # noqa: S101 - it has just been made
             stored, written_bytes = await living.patiently(
                 lambda: reader.store(snapshot, after_bytes)
             )
@@ -207,8 +228,10 @@ class AgentActivities:
             next_expiry_ms=compaction.next_expiry_ms(
                 after.base, after.items, after.policy, after.now_ms
             ),
-            summarised=bool(summary),
-            expired=expired,
+            summarised=bool(written.text),
+            expired=gone,
+            tokens=written.tokens,
+            cost_usd=written.cost_usd,
         )
 
     @activity.defn(name=BRIEF)
@@ -243,7 +266,10 @@ class AgentActivities:
         async with pulse() as living:
 
             async def answer() -> Message:
-                newest = await child.last(collect.head, Kind.REPLY)
+                try:
+                    newest = await child.last(collect.head, Kind.REPLY)
+                except RefRefused:  # Whoever reported was not the sub-agent.
+                    return Message(role="failure", text="what was reported is not its journal")
                 failure = await child.last(collect.head, Kind.FAILURE)
                 if newest is None or (failure is not None and failure.seq > newest.seq):
                     newest = failure
@@ -316,35 +342,20 @@ class AgentActivities:
         return Reader(self._packs, key)
 
 
-def _shown(past: Past, agent: Agent) -> list[Message]:
-    """Return what the model reads."""
+async def _check_arrived(reader: Reader, tail: Sequence[Entry]) -> None:
+    """Fail the turn of a message that its sender did not store, or not here.
 
-    def result_bytes_max(name: str) -> int:
-        tool = builtin(name) or agent.tool(name)
-        return limits.SHOWN_BYTES_MAX if tool is None else tool.max_result_bytes
-
-    return compaction.context(past.base, past.items, past.policy, past.now_ms, result_bytes_max)
-
-
-def _expired(past: Past) -> tuple[str, ...]:
-    """Return the keys of facts that the snapshot or an entry still has, and whose time is over."""
-    told = compaction.facts_at(past.base, past.items, past.policy, now_ms=0)
-    held = {
-        fact.key for fact in compaction.facts_at(past.base, past.items, past.policy, past.now_ms)
-    }
-    gone = [fact.key for fact in told if fact.key not in held]
-    return tuple(gone[: limits.EXPIRED_KEYS_MAX])
-
-
-async def _summary(agent: Agent, past: Past) -> str:
-    """Have the model sum up what is about to be shortened. Without it, compaction does as well."""
-    request = compaction.view_summary_request(past.base, past.items, past.policy, past.now_ms)
+    It is in no journal yet. In one, a part that is missing was there, and can be restored.
+    """
+    sent = [entry for entry in tail if entry.kind == Kind.MESSAGE and entry.ref is not None]
     try:
-        async with bounded(f"summary by the model of agent {agent.name!r}"):
-            asked = [Message(role="user", text=request)]
-            return (await agent.resolved_model.reply(agent.instructions, asked, ())).text
-    except ApplicationError:  # It has been logged.
-        return ""
+        await reader.journal.messages(sent)
+    except BlobMissing as error:
+        raise ApplicationError(
+            f"the message is not in this store; its sender may use another. {error}",
+            type=MESSAGE_LOST,
+            non_retryable=True,
+        ) from None
 
 
 def _traceparent() -> str:

@@ -1,9 +1,10 @@
 """Tools that every agent has: `recall`, `remember` and `forget`."""
 
+import asyncio
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Annotated, Any, Final
 
 from pydantic import Field
@@ -11,7 +12,15 @@ from pydantic_core import to_json
 
 from everlong import compaction, limits
 from everlong.agents import Tool, tool
-from everlong.models import Entry, Fact, MemoryChange, SegmentRef, seq_after
+from everlong.models import (
+    Entry,
+    Fact,
+    Kind,
+    MemoryChange,
+    Message,
+    SegmentRef,
+    seq_after,
+)
 from everlong.past import Past, Reader
 from everlong.storage.segments import MESSAGE_KINDS
 
@@ -19,7 +28,7 @@ from everlong.storage.segments import MESSAGE_KINDS
 RECALL_BYTES_MAX: Final = 16 * limits.KIB
 # A search through everything reads this much at most, newest first, and says how far it got.
 _SEARCH_BYTES_MAX: Final = 32 * limits.MIB
-_SEARCH_ENTRIES: Final = 64
+_BATCH_ENTRIES: Final = 64
 _RANGE_MAX: Final = 100
 _DAY_MS: Final = 24 * 3600 * 1000
 
@@ -72,15 +81,15 @@ async def recall(
     if seq is None:
         if not pattern:
             raise ValueError("say what to recall: seq, seq and to_seq, ref, or pattern")
-        return await _search(session, pattern, last_seq)
+        return await _search(session, pattern)
     if seq > last_seq:
         raise ValueError(f"there is no entry {seq} yet; the last is {last_seq}")
     if to_seq is not None and to_seq != seq:
         return await _list(session, seq, min(to_seq, last_seq), pattern)
-    [entry] = await session.reader.journal.read(session.head, seq, seq)
-    text = await _whole(session, entry)
+    [opened] = await _open(session, await session.reader.journal.read(session.head, seq, seq))
+    text = opened.text
     if pattern:
-        found = compaction.grep(text, pattern, bytes_max=RECALL_BYTES_MAX)
+        found = await _grep(text, pattern, RECALL_BYTES_MAX)
         return found or f"entry {seq} does not hold that"
     if offset and offset >= len(text.encode()):
         raise ValueError(f"entry {seq} has {len(text.encode())} bytes; offset is behind its end")
@@ -105,12 +114,15 @@ async def remember(
     session = _SESSION.get()
     past = await session.load()
     fact = Fact(
-        key=key,
-        text=text,
+        # On one line: it stands among other lines.
+        key=" ".join(key.split()),
+        text=" ".join(text.split()),
         time_ms=past.now_ms,
         expires_ms=None if ttl_days is None else past.now_ms + int(ttl_days * _DAY_MS),
         importance=importance,
     )
+    if not fact.key or not fact.text:
+        raise ValueError("a fact needs a key and a text that are not blank")
     size_bytes = len(to_json(fact))
     if size_bytes > limits.FACT_BYTES_MAX:
         raise ValueError(
@@ -154,11 +166,34 @@ def _remembered(change: MemoryChange) -> str:
     return f"remembered{gone}"
 
 
-async def _whole(session: Session, entry: Entry) -> str:
-    """Return an entry's message in full, calls included, or its data."""
-    if entry.kind not in MESSAGE_KINDS:
-        return to_json(entry.data, indent=1).decode()
-    [message] = await session.reader.journal.messages([entry], whole=True)
+@dataclasses.dataclass(frozen=True)
+class _Opened:
+    """An entry with what it holds in words, and the tool that said so."""
+
+    entry: Entry
+    text: str
+    tool: str = ""
+
+
+async def _open(session: Session, entries: Sequence[Entry], *, whole: bool = True) -> list[_Opened]:
+    """Read what entries hold: messages with their calls, or data. A pack is read once."""
+    spoken = [entry for entry in entries if entry.kind in MESSAGE_KINDS]
+    messages = dict(
+        zip(
+            (entry.seq for entry in spoken),
+            await session.reader.journal.messages(spoken, whole=whole),
+            strict=True,
+        )
+    )
+    return [
+        _Opened(entry, _text_of(messages[entry.seq]), messages[entry.seq].tool)
+        if entry.seq in messages
+        else _Opened(entry, to_json(entry.data, indent=1).decode())
+        for entry in entries
+    ]
+
+
+def _text_of(message: Message) -> str:
     calls = [f"{call.tool}({call.arguments}) [{call.id}]" for call in message.tool_calls]
     return "\n".join([message.text, *calls] if message.text else calls)
 
@@ -167,11 +202,20 @@ async def _seq_of(session: Session, ref: str) -> int:
     """Return the entry that leads to a stored object."""
     if len(ref) < 8:
         raise ValueError("give the first 8 characters of the ref at least")
-    for entry in reversed(await session.reader.journal.read(session.head)):
-        digests = [each.digest for each in (entry.ref, entry.original) if each is not None]
-        if any(digest.startswith(ref) for digest in digests):
-            return entry.seq
+    async for entries in _batches(session, seq_after(session.head) - 1):
+        for entry in reversed(entries):
+            digests = [each.digest for each in (entry.ref, entry.original) if each is not None]
+            if any(digest.startswith(ref) for digest in digests):
+                return entry.seq
     raise ValueError(f"nothing stored has a digest that begins with {ref[:64]!r}")
+
+
+async def _batches(session: Session, last_seq: int) -> AsyncIterator[list[Entry]]:
+    """Go back through the journal."""
+    while last_seq >= 1:
+        first_seq = max(1, last_seq - _BATCH_ENTRIES + 1)
+        yield await session.reader.journal.read(session.head, first_seq, last_seq)
+        last_seq = first_seq - 1
 
 
 async def _list(session: Session, seq: int, to_seq: int, pattern: str | None) -> str:
@@ -182,41 +226,69 @@ async def _list(session: Session, seq: int, to_seq: int, pattern: str | None) ->
     entries = await session.reader.journal.read(session.head, seq, to_seq)
     share = max(200, RECALL_BYTES_MAX // len(entries) - 40)
     lines: list[str] = []
-    left = RECALL_BYTES_MAX
+    left, to_read = RECALL_BYTES_MAX, _SEARCH_BYTES_MAX
     for entry in entries:
-        text = await _whole(session, entry)
-        if pattern:
-            shown = compaction.grep(text, pattern, bytes_max=share)
-            if not shown:
-                continue
-        else:
-            shown = compaction.excerpt(text, offset=0, bytes_max=share)
+        to_read -= _read_bytes(entry)
+        [opened] = await _open(session, [entry], whole=pattern is not None)
+        shown = (
+            await _grep(opened.text, pattern, share)
+            if pattern
+            else compaction.excerpt(opened.text, offset=0, bytes_max=share)
+        )
+        if not shown:
+            continue
         line = f"{entry.seq} {entry.kind}: {shown}"
         left -= len(line.encode())
-        if left < 0:
+        if left < 0 or to_read < 0:
             lines.append(f"[more from recall(seq={entry.seq}, to_seq={to_seq})]")
             break
         lines.append(line)
     return "\n".join(lines) or f"entries {seq} to {to_seq} do not hold that"
 
 
-async def _search(session: Session, pattern: str, last_seq: int) -> str:
+async def _search(session: Session, pattern: str) -> str:
     """Look through the journal, newest first, until an answer is full or enough has been read."""
     found: list[str] = []
     left, to_read = RECALL_BYTES_MAX, _SEARCH_BYTES_MAX
-    high = last_seq
-    while high >= 1 and left > 0 and to_read > 0:
-        low = max(1, high - _SEARCH_ENTRIES + 1)
-        entries = await session.reader.journal.read(session.head, low, high)
-        for entry in reversed(entries):
-            to_read -= (entry.original or entry.ref or entry).size_bytes
-            text = await _whole(session, entry)
-            if shown := compaction.grep(text, pattern, bytes_max=min(left, 1024)):
-                found.append(f"{entry.seq} {entry.kind}: {shown}")
+    # From before the reply that asks for this: it holds the pattern itself.
+    asking = await session.reader.journal.last(session.head, Kind.REPLY)
+    last_seq = (asking.seq if asking else seq_after(session.head)) - 1
+    async for entries in _batches(session, last_seq):
+        affordable = _affordable(entries, to_read)
+        to_read -= sum(map(_read_bytes, affordable))
+        for opened in reversed(await _open(session, affordable)):
+            last_seq = opened.entry.seq - 1
+            if opened.tool == recall.__name__:
+                continue  # It repeats what others hold.
+            if shown := await _grep(opened.text, pattern, min(left, 1024)):
+                found.append(f"{opened.entry.seq} {opened.entry.kind}: {shown}")
                 left -= len(found[-1].encode())
-            high = entry.seq - 1
-            if left <= 0 or to_read <= 0:
+            if left <= 0:
                 break
-    if high >= 1:
-        found.append(f"[looked back to entry {high + 1}; for older ones give seq and to_seq]")
+        if left <= 0 or last_seq >= entries[0].seq:
+            break
+    if last_seq >= 1:
+        found.append(f"[looked back to entry {last_seq + 1}; for older ones give seq and to_seq]")
     return "\n".join(found) or "nothing holds that"
+
+
+async def _grep(text: str, pattern: str, bytes_max: int) -> str:
+    """Search; a long text in a thread, so that heartbeats go on."""
+    if len(text) < limits.LOOP_BYTES_MAX:
+        return compaction.grep(text, pattern, bytes_max=bytes_max)
+    return await asyncio.to_thread(compaction.grep, text, pattern, bytes_max=bytes_max)
+
+
+def _affordable(entries: Sequence[Entry], to_read: int) -> list[Entry]:
+    """Return the newest of some entries that have so many bytes together."""
+    wanted: list[Entry] = []
+    for entry in reversed(entries):
+        to_read -= _read_bytes(entry)
+        if to_read < 0:
+            break
+        wanted.insert(0, entry)
+    return wanted
+
+
+def _read_bytes(entry: Entry) -> int:
+    return (entry.original or entry).size_bytes

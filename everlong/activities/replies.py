@@ -1,6 +1,10 @@
 """What comes back from a model: checked, journalled, and looked up again when its tools run."""
 
+import asyncio
+import dataclasses
 import hashlib
+import math
+from collections.abc import Sequence
 
 from pydantic import ValidationError
 from pydantic_core import to_json
@@ -59,16 +63,36 @@ def checked(reply: Reply) -> Message:
         raise ValueError(
             f"it gave a tool call no id or name, or one over {limits.CALL_NAME_CHARS_MAX} characters"
         )
+    if reply.tokens < 0 or not 0 <= reply.cost_usd < math.inf:
+        raise ValueError(f"it says that it took {reply.tokens} tokens and {reply.cost_usd} dollars")
     size_bytes = len(to_json(message))
     if size_bytes > limits.TEXT_BYTES_MAX:
         raise ValueError(f"its reply has {size_bytes} bytes; {limits.TEXT_BYTES_MAX} is the most")
     return message
 
 
-def wanted(agent: Agent, call: ToolCall) -> WantedCall:
-    """Return a call as the workflow hears of it."""
+async def all_wanted(agent: Agent, calls: Sequence[ToolCall]) -> tuple[WantedCall, ...]:
+    """Return calls as the workflow hears of them.
+
+    What says whether one needs approval may be a team's own function, so it has a thread, and a bound.
+    """
+    try:
+        async with asyncio.timeout(limits.APPROVAL_RULE_SECONDS_MAX):
+            return tuple([await asyncio.to_thread(_wanted, agent, call) for call in calls])
+    except TimeoutError:
+        activity.logger.warning("needs_approval takes too long; a person is asked")
+        return tuple(_wanted(agent, call, unsure=True) for call in calls)
+
+
+def _wanted(agent: Agent, call: ToolCall, *, unsure: bool = False) -> WantedCall:
     tool = builtin(call.tool) or agent.tool(call.tool)
-    options = CallOptions() if tool is None else tool.options(call.arguments)
+    if tool is None:
+        options = CallOptions()
+    elif unsure:
+        ruled = tool.needs_approval is not False
+        options = dataclasses.replace(tool.call_options, needs_approval=ruled)
+    else:
+        options = tool.options(call.arguments)
     asks = options.needs_approval
     return WantedCall(
         call_id=call.id,

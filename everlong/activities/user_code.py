@@ -6,7 +6,7 @@ import contextlib
 import contextvars
 import functools
 import inspect
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 
 from temporalio import activity
@@ -38,11 +38,20 @@ class ToolThreads:
             result = tool.function(**arguments)
         else:
             # A tool that blocks must not stop the heartbeats, nor other activities.
-            blocking = functools.partial(tool.function, **arguments)
+            blocking = functools.partial(_called, tool.function, arguments)
             in_context = functools.partial(contextvars.copy_context().run, blocking)
             loop = asyncio.get_running_loop()
             result = await loop.run_in_executor(self._threads, in_context)
         return tool.text_of(await result if inspect.isawaitable(result) else result)
+
+
+def _called(function: Callable[..., object], arguments: dict[str, object]) -> object:
+    try:
+        return function(**arguments)
+    except (
+        StopIteration
+    ) as error:  # A future cannot carry it: whoever awaits that would never hear.
+        raise RuntimeError("the tool raised StopIteration") from error
 
 
 @contextlib.asynccontextmanager

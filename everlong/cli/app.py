@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import everlong
-from everlong.admin.console import err, out
+from everlong.admin.console import err, out, plain
 from everlong.errors import ConfigError, EverlongError
 
 app = typer.Typer(
@@ -59,7 +59,7 @@ def run() -> NoReturn:
     except SystemExit as done:
         code = done.code if isinstance(done.code, int) else int(done.code is not None)
     except EverlongError as error:
-        err.print(f"error: {error}", markup=False, soft_wrap=True)
+        err.print(f"error: {plain(str(error))}", markup=False, soft_wrap=True)
         code = error.exit_code
     with contextlib.suppress(BrokenPipeError):  # Whoever read our output has had enough.
         sys.stdout.flush()

@@ -12,9 +12,9 @@ from temporalio.client import Client
 from everlong.admin import service
 from everlong.admin.console import out
 from everlong.cli.app import By, Json, Reason, ThreadId, name_of
-from everlong.cli.views import approval_text, print_json, print_lines, setting_text
+from everlong.cli.views import approval_text, arguments_text, print_json, print_lines, setting_text
 from everlong.config import load_settings
-from everlong.connection import connect
+from everlong.connection import connect, open_configured_packs
 from everlong.errors import ConfigError
 from everlong.policy import Policy
 
@@ -31,17 +31,27 @@ class _Signal(Protocol):
 
 @commands.command()
 def approvals(thread_id: ThreadId, as_json: Json = False) -> None:
-    """List the tool calls of a thread that wait for a person.
+    """List the tool calls of a thread that wait for a person. With --json, arguments are whole.
 
     Example: everlong approvals ops-7
     """
+    settings = load_settings()
 
     async def work(client: Client) -> None:
-        waiting = await service.pending(client, thread_id)
+        packs = open_configured_packs(settings)
+        waiting = [
+            (each, await service.arguments_of(client, packs, thread_id, each))
+            for each in await service.pending(client, thread_id)
+        ]
         if as_json:
-            print_json(waiting)
-        else:
-            print_lines(map(approval_text, waiting) if waiting else ["nothing waits for a person"])
+            print_json([dataclasses.replace(each, arguments=whole) for each, whole in waiting])
+            return
+        for approval, whole in waiting:
+            print_lines([approval_text(approval)])
+            if whole != approval.arguments:
+                print_lines([arguments_text(whole)])
+        if not waiting:
+            print_lines(["nothing waits for a person"])
 
     _with_client(work)
 
@@ -50,7 +60,7 @@ def approvals(thread_id: ThreadId, as_json: Json = False) -> None:
 def approve(thread_id: ThreadId, approval_id: ApprovalId, by: By = "", reason: Reason = "") -> None:
     """Let a tool call run that waits for it.
 
-    Example: everlong approve ops-7 12-1 --reason 'traffic is drained'
+    Example: everlong approve ops-7 12-1-5f0c --reason 'traffic is drained'
     """
     _decide(thread_id, approval_id, True, by, reason)
 
@@ -59,7 +69,7 @@ def approve(thread_id: ThreadId, approval_id: ApprovalId, by: By = "", reason: R
 def deny(thread_id: ThreadId, approval_id: ApprovalId, by: By = "", reason: Reason = "") -> None:
     """Deny a tool call. The model is told so, and why, and goes on without it.
 
-    Example: everlong deny ops-7 12-1 --reason 'not during the sale'
+    Example: everlong deny ops-7 12-1-5f0c --reason 'not during the sale'
     """
     _decide(thread_id, approval_id, False, by, reason)
 

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import uvicorn
 
 from everlong.admin.console import command, out
-from everlong.admin.web import check_exposure, create_app
 from everlong.config import (
     Settings,
     environment_without_temporal,
@@ -99,6 +97,11 @@ def serve(
 
     Try: temporal workflow show --codec-endpoint http://127.0.0.1:8234 -w THREAD
     """
+    # Here, since a worker need not wait for a web server's imports.
+    import uvicorn
+
+    from everlong.admin.web import check_exposure, create_app
+
     settings = load_settings()
     check_exposure(host, token=settings.token, allow_anonymous=allow_anonymous)
     if not is_free(port, host):

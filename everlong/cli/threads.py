@@ -3,11 +3,11 @@
 import asyncio
 import dataclasses
 import sys
+from collections.abc import AsyncIterator
 from typing import Annotated
 
 import typer
 from rich.markup import escape
-from temporalio.client import Client
 
 from everlong.admin import service
 from everlong.admin.console import bytes_text, err, out, plain
@@ -19,6 +19,7 @@ from everlong.cli.views import (
     message_text,
     one_line,
     print_json,
+    print_json_items,
     print_lines,
     show_table,
     time_text,
@@ -26,13 +27,16 @@ from everlong.cli.views import (
 )
 from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
-from everlong.models import Entry, Message, ThreadStatus, seq_after
-from everlong.storage.packstore import PackStore
+from everlong.errors import EntryNotFound
+from everlong.models import Entry, Message, SegmentRef, ThreadStatus, seq_after
+from everlong.storage.journal import Journal
 from everlong.storage.segments import MESSAGE_KINDS
 
 commands = typer.Typer()
 
 _JOURNAL_ENTRIES = 50
+# Read at a time if messages are whole: one may have 64 MiB.
+_WHOLE_ENTRIES = 64
 
 
 @commands.command()
@@ -163,24 +167,34 @@ async def _journal(
     last_seq = seq_after(status.head) - 1
     upto = last_seq if last is None else min(last, last_seq)
     since = max(1, upto - _JOURNAL_ENTRIES + 1) if first is None else first
-    entries = await service.journal(client, packs, thread_id, since, upto)
-    said = await _messages(client, packs, thread_id, entries, whole=as_json)
+    if first is not None and first > upto:
+        raise EntryNotFound(
+            f"the journal of thread {thread_id!r} holds {last_seq} entries, and none from {first} to "
+            f"{last or last_seq}"
+        )
+    thread = service.journal_of(client, packs, thread_id)
+    found = _entries(thread, status.head, since, upto, whole=as_json)
     if as_json:
-        print_json([_entry_fields(each, said.get(each.seq)) for each in entries])
+        await print_json_items(_entry_fields(*each) async for each in found)
         return
-    print_lines(entry_text(each, said.get(each.seq)) for each in entries)
+    async for each in found:
+        print_lines([entry_text(*each)])
     waiting = f", {status.tail_entries} more are not journalled yet" if status.tail_entries else ""
     err.print(f"entries {since} to {upto} of {last_seq}{waiting}; --from and --to show others")
 
 
-async def _messages(
-    client: Client, packs: PackStore, thread_id: str, entries: list[Entry], *, whole: bool
-) -> dict[int, Message]:
-    """Return the messages of entries by seq."""
-    spoken = [each for each in entries if each.kind in MESSAGE_KINDS]
-    journal = service.journal_of(client, packs, thread_id)
-    messages = await journal.messages(spoken, whole=whole)
-    return {entry.seq: message for entry, message in zip(spoken, messages, strict=True)}
+async def _entries(
+    thread: Journal, head: SegmentRef | None, first_seq: int, last_seq: int, *, whole: bool
+) -> AsyncIterator[tuple[Entry, Message | None]]:
+    """Yield entries with their messages, reading a bounded number of them at a time."""
+    step = _WHOLE_ENTRIES if whole else service.SCAN_ENTRIES
+    for from_seq in range(first_seq, last_seq + 1, step):
+        entries = await thread.read(head, from_seq, min(last_seq, from_seq + step - 1))
+        spoken = [each for each in entries if each.kind in MESSAGE_KINDS]
+        messages = await thread.messages(spoken, whole=whole)
+        said = {each.seq: message for each, message in zip(spoken, messages, strict=True)}
+        for entry in entries:
+            yield entry, said.get(entry.seq)
 
 
 def _entry_fields(entry: Entry, message: Message | None) -> dict[str, object]:

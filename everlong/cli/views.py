@@ -3,7 +3,7 @@
 import dataclasses
 import datetime
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 import typer
@@ -15,11 +15,21 @@ from everlong.admin.service import ThreadSize, Totals
 from everlong.models import Approval, Entry, Fact, Kind, Message, ThreadStatus
 
 _LINE_CHARS_MAX = 160
+_ARGUMENTS_BYTES_MAX = 4096
 
 
 def print_json(value: Any) -> None:
     """Print a dataclass, or what consists of them, as JSON."""
     typer.echo(json.dumps(value, indent=2, default=_as_fields))
+
+
+async def print_json_items(values: AsyncIterator[Any]) -> None:
+    """Print an array, each item as soon as it is there."""
+    before = "["
+    async for value in values:
+        typer.echo(before + json.dumps(value, indent=2, default=_as_fields), nl=False)
+        before = ",\n"
+    typer.echo("[]" if before == "[" else "]")
 
 
 def _as_fields(value: Any) -> Any:
@@ -64,7 +74,7 @@ def show_table(
         ("approvals", "\n".join(map(approval_text, approvals))),
         ("context", _context_text(status)),
         ("state", f"{bytes_text(status.state_bytes)} of operational state"),
-        ("history", f"{bytes_text(size.history_bytes)} in {size.events} events, {size.runs} runs"),
+        ("history", _history_text(size)),
         ("blobs", f"{bytes_text(size.blob_bytes)} in {size.blobs} objects"),
         ("last failure", status.last_failure),
     ]
@@ -82,6 +92,12 @@ def _pause_text(status: ThreadStatus) -> str:
     reason = f": {pause.reason}" if pause.reason else ""
     hint = ". Raise the limit, then unpause" if pause.limit else ""
     return f"{by}{reason}{hint}"
+
+
+def _history_text(size: ThreadSize) -> str:
+    least, more = ("at least ", "+") if size.is_partial else ("", "")
+    history = bytes_text(size.history_bytes)
+    return f"{least}{history} in {size.events}{more} events, {size.runs}{more} runs"
 
 
 def _context_text(status: ThreadStatus) -> str:
@@ -105,6 +121,15 @@ def approval_text(approval: Approval) -> str:
     if approval.approvers:
         text += f", for {' or '.join(approval.approvers)}"
     return f"{text}, escalated" if approval.escalated else text
+
+
+def arguments_text(arguments: str) -> str:
+    """Return a call's arguments, indented: no line of theirs looks like one of ours."""
+    data = arguments.encode(errors="replace")
+    shown = plain(data[:_ARGUMENTS_BYTES_MAX].decode(errors="ignore"))
+    left_bytes = len(data) - _ARGUMENTS_BYTES_MAX
+    cut = f"… and {left_bytes} bytes more, which --json prints" if left_bytes > 0 else ""
+    return "    " + f"{shown}{cut}".replace("\n", "\n    ")
 
 
 def entry_text(entry: Entry, message: Message | None) -> str:

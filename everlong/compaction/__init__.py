@@ -1,6 +1,6 @@
 """Compaction, context, memory and recall: pure functions of entries, policy and a given time."""
 
-from everlong.compaction.compacting import compact
+from everlong.compaction.compacting import BUDGET_BYTES_MIN, compact
 from everlong.compaction.context import context, estimate_tokens, size_of
 from everlong.compaction.expiring import next_expiry_ms
 from everlong.compaction.facts import change_data, facts_at, forget, remember
@@ -10,6 +10,7 @@ from everlong.compaction.snapshot import Item, Kept, Note, Snapshot, dump, load
 from everlong.compaction.summarising import view_summary_request
 
 __all__ = [
+    "BUDGET_BYTES_MIN",
     "PATTERN_CHARS_MAX",
     "Item",
     "Kept",

@@ -27,10 +27,12 @@ _CODE: Final = re.compile(r"(?<!`)`([^`\n]{3,300})`(?!`)")
 _SHELLS: Final = frozenset(["", "sh", "bash", "shell", "console", "zsh", "powershell", "text"])
 # A sign alone may stand for something else; after a user and a host it is a prompt.
 _PROMPT: Final = re.compile(
-    r"(?a)\s*(?:\(\w[\w.-]*\)\s?)?(?P<host>\[?[\w.-]+@[\w.-]+[^$#%>\n]{0,80}"
-    r"|PS [A-Z]:\\[^>\n]{0,80})?"
-    r"(?:[\w./~:-]{0,40}\s?)?(?P<sign>\$|#|%|\u276f|\u279c|>)\s+(?P<command>\S.*)"
+    # Runs of one kind of character follow each other at most twice, so a line takes linear time.
+    r"(?a)\s*+(?:\(\w[\w.-]{0,40}\)\s?)?"
+    r"(?:(?P<host>\[?[\w.-]{1,64}@[\w.-]{1,64}[^$#%>\n]{0,80}|PS [A-Z]:\\[^>\n]{0,80})"
+    r"|[\w./~:-]{0,40}\s?)(?P<sign>\$|#|%|\u276f|\u279c|>)\s+(?P<command>\S.*)"
 )
+_SIGN: Final = re.compile("[$#%>\u276f\u279c]")
 _TOLD: Final = re.compile(
     r"(?ai)\s*(?:\[[^\]\n]{0,40}\]\s*)?(?:\+|run|ran|running|exec|executing|executed|command|cmd|invoking)"
     r"(?: command| step)?(?:\s*[:=>$]\s*|\s+)(\S.*)"
@@ -46,7 +48,7 @@ def find_commands(text: str, *, bulk: bool) -> list[str]:
                 found[code.strip()] = None
     shell = False
     for line in text.splitlines():
-        if len(line) > _LINE_CHARS_MAX:
+        if not line or len(line) > _LINE_CHARS_MAX:
             continue
         if line.lstrip().startswith("```"):
             shell = not shell and line.strip().strip("`").lower() in _SHELLS
@@ -58,7 +60,7 @@ def find_commands(text: str, *, bulk: bool) -> list[str]:
 def _command_of(line: str, shell: bool) -> str:
     if shell and _is_command(line, known=True):
         return line.strip()
-    if match := _PROMPT.match(line):
+    if _SIGN.search(line) and (match := _PROMPT.match(line)):
         sure = match["host"] or match["sign"] == "$"
         if _is_command(match["command"], known=not sure):
             return match["command"].strip()

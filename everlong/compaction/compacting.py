@@ -4,17 +4,19 @@ A pure function: the same input gives the same bytes on every machine, and what 
 result never takes more than the budget.
 """
 
+import collections
 from collections.abc import Sequence
 from typing import Final
 
 from everlong import limits
 from everlong.compaction import evidence
 from everlong.compaction.context import Group, groups, kept_of
-from everlong.compaction.expiring import live_notes, newest_message_seq
+from everlong.compaction.cues import sentences
+from everlong.compaction.expiring import is_live, newest_message_seq
 from everlong.compaction.facts import facts_at
 from everlong.compaction.rendering import (
     FRAME_BYTES_MAX,
-    SUMMARY_FRAME_BYTES,
+    SUMMARY_FRAME_BYTES_MAX,
     facts_bytes,
     notes_bytes,
     summary_bytes,
@@ -53,26 +55,27 @@ def compact(
     taken = _taken(base, items, keep_from_seq)
     if base is not None and not taken and _stands(base, policy, now_ms, budget, summary):
         return base
+    upto_seq = taken[-1].entry.seq if taken else (base.upto_seq if base else 0)
     facts = facts_at(base, taken, policy, now_ms)
     room = budget - FRAME_BYTES_MAX - _MESSAGE_BYTES - facts_bytes(facts, budget)
     written = _bounded(summary or (base.summary if base else ""), room // _SUMMARY_SHARE)
     room -= summary_bytes(written)
     notes = _Notes(base, taken, policy, now_ms)
     window = notes.window(room // _WINDOW_LEAST)
-    demand = notes_bytes(select(notes.beside(window), room, {})[0])
+    demand = notes_bytes(select(notes.beside(window), room, notes.live)[0])
     if (wider := min(room - demand, room // _WINDOW_MOST)) > room // _WINDOW_LEAST:
         window = notes.window(wider)
-    dropped = base.dropped if base else {}
-    chosen, dropped = select(notes.beside(window), room - window.size_bytes, dropped)
+    chosen, dropped = select(notes.beside(window), room - window.size_bytes, notes.live)
     return Snapshot(
-        upto_seq=taken[-1].entry.seq if taken else (base.upto_seq if base else 0),
+        upto_seq=upto_seq,
         time_ms=now_ms,
         budget_bytes=budget,
         facts=facts,
         notes=tuple(chosen),
         kept=tuple(each for group in window.kept for each in group.members),
-        dropped=dropped,
+        dropped=_newest(base.dropped if base else {}, dropped),
         summary=written,
+        summary_seq=upto_seq if summary else (base.summary_seq if base else 0),
     )
 
 
@@ -98,11 +101,13 @@ class _Notes:
         whole = {each.seq for group in window.kept for each in group.members if not each.noted}
         shown = {group.head.seq for group in window.kept}
         ledger = Ledger(self._base)
-        waiting = list(self._entries)
+        waiting = collections.deque(self._entries)
         for group in self._groups:
             while waiting and waiting[0].seq < group.head.seq:
-                _add_entry(ledger, waiting.pop(0))
+                _add_entry(ledger, waiting.popleft())
             if group.head.seq in shown and whole.issuperset(each.seq for each in group.members):
+                for sentence, _ in sentences(group.head.message.text):
+                    ledger.hear(sentence, group.head.seq)
                 continue
             for note in self._of_group(group):
                 # A call that is shown with its result needs no line.
@@ -110,7 +115,11 @@ class _Notes:
                     ledger.add(note)
         for entry in waiting:
             _add_entry(ledger, entry)
-        return live_notes(ledger.notes(), self._policy, self._now_ms)
+        return list(filter(self.live, ledger.notes()))
+
+    def live(self, note: Note) -> bool:
+        """Tell whether a note has not expired."""
+        return is_live(note, self._policy, self._now_ms)
 
     def _of_group(self, group: Group) -> list[Note]:
         if group.head.seq not in self._known:
@@ -143,12 +152,18 @@ def _stands(base: Snapshot, policy: Policy, now_ms: int, budget: int, summary: s
         return False
     if base.facts != facts_at(base, (), policy, now_ms):
         return False
-    if len(live_notes(base.notes, policy, now_ms)) != len(base.notes):
+    if not all(is_live(note, policy, now_ms) for note in base.notes):
         return False
     spared = newest_message_seq(base, ())
     found = groups(base.kept)
     return not any(is_over(each, policy, now_ms) for each in found if each.head.seq != spared)
 
 
+def _newest(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+    """Return the newest seq of each kind of which something was ever dropped."""
+    kinds = sorted({*one, *other})
+    return {kind: max(one.get(kind, 0), other.get(kind, 0)) for kind in kinds}
+
+
 def _bounded(summary: str, bytes_max: int) -> str:
-    return head_of(sound(summary).strip(), bytes_max - SUMMARY_FRAME_BYTES).rstrip()
+    return head_of(sound(summary).strip(), bytes_max - SUMMARY_FRAME_BYTES_MAX).rstrip()

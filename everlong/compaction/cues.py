@@ -15,6 +15,9 @@ _BULLET: Final = re.compile(r"\s*(?:[-*\u2022\u2013]|\d{1,3}[.)]|\[[ x]\])\s+")
 _ABBREVIATED: Final = re.compile(r"(?:^|\s)(?:\d{1,3}|[ei]\.[ge]|vs|No|Mr|Mrs|Ms|Dr|St|approx)\.$")
 
 
+_PIECES_MAX: Final = 8
+
+
 def _any_of(phrases: str) -> re.Pattern[str]:
     """Return an expression for any of the phrases, whole words, which semicolons separate."""
     found = (" ".join(phrase.split()) for phrase in phrases.split(";"))
@@ -176,11 +179,13 @@ def closes(sentence: str, ask: str) -> bool:
 
 
 def _split(line: str) -> Iterator[str]:
-    pending = ""
-    for piece in _SENTENCE.split(line):
-        pending = f"{pending} {piece}".strip() if pending else piece.strip()
-        if pending and not _ABBREVIATED.search(pending):
-            yield pending
-            pending = ""
+    pending: list[str] = []
+    for piece in map(str.strip, _SENTENCE.split(line)):
+        if piece:
+            pending.append(piece)
+        # What ends in an abbreviation goes on; only the end of the piece tells.
+        if pending and (not _ABBREVIATED.search(piece[-16:]) or len(pending) > _PIECES_MAX):
+            yield " ".join(pending)
+            pending = []
     if pending:
-        yield pending
+        yield " ".join(pending)

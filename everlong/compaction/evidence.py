@@ -5,7 +5,7 @@ from typing import Final
 
 from everlong.compaction import cues
 from everlong.compaction.commands import find_commands
-from everlong.compaction.context import Group
+from everlong.compaction.context import Group, cut_of
 from everlong.compaction.pairs import BULK_BYTES, call_text, outcome_of, texts_of
 from everlong.compaction.refs import find_numbers, find_refs
 from everlong.compaction.shortening import clipped, sound, utf8_bytes
@@ -15,6 +15,8 @@ from everlong.models import Entry, Kind
 _SENTENCE_BYTES_MAX: Final = 400
 _PROSE_BYTES_MAX: Final = 260
 _DECISION_BYTES_MAX: Final = 600
+# What one entry says, before the rest of it is mere prose: a user may paste a whole log.
+_SAID_BYTES_MAX: Final = 2048
 # Refs of one entry: a dump of 10,000 ids must not push out all that came before.
 _REFS_BYTES_MAX: Final = 4096
 _NUMBERS_MAX: Final = 64
@@ -40,7 +42,7 @@ def calls_of(reply: Kept) -> tuple[str, ...]:
 
 def outcome_of_result(result: Kept) -> str:
     """Return what a line says about a result, also of one that was shortened since."""
-    return result.outcome or outcome_of(result.message.text)
+    return result.outcome or outcome_of(result.message.text, cut_of(result).left_out)
 
 
 def notes_of_head(kept: Kept) -> Iterator[Note]:
@@ -108,29 +110,38 @@ def note_of_entry(entry: Entry, asked: str = "") -> Note | None:
 
 def _sentences(kept: Kept, text: str) -> Iterator[Note]:
     """Yield what a text says. What is decided in one breath, and why, stays in one note."""
+    room = _SAID_BYTES_MAX
+    for kind, said in _joined(kept, text):
+        if kind not in _CUED:
+            room -= utf8_bytes(said)
+        yield _said(kept, kind if room >= 0 or kind in _CUED else "prose", said)
+
+
+def _joined(kept: Kept, text: str) -> Iterator[tuple[NoteKind, str]]:
     kind: NoteKind = "prose"
     said = ""
     for sentence, heading in cues.sentences(text):
         now = _judged(kept, sentence, heading)
-        goes_on = kind in _CUED and cues.goes_on(sentence)
-        fits = utf8_bytes(said) + utf8_bytes(sentence) < _SENTENCE_BYTES_MAX
-        if said and fits and cues.answers(sentence, said):
+        fits = said and utf8_bytes(said) + utf8_bytes(sentence) < _SENTENCE_BYTES_MAX
+        if fits and cues.answers(sentence, said):
             kind, said = now, f"{said} {sentence}"
-            continue
-        if said and fits and (now == kind == "decision" or (now not in _CUED and goes_on)):
+        elif fits and (now == kind == "decision" or _goes_on(kind, now, sentence)):
             said = f"{said} {sentence}"
-            continue
-        if said:
-            yield _said(kept, kind, said)
-        kind, said = now, sentence
+        else:
+            if said:
+                yield kind, said
+            kind, said = now, sentence
     if said:
-        yield _said(kept, kind, said)
+        yield kind, said
+
+
+def _goes_on(before: NoteKind, kind: NoteKind, sentence: str) -> bool:
+    return before in _CUED and kind not in _CUED and cues.goes_on(sentence)
 
 
 def _said(kept: Kept, kind: NoteKind, text: str) -> Note:
-    return _note(
-        kept, kind, clipped(text, _PROSE_BYTES_MAX if kind == "prose" else _SENTENCE_BYTES_MAX)
-    )
+    bytes_max = _PROSE_BYTES_MAX if kind == "prose" else _SENTENCE_BYTES_MAX
+    return _note(kept, kind, clipped(text, bytes_max))
 
 
 def _judged(kept: Kept, sentence: str, heading: str) -> NoteKind:

@@ -39,13 +39,15 @@ def note_expires_ms(note: Note, policy: Policy) -> int | None:
     return expires_ms(note.source, note.time_ms, policy)
 
 
+def is_live(note: Note, policy: Policy, now_ms: int) -> bool:
+    """Tell whether a note is still shown."""
+    until_ms = note_expires_ms(note, policy)
+    return until_ms is None or until_ms > now_ms
+
+
 def live_notes(notes: Iterable[Note], policy: Policy, now_ms: int) -> list[Note]:
     """Return the notes that have not expired."""
-    return [
-        note
-        for note in notes
-        if (until_ms := note_expires_ms(note, policy)) is None or until_ms > now_ms
-    ]
+    return [note for note in notes if is_live(note, policy, now_ms)]
 
 
 def next_expiry_ms(

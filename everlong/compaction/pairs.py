@@ -16,25 +16,27 @@ _VALUE_BYTES_MAX: Final = 72
 _COMMAND_BYTES_MAX: Final = 260
 _ARGUMENTS_BYTES_MAX: Final = 320
 _LINE_BYTES_MAX: Final = 90
-# Values that are what a call is about: a command or a query is kept as it is.
+# Arguments with more values, or nested deeper, are taken for a plain text.
 _VALUES_MAX: Final = 64
 _DEPTH_MAX: Final = 64
 _BRACKET: Final = re.compile(r"[\[\]{}]")
+# Names of arguments that hold a command, which is kept as it is.
 _COMMAND_KEYS: Final = frozenset(
     ["command", "cmd", "script", "shell", "argv", "args", "bash", "run"]
 )
 
 _FAILED: Final = re.compile(
-    r"(?i)^\W{0,3}(?:(?:error|fatal|panic|exception|failed|failure|aborted|\w+(?:error|exception))\s?[:(!\[]"
+    r"(?ai)^\W{0,3}(?:(?:error|fatal|panic|exception|failed|failure|aborted|\w+(?:error|exception))"
+    r"\s?[:(!\[]"
     r"|traceback \(|npm err|bash: |sh: |permission denied|no such file|command not found|not run:)"
 )
 _LETTER: Final = re.compile(r"[A-Za-z\x80-\U0010ffff]")
-_DETAIL: Final = re.compile(r"( -> ok \d+k?B): .*$")
+_DETAIL: Final = re.compile(r"(?a)( -> ok \d+k?B): .*$")
 _EXIT: Final = re.compile(
-    r"(?i)\b(?:exit(?:ed)?(?: with)?(?: code| status)?[ :=]*[1-9]\d*\b|returned non-zero)"
+    r"(?ai)\b(?:exit(?:ed)?(?: with)?(?: code| status)?[ :=]*[1-9]\d*\b|returned non-zero)"
 )
 _TELLING: Final = re.compile(
-    r"(?i)\b(?:\d+ (?:passed|failed|errors?|rows?|matches|files?|results?|warnings?|tests?|records?)"
+    r"(?ai)\b(?:\d+ (?:passed|failed|errors?|rows?|matches|files?|results?|warnings?|tests?|records?)"
     r"|total|summary|succeeded|completed|finished|exit|error|failed|result|conclusion)\b"
 )
 
@@ -44,9 +46,9 @@ def call_text(call: ToolCall) -> str:
     return f"{clipped(call.tool, 64)} {arguments_text(call.arguments)}".rstrip()
 
 
-def outcome_of(text: str) -> str:
+def outcome_of(text: str, left_out: int = 0) -> str:
     """Return what a line says about a result: all of it, if it is short."""
-    size_bytes = utf8_bytes(text)
+    size_bytes = utf8_bytes(text) + left_out
     if size_bytes <= RESULT_BYTES_MAX:
         return " ".join(sound(text).split()) or "ok, empty"
     lines = _ends_of(text)

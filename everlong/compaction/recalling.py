@@ -9,6 +9,8 @@ from typing import Final
 from everlong.compaction.shortening import clipped, utf8_bytes
 
 PATTERN_CHARS_MAX: Final = 200
+# Lines that are counted beyond those that are shown.
+_MORE_LINES_MAX: Final = 1000
 # Of a line with a match, what stands around it.
 _LINE_BYTES_MAX: Final = 400
 _LEAD_CHARS: Final = 100
@@ -50,9 +52,12 @@ def grep(text: str, pattern: str, *, bytes_max: int) -> str:
             more = 1 if room < 0 else 0
         elif _rest_matches(folded, parts, at, end):
             more += 1
+            if more == _MORE_LINES_MAX:
+                break
         at = folded.find(parts[0], end)
     if more:
-        lines[-1] = f"[{more} more lines match; a longer pattern leaves fewer]"
+        many = f"{more} or more" if more == _MORE_LINES_MAX else more
+        lines[-1] = f"[{many} more lines match; a longer pattern leaves fewer]"
     return "\n".join(lines)
 
 

@@ -12,6 +12,8 @@ from typing import Final
 
 # What no path, id or number goes across.
 _SPLIT: Final = re.compile("[\\s\"'`<>|,;()\\[\\]{}\u2018-\u201f\u00ab\u00bb]+")
+# The same, but for the commas within a number.
+_NUMBER_SPLIT: Final = re.compile(f"(?:{_SPLIT.pattern.replace(',', '')}|,(?![0-9]))+")
 _PUNCTUATION: Final = ",:;!?*=&^$"
 _WORD_CHARS_MAX: Final = 300
 # Two plain words with a slash are a path if they are long: `docs/reference`, not `and/or`.
@@ -76,7 +78,7 @@ def find_refs(text: str, *, bulk: bool) -> list[str]:
 
 def find_numbers(text: str) -> list[tuple[str, str]]:
     """Return the numbers of a text, and each with the words around it."""
-    parts = [part.strip("." + _PUNCTUATION) for part in _SPLIT.split(text)]
+    parts = [part.strip("." + _PUNCTUATION) for part in _NUMBER_SPLIT.split(text)]
     parts = [part for part in parts if part]
     found = []
     for at, part in enumerate(parts):
@@ -114,7 +116,8 @@ def _judged(word: str, bulk: bool) -> Iterator[str]:
             if 3 < len(piece) < len(word):
                 yield from _judged(piece, bulk)
     else:
-        word = _WITHIN.sub("", word)
+        if not _ADDRESS.fullmatch(word):
+            word = _WITHIN.sub("", word)
         if word[:2] in ("a/", "b/") and "/" in word[2:]:
             word = word[2:]
         if len(word) > 3 and (_is_path(word, bulk) or _is_id(word, bulk)):

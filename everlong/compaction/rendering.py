@@ -15,8 +15,9 @@ _SECTIONS: Final[dict[NoteKind, str]] = {"open": "Open:\n", "decision": "Decided
 _LOG: Final = "Log:\n"
 _FACTS: Final = "Facts:\n"
 _FACTS_LEFT: Final = "- (facts that do not fit: {})\n"
-_SUMMARY: Final = "Summary:\n"
-SUMMARY_FRAME_BYTES: Final = len(_SUMMARY) + 1
+_SUMMARY: Final = "Summary, up to entry {}:\n"
+# With a seq of 12 digits and a line break at the end.
+SUMMARY_FRAME_BYTES_MAX: Final = len(_SUMMARY) - len("{}") + 13
 # Segments of a log line: their order, and what stands between two of a kind.
 _SEGMENTS: Final[dict[NoteKind, str]] = {
     "pair": "; ",
@@ -102,7 +103,7 @@ def summary_text(base: Snapshot | None, facts: Sequence[Fact], notes: Sequence[N
         return _facts_text(facts, None)
     parts = [_first_line(base.upto_seq), _facts_text(facts, facts_bytes_max(base.budget_bytes))]
     if base.summary:
-        parts.append(f"{_SUMMARY}{base.summary}\n")
+        parts.append(f"{_SUMMARY.format(base.summary_seq)}{base.summary}\n")
     parts.append(page_of(notes).text())
     if base.dropped:
         kinds = ", ".join(_DROPPED[kind] for kind in _DROPPED if kind in base.dropped)
@@ -118,7 +119,7 @@ def notes_bytes(notes: Sequence[Note]) -> int:
 
 def summary_bytes(summary: str) -> int:
     """Return what a model's summary takes in the text."""
-    return utf8_bytes(f"{_SUMMARY}{summary}\n") if summary else 0
+    return SUMMARY_FRAME_BYTES_MAX + utf8_bytes(summary) if summary else 0
 
 
 def facts_bytes_max(budget_bytes: int) -> int:
@@ -163,8 +164,8 @@ def _first_line(upto_seq: int) -> str:
 
 
 def _section_line(notes: Sequence[Note]) -> str:
-    """Return what one entry says; the agent's own words need no name."""
-    speaker = _SPEAKERS[Kind.MESSAGE] if notes[0].source == Kind.MESSAGE else ""
+    """Return what one entry says, and who: an agent's word is no approval."""
+    speaker = _SPEAKERS.get(notes[0].source, "")
     return f"{notes[0].seq} {speaker}{' '.join(note.text for note in notes)}\n"
 
 

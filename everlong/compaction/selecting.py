@@ -5,13 +5,13 @@ By rank, the newest first; what a line shows is not noted again by itself.
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from everlong.compaction import cues
 from everlong.compaction.pairs import brief_pair
 from everlong.compaction.refs import find_numbers, find_refs
-from everlong.compaction.rendering import Page, page_of
+from everlong.compaction.rendering import Page, notes_bytes
 from everlong.compaction.shortening import utf8_bytes
 from everlong.compaction.snapshot import Note, NoteKind
 
@@ -39,6 +39,7 @@ class Ledger:
 
     def __init__(self, notes: Iterable[Note] = ()) -> None:
         self._notes: dict[tuple[str, str], Note] = {}
+        self._open: dict[tuple[str, str], None] = {}
         for note in notes:
             self.add(note)
 
@@ -49,36 +50,46 @@ class Ledger:
         if known is not None and known.seq != note.seq:
             note = _merged(known, note)
         self._notes[key] = note
-        if note.kind in _SENTENCES and cues.is_done(note.text):
-            self._close(note)
+        self._open.pop(key, None)
+        if note.kind == "open":
+            self._open[key] = None
+        if note.kind in _SENTENCES:
+            self.hear(note.text, note.seq)
+
+    def hear(self, sentence: str, seq: int) -> None:
+        """Take what a sentence says to be done for a thing that was asked, and is no longer open."""
+        if not self._open or not cues.is_done(sentence):
+            return
+        for key in list(self._open):
+            note = self._notes[key]
+            if note.seq < seq and cues.closes(sentence, note.text):
+                self._notes[key] = dataclasses.replace(note, kind="asked")
+                del self._open[key]
 
     def settle(self, prefix: str) -> str:
         """Remove the open ask that begins like this; return the rest of it."""
-        for key, note in self._notes.items():
-            if note.kind == "open" and note.text.startswith(prefix):
-                del self._notes[key]
-                return note.text.removeprefix(prefix)
+        for key in self._open:
+            if self._notes[key].text.startswith(prefix):
+                del self._open[key]
+                return self._notes.pop(key).text.removeprefix(prefix)
         return ""
 
     def notes(self) -> list[Note]:
         """Return the notes by seq; those of one entry in the order of its text."""
         return sorted(self._notes.values(), key=lambda note: note.seq)
 
-    def _close(self, by: Note) -> None:
-        """Take what is no longer open for a thing that was asked."""
-        for key, note in list(self._notes.items()):
-            if note.kind == "open" and note.seq < by.seq and cues.closes(by.text, note.text):
-                self._notes[key] = dataclasses.replace(note, kind="asked")
-
 
 def select(
-    notes: Sequence[Note], room: int, dropped: dict[str, int]
+    notes: Sequence[Note], room: int, live: Callable[[Note], bool]
 ) -> tuple[list[Note], dict[str, int]]:
-    """Return the notes that fit, by seq, and up to which seq notes of a kind were dropped."""
+    """Return the notes that fit, by seq; and of those that do not, the newest seq of each kind.
+
+    A line may outlive what it shows, so `live` is asked again for the parts of lines.
+    """
     lines = [note for note in notes if note.kind not in ("ref", "mention", "number")]
     pieces = Ledger(
         [
-            *(part for note in lines for part in _parts(note)),
+            *(part for note in lines for part in _parts(note) if live(part)),
             *(note for note in notes if note.kind in ("ref", "mention", "number")),
         ]
     ).notes()
@@ -88,9 +99,12 @@ def select(
         if kind == "pair":
             found = _brief_when_old(found, int(room * _WHOLE_PAIRS))
         choice.take(found, int(room * share))
-    choice.take(choice.skipped(), room)
+    choice.take(choice.take_back(), room)
     chosen = _in_order(choice.fitted(), [*lines, *pieces])
-    return chosen, _dropped(notes, chosen, dropped)
+    dropped: dict[str, int] = {}
+    for note in choice.take_back():
+        dropped[note.kind] = max(dropped.get(note.kind, 0), note.seq)
+    return chosen, dropped
 
 
 def _parts(note: Note) -> Iterator[Note]:
@@ -124,7 +138,7 @@ class _Choice:
         self._skipped: list[Note] = []
         self._refs: set[str] = set()
         self._numbers: set[tuple[int, str]] = set()
-        self._pairs = ""
+        self._lines = ""
 
     def take(self, notes: Sequence[Note], bytes_max: int) -> None:
         """Choose of these what fits, in order."""
@@ -139,16 +153,18 @@ class _Choice:
             self._left -= cost
             self._add(note)
 
-    def skipped(self) -> list[Note]:
-        """Return what was passed over, and forget it."""
+    def take_back(self) -> list[Note]:
+        """Return what was passed over, which is then no longer passed over."""
         skipped, self._skipped = self._skipped, []
         return skipped
 
     def fitted(self) -> list[Note]:
         """Return what was chosen; the last of it goes if the text is longer than it may be."""
         chosen = self._chosen
-        while chosen and utf8_bytes(page_of(chosen).text()) > self._room:
-            chosen = chosen[: len(chosen) * 7 // 8]
+        while chosen and notes_bytes(chosen) > self._room:
+            fewer = len(chosen) * 7 // 8
+            self._skipped += chosen[fewer:]
+            chosen = chosen[:fewer]
         return chosen
 
     def _add(self, note: Note) -> None:
@@ -161,14 +177,13 @@ class _Choice:
             return
         self._refs.update(_refs_in(note.text))
         self._numbers.update((note.seq, value) for value, _ in _numbers_in(note.text))
-        if note.kind == "pair":
-            self._pairs += f"{note.text}\n"
+        self._lines += f"{note.text}\n"
 
     def _shown(self, note: Note) -> bool:
         """Tell whether what is chosen shows it already."""
         if note.kind in ("ref", "mention"):
             return note.text in self._refs or (
-                note.text.startswith("`") and note.text.strip("`") in self._pairs
+                note.text.startswith("`") and note.text.strip("`") in self._lines
             )
         if note.kind == "number":
             return all((note.seq, value) in self._numbers for value, _ in _numbers_in(note.text))
@@ -202,23 +217,10 @@ def _key(note: Note) -> tuple[str, str]:
 
 
 def _merged(known: Note, note: Note) -> Note:
-    if note.kind != "pair":
-        kind: NoteKind = "ref" if "ref" in (known.kind, note.kind) else note.kind
-        return dataclasses.replace(note, kind=kind)
-    older = (*note.seqs, known.seq, *known.seqs)
-    return dataclasses.replace(note, seqs=older[:_SEQS_MAX])
-
-
-def _dropped(
-    notes: Sequence[Note], chosen: Sequence[Note], dropped: dict[str, int]
-) -> dict[str, int]:
-    """Return the newest seq of each kind of which something is not there any more."""
-    found = dict(dropped)
-    there = {_key(note) for note in chosen}
-    for note in notes:
-        key = _key(note)
-        if key in there or (note.kind == "pair" and ("pair", brief_pair(note.text)) in there):
-            continue
-        if note.seq > found.get(note.kind, 0):
-            found[note.kind] = note.seq
-    return dict(sorted(found.items()))
+    """Return one note for two that say the same: the newer one, a pair with the seqs of both."""
+    newer, older = (note, known) if note.seq >= known.seq else (known, note)
+    if note.kind == "pair":
+        seqs = (*newer.seqs, older.seq, *older.seqs)
+        return dataclasses.replace(newer, seqs=seqs[:_SEQS_MAX])
+    kind: NoteKind = "ref" if "ref" in (known.kind, note.kind) else newer.kind
+    return dataclasses.replace(newer, kind=kind)

@@ -6,7 +6,7 @@ originals, and messages that are kept as they are. The entries themselves stay i
 
 import dataclasses
 import json
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -88,6 +88,8 @@ class Snapshot:
     """Kinds of notes that did not fit, and up to which seq."""
     summary: str = ""
     """What a model wrote, if it was asked to."""
+    summary_seq: int = 0
+    """Up to which entry it had read."""
 
 
 _SNAPSHOT: Final = TypeAdapter(Snapshot)
@@ -95,11 +97,8 @@ _SNAPSHOT: Final = TypeAdapter(Snapshot)
 
 def dump(snapshot: Snapshot) -> bytes:
     """Return a snapshot as JSON: the same bytes for the same snapshot, everywhere."""
-    data = dataclasses.asdict(snapshot)
-    for name, fields in _SHORT.items():
-        data[name] = [_without_defaults(each, fields) for each in data[name]]
-    for each in data["kept"]:
-        each["message"] = _without_defaults(each["message"], _MESSAGE_DEFAULTS)
+    data = _SNAPSHOT.dump_python(snapshot, mode="json", exclude_defaults=True)
+    data["version"] = snapshot.version
     return json.dumps(data, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -120,23 +119,3 @@ def load(data: bytes) -> Snapshot:
         return _SNAPSHOT.validate_python(content)
     except ValidationError:
         raise BlobCorrupt("a snapshot has not the fields of version 1; restore its bytes") from None
-
-
-def _defaults(of: Any) -> dict[str, Any]:
-    return {
-        field.name: [] if field.default == () else field.default
-        for field in dataclasses.fields(of)
-        if field.default is not dataclasses.MISSING
-    }
-
-
-def _without_defaults(data: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in data.items()
-        if name not in defaults or value not in (defaults[name], ())
-    }
-
-
-_SHORT: Final = {"facts": _defaults(Fact), "notes": _defaults(Note), "kept": _defaults(Kept)}
-_MESSAGE_DEFAULTS: Final = _defaults(Message)

@@ -51,14 +51,17 @@ def window_of(
     for group in found:
         if group.head.seq == spared:
             window.add(cut_group(group, max(room // 2, _MESSAGE_BYTES_MIN)))
-    share = window_bytes // _RESULT_SHARE
+    share, steps = window_bytes // _RESULT_SHARE, 0
     for group in reversed(found):
-        if group.head.seq == spared:
+        if group.head.seq == spared or is_over(group, policy, now_ms):
             continue
-        cut = cut_group(group, room - window.size_bytes, share)
-        if cut is None or is_over(group, policy, now_ms):
+        # Only the last step is cut to whatever room there is; others are whole, but for long results.
+        left = room - window.size_bytes
+        cut = _with_results(group, share) if steps else cut_group(group, left, share)
+        if cut is None or group_bytes(cut) > left:
             break
         window.add(cut)
+        steps += 1
     window.kept.sort(key=lambda group: group.head.seq)
     return window
 
@@ -87,12 +90,13 @@ def cut_group(group: Group, bytes_max: int, result_bytes_max: int | None = None)
     """Return a group in at most so many bytes, its texts cut evenly; None if it cannot be done."""
     if result_bytes_max is not None:
         group = _with_results(group, result_bytes_max)
-    over = group_bytes(group) - bytes_max
-    if over <= 0:
+    if group_bytes(group) > bytes_max and group.head.message.native is not None:
+        message = dataclasses.replace(group.head.message, native=None)
+        group = Group(dataclasses.replace(group.head, message=message), group.results)
+    if group_bytes(group) <= bytes_max:
         return group
-    texts = [*_sizes(group)]
-    fixed = group_bytes(group) - sum(texts)
-    share = _level(texts, bytes_max - fixed)
+    texts = _sizes(group)
+    share = _level(texts, bytes_max - group_bytes(group) + sum(texts))
     if share < CUT_BYTES_MIN:
         return None
     cut = _with_results(_with_head(group, share), share)

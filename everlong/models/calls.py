@@ -49,7 +49,11 @@ class ModelTurn:
     tokens: int = 0
     cost_usd: float = 0.0
     policy: dict[str, Any] | None = None
-    """The agent's own, if the call did not bring one: the fields that are not at their default."""
+    """The agent's own, whole, if the call did not bring one."""
+    evicted: tuple[str, ...] = ()
+    """Keys of facts that had to go since several were remembered at once, the first of them."""
+    time_ms: int = 0
+    """When the reply was journalled."""
     attributes: bool = False
     """Whether the server has our search attributes."""
     trace: str = ""
@@ -88,6 +92,8 @@ class Compact:
     context: Context
     keep_from_seq: Annotated[int, Field(ge=1)]
     """Entries from this one on stay as they are: they are part of a step that has not ended."""
+    context_tokens: int = 0
+    """What the last model call read, as its provider counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +109,9 @@ class CompactDone:
     summarised: bool = False
     expired: tuple[str, ...] = ()
     """Keys of facts whose time was over, the first of them."""
+    tokens: int = 0
+    """Of the model that wrote a summary."""
+    cost_usd: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

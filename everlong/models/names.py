@@ -17,6 +17,9 @@ HELD: Final = "everlong.Held"
 CONTEXT_TOO_LARGE: Final = "everlong.ContextTooLarge"
 """Type of the failure of a model call whose provider would take a smaller context."""
 
+MESSAGE_LOST: Final = "everlong.MessageLost"
+"""Type of the failure of a model call whose message is not where its sender says it is."""
+
 SEND_UPDATE: Final = "send"
 DECIDE_UPDATE: Final = "decide"
 CONFIGURE_UPDATE: Final = "configure"

@@ -31,6 +31,8 @@ class SendMessage:
     """The body of a long message, stored in the thread's own place before it is sent."""
     original: Ref | None = None
     """The whole of it, if the body is only its beginning and end."""
+    agent: Annotated[str, Field(max_length=64)] = ""
+    """The agent that it is meant for; a thread of another refuses it. Empty for whichever it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +107,14 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FailedTurn:
+    """A turn that has ended without an answer, until the journal has the reason."""
+
+    seq: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Received:
     """A message that was taken in, by the id that its sender gave it."""
 
@@ -134,7 +144,10 @@ class ThreadState:
     """The turns that ended last."""
     received: tuple[Received, ...] = ()
     """The messages that came last, those with an id."""
+    failed_turn: FailedTurn | None = None
     pause: Pause | None = None
+    stopping: bool = False
+    """Whether the thread is to end."""
     ended: LimitHit | None = None
     """The limit that ended the thread."""
     context_bytes: Bytes = 0
@@ -143,6 +156,12 @@ class ThreadState:
     """The same, as its provider counts; 0 if it does not say."""
     compaction_due_ms: int | None = None
     """When the policy first wanted a compaction that has not happened yet."""
+    compact_asked: bool = False
+    """Whether somebody asked for a compaction that has not happened yet."""
+    compacted_bytes: Bytes = 0
+    """What the last compaction left of the context. It has to grow before the next."""
+    child_checks: int = 0
+    """How often sub-agents were asked whether they are still there since one answered last."""
     next_expiry_ms: int | None = None
     """When the next part of the context expires."""
     rested: bool = False
@@ -152,6 +171,8 @@ class ThreadState:
     in_turn: bool = False
     turn_steps: int = 0
     """Model calls in the turn that is under way."""
+    reply_seq: int = 0
+    """Of the newest reply."""
     step_bytes: Bytes = 0
     """Written by the last step."""
     streaks: Streaks = dataclasses.field(default_factory=Streaks)
@@ -163,7 +184,7 @@ class ThreadState:
     attributes: bool = False
     """Whether the server is known to have our search attributes."""
     trace: str = ""
-    """W3C traceparent of the last step that was traced: the next run links to it."""
+    """W3C traceparent of the last step that was traced, for whoever links the runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +232,8 @@ class ThreadStatus:
     """Entries that are not in the journal yet; a model call or the end of the thread adds them."""
     pending: int = 0
     """Approvals that wait for a person."""
+    children: tuple[str, ...] = ()
+    """Threads of sub-agents that are waited for."""
     answers: tuple[Answer, ...] = ()
     streaks: Streaks = dataclasses.field(default_factory=Streaks)
     state_bytes: Bytes = 0

@@ -3,8 +3,9 @@
 import dataclasses
 import hashlib
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from everlong.models.journal import Bytes, Entry, SegmentRef
@@ -74,8 +75,8 @@ class Report:
     child_id: str
     head: SegmentRef | None = None
     """Its journal, whose newest entry is the answer; none if it has none."""
-    tokens: int = 0
-    cost_usd: float = 0.0
+    tokens: Annotated[int, Field(ge=0)] = 0
+    cost_usd: Annotated[float, Field(ge=0)] = 0.0
 
 
 Outcome = Literal["ok", "failed", "refused"]

@@ -132,7 +132,8 @@ class Policy:
 
     on_limit: Action = "pause"
     """What happens to a thread that reaches a limit. `pause` keeps all as it is until somebody raises
-    the limit (`configure`) and unpauses it; `stop` ends it; `archive` ends it for good."""
+    the limit (`configure`) and unpauses it; `stop` ends it; `archive` does too, and marks it as one to
+    be archived."""
 
     actions: Mapping[str, Action] = dataclasses.field(default_factory=dict)
     """Other actions for single limits, by the field's name: {"cost_usd_max": "stop"}."""
@@ -149,17 +150,18 @@ class Policy:
         """Return what happens when that limit is reached."""
         return self.actions.get(limit, self.on_limit)
 
+    def fields(self) -> dict[str, Any]:
+        """Return all fields. Defaults may change with a release; a thread keeps what it began with."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
     def differences(self) -> dict[str, Any]:
         """Return the fields that are not at their default: short, where a policy is sent often."""
-        return {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)
-            if getattr(self, field.name) != getattr(_DEFAULT, field.name)
-        }
+        defaults = _DEFAULT.fields()
+        return {name: value for name, value in self.fields().items() if value != defaults[name]}
 
     def changed(self, changes: Mapping[str, Any]) -> "Policy":
         """Return this policy with some fields replaced; raise `ValueError` for what is wrong."""
-        known = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        known = self.fields()
         if unknown := sorted(set(changes) - set(known)):
             raise ValueError(f"the policy has no {', '.join(unknown)}")
         return _POLICY.validate_python({**known, **changes})

@@ -23,8 +23,6 @@ class RollReason(StrEnum):
     RESUME_SECONDS = "resume_seconds"
     SERVER = "server"
     """The server suggested it. Once payloads are offloaded it hardly ever does."""
-    IDLE = "idle"
-    """Nothing was left to do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +31,7 @@ class RunSize:
 
     events: int
     history_bytes: int
+    """Since it began."""
     server_suggests: bool
     offloaded_bytes: int = 0
     """What a replay reads from the store: results that workflow code consumes."""

@@ -4,7 +4,6 @@ What a step does is in `Thread`. Here is what happens between steps: who may say
 when it waits, and when a run ends.
 """
 
-import contextlib
 import dataclasses
 from datetime import timedelta
 
@@ -42,7 +41,6 @@ from everlong.models import (
 )
 from everlong.policy import LimitHit
 from everlong.workflows import approvals, transitions
-from everlong.workflows.executing import LeftWhileHeld
 from everlong.workflows.showing import publish, status_of
 from everlong.workflows.thread import Thread
 
@@ -55,7 +53,6 @@ class AgentWorkflow:
     def __init__(self, start: ThreadStart) -> None:
         self._thread = Thread(start)
         self._stopped = False
-        self._compact_wanted = False
         self._waiting_since_ms = self._thread.now_ms()
 
     @workflow.run
@@ -66,7 +63,7 @@ class AgentWorkflow:
             await self._end()
         except BaseException as error:
             if is_cancelled_exception(error):
-                self._thread.stopping = True
+                self._thread.stop()
                 await self._end()
                 self._stopped = True
             raise
@@ -78,35 +75,31 @@ class AgentWorkflow:
         """Take steps until told to stop; end the run early when policy says so."""
         thread = self._thread
         while not thread.stopping:
-            with contextlib.suppress(LeftWhileHeld):
-                await self._settle_down()
-                if self._can_step():
-                    await thread.step()
-                    self._waiting_since_ms = thread.now_ms()
-                elif self._has_answered_parent():
-                    thread.stopping = True
-                else:
-                    await self._wait()
-            if thread.roll_reason() is not None:
+            await self._settle_down()
+            if self._has_answered_parent():
+                thread.stop()
+            if thread.roll_reason() is not None and not thread.stopping:
                 await self._roll()
+            elif self._can_step():
+                await thread.step()
+                self._waiting_since_ms = thread.now_ms()
+            else:
+                await self._wait()
 
     async def _settle_down(self) -> None:
         """Do between two steps what keeps the thread small and in bounds."""
         thread = self._thread
         thread.state = approvals.expire(thread.state, thread.now_ms())
         await thread.keep_small()
-        if self._compact_wanted:
-            self._compact_wanted = False
-            await thread.compact("asked")
         if thread.has_work and thread.state.pause is None and (hit := thread.limit()):
-            await self._reach(hit)
-        publish(self._thread)
+            self._reach(hit)
+        publish(thread)
 
     def _can_step(self) -> bool:
         thread = self._thread
         return thread.has_work and thread.state.pause is None and not thread.stopping
 
-    async def _reach(self, hit: LimitHit) -> None:
+    def _reach(self, hit: LimitHit) -> None:
         """Do what the policy says about a limit that is reached."""
         thread = self._thread
         thread.note(Kind.LIMIT, hit)
@@ -115,7 +108,7 @@ class AgentWorkflow:
             thread.state = dataclasses.replace(thread.state, pause=pause)
             return
         thread.state = dataclasses.replace(thread.state, ended=hit)
-        thread.stopping = True
+        thread.stop()
 
     # Waiting.
 
@@ -128,7 +121,7 @@ class AgentWorkflow:
             paused = thread.state.pause is not None
             return (
                 thread.stopping
-                or self._compact_wanted
+                or thread.state.compact_asked
                 or paused != was_paused
                 or (thread.has_work and not paused)
                 or thread.policy != policy
@@ -157,7 +150,8 @@ class AgentWorkflow:
             # Not more often than a thread rests, however finely facts expire.
             waits.append(max(thread.policy.idle_seconds, (state.next_expiry_ms - now_ms) / 1000))
         if any(call.child_id and not call.report for call in state.calls):
-            waits.append(limits.CHILD_CHECK_SECONDS)
+            seconds = limits.CHILD_CHECK_SECONDS * 2.0**state.child_checks
+            waits.append(min(seconds, limits.CHILD_CHECK_SECONDS_MAX))
         return max(0.0, min(waits)) if waits else None
 
     async def _on_time(self) -> None:
@@ -171,9 +165,12 @@ class AgentWorkflow:
         expired = state.next_expiry_ms is not None and state.next_expiry_ms <= now_ms
         if idle_seconds >= thread.policy.idle_seconds and (not state.rested or expired):
             await self._rest()
-        for call in state.calls:
-            if call.child_id and not call.report:
-                await self._ask_child(call.child_id)
+        children = [call.child_id for call in state.calls if call.child_id and not call.report]
+        for child_id in children:
+            await self._ask_child(child_id)
+        if children:
+            checks = min(thread.state.child_checks + 1, 16)
+            thread.state = dataclasses.replace(thread.state, child_checks=checks)
 
     def _is_long(self) -> bool:
         """Whether rest would make the next resume shorter."""
@@ -192,23 +189,27 @@ class AgentWorkflow:
     async def _roll(self) -> None:
         """Continue as new. Safe here: no step is in flight, and the state holds what waits."""
         await workflow.wait_condition(workflow.all_handlers_finished)
-        if self._thread.stopping or self._compact_wanted:
-            return  # The next run would not know of it.
         workflow.continue_as_new(self._thread.next_start())
 
     async def _end(self) -> None:
         """Leave the journal whole, unread messages included, and say so to whoever waits."""
         thread = self._thread
-        if thread.state.ended is not None and thread.state.in_turn:
-            await thread.fail_turn(f"the thread was ended by {thread.state.ended.reason}")
         for call in thread.state.calls:
             if call.child_id and not call.report:
                 await _signalled(
                     call.child_id, STOP_SIGNAL, Control(by=workflow.info().workflow_id)
                 )
         thread.state = transitions.break_off(thread.state, thread.now_ms())
+        if thread.state.ended is not None and thread.state.in_turn:
+            reason = f"the thread was ended by {thread.state.ended.reason}"
+            thread.state = transitions.fail_turn(thread.state, reason, thread.now_ms())
+        thread.state = transitions.empty_inbox(thread.state, thread.now_ms())
         await thread.flush()
-        publish(self._thread)
+        if thread.state.notes:
+            await thread.flush()  # Something was said meanwhile.
+        if thread.state.tail:
+            await self._roll()  # The store has been away for long. The next run ends the thread.
+        publish(thread)
         await self._report()
 
     # Sub-agents.
@@ -252,6 +253,12 @@ class AgentWorkflow:
     @send.validator
     def _validate_send(self, message: SendMessage) -> None:
         self._refuse_if_stopping()
+        if self._thread.parent is not None:
+            raise ValueError(f"this thread works for {self._thread.parent.thread_id!r} alone")
+        if message.agent and message.agent != self._thread.agent:
+            raise ValueError(
+                f"this thread is of agent {self._thread.agent!r}, not {message.agent!r}"
+            )
         if reason := self._thread.why_refused(_identified(message)):
             raise ValueError(reason)
 
@@ -311,15 +318,16 @@ class AgentWorkflow:
     @workflow.signal(name=COMPACT_SIGNAL)
     def compact(self, control: Control | None = None) -> None:
         """Compact at the next safe point."""
-        if not self._compact_wanted:
-            self._compact_wanted = True
+        state = self._thread.state
+        if not state.compact_asked:
+            self._thread.state = dataclasses.replace(state, compact_asked=True)
             self._note(_control_note("compact", control))
 
     @workflow.signal(name=STOP_SIGNAL)
     def stop(self, control: Control | None = None) -> None:
         """End the thread at the next safe point."""
         if not self._thread.stopping:
-            self._thread.stopping = True
+            self._thread.stop()
             self._note(_control_note("stop", control))
 
     @workflow.query(name=STATUS_QUERY)

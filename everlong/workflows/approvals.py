@@ -46,7 +46,7 @@ def _approval(call: Call, waits: Waits) -> Approval:
     )
 
 
-def ask(state: ThreadState, time_ms: int) -> ThreadState:
+def request(state: ThreadState, time_ms: int) -> ThreadState:
     """Ask for the approvals that the calls of a new reply need."""
     for call in state.calls:
         if not call.options.needs_approval or call.waits or call.approved or call.result:
@@ -63,11 +63,12 @@ def ask(state: ThreadState, time_ms: int) -> ThreadState:
     return state
 
 
-def why_refused(state: ThreadState, decide: Decide, key: str = "") -> str:
+def why_refused(state: ThreadState, decide: Decide, time_ms: int, key: str = "") -> str:
     """Return why a decision does not count, or an empty string.
 
     `key` names the request: one that met a roll may be sent again, and has been carried out then.
     """
+    state = expire(state, time_ms)  # The timer may be late.
     approval = next((each for each in pending(state) if each.id == decide.id), None)
     if approval is None:
         if key and _mark(decide.id, key) in state.decided:
@@ -76,8 +77,8 @@ def why_refused(state: ThreadState, decide: Decide, key: str = "") -> str:
             return f"approval {decide.id!r} has been decided already; the journal says by whom"
         ids = [each.id for each in pending(state)]
         return f"there is no approval {decide.id!r}; those that wait are {ids}"
-    if not decide.by.strip():
-        return "say who decides: `by` is empty"
+    if not decide.by.strip() or decide.by == DEADLINE:
+        return f"say who decides: `by` is {decide.by!r}"
     if approval.approvers and decide.by not in approval.approvers:
         return f"{decide.by!r} may not decide {decide.id!r}; {_any_of(approval.approvers)} may"
     return ""
@@ -85,7 +86,8 @@ def why_refused(state: ThreadState, decide: Decide, key: str = "") -> str:
 
 def decide(state: ThreadState, decision: Decide, time_ms: int, key: str = "") -> ThreadState:
     """Take in a decision that `why_refused` has let pass."""
-    if key and _mark(decision.id, key) in state.decided:
+    state = expire(state, time_ms)
+    if why_refused(state, decision, time_ms) or _mark(decision.id, key) in state.decided:
         return state
     decided = Decided(
         id=decision.id, approve=decision.approve, by=decision.by, reason=decision.reason

@@ -1,12 +1,19 @@
 """Running the tool calls of a reply: side by side, as soon as each may, sub-agents included."""
 
 import asyncio
+import contextlib
 import dataclasses
 from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Final
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError, ChildWorkflowError, is_cancelled_exception
+from temporalio.common import WorkflowIDReusePolicy
+from temporalio.exceptions import (
+    ActivityError,
+    ChildWorkflowError,
+    WorkflowAlreadyStartedError,
+    is_cancelled_exception,
+)
 from temporalio.workflow import ParentClosePolicy
 
 from everlong import limits
@@ -56,7 +63,10 @@ class ToolRunner:
         try:
             while True:
                 for call in self._startable({*running, *errors}):
-                    running[call.id] = asyncio.create_task(self._run(call.id))
+                    task = asyncio.create_task(self._run(call.id))
+                    # If the thread is cancelled, nobody else looks at how it ended.
+                    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+                    running[call.id] = task
                 if not running:
                     break
                 await self._until_something_happens(running, errors)
@@ -150,29 +160,35 @@ class ToolRunner:
         changed = dataclasses.replace(self._call(call.id), child_id=child_id)
         self._thread.state = transitions.with_call(self._thread.state, changed)
         state = ThreadState(inbox=(briefed.message,), counters=Counters(messages=1))
-        await workflow.start_child_workflow(
-            AGENT_WORKFLOW,
-            ThreadStart(
-                agent=call.options.agent,
-                state=state,
-                parent=Parent(thread_id=info.workflow_id, depth=depth),
-            ),
-            id=child_id,
-            parent_close_policy=ParentClosePolicy.ABANDON,
+        start = ThreadStart(
+            agent=call.options.agent,
+            state=state,
+            parent=Parent(thread_id=info.workflow_id, depth=depth),
         )
+        # It is there already after a reset to a point between its id and its start. It has the same
+        # task, and will report here.
+        with contextlib.suppress(WorkflowAlreadyStartedError):
+            await workflow.start_child_workflow(
+                AGENT_WORKFLOW,
+                start,
+                id=child_id,
+                id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+                parent_close_policy=ParentClosePolicy.ABANDON,
+            )
         return None
 
     async def _collect(self, call: Call) -> ToolResult:
         report = call.report
         if report is None or report.head is None:
             return self._error(call, f"the sub-agent's thread {call.child_id!r} ended unheard")
-        self._thread.state = transitions.counted(
-            self._thread.state, tokens=report.tokens, cost_usd=report.cost_usd
-        )
         collect = Collect(
             child_id=call.child_id, head=report.head, call_id=call.call_id, tool=call.tool
         )
-        return await self._executor.execute(COLLECT, collect, ToolResult, _OURS)
+        result = await self._executor.execute(COLLECT, collect, ToolResult, _OURS)
+        self._thread.state = transitions.counted(
+            self._thread.state, tokens=report.tokens, cost_usd=report.cost_usd
+        )
+        return result
 
     def _error(self, call: Call, reason: str) -> ToolResult:
         return transitions.error_result(call, reason, self._thread.now_ms())

@@ -54,6 +54,7 @@ class Executor:
         """Run an activity. While it is held before it could begin, wait and try again."""
         token = object()
         thread = self._thread
+        holds = thread.state.holds
         try:
             while True:
                 self._held.pop(token, None)
@@ -74,11 +75,11 @@ class Executor:
                     self._count(result)
                     thread.state = dataclasses.replace(thread.state, holds=0)
                     return result
-                # A step can be left; what the journal must still get cannot.
-                may_leave = name != APPEND_JOURNAL
-                if not (may_leave and thread.stopping):
-                    await self._pause()
-                if may_leave and (thread.stopping or thread.roll_reason() is not None):
+                # A step is left when the thread is to end; what the journal must still get is not.
+                leaves = name != APPEND_JOURNAL
+                if not (leaves and thread.stopping):
+                    holds = await self._pause(holds)
+                if (leaves and thread.stopping) or thread.roll_reason() is not None:
                     raise LeftWhileHeld
         finally:
             self._held.pop(token, None)
@@ -89,17 +90,21 @@ class Executor:
             self.blobs += 1
             self.offloaded_bytes += size_bytes
 
-    async def _pause(self) -> None:
-        """Wait before the next try: longer each time, but not through a wish to stop."""
+    async def _pause(self, holds: int) -> int:
+        """Wait before the next try: longer each time, but not through a wish to stop.
+
+        `holds` says how often this activity was held before; those beside it count for themselves.
+        """
         thread = self._thread
-        holds = thread.state.holds
-        thread.state = dataclasses.replace(thread.state, holds=min(holds + 1, _HOLDS_MAX))
+        more = min(holds + 1, _HOLDS_MAX)
+        thread.state = dataclasses.replace(thread.state, holds=max(thread.state.holds, more))
         seconds = min(limits.HELD_PAUSE_SECONDS_MIN * 2.0**holds, limits.HELD_PAUSE_SECONDS_MAX)
         was_stopping = thread.stopping  # What comes after a stop has to wait like the rest.
         with contextlib.suppress(TimeoutError):
             await workflow.wait_condition(
                 lambda: thread.stopping and not was_stopping, timeout=timedelta(seconds=seconds)
             )
+        return more
 
 
 def type_of(error: ActivityError) -> str:

@@ -36,6 +36,7 @@ def status_of(thread: Thread, *, stopped: bool) -> ThreadStatus:
         snapshot=state.snapshot,
         tail_entries=len(state.tail) + len(state.notes),
         pending=len(approvals.pending(state)),
+        children=tuple(call.child_id for call in state.calls if call.child_id and not call.report),
         answers=state.answers,
         streaks=state.streaks,
         state_bytes=transitions.state_bytes(state),

@@ -5,6 +5,7 @@ those points, and the next one begins with the same state. `everlong.Agent` is m
 workflow can be too, on a worker that has the plugin and an agent.
 """
 
+import contextlib
 import dataclasses
 from typing import Any, Final
 
@@ -18,26 +19,28 @@ from everlong.models import (
     CALL_MODEL,
     COMPACT,
     CONTEXT_TOO_LARGE,
+    MESSAGE_LOST,
     Append,
     Appended,
     Compact,
     CompactDone,
     Context,
+    ControlNote,
     Decide,
     Kind,
-    Message,
     ModelCall,
     ModelTurn,
     Report,
     SendMessage,
     ThreadStart,
+    printable,
     seq_after,
     thread_key,
 )
 from everlong.policy import LimitHit, Policy, RollReason, RunSize, limit_hit, roll_reason
 from everlong.workflows import approvals, transitions
 from everlong.workflows.calls import ToolRunner
-from everlong.workflows.executing import Executor, attempts, reason_of, type_of
+from everlong.workflows.executing import Executor, LeftWhileHeld, attempts, reason_of, type_of
 
 _MODEL: Final = attempts()
 _STORE: Final = attempts(0)
@@ -51,17 +54,26 @@ class Thread:
         self.agent = start.agent
         self.parent = start.parent
         self.state = start.state
-        self.stopping = False
-        """Set it to have the steps under way end as soon as they can."""
         self._policy = start.policy
         self._changes = start.changes
         self._executor = Executor(self)
         self._tools = ToolRunner(self, self._executor)
+        # What a run begins with is not its doing: to end it for that would be to do so for ever.
+        self._first_bytes = workflow.info().get_current_history_size()
 
     @property
     def policy(self) -> Policy:
         """The thread's policy: its own, else the agent's, once a worker has said it."""
         return self._policy or Policy().changed(self._changes)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the thread is to end: steps under way do so as soon as they can."""
+        return self.state.stopping
+
+    def stop(self) -> None:
+        """Have the thread end."""
+        self.state = dataclasses.replace(self.state, stopping=True)
 
     @property
     def held_by(self) -> str:
@@ -103,7 +115,15 @@ class Thread:
         return self.state.in_turn or bool(self.state.inbox)
 
     async def step(self) -> None:
-        """Take one step: run what tools can be run, else call the model. Begin a turn if need be."""
+        """Take one step: run what tools can be run, else call the model. Begin a turn if need be.
+
+        A step that is held for so long that the run should end is left as it is; the next run takes
+        it up. So look at `roll_reason` after each.
+        """
+        with contextlib.suppress(LeftWhileHeld):
+            await self._step()
+
+    async def _step(self) -> None:
         if not self.state.in_turn:
             self.state = transitions.begin_turn(self.state, self.now_ms())
         if self.state.calls:
@@ -118,12 +138,8 @@ class Thread:
 
     async def fail_turn(self, reason: str) -> None:
         """End a turn that has no answer. The reason is journalled, and the thread stays usable."""
-        state = transitions.take_notes(self.state)
-        seq = seq_after(state.head, state.tail)
-        message = Message(role="failure", text=reason)
-        self.state = transitions.add_message(state, Kind.FAILURE, message, self.now_ms())
+        self.state = transitions.fail_turn(self.state, reason, self.now_ms())
         await self.flush()
-        self.state = transitions.end_turn(self.state, seq, failure=reason)
 
     async def _call_model(self) -> None:
         self.state = transitions.take_notes(self.state)
@@ -133,16 +149,27 @@ class Thread:
         except ActivityError as error:
             if is_cancelled_exception(error):
                 raise
+            if type_of(error) == MESSAGE_LOST:
+                self.state = transitions.without_lost_messages(self.state)
             if not (type_of(error) == CONTEXT_TOO_LARGE and await self.compact("provider")):
                 await self.fail_turn(reason_of("the model call failed", error))
             return
         if self._policy is None:
-            self._policy = Policy().changed({**(turn.policy or {}), **self._changes})
+            self._adopt(Policy().changed(turn.policy or {}))
         self.state = transitions.after_model(self.state, turn)
-        self.state = approvals.ask(self.state, self.now_ms())
+        self.state = approvals.request(self.state, self.now_ms())
         self._note_due_compaction()
         if not turn.tool_calls:
             self.state = transitions.end_turn(self.state, seq_after(turn.head) - 1)
+
+    def _adopt(self, own: Policy) -> None:
+        """Take the agent's own policy, with what was configured before it was known."""
+        try:
+            self._policy = own.changed(self._changes)
+        except ValueError as error:  # What was changed does not go with the rest.
+            self._policy = own
+            reason = printable(f"not configured: {error}", limits.REASON_CHARS_MAX)
+            self.note(Kind.CONTROL, ControlNote(action="configure", by="policy", reason=reason))
 
     def _why_turn_ends(self) -> str:
         policy = self.policy
@@ -159,7 +186,7 @@ class Thread:
 
     def why_undecided(self, decide: Decide, key: str = "") -> str:
         """Return why a decision does not count, or an empty string. `key` names the request."""
-        return approvals.why_refused(self.state, decide, key)
+        return approvals.why_refused(self.state, decide, self.now_ms(), key)
 
     def decide(self, decide: Decide, key: str = "") -> None:
         """Take in a person's decision about a call; once, if a request is sent again."""
@@ -178,12 +205,21 @@ class Thread:
         A message or results alone are journalled by the model call that comes next.
         """
         state = self.state
+        if state.failed_turn is not None:  # Somebody waits for it.
+            return True
         if state.in_turn and not state.notes and not state.calls:
             return False
         return transitions.unjournalled_bytes(state) > limits.TAIL_BYTES_MAX
 
     async def flush(self) -> None:
-        """Journal what no model call will, so that nothing is left in memory."""
+        """Journal what no model call will, so that nothing is left in memory.
+
+        A tail is left where it is if the store is away for so long that the run should end.
+        """
+        with contextlib.suppress(LeftWhileHeld):
+            await self._flush()
+
+    async def _flush(self) -> None:
         self.state = transitions.take_notes(self.state)
         if self.state.tail:
             append = Append(head=self.state.head, entries=self.state.tail)
@@ -191,11 +227,11 @@ class Thread:
             self.state = transitions.after_append(self.state, appended)
 
     async def keep_small(self) -> None:
-        """Journal a long tail, and compact if the policy wants it."""
+        """Journal a long tail, and compact if the policy or somebody wants it."""
         if self.should_flush:
             await self.flush()
-        if self.state.compaction_due_ms is not None:
-            await self.compact("policy")
+        if self.state.compact_asked or self.state.compaction_due_ms is not None:
+            await self.compact("asked" if self.state.compact_asked else "policy")
         size_bytes = transitions.state_bytes(self.state)
         if size_bytes > limits.STATE_BYTES_MAX:
             raise LimitReached(
@@ -207,13 +243,18 @@ class Thread:
 
         What belongs to a step under way stays as it is.
         """
-        await self.flush()
-        if self.state.head is None:
+        try:
+            return await self._compact(reason)
+        except LeftWhileHeld:
             return False
-        keep_from_seq = seq_after(self.state.head)
-        if self.state.calls:
-            keep_from_seq = int(self.state.calls[0].id.split("-")[0])
-        compact = Compact(context=self.context(), keep_from_seq=keep_from_seq)
+
+    async def _compact(self, reason: str) -> bool:
+        await self._flush()
+        compact = Compact(
+            context=self.context(),
+            keep_from_seq=self._first_open_seq(),
+            context_tokens=self.state.context_tokens,
+        )
         try:
             done = await self._executor.execute(COMPACT, compact, CompactDone, _COMPACT)
         except ActivityError as error:
@@ -221,19 +262,27 @@ class Thread:
                 raise
             # A thread that cannot be compacted goes on until its context reaches a limit.
             workflow.logger.warning("compaction failed: %s", reason_of("it", error))
-            self.state = dataclasses.replace(self.state, compaction_due_ms=None)
-            return False
+            size_bytes = self.state.context_bytes
+            done = CompactDone(
+                snapshot=None, before_bytes=size_bytes, after_bytes=size_bytes, written_bytes=0
+            )
         self.state = transitions.after_compaction(self.state, done, reason, self.now_ms())
         return done.after_bytes < done.before_bytes
 
+    def _first_open_seq(self) -> int:
+        """Return the seq from which entries belong to a step under way.
+
+        In a turn, the newest reply and its results do: providers want back what they said last as it
+        was, thinking and all.
+        """
+        if self.state.in_turn and self.state.reply_seq:
+            return self.state.reply_seq
+        return seq_after(self.state.head)
+
     def _note_due_compaction(self) -> None:
-        state, policy = self.state, self.policy
-        due = (
-            state.context_bytes >= min(policy.compact_at_bytes, policy.context_bytes_max)
-            or state.context_tokens >= policy.compact_at_tokens
-        )
-        if due and state.compaction_due_ms is None:
-            self.state = dataclasses.replace(state, compaction_due_ms=self.now_ms())
+        due = transitions.is_compaction_due(self.state, self.policy)
+        if due and self.state.compaction_due_ms is None:
+            self.state = dataclasses.replace(self.state, compaction_due_ms=self.now_ms())
 
     # The run and the policy.
 
@@ -258,7 +307,7 @@ class Thread:
         info = workflow.info()
         return RunSize(
             events=info.get_current_history_length(),
-            history_bytes=info.get_current_history_size(),
+            history_bytes=max(0, info.get_current_history_size() - self._first_bytes),
             server_suggests=info.is_continue_as_new_suggested(),
             offloaded_bytes=self._executor.offloaded_bytes,
             blobs=self._executor.blobs,

@@ -15,7 +15,9 @@ from everlong.models import (
     CompactDone,
     Compacted,
     Counters,
+    FailedTurn,
     Kind,
+    MemoryChange,
     Message,
     ModelTurn,
     Received,
@@ -27,7 +29,7 @@ from everlong.models import (
     note,
     seq_after,
 )
-from everlong.policy import LimitHit, Observed, Usage, after_step, after_turn
+from everlong.policy import LimitHit, Observed, Policy, Usage, after_step, after_turn
 
 _STATE = TypeAdapter(ThreadState)
 _MESSAGE = TypeAdapter(SendMessage)
@@ -78,6 +80,7 @@ def queue(state: ThreadState, message: SendMessage) -> ThreadState:
     if message.id:
         new = Received(id=message.id, number=state.counters.messages)
         received = (*received, new)[-limits.RECEIVED_MAX :]
+    message = dataclasses.replace(message, agent="")  # It has served its purpose.
     return dataclasses.replace(state, inbox=(*state.inbox, message), received=received)
 
 
@@ -88,6 +91,18 @@ def begin_turn(state: ThreadState, time_ms: int) -> ThreadState:
     return dataclasses.replace(
         state, inbox=tuple(inbox), in_turn=True, turn_steps=0, last_failure="", rested=False
     )
+
+
+def without_lost_messages(state: ThreadState) -> ThreadState:
+    """Put a note where the tail names a message that the store does not have."""
+    lost = Message(role="user", text="[this message was never stored]")
+    tail = tuple(
+        new_entry(entry.seq, entry.kind, lost, entry.time_ms)
+        if entry.kind == Kind.MESSAGE and entry.ref is not None
+        else entry
+        for entry in state.tail
+    )
+    return dataclasses.replace(state, tail=tail)
 
 
 def end_turn(state: ThreadState, seq: int, failure: str = "") -> ThreadState:
@@ -103,13 +118,25 @@ def end_turn(state: ThreadState, seq: int, failure: str = "") -> ThreadState:
     )
 
 
+def fail_turn(state: ThreadState, reason: str, time_ms: int) -> ThreadState:
+    """End a turn that has no answer. It counts once the journal has the reason."""
+    state = take_notes(state)
+    failed = FailedTurn(seq=seq_after(state.head, state.tail), reason=reason)
+    state = add_message(state, Kind.FAILURE, Message(role="failure", text=reason), time_ms)
+    return dataclasses.replace(state, in_turn=False, last_failure=reason, failed_turn=failed)
+
+
 def break_off(state: ThreadState, time_ms: int) -> ThreadState:
-    """Leave nothing to be done, since the thread ends: what nobody will read goes to the tail."""
+    """Give calls that will not be run a result, since the thread ends."""
     for call in state.calls:
         if call.result is None:
             not_run = error_result(call, "not run, since the thread ended", time_ms)
             state = with_call(state, dataclasses.replace(call, waits=None, result=not_run))
-    state = take_notes(settle(state, time_ms))
+    return take_notes(settle(state, time_ms))
+
+
+def empty_inbox(state: ThreadState, time_ms: int) -> ThreadState:
+    """Move what nobody will read to the tail, since the thread ends."""
     for message in state.inbox:
         state = _received(state, message, time_ms)
     return dataclasses.replace(state, inbox=())
@@ -126,13 +153,14 @@ def after_model(state: ThreadState, turn: ModelTurn) -> ThreadState:
         tokens=turn.tokens,
         cost_usd=turn.cost_usd,
     )
-    return dataclasses.replace(
+    state = dataclasses.replace(
         state,
         head=turn.head,
         tail=(),
         calls=tuple(
             Call(
-                id=f"{reply_seq}-{number}",
+                # With a digest: after a reset another call may stand in the same place.
+                id=f"{reply_seq}-{number}-{wanted.digest[:4]}",
                 call_id=wanted.call_id,
                 tool=wanted.tool,
                 preview=wanted.preview,
@@ -142,12 +170,17 @@ def after_model(state: ThreadState, turn: ModelTurn) -> ThreadState:
             for number, wanted in enumerate(turn.tool_calls, 1)
         ),
         turn_steps=state.turn_steps + 1,
+        reply_seq=reply_seq,
         step_bytes=turn.written_bytes,
         context_bytes=turn.context_bytes,
         context_tokens=turn.context_tokens,
         attributes=state.attributes or turn.attributes,
         trace=turn.trace or state.trace,
     )
+    if turn.evicted:
+        change = MemoryChange(evicted=turn.evicted)
+        state = add_note(state, Kind.MEMORY, change, turn.time_ms)
+    return _journalled(state)
 
 
 def with_call(state: ThreadState, changed: Call) -> ThreadState:
@@ -159,7 +192,9 @@ def with_call(state: ThreadState, changed: Call) -> ThreadState:
 def with_result(state: ThreadState, call: Call, result: ToolResult) -> ThreadState:
     """Take in what a call returned. The entry waits until all calls of the reply have one."""
     state = counted(state, tool_calls=1, written_bytes=result.written_bytes)
-    state = dataclasses.replace(state, step_bytes=state.step_bytes + result.written_bytes)
+    state = dataclasses.replace(
+        state, step_bytes=state.step_bytes + result.written_bytes, child_checks=0
+    )
     # What only a call that has yet to run needs is left behind.
     done = Call(id=call.id, call_id=call.call_id, tool=call.tool, digest=call.digest, result=result)
     return with_call(state, done)
@@ -200,7 +235,7 @@ def after_append(state: ThreadState, appended: Appended) -> ThreadState:
     state = counted(state, written_bytes=appended.written_bytes)
     upto_seq = seq_after(appended.head) - 1
     tail = tuple(entry for entry in state.tail if entry.seq > upto_seq)
-    return dataclasses.replace(state, head=appended.head, tail=tail)
+    return _journalled(dataclasses.replace(state, head=appended.head, tail=tail))
 
 
 def after_compaction(
@@ -208,13 +243,20 @@ def after_compaction(
 ) -> ThreadState:
     """Begin the context with the new snapshot, if there is one, and note it."""
     due_ms = state.compaction_due_ms
+    state = counted(state, tokens=done.tokens, cost_usd=done.cost_usd)
     state = dataclasses.replace(
-        state, compaction_due_ms=None, next_expiry_ms=done.next_expiry_ms, context_tokens=0
+        state,
+        compaction_due_ms=None,
+        compact_asked=False,
+        compacted_bytes=done.after_bytes,
+        next_expiry_ms=done.next_expiry_ms,
     )
     if done.snapshot is None or done.snapshot == state.snapshot:
         return state
     state = counted(state, compactions=1, written_bytes=done.written_bytes)
-    state = dataclasses.replace(state, snapshot=done.snapshot, context_bytes=done.after_bytes)
+    state = dataclasses.replace(
+        state, snapshot=done.snapshot, context_bytes=done.after_bytes, context_tokens=0
+    )
     compacted = Compacted(
         snapshot=done.snapshot,
         reason=reason,
@@ -225,6 +267,18 @@ def after_compaction(
         expired=done.expired,
     )
     return add_note(state, Kind.COMPACTION, compacted, time_ms)
+
+
+def is_compaction_due(state: ThreadState, policy: Policy) -> bool:
+    """Whether the context is larger than the policy wants, and has grown since the last time.
+
+    What instructions and tools take of it, or a step under way, no compaction shortens.
+    """
+    grown = state.context_bytes > state.compacted_bytes * 5 // 4
+    return grown and (
+        state.context_bytes >= min(policy.compact_at_bytes, policy.context_bytes_max)
+        or state.context_tokens >= policy.compact_at_tokens
+    )
 
 
 def usage(state: ThreadState) -> Usage:
@@ -287,6 +341,18 @@ def counted(state: ThreadState, **more: float) -> ThreadState:
 def child_id(parent_id: str, agent: str, suffix: str) -> str:
     """Return the id of a sub-agent's thread. Bounded, also for a sub-agent's sub-agent."""
     return f"{parent_id[: limits.CHILD_PARENT_CHARS_MAX]}/{agent}-{suffix}"
+
+
+def _journalled(state: ThreadState) -> ThreadState:
+    """Count a failed turn whose reason has been journalled."""
+    failed = state.failed_turn
+    if failed is None or failed.seq >= seq_after(state.head):
+        return state
+    ended = end_turn(state, failed.seq, failure=failed.reason)
+    # The next turn may have begun.
+    return dataclasses.replace(
+        ended, failed_turn=None, in_turn=state.in_turn, last_failure=state.last_failure
+    )
 
 
 def _received(state: ThreadState, message: SendMessage, time_ms: int) -> ThreadState:

@@ -17,6 +17,7 @@ from everlong.errors import (
 from everlong.models import Approval, Kind
 from everlong.storage import BlobStore
 from everlong.storage.packstore import PackStore
+from tests.agents import reading_agent
 from tests.conftest import Threads, open_threads
 from tests.governed import governed
 
@@ -56,6 +57,25 @@ async def test_ten_megabytes_arrive_whole_and_the_model_reads_a_part(
         view = await service.state_at(threads.client, PackStore(store), thread_id, 1)
         assert view.context_bytes < 2 * limits.SHOWN_BYTES_MAX
         assert "recall(seq=1)" in view.context[0].text
+
+
+async def test_the_size_of_many_runs_is_a_bound(
+    server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = reading_agent(40, policy=Policy(run_events_max=50))
+    async with open_threads(server.address, store, agent) as threads, threads.worker():
+        await threads.send(thread_id, "read")
+        await threads.answered(thread_id, 1)
+        whole = await threads.size(thread_id)
+        assert whole.runs > 2
+        assert not whole.is_partial
+        monkeypatch.setattr("everlong.admin.service.sizes._RUNS_MAX", whole.runs)
+        assert await threads.size(thread_id) == whole
+        monkeypatch.setattr("everlong.admin.service.sizes._RUNS_MAX", 2)
+        part = await threads.size(thread_id)
+        assert (part.runs, part.is_partial) == (2, True)
+        assert 0 < part.events < whole.events
+        assert (part.blobs, part.blob_bytes) == (whole.blobs, whole.blob_bytes)
 
 
 async def test_what_is_too_long_or_empty_is_refused_and_nothing_is_stored(

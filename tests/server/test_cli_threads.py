@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import getpass
 import json
 import os
@@ -11,13 +12,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner, Result
 
 from everlong.admin import service
 from everlong.cli import app
 from everlong.embedded import TemporalServer
 from everlong.errors import DecisionRefused, EntryNotFound, EverlongError, ThreadPaused
+from everlong.models import Entry, SegmentRef
 from everlong.storage import open_store
+from everlong.storage.journal import Journal
+from everlong.storage.packstore import PackStore
 from tests.conftest import Threads, open_threads
 from tests.governed import governed
 
@@ -95,7 +100,56 @@ async def test_a_thread_is_talked_to_and_looked_at(
         assert len(listed.splitlines()) == 2
         assert "you said hello" in listed
         assert "KiB" in listed.splitlines()[1]
-        assert await cli("journal", thread_id, "--from", "99") == ""
+        for wanted in (["--from", "99"], ["--from", "99", "--json"], ["--from", "3", "--to", "2"]):
+            told = await cli.fails(EntryNotFound, "journal", thread_id, *wanted)
+            assert f"holds 4 entries, and none from {wanted[1]}" in told
+
+
+async def test_a_journal_is_printed_as_it_is_read(
+    server: TemporalServer, tmp_path: Path, thread_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("everlong.cli.threads._WHOLE_ENTRIES", 2)
+    monkeypatch.setattr("everlong.admin.service.SCAN_ENTRIES", 2)
+    async with open_cli(server, tmp_path) as cli:
+        for text in ("one", "two", "three"):
+            await cli("send", thread_id, text, "--agent", "ops")
+        read = Journal.read
+        ranges: list[tuple[int, int | None]] = []
+
+        async def noted(
+            journal: Journal, head: SegmentRef, first_seq: int = 1, last_seq: int | None = None
+        ) -> list[Entry]:
+            ranges.append((first_seq, last_seq))
+            return await read(journal, head, first_seq, last_seq)
+
+        monkeypatch.setattr(Journal, "read", noted)
+        entries = await cli.json("journal", thread_id, "--from", "2")
+        assert [entry["seq"] for entry in entries] == [2, 3, 4, 5, 6]
+        assert ranges == [(2, 3), (4, 5), (6, 6)]
+        assert len((await cli("journal", thread_id, "--to", "5")).splitlines()) == 5
+        assert ranges[3:] == [(1, 2), (3, 4), (5, 5)]
+
+
+async def test_arguments_that_wait_for_a_person_are_seen_whole(
+    server: TemporalServer, tmp_path: Path, thread_id: str
+) -> None:
+    name = "api-" + "é\x1b" * 6000 + "-end"
+    whole = json.dumps({"service": name})
+    async with open_cli(server, tmp_path) as cli:
+        wish = f"restart {name}".encode()
+        await cli("send", thread_id, "-", "--agent", "ops", "--no-wait", stdin=wish)
+        found = await pending_id(cli, thread_id)
+        [approval] = await cli.json("approvals", thread_id)
+        assert approval["arguments"] == whole
+        first, second = (await cli("approvals", thread_id)).splitlines()
+        assert first.startswith(f"{found}  restart ")
+        assert second.startswith(f"    {whole[:4096]}… and {len(whole) - 4096} bytes more")
+        packs = PackStore(cli.threads.store)
+        [pending] = await service.pending(cli.threads.client, thread_id)
+        for other in (f"{found[:-4]}0000", "1-1-0000", "2-9-0000", "99-1-0000", "2-1", "x"):
+            gone = dataclasses.replace(pending, id=other)
+            with pytest.raises(EntryNotFound, match="everlong approvals"):
+                await service.arguments_of(cli.threads.client, packs, thread_id, gone)
 
 
 async def test_people_decide(server: TemporalServer, tmp_path: Path, thread_id: str) -> None:

@@ -141,12 +141,13 @@ async def test_a_configure_that_is_wrong_is_refused_and_changes_nothing(drive: D
 
 
 async def test_a_configure_changes_a_thread_that_is_at_work(drive: Drive) -> None:
-    async with drive([reading_agent(16)]) as thread:
+    gate = Gate()
+    async with drive([gate.agent(12)]) as thread:
         await thread.send()
-        await thread.until(lambda status: status.counters.tool_calls >= 2)
-        assert (await thread.status()).counters.runs == 1
+        await asyncio.wait_for(gate.begun.wait(), 10)
         await thread.configure(run_events_max=50, by="alice", reason="shorter runs")
-        assert await thread.answer() == pages_answer(16)
+        gate.open.set()
+        assert await thread.answer() == "12 done"
         status = await thread.status()
         assert status.policy.run_events_max == 50
         assert status.counters.runs >= 3  # It holds for the runs that follow.
@@ -216,7 +217,7 @@ async def test_signals_that_change_nothing_do_not_grow_a_run_without_end(drive: 
         await thread.handle.signal("pause")
         await thread.is_("paused")
         async with asyncio.timeout(20):
-            for _ in range(60):
+            for _ in range(40):
                 await thread.handle.signal("pause")
                 await thread.status()  # One at a time, so that each has a task of its own.
         status = await thread.status()
@@ -229,7 +230,7 @@ async def test_signals_that_change_nothing_do_not_grow_a_run_without_end(drive: 
 async def test_a_burst_of_pauses_and_unpauses_does_not_break_the_bound(drive: Drive) -> None:
     wide = "\U0001f600"
     control = Control(by=wide * 64, reason=wide * 300)
-    async with drive([reading_agent(20)]) as thread:
+    async with drive([reading_agent(5)]) as thread:
         await thread.send()
         await asyncio.gather(
             *(
@@ -239,14 +240,14 @@ async def test_a_burst_of_pauses_and_unpauses_does_not_break_the_bound(drive: Dr
             )
         )
         await thread.handle.signal("unpause")
-        assert await thread.answer() == pages_answer(20)
+        assert await thread.answer() == pages_answer(5)
         assert 1 <= len(await thread.data(Kind.CONTROL)) <= 201
 
 
 async def test_unpausing_again_and_again_without_raising_the_limit_does_no_harm(
     drive: Drive,
 ) -> None:
-    async with drive([reading_agent(20)], Policy(steps_max=3)) as thread:
+    async with drive([reading_agent(5)], Policy(steps_max=3)) as thread:
         await thread.send()
         await thread.is_("paused")
         await asyncio.gather(*(thread.handle.signal("unpause") for _ in range(150)))
@@ -255,7 +256,7 @@ async def test_unpausing_again_and_again_without_raising_the_limit_does_no_harm(
         assert status.state_bytes < limits.STATE_BYTES_MAX // 2
         await thread.configure(steps_max=100)
         await thread.handle.signal("unpause")
-        assert await thread.answer() == pages_answer(20)
+        assert await thread.answer() == pages_answer(5)
 
 
 async def test_compact_is_done_when_it_is_asked_for(drive: Drive) -> None:

@@ -81,7 +81,7 @@ async def test_an_idle_thread_does_not_roll_again_and_again(drive: Drive) -> Non
     async with drive([reading_agent(4)], IDLE) as thread:
         await thread.ask()
         await rested(thread)
-        await asyncio.sleep(3.5)
+        await asyncio.sleep(2.5)
         status = await thread.status()
         assert (status.counters.runs, status.counters.compactions) == (2, 1)
         assert await events(thread) <= REPLAYED_EVENTS_MAX
@@ -114,13 +114,13 @@ async def test_facts_expire_while_a_thread_is_idle_and_it_does_not_roll_for_ever
     agent = Agent(name="ops", model=ScriptedModel(script, whole=True))
     async with drive([agent], IDLE) as thread:
         assert await thread.ask("learn") == "learnt"
-        assert "fact 2" in await thread.ask("what do you know?")
         await rested(thread)
-        await asyncio.sleep(5)
+        assert len(await thread.data(Kind.MEMORY)) == 3
+        await asyncio.sleep(4.5)
         status = await thread.status()
         assert 2 <= status.counters.runs <= 6
         settled = status.counters.runs
-        await asyncio.sleep(2)
+        await asyncio.sleep(1.5)
         assert (await thread.status()).counters.runs == settled
         assert await events(thread) <= REPLAYED_EVENTS_MAX
         assert "fact" not in await thread.ask("and now?")
@@ -138,7 +138,7 @@ async def test_a_deadline_is_kept_by_a_thread_that_rests(drive: Drive) -> None:
         assert (await thread.answer()).startswith("error: denied by deadline")
         [decided] = await thread.entries(Kind.DECIDED)
         assert approval.deadline_ms is not None
-        assert approval.deadline_ms <= decided.time_ms <= approval.deadline_ms + 2500
+        assert approval.deadline_ms <= decided.time_ms <= approval.deadline_ms + 8000
 
 
 async def test_a_paused_thread_with_messages_that_wait_rests_too(drive: Drive) -> None:

@@ -1,5 +1,6 @@
 """A thread whose model is a provider's: real client, real server of ours, the provider's format."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 
@@ -118,6 +119,30 @@ async def test_a_bad_key_ends_the_turn_at_once_and_is_never_shown(
     assert SECRET not in status.last_failure
     assert SECRET not in caplog.text
     assert SECRET not in history.to_json()
+
+
+async def test_a_worker_closes_its_models_and_the_next_one_opens_them_again(
+    server: TemporalServer,
+    store: BlobStore,
+    thread_id: str,
+    agent: Agent,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with ProviderServer(*replies(agent, ("Here.", []))) as provider:
+        point_to(monkeypatch, provider)
+        async with open_threads(server.address, store, agent) as threads:
+            async with threads.worker():
+                pass
+            assert "resolved_model" not in vars(agent), "what was not used is not built"
+            for number in (1, 2):
+                async with threads.worker():
+                    await threads.send(thread_id, "hi")
+                    await threads.answered(thread_id, number)
+                    assert provider.connections == 1
+                async with asyncio.timeout(10):
+                    while provider.connections:
+                        await asyncio.sleep(0.02)
+    assert len(provider.requests) == 2
 
 
 async def test_a_reply_that_makes_no_sense_is_asked_for_again(

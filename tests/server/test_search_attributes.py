@@ -71,7 +71,7 @@ async def test_a_pause_is_seen_and_by_whom(drive: Drive) -> None:
 
 
 async def test_attributes_outlive_a_roll_and_are_not_written_again(drive: Drive) -> None:
-    async with drive([reading_agent(20)], Policy(run_events_max=50)) as thread:
+    async with drive([reading_agent(12)], Policy(run_events_max=50)) as thread:
         await thread.ask()
         assert (await thread.status()).counters.runs >= 3
         await says(thread, Agent="ops", Status="active")

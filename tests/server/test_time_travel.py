@@ -12,7 +12,7 @@ from everlong import Policy
 from everlong.admin import service
 from everlong.embedded import TemporalServer
 from everlong.errors import EntryNotFound, ThreadExists
-from everlong.models import Entry, Kind, thread_key
+from everlong.models import Entry, Kind, ThreadStatus, thread_key
 from everlong.storage import BlobStore
 from everlong.storage.objects import thread_prefix
 from everlong.storage.packstore import PackStore
@@ -154,7 +154,9 @@ async def test_a_fork_goes_its_own_way(threads: Threads, thread_id: str) -> None
     assert entry.data == {"thread_id": thread_id, "seq": 4, "by": "ann"}
     status = await service.status(threads.client, forked)
     assert (status.counters.messages, status.counters.answered) == (3, 3)
-    assert (status.counters.steps, status.counters.runs) == (3, 1)
+    # What counts against limits is the fork's own.
+    assert (status.counters.steps, status.counters.tokens, status.counters.runs) == (1, 10, 1)
+    assert status.counters.cost_usd == pytest.approx(0.01)
 
 
 async def test_a_fork_shares_what_is_stored_until_it_writes(
@@ -253,6 +255,26 @@ async def test_a_fork_has_the_policy_of_its_thread_or_its_agent(
         await ask(threads, forked, "again")
         status = await service.status(threads.client, forked)
         assert (status.agent, status.policy.steps_max) == (agent, steps_max)
+
+
+async def test_a_fork_of_a_thread_that_a_limit_ended_goes_on(
+    threads: Threads, thread_id: str
+) -> None:
+    await ask(threads, thread_id, "one")
+    await service.configure(threads.client, thread_id, {"steps_max": 2, "on_limit": "stop"})
+    await ask(threads, thread_id, "two")
+    ended = await threads.client.get_workflow_handle(thread_id, result_type=ThreadStatus).result()
+    assert ended.ended is not None
+    assert ended.ended.limit == "steps_max"
+    forked, again = f"{thread_id}-fork", f"{thread_id}-again"
+    await fork(threads, thread_id, 4, forked)
+    # A fork of a fork that has not taken a step has its policy too.
+    await fork(threads, forked, 4, again)
+    for each in (forked, again):
+        assert await ask(threads, each, "three") == "you said three"
+        status = await service.status(threads.client, each)
+        assert (status.counters.steps, status.counters.messages) == (1, 3)
+        assert (status.policy.steps_max, status.policy.on_limit) == (2, "stop")
 
 
 async def reset_to_first_answer(threads: Threads, thread_id: str) -> None:

@@ -46,18 +46,18 @@ def kinds(state: ThreadState) -> list[Kind]:
 
 
 def test_only_calls_that_need_approval_are_asked_for_and_each_once() -> None:
-    state = approvals.ask(state_of(asks(), CallOptions(), asks()), NOW_MS)
+    state = approvals.request(state_of(asks(), CallOptions(), asks()), NOW_MS)
     assert [each.id for each in approvals.pending(state)] == ["4-1", "4-3"]
     assert kinds(state) == [Kind.ASKED, Kind.ASKED]
-    assert approvals.ask(state, NOW_MS + 5) == state
+    assert approvals.request(state, NOW_MS + 5) == state
     state = approvals.decide(state, decision(1), NOW_MS)
     state = approvals.decide(state, decision(3, approve=False), NOW_MS)
-    assert approvals.ask(state, NOW_MS + 9) == state
+    assert approvals.request(state, NOW_MS + 9) == state
     assert approvals.pending(state) == []
 
 
 def test_an_approved_call_can_be_run_and_a_denied_one_has_its_result() -> None:
-    state = approvals.ask(state_of(asks(), asks()), NOW_MS)
+    state = approvals.request(state_of(asks(), asks()), NOW_MS)
     state = approvals.decide(state, decision(2, approve=False, by="bob\n"), NOW_MS + 7)
     state = approvals.decide(state, decision(1), NOW_MS + 8)
     first, second = state.calls
@@ -76,32 +76,34 @@ def test_an_approved_call_can_be_run_and_a_denied_one_has_its_result() -> None:
     [
         (decision(1), ""),
         (decision(9), "there is no approval '4-9'; those that wait are ['4-1']"),
-        (decision(2), ""),  # The same again: its first answer may have been lost.
-        (decision(2, approve=False), "has been decided already"),
-        (decision(2, by="bob"), "has been decided already"),
+        (decision(2), "has been decided already"),
         (decision(1, by=""), "say who decides"),
         (decision(1, by=" \t"), "say who decides"),
+        (decision(1, by=approvals.DEADLINE), "say who decides"),
         (decision(1, by="Alice"), "'Alice' may not decide '4-1'; alice or bob may"),
     ],
 )
 def test_a_decision_that_does_not_count_is_refused_with_a_reason(
     decide: Decide, reason: str
 ) -> None:
-    state = approvals.ask(state_of(asks(approvers=("alice", "bob")), asks()), NOW_MS)
+    state = approvals.request(state_of(asks(approvers=("alice", "bob")), asks()), NOW_MS)
     state = approvals.decide(state, decision(2), NOW_MS)
-    refused = approvals.why_refused(state, decide)
+    refused = approvals.why_refused(state, decide, NOW_MS)
     assert reason in refused
     assert bool(reason) == bool(refused)
 
 
 def test_a_decision_that_is_sent_again_changes_nothing() -> None:
-    state = approvals.ask(state_of(asks()), NOW_MS)
-    once = approvals.decide(state, decision(), NOW_MS)
-    assert approvals.decide(once, decision(), NOW_MS + 9) == once
+    state = approvals.request(state_of(asks()), NOW_MS)
+    once = approvals.decide(state, decision(), NOW_MS, "request 1")
+    assert approvals.why_refused(once, decision(), NOW_MS, "request 1") == ""
+    assert approvals.decide(once, decision(), NOW_MS + 9, "request 1") == once
+    assert "decided already" in approvals.why_refused(once, decision(), NOW_MS, "request 2")
+    assert "decided already" in approvals.why_refused(once, decision(), NOW_MS)
 
 
 def test_a_deadline_is_kept_to_the_millisecond() -> None:
-    state = approvals.ask(state_of(asks(deadline_seconds=2.5), asks()), NOW_MS)
+    state = approvals.request(state_of(asks(deadline_seconds=2.5), asks()), NOW_MS)
     assert approvals.until_deadline(state, NOW_MS) == timedelta(seconds=2.5)
     assert approvals.expire(state, NOW_MS + 2499) == state
     late = approvals.expire(state, NOW_MS + 2500)
@@ -115,27 +117,37 @@ def test_an_escalation_gives_others_as_long_and_is_the_only_one() -> None:
     options = asks(
         approvers=("alice",), deadline_seconds=10.0, on_deadline="escalate", escalate_to=("chief",)
     )
-    state = approvals.expire(approvals.ask(state_of(options), NOW_MS), NOW_MS + 12_000)
+    state = approvals.expire(approvals.request(state_of(options), NOW_MS), NOW_MS + 12_000)
     [approval] = approvals.pending(state)
     assert approval.escalated
     assert (approval.asked_ms, approval.deadline_ms) == (NOW_MS, NOW_MS + 22_000)
-    assert "chief may" in approvals.why_refused(state, decision(by="alice"))
-    assert approvals.why_refused(state, decision(by="chief")) == ""
+    assert "chief may" in approvals.why_refused(state, decision(by="alice"), NOW_MS + 12_000)
+    assert approvals.why_refused(state, decision(by="chief"), NOW_MS + 12_000) == ""
     assert approvals.expire(state, NOW_MS + 21_999) == state
     late = approvals.expire(state, NOW_MS + 22_000)
     assert approvals.pending(late) == []
-    assert "decided already" in approvals.why_refused(late, decision(by="chief"))
+    assert "decided already" in approvals.why_refused(late, decision(by="chief"), NOW_MS)
     assert kinds(late) == [Kind.ASKED, Kind.DECIDED, Kind.DECIDED]
 
 
 def test_somebody_who_decides_in_time_is_not_overruled_by_the_deadline() -> None:
-    state = approvals.ask(state_of(asks(deadline_seconds=1.0)), NOW_MS)
+    state = approvals.request(state_of(asks(deadline_seconds=1.0)), NOW_MS)
     state = approvals.decide(state, decision(), NOW_MS + 999)
     assert approvals.expire(state, NOW_MS + 5000) == state
 
 
+def test_a_decision_that_comes_after_the_deadline_is_late_though_the_timer_is_later() -> None:
+    state = approvals.request(state_of(asks(deadline_seconds=1.0), asks()), NOW_MS)
+    late_ms = NOW_MS + 1000
+    assert approvals.why_refused(state, decision(), late_ms - 1) == ""
+    assert "decided already" in approvals.why_refused(state, decision(), late_ms)
+    late = approvals.decide(state, decision(), late_ms)
+    assert [each.id for each in approvals.pending(late)] == ["4-2"]
+    assert (late.calls[0].approved, late.calls[0].result is not None) == (False, True)
+
+
 def test_a_result_of_another_call_leaves_an_approval_as_it_is() -> None:
-    state = approvals.ask(state_of(asks(), CallOptions()), NOW_MS)
+    state = approvals.request(state_of(asks(), CallOptions()), NOW_MS)
     done = ToolResult(
         entry=new_entry(1, Kind.TOOL_RESULT, Message(role="tool", call_id="c2"), NOW_MS),
         written_bytes=0,
@@ -151,15 +163,15 @@ def test_only_the_last_decisions_are_remembered(count: int) -> None:
     for number in range(count):
         [call] = state_of(asks()).calls
         call = dataclasses.replace(call, id=f"{number}-1")
-        state = approvals.ask(dataclasses.replace(state, calls=(call,), notes=()), NOW_MS)
+        state = approvals.request(dataclasses.replace(state, calls=(call,), notes=()), NOW_MS)
         state = approvals.decide(state, Decide(id=call.id, approve=True, by="a"), NOW_MS)
     assert len(state.decided) == min(count, limits.DECIDED_MAX)
-    assert state.decided[-1].startswith(f"{count - 1}-1 ")
+    assert state.decided[-1] == f"{count - 1}-1"
 
 
 def test_what_the_model_is_told_of_a_denial_is_bounded() -> None:
     wide = "\U0001f600"
-    state = approvals.ask(state_of(asks()), NOW_MS)
+    state = approvals.request(state_of(asks()), NOW_MS)
     decide = Decide(id="4-1", approve=False, by=wide * 64, reason=wide * 300)
     [call] = approvals.decide(state, decide, NOW_MS).calls
     assert call.result is not None

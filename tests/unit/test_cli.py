@@ -13,12 +13,24 @@ import typer.main
 from typer.testing import CliRunner
 
 from everlong.admin.console import bytes_text
+from everlong.admin.service import ThreadSize
 from everlong.cli import app
 from everlong.cli.app import name_of
 from everlong.cli.governing import parse_changes
-from everlong.cli.views import note_text, print_lines
+from everlong.cli.views import arguments_text, note_text, print_lines, show_table
 from everlong.errors import ConfigError
-from everlong.models import Approval, ControlNote, Decided, Fact, Forked, Kind, MemoryChange, note
+from everlong.models import (
+    Approval,
+    ControlNote,
+    Counters,
+    Decided,
+    Fact,
+    Forked,
+    Kind,
+    MemoryChange,
+    ThreadStatus,
+    note,
+)
 from everlong.policy import LimitHit
 
 
@@ -211,6 +223,42 @@ def test_somebody_the_system_does_not_know_has_to_say_who(monkeypatch: pytest.Mo
 def test_what_others_wrote_does_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     print_lines(["[red]fact[/red] \x1b[2Jgone"])
     assert capsys.readouterr().out == "[red]fact[/red] \N{REPLACEMENT CHARACTER}[2Jgone\n"
+
+
+def test_what_an_error_quotes_does_not_steer_the_terminal(tmp_path: Path) -> None:
+    code = (
+        "import sys; import everlong.cli; from everlong.errors import ConfigError\n"
+        "def fail(): raise ConfigError('bad \\x1b[2J name')\n"
+        "module = sys.modules['everlong.cli.app']; module.app = fail; module.run()"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    fails(result, 2, "bad \N{REPLACEMENT CHARACTER}[2J name")
+    assert "\x1b" not in result.stderr
+
+
+def test_arguments_are_printed_within_a_bound_and_look_like_no_other_line() -> None:
+    text = arguments_text('{"x": "\x1b[2J",\n9-1-abcd  restart {}}')
+    assert text == '    {"x": "\N{REPLACEMENT CHARACTER}[2J",\n    9-1-abcd  restart {}}'
+    long_text = arguments_text("é" * 3000)
+    assert long_text == "    " + "é" * 2048 + "… and 1904 bytes more, which --json prints"
+
+
+def test_a_size_that_is_partial_says_so() -> None:
+    status = ThreadStatus(
+        agent="ops",
+        status="waiting",
+        counters=Counters(),
+        head=None,
+        waiting_messages=0,
+        last_failure="",
+    )
+    for is_partial, text in ((False, "2.0 KiB in 7 events, 3 runs"), (True, "7+ events, 3+ runs")):
+        view = show_table("t", status, ThreadSize(3, 7, 2048, 1, 9, is_partial), [])
+        [history] = [each for each in view.columns[1].cells if "events" in str(each)]
+        assert text in str(history)
+        assert str(history).startswith("at least") is is_partial
 
 
 NOTES: list[tuple[Kind, object, str]] = [

@@ -113,3 +113,16 @@ def test_no_file_is_too_long() -> None:
     for folder in ("everlong", "tests", "examples", "bench"):
         for path in (ROOT / folder).rglob("*.py"):
             assert len(path.read_text().splitlines()) <= 400, path
+
+
+def test_every_test_that_a_guarantee_names_is_there() -> None:
+    text = (ROOT / "docs" / "guarantees.md").read_text()
+    contract = (ROOT / "everlong" / "testing" / "contract.py").read_text()
+    named = re.findall(r"`([a-z/_0-9]+\.py)::([\w:]+)`", text)
+    assert len(named) > 300
+    for file, test in named:
+        source = (ROOT / "tests" / file).read_text() + contract * file.startswith("contract/")
+        name = test.split("::")[-1]
+        assert name == "runTest" or f"def {name}(" in source, f"{file}::{test}"
+    numbers = [int(number) for number in re.findall(r"^\*\*(\d+)\. ", text, flags=re.MULTILINE)]
+    assert numbers == list(range(1, len(numbers) + 1))

@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,9 +19,16 @@ from pydantic_ai.messages import (
     ToolReturnPart,
     UserPromptPart,
 )
+from pydantic_ai.models import Model
+from pydantic_ai.models.anthropic import AnthropicModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+from pydantic_ai.providers.anthropic import AnthropicProvider
+from pydantic_ai.providers.openai import OpenAIProvider
 
 from everlong.models import Kind, Message, ToolCall, body_of, message_of
-from everlong.providers import NOT_RUN, NOT_SHOWN, request_messages
+from everlong.providers import NO_OUTPUT, NOT_RUN, NOT_SHOWN, ProviderModel, request_messages
+from tests import provider_server as told
+from tests.provider_server import Json, ProviderServer
 
 CALLS = (
     ToolCall(id="a", tool="read", arguments='{"x": 1}'),
@@ -94,6 +103,12 @@ def test_a_conversation_that_begins_with_a_reply_is_begun_for_it() -> None:
     assert NOT_SHOWN in str(sent[0].parts[0])
 
 
+def test_two_replies_in_a_row_have_a_request_between_them() -> None:
+    sent = request_messages("", [USER, ANSWER, ASSISTANT, RESULT_A, RESULT_B])
+    assert [each.kind for each in sent] == ["request", "response"] * 2 + ["request"]
+    assert NOT_SHOWN in str(sent[2].parts[0])
+
+
 NATIVE: dict[str, Any] = {
     "kind": "response",
     "parts": [
@@ -150,6 +165,109 @@ def test_bodies_written_by_hand_are_the_librarys_and_come_back_equal(
         assert {key: getattr(part, key) for key in written} == written
 
 
+def opened(name: str, url: str) -> ProviderModel:
+    model: Model[Any]
+    if name == "anthropic":
+        model = AnthropicModel("claude", provider=AnthropicProvider(api_key="k", base_url=url))
+    else:
+        provider = OpenAIProvider(api_key="k", base_url=url)
+        model = {"chat": OpenAIChatModel, "responses": OpenAIResponsesModel}[name](
+            "gpt", provider=provider
+        )
+    return ProviderModel(model)
+
+
+ANSWERS: dict[str, Callable[..., Json]] = {
+    "anthropic": told.anthropic,
+    "chat": told.chat,
+    "responses": told.responses,
+}
+
+
+async def sent_to(name: str, messages: list[Message]) -> Json:
+    """Return what a client really sends."""
+    async with ProviderServer(ANSWERS[name]("Done.")) as server:
+        model = opened(name, server.url)
+        await model.reply("", messages, [])
+        await model.close()
+    return server.requests[0].body
+
+
+def strings(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        return [each for inner in value.values() for each in strings(inner)]
+    if isinstance(value, list):
+        return [each for inner in value for each in strings(inner)]
+    return [value] if isinstance(value, str) else []
+
+
+def blank_natives() -> list[Message]:
+    thought = NATIVE["parts"][0]
+    blank = {"part_kind": "text", "content": " \n"}
+    calls = body_of(Message(role="assistant", tool_calls=CALLS))["parts"]
+    return [
+        Message(role="assistant", text=" \n", tool_calls=CALLS),
+        Message(
+            role="assistant",
+            text=" \n",
+            tool_calls=CALLS,
+            native={**NATIVE, "parts": [thought, blank, *calls]},
+        ),
+    ]
+
+
+@pytest.mark.parametrize("name", list(ANSWERS))
+@pytest.mark.parametrize("result", ["", " \n\t"])
+@pytest.mark.parametrize("reply", blank_natives(), ids=["plain", "native"])
+async def test_no_provider_is_sent_a_blank_text(name: str, result: str, reply: Message) -> None:
+    empty = Message(role="tool", text=result, call_id="a", tool="read")
+    body = await sent_to(name, [USER, reply, empty, RESULT_B])
+    assert all(each.strip() for each in strings(body))
+    texts = strings(body)
+    assert texts.count(NO_OUTPUT) == 1
+    assert "two" in texts
+    if name == "anthropic":
+        _, assistant, results = body["messages"]
+        blocks = [block["type"] for block in assistant["content"]]
+        assert blocks == ["thinking"] * (reply.native is not None) + ["tool_use"] * 2
+        first = results["content"][0]
+        assert (first["tool_use_id"], first["type"]) == ("a", "tool_result")
+        assert NO_OUTPUT in strings(first)
+
+
+async def test_a_reply_that_says_nothing_at_all_does_not_end_with_its_thinking() -> None:
+    native = {**NATIVE, "parts": [NATIVE["parts"][0], {"part_kind": "text", "content": " "}]}
+    said = Message(role="assistant", text=" ", native=native)
+    body = await sent_to("anthropic", [USER, said, USER])
+    assert [block["type"] for block in body["messages"][1]["content"]] == ["thinking", "text"]
+    assert NO_OUTPUT in strings(body["messages"][1])
+
+
+@pytest.mark.parametrize("odd", ["functions.read:0", "call|fc", "é", "a b", "x" * 65, "a\n"])
+async def test_a_call_id_that_some_provider_refuses_is_replaced(odd: str) -> None:
+    calls = [("fine_-1", "read", "{}"), (odd, "read", "{}")]
+    async with ProviderServer(told.chat("", calls)) as server:
+        model = opened("chat", server.url)
+        reply = await model.reply("", [USER], [])
+        await model.close()
+    first, second = [call.id for call in reply.tool_calls]
+    assert first == "fine_-1"
+    assert re.fullmatch(r"call_1_[0-9a-f]{16}", second)
+    assert reply.native is not None
+    assert [part["tool_call_id"] for part in reply.native["parts"]] == [first, second]
+
+
+@pytest.mark.parametrize("name", list(ANSWERS))
+async def test_a_model_that_was_closed_is_asked_again(name: str) -> None:
+    async with ProviderServer(ANSWERS[name]("Done.")) as server:
+        model = opened(name, server.url)
+        for _ in range(2):
+            assert (await model.reply("", [USER], [])).text == "Done."
+            await model.close()
+            await model.close()
+    assert len(server.requests) == 2
+
+
 roles = st.sampled_from([USER, ASSISTANT, RESULT_A, RESULT_B, ANSWER, FAILURE])
 
 
@@ -160,7 +278,7 @@ def test_any_conversation_is_sent_in_a_form_that_providers_take(messages: list[M
     said = json.dumps([str(part) for each in sent for part in each.parts])
     assert not sent or isinstance(sent[0], ModelRequest)
     for before, after in itertools.pairwise(sent):
-        assert not (isinstance(before, ModelRequest) and isinstance(after, ModelRequest))
+        assert before.kind != after.kind
     for number, each in enumerate(sent):
         calls = [part.tool_call_id for part in each.parts if isinstance(part, ToolCallPart)]
         if isinstance(each, ModelRequest):

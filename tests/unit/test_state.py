@@ -67,7 +67,7 @@ def busy(message: SendMessage) -> ThreadState:
     state = ThreadState(
         head=HEAD,
         snapshot=SnapshotRef(ref=HEAD.ref, upto_seq=10**9, context_bytes=10**9),
-        decided=tuple(f"{10**9 + i}-20 yes {'d' * 8}" for i in range(limits.DECIDED_MAX)),
+        decided=tuple(f"{10**9 + i}-20 {'d' * 16}" for i in range(limits.DECIDED_MAX)),
         answers=tuple(Answer(number=10**9 + i, seq=10**9 + i) for i in range(limits.ANSWERS_MAX)),
         pause=Pause(by=WIDE * 64, reason=WIDE * 300, limit=hit),
         ended=hit,
@@ -126,7 +126,7 @@ def called(state: ThreadState, tool: str, *, asks: bool = False) -> ThreadState:
         for number in range(limits.TOOL_CALLS_MAX)
     )
     turn = ModelTurn(head=HEAD, tool_calls=calls, context_bytes=1, written_bytes=1)
-    return approvals.ask(transitions.after_model(state, turn), NOW_MS)
+    return approvals.request(transitions.after_model(state, turn), NOW_MS)
 
 
 # A tool that exists has a plain name; a model may make up any other.

@@ -54,6 +54,7 @@ class Life(RuleBasedStateMachine):
         self.decided: dict[str, bool] = {}
         self.results = 0
         self.ended: list[str] = []
+        self.failed = False
 
     @property
     def quiet(self) -> bool:
@@ -79,37 +80,45 @@ class Life(RuleBasedStateMachine):
     def decide(self, data: st.DataObject, approve: bool) -> None:
         chosen = data.draw(st.sampled_from(approvals.pending(self.state)))
         decision = Decide(id=chosen.id, approve=approve, by="alice")
-        assert approvals.why_refused(self.state, decision) == ""
+        in_time = chosen.deadline_ms is None or self.time_ms < chosen.deadline_ms
+        refused = approvals.why_refused(self.state, decision, self.time_ms)
+        assert in_time == (refused == "")
+        before = self.state
         self.state = approvals.decide(self.state, decision, self.time_ms)
-        other = dataclasses.replace(decision, approve=not approve)
-        assert "decided already" in approvals.why_refused(self.state, other)
-        assert approvals.decide(self.state, decision, self.time_ms) == self.state
-        self.decided[chosen.id] = approve
-        self.results += not approve
+        self.count_expired(before, but=chosen.id if in_time else "")
+        if in_time:
+            self.decided[chosen.id] = approve
+            self.results += not approve
+        again = approvals.why_refused(self.state, decision, self.time_ms)
+        assert "decided already" in again
 
     @rule(seconds=st.integers(1, 60))
     def pass_time(self, seconds: int) -> None:
         self.time_ms += 1000 * seconds
+
+    def count_expired(self, before: ThreadState, but: str = "") -> None:
+        left = {each.id for each in approvals.pending(self.state)}
+        for approval in approvals.pending(before):
+            late = approval.deadline_ms is not None and approval.deadline_ms <= self.time_ms
+            assert late == (approval.id not in left) or approval.id == but
+            if late:
+                self.decided[approval.id] = False
+                self.results += 1
 
     # What the workflow does, one at a time.
 
     @precondition(lambda self: self.quiet)
     @rule()
     def expire(self) -> None:
-        before = {each.id: each for each in approvals.pending(self.state)}
+        before = self.state
         self.state = approvals.expire(self.state, self.time_ms)
-        left = {each.id for each in approvals.pending(self.state)}
-        for gone in set(before) - left:
-            deadline_ms = before[gone].deadline_ms
-            assert deadline_ms is not None
-            assert deadline_ms <= self.time_ms
-            self.decided[gone] = False
-            self.results += 1
+        self.count_expired(before)
 
-    @precondition(lambda self: self.quiet and not self.state.in_turn and self.state.inbox)
+    @precondition(lambda self: self.quiet and not self.state.in_turn and not self.failed)
     @rule()
     def begin(self) -> None:
-        self.state = transitions.begin_turn(self.state, self.time_ms)
+        if self.state.inbox:
+            self.state = transitions.begin_turn(self.state, self.time_ms)
 
     @precondition(lambda self: self.quiet and self.state.in_turn and not self.state.calls)
     @rule()
@@ -137,7 +146,7 @@ class Life(RuleBasedStateMachine):
             for number, kind in enumerate(kinds)
         )
         turn = ModelTurn(head=head, tool_calls=calls, context_bytes=10, written_bytes=5)
-        self.state = approvals.ask(transitions.after_model(self.state, turn), self.time_ms)
+        self.state = approvals.request(transitions.after_model(self.state, turn), self.time_ms)
         new = {each.id for each in approvals.pending(self.state)}
         assert not new & self.asked
         self.asked |= new
@@ -149,16 +158,10 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.calling)
     @rule()
     def model_fails(self) -> None:
-        """The turn ends with a failure entry, which is then being appended."""
-        state = transitions.take_notes(self.state)
-        seq = seq_after(state.head, state.tail)
-        message = Message(role="failure", text="no")
-        state = transitions.add_message(state, Kind.FAILURE, message, self.time_ms)
-        appended = Appended(head=self.appended(state.tail), written_bytes=1)
-        self.state = transitions.after_append(state, appended)
-        self.state = transitions.end_turn(self.state, seq, failure="no")
-        self.ended.append("no")
+        """The turn ends with a failure entry, and counts once that is journalled."""
+        self.state = transitions.fail_turn(self.state, "no", self.time_ms)
         self.under_way, self.calling = None, False
+        self.failed = True
 
     @precondition(lambda self: self.under_way is None)
     @rule(data=st.data(), remembers=st.booleans())
@@ -219,6 +222,9 @@ class Life(RuleBasedStateMachine):
         for entry in entries:
             assert entry.seq == len(self.journal) + 1
             self.journal.append(entry)
+            if entry.kind == Kind.FAILURE:
+                self.ended.append("no")
+                self.failed = False
         return SegmentRef(ref=REF, first_seq=1, count=len(self.journal))
 
     def all_entries(self) -> list[Entry]:
@@ -259,7 +265,9 @@ class Life(RuleBasedStateMachine):
     def answers_are_counted_once_and_lead_to_what_was_said(self) -> None:
         state = self.state
         assert state.counters.answered == len(self.ended)
-        assert state.counters.messages == len(self.ended) + len(state.inbox) + state.in_turn
+        ended = len(self.ended) + self.failed
+        assert state.counters.messages == ended + len(state.inbox) + state.in_turn
+        assert (state.failed_turn is not None) == self.failed
         by_seq = {entry.seq: entry for entry in self.journal}
         newest = self.ended[-limits.ANSWERS_MAX :]
         assert [text_of(by_seq[answer.seq]) for answer in state.answers] == newest
@@ -271,6 +279,7 @@ class Life(RuleBasedStateMachine):
         before = len(self.state.inbox)
         calls = len(self.state.calls)
         state = transitions.break_off(self.state, self.time_ms)
+        state = transitions.empty_inbox(state, self.time_ms)
         assert (state.inbox, state.calls, state.notes) == ((), (), ())
         entries = [*self.journal, *state.tail]
         assert [entry.seq for entry in entries] == list(range(1, len(entries) + 1))
@@ -296,7 +305,8 @@ def test_results_are_journalled_in_call_order_whatever_came_first(order: list[bo
     head = SegmentRef(ref=REF, first_seq=1, count=7)
     turn = ModelTurn(head=head, tool_calls=wanted, context_bytes=1, written_bytes=1)
     state = transitions.after_model(ThreadState(in_turn=True), turn)
-    assert [call.id for call in state.calls] == [f"7-{i}" for i in range(1, len(order) + 1)]
+    places = [call.id.rsplit("-", 1)[0] for call in state.calls]
+    assert places == [f"7-{i}" for i in range(1, len(order) + 1)]
     late = [call for call, first in zip(state.calls, order, strict=True) if not first]
     for call in [*(each for each in state.calls if each not in late), *late]:
         message = Message(role="tool", call_id=call.call_id, text="r")

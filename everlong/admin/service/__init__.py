@@ -5,6 +5,7 @@ All take a client first. Those that read the store take `packs` too: the plugin'
 """
 
 from everlong.admin.service.asking import (
+    SCAN_ENTRIES,
     answer,
     answer_to,
     ask,
@@ -26,6 +27,7 @@ from everlong.admin.service.sending import send
 from everlong.admin.service.sizes import ThreadSize, size
 from everlong.admin.service.watching import (
     WORKER_SECONDS_MAX,
+    arguments_of,
     journal,
     journal_of,
     messages,
@@ -34,6 +36,7 @@ from everlong.admin.service.watching import (
 )
 
 __all__ = [
+    "SCAN_ENTRIES",
     "WORKER_SECONDS_MAX",
     "ThreadDiff",
     "ThreadSize",
@@ -41,6 +44,7 @@ __all__ = [
     "Totals",
     "answer",
     "answer_to",
+    "arguments_of",
     "ask",
     "compact",
     "configure",

@@ -1,6 +1,7 @@
 """Forks: a new thread that begins as another one's past, and shares its packs until it writes."""
 
 import time
+from typing import Any
 
 from temporalio.client import Client
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
@@ -19,9 +20,11 @@ from everlong.models import (
     SnapshotRef,
     ThreadStart,
     ThreadState,
+    ThreadStatus,
     note,
     thread_key,
 )
+from everlong.policy import Policy
 from everlong.storage.journal import Journal
 from everlong.storage.packstore import PackStore
 
@@ -40,8 +43,9 @@ async def fork(
     """Start a thread whose past is another one's up to `seq`; return what it was started with.
 
     A turn that was under way there is broken off: the new thread waits for a message. It has the
-    other one's agent and policy, unless another agent is named, which brings its own. The other
-    thread does not notice, and may have ended.
+    other one's agent and policy, unless another agent is named, which brings its own. What counts
+    against the policy's limits begins anew. The other thread does not notice, and may have ended,
+    also by a limit.
     """
     past = await Past.open(client, packs, thread_id)
     head = past.head_with(seq)
@@ -53,9 +57,11 @@ async def fork(
     # All that the new thread's state will name is durable before it starts.
     new_head, head_bytes = await Journal(packs, new_key).fork(head, seq, entry)
     snapshot, snapshot_bytes = await _copied(packs, new_key, scene)
+    policy, changes = _policy(past.status, agent)
     start = ThreadStart(
         agent=agent or past.status.agent,
-        policy=past.status.policy if _has_policy(past, agent) else None,
+        policy=policy,
+        changes=changes,
         state=ThreadState(
             head=new_head,
             snapshot=snapshot,
@@ -68,23 +74,25 @@ async def fork(
 
 
 def _counters(totals: Totals, written_bytes: int) -> Counters:
-    """Return counters that go on where the other thread was. Bytes that are shared are not its own."""
+    """Return counters of what the new thread does itself. Only its messages are numbered on."""
     return Counters(
-        steps=totals.steps,
-        tool_calls=totals.tool_calls,
         messages=totals.messages,
         # Nobody will answer what was not answered yet: the next message is the next one's number.
         answered=totals.messages,
-        compactions=totals.compactions,
         written_bytes=written_bytes,
-        tokens=totals.tokens,
-        cost_usd=totals.cost_usd,
     )
 
 
-def _has_policy(past: Past, agent: str | None) -> bool:
-    """Tell whether the other thread's policy is its own, and not just what there is before a step."""
-    return agent in (None, past.status.agent) and past.status.counters.steps > 0
+def _policy(status: ThreadStatus, agent: str | None) -> tuple[Policy | None, dict[str, Any]]:
+    """Return the policy to begin with, or what is to be changed in the agent's own.
+
+    Before a thread's first step its worker has not said what the agent's own is.
+    """
+    if agent not in (None, status.agent):
+        return None, {}
+    if status.counters.steps:
+        return status.policy, {}
+    return None, status.policy.differences()
 
 
 async def _copied(packs: PackStore, thread: str, scene: Scene) -> tuple[SnapshotRef | None, int]:

@@ -107,7 +107,7 @@ async def deliver(
         client,
         thread_id,
         SEND_UPDATE,
-        message,
+        dataclasses.replace(message, agent=agent or ""),
         int,
         update_id=message.id,
         start=None if agent is None else partial(_start, thread_id, task_queue, agent),

@@ -1,6 +1,7 @@
 """What a thread takes up."""
 
 import dataclasses
+from typing import Final
 
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
@@ -10,6 +11,9 @@ from everlong.models import thread_key
 from everlong.storage import BlobStore
 from everlong.storage.objects import thread_prefix
 
+# Each run is two calls of the server: a second or two for all of them.
+_RUNS_MAX: Final = 100
+
 
 @dataclasses.dataclass(frozen=True)
 class ThreadSize:
@@ -18,30 +22,36 @@ class ThreadSize:
     runs: int
     events: int
     history_bytes: int
-    """All runs that the server still keeps."""
+    """All runs that the server still keeps, or the newest 100 of them."""
     blobs: int
     blob_bytes: int
+    is_partial: bool = False
+    """Whether there are more runs, so that `runs`, `events` and `history_bytes` are the least."""
 
 
 async def size(client: Client, store: BlobStore, thread_id: str) -> ThreadSize:
-    """Measure a thread: the histories of the runs that the server keeps, and its blobs."""
+    """Measure a thread: the histories of the newest runs that the server keeps, and its blobs."""
     runs = events = history_bytes = 0
     run_id: str | None = None  # The newest run.
-    while run_id != "":
+    while run_id != "" and runs < _RUNS_MAX:
         try:
             description = await client.get_workflow_handle(thread_id, run_id=run_id).describe()
             run_id = await previous_run(client, thread_id, description.run_id)
         except RPCError as error:
             if runs and error.status == RPCStatusCode.NOT_FOUND:
-                break  # Its retention is over.
+                run_id = ""  # Its retention is over.
+                break
             raise translated_rpc(error, thread_id) from error
         info = description.raw_description.workflow_execution_info
         runs += 1
         events += info.history_length
         history_bytes += info.history_size_bytes
     prefix = thread_prefix(thread_key(client.namespace, thread_id))
-    blobs = [info.size_bytes async for info in store.list(prefix)]
-    return ThreadSize(runs, events, history_bytes, len(blobs), sum(blobs))
+    blobs = blob_bytes = 0
+    async for blob in store.list(prefix):
+        blobs += 1
+        blob_bytes += blob.size_bytes
+    return ThreadSize(runs, events, history_bytes, blobs, blob_bytes, is_partial=run_id != "")
 
 
 async def previous_run(client: Client, thread_id: str, run_id: str) -> str:

@@ -1,6 +1,7 @@
 """How a thread is: its status, what it waits for, its journal. Nothing here adds to a history."""
 
 import dataclasses
+import re
 from datetime import timedelta
 from typing import Final
 
@@ -14,16 +15,18 @@ from temporalio.client import (
 from temporalio.service import RPCError
 
 from everlong.admin.service.translating import translated
-from everlong.errors import NoWorker
+from everlong.errors import EntryNotFound, NoWorker
 from everlong.models import (
     AGENT_WORKFLOW,
     PENDING_QUERY,
     STATUS_QUERY,
     Approval,
     Entry,
+    Kind,
     Message,
     ThreadStatus,
     printable,
+    short_digest,
     thread_key,
 )
 from everlong.storage.journal import Journal
@@ -33,6 +36,8 @@ from everlong.storage.segments import MESSAGE_KINDS
 # A worker that runs takes a message or a query within milliseconds; a cold one has to replay first.
 WORKER_SECONDS_MAX: Final = 20.0
 _OUR_ACTIVITIES: Final = "everlong."
+# Of a call: the seq of its reply, its number there, and what it calls.
+_PLACE: Final = re.compile(r"([1-9]\d*)-([1-9]\d*)-([0-9a-f]+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +103,26 @@ async def pending(client: Client, thread_id: str) -> list[Approval]:
             rpc_timeout=timedelta(seconds=WORKER_SECONDS_MAX),
         )
     return waiting
+
+
+async def arguments_of(client: Client, packs: PackStore, thread_id: str, approval: Approval) -> str:
+    """Return the whole arguments of a call that waits for a person, from the reply that asks for it.
+
+    Raises `EntryNotFound` if the journal holds another call there: a reset has undone that one.
+    """
+    thread = journal_of(client, packs, thread_id)
+    if place := _PLACE.fullmatch(approval.id):
+        seq, number, digest = int(place[1]), int(place[2]), place[3]
+        entries = await thread.read((await status(client, thread_id)).head, seq, seq)
+        replies = [entry for entry in entries if entry.kind == Kind.REPLY]
+        for message in await thread.messages(replies, whole=True):
+            for call in message.tool_calls[number - 1 : number]:
+                if short_digest(f"{call.tool}\0{call.arguments}").startswith(digest):
+                    return call.arguments
+    raise EntryNotFound(
+        f"the journal of thread {thread_id!r} does not hold the call of approval {approval.id!r}. See "
+        f"what waits now with: everlong approvals {thread_id}"
+    )
 
 
 async def journal(

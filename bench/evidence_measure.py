@@ -1,0 +1,238 @@
+"""Transcripts that are compacted ten times, and what of their evidence a model can still read.
+
+Evidence counts as kept if it stands in the context word by word. What does not has to be found through
+`excerpt` and `grep`, which is what `recall` is made of, in the entries as they were journalled.
+"""
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from bench.evidence_corpus import Pair, Planted, Transcript, text_of
+from everlong import compaction
+from everlong.compaction import Item, Snapshot
+from everlong.models import Message
+from everlong.policy import Policy
+
+ROUNDS: Final = 10
+# Of the bytes. It leaves room below a tenth for other ways to count tokens: see `pieces`.
+SHARE: Final = 0.075
+# What truncation may keep, which is more.
+TRUNCATED_SHARE: Final = 0.1
+KINDS: Final = ("asks", "decisions", "pairs", "paths", "commands", "ids", "numbers")
+RECALL_BYTES: Final = 16 * 1024
+_PAGES_MAX: Final = 1000
+_WHOLE: Final = 1 << 40
+_POLICY: Final = Policy()
+_SEQS: Final = re.compile(r"^\d+(?:,\d+)* ", re.MULTILINE)
+_PIECE: Final = re.compile(r" ?[A-Za-z]{1,8}|\d{1,3}|\s+| ?[^\sA-Za-z\d]+")
+
+
+@dataclasses.dataclass
+class Count:
+    """How many there are of a kind, how many are kept, and how many of the others can be recalled."""
+
+    there: int = 0
+    kept: int = 0
+    recalled: int = 0
+
+    def add(self, other: "Count") -> None:
+        """Add another count."""
+        self.there += other.there
+        self.kept += other.kept
+        self.recalled += other.recalled
+
+    @property
+    def share(self) -> float:
+        """Which part is kept."""
+        return self.kept / self.there if self.there else 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Survival:
+    """What compaction left of a transcript."""
+
+    counts: dict[str, Count]
+    missing: dict[str, list[str]]
+    tokens: float
+    """Share of the original's tokens, at four bytes each."""
+    pieces: float
+    """The same, by a stricter count."""
+    stale_asks: Count
+    """Asks that were closed: `kept` is how many are still listed as open."""
+    digest: str
+    """Of the bytes of all ten snapshots."""
+
+
+def pieces(messages: Sequence[Message]) -> int:
+    """Count words of up to 8 letters, groups of 3 digits, and runs of other characters.
+
+    Tokenizers do so at most: they know many longer words. Ids and paths, of which a summary has more
+    than its share, are charged more by this count than by bytes.
+    """
+    return sum(len(_PIECE.findall(text)) for text in _texts(messages))
+
+
+def whole_context(transcript: Transcript) -> list[Message]:
+    """Return the context as if nothing were ever compacted."""
+    return compaction.context(None, transcript.items, _POLICY, 0, lambda _: _WHOLE)
+
+
+def compacted(transcript: Transcript, budget: int) -> tuple[list[Message], str]:
+    """Let a transcript grow in ten chunks, compact after each; return what a model reads then."""
+    base: Snapshot | None = None
+    digest = hashlib.blake2b(digest_size=16)
+    step = -(-len(transcript.items) // ROUNDS)
+    for end in range(step, len(transcript.items) + step, step):
+        items = transcript.items[base.upto_seq if base else 0 : end]
+        last = items[-1].entry
+        base = compaction.compact(
+            base, items, _POLICY, last.time_ms, keep_from_seq=last.seq + 1, to_bytes=budget
+        )
+        digest.update(compaction.dump(base))
+        shown = compaction.context(base, (), _POLICY, last.time_ms, lambda _: _WHOLE)
+        if compaction.size_of(shown) > budget:
+            raise AssertionError(f"{transcript.name}: a context over its budget of {budget}")
+    return shown, digest.hexdigest()
+
+
+def truncated(whole: Sequence[Message], budget: int) -> list[Message]:
+    """Return the last messages that fit: what is commonly done instead."""
+    found: list[Message] = []
+    for message in reversed(whole):
+        budget -= compaction.size_of([message])
+        if budget < 0:
+            break
+        found.append(message)
+    return found[::-1]
+
+
+def survival(transcript: Transcript, share: float = SHARE) -> tuple[Survival, dict[str, Count]]:
+    """Return what compaction leaves of a transcript, and what cutting its beginning off leaves."""
+    whole = whole_context(transcript)
+    budget = int(compaction.size_of(whole) * share)
+    shown, digest = compacted(transcript, budget)
+    counts, missing = measured(transcript, shown)
+    listed = _section(shown, "Open:")
+    closed = transcript.truth.closed
+    left = Survival(
+        counts=counts,
+        missing=missing,
+        tokens=compaction.size_of(shown) / compaction.size_of(whole),
+        pieces=pieces(shown) / pieces(whole),
+        stale_asks=Count(len(closed), sum(each.text in listed for each in closed)),
+        digest=digest,
+    )
+    cut = truncated(whole, int(compaction.size_of(whole) * TRUNCATED_SHARE))
+    return left, measured(transcript, cut, recall=False)[0]
+
+
+def measured(
+    transcript: Transcript, messages: Sequence[Message], *, recall: bool = True
+) -> tuple[dict[str, Count], dict[str, list[str]]]:
+    """Count what a context holds of a transcript's evidence, and look for the rest."""
+    truth, reader = transcript.truth, _Reader(messages)
+    counts: dict[str, Count] = {}
+    missing: dict[str, list[str]] = {}
+
+    def count(kind: str, there: Iterable[Planted], is_kept: Callable[[Planted], bool]) -> None:
+        wanted = list(there)
+        lost = [each for each in wanted if not is_kept(each)]
+        found = sum(recalls(transcript.items, each) for each in lost) if recall else 0
+        counts[kind] = Count(len(wanted), len(wanted) - len(lost), found)
+        missing[kind] = [each.text for each in lost]
+
+    count("asks", truth.asks, lambda each: each.text in reader.text)
+    count("decisions", truth.decisions, lambda each: each.text in reader.text)
+    pairs = {pair.seq: pair for pair in truth.pairs}
+    count(
+        "pairs",
+        (Planted(pair.argument, pair.reply_seq, pair.seq) for pair in truth.pairs),
+        lambda each: reader.has_pair(pairs[each.key]),
+    )
+    for kind in ("paths", "commands", "ids", "numbers"):
+        planted = [Planted(text, seq) for text, seq in getattr(truth, kind).items()]
+        count(kind, planted, lambda each: reader.has(each.text))
+    return counts, missing
+
+
+def recalls(items: Sequence[Item], wanted: Planted) -> bool:
+    """Tell whether recall shows something: by its seq, page after page, and by searching for it."""
+    text = text_of(items[wanted.seq - 1])
+    pattern = wanted.text[: compaction.PATTERN_CHARS_MAX].replace("*", "\\*")
+    if not compaction.grep(text, pattern, bytes_max=RECALL_BYTES):
+        return False
+    offset = 0
+    for _ in range(_PAGES_MAX):
+        page = compaction.excerpt(text, offset=offset, bytes_max=RECALL_BYTES)
+        if wanted.text in page:
+            return True
+        if (more := re.search(r"offset=(\d+) shows more\]$", page)) is None:
+            return False
+        # Half a page is read again, so that nothing is missed between two.
+        offset = int(more[1]) - RECALL_BYTES // 2
+    return False
+
+
+class _Reader:
+    """Looks things up in what a model reads."""
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self.text = "\n".join(_texts(messages))
+        self._lines: dict[int, list[str]] = {}
+        for message in messages:
+            if message.role == "summary":
+                self._index(message.text)
+        self._asked = {call.id for message in messages for call in message.tool_calls}
+        self._answered = {message.call_id for message in messages if message.role == "tool"}
+
+    def has(self, text: str) -> bool:
+        """Tell whether a text stands there, and not as a part of a longer word or number."""
+        at = self.text.find(text)
+        while at >= 0:
+            before, after = self.text[at - 1 : at], self.text[at + len(text) : at + len(text) + 1]
+            joined = before.isalnum() and text[0].isalnum()
+            if not joined and not (after.isalnum() and text[-1].isalnum()):
+                return True
+            at = self.text.find(text, at + 1)
+        return False
+
+    def has_pair(self, pair: Pair) -> bool:
+        """Tell whether a call is there with its outcome: as messages, or in a line."""
+        if pair.call_id in self._asked and pair.call_id in self._answered:
+            return True
+        for line in self._lines.get(pair.seq, ()):
+            call, _, outcome = line.partition(" -> ")
+            if pair.tool in call and pair.argument in call and pair.outcome in outcome:
+                return True
+        return False
+
+    def _index(self, summary: str) -> None:
+        for line in summary.splitlines():
+            for seq in line.split(" ", 1)[0].split(","):
+                if seq.isdigit() and " -> " in line:
+                    self._lines.setdefault(int(seq), []).append(line)
+
+
+def _texts(messages: Sequence[Message]) -> list[str]:
+    """Return all that messages say. A seq is no number that somebody said."""
+    found = []
+    for message in messages:
+        found.append(_SEQS.sub("", message.text) if message.role == "summary" else message.text)
+        for call in message.tool_calls:
+            found.append(call.tool)
+            found += (str(value) for value in json.loads(call.arguments).values())
+    return found
+
+
+def _section(messages: Sequence[Message], title: str) -> str:
+    """Return one section of the summary."""
+    lines = messages[0].text.splitlines() if messages else []
+    if title not in lines:
+        return ""
+    rest = lines[lines.index(title) + 1 :]
+    ends = [at for at, line in enumerate(rest) if not line[:1].isdigit()]
+    return "\n".join(rest[: ends[0]] if ends else rest)

@@ -1,0 +1,81 @@
+"""What a model is shown of a thread, and how a compaction shortens it."""
+
+import dataclasses
+
+from temporalio.exceptions import ApplicationError
+
+from everlong import compaction, limits
+from everlong.activities.builtins import builtin
+from everlong.activities.user_code import bounded
+from everlong.agents import Agent, Reply
+from everlong.models import Compact, Message
+from everlong.past import Past
+
+_BYTES_PER_TOKEN = 4
+
+
+def shown(past: Past, agent: Agent) -> list[Message]:
+    """Return what the model reads."""
+
+    def result_bytes_max(name: str) -> int:
+        tool = builtin(name) or agent.tool(name)
+        return limits.SHOWN_BYTES_MAX if tool is None else tool.max_result_bytes
+
+    return compaction.context(past.base, past.items, past.policy, past.now_ms, result_bytes_max)
+
+
+def expired(past: Past) -> tuple[str, ...]:
+    """Return the keys of facts that the snapshot or an entry still has, and whose time is over."""
+    told = compaction.facts_at(past.base, past.items, past.policy, now_ms=0)
+    held = {
+        fact.key for fact in compaction.facts_at(past.base, past.items, past.policy, past.now_ms)
+    }
+    gone = [fact.key for fact in told if fact.key not in held]
+    return tuple(gone[: limits.EXPIRED_KEYS_MAX])
+
+
+def compacted(past: Past, compact: Compact, size_bytes: int, summary: str = "") -> Past:
+    """Return a past with a smaller snapshot."""
+    policy = past.policy
+    to_bytes = policy.compact_to_bytes
+    if compact.context_tokens >= policy.compact_at_tokens:
+        # Half of the tokens that messages may have beside instructions and tools, which take the rest.
+        fixed = max(0, compact.context_tokens - size_bytes // _BYTES_PER_TOKEN)
+        wanted = (policy.compact_at_tokens - fixed) * _BYTES_PER_TOKEN // 2
+        to_bytes = min(to_bytes, max(wanted, to_bytes // 4, compaction.BUDGET_BYTES_MIN))
+    snapshot = compaction.compact(
+        past.base,
+        past.items,
+        past.policy,
+        past.now_ms,
+        keep_from_seq=compact.keep_from_seq,
+        to_bytes=to_bytes,
+        summary=summary,
+    )
+    left = tuple(item for item in past.items if item.entry.seq > snapshot.upto_seq)
+    return dataclasses.replace(past, base=snapshot, items=left)
+
+
+def evicted(past: Past) -> tuple[str, ...]:
+    """Return the keys of facts that the caps leave out, and that no entry says have gone.
+
+    Calls of one reply do not see what each other remembers.
+    """
+    no_caps = past.policy.changed({"memory_facts_max": 1000, "memory_bytes_max": 64 * limits.KIB})
+    told = compaction.facts_at(past.base, past.items, no_caps, past.now_ms)
+    held = {
+        fact.key for fact in compaction.facts_at(past.base, past.items, past.policy, past.now_ms)
+    }
+    gone = [fact.key for fact in told if fact.key not in held]
+    return tuple(gone[: limits.EXPIRED_KEYS_MAX])
+
+
+async def summary(agent: Agent, past: Past) -> Reply:
+    """Have the model sum up what is about to be shortened. Without it, compaction does as well."""
+    request = compaction.view_summary_request(past.base, past.items, past.policy, past.now_ms)
+    try:
+        async with bounded(f"summary by the model of agent {agent.name!r}"):
+            asked = [Message(role="user", text=request)]
+            return await agent.resolved_model.reply(agent.instructions, asked, ())
+    except ApplicationError:  # It has been logged.
+        return Reply()

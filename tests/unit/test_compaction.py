@@ -1,0 +1,323 @@
+"""Compaction: always within its budget, the same bytes every time, and nothing torn apart."""
+
+import dataclasses
+import json
+import time
+import typing
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everlong import compaction
+from everlong.compaction import Item, Snapshot, compact, dump, load, size_of, view_summary_request
+from everlong.compaction.rendering import FRAME_BYTES_MAX, SUMMARY_FRAME_BYTES_MAX
+from everlong.compaction.shortening import MARK_BYTES_MAX, mark
+from everlong.compaction.snapshot import NoteKind
+from everlong.errors import BlobCorrupt, UnknownVersion
+from everlong.models import Fact, Kind, MemoryChange
+from everlong.policy import Policy
+from tests.items import Thread, assert_paired, conversations, shown
+
+KIB = 1024
+ALL = 10**9
+SMALL = Policy(compact_at_bytes=4 * KIB, compact_to_bytes=2 * KIB)
+
+
+def summary_of(base: Snapshot, now_ms: int = 0) -> str:
+    first = shown(base, now_ms=now_ms)[0]
+    assert first.role == "summary"
+    return first.text
+
+
+def long_thread(steps: int = 60, size: int = 2000) -> Thread:
+    thread = Thread()
+    thread.user(
+        "Find out why src/app/checkout.py is slow. Later on, please rotate the staging key."
+    )
+    for n in range(steps):
+        thread.step(
+            f"grep -n step{n} src/app/checkout.py", f"match {n}\n" + "x y z\n" * (size // 6)
+        )
+    return thread
+
+
+budgets = st.sampled_from([2 * KIB, 3 * KIB, 8 * KIB, 64 * KIB])
+
+
+@settings(max_examples=150, deadline=None)
+@given(conversations(), budgets, st.sampled_from(["", "A summary.", "s" * 9000]), st.data())
+def test_a_context_is_within_its_budget_paired_and_has_the_users_message_whatever_came(
+    items: list[Item], budget: int, summary: str, data: st.DataObject
+) -> None:
+    policy = Policy(tool_result_ttl_seconds=30, reply_ttl_seconds=40, failure_ttl_seconds=20)
+    half = data.draw(st.integers(0, len(items)))
+    base = compact(
+        None, items[:half], policy, 20_000, keep_from_seq=ALL, to_bytes=budget, summary=summary
+    )
+    rest = [item for item in items if item.entry.seq > base.upto_seq]
+    base = compact(base, rest, policy, 25_000, keep_from_seq=ALL, to_bytes=budget)
+    assert load(dump(base)) == base
+    for now_ms in (25_000, 45_000, 10**9):
+        for result_bytes_max in (1, 500, 1 << 40):
+            messages = shown(base, (), policy, now_ms, result_bytes_max)
+            assert size_of(messages) <= budget
+            assert_paired(messages)
+    rest = [item for item in items if item.entry.seq > base.upto_seq]
+    messages = shown(base, rest, policy, 25_000)
+    assert_paired(messages)
+    users = [item.message for item in items if item.message and item.message.role == "user"]
+    if users:
+        newest = [message for message in messages if message.role == "user"][-1]
+        assert newest == users[-1] or "recall(seq=" in newest.text
+
+
+@settings(max_examples=60, deadline=None)
+@given(conversations(), budgets, st.integers(0, 60_000))
+def test_compacting_again_with_nothing_new_gives_the_same_bytes(
+    items: list[Item], budget: int, later_ms: int
+) -> None:
+    policy = Policy(tool_result_ttl_seconds=10, failure_ttl_seconds=5)
+    once = compact(None, items, policy, 20_000, keep_from_seq=ALL, to_bytes=budget)
+    assert dump(compact(once, (), policy, 20_000, keep_from_seq=ALL, to_bytes=budget)) == dump(once)
+    # What expires meanwhile goes, and then nothing changes any more.
+    later = compact(once, (), policy, 20_000 + later_ms, keep_from_seq=ALL, to_bytes=budget)
+    again = compact(later, (), policy, 20_000 + later_ms, keep_from_seq=ALL, to_bytes=budget)
+    assert dump(again) == dump(later)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "w" * 1_000_000,
+        "a/" * 500_000,
+        "😀" * 250_000,
+        "\n" * 1_000_000,
+        '"' * 1_000_000,
+        "1." * 500_000,
+    ],
+    ids=["one word", "one path", "emoji", "lines", "quotes", "numbers"],
+)
+def test_a_megabyte_of_anything_fits_into_two_kibibytes_in_well_under_a_second(text: str) -> None:
+    thread = Thread()
+    thread.user(text)
+    thread.step(text, text, text=text)
+    thread.says(text)
+    begun = time.process_time()
+    base = compact(None, thread.items, SMALL, thread.now_ms, keep_from_seq=ALL)
+    # Four texts of a megabyte and an argument.
+    assert time.process_time() - begun < 3.0
+    messages = shown(base)
+    assert size_of(messages) <= 2 * KIB
+    [user] = [message for message in messages if message.role == "user"]
+    assert "recall(seq=1)" in user.text
+
+
+def test_a_budget_under_two_kibibytes_is_refused() -> None:
+    with pytest.raises(ValueError, match="2048"):
+        compact(None, (), SMALL, 0, keep_from_seq=1, to_bytes=2047)
+
+
+def test_entries_of_the_step_under_way_are_left_as_they_are() -> None:
+    thread = long_thread()
+    seq = thread.calls(("bash", {"command": "now"}), ("bash", {"command": "too"}))
+    thread.result(f"{seq}-0", "first")
+    base = compact(None, thread.items, SMALL, thread.now_ms, keep_from_seq=seq)
+    assert base.upto_seq == seq - 1
+    assert "now" not in summary_of(base)
+    *_, reply, first, second = shown(base, thread.items)
+    assert [call.id for call in reply.tool_calls] == [first.call_id, second.call_id]
+    assert first.text == "first"
+
+
+@pytest.mark.parametrize("offset", [1, 2])
+def test_a_step_is_never_compacted_without_its_results(offset: int) -> None:
+    thread = long_thread()
+    seq = thread.calls(("bash", {"command": "now"}), ("bash", {"command": "too"}))
+    thread.result(f"{seq}-0", "first")
+    thread.result(f"{seq}-1", "second")
+    base = compact(None, thread.items, SMALL, thread.now_ms, keep_from_seq=seq + offset)
+    assert base.upto_seq == seq - 1
+    messages = shown(base, thread.items)
+    assert_paired(messages)
+    assert [message.text for message in messages[-2:]] == ["first", "second"]
+
+
+def test_the_last_steps_stay_word_by_word_and_the_user_message_a_message() -> None:
+    thread = long_thread(steps=100)
+    base = compact(None, thread.items, Policy(), thread.now_ms, keep_from_seq=ALL)
+    messages = shown(base)
+    assert messages[1] == thread.items[0].message
+    window = messages[2:]
+    assert window == [item.message for item in thread.items[-len(window) :]]
+    assert len(window) >= 10
+    assert size_of(window) <= Policy().compact_to_bytes // 2
+
+
+def test_every_call_that_left_the_window_is_a_line_with_its_seq_and_outcome() -> None:
+    thread = long_thread(steps=100)
+    thread.step("make deploy", "error: no such target")
+    for n in range(20):
+        thread.step(f"cat {n}.txt", "done " * 400)
+    base = compact(None, thread.items, Policy(compact_to_bytes=16 * KIB), 0, keep_from_seq=ALL)
+    text = summary_of(base)
+    for n in range(100):
+        assert f"\n{3 + 2 * n} bash grep -n step{n} src/app/checkout.py -> ok 2kB" in text
+    assert "bash make deploy -> error: no such target\n" in text
+    assert text.index("step1 ") < text.index("step99 ")
+
+
+def test_calls_that_repeat_are_one_line_with_all_their_seqs() -> None:
+    thread = Thread()
+    thread.user("wait for it")
+    for _ in range(5):
+        thread.step("systemctl status web", "active")
+    for n in range(100):
+        thread.step(f"cat {n}.txt", "done " * 100)
+    base = compact(None, thread.items, Policy(compact_to_bytes=16 * KIB), 0, keep_from_seq=ALL)
+    assert "\n11,9,7,5,3 bash systemctl status web -> active\n" in summary_of(base)
+
+
+def test_what_a_person_decided_is_among_the_decisions_and_what_waits_is_open() -> None:
+    thread = Thread()
+    thread.user("Deploy it.")
+    thread.note(Kind.ASKED, id="2-0", tool="deploy", arguments='{"env": "prod"}', asked_ms=0)
+    thread.note(Kind.ASKED, id="2-1", tool="page", arguments='{"who": "ops"}', asked_ms=0)
+    thread.note(Kind.DECIDED, id="2-1", approve=False, by="nobody", escalated=True)
+    thread.note(Kind.DECIDED, id="2-0", approve=True, by="Dana", reason="the tests pass")
+    base = compact(None, thread.items, SMALL, 0, keep_from_seq=ALL)
+    text = summary_of(base)
+    opened, _, decided = text.partition("Decided:\n")
+    assert '3 approval 2-1: page {"who": "ops"}\n' in opened
+    assert decided.startswith('5 Dana approved deploy {"env": "prod"} (2-0): the tests pass\n')
+    assert "2-0: deploy" not in text
+    thread.note(Kind.DECIDED, id="2-1", approve=False, by="deadline")
+    base = compact(base, thread.items, SMALL, 0, keep_from_seq=ALL)
+    assert '6 deadline denied page {"who": "ops"} (2-1)\n' in summary_of(base)
+    assert "Open:" not in summary_of(base)
+
+
+def test_an_ask_is_open_until_somebody_says_that_it_is_done() -> None:
+    thread = long_thread(steps=5)
+    thread.says("The query was slow.")
+    thread.user("And now?")
+    base = compact(None, thread.items, SMALL, 0, keep_from_seq=ALL)
+    assert "Open:\n1 user: Later on, please rotate the staging key.\n" in summary_of(base)
+    thread.says("The staging key is rotated, as you had asked for later: done.")
+    thread.user("Thanks.")
+    base = compact(base, thread.items, SMALL, 0, keep_from_seq=ALL)
+    assert "Open:" not in summary_of(base)
+    assert "rotate the staging key." in summary_of(base)
+
+
+def test_what_does_not_fit_is_named_with_the_entries_that_recall_can_open() -> None:
+    thread = long_thread(steps=200)
+    base = compact(None, thread.items, SMALL, 0, keep_from_seq=ALL)
+    last = summary_of(base).splitlines()[-1]
+    assert last.startswith("[Left out for space, up to entry ")
+    assert "tool calls" in last
+    assert "Later on, please rotate the staging key." in shown(base)[1].text
+
+
+def test_facts_stay_word_by_word_until_they_expire() -> None:
+    fact = Fact(key="region", text="eu-west-1, never us-east-1", time_ms=0, expires_ms=5_000_000)
+    thread = Thread()
+    thread.note(Kind.MEMORY, **compaction.change_data(MemoryChange(remembered=fact)))
+    thread.items += long_thread().items[1:]
+    base = compact(None, thread.items, SMALL, 1, keep_from_seq=ALL)
+    for _ in range(5):
+        base = compact(base, (), SMALL, 2, keep_from_seq=ALL)
+    line = "- region: eu-west-1, never us-east-1\n"
+    assert line in summary_of(base, 4_999_999)
+    assert line not in summary_of(base, 5_000_000)
+    assert compact(base, (), SMALL, 5_000_000, keep_from_seq=ALL).facts == ()
+
+
+def test_facts_that_are_too_many_for_the_budget_are_counted_and_leave_room() -> None:
+    policy = Policy(memory_bytes_max=64 * KIB, memory_facts_max=1000)
+    facts = tuple(
+        Fact(key=f"k{n:03}", text="x" * 90, time_ms=n, importance=1 + n % 5) for n in range(200)
+    )
+    base = Snapshot(upto_seq=0, time_ms=0, budget_bytes=64 * KIB, facts=facts)
+    thread = long_thread()
+    base = compact(base, thread.items, policy, 0, keep_from_seq=ALL, to_bytes=2 * KIB)
+    messages = shown(base, policy=policy)
+    assert size_of(messages) <= 2 * KIB
+    assert base.facts == facts
+    text = messages[0].text
+    assert "- k199: " in text
+    assert "- k195: " not in text
+    assert "- (facts that do not fit: " in text
+
+
+def test_frame_and_marks_are_within_what_is_set_aside_for_them_for_any_seq() -> None:
+    seq = 999_999_999_999
+    kinds = typing.get_args(NoteKind)
+    base = Snapshot(
+        upto_seq=seq, time_ms=0, budget_bytes=2 * KIB, dropped=dict.fromkeys(kinds, seq)
+    )
+    assert len(kinds) == 9
+    assert len(summary_of(base).encode()) <= FRAME_BYTES_MAX
+    with_summary = dataclasses.replace(base, summary="s", summary_seq=seq)
+    more = len(summary_of(with_summary)) - len(summary_of(base))
+    assert more - 1 <= SUMMARY_FRAME_BYTES_MAX
+    assert len(mark(seq, seq)) <= MARK_BYTES_MAX
+
+
+def test_a_models_summary_is_bounded_and_the_evidence_stays() -> None:
+    thread = long_thread()
+    base = compact(
+        None, thread.items, Policy(), thread.now_ms, keep_from_seq=ALL, summary="so it was " * 9000
+    )
+    text = summary_of(base)
+    assert f"Summary, up to entry {base.upto_seq}:\nso it was so it was" in text
+    assert len(base.summary.encode()) <= Policy().compact_to_bytes // 4
+    assert "-> ok 2kB" in text
+    again = compact(base, (), Policy(), thread.now_ms, keep_from_seq=ALL, summary="short")
+    assert again.summary == "short"
+
+
+def test_the_request_for_a_summary_is_bounded_and_ends_with_the_newest_messages() -> None:
+    thread = long_thread(steps=300)
+    thread.user("the newest message")
+    base = compact(None, thread.items[:300], Policy(), 0, keep_from_seq=ALL)
+    request = view_summary_request(base, thread.items, Policy(), 0, bytes_max=20_000)
+    assert len(request.encode()) <= 20_000
+    assert request.startswith("Summarise this work")
+    assert request.endswith("user: the newest message\n")
+    assert "Entries 1 to " in request
+    assert len(view_summary_request(None, thread.items, Policy(), 0).encode()) <= 256 * KIB
+
+
+def test_a_snapshot_of_another_version_is_refused_without_quoting_it() -> None:
+    base = compact(None, long_thread().items, SMALL, 0, keep_from_seq=ALL)
+    content = json.loads(dump(base))
+    assert content["version"] == 1
+    with pytest.raises(UnknownVersion, match=r"version 2, and this Everlong reads 1"):
+        load(json.dumps({**content, "version": 2}).encode())
+    with pytest.raises(UnknownVersion) as raised:
+        load(json.dumps({**content, "version": "s3cret"}).encode())
+    assert "s3cret" not in str(raised.value)
+    for data in (b"", b"[]", b"{}", b"\xff", json.dumps({"version": 1, "s3cret": 1}).encode()):
+        with pytest.raises(BlobCorrupt) as corrupt:
+            load(data)
+        assert "s3cret" not in str(corrupt.value)
+        assert corrupt.value.__cause__ is None
+        assert corrupt.value.__suppress_context__
+
+
+def test_a_reply_of_which_a_provider_sent_more_is_kept_as_it_was_sent() -> None:
+    thread = Thread()
+    thread.user("hello")
+    native = {"kind": "response", "parts": [{"part_kind": "thinking", "content": "hm"}]}
+    thread.add(Kind.REPLY, "Hi.", native=native)
+    base = load(dump(compact(None, thread.items, SMALL, 0, keep_from_seq=ALL)))
+    assert shown(base)[-1].native == native
+    large = dataclasses.replace(
+        thread.items[1].message,
+        native={"parts": ["x" * 9000]},  # type: ignore[type-var] # a message
+    )
+    items = [thread.items[0], Item(thread.items[1].entry, large)]
+    base = compact(None, items, SMALL, 0, keep_from_seq=ALL)
+    assert size_of(shown(base)) <= 2 * KIB
+    assert shown(base)[-1].text == "Hi."
