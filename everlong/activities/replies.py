@@ -23,10 +23,10 @@ from everlong.models import (
     ToolResult,
     ToolRun,
     WantedCall,
+    call_digest,
     failure_digest,
     new_entry,
     printable,
-    short_digest,
 )
 from everlong.past import Reader
 
@@ -98,7 +98,7 @@ def _wanted(agent: Agent, call: ToolCall, *, unsure: bool = False) -> WantedCall
         call_id=call.id,
         tool=call.tool,
         preview=printable(call.arguments, limits.CALL_PREVIEW_CHARS_MAX) if asks else "",
-        digest=short_digest(f"{call.tool}\0{call.arguments}"),
+        digest=call_digest(call.tool, call.arguments),
         options=options,
     )
 

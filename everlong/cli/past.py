@@ -50,6 +50,8 @@ def fork(
 ) -> None:
     """Start a thread whose past is another one's up to an entry. The other one goes on as it is.
 
+    What counts against limits begins anew, so a thread that a limit has ended can be gone on from.
+
     Example: everlong fork ops-7 120 ops-7-retry
     """
     asyncio.run(_fork(load_settings(), thread_id, seq, new_id, agent, name_of(by), as_json))

@@ -92,6 +92,7 @@ from everlong.models.tools import (
     ToolResult,
     Waits,
     WantedCall,
+    call_digest,
     failure_digest,
     short_digest,
 )
@@ -168,6 +169,7 @@ __all__ = [
     "Waits",
     "WantedCall",
     "body_of",
+    "call_digest",
     "failure_digest",
     "message_of",
     "new_entry",

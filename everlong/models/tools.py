@@ -138,6 +138,11 @@ def short_digest(text: str, size_bytes: int = 4) -> str:
     return hashlib.blake2b(text.encode(errors="replace"), digest_size=size_bytes).hexdigest()
 
 
+def call_digest(tool: str, arguments: str) -> str:
+    """Return the digest of a call: what is run, and with what."""
+    return short_digest(f"{tool}\0{arguments}")
+
+
 def failure_digest(reason: str) -> str:
     """Return the same digest for failures that differ only in numbers: times, ports, addresses."""
     return short_digest(re.sub(r"0x[0-9a-f]+|\d+", "#", reason))

@@ -29,14 +29,14 @@ async def threads(server: TemporalServer, store: BlobStore) -> AsyncIterator[Thr
         yield opened
 
 
-async def ask(threads: Threads, thread_id: str, text: str) -> str:
+async def ask(threads: Threads, thread_id: str, text: str, agent: str = "ops") -> str:
     return await service.ask(
         threads.client,
         PackStore(threads.store),
         thread_id,
         text,
         task_queue=threads.task_queue,
-        agent="ops",
+        agent=agent,
         seconds_max=60,
     )
 
@@ -252,7 +252,7 @@ async def test_a_fork_has_the_policy_of_its_thread_or_its_agent(
     await fork(threads, thread_id, 2, same)
     await fork(threads, thread_id, 2, other, agent="other")
     for forked, agent, steps_max in ((same, "ops", 55), (other, "other", 77)):
-        await ask(threads, forked, "again")
+        await ask(threads, forked, "again", agent)
         status = await service.status(threads.client, forked)
         assert (status.agent, status.policy.steps_max) == (agent, steps_max)
 
@@ -263,6 +263,7 @@ async def test_a_fork_of_a_thread_that_a_limit_ended_goes_on(
     await ask(threads, thread_id, "one")
     await service.configure(threads.client, thread_id, {"steps_max": 2, "on_limit": "stop"})
     await ask(threads, thread_id, "two")
+    await threads.send(thread_id, "one too many")
     ended = await threads.client.get_workflow_handle(thread_id, result_type=ThreadStatus).result()
     assert ended.ended is not None
     assert ended.ended.limit == "steps_max"

@@ -25,8 +25,8 @@ from everlong.models import (
     Kind,
     Message,
     ThreadStatus,
+    call_digest,
     printable,
-    short_digest,
     thread_key,
 )
 from everlong.storage.journal import Journal
@@ -117,7 +117,7 @@ async def arguments_of(client: Client, packs: PackStore, thread_id: str, approva
         replies = [entry for entry in entries if entry.kind == Kind.REPLY]
         for message in await thread.messages(replies, whole=True):
             for call in message.tool_calls[number - 1 : number]:
-                if short_digest(f"{call.tool}\0{call.arguments}").startswith(digest):
+                if call_digest(call.tool, call.arguments).startswith(digest):
                     return call.arguments
     raise EntryNotFound(
         f"the journal of thread {thread_id!r} does not hold the call of approval {approval.id!r}. See "
