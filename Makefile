@@ -8,7 +8,7 @@ READY := .venv/.installed
 .PHONY: help demo test check format lint types fast clean
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 18
 
 demo: $(READY) ## Run an agent for 60 steps, kill its worker, resume it, and show what it took
 	@$(BIN)/everlong demo
@@ -52,9 +52,8 @@ bench-codec: $(READY) ## Measure the codec alone and through a server; BENCH=--l
 	@$(BIN)/python -m bench $(BENCH)
 
 .PHONY: bench-thread bench-compaction soak
-THREAD ?=
-bench-thread: $(READY) ## Measure threads: 2,000 steps, cold resumes, kills; THREAD=--quick for a look
-	@$(BIN)/python -m bench.thread $(THREAD)
+bench-thread: $(READY) ## Measure threads: 2,000 steps, cold resumes, kills; BENCH=--quick for a look
+	@$(BIN)/python -m bench.thread $(BENCH)
 
 EVIDENCE ?=
 bench-compaction: $(READY) ## Measure what compaction keeps, on 40 transcripts

@@ -26,7 +26,6 @@ from everlong.activities.replies import (
     checked,
     complaint,
     find_call,
-    refused,
 )
 from everlong.activities.shortening import compacted, evicted, expired, shown, summary
 from everlong.activities.user_code import ToolThreads, bounded
@@ -57,6 +56,7 @@ from everlong.models import (
     ToolCall,
     ToolResult,
     ToolRun,
+    error_result,
     failure_digest,
     new_entry,
     seq_after,
@@ -245,11 +245,11 @@ class AgentActivities:
             _, call = await living.briefly(lambda: find_call(self._reader(), run))
             tool = agent.tool(call.tool)
             if tool is None:
-                return Briefed(refused=refused(call, f"there is no tool {call.tool!r}", now_ms))
+                return Briefed(refused=_refused(call, f"there is no tool {call.tool!r}", now_ms))
             try:
                 request = str(tool.parse(call.arguments)["request"])
             except ValidationError as error:
-                return Briefed(refused=refused(call, complaint(error), now_ms))
+                return Briefed(refused=_refused(call, complaint(error), now_ms))
             if len(to_json(request)) <= limits.MESSAGE_BYTES_MAX // 2:
                 return Briefed(message=SendMessage(text=request or "(no request)"))
             message = Message(role="user", text=request)
@@ -340,6 +340,10 @@ class AgentActivities:
         info = activity.info()
         key = thread_key(info.namespace, thread_id or info.workflow_id or "")
         return Reader(self._packs, key)
+
+
+def _refused(call: ToolCall, reason: str, time_ms: int) -> ToolResult:
+    return error_result(call.id, call.tool, reason, time_ms, outcome="refused")
 
 
 async def _check_arrived(reader: Reader, tail: Sequence[Entry]) -> None:

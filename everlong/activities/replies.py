@@ -20,12 +20,9 @@ from everlong.models import (
     Message,
     SegmentRef,
     ToolCall,
-    ToolResult,
     ToolRun,
     WantedCall,
     call_digest,
-    failure_digest,
-    new_entry,
     printable,
 )
 from everlong.past import Reader
@@ -129,18 +126,6 @@ def call_info(agent: Agent, head: SegmentRef, call: ToolCall) -> CallInfo:
         call_id=call.id,
         idempotency_key=hashlib.blake2b(name.encode(), digest_size=16).hexdigest(),
         attempt=info.attempt,
-    )
-
-
-def refused(call: ToolCall, reason: str, time_ms: int) -> ToolResult:
-    """Return the result of a call that cannot be run."""
-    text = f"error: {reason}"
-    message = Message(role="tool", text=text, call_id=call.id, tool=call.tool)
-    return ToolResult(
-        entry=new_entry(1, Kind.TOOL_RESULT, message, time_ms),
-        written_bytes=0,
-        outcome="refused",
-        digest=failure_digest(text),
     )
 
 

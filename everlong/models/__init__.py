@@ -40,6 +40,7 @@ from everlong.models.journal import (
 from everlong.models.messages import (
     NO_ANSWER,
     body_of,
+    error_result,
     message_of,
     new_entry,
 )
@@ -170,6 +171,7 @@ __all__ = [
     "WantedCall",
     "body_of",
     "call_digest",
+    "error_result",
     "failure_digest",
     "message_of",
     "new_entry",

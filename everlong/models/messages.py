@@ -9,6 +9,7 @@ from typing import Any, Final
 from pydantic_core import to_json
 
 from everlong.models.journal import Body, Entry, Kind, Message, ToolCall
+from everlong.models.tools import Outcome, ToolResult, failure_digest
 
 NO_ANSWER: Final = "[The turn ended without an answer: "
 
@@ -89,3 +90,17 @@ def new_entry(seq: int, kind: Kind, message: Message, time_ms: int) -> Entry:
     """Return an entry that holds its message."""
     body = body_of(message)
     return Entry(seq=seq, kind=kind, time_ms=time_ms, size_bytes=len(to_json(body)), body=body)
+
+
+def error_result(
+    call_id: str, tool: str, reason: str, time_ms: int, outcome: Outcome = "failed"
+) -> ToolResult:
+    """Return what the model reads of a call that has no result of its own."""
+    text = f"error: {reason}"
+    message = Message(role="tool", text=text, call_id=call_id, tool=tool)
+    return ToolResult(
+        entry=new_entry(1, Kind.TOOL_RESULT, message, time_ms),
+        written_bytes=0,
+        outcome=outcome,
+        digest=failure_digest(text),
+    )

@@ -18,6 +18,7 @@ from everlong.models import (
     ThreadState,
     ToolResult,
     Waits,
+    error_result,
     printable,
     short_digest,
 )
@@ -151,7 +152,7 @@ def denied(call: Call, decided: Decided, time_ms: int) -> ToolResult:
     """Return what the model reads instead of a result. Nothing has failed."""
     why = f": {printable(decided.reason, limits.REASON_CHARS_MAX)}" if decided.reason else ""
     reason = f"denied by {printable(decided.by, limits.CALL_NAME_CHARS_MAX)}{why}"
-    return dataclasses.replace(transitions.error_result(call, reason, time_ms), outcome="ok")
+    return error_result(call.call_id, call.tool, reason, time_ms, outcome="ok")
 
 
 def _any_of(names: Sequence[str]) -> str:

@@ -33,6 +33,7 @@ from everlong.models import (
     ThreadState,
     ToolResult,
     ToolRun,
+    error_result,
 )
 from everlong.workflows import approvals, transitions
 from everlong.workflows.executing import Executor, LeftWhileHeld, attempts, reason_of
@@ -191,7 +192,7 @@ class ToolRunner:
         return result
 
     def _error(self, call: Call, reason: str) -> ToolResult:
-        return transitions.error_result(call, reason, self._thread.now_ms())
+        return error_result(call.call_id, call.tool, reason, self._thread.now_ms())
 
     def _call(self, call_id: str) -> Call:
         return next(call for call in self._thread.state.calls if call.id == call_id)

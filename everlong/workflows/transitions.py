@@ -24,7 +24,7 @@ from everlong.models import (
     SendMessage,
     ThreadState,
     ToolResult,
-    failure_digest,
+    error_result,
     new_entry,
     note,
     seq_after,
@@ -33,6 +33,7 @@ from everlong.policy import LimitHit, Observed, Policy, Usage, after_step, after
 
 _STATE = TypeAdapter(ThreadState)
 _MESSAGE = TypeAdapter(SendMessage)
+_ENDED = "not run, since the thread ended"
 # What an entry takes beside its body or data.
 _ENTRY_BYTES = 160
 
@@ -130,7 +131,7 @@ def break_off(state: ThreadState, time_ms: int) -> ThreadState:
     """Give calls that will not be run a result, since the thread ends."""
     for call in state.calls:
         if call.result is None:
-            not_run = error_result(call, "not run, since the thread ended", time_ms)
+            not_run = error_result(call.call_id, call.tool, _ENDED, time_ms)
             state = with_call(state, dataclasses.replace(call, waits=None, result=not_run))
     return take_notes(settle(state, time_ms))
 
@@ -198,18 +199,6 @@ def with_result(state: ThreadState, call: Call, result: ToolResult) -> ThreadSta
     # What only a call that has yet to run needs is left behind.
     done = Call(id=call.id, call_id=call.call_id, tool=call.tool, digest=call.digest, result=result)
     return with_call(state, done)
-
-
-def error_result(call: Call, reason: str, time_ms: int) -> ToolResult:
-    """Return what the model reads of a call that has no result of its own."""
-    text = f"error: {reason}"
-    message = Message(role="tool", text=text, call_id=call.call_id, tool=call.tool)
-    return ToolResult(
-        entry=new_entry(1, Kind.TOOL_RESULT, message, time_ms),
-        written_bytes=0,
-        outcome="failed",
-        digest=failure_digest(text),
-    )
 
 
 def settle(state: ThreadState, time_ms: int) -> ThreadState:
