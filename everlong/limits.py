@@ -181,6 +181,8 @@ CALL_ATTEMPTS_MAX: Final = 12
 RETRY_SECONDS_MAX: Final = 30.0
 # A team's own rule about approvals; one that takes longer is answered by asking a person.
 APPROVAL_RULE_SECONDS_MAX: Final = 10.0
+# Of the trace of a tool or model that failed, what is logged.
+TRACE_CHARS_MAX: Final = 8000
 # A provider that asks for more patience than this gets another call all the same.
 RETRY_AFTER_SECONDS_MAX: Final = 300.0
 # Tools that block, at the same time in one worker; the SDK runs at most 100 activities.

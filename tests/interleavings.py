@@ -13,9 +13,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from temporalio.client import Client
 
@@ -28,8 +28,6 @@ from everlong.storage.packstore import PackStore
 from tests.interleavings_oracle import Attempt, Life, faults_of, tasks_failed
 from tests.killing import Reaper
 from tests.voices import Refused, Unreachable, Voice
-
-T = TypeVar("T")
 
 ACTIONS = 15
 LIFE_SECONDS_MAX = 300.0
@@ -166,13 +164,16 @@ class Campaign:
 
         async def one(number: int) -> None:
             async with limit:
-                await self._live(client, PackStore(store), f"{self.seed}-{number}")
+                seed = f"{self.seed}-{number}"
+                await self._live(client, PackStore(store), seed, reaper.frozen)
 
         async with Reaper(self.settings, random.Random(f"{self.seed} kills")) as reaper:
             await asyncio.gather(*(one(number) for number in range(self.count)))
-        self.totals.update(kills=reaper.kills, freezes=reaper.freezes)
+        self.totals.update(kills=reaper.kills, freezes=len(reaper.frozen))
 
-    async def _live(self, client: Client, packs: PackStore, seed: str) -> None:
+    async def _live(
+        self, client: Client, packs: PackStore, seed: str, frozen: Collection[int]
+    ) -> None:
         voice = Voice(client, f"life-{seed}", self.settings.task_queue)
         script = Script(voice, seed)
         started = time.monotonic()
@@ -183,7 +184,7 @@ class Campaign:
             found = await faults_of(script.life, status, packs, client.namespace)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told with its seed
             found = [f"{type(error).__name__}: {error}"]
-        found += await tasks_failed(client, voice.thread_id, self.keep)
+        found += await tasks_failed(client, voice.thread_id, frozen, self.keep)
         for fault in found:
             self.faults.append(f"seed {seed}: {fault}")
             self.say(self.faults[-1])

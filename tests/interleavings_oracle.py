@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from temporalio.api.enums.v1 import WorkflowTaskFailedCause
@@ -187,10 +187,13 @@ def _counters(life: Life, status: ThreadStatus, entries: Sequence[Entry]) -> Ite
             yield f"{what}: {one}, not {other}"
 
 
-async def tasks_failed(client: Client, thread_id: str, keep: Path | None = None) -> list[str]:
+async def tasks_failed(
+    client: Client, thread_id: str, frozen: Collection[int], keep: Path | None = None
+) -> list[str]:
     """Return how workflow tasks of a thread failed, in all its runs. None should.
 
-    Where something did, the histories can be kept.
+    A process that stood still takes its own tasks for deadlocked, and is right to give them up.
+    Where something else failed, the histories can be kept.
     """
     found: Counter[str] = Counter()
     run_id: str | None = None  # The newest.
@@ -204,7 +207,11 @@ async def tasks_failed(client: Client, thread_id: str, keep: Path | None = None)
             run_id = started.continued_execution_run_id
             for event in history.events:
                 failed = event.workflow_task_failed_event_attributes
-                if failed.cause not in (0, _HARMLESS):
+                stood_still = (
+                    failed.failure.application_failure_info.type == "_DeadlockError"
+                    and failed.identity.split("@")[0] in map(str, frozen)
+                )
+                if failed.cause not in (0, _HARMLESS) and not stood_still:
                     where = "".join(failed.failure.stack_trace.splitlines(keepends=True)[-6:])
                     found[f"{failed.cause}: {failed.failure.message[:200]}\n{where}"] += 1
     except RPCError as error:

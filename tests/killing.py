@@ -23,7 +23,8 @@ class Reaper:
         self, settings: Settings, source: random.Random, pause: tuple[float, float] = (3.0, 7.0)
     ) -> None:
         self.kills = 0
-        self.freezes = 0
+        self.frozen: list[int] = []
+        """Process ids of those that stood still."""
         self._settings = settings
         self._source = source
         self._pause = pause
@@ -72,7 +73,7 @@ class Reaper:
 
     async def _freeze(self, worker: ManagedProcess) -> None:
         os.kill(worker.pid, signal.SIGSTOP)
-        self.freezes += 1
+        self.frozen.append(worker.pid)
         try:
             await asyncio.sleep(FROZEN_SECONDS)
         finally:

@@ -6,6 +6,7 @@ import contextlib
 import contextvars
 import functools
 import inspect
+import traceback
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 
@@ -64,9 +65,15 @@ async def bounded(what: str, seconds_max: float = limits.CALL_SECONDS_MAX) -> As
         async with asyncio.timeout(seconds_max):
             yield
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - it is not our code
-        activity.logger.warning("%s failed", what, exc_info=True)
+        activity.logger.warning("%s failed\n%s", what, _trace())
         # The cause is not attached: it may be of any size.
         raise _failure(f"{what} failed: {type(error).__name__}: {error}", error) from None
+
+
+def _trace() -> str:
+    """Return where it failed, as a log takes it: of a bounded length, and without lone surrogates."""
+    trace = traceback.format_exc()[-limits.TRACE_CHARS_MAX :]
+    return trace.encode(errors="replace").decode()
 
 
 def _failure(reason: str, error: BaseException) -> ApplicationError:

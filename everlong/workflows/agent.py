@@ -30,6 +30,7 @@ from everlong.models import (
     Control,
     ControlNote,
     Decide,
+    Entry,
     Kind,
     Pause,
     Report,
@@ -345,11 +346,16 @@ class AgentWorkflow:
             raise ValueError("this thread is stopping; start a new one")
 
     def _note(self, control: ControlNote) -> None:
-        """Note what somebody did. Beyond a bound the newest note stands for the last ones."""
+        """Note what somebody did. Beyond a bound, one pause or unpause stands for the last ones."""
         notes = self._thread.state.notes
-        if self._thread.should_flush and notes and notes[-1].kind == Kind.CONTROL:
+        if self._thread.should_flush and notes and _may_be_replaced(notes[-1]):
             self._thread.state = dataclasses.replace(self._thread.state, notes=notes[:-1])
         self._thread.note(Kind.CONTROL, control)
+
+
+def _may_be_replaced(note: Entry) -> bool:
+    """Whether a note says no more than the one after it. A change of the policy is refused instead."""
+    return note.kind == Kind.CONTROL and (note.data or {}).get("action") != "configure"
 
 
 def _update_id() -> str:
