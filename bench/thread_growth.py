@@ -1,7 +1,7 @@
 """A long life of a thread: what its runs, its state and its steps take, from the first to the last.
 
-A step is a model call and the tool that it asks for. A message asks for a window of 100 of them, in
-which sizes of results are mixed as in every other window.
+A step is a model call and the tool that it asks for. A message asks for a window of them, in which
+sizes of results are mixed as in every other window.
 """
 
 import dataclasses
@@ -18,8 +18,7 @@ from everlong.testing import workload
 from everlong.workflows import transitions
 
 WINDOW: Final = 100
-# The calls of a window, and the answer.
-_WINDOW_CALLS: Final = WINDOW + 1
+"""Steps of a window: a multiple of the workload's block."""
 # Beyond its bound a run has at most what one pass between two safe points takes: a model call or a
 # tool (3 events and a workflow task of 3), a flush and a compaction as much each, and its last event.
 EVENTS_OVER_MAX: Final = 3 * 6 + 1
@@ -29,8 +28,10 @@ _BATCH: Final = 50
 
 @dataclasses.dataclass
 class Window:
-    """What 100 steps took."""
+    """What the steps of a window took."""
 
+    first: int
+    steps: int
     seconds: float
     written_bytes: int
     state_bytes: int
@@ -41,14 +42,14 @@ class Window:
     history_bytes: int = 0
 
 
-async def live(bed: Bed, thread_id: str, steps: int) -> list[Window]:
+async def live(bed: Bed, thread_id: str, steps: int, window: int) -> list[Window]:
     """Take a thread through so many steps, and return what each window took."""
     windows: list[Window] = []
     before = None
-    for first in range(0, steps, WINDOW):
+    for first in range(0, steps, window):
         samples: list[ThreadStatus] = []
         started = time.perf_counter()
-        text = f"read {first} to {first + WINDOW - 1}"
+        text = f"read {first} to {first + window - 1}"
         after = await bed.ask(thread_id, text, samples.append)
         if after.last_failure:
             raise RuntimeError(f"the turn failed: {after.last_failure}")
@@ -56,6 +57,8 @@ async def live(bed: Bed, thread_id: str, steps: int) -> list[Window]:
         made = after.counters.compactions - (before.counters.compactions if before else 0)
         windows.append(
             Window(
+                first=first + 1,
+                steps=window,
                 seconds=time.perf_counter() - started,
                 written_bytes=written,
                 state_bytes=max(status.state_bytes for status in samples),
@@ -66,7 +69,8 @@ async def live(bed: Bed, thread_id: str, steps: int) -> list[Window]:
         )
         before = after
     for event, ended in model_calls(await bed.runs(thread_id)):
-        number = min(ended // _WINDOW_CALLS, len(windows) - 1)
+        # The model calls of a window are those of its steps, and the answer.
+        number = min(ended // (window + 1), len(windows) - 1)
         windows[number].history_bytes += event.ByteSize()
     return windows
 
@@ -89,10 +93,10 @@ async def pages_in_order(bed: Bed, thread_id: str, head_of: ThreadStatus) -> int
     return found
 
 
-async def measure_growth(bed: Bed, thread_id: str, steps: int) -> Report:
+async def measure_growth(bed: Bed, thread_id: str, steps: int, window: int = WINDOW) -> Report:
     """Measure a life of that many steps. It needs a worker."""
     report = Report(f"A thread of {steps:,} steps, default policy")
-    windows = await live(bed, thread_id, steps)
+    windows = await live(bed, thread_id, steps, window)
     runs = await bed.runs(thread_id)
     status = await bed.until(thread_id, lambda _: True)
     report.series.append(_table(windows))
@@ -134,38 +138,33 @@ def add_runs(report: Report, runs: list[Run]) -> None:
 
 
 def add_growth(report: Report, windows: list[Window]) -> None:
-    """Compare the last window with the second: steps 101 to 200."""
+    """Compare the last window with the second."""
     early, late = windows[1], windows[-1]
-    report.add("history a step, steps 101 to 200", early.history_bytes / WINDOW, "bytes")
-    report.add("history a step, last 100 steps", late.history_bytes / WINDOW, "bytes")
-    report.add(
-        "history a step, last over early",
-        late.history_bytes / early.history_bytes,
-        "times",
-        most=GROWTH_MAX,
-    )
-    report.add("written a step, steps 101 to 200", early.written_bytes / WINDOW, "bytes")
-    report.add("written a step, last 100 steps", late.written_bytes / WINDOW, "bytes")
-    report.add(
-        "written a step, last over early",
-        late.written_bytes / early.written_bytes,
-        "times",
-        most=GROWTH_MAX,
-    )
+    for what, name in (("history", "history_bytes"), ("written", "written_bytes")):
+        for each in (early, late):
+            last = each.first + each.steps - 1
+            a_step = getattr(each, name) / each.steps
+            report.add(f"{what} a step, steps {each.first:,} to {last:,}", a_step, "bytes")
+        report.add(
+            f"{what} a step, last over early",
+            getattr(late, name) / getattr(early, name),
+            "times",
+            most=GROWTH_MAX,
+        )
 
 
 def _table(windows: list[Window]) -> Series:
     rows: list[tuple[Cell, ...]] = [
         (
-            WINDOW * number,
-            window.history_bytes / WINDOW,
-            window.written_bytes / WINDOW,
+            window.first + window.steps - 1,
+            window.history_bytes / window.steps,
+            window.written_bytes / window.steps,
             window.state_bytes,
             window.context_bytes,
             window.compactions,
-            WINDOW / window.seconds,
+            window.steps / window.seconds,
         )
-        for number, window in enumerate(windows, 1)
+        for window in windows
     ]
     columns = (
         "to step",
@@ -176,4 +175,4 @@ def _table(windows: list[Window]) -> Series:
         "compactions",
         "steps/s",
     )
-    return Series(f"Every {WINDOW} steps, in bytes", columns, rows)
+    return Series(f"Every {windows[0].steps} steps, in bytes", columns, rows)

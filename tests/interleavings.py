@@ -149,6 +149,8 @@ class Campaign:
     seed: int
     count: int
     at_once: int = 16
+    deaths_max: int | None = None
+    """How often workers die, so that a short campaign comes to an end."""
     keep: Path | None = None
     """Where histories go in which a workflow task failed."""
     say: Callable[[str], object] = lambda _: None
@@ -167,7 +169,8 @@ class Campaign:
                 seed = f"{self.seed}-{number}"
                 await self._live(client, PackStore(store), seed, reaper.frozen)
 
-        async with Reaper(self.settings, random.Random(f"{self.seed} kills")) as reaper:
+        source = random.Random(f"{self.seed} kills")
+        async with Reaper(self.settings, source, self.deaths_max) as reaper:
             await asyncio.gather(*(one(number) for number in range(self.count)))
         self.totals.update(kills=reaper.kills, freezes=len(reaper.frozen))
 
@@ -220,7 +223,13 @@ async def _soak(asked: argparse.Namespace) -> Campaign:
         with server.process:
             settings = worker_settings(server.address, Path(folder), "soak")
             campaign = Campaign(
-                server.address, settings, asked.seed, asked.count, asked.at_once, asked.keep, _print
+                server.address,
+                settings,
+                asked.seed,
+                asked.count,
+                at_once=asked.at_once,
+                keep=asked.keep,
+                say=_print,
             )
             await campaign.run()
     return campaign

@@ -12,6 +12,7 @@ from everlong.embedded import ManagedProcess, start_worker
 from everlong.worker import READY
 
 WORKERS = 2
+PAUSE_SECONDS = (3.0, 7.0)
 # Longer than heartbeats and sticky queues wait: what it does afterwards comes too late.
 FROZEN_SECONDS = 7.0
 
@@ -20,14 +21,14 @@ class Reaper:
     """Keeps a few workers running, and ends one every few seconds."""
 
     def __init__(
-        self, settings: Settings, source: random.Random, pause: tuple[float, float] = (3.0, 7.0)
+        self, settings: Settings, source: random.Random, deaths_max: int | None = None
     ) -> None:
         self.kills = 0
         self.frozen: list[int] = []
         """Process ids of those that stood still."""
         self._settings = settings
         self._source = source
-        self._pause = pause
+        self._deaths_max = deaths_max
         self._started = 0
         self._workers: list[ManagedProcess] = []
         self._reaping: asyncio.Task[None] | None = None
@@ -54,8 +55,8 @@ class Reaper:
             self._stop()
 
     async def _reap(self) -> None:
-        while True:
-            await asyncio.sleep(self._source.uniform(*self._pause))
+        while self._deaths_max is None or self.kills + len(self.frozen) < self._deaths_max:
+            await asyncio.sleep(self._source.uniform(*PAUSE_SECONDS))
             how = self._source.choices(["one", "all", "freeze"], [7, 2, 1])[0]
             if how == "freeze":
                 await self._freeze(self._source.choice(self._workers))

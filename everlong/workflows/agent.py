@@ -292,7 +292,7 @@ class AgentWorkflow:
         self._refuse_if_stopping()
         if not configure.changes:
             raise ValueError("nothing is to be changed: `changes` is empty")
-        if self._thread.should_flush:
+        if self._thread.has_many_notes:
             raise ValueError("too much is being said to this thread at once; try again later")
         if len(to_json(configure.changes)) > limits.CHANGES_BYTES_MAX:
             raise ValueError(f"changes have at most {limits.CHANGES_BYTES_MAX} bytes")
@@ -348,7 +348,7 @@ class AgentWorkflow:
     def _note(self, control: ControlNote) -> None:
         """Note what somebody did. Beyond a bound, one pause or unpause stands for the last ones."""
         notes = self._thread.state.notes
-        if self._thread.should_flush and notes and _may_be_replaced(notes[-1]):
+        if self._thread.has_many_notes and _may_be_replaced(notes[-1]):
             self._thread.state = dataclasses.replace(self._thread.state, notes=notes[:-1])
         self._thread.note(Kind.CONTROL, control)
 

@@ -199,6 +199,11 @@ class Thread:
         self.state = transitions.add_note(self.state, kind, data, self.now_ms())
 
     @property
+    def has_many_notes(self) -> bool:
+        """Whether so much was said beside the conversation that the state has no room for more."""
+        return transitions.entries_bytes(self.state.notes) > limits.TAIL_BYTES_MAX
+
+    @property
     def should_flush(self) -> bool:
         """Whether it is time to journal what has not been.
 
@@ -209,7 +214,7 @@ class Thread:
             return True
         if state.in_turn and not state.notes and not state.calls:
             return False
-        return transitions.unjournalled_bytes(state) > limits.TAIL_BYTES_MAX
+        return transitions.entries_bytes((*state.tail, *state.notes)) > limits.TAIL_BYTES_MAX
 
     async def flush(self) -> None:
         """Journal what no model call will, so that nothing is left in memory.

@@ -4,6 +4,7 @@ The workflow decides when; what that means for the state is here. Approvals have
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 from pydantic import TypeAdapter
 
@@ -15,6 +16,7 @@ from everlong.models import (
     CompactDone,
     Compacted,
     Counters,
+    Entry,
     FailedTurn,
     Kind,
     MemoryChange,
@@ -314,9 +316,9 @@ def take_notes(state: ThreadState) -> ThreadState:
     return dataclasses.replace(state, tail=(*state.tail, *taken), notes=())
 
 
-def unjournalled_bytes(state: ThreadState) -> int:
-    """Return about how much of the state the journal has yet to get."""
-    return sum(_ENTRY_BYTES + entry.size_bytes for entry in (*state.tail, *state.notes))
+def entries_bytes(entries: Sequence[Entry]) -> int:
+    """Return about what entries take of the state."""
+    return sum(_ENTRY_BYTES + entry.size_bytes for entry in entries)
 
 
 def counted(state: ThreadState, **more: float) -> ThreadState:

@@ -199,7 +199,7 @@ def finished(state: ThreadState, kind: str, leave: int = 1) -> ThreadState:
 def flushed(state: ThreadState) -> ThreadState:
     """Return a state after what the workflow does before it checks the bound."""
     waits = state.calls or state.notes or not state.in_turn
-    if not waits or transitions.unjournalled_bytes(state) <= limits.TAIL_BYTES_MAX:
+    if not waits or transitions.entries_bytes((*state.tail, *state.notes)) <= limits.TAIL_BYTES_MAX:
         return state
     count = seq_after(state.head, transitions.take_notes(state).tail) - HEAD.first_seq
     return dataclasses.replace(
@@ -211,7 +211,7 @@ def as_much_as_is_not_flushed(state: ThreadState, entry: ControlNote) -> ThreadS
     """Add notes up to where one more would have them journalled."""
     while True:
         more = transitions.add_note(state, Kind.CONTROL, entry, NOW_MS)
-        if transitions.unjournalled_bytes(more) > limits.TAIL_BYTES_MAX:
+        if transitions.entries_bytes(more.notes) > limits.TAIL_BYTES_MAX:
             return state
         state = more
 
