@@ -153,7 +153,7 @@ async def test_workers_inherit_agents_hook_and_short_sticky_timeout(server: Temp
     assert isinstance(config["workflow_runner"], HookedSandboxedRunner)
     assert isinstance(config["unsandboxed_workflow_runner"], HookedUnsandboxedRunner)
     assert config["sticky_queue_schedule_to_start_timeout"] == timedelta(seconds=1)
-    assert len(config["activities"]) == 3
+    assert len(config["activities"]) == 6
 
 
 async def test_a_teams_own_settings_win(server: TemporalServer) -> None:

@@ -8,8 +8,10 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
@@ -75,6 +77,15 @@ def run(*arguments: str, data_dir: Path, port: int) -> str:
     ).stdout
 
 
+def until(found: Callable[[], Any]) -> Any:
+    """Ask until there is something."""
+    deadline = time.monotonic() + 120
+    while not (something := found()):
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    return something
+
+
 async def test_dev_runs_what_it_says_and_ctrl_c_stops_all_of_it(
     dev: ManagedProcess, data_dir: Path, port: int
 ) -> None:
@@ -82,10 +93,16 @@ async def test_dev_runs_what_it_says_and_ctrl_c_stops_all_of_it(
     parts = children(dev.pid)
     assert set(parts) == {"start-dev", "serve", "worker"}
     assert f"Temporal server  127.0.0.1:{port}" in dev.output()
-    answer = run(
-        *EVERLONG, "send", "kept", "Hello", "--agent", "demo", data_dir=data_dir, port=port
-    )
-    assert answer.startswith("Read 60 pages, digest")
+
+    def everlong(*arguments: str) -> str:
+        return run(*EVERLONG, *arguments, data_dir=data_dir, port=port)
+
+    assert "queued" in everlong("send", "kept", "Hello", "--agent", "demo", "--no-wait")
+    approval = until(lambda: json.loads(everlong("approvals", "kept", "--json")))[0]
+    assert approval["tool"] == "restart"
+    everlong("approve", "kept", approval["id"], "--by", "tester", "--reason", "why not")
+    until(lambda: json.loads(everlong("show", "kept", "--json"))["counters"]["answered"])
+    assert "Read 60 pages; billing restarted." in everlong("journal", "kept")
     os.kill(dev.pid, signal.SIGINT)
     assert await dev.wait() == 0
     for pid in parts.values():
@@ -252,5 +269,5 @@ def test_the_demo_fails_when_what_it_shows_is_not_true(tmp_path: Path) -> None:
     )
     result = demo(tmp_path, f"exec({tamper!r})")
     assert result.returncode == 8, result.stdout
-    assert "error: the demo's own check failed: the journal holds 122 messages" in result.stderr
+    assert "error: the demo's own check failed: the journal holds 124 messages" in result.stderr
     assert "Traceback" not in result.stderr
