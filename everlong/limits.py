@@ -109,6 +109,7 @@ TAIL_BYTES_MAX: Final = 3 * KIB
 CHANGES_BYTES_MAX: Final = KIB
 # Approvals and turns that are remembered after their end, to say so when they are asked for.
 DECIDED_MAX: Final = 32
+CONFIGURED_MAX: Final = 4
 ANSWERS_MAX: Final = 32
 RECEIVED_MAX: Final = 16
 

@@ -8,36 +8,36 @@ the thread. A tool's own effects are at-least-once.
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from opentelemetry import trace
 from pydantic import ValidationError
 from pydantic_core import to_json
 from temporalio import activity
-from temporalio.exceptions import ApplicationError
 
 from everlong import compaction, limits
+from everlong.activities.arriving import arrived, check_arrived
 from everlong.activities.builtins import BUILTINS, Session, builtin, in_session
-from everlong.activities.pulse import held, pulse
+from everlong.activities.pulse import Pulse, held, pulse
 from everlong.activities.replies import (
     all_wanted,
     call_info,
     checked,
     complaint,
     find_call,
+    lacks_approval,
 )
 from everlong.activities.shortening import compacted, evicted, expired, shown, summary
 from everlong.activities.user_code import ToolThreads, bounded
 from everlong.agents import Agent, Reply, running_call
-from everlong.errors import BlobMissing, RefRefused
+from everlong.errors import RefRefused
 from everlong.models import (
     APPEND_JOURNAL,
     BRIEF,
     CALL_MODEL,
     COLLECT,
     COMPACT,
-    MESSAGE_LOST,
     RUN_TOOL,
     Append,
     Appended,
@@ -46,7 +46,6 @@ from everlong.models import (
     Collect,
     Compact,
     CompactDone,
-    Entry,
     Kind,
     Message,
     ModelCall,
@@ -66,6 +65,7 @@ from everlong.models import (
 from everlong.past import Reader, message_entry
 from everlong.policy import Policy
 from everlong.storage.packstore import PackStore
+from everlong.storage.threads import in_thread
 
 
 class AgentActivities:
@@ -106,7 +106,7 @@ class AgentActivities:
         agent = self._agent(context.agent)
         reader = self._reader()
         async with pulse() as living:
-            await living.briefly(lambda: _check_arrived(reader, call.tail))
+            await living.briefly(lambda: check_arrived(reader, call.tail))
             past = await living.briefly(
                 lambda: reader.past(context, self._policy_of(agent), call.tail)
             )
@@ -115,7 +115,7 @@ class AgentActivities:
                 tools = (*agent.callable_tools, *BUILTINS)
                 reply = await agent.resolved_model.reply(agent.instructions, messages, tools)
                 message = checked(reply)
-            wanted_calls = await all_wanted(agent, message.tool_calls)
+            wanted_calls = await all_wanted(agent, message.tool_calls, self._tools)
             seq = seq_after(context.head, call.tail)
             now_ms = _now_ms()
             entry = dataclasses.replace(
@@ -156,7 +156,7 @@ class AgentActivities:
             )
             info = call_info(agent, head, call)
             with running_call(info), in_session(session):
-                outcome, text, bytes_max = await self._run(agent, call)
+                outcome, text, bytes_max = await self._run(agent, run, call, living)
             message = Message(role="tool", text=text, call_id=call.id, tool=call.tool)
             now_ms = _now_ms()
             entry, written_bytes = await living.patiently(
@@ -173,10 +173,11 @@ class AgentActivities:
     @activity.defn(name=APPEND_JOURNAL)
     async def append_journal(self, append: Append) -> Appended:
         """Journal entries that no model call will."""
-        journal = self._reader().journal
+        reader = self._reader()
         async with pulse() as living:
+            entries = await living.briefly(lambda: arrived(reader, append.entries))
             head, written_bytes = await living.briefly(
-                lambda: journal.append(append.head, append.entries)
+                lambda: reader.journal.append(append.head, entries)
             )
         return Appended(head=head, written_bytes=written_bytes)
 
@@ -203,7 +204,7 @@ class AgentActivities:
             if past.base is None and not past.items:
                 return unchanged
             # In a thread: heartbeats and other activities go on meanwhile.
-            after = await asyncio.to_thread(compacted, past, compact, before_bytes)
+            after = await in_thread(compacted, past, compact, before_bytes)
             after_bytes = compaction.size_of(shown(after, agent))
             gone = expired(past)
             if after_bytes >= before_bytes and not gone:
@@ -211,9 +212,7 @@ class AgentActivities:
             written = Reply()
             if past.policy.summary:
                 written = await summary(agent, past)
-                after = await asyncio.to_thread(
-                    compacted, past, compact, before_bytes, written.text
-                )
+                after = await in_thread(compacted, past, compact, before_bytes, written.text)
                 after_bytes = compaction.size_of(shown(after, agent))
             snapshot = after.base
             assert snapshot is not None  # noqa: S101 - it has just been made
@@ -295,7 +294,9 @@ class AgentActivities:
             digest=failure_digest(text) if failed else short_digest(text),
         )
 
-    async def _run(self, agent: Agent, call: ToolCall) -> tuple[Outcome, str, int]:
+    async def _run(
+        self, agent: Agent, run: ToolRun, call: ToolCall, living: Pulse
+    ) -> tuple[Outcome, str, int]:
         """Run a tool. What the model got wrong is returned to it; what the tool raises is retried."""
         own = builtin(call.tool)
         tool = own or agent.tool(call.tool)
@@ -309,9 +310,21 @@ class AgentActivities:
             return "refused", f"error: {complaint(error)}", tool.max_result_bytes
         if own is not None:
             try:
-                return "ok", await self._tools.call(own, arguments), own.max_result_bytes
+                # They read the journal and do nothing else: what is missing there holds the thread.
+                async with asyncio.timeout(limits.CALL_SECONDS_MAX):
+                    text = await living.briefly(lambda: self._tools.call(own, arguments))
             except ValueError as error:  # What a built-in tool says is wrong with its arguments.
                 return "refused", f"error: {error}", own.max_result_bytes
+            except TimeoutError:
+                text = f"error: it took over {limits.CALL_SECONDS_MAX:.0f} s. Ask for less."
+                return "failed", text, own.max_result_bytes
+            return "ok", text, own.max_result_bytes
+        if await lacks_approval(tool, run, call, self._tools):
+            text = (
+                f"error: a person has to approve {tool.name!r}, and was not asked, since the worker "
+                "that took the call did not know. Nothing was run; call it again."
+            )
+            return "failed", text, tool.max_result_bytes
         seconds_max = tool.call_options.timeout_seconds or limits.CALL_SECONDS_MAX
         async with bounded(f"tool {tool.name!r}", seconds_max):
             text = await self._tools.call(tool, arguments)
@@ -344,22 +357,6 @@ class AgentActivities:
 
 def _refused(call: ToolCall, reason: str, time_ms: int) -> ToolResult:
     return error_result(call.id, call.tool, reason, time_ms, outcome="refused")
-
-
-async def _check_arrived(reader: Reader, tail: Sequence[Entry]) -> None:
-    """Fail the turn of a message that its sender did not store, or not here.
-
-    It is in no journal yet. In one, a part that is missing was there, and can be restored.
-    """
-    sent = [entry for entry in tail if entry.kind == Kind.MESSAGE and entry.ref is not None]
-    try:
-        await reader.journal.messages(sent)
-    except BlobMissing as error:
-        raise ApplicationError(
-            f"the message is not in this store; its sender may use another. {error}",
-            type=MESSAGE_LOST,
-            non_retryable=True,
-        ) from None
 
 
 def _traceparent() -> str:

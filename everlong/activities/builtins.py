@@ -1,6 +1,5 @@
 """Tools that every agent has: `recall`, `remember` and `forget`."""
 
-import asyncio
 import contextlib
 import contextvars
 import dataclasses
@@ -23,6 +22,7 @@ from everlong.models import (
 )
 from everlong.past import Past, Reader
 from everlong.storage.segments import MESSAGE_KINDS
+from everlong.storage.threads import in_thread
 
 # What one answer of recall shows: 4,000 tokens.
 RECALL_BYTES_MAX: Final = 16 * limits.KIB
@@ -276,7 +276,7 @@ async def _grep(text: str, pattern: str, bytes_max: int) -> str:
     """Search; a long text in a thread, so that heartbeats go on."""
     if len(text) < limits.LOOP_BYTES_MAX:
         return compaction.grep(text, pattern, bytes_max=bytes_max)
-    return await asyncio.to_thread(compaction.grep, text, pattern, bytes_max=bytes_max)
+    return await in_thread(compaction.grep, text, pattern, bytes_max=bytes_max)
 
 
 def _affordable(entries: Sequence[Entry], to_read: int) -> list[Entry]:

@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from pydantic import ValidationError
 from pydantic_core import to_json
@@ -13,7 +14,8 @@ from temporalio.exceptions import ApplicationError
 
 from everlong import limits
 from everlong.activities.builtins import builtin
-from everlong.agents import Agent, CallInfo, Reply
+from everlong.activities.user_code import ToolThreads
+from everlong.agents import Agent, CallInfo, Reply, Tool
 from everlong.models import (
     CallOptions,
     Kind,
@@ -60,25 +62,47 @@ def checked(reply: Reply) -> Message:
         raise ValueError(
             f"it gave a tool call no id or name, or one over {limits.CALL_NAME_CHARS_MAX} characters"
         )
-    if reply.tokens < 0 or not 0 <= reply.cost_usd < math.inf:
-        raise ValueError(f"it says that it took {reply.tokens} tokens and {reply.cost_usd} dollars")
+    check_costs(reply)
     size_bytes = len(to_json(message))
     if size_bytes > limits.TEXT_BYTES_MAX:
         raise ValueError(f"its reply has {size_bytes} bytes; {limits.TEXT_BYTES_MAX} is the most")
     return message
 
 
-async def all_wanted(agent: Agent, calls: Sequence[ToolCall]) -> tuple[WantedCall, ...]:
+def check_costs(reply: Reply) -> None:
+    """Raise if what a reply says that it has cost cannot be counted."""
+    if reply.tokens < 0 or not 0 <= reply.cost_usd < math.inf:
+        raise ValueError(f"it says that it took {reply.tokens} tokens and {reply.cost_usd} dollars")
+
+
+async def all_wanted(
+    agent: Agent, calls: Sequence[ToolCall], threads: ToolThreads
+) -> tuple[WantedCall, ...]:
     """Return calls as the workflow hears of them.
 
     What says whether one needs approval may be a team's own function, so it has a thread, and a bound.
     """
     try:
         async with asyncio.timeout(limits.APPROVAL_RULE_SECONDS_MAX):
-            return tuple([await asyncio.to_thread(_wanted, agent, call) for call in calls])
+            return tuple([await threads.run(partial(_wanted, agent, call)) for call in calls])
     except TimeoutError:
         activity.logger.warning("needs_approval takes too long; a person is asked")
         return tuple(_wanted(agent, call, unsure=True) for call in calls)
+
+
+async def lacks_approval(tool: Tool, run: ToolRun, call: ToolCall, threads: ToolThreads) -> bool:
+    """Tell whether a person has yet to be asked about a call.
+
+    Whether it is so was found out where the reply came in: maybe by a worker that did not have the
+    tool, or of a release in which it did not ask.
+    """
+    if run.approved or tool.needs_approval is False:
+        return False
+    try:
+        async with asyncio.timeout(limits.APPROVAL_RULE_SECONDS_MAX):
+            return (await threads.run(partial(tool.options, call.arguments))).needs_approval
+    except TimeoutError:
+        return True
 
 
 def _wanted(agent: Agent, call: ToolCall, *, unsure: bool = False) -> WantedCall:

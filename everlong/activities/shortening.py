@@ -6,6 +6,7 @@ from temporalio.exceptions import ApplicationError
 
 from everlong import compaction, limits
 from everlong.activities.builtins import builtin
+from everlong.activities.replies import check_costs
 from everlong.activities.user_code import bounded
 from everlong.agents import Agent, Reply
 from everlong.models import Compact, Message
@@ -76,6 +77,8 @@ async def summary(agent: Agent, past: Past) -> Reply:
     try:
         async with bounded(f"summary by the model of agent {agent.name!r}"):
             asked = [Message(role="user", text=request)]
-            return await agent.resolved_model.reply(agent.instructions, asked, ())
+            reply = await agent.resolved_model.reply(agent.instructions, asked, ())
+            check_costs(reply)
+            return reply
     except ApplicationError:  # It has been logged.
         return Reply()

@@ -9,6 +9,7 @@ import inspect
 import traceback
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
+from typing import TypeVar
 
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
@@ -18,13 +19,15 @@ from everlong.agents import Tool
 from everlong.errors import ConfigError, ModelRefused, ModelUnavailable
 from everlong.models import CONTEXT_TOO_LARGE, HELD, printable
 
+T = TypeVar("T")
+
 _PERMANENT = (ConfigError, ModelRefused)
 
 
 class ToolThreads:
-    """Runs tools.
+    """Runs tools, and what else is a team's own.
 
-    Those that block have threads of their own: one that hangs must not keep the store from its.
+    What blocks has threads of its own: one that hangs must not keep the store from its.
     """
 
     def __init__(self) -> None:
@@ -38,17 +41,19 @@ class ToolThreads:
         if inspect.iscoroutinefunction(tool.function):
             result = tool.function(**arguments)
         else:
-            # A tool that blocks must not stop the heartbeats, nor other activities.
-            blocking = functools.partial(_called, tool.function, arguments)
-            in_context = functools.partial(contextvars.copy_context().run, blocking)
-            loop = asyncio.get_running_loop()
-            result = await loop.run_in_executor(self._threads, in_context)
+            result = await self.run(functools.partial(tool.function, **arguments))
         return tool.text_of(await result if inspect.isawaitable(result) else result)
 
+    async def run(self, function: Callable[[], T]) -> T:
+        """Call what may block: it must not stop the heartbeats, nor other activities."""
+        blocking = functools.partial(_called, function)
+        in_context = functools.partial(contextvars.copy_context().run, blocking)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, in_context)
 
-def _called(function: Callable[..., object], arguments: dict[str, object]) -> object:
+
+def _called(function: Callable[[], T]) -> T:
     try:
-        return function(**arguments)
+        return function()
     except (
         StopIteration
     ) as error:  # A future cannot carry it: whoever awaits that would never hear.

@@ -41,6 +41,7 @@ from everlong.models.messages import (
     NO_ANSWER,
     body_of,
     error_result,
+    lost_entry,
     message_of,
     new_entry,
 )
@@ -173,6 +174,7 @@ __all__ = [
     "call_digest",
     "error_result",
     "failure_digest",
+    "lost_entry",
     "message_of",
     "new_entry",
     "note",

@@ -67,6 +67,8 @@ class ToolRun:
     """Its head is the journal whose newest reply holds the call and its arguments."""
     call_id: str
     tool: str
+    approved: bool = False
+    """Whether a person has approved the call."""
 
 
 @dataclass(frozen=True, kw_only=True)

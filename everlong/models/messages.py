@@ -92,6 +92,12 @@ def new_entry(seq: int, kind: Kind, message: Message, time_ms: int) -> Entry:
     return Entry(seq=seq, kind=kind, time_ms=time_ms, size_bytes=len(to_json(body)), body=body)
 
 
+def lost_entry(entry: Entry) -> Entry:
+    """Return what takes the place of a message that its sender did not store, or not here."""
+    lost = Message(role="user", text="[this message was never stored]")
+    return new_entry(entry.seq, entry.kind, lost, entry.time_ms)
+
+
 def error_result(
     call_id: str, tool: str, reason: str, time_ms: int, outcome: Outcome = "failed"
 ) -> ToolResult:

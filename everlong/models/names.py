@@ -30,7 +30,7 @@ STOP_SIGNAL: Final = "stop"
 REPORT_SIGNAL: Final = "everlong.report"
 """From a sub-agent's thread to its parent's: the turn has ended."""
 REPORT_AGAIN_SIGNAL: Final = "everlong.report_again"
-"""From a parent's thread to a sub-agent's: say again whether the turn has ended."""
+"""From a parent's thread to a sub-agent's: whether it can be delivered tells if that is still there."""
 STATUS_QUERY: Final = "status"
 PENDING_QUERY: Final = "pending"
 

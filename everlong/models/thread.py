@@ -140,6 +140,8 @@ class ThreadState:
     """Tool calls of the newest reply, until all of them have a result."""
     decided: tuple[str, ...] = ()
     """Approvals that were decided last, and a digest of the request that did it."""
+    configured: tuple[str, ...] = ()
+    """Digests of the requests that changed the policy last."""
     answers: tuple[Answer, ...] = ()
     """The turns that ended last."""
     received: tuple[Received, ...] = ()

@@ -113,7 +113,7 @@ class Call:
     """A tool call of the newest reply, as the workflow sees it: its arguments stay in the journal."""
 
     id: str
-    """Position in the thread: `<seq of the reply>-<number of the call>`."""
+    """Place and content: `<seq of the reply>-<number of the call>-<first digits of the digest>`."""
     call_id: str
     """As the model named it."""
     tool: str

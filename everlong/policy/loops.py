@@ -7,7 +7,10 @@ from typing import Final
 
 from pydantic.dataclasses import dataclass
 
-_FAILURES_MAX: Final = 8
+from everlong import limits
+
+# All calls of a reply, so that those which fail in every step do not make each other forgotten.
+_FAILURES_MAX: Final = limits.TOOL_CALLS_MAX
 _RECENT_MAX: Final = 8
 
 

@@ -83,6 +83,7 @@ class AgentWorkflow:
                 await self._roll()
             elif self._can_step():
                 await thread.step()
+                thread.state = dataclasses.replace(thread.state, rested=False)
                 self._waiting_since_ms = thread.now_ms()
             else:
                 await self._wait()
@@ -183,8 +184,8 @@ class AgentWorkflow:
         """Compact, and begin a short run: an answer days later resumes from a handful of events."""
         thread = self._thread
         await thread.compact("idle")
-        thread.state = dataclasses.replace(thread.state, rested=True)
         if not thread.has_work or thread.state.pause is not None:
+            thread.state = dataclasses.replace(thread.state, rested=True)
             await self._roll()
 
     async def _roll(self) -> None:
@@ -276,8 +277,10 @@ class AgentWorkflow:
 
     @workflow.update(name=CONFIGURE_UPDATE)
     def configure(self, configure: Configure) -> None:
-        """Change the thread's policy."""
-        self._thread.configure(configure.changes)
+        """Change the thread's policy; once, if a request is sent again."""
+        if self._thread.has_configured(_update_id()):
+            return
+        self._thread.configure(configure.changes, _update_id())
         self._note(
             ControlNote(
                 action="configure",
@@ -290,6 +293,8 @@ class AgentWorkflow:
     @configure.validator
     def _validate_configure(self, configure: Configure) -> None:
         self._refuse_if_stopping()
+        if self._thread.has_configured(_update_id()):
+            return
         if not configure.changes:
             raise ValueError("nothing is to be changed: `changes` is empty")
         if self._thread.has_many_notes:

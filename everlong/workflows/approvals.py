@@ -90,8 +90,12 @@ def decide(state: ThreadState, decision: Decide, time_ms: int, key: str = "") ->
     state = expire(state, time_ms)
     if why_refused(state, decision, time_ms) or _mark(decision.id, key) in state.decided:
         return state
+    # A control character takes six bytes in the state.
     decided = Decided(
-        id=decision.id, approve=decision.approve, by=decision.by, reason=decision.reason
+        id=decision.id,
+        approve=decision.approve,
+        by=printable(decision.by, len(decision.by)),
+        reason=printable(decision.reason, len(decision.reason)),
     )
     return _decided(state, decided, time_ms, key)
 

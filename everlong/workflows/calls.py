@@ -133,7 +133,12 @@ class ToolRunner:
             self._thread.state = transitions.with_result(state, self._call(call_id), result)
 
     async def _run_tool(self, call: Call) -> ToolResult:
-        run = ToolRun(context=self._thread.context(), call_id=call.call_id, tool=call.tool)
+        run = ToolRun(
+            context=self._thread.context(),
+            call_id=call.call_id,
+            tool=call.tool,
+            approved=call.approved,
+        )
         retry_policy = attempts(call.options.attempts_max or limits.CALL_ATTEMPTS_MAX)
         return await self._executor.execute(RUN_TOOL, run, ToolResult, retry_policy)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -11,7 +12,16 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError
 
 from everlong import limits
-from everlong.models import APPEND_JOURNAL, HELD, printable
+from everlong.models import (
+    APPEND_JOURNAL,
+    BRIEF,
+    CALL_MODEL,
+    COLLECT,
+    HELD,
+    RUN_TOOL,
+    printable,
+)
+from everlong.workflows import approvals
 
 if TYPE_CHECKING:
     from everlong.workflows.thread import Thread
@@ -22,10 +32,12 @@ _INTERVAL: Final = timedelta(seconds=limits.RETRY_SECONDS_MAX)
 _TIMEOUT: Final = timedelta(seconds=limits.ACTIVITY_SECONDS_MAX)
 _HEARTBEAT: Final = timedelta(seconds=limits.HEARTBEAT_SECONDS)
 _HOLDS_MAX: Final = 10  # 10 s doubled ten times is far over the longest pause.
+# What a thread that is paused does not begin.
+_STEPS: Final = frozenset({CALL_MODEL, RUN_TOOL, BRIEF, COLLECT})
 
 
 class LeftWhileHeld(Exception):
-    """A step that cannot go on is left as it is, since the run or the thread is to end."""
+    """A step that cannot go on is left as it is: the run or the thread is to end, or to pause."""
 
 
 def attempts(number: int = limits.CALL_ATTEMPTS_MAX) -> RetryPolicy:
@@ -40,7 +52,7 @@ class Executor:
         self._thread = thread
         self._held: dict[object, str] = {}  # What each activity that is held waits for.
         self.blobs = 0
-        """Results of this run that are objects in the store: a replay fetches them."""
+        """What this run has read that is an object in the store: a replay fetches it."""
         self.offloaded_bytes = 0
 
     @property
@@ -55,6 +67,13 @@ class Executor:
         token = object()
         thread = self._thread
         holds = thread.state.holds
+
+        def should_leave() -> bool:
+            # A step is left when the thread is to end; what the journal must still get is not.
+            if thread.stopping:
+                return name != APPEND_JOURNAL
+            return name in _STEPS and thread.state.pause is not None
+
         try:
             while True:
                 self._held.pop(token, None)
@@ -72,26 +91,25 @@ class Executor:
                         raise
                     self._held[token] = reason_of(name, error, limits.HELD_REASON_CHARS_MAX)
                 else:
-                    self._count(result)
+                    # The codec keeps what our activities return in the history up to this size.
+                    self.count_read(len(to_json(result)), limits.STATE_BYTES_MAX)
                     thread.state = dataclasses.replace(thread.state, holds=0)
                     return result
-                # A step is left when the thread is to end; what the journal must still get is not.
-                leaves = name != APPEND_JOURNAL
-                if not (leaves and thread.stopping):
-                    holds = await self._pause(holds)
-                if (leaves and thread.stopping) or thread.roll_reason() is not None:
+                if not should_leave():
+                    holds = await self._pause(holds, should_leave)
+                if should_leave() or thread.roll_reason() is not None:
                     raise LeftWhileHeld
         finally:
             self._held.pop(token, None)
 
-    def _count(self, result: object) -> None:
-        size_bytes = len(to_json(result))
-        if size_bytes > limits.INLINE_BYTES_MAX:
+    def count_read(self, size_bytes: int, inline_bytes_max: int = limits.INLINE_BYTES_MAX) -> None:
+        """Count what a replay reads: from the store, unless it is small enough to be in the history."""
+        if size_bytes > inline_bytes_max:
             self.blobs += 1
             self.offloaded_bytes += size_bytes
 
-    async def _pause(self, holds: int) -> int:
-        """Wait before the next try: longer each time, but not through a wish to stop.
+    async def _pause(self, holds: int, should_leave: Callable[[], bool]) -> int:
+        """Wait before the next try: longer each time, but not through a wish to stop or a deadline.
 
         `holds` says how often this activity was held before; those beside it count for themselves.
         """
@@ -99,11 +117,15 @@ class Executor:
         more = min(holds + 1, _HOLDS_MAX)
         thread.state = dataclasses.replace(thread.state, holds=max(thread.state.holds, more))
         seconds = min(limits.HELD_PAUSE_SECONDS_MIN * 2.0**holds, limits.HELD_PAUSE_SECONDS_MAX)
+        pause = timedelta(seconds=seconds)
+        deadline = approvals.until_deadline(thread.state, thread.now_ms())
         was_stopping = thread.stopping  # What comes after a stop has to wait like the rest.
         with contextlib.suppress(TimeoutError):
             await workflow.wait_condition(
-                lambda: thread.stopping and not was_stopping, timeout=timedelta(seconds=seconds)
+                lambda: should_leave() or (thread.stopping and not was_stopping),
+                timeout=pause if deadline is None else min(pause, deadline),
             )
+        thread.state = approvals.expire(thread.state, thread.now_ms())
         return more
 
 

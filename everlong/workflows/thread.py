@@ -35,6 +35,7 @@ from everlong.models import (
     ThreadStart,
     printable,
     seq_after,
+    short_digest,
     thread_key,
 )
 from everlong.policy import LimitHit, Policy, RollReason, RunSize, limit_hit, roll_reason
@@ -103,6 +104,7 @@ class Thread:
         if (number := transitions.number_of(self.state, message)) is not None:
             return number
         self.state = transitions.queue(self.state, message)
+        self._executor.count_read(transitions.queued_bytes(message))
         return self.state.counters.messages
 
     @property
@@ -151,14 +153,14 @@ class Thread:
                 raise
             if type_of(error) == MESSAGE_LOST:
                 self.state = transitions.without_lost_messages(self.state)
-            if not (type_of(error) == CONTEXT_TOO_LARGE and await self.compact("provider")):
+            # A compaction that is held leaves the step as it is, and the next run asks again.
+            if not (type_of(error) == CONTEXT_TOO_LARGE and await self._compact("provider")):
                 await self.fail_turn(reason_of("the model call failed", error))
             return
         if self._policy is None:
             self._adopt(Policy().changed(turn.policy or {}))
         self.state = transitions.after_model(self.state, turn)
         self.state = approvals.request(self.state, self.now_ms())
-        self._note_due_compaction()
         if not turn.tool_calls:
             self.state = transitions.end_turn(self.state, seq_after(turn.head) - 1)
 
@@ -216,13 +218,16 @@ class Thread:
             return False
         return transitions.entries_bytes((*state.tail, *state.notes)) > limits.TAIL_BYTES_MAX
 
-    async def flush(self) -> None:
-        """Journal what no model call will, so that nothing is left in memory.
+    async def flush(self) -> bool:
+        """Journal what no model call will, so that nothing is left in memory; return whether it is so.
 
         A tail is left where it is if the store is away for so long that the run should end.
         """
-        with contextlib.suppress(LeftWhileHeld):
+        try:
             await self._flush()
+        except LeftWhileHeld:
+            return False
+        return True
 
     async def _flush(self) -> None:
         self.state = transitions.take_notes(self.state)
@@ -233,12 +238,14 @@ class Thread:
 
     async def keep_small(self) -> None:
         """Journal a long tail, and compact if the policy or somebody wants it."""
-        if self.should_flush:
-            await self.flush()
+        self._note_due_compaction()
+        if self.should_flush and not await self.flush():
+            return  # The store is away. The next run carries what the journal could not get.
         if self.state.compact_asked or self.state.compaction_due_ms is not None:
             await self.compact("asked" if self.state.compact_asked else "policy")
         size_bytes = transitions.state_bytes(self.state)
-        if size_bytes > limits.STATE_BYTES_MAX:
+        # What the journal has yet to get may have come meanwhile, and is no reason to end.
+        if size_bytes > limits.STATE_BYTES_MAX and not self.should_flush:
             raise LimitReached(
                 f"operational state has {size_bytes} bytes; {limits.STATE_BYTES_MAX} is the most"
             )
@@ -280,7 +287,7 @@ class Thread:
         In a turn, the newest reply and its results do: providers want back what they said last as it
         was, thinking and all.
         """
-        if self.state.in_turn and self.state.reply_seq:
+        if self.state.in_turn and self.state.turn_steps:
             return self.state.reply_seq
         return seq_after(self.state.head)
 
@@ -295,9 +302,18 @@ class Thread:
         """Return the limit that the thread has reached, if it has."""
         return limit_hit(self.policy, transitions.usage(self.state))
 
-    def configure(self, changes: dict[str, Any]) -> None:
-        """Change fields of the policy; raise `ValueError` for what is wrong."""
+    def has_configured(self, key: str) -> bool:
+        """Whether a request has been carried out already: one that met a roll is sent again."""
+        return bool(key) and short_digest(key, size_bytes=8) in self.state.configured
+
+    def configure(self, changes: dict[str, Any], key: str = "") -> None:
+        """Change fields of the policy; raise `ValueError` for what is wrong. `key` names the request."""
         changed = self.policy.changed(changes)
+        if key:
+            configured = (*self.state.configured, short_digest(key, size_bytes=8))
+            self.state = dataclasses.replace(
+                self.state, configured=configured[-limits.CONFIGURED_MAX :]
+            )
         if self._policy is None:  # The agent's own is not known yet.
             self._changes = {**self._changes, **changes}
         else:

@@ -27,6 +27,7 @@ from everlong.models import (
     ThreadState,
     ToolResult,
     error_result,
+    lost_entry,
     new_entry,
     note,
     seq_after,
@@ -59,13 +60,13 @@ def why_refused(state: ThreadState, message: SendMessage, thread: str) -> str:
             return f"the message has {message.ref.size_bytes} bytes; {limits.TEXT_BYTES_MAX} is the most"
     elif not message.text.strip():
         return "the message is empty"
-    size_bytes = _queued_bytes(message)
+    size_bytes = queued_bytes(message)
     if size_bytes > limits.MESSAGE_BYTES_MAX:
         return (
             f"the message has {size_bytes} bytes; {limits.MESSAGE_BYTES_MAX} is the most to send as it "
             "is. Everlong's own client stores a longer one first, and sends its ref."
         )
-    if sum(map(_queued_bytes, state.inbox)) + size_bytes > limits.INBOX_BYTES_MAX:
+    if sum(map(queued_bytes, state.inbox)) + size_bytes > limits.INBOX_BYTES_MAX:
         return f"{len(state.inbox)} messages wait already; send again once some are answered"
     return ""
 
@@ -74,6 +75,11 @@ def number_of(state: ThreadState, message: SendMessage) -> int | None:
     """Return the number of a message that has been taken in before."""
     numbers = [each.number for each in state.received if each.id == message.id]
     return numbers[-1] if message.id and numbers else None
+
+
+def queued_bytes(message: SendMessage) -> int:
+    """Return the size of a message in the state's JSON, with the comma that follows it."""
+    return len(_MESSAGE.dump_json(message)) + 1
 
 
 def queue(state: ThreadState, message: SendMessage) -> ThreadState:
@@ -98,11 +104,8 @@ def begin_turn(state: ThreadState, time_ms: int) -> ThreadState:
 
 def without_lost_messages(state: ThreadState) -> ThreadState:
     """Put a note where the tail names a message that the store does not have."""
-    lost = Message(role="user", text="[this message was never stored]")
     tail = tuple(
-        new_entry(entry.seq, entry.kind, lost, entry.time_ms)
-        if entry.kind == Kind.MESSAGE and entry.ref is not None
-        else entry
+        lost_entry(entry) if entry.kind == Kind.MESSAGE and entry.ref is not None else entry
         for entry in state.tail
     )
     return dataclasses.replace(state, tail=tail)
@@ -360,8 +363,3 @@ def _received(state: ThreadState, message: SendMessage, time_ms: int) -> ThreadS
         original=message.original,
     )
     return dataclasses.replace(state, tail=(*state.tail, entry))
-
-
-def _queued_bytes(message: SendMessage) -> int:
-    """Size of a message in the state's JSON, with the comma that follows it."""
-    return len(_MESSAGE.dump_json(message)) + 1

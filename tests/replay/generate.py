@@ -14,18 +14,23 @@ from typing import Final
 
 from temporalio.client import Client
 
-from everlong import Agent, Policy, Reply, tool
+from everlong import Agent, Policy, Reply, limits, tool
 from everlong.admin import service
 from everlong.admin.service.sizes import previous_run
 from everlong.embedded import start_server
-from everlong.models import Message, ThreadStatus
+from everlong.errors import ModelRefused
+from everlong.models import Message, ThreadStatus, seq_after
 from everlong.storage.memory import MemoryBlobStore
+from everlong.storage.packstore import PackStore
 from everlong.testing import ScriptedModel
 from tests.agents import call, calls_done, reading_agent
 from tests.conftest import Threads, open_threads
 
 HERE: Final = Path(__file__).parent
 _SECONDS_MAX: Final = 60.0
+# All inline: a history then needs no store to be replayed.
+_INLINE_BYTES_MAX: Final = limits.MIB
+_LONG: Final = "word " * 2000  # Too long to be sent as it is.
 
 
 @tool(needs_approval=True)
@@ -38,6 +43,19 @@ def pay(amount: int) -> str:
 def fire(name: str) -> str:
     """Fire somebody."""
     return f"fired {name}"
+
+
+@tool(needs_approval=True, deadline_seconds=1)
+def hire(name: str) -> str:
+    """Hire somebody."""
+    return f"hired {name}"
+
+
+@tool
+async def interview() -> str:
+    """Take longer than the first deadline, and less than the second."""
+    await asyncio.sleep(1.5)
+    return "interviewed"
 
 
 @tool(attempts_max=1)
@@ -66,6 +84,21 @@ def _scripted(name: str, *steps: Sequence[tuple[str, dict[str, object]]]) -> Scr
 def _endless(turn: Sequence[Message]) -> Reply:
     number = calls_done(turn)
     return Reply(tool_calls=(call(number, "read_page", page=0),))
+
+
+class Refusing:
+    """Is refused a context that has no summary, and some messages whatever there is."""
+
+    async def reply(
+        self, instructions: str, messages: Sequence[Message], tools: Sequence[object]
+    ) -> Reply:
+        if not tools:  # A summary is asked for without tools.
+            return Reply(text="SUMMARY: there were words", tokens=10)
+        wanted = messages[-1].text
+        has_summary = any(message.role == "summary" for message in messages)
+        if wanted == "never" or (wanted == "more" and not has_summary):
+            raise ModelRefused("400: maximum context length", context_too_large=True)
+        return Reply(text="words done", tokens=100)
 
 
 reader = reading_agent(8, name="reader", policy=Policy(run_events_max=60))
@@ -99,6 +132,25 @@ AGENTS: Final = (
         model=ScriptedModel(_endless),
         tools=reader.tools,
         policy=Policy(no_progress_steps_max=3, actions={"steps_max": "stop"}),
+    ),
+    Agent(
+        name="talker",
+        model=Refusing(),
+        policy=Policy(summary=True, compact_to_bytes=2 * limits.KIB),
+    ),
+    Agent(
+        name="manager",
+        model=_scripted(
+            "manager", [("interview", {}), ("hire", {"name": "Al"}), ("fire", {"name": "Bob"})]
+        ),
+        tools=[interview, hire, fire],
+    ),
+    Agent(
+        name="learner",
+        model=_scripted(
+            "learner", [("remember", {"key": "a", "text": "b", "ttl_days": 3 / 86_400})]
+        ),
+        policy=Policy(idle_seconds=1),
     ),
 )
 
@@ -191,8 +243,71 @@ async def controls(scene: Scene) -> None:
     await service.unpause(scene.client, scene.thread_id)
 
 
+async def holds(scene: Scene) -> None:
+    """No worker has the agent: held, goes on with one that has, is held again, and stopped so."""
+    address = scene.client.service_client.config.target_host
+    async with open_threads(
+        address, scene.threads.store, reader, inline_bytes_max=_INLINE_BYTES_MAX
+    ) as lacking:
+        having = dataclasses.replace(scene.threads, task_queue=lacking.task_queue)
+        held = Scene(lacking, scene.thread_id)
+        async with lacking.worker():
+            await held.say("help", "helper")
+            await held.until(lambda status: status.status == "held")
+        async with having.worker():
+            await scene.until(lambda status: status.counters.answered == 1)
+        async with lacking.worker():
+            await held.say("again", "helper")
+            await held.until(lambda status: status.status == "held")
+            await service.stop(scene.client, scene.thread_id)
+            await scene.client.get_workflow_handle(scene.thread_id).result()
+
+
+async def refusals(scene: Scene) -> None:
+    """A context refused until it has a summary, a message that is in no store, a refusal for good."""
+    await scene.say(_LONG, "talker")
+    await scene.until(lambda status: status.counters.answered == 1)
+    await scene.say("more", "talker")
+    await scene.until(lambda status: status.counters.answered == 2)
+    elsewhere = dataclasses.replace(scene.threads, store=MemoryBlobStore())
+    await Scene(elsewhere, scene.thread_id).say(f"other {_LONG}", "talker")
+    await scene.until(lambda status: status.counters.answered == 3)
+    await scene.say("never", "talker")
+    await scene.until(lambda status: status.counters.answered == 4)
+    await service.stop(scene.client, scene.thread_id)
+
+
+async def deadlines(scene: Scene) -> None:
+    """Nobody decides: denied, escalated while a tool runs, then denied. Cancelled in a step."""
+    await scene.say("staff", "manager")
+    steps = (await scene.until(lambda status: status.counters.answered == 1)).counters.steps
+    await scene.say("again", "manager")
+    await scene.until(lambda status: status.counters.steps > steps)
+    await scene.client.get_workflow_handle(scene.thread_id).cancel()
+
+
+async def forks(scene: Scene) -> None:
+    """Begins as a fork, is asked, rests, and wakes when a fact expires."""
+    origin = Scene(scene.threads, f"{scene.thread_id}-origin")
+    await origin.say("learn", "learner")
+    head = (await origin.until(lambda status: status.counters.answered == 1)).head
+    await service.stop(scene.client, origin.thread_id)
+    await service.fork(
+        scene.client,
+        PackStore(scene.threads.store),
+        origin.thread_id,
+        seq_after(head) - 1,
+        scene.thread_id,
+        task_queue=scene.threads.task_queue,
+    )
+    await scene.say("learn more", "learner")
+    await scene.until(lambda status: status.counters.runs == 3)
+    await service.stop(scene.client, scene.thread_id)
+
+
+_FIRST: Final = (rolls, approvals, failures, idle, children, controls)
 SCENES: Final[dict[str, Callable[[Scene], Awaitable[None]]]] = {
-    each.__name__: each for each in (rolls, approvals, failures, idle, children, controls)
+    each.__name__: each for each in (*_FIRST, holds, refusals, deadlines, forks)
 }
 
 
@@ -219,9 +334,8 @@ async def generate(directory: Path) -> None:
     with tempfile.TemporaryDirectory() as data_dir:
         server = await start_server(Path(data_dir))
         with server.process:
-            # All inline: a history then needs no store to be replayed.
             async with open_threads(
-                server.address, MemoryBlobStore(), *AGENTS, inline_bytes_max=1024 * 1024
+                server.address, MemoryBlobStore(), *AGENTS, inline_bytes_max=_INLINE_BYTES_MAX
             ) as threads:
                 async with threads.worker():
                     for name in SCENES:

@@ -1,6 +1,7 @@
 """What models, tools and people should not do, and what comes of it: each has one outcome."""
 
 import asyncio
+import dataclasses
 import json
 import resource
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from everlong import Agent, Policy, Reply, Tool, limits, tool
 from everlong.admin import service
 from everlong.errors import MessageRefused, ThreadEnded
 from everlong.models import Kind, Message, SendMessage, ToolCall
+from everlong.storage.memory import MemoryBlobStore
 from everlong.testing import ScriptedModel
 from tests.agents import call, calls_done, results
 from tests.driving import Driven, calls_then_says
@@ -268,6 +270,35 @@ async def test_a_message_that_is_stored_for_another_thread_is_refused(drive: Dri
         with pytest.raises(Exception, match="Workflow update failed") as raised:
             await other.handle.execute_update("send", SendMessage(ref=entry.ref))
         assert "another thread" in str(raised.value.__cause__)
+
+
+async def send_from_elsewhere(thread: Driven) -> int:
+    """Send a long message as somebody does who uses another store."""
+    elsewhere = dataclasses.replace(thread.threads, store=MemoryBlobStore())
+    return await elsewhere.send(thread.thread_id, "lost " * 2000)
+
+
+async def test_a_message_that_was_stored_elsewhere_fails_its_turn_and_no_other(
+    drive: Drive,
+) -> None:
+    async with drive([ECHO]) as thread:
+        await thread.ask("first")
+        assert "is not in this store" in await thread.answer(await send_from_elsewhere(thread))
+        assert (await thread.messages())[3].text == "[this message was never stored]"
+        await is_usable(thread)
+
+
+async def test_a_message_that_was_stored_elsewhere_and_never_read_leaves_the_journal_readable(
+    drive: Drive,
+) -> None:
+    async with drive([ECHO]) as thread:
+        await thread.ask("first")
+        await thread.handle.signal("pause")
+        await thread.is_("paused")
+        await send_from_elsewhere(thread)
+        await thread.stop()
+        said = [message.text for message in (await thread.messages()).values()]
+        assert said == ["first", "heard first", "[this message was never stored]"]
 
 
 async def test_text_that_is_no_utf8_is_mended(drive: Drive) -> None:

@@ -175,6 +175,19 @@ async def test_a_context_that_is_refused_whatever_its_size_ends_the_turn(drive: 
         assert (await thread.status()).status == "waiting"
 
 
+async def test_an_answer_that_is_too_long_for_the_next_turn_is_compacted(drive: Drive) -> None:
+    def script(context: Sequence[Message]) -> Reply:
+        if sum(len(message.text) for message in context) > 20_000:
+            raise ModelRefused("400: maximum context length", context_too_large=True)
+        return Reply(text="answer " * 3000 if context[-1].text == "talk" else "short")
+
+    agent = Agent(name="ops", model=ScriptedModel(script, whole=True))
+    async with drive([agent], Policy(compact_to_bytes=4 * limits.KIB)) as thread:
+        assert (await thread.ask("talk")).startswith("answer")
+        assert await thread.answer(await thread.send("and now?")) == "short"
+        assert (await thread.status()).counters.compactions == 1
+
+
 async def test_a_thread_that_only_talks_is_compacted_too(drive: Drive) -> None:
     def script(context: Sequence[Message]) -> Reply:
         spoken = [message for message in context if message.role == "user"]

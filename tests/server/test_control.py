@@ -12,7 +12,7 @@ from temporalio.client import (
 )
 
 from everlong import Agent, Policy, Reply, limits, tool
-from everlong.models import CONFIGURE_UPDATE, Control, Kind, Message
+from everlong.models import CONFIGURE_UPDATE, Configure, Control, Kind, Message
 from everlong.testing import ScriptedModel
 from tests.agents import call, calls_done, pages_answer, reading_agent
 from tests.driving import Driven, calls_then_says
@@ -209,6 +209,23 @@ async def test_a_waiting_thread_can_be_configured_any_number_of_times(drive: Dri
         await thread.ask()
         changes = [each["changes"]["steps_max"] for each in await thread.data(Kind.CONTROL)]
         assert changes == list(range(1000, 1030))
+
+
+async def test_a_configure_that_is_sent_again_after_a_roll_counts_once(drive: Drive) -> None:
+    """Whoever meets a roll sends it again; meanwhile somebody else may have changed the same."""
+    async with drive([reading_agent(2)], Policy(idle_seconds=1)) as thread:
+        await thread.ask()
+        await thread.until(lambda status: status.counters.runs == 2)
+        first = Configure(changes={"steps_max": 50})
+        await thread.handle.execute_update(CONFIGURE_UPDATE, first, id="the-first")
+        await thread.configure(steps_max=70)
+        runs = (await thread.status()).counters.runs
+        await thread.ask()
+        await thread.until(lambda status: status.counters.runs > runs)
+        await thread.handle.execute_update(CONFIGURE_UPDATE, first, id="the-first")
+        assert (await thread.status()).policy.steps_max == 70
+        changes = [each["changes"] for each in await thread.data(Kind.CONTROL)]
+        assert changes == [{"steps_max": 50}, {"steps_max": 70}]
 
 
 async def test_signals_that_change_nothing_do_not_grow_a_run_without_end(drive: Drive) -> None:

@@ -165,3 +165,17 @@ async def test_an_idle_time_that_is_configured_holds_for_a_thread_that_waits(dri
         await thread.configure(idle_seconds=0.5)
         await rested(thread)
         assert await events(thread) <= REPLAYED_EVENTS_MAX
+
+
+async def test_a_thread_that_rested_in_the_middle_of_a_turn_rests_again_after_it(
+    drive: Drive,
+) -> None:
+    async with drive([reading_agent(8)], IDLE) as thread:
+        await thread.send()
+        await thread.until(lambda status: status.counters.tool_calls >= 1)
+        await thread.handle.signal("pause")
+        await rested(thread)
+        await thread.handle.signal("unpause")
+        assert await thread.answer() == pages_answer(8)
+        await rested(thread, (await thread.status()).counters.runs + 1)
+        assert await events(thread) <= REPLAYED_EVENTS_MAX

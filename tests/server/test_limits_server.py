@@ -176,6 +176,23 @@ async def test_a_context_that_compaction_can_shorten_is_shortened_before_it_is_a
         assert (await thread.status()).counters.compactions >= 1
 
 
+async def test_a_bound_of_the_context_that_is_lowered_leads_to_a_compaction_first(
+    drive: Drive,
+) -> None:
+    async with drive([reading_agent(8)], Policy()) as thread:
+        await thread.ask()
+        status = await thread.status()
+        assert status.counters.compactions == 0
+        await thread.configure(
+            compact_to_bytes=2 * limits.KIB,
+            compact_at_bytes=4 * limits.KIB,
+            context_bytes_max=status.context_bytes - 100,
+        )
+        assert await thread.answer(await thread.send()) == "8 pages"
+        status = await thread.status()
+        assert (status.pause, status.counters.compactions > 0) == (None, True)
+
+
 @pytest.mark.parametrize("action", ["stop", "archive"])
 async def test_a_limit_can_end_a_thread_for_a_reason_that_is_seen_everywhere(
     drive: Drive, action: Any

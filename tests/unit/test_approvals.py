@@ -68,7 +68,7 @@ def test_an_approved_call_can_be_run_and_a_denied_one_has_its_result() -> None:
     told = message_of(Kind.TOOL_RESULT, second.result.entry.body)
     assert (told.text, told.call_id) == ("error: denied by bob : so", "c2")
     assert [each.split()[0] for each in state.decided] == ["4-2", "4-1"]
-    assert [(note.data or {})["by"] for note in state.notes[2:]] == ["bob\n", "alice"]
+    assert [(note.data or {})["by"] for note in state.notes[2:]] == ["bob ", "alice"]
 
 
 @pytest.mark.parametrize(

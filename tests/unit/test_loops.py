@@ -86,10 +86,16 @@ def test_an_answer_is_progress_and_a_failed_turn_is_not() -> None:
     assert after_turn(after_turn(once, failed=False), failed=True).failed_turns == 1
 
 
+def test_calls_that_fail_together_in_every_step_are_all_remembered() -> None:
+    failing = [Observed(f"c{number}", "boom", "failed") for number in range(19)]
+    taken = [[*failing, Observed(f"tick{step}", str(step), "ok")] for step in range(6)]
+    assert after(*taken).same_failure == 6
+
+
 @given(steps)
 def test_streaks_stay_small_and_count_no_more_than_there_were(taken: list[list[Observed]]) -> None:
     streaks = after(*taken)
-    assert len(TypeAdapter(Streaks).dump_json(streaks)) < 1024
+    assert len(TypeAdapter(Streaks).dump_json(streaks)) < 2048
     assert streaks.no_progress_steps < max(1, len(taken))
     assert streaks.refused_steps <= len(taken)
     assert streaks.same_failure <= len(taken)

@@ -68,6 +68,7 @@ def busy(message: SendMessage) -> ThreadState:
         head=HEAD,
         snapshot=SnapshotRef(ref=HEAD.ref, upto_seq=10**9, context_bytes=10**9),
         decided=tuple(f"{10**9 + i}-20 {'d' * 16}" for i in range(limits.DECIDED_MAX)),
+        configured=("e" * 16,) * limits.CONFIGURED_MAX,
         answers=tuple(Answer(number=10**9 + i, seq=10**9 + i) for i in range(limits.ANSWERS_MAX)),
         pause=Pause(by=WIDE * 64, reason=WIDE * 300, limit=hit),
         ended=hit,
@@ -79,7 +80,8 @@ def busy(message: SendMessage) -> ThreadState:
         turn_steps=10**9,
         step_bytes=10**9,
         streaks=Streaks(
-            failures=tuple(Repeated(call="c" * 8, failure="f" * 8, count=10**6) for _ in range(8)),
+            failures=(Repeated(call="c" * 8, failure="f" * 8, count=10**6),)
+            * limits.TOOL_CALLS_MAX,
             recent=("e" * 8,) * 8,
         ),
         counters=Counters(
