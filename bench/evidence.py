@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import itertools
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ _END: Final = "<!-- end -->"
 BOUNDS: Final = {"asks": 1.0, "decisions": 1.0, "pairs": 1.0, "refs": 0.8, "numbers": 0.5}
 _REFS: Final = ("paths", "commands", "ids")
 _TOKENS_MAX: Final = 0.1
+# Tighter budgets, as a thread of constant budget has once it is long.
+SHARES: Final = (0.075, 0.04, 0.025)
 _out = Console(highlight=False, emoji=False, width=128)
 
 
@@ -32,11 +35,21 @@ class Row:
     counts: dict[str, Count] = dataclasses.field(
         default_factory=lambda: {kind: Count() for kind in KINDS}
     )
+    listed_asks: Count = dataclasses.field(default_factory=Count)
+    listed_decisions: Count = dataclasses.field(default_factory=Count)
+    by_users: Count = dataclasses.field(default_factory=Count)
 
     def add(self, counts: dict[str, Count]) -> None:
         """Add the counts of a transcript."""
         for kind, count in counts.items():
             self.counts[kind].add(count)
+
+    def add_left(self, left: Survival) -> None:
+        """Add what is left of a transcript, and what of it stands where it should."""
+        self.add(left.counts)
+        self.listed_asks.add(left.listed_asks)
+        self.listed_decisions.add(left.listed_decisions)
+        self.by_users.add(left.by_users)
 
     @property
     def refs(self) -> Count:
@@ -54,7 +67,8 @@ class Evidence:
     rows: dict[str, Row] = dataclasses.field(default_factory=dict)
     cut: Row = dataclasses.field(default_factory=Row)
     """The same, if only the end of the transcript is kept."""
-    unseen: Row = dataclasses.field(default_factory=Row)
+    tight: dict[tuple[str, float], Row] = dataclasses.field(default_factory=dict)
+    """By whose words, and which share of the original is left."""
     stale_asks: Count = dataclasses.field(default_factory=Count)
     tokens: list[float] = dataclasses.field(default_factory=list)
     pieces: list[float] = dataclasses.field(default_factory=list)
@@ -77,23 +91,26 @@ class Evidence:
         shares = {kind: everything.counts[kind].share for kind in BOUNDS if kind != "refs"}
         shares["refs"] = everything.refs.share
         found = [f"{kind}: {shares[kind]:.1%}" for kind in BOUNDS if shares[kind] < BOUNDS[kind]]
-        for row in (everything, self.unseen):
-            for name, count in row.counts.items():
-                if count.kept + count.recalled < count.there:
-                    lost = count.there - count.kept - count.recalled
-                    found.append(f"{name}: {lost} not recalled")
+        for name, count in everything.counts.items():
+            if count.kept + count.recalled < count.there:
+                lost = count.there - count.kept - count.recalled
+                found.append(f"{name}: {lost} not recalled")
         if max(*self.tokens, *self.pieces) > _TOKENS_MAX:
             found.append(f"tokens: {max(*self.tokens, *self.pieces):.1%}")
         return found
 
 
-def measure(transcripts: Iterable[Transcript], unseen: Iterable[Transcript] = ()) -> Evidence:
-    """Compact transcripts, and count what is left of them."""
+def measure(
+    transcripts: Iterable[Transcript], tight: Iterable[tuple[str, Transcript]] = ()
+) -> Evidence:
+    """Compact transcripts, and count what is left of them; of some, at tighter budgets too."""
     evidence = Evidence()
     for transcript in transcripts:
         evidence.add(transcript.domain, *survival(transcript))
-    for transcript in unseen:
-        evidence.unseen.add(survival(transcript)[0].counts)
+    for words, transcript in tight:
+        for share in SHARES:
+            left, _ = survival(transcript, share, recall=False)
+            evidence.tight.setdefault((words, share), Row()).add_left(left)
     return evidence
 
 
@@ -115,12 +132,14 @@ def table(evidence: Evidence) -> str:
         f"Of {stale.there} asks that were open for a while and then closed, {stale.kept} are still "
         "listed as open."
     )
-    if evidence.unseen.refs.there:
-        counts = evidence.unseen.counts
-        lines.append(
-            f"Said in words that the cues had not been made for: {_share(counts['asks'])} of open asks "
-            f"and {_share(counts['decisions'])} of decisions are kept."
-        )
+    if evidence.tight:
+        lines += [
+            "",
+            "| what is left | words | open asks | listed as open | decisions | listed as decided "
+            "| both, of users | tool-call pairs | paths, commands, ids | numbers |",
+            "|---|---|---|---|---|---|---|---|---|---|",
+            *(_tight_line(*key, row) for key, row in evidence.tight.items()),
+        ]
     return "\n".join(lines)
 
 
@@ -140,13 +159,12 @@ def main(arguments: Sequence[str]) -> int:
     )
     asked = parser.parse_args(arguments)
     known = track(corpus(asked.count), "transcripts", total=asked.count, console=_out)
-    unseen = track(
-        corpus(asked.count // 2, seed=5, forms=UNSEEN),
-        "other words",
-        total=asked.count // 2,
-        console=_out,
+    some = asked.count // 2
+    tight = itertools.chain(
+        (("of the corpus", each) for each in corpus(some)),
+        (("others", each) for each in corpus(some, seed=5, forms=UNSEEN)),
     )
-    evidence = measure(known, unseen)
+    evidence = measure(known, track(tight, "tighter", total=2 * some, console=_out))
     _out.print(table(evidence), markup=False)
     if asked.write:
         write(evidence)
@@ -162,6 +180,21 @@ def _line(name: str, row: Row, *, recalled: bool = True) -> str:
     found = sum(count.recalled for count in row.counts.values())
     rest = f"{found:,} of {lost:,}" if recalled else "-"
     return f"| {' | '.join([name, *shares, rest])} |"
+
+
+def _tight_line(words: str, share: float, row: Row) -> str:
+    counts = row.counts
+    shares = [
+        counts["asks"],
+        row.listed_asks,
+        counts["decisions"],
+        row.listed_decisions,
+        row.by_users,
+        counts["pairs"],
+        row.refs,
+        counts["numbers"],
+    ]
+    return f"| {' | '.join([f'{share:.1%}', words, *map(_share, shares)])} |"
 
 
 def _share(count: Count) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from bench import evidence_words as said
-from bench.evidence_outputs import failed_output, long_output, shell_line, short_output
+from bench.evidence_outputs import failed_output, failures_of, long_output, shell_line, short_output
 from bench.evidence_world import World
 from everlong.compaction import Item
 from everlong.models import Entry, Kind, Message, ToolCall, new_entry
@@ -210,7 +210,7 @@ class _Writer:
         return "\n".join(" ".join(world.word() for _ in range(8)) for _ in range(lines))
 
     def _result(self, reply_seq: int, call: ToolCall, argument: str) -> None:
-        dice, outcome = self.random.random(), "ok"
+        dice, outcome = self.random.random(), ""
         if dice < 0.08:
             text, outcome = failed_output(self.world)
         elif dice < 0.4 or call.tool in ("edit", "note", "send_reply"):
@@ -221,6 +221,7 @@ class _Writer:
         else:
             text = long_output(self.world, self.random.randint(80, 250))
         message = Message(role="tool", text=text, call_id=call.id, tool=call.tool)
+        outcome = outcome or failures_of(text)
         entry = self._add(Kind.TOOL_RESULT, message)
         self.truth.pairs.append(Pair(call.id, reply_seq, entry.seq, call.tool, argument, outcome))
 

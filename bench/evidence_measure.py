@@ -8,13 +8,13 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Final
 
 from bench.evidence_corpus import Pair, Planted, Transcript, text_of
 from everlong import compaction
 from everlong.compaction import Item, Snapshot
-from everlong.models import Message
+from everlong.models import Kind, Message
 from everlong.policy import Policy
 
 ROUNDS: Final = 10
@@ -27,7 +27,7 @@ RECALL_BYTES: Final = 16 * 1024
 _PAGES_MAX: Final = 1000
 _WHOLE: Final = 1 << 40
 _POLICY: Final = Policy()
-_SEQS: Final = re.compile(r"^\d+(?:,\d+)* ", re.MULTILINE)
+_SEQS: Final = re.compile(r"^\d+(?:,\+?\d+)* ", re.MULTILINE)
 _PIECE: Final = re.compile(r" ?[A-Za-z]{1,8}|\d{1,3}|\s+| ?[^\sA-Za-z\d]+")
 
 
@@ -63,6 +63,11 @@ class Survival:
     """The same, by a stricter count."""
     stale_asks: Count
     """Asks that were closed: `kept` is how many are still listed as open."""
+    listed_asks: Count
+    """Open asks: `kept` is how many are listed as such, not just said somewhere."""
+    listed_decisions: Count
+    by_users: Count
+    """Asks and decisions that users said themselves."""
     digest: str
     """Of the bytes of all ten snapshots."""
 
@@ -110,20 +115,24 @@ def truncated(whole: Sequence[Message], budget: int) -> list[Message]:
     return found[::-1]
 
 
-def survival(transcript: Transcript, share: float = SHARE) -> tuple[Survival, dict[str, Count]]:
+def survival(
+    transcript: Transcript, share: float = SHARE, *, recall: bool = True
+) -> tuple[Survival, dict[str, Count]]:
     """Return what compaction leaves of a transcript, and what cutting its beginning off leaves."""
     whole = whole_context(transcript)
     budget = int(compaction.size_of(whole) * share)
     shown, digest = compacted(transcript, budget)
-    counts, missing = measured(transcript, shown)
-    listed = _section(shown, "Open:")
-    closed = transcript.truth.closed
+    counts, missing = measured(transcript, shown, recall=recall)
+    truth = transcript.truth
     left = Survival(
         counts=counts,
         missing=missing,
         tokens=compaction.size_of(shown) / compaction.size_of(whole),
         pieces=pieces(shown) / pieces(whole),
-        stale_asks=Count(len(closed), sum(each.text in listed for each in closed)),
+        stale_asks=_listed(truth.closed, _section(shown, "Open:")),
+        listed_asks=_listed(truth.asks, _section(shown, "Open:")),
+        listed_decisions=_listed(truth.decisions, _section(shown, "Decided:")),
+        by_users=_by_users(transcript, {*missing["asks"], *missing["decisions"]}),
         digest=digest,
     )
     cut = truncated(whole, int(compaction.size_of(whole) * TRUNCATED_SHARE))
@@ -226,6 +235,20 @@ def _texts(messages: Sequence[Message]) -> list[str]:
             found.append(call.tool)
             found += (str(value) for value in json.loads(call.arguments).values())
     return found
+
+
+def _by_users(transcript: Transcript, missing: Container[str]) -> Count:
+    truth, items = transcript.truth, transcript.items
+    said = [
+        each.text
+        for each in (*truth.asks, *truth.decisions)
+        if items[each.seq - 1].entry.kind == Kind.MESSAGE
+    ]
+    return Count(len(said), sum(text not in missing for text in said))
+
+
+def _listed(planted: Sequence[Planted], section: str) -> Count:
+    return Count(len(planted), sum(each.text in section for each in planted))
 
 
 def _section(messages: Sequence[Message], title: str) -> str:

@@ -166,6 +166,13 @@ def _test_run(world: World, lines: int) -> str:
     )
 
 
+def failures_of(text: str) -> str:
+    """Return what the last line of a test run says of failures; nothing if there were none."""
+    last = text.rpartition("\n")[2]
+    counted = last.removeprefix("===== ").partition(",")[0]
+    return counted if last.startswith("=====") and counted != "0 failed" else ""
+
+
 def _session(world: World, lines: int) -> str:
     """Return a terminal session: several commands and what they print."""
     found: list[str] = []

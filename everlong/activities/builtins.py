@@ -26,8 +26,10 @@ from everlong.storage.threads import in_thread
 
 # What one answer of recall shows: 4,000 tokens.
 RECALL_BYTES_MAX: Final = 16 * limits.KIB
-# A search through everything reads this much at most, newest first, and says how far it got.
+# A search reads so many bytes and entries at most, newest first, and says how far it got. A cold one of
+# 2,048 entries takes about 270 GETs.
 _SEARCH_BYTES_MAX: Final = 32 * limits.MIB
+_SEARCH_ENTRIES_MAX: Final = 2048
 _BATCH_ENTRIES: Final = 64
 _RANGE_MAX: Final = 100
 _DAY_MS: Final = 24 * 3600 * 1000
@@ -70,7 +72,7 @@ async def recall(
         seq: Number of the entry to open, as notes like recall(seq=42) say.
         to_seq: With seq: list the entries from seq up to this one, in short.
         ref: The first 8 or more characters of a stored object's digest, instead of seq.
-        pattern: Text to look for: in the entry of seq, or newest first in all there is.
+        pattern: Text to look for: in the entry of seq, or newest first in all there is up to to_seq.
         offset: With seq: where to begin, in bytes, if an entry is longer than one answer.
 
     """
@@ -81,7 +83,7 @@ async def recall(
     if seq is None:
         if not pattern:
             raise ValueError("say what to recall: seq, seq and to_seq, ref, or pattern")
-        return await _search(session, pattern)
+        return await _search(session, pattern, to_seq)
     if seq > last_seq:
         raise ValueError(f"there is no entry {seq} yet; the last is {last_seq}")
     if to_seq is not None and to_seq != seq:
@@ -202,20 +204,29 @@ async def _seq_of(session: Session, ref: str) -> int:
     """Return the entry that leads to a stored object."""
     if len(ref) < 8:
         raise ValueError("give the first 8 characters of the ref at least")
-    async for entries in _batches(session, seq_after(session.head) - 1):
-        for entry in reversed(entries):
-            digests = [each.digest for each in (entry.ref, entry.original) if each is not None]
-            if any(digest.startswith(ref) for digest in digests):
-                return entry.seq
-    raise ValueError(f"nothing stored has a digest that begins with {ref[:64]!r}")
+    last_seq = seq_after(session.head) - 1
+    first_seq = max(1, last_seq - _SEARCH_ENTRIES_MAX + 1)
+    async for entries in _batches(session, first_seq, last_seq):
+        found = [entry.seq for entry in entries if _leads_to(entry, ref)]
+        if len(found) > 1:
+            raise ValueError(f"that is where entries {found} lie; give one of them as seq")
+        if found:
+            return found[0]
+    where = "nothing stored" if first_seq == 1 else f"nothing stored from entry {first_seq} on"
+    raise ValueError(f"{where} has a digest that begins with {ref[:64]!r}")
 
 
-async def _batches(session: Session, last_seq: int) -> AsyncIterator[list[Entry]]:
+def _leads_to(entry: Entry, ref: str) -> bool:
+    refs = [each for each in (entry.ref, entry.original) if each is not None]
+    return any(each.digest.startswith(ref) for each in refs)
+
+
+async def _batches(session: Session, first_seq: int, last_seq: int) -> AsyncIterator[list[Entry]]:
     """Go back through the journal."""
-    while last_seq >= 1:
-        first_seq = max(1, last_seq - _BATCH_ENTRIES + 1)
-        yield await session.reader.journal.read(session.head, first_seq, last_seq)
-        last_seq = first_seq - 1
+    while last_seq >= first_seq:
+        from_seq = max(first_seq, last_seq - _BATCH_ENTRIES + 1)
+        yield await session.reader.journal.read(session.head, from_seq, last_seq)
+        last_seq = from_seq - 1
 
 
 async def _list(session: Session, seq: int, to_seq: int, pattern: str | None) -> str:
@@ -228,33 +239,37 @@ async def _list(session: Session, seq: int, to_seq: int, pattern: str | None) ->
     lines: list[str] = []
     left, to_read = RECALL_BYTES_MAX, _SEARCH_BYTES_MAX
     for entry in entries:
-        to_read -= _read_bytes(entry)
+        size_bytes = _read_bytes(entry) if pattern else entry.size_bytes
+        # The first is read in any case, or the same call would be made again.
+        if left < 0 or (size_bytes > to_read and entry.seq > seq):
+            words = f", pattern={to_json(pattern).decode()}" if pattern else ""
+            lines.append(f"[more from recall(seq={entry.seq}, to_seq={to_seq}{words})]")
+            break
+        to_read -= size_bytes
         [opened] = await _open(session, [entry], whole=pattern is not None)
         shown = (
             await _grep(opened.text, pattern, share)
             if pattern
             else compaction.excerpt(opened.text, offset=0, bytes_max=share)
         )
-        if not shown:
-            continue
-        line = f"{entry.seq} {entry.kind}: {shown}"
-        left -= len(line.encode())
-        if left < 0 or to_read < 0:
-            lines.append(f"[more from recall(seq={entry.seq}, to_seq={to_seq})]")
-            break
-        lines.append(line)
+        if shown:
+            lines.append(f"{entry.seq} {entry.kind}: {shown}")
+            left -= len(lines[-1].encode())
     return "\n".join(lines) or f"entries {seq} to {to_seq} do not hold that"
 
 
-async def _search(session: Session, pattern: str) -> str:
+async def _search(session: Session, pattern: str, to_seq: int | None) -> str:
     """Look through the journal, newest first, until an answer is full or enough has been read."""
     found: list[str] = []
     left, to_read = RECALL_BYTES_MAX, _SEARCH_BYTES_MAX
     # From before the reply that asks for this: it holds the pattern itself.
     asking = await session.reader.journal.last(session.head, Kind.REPLY)
     last_seq = (asking.seq if asking else seq_after(session.head)) - 1
-    async for entries in _batches(session, last_seq):
-        affordable = _affordable(entries, to_read)
+    last_seq = last_seq if to_seq is None else min(last_seq, to_seq)
+    newest_seq, first_seq = last_seq, max(1, last_seq - _SEARCH_ENTRIES_MAX + 1)
+    async for entries in _batches(session, first_seq, last_seq):
+        # The newest is read in any case, or the same call would be made again.
+        affordable = _affordable(entries, to_read, at_least=int(last_seq == newest_seq))
         to_read -= sum(map(_read_bytes, affordable))
         for opened in reversed(await _open(session, affordable)):
             last_seq = opened.entry.seq - 1
@@ -268,7 +283,8 @@ async def _search(session: Session, pattern: str) -> str:
         if left <= 0 or last_seq >= entries[0].seq:
             break
     if last_seq >= 1:
-        found.append(f"[looked back to entry {last_seq + 1}; for older ones give seq and to_seq]")
+        again = f"recall(pattern={to_json(pattern).decode()}, to_seq={last_seq})"
+        found.append(f"[looked back to entry {last_seq + 1}; {again} looks on from there]")
     return "\n".join(found) or "nothing holds that"
 
 
@@ -279,12 +295,12 @@ async def _grep(text: str, pattern: str, bytes_max: int) -> str:
     return await in_thread(compaction.grep, text, pattern, bytes_max=bytes_max)
 
 
-def _affordable(entries: Sequence[Entry], to_read: int) -> list[Entry]:
-    """Return the newest of some entries that have so many bytes together."""
+def _affordable(entries: Sequence[Entry], to_read: int, at_least: int) -> list[Entry]:
+    """Return the newest of some entries that have so many bytes together, or so many entries."""
     wanted: list[Entry] = []
     for entry in reversed(entries):
         to_read -= _read_bytes(entry)
-        if to_read < 0:
+        if to_read < 0 and len(wanted) >= at_least:
             break
         wanted.insert(0, entry)
     return wanted

@@ -29,6 +29,9 @@ from everlong.storage.threads import in_thread
 T = TypeVar("T")
 
 _PAUSES: Final = (0.1, 0.4)
+# The envelope of a payload without metadata. It is no protobuf, so no payload has it by itself; and
+# without any the pack could be taken for a part of a journal.
+_BARE: Final = b"\0"
 
 
 @dataclasses.dataclass
@@ -138,12 +141,12 @@ def _envelope(payload: Payload) -> bytes:
         rest.ClearField("data")
     else:
         rest = Payload(metadata=payload.metadata, external_payloads=payload.external_payloads)
-    return rest.SerializeToString(deterministic=True)
+    return rest.SerializeToString(deterministic=True) or _BARE
 
 
 def _payload(envelope: bytes, data: bytes) -> Payload:
     try:
-        payload = Payload.FromString(envelope)
+        payload = Payload.FromString(b"" if envelope == _BARE else envelope)
     except DecodeError:
         raise BlobCorrupt("a pack was read that holds no payload") from None
     payload.data = data

@@ -11,7 +11,6 @@ from typing import Final
 from everlong import limits
 from everlong.compaction import evidence
 from everlong.compaction.context import Group, groups, kept_of
-from everlong.compaction.cues import sentences
 from everlong.compaction.expiring import is_live, newest_message_seq
 from everlong.compaction.facts import facts_at
 from everlong.compaction.rendering import (
@@ -105,9 +104,10 @@ class _Notes:
         for group in self._groups:
             while waiting and waiting[0].seq < group.head.seq:
                 _add_entry(ledger, waiting.popleft())
+            # A call that was asked for by a step before this one is not waited for any more.
+            ledger.void(evidence.APPROVAL, group.head.seq)
             if group.head.seq in shown and whole.issuperset(each.seq for each in group.members):
-                for sentence, _ in sentences(group.head.message.text):
-                    ledger.hear(sentence, group.head.seq)
+                ledger.hear(group.head.message.text, group.head.seq)
                 continue
             for note in self._of_group(group):
                 # A call that is shown with its result needs no line.

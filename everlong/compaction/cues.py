@@ -98,6 +98,12 @@ _DONE: Final = _any_of(r"""
     shipped; rotated; arrived; received; no longer (?:needed|open|blocked); never ?mind; cancell?ed;
     solved; sorted; took care of; taken care of; unblocked; settled; checked off
     """)
+# Nothing is done in a sentence with one of these. What stays open by mistake does less harm.
+_UNDONE: Final = _any_of(r"""
+    not; \w+n't; never(?! ?mind); no(?! longer); nobody; none; nothing; neither; nor; cannot; unable;
+    without; refused; refuses; fails?; failed; failing; yet; almost; nearly; half; part(?:ly|ially)?;
+    still; until; unless; once; will; to be; should; must; needs?; if; try(?:ing)?; tried
+    """)
 _SHORT_WORDS_MAX: Final = 4
 _HEADING: Final = re.compile(r"[^.!?]{2,80}:\s*$")
 _WORD: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{3,}")
@@ -163,19 +169,18 @@ def may_matter(sentence: str) -> bool:
 
 def is_done(sentence: str) -> bool:
     """Tell whether a sentence may say that something is no longer open."""
-    return bool(_DONE.search(sentence))
+    return bool(_DONE.search(sentence)) and not _UNDONE.search(sentence)
 
 
 def stems(sentence: str) -> frozenset[str]:
     """Return the beginnings of the words that carry what a sentence is about."""
     found = (word.rstrip(".-") for word in _WORD.findall(sentence.lower()))
-    return frozenset(word[:6] for word in found if word not in _COMMON and len(word) > 3)
+    return frozenset(word[:5] for word in found if word not in _COMMON and len(word) > 3)
 
 
-def closes(sentence: str, ask: str) -> bool:
-    """Tell whether a sentence that speaks of an end is about this ask: most of its words are in it."""
-    wanted = stems(ask)
-    return len(wanted) > 2 and 3 * len(wanted & stems(sentence)) >= 2 * len(wanted)
+def closes(said: frozenset[str], asked: frozenset[str]) -> bool:
+    """Tell by their stems whether a sentence that speaks of an end is about an ask: most are in it."""
+    return len(asked) > 2 and 3 * len(asked & said) >= 2 * len(asked)
 
 
 def _split(line: str) -> Iterator[str]:

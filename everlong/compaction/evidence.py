@@ -21,6 +21,8 @@ _SAID_BYTES_MAX: Final = 2048
 _REFS_BYTES_MAX: Final = 4096
 _NUMBERS_MAX: Final = 64
 _NOT_RUN: Final = "not run"
+APPROVAL: Final = "approval "
+"""How the note of an approval begins."""
 _CUED: Final = ("open", "decision")
 
 
@@ -71,7 +73,7 @@ def notes_of_result(kept: Kept) -> Iterator[Note]:
 
 def approval_prefix(approval_id: str) -> str:
     """Return how the note of an approval begins that has been asked for."""
-    return f"approval {approval_id}: "
+    return f"{APPROVAL}{approval_id}: "
 
 
 def note_of_entry(entry: Entry, asked: str = "") -> Note | None:

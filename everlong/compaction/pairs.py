@@ -31,7 +31,12 @@ _FAILED: Final = re.compile(
     r"|traceback \(|npm err|bash: |sh: |permission denied|no such file|command not found|not run:)"
 )
 _LETTER: Final = re.compile(r"[A-Za-z\x80-\U0010ffff]")
-_DETAIL: Final = re.compile(r"(?a)( -> ok \d+k?B): .*$")
+_SIZE: Final = re.compile(r"(?a)\d+k?B")
+# What must not be left out of a line, however short it has to be.
+_BAD_NEWS: Final = re.compile(
+    r"(?ai)\b[1-9]\d*\s(?:failed|failures?|errors?|broken|unhealthy|skipped)\b"
+    r"|\b(?:build|tests?|job|deploy\w*|rollout|migration) (?:has |have )?failed\b"
+)
 _EXIT: Final = re.compile(
     r"(?ai)\b(?:exit(?:ed)?(?: with)?(?: code| status)?[ :=]*[1-9]\d*\b|returned non-zero)"
 )
@@ -53,14 +58,18 @@ def outcome_of(text: str, left_out: int = 0) -> str:
         return " ".join(sound(text).split()) or "ok, empty"
     lines = _ends_of(text)
     failed = _FAILED.search(lines[0]) or any(map(_EXIT.search, lines))
-    verdict = "failed" if failed else "ok"
     line = clipped(_telling(lines, failed), _LINE_BYTES_MAX)
-    return f"{verdict} {_short_size(size_bytes)}: {line}"
+    # Whether a long output means success is for its reader to say.
+    return f"{'failed ' if failed else ''}{_short_size(size_bytes)}: {line}"
 
 
 def brief_pair(text: str) -> str:
     """Return the line of a call without what a long output began or ended with."""
-    return _DETAIL.sub(r"\1", text)
+    call, arrow, outcome = text.rpartition(" -> ")
+    size, _, detail = outcome.partition(": ")
+    if not _SIZE.fullmatch(size) or _BAD_NEWS.search(detail):
+        return text
+    return f"{call}{arrow}{size}"
 
 
 def arguments_text(arguments: str) -> str:
@@ -120,16 +129,19 @@ def _object(arguments: str, *, as_written: bool = False) -> dict[str, Any] | Non
     number = str if as_written else None
     try:
         values = json.loads(arguments, parse_int=number, parse_float=number)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return values if isinstance(values, dict) and len(values) <= _VALUES_MAX else None
 
 
 def _depth(arguments: str) -> int:
-    """Return how deep brackets are nested, at most: the parser's own limit differs among Pythons."""
+    """Return how deep brackets are nested, or more: those in texts count, and none makes up for them.
+
+    The parser's own limit differs among Pythons.
+    """
     depth = deepest = 0
     for bracket in _BRACKET.findall(arguments):
-        depth += 1 if bracket in "[{" else -1
+        depth = depth + 1 if bracket in "[{" else max(0, depth - 1)
         deepest = max(deepest, depth)
     return deepest
 

@@ -183,4 +183,5 @@ def _speaker(note: Note) -> str:
 
 
 def _seqs(note: Note) -> str:
-    return ",".join(map(str, (note.seq, *note.seqs)))
+    more = [f"+{note.more}"] if note.more else []
+    return ",".join([*map(str, (note.seq, *note.seqs)), *more])

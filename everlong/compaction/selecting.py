@@ -5,6 +5,7 @@ By rank, the newest first; what a line shows is not noted again by itself.
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
@@ -30,8 +31,10 @@ _RANKS: Final[dict[NoteKind, float]] = {
 _SENTENCES: Final = ("open", "decision", "asked", "remark", "prose")
 # The share that lines of calls may take before older ones have to be brief.
 _WHOLE_PAIRS: Final = 0.1
-# Equal calls that one line stands for.
+# Of equal calls that one line stands for, the newest that it names.
 _SEQS_MAX: Final = 12
+# Open asks that a sentence may be about: more than are ever shown, and it may be one of thousands.
+_OPEN_HEARD_MAX: Final = 256
 
 
 class Ledger:
@@ -39,7 +42,7 @@ class Ledger:
 
     def __init__(self, notes: Iterable[Note] = ()) -> None:
         self._notes: dict[tuple[str, str], Note] = {}
-        self._open: dict[tuple[str, str], None] = {}
+        self._open: dict[tuple[str, str], frozenset[str]] = {}
         for note in notes:
             self.add(note)
 
@@ -52,19 +55,33 @@ class Ledger:
         self._notes[key] = note
         self._open.pop(key, None)
         if note.kind == "open":
-            self._open[key] = None
+            # What is said after it is about it, but need not come again when it is done.
+            first = next((sentence for sentence, _ in cues.sentences(note.text)), "")
+            self._open[key] = cues.stems(first)
         if note.kind in _SENTENCES:
             self.hear(note.text, note.seq)
 
-    def hear(self, sentence: str, seq: int) -> None:
+    def hear(self, text: str, seq: int) -> None:
         """Take what a sentence says to be done for a thing that was asked, and is no longer open."""
-        if not self._open or not cues.is_done(sentence):
+        if not self._open:
             return
+        for sentence, _ in cues.sentences(text):
+            if not cues.is_done(sentence):
+                continue
+            said = cues.stems(sentence)
+            for key in list(itertools.islice(reversed(self._open), _OPEN_HEARD_MAX)):
+                if self._notes[key].seq < seq and cues.closes(said, self._open[key]):
+                    self._close(key, "asked")
+
+    def void(self, prefix: str, seq: int) -> None:
+        """Take for no longer open what begins like this and was asked before an entry."""
         for key in list(self._open):
-            note = self._notes[key]
-            if note.seq < seq and cues.closes(sentence, note.text):
-                self._notes[key] = dataclasses.replace(note, kind="asked")
-                del self._open[key]
+            if self._notes[key].seq < seq and self._notes[key].text.startswith(prefix):
+                self._close(key, "prose")
+
+    def _close(self, key: tuple[str, str], kind: NoteKind) -> None:
+        self._notes[key] = dataclasses.replace(self._notes[key], kind=kind)
+        del self._open[key]
 
     def settle(self, prefix: str) -> str:
         """Remove the open ask that begins like this; return the rest of it."""
@@ -221,6 +238,7 @@ def _merged(known: Note, note: Note) -> Note:
     newer, older = (note, known) if note.seq >= known.seq else (known, note)
     if note.kind == "pair":
         seqs = (*newer.seqs, older.seq, *older.seqs)
-        return dataclasses.replace(newer, seqs=seqs[:_SEQS_MAX])
+        more = newer.more + older.more + len(seqs[_SEQS_MAX:])
+        return dataclasses.replace(newer, seqs=seqs[:_SEQS_MAX], more=more)
     kind: NoteKind = "ref" if "ref" in (known.kind, note.kind) else newer.kind
     return dataclasses.replace(newer, kind=kind)

@@ -44,7 +44,9 @@ class Note:
     time_ms: int
     """Of the entry."""
     seqs: tuple[int, ...] = ()
-    """Of a pair: older ones that were the same."""
+    """Of a pair: older ones that were the same, the newest of them."""
+    more: int = 0
+    """How many of those there were besides."""
 
 
 @dataclass(frozen=True, kw_only=True)

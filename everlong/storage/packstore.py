@@ -148,7 +148,10 @@ class PackStore:
     async def write_body(
         self, thread: str, kind: Kind, plaintext: bytes, *, preview: str = ""
     ) -> tuple[Ref, int]:
-        """Store a plaintext as a pack of its own; return its ref, once durable, and bytes written."""
+        """Store a plaintext as a pack of its own; return its ref, once durable, and bytes written.
+
+        It has no envelope, and payloads always have one: so neither can be passed off as the other.
+        """
         name, size_bytes = await self.write(thread, whole(plaintext))
         ref = Ref(
             thread=thread,
@@ -173,7 +176,14 @@ class PackStore:
     async def read_body(self, ref: Ref) -> bytes:
         """Return the plaintext that a ref names, checked against its digest and size."""
         if ref.pack:
-            return (await self.read(ref.thread, bytes.fromhex(ref.digest), ref.size_bytes)).data
+            reading = await self.read(ref.thread, bytes.fromhex(ref.digest), ref.size_bytes)
+            if reading.pack.envelope:
+                # What workflows pass around may look like anything, also like a journal.
+                raise RefRefused(
+                    f"{ref.kind} {pack_key(ref.thread, reading.pack.name)!r} is a workflow's payload "
+                    "and no part of a journal: the ref is forged. Find out who gave it to this thread."
+                )
+            return reading.data
         self.check_sealed("", f"{ref.kind} {object_key(ref)!r}")
         try:
             data = await self.store.get(object_key(ref))

@@ -156,12 +156,12 @@ async def test_a_slow_disk_is_not_waited_for(
     monkeypatch.setattr(limits, "CACHE_SECONDS_MAX", 0.05)
 
     def slow(*_: object) -> None:
-        time.sleep(1)
+        time.sleep(3)
 
     monkeypatch.setattr(cache_disk.DiskTier, "read", slow)
     monkeypatch.setattr(cache_disk.DiskTier, "write", slow)
     started = time.monotonic()
     await cached.put("v1/b", b"y")
     assert await cached.get("v1/a") == b"x"
-    assert time.monotonic() - started < 0.8
+    assert time.monotonic() - started < 2.5
     assert behind.gets == 1

@@ -15,7 +15,7 @@ from everlong.compaction.rendering import FRAME_BYTES_MAX, SUMMARY_FRAME_BYTES_M
 from everlong.compaction.shortening import MARK_BYTES_MAX, mark
 from everlong.compaction.snapshot import NoteKind
 from everlong.errors import BlobCorrupt, UnknownVersion
-from everlong.models import Fact, Kind, MemoryChange
+from everlong.models import Fact, Kind, MemoryChange, ToolCall
 from everlong.policy import Policy
 from tests.items import Thread, assert_paired, conversations, shown
 
@@ -162,7 +162,7 @@ def test_every_call_that_left_the_window_is_a_line_with_its_seq_and_outcome() ->
     base = compact(None, thread.items, Policy(compact_to_bytes=16 * KIB), 0, keep_from_seq=ALL)
     text = summary_of(base)
     for n in range(100):
-        assert f"\n{3 + 2 * n} bash grep -n step{n} src/app/checkout.py -> ok 2kB" in text
+        assert f"\n{3 + 2 * n} bash grep -n step{n} src/app/checkout.py -> 2kB" in text
     assert "bash make deploy -> error: no such target\n" in text
     assert text.index("step1 ") < text.index("step99 ")
 
@@ -272,7 +272,7 @@ def test_a_models_summary_is_bounded_and_the_evidence_stays() -> None:
     text = summary_of(base)
     assert f"Summary, up to entry {base.upto_seq}:\nso it was so it was" in text
     assert len(base.summary.encode()) <= Policy().compact_to_bytes // 4
-    assert "-> ok 2kB" in text
+    assert "-> 2kB" in text
     again = compact(base, (), Policy(), thread.now_ms, keep_from_seq=ALL, summary="short")
     assert again.summary == "short"
 
@@ -321,3 +321,67 @@ def test_a_reply_of_which_a_provider_sent_more_is_kept_as_it_was_sent() -> None:
     base = compact(None, items, SMALL, 0, keep_from_seq=ALL)
     assert size_of(shown(base)) <= 2 * KIB
     assert shown(base)[-1].text == "Hi."
+
+
+def test_a_call_with_arguments_that_no_parser_takes_can_be_compacted() -> None:
+    """Brackets in a text must not hide those that are nested."""
+    thread = Thread()
+    thread.user("go")
+    nested = '{"note":"' + "]" * 5000 + '","b":' + "[" * 5000 + "]" * 5000 + "}"
+    call = ToolCall(id="a", tool="bash", arguments=nested)
+    thread.add(Kind.REPLY, "so be it", tool_calls=(call,))
+    thread.result("a", "error: the arguments do not fit")
+    base = compact(None, thread.items, SMALL, 0, keep_from_seq=ALL)
+    for number in range(30):
+        thread.step(f"make {number}", "done " * 100)
+    base = compact(base, thread.items[base.upto_seq :], SMALL, 0, keep_from_seq=ALL)
+    assert size_of(shown(base)) <= 2 * KIB
+
+
+def test_what_is_said_not_to_be_done_stays_open() -> None:
+    thread = Thread()
+    thread.user("Later, rotate the staging credentials. Later, renew the wildcard certificate.")
+    thread.says("The staging credentials are not rotated, the vault refused.")
+    thread.says("I took care of it: the wildcard certificate is renewed and done.")
+    for _ in range(5):
+        thread.user("thanks " * 200)
+    text = summary_of(compact(None, thread.items, SMALL, 0, keep_from_seq=ALL))
+    listed = text.split("Log:")[0]
+    assert "Later, rotate the staging credentials." in listed
+    assert "Later, renew the wildcard certificate." not in listed
+
+
+def test_an_approval_that_a_fork_broke_off_is_not_open_any_more() -> None:
+    thread = Thread()
+    thread.user("restart it")
+    thread.calls(("restart", {"service": "db"}))
+    thread.note(Kind.ASKED, id="2-1-5f0c", tool="restart", arguments='{"service": "db"}')
+    thread.note(Kind.FORK, thread_id="a", seq=3)
+    thread.user("do something else")
+    thread.says("fine")
+    text = summary_of(compact(None, thread.items, SMALL, 0, keep_from_seq=ALL))
+    assert "Open:" not in text
+    assert "approval 2-1-5f0c: restart" in text
+
+
+def test_equal_calls_beyond_those_that_are_named_are_counted() -> None:
+    thread = Thread()
+    thread.user("wait for it")
+    for _ in range(40):
+        thread.step("systemctl status web", "active")
+    base = compact(None, thread.items[:40], SMALL, 0, keep_from_seq=ALL)
+    for _ in range(5):
+        thread.user("next " * 100)
+    base = compact(base, thread.items[base.upto_seq :], SMALL, 0, keep_from_seq=ALL)
+    [line] = [line for line in summary_of(base).splitlines() if "systemctl" in line]
+    *seqs, more = line.split(" ")[0].split(",")
+    assert (len(seqs), more) == (13, "+27")
+
+
+def test_many_asks_and_many_ends_do_not_take_for_ever() -> None:
+    thread = Thread()
+    thread.user("\n".join(f"TODO: rename widget number{n} of shelf{n}" for n in range(2000)))
+    thread.says("\n".join(f"Done: widget number{n} of shelf{n} is renamed" for n in range(2000)))
+    started = time.process_time()
+    compact(None, thread.items, SMALL, 0, keep_from_seq=ALL)
+    assert time.process_time() - started < 5

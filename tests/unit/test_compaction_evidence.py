@@ -12,7 +12,13 @@ from bench.evidence_corpus import corpus, transcript
 from bench.evidence_measure import recalls, whole_context
 from everlong.compaction import cues
 from everlong.compaction.commands import find_commands
-from everlong.compaction.pairs import arguments_text, call_text, cut_arguments, outcome_of
+from everlong.compaction.pairs import (
+    arguments_text,
+    brief_pair,
+    call_text,
+    cut_arguments,
+    outcome_of,
+)
 from everlong.compaction.refs import find_numbers, find_refs
 from everlong.models import ToolCall
 
@@ -52,7 +58,7 @@ def test_snapshots_are_the_same_bytes_in_every_process_and_on_every_machine() ->
     ]
     assert outputs[0] == outputs[1]
     # A golden value: what compaction gave once is what it gives everywhere.
-    assert outputs[0].strip() == "debf96ab1acb0d9f6a613cea8699703b"
+    assert outputs[0].strip() == "57797829a668d3f75139d0ca9ba0c91c"
 
 
 def test_the_corpus_is_long_and_has_something_of_each_kind() -> None:
@@ -158,7 +164,7 @@ def test_code_is_no_sentence_and_dots_within_words_end_none() -> None:
         ("", "ok, empty"),
         ("wrote 3 files\nin 2 s", "wrote 3 files in 2 s"),
         ("error: denied", "error: denied"),
-        ("line\n" * 100 + "3 failed, 12 passed", "ok 519B: 3 failed, 12 passed"),
+        ("line\n" * 100 + "3 failed, 12 passed", "519B: 3 failed, 12 passed"),
         ("error: no disk\n" + "x" * 2000, "failed 2kB: error: no disk"),
         (
             "Traceback (most recent call last):\n" + "  File x\n" * 90 + "KeyError: 'a'",
@@ -169,6 +175,18 @@ def test_code_is_no_sentence_and_dots_within_words_end_none() -> None:
 )
 def test_an_outcome_says_how_a_call_ended(result: str, outcome: str) -> None:
     assert outcome_of(result) == outcome
+
+
+def test_a_brief_line_does_not_hide_that_something_failed() -> None:
+    assert brief_pair("bash make test -> 3kB: 40 passed") == "bash make test -> 3kB"
+    for line in (
+        "bash make test -> 3kB: 2 failed, 40 passed",
+        "bash ./gradlew -> 9kB: BUILD FAILED in 3s",
+        "bash make -> failed 3kB: exit code 2",
+        "bash echo 'a -> 3kB: b' -> failed 5kB: error: disk",
+        "bash true -> ok, empty",
+    ):
+        assert brief_pair(line) == line
 
 
 def test_arguments_are_shown_shortly_and_numbers_as_they_were_written() -> None:

@@ -9,15 +9,17 @@ from temporalio.api.common.v1 import Payload
 
 from everlong import limits
 from everlong.codecs import EverlongCodec
+from everlong.codecs.offload import Offloader
 from everlong.codecs.refs import PackRef, parse_ref
 from everlong.errors import BlobCorrupt, ConfigError, ObjectTooLarge, RefRefused
-from everlong.models import Entry, Kind, Message, Ref, SegmentRef, new_entry
+from everlong.models import Entry, Kind, Message, Ref, Segment, SegmentRef, new_entry
 from everlong.storage.journal import Journal
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import seal, thread_key
 from everlong.storage.packs import Contents, Extent, build_pack
 from everlong.storage.packstore import PackStore, pack_key
+from everlong.storage.segments import to_plaintext
 from tests.payloads import KEY_1, noise, payload, workflow
 
 KEYS = {"k1": KEY_1}
@@ -101,6 +103,33 @@ async def test_a_journal_reads_nothing_of_another_thread() -> None:
     with pytest.raises(RefRefused, match="belongs to another thread"):
         await other.messages([by_ref])
     assert isinstance(head, SegmentRef)
+
+
+@pytest.mark.parametrize("keys", [None, KEYS], ids=["plain", "sealed"])
+@pytest.mark.parametrize("metadata", [{"encoding": b"json/plain"}, {}], ids=["json", "bare"])
+async def test_a_payload_that_looks_like_a_segment_leads_no_journal_to_another_thread(
+    keys: dict[str, bytes] | None, metadata: dict[str, bytes]
+) -> None:
+    """Whoever may start a workflow under an id can have a worker store anything in its place."""
+    packs = PackStore(MemoryBlobStore(), None if keys is None else Keyring(keys))
+    victim, other = thread_key("default", "victim"), thread_key("default", "other")
+    secret = new_entry(1, Kind.MESSAGE, Message(role="user", text="a secret"), 0)
+    head, _ = await Journal(packs, victim).append(None, [secret])
+    own = new_entry(2, Kind.MESSAGE, Message(role="user", text="x"), 0)
+    text = to_plaintext(Segment(before=(head,), entries=(own,), shares=(victim,)))
+    offloader = Offloader(packs)
+    stored = await offloader.write(other, Payload(metadata=metadata, data=text), text)
+    assert (await Offloader(packs).read(stored, learn=False)).data == text
+    ref = Ref(
+        thread=other,
+        digest=stored.pack.hex(),
+        size_bytes=len(text),
+        kind=Kind.SEGMENT,
+        pack=True,
+    )
+    forged = SegmentRef(ref=ref, first_seq=2, count=1)
+    with pytest.raises(RefRefused, match="no part of a journal"):
+        await Journal(packs, other).read(forged)
 
 
 async def test_payloads_that_inflate_to_too_much_together_are_refused(

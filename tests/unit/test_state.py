@@ -262,6 +262,24 @@ def test_calls_that_are_all_denied_at_length_fit(message: SendMessage) -> None:
     assert size_of(state) <= limits.STATE_BYTES_MAX
 
 
+@pytest.mark.parametrize("stops", [False, True], ids=["goes on", "stops"])
+@pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
+def test_what_the_journal_cannot_get_has_a_bound_too(message: SendMessage, stops: bool) -> None:
+    """The store is away from the reply on, while people are asked twice, and deny at length."""
+    state = called(busy(message), KNOWN, asks=True)
+    deadline_ms = NOW_MS + int(limits.ACTIVITY_SECONDS_MAX * 1000)
+    state = approvals.expire(state, deadline_ms)
+    for call in approvals.pending(state):
+        decision = Decide(
+            id=call.id, approve=False, by=call.approvers[0], reason=WIDE * 299 + "\x00"
+        )
+        state = approvals.decide(state, decision, deadline_ms, "key")
+    assert len(state.notes) == 3 * limits.TOOL_CALLS_MAX
+    if stops:
+        state = transitions.empty_inbox(transitions.break_off(state, NOW_MS), NOW_MS)
+    assert transitions.state_bytes(state) <= limits.STATE_HELD_BYTES_MAX
+
+
 @pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
 @pytest.mark.parametrize("kind", RESULTS)
 def test_results_on_their_way_to_the_model_fit(message: SendMessage, kind: str) -> None:
