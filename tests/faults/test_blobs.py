@@ -82,12 +82,6 @@ async def test_an_outage_after_a_tool_ran_is_waited_out_and_the_tool_not_run_aga
         assert runs == 1
 
 
-@pytest.fixture
-def short_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "HOLD_SECONDS_MAX", 0.2)
-    monkeypatch.setattr(limits, "HELD_PAUSE_SECONDS_MIN", 0.3)
-
-
 async def lose(
     store_dir: Path, threads: Threads, thread_id: str, damage: str
 ) -> Callable[[], None]:

@@ -21,13 +21,6 @@ from tests.stores import FlakyStore
 pytestmark = pytest.mark.usefixtures("short_holds")
 
 
-@pytest.fixture
-def short_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "HOLD_SECONDS_MAX", 0.2)
-    monkeypatch.setattr(limits, "HELD_PAUSE_SECONDS_MIN", 0.3)
-    monkeypatch.setattr(limits, "HELD_PAUSE_SECONDS_MAX", 0.5)
-
-
 async def take_away(store: FlakyStore, threads: Threads, folder: Path) -> None:
     """Have the store go, and no copy left of what it holds."""
     store.down = True
