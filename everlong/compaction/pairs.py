@@ -188,7 +188,10 @@ def _telling(lines: list[str], failed: object) -> str:
         return next(
             (line for line in lines if _FAILED.search(line) or _EXIT.search(line)), lines[0]
         )
-    return next((line for line in reversed(lines) if _TELLING.search(line)), lines[0])
+    for sign in (_BAD_NEWS, _TELLING):
+        if found := next((line for line in reversed(lines) if sign.search(line)), ""):
+            return found
+    return lines[0]
 
 
 def _short_size(size_bytes: int) -> str:
