@@ -24,7 +24,7 @@ ensure_namespace() {
         temporal operator namespace create --namespace "$TEMPORAL_NAMESPACE" --retention 168h
 }
 
-# SQL visibility has a fixed number of columns for each type (10 Keyword, 3 Int, 3 Double), and
+# SQL visibility has a fixed number of columns for each type (10 Keyword, 3 Int, 3 Double, 3 Datetime), and
 # every namespace maps its own names onto them.
 ensure_search_attributes() {
     temporal operator search-attribute create --namespace "$TEMPORAL_NAMESPACE" \
@@ -34,6 +34,7 @@ ensure_search_attributes() {
         --name EverlongStateBytes --type Int \
         --name EverlongGrowthBytesPerHour --type Double \
         --name EverlongPendingApprovals --type Int \
+        --name EverlongAskedAt --type Datetime \
         --name EverlongLastResumeMs --type Double
 }
 

@@ -154,7 +154,40 @@ def test_every_config_file_is_mounted_and_parses() -> None:
     assert configs
     for path in configs:
         assert isinstance(load(path), dict), path
-        assert path in mounted or path.parent in mounted, path
+        used = path in mounted or path.parent in mounted
+        assert used != path.name.endswith(".test.yml"), path
+
+
+def target_of(service: str, source: str) -> str:
+    """Where a service finds a file or a folder of the host, which it may not write to."""
+    [entry] = [entry for entry in SERVICES[service]["volumes"] if entry.startswith(f"{source}:")]
+    _, target, mode = entry.split(":")
+    assert mode == "ro"
+    return str(target)
+
+
+def test_prometheus_and_grafana_find_their_rules_and_dashboards() -> None:
+    config = target_of("prometheus", "./deploy/prometheus.yml")
+    [rules] = load(DEPLOY / "prometheus.yml")["rule_files"]
+    assert target_of("prometheus", f"./deploy/{rules}") == str(Path(config).with_name(rules))
+    [provider] = load(DEPLOY / "grafana/provisioning/dashboards/everlong.yaml")["providers"]
+    assert provider["options"]["path"] == target_of("grafana", "./deploy/grafana/dashboards")
+    for kind in ("dashboards", "datasources"):
+        source = f"./deploy/grafana/provisioning/{kind}"
+        assert target_of("grafana", source) == f"/etc/grafana/provisioning/{kind}"
+
+
+def test_worker_and_admin_are_scraped_where_they_listen_and_by_nobody_outside() -> None:
+    jobs = {job["job_name"]: job for job in load(DEPLOY / "prometheus.yml")["scrape_configs"]}
+    for name in ("worker", "admin"):
+        environment = SERVICES[name]["environment"]
+        assert environment["OTEL_METRICS_EXPORTER"] == "prometheus"
+        assert environment["OTEL_EXPORTER_PROMETHEUS_HOST"] == "0.0.0.0"
+        assert environment["EVERLONG_METRICS_ANONYMOUS"] == "1"
+        port = environment["OTEL_EXPORTER_PROMETHEUS_PORT"]
+        assert strings(jobs[f"everlong-{name}"]["static_configs"]) == [f"{name}:{port}"]
+        published = SERVICES[name].get("ports", [])
+        assert not any(entry.endswith(f":{port}") for entry in published)
 
 
 def test_configs_name_services_that_exist() -> None:
