@@ -16,11 +16,12 @@ large is answered in that form, and what a page can show is decoded all the same
 import asyncio
 import base64
 import binascii
+import contextlib
 import hmac
-import ipaddress
 import logging
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -37,6 +38,7 @@ from everlong import limits
 from everlong.codecs import EverlongCodec
 from everlong.codecs.codec import plain_bytes
 from everlong.codecs.refs import PackRef, is_ref, parse_ref
+from everlong.config import is_loopback
 from everlong.errors import ConfigError, EverlongError, StoreUnavailable
 from everlong.storage import BlobStore
 from everlong.storage.objects import object_key
@@ -63,10 +65,23 @@ _HEADERS: Final = ("content-type", "x-namespace", "authorization", "authorizatio
 
 
 def create_app(
-    store: BlobStore | PackStore, *, token: str = "", cors_origins: Sequence[str] = ()
+    store: BlobStore | PackStore,
+    *,
+    token: str = "",
+    cors_origins: Sequence[str] = (),
+    beside: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext,
 ) -> FastAPI:
-    """Return the codec server's application. An empty token lets everybody in who reaches it."""
-    app = FastAPI(title="Everlong codec server", docs_url=None, redoc_url=None, openapi_url=None)
+    """Return the codec server's application. An empty token lets everybody in who reaches it.
+
+    What is `beside` it is entered when the server starts, and left before it ends.
+    """
+    app = FastAPI(
+        title="Everlong codec server",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        lifespan=lambda _: beside(),
+    )
     app.include_router(_routes(EverlongCodec(store), token))
 
     @app.get("/healthz")
@@ -105,16 +120,6 @@ def check_exposure(host: str, *, token: str, allow_anonymous: bool) -> None:
         f"listening on {host} would let everyone on the network read payloads. Set EVERLONG_TOKEN, or "
         "pass --allow-anonymous if something else guards the port."
     )
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether a host to listen on is reachable from this machine only."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _checked_origin(origin: str) -> str:

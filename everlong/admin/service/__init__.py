@@ -12,6 +12,7 @@ from everlong.admin.service.asking import (
     wait_for_answer,
     wait_for_status,
 )
+from everlong.admin.service.attributes import set_up
 from everlong.admin.service.controlling import (
     compact,
     configure,
@@ -20,6 +21,8 @@ from everlong.admin.service.controlling import (
     stop,
     unpause,
 )
+from everlong.admin.service.doctoring import examine
+from everlong.admin.service.findings import Finding
 from everlong.admin.service.folding import Totals
 from everlong.admin.service.forking import fork
 from everlong.admin.service.past import ThreadDiff, ThreadView, diff, state_at
@@ -38,6 +41,7 @@ from everlong.admin.service.watching import (
 __all__ = [
     "SCAN_ENTRIES",
     "WORKER_SECONDS_MAX",
+    "Finding",
     "ThreadDiff",
     "ThreadSize",
     "ThreadView",
@@ -50,6 +54,7 @@ __all__ = [
     "configure",
     "decide",
     "diff",
+    "examine",
     "fork",
     "journal",
     "journal_of",
@@ -57,6 +62,7 @@ __all__ = [
     "pause",
     "pending",
     "send",
+    "set_up",
     "size",
     "state_at",
     "status",

@@ -1,0 +1,91 @@
+"""The `everlong.check` activity: a worker says what it is, and what it can read of what is asked.
+
+It never fails because something is wrong with the worker's keys or store: that is its answer.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from temporalio import activity
+
+from everlong import limits, probes
+from everlong.errors import EverlongError, InvalidKey
+from everlong.models import CHECK, Check, Checked, Seen, printable
+from everlong.storage.packstore import PackStore
+from everlong.versions import versions
+
+_STORE_CHARS_MAX: Final = 300
+# Names that are told; a worker with more agents than this is rare.
+_AGENTS_MAX: Final = 50
+
+
+class CheckActivities:
+    """What one worker can say about itself."""
+
+    def __init__(
+        self,
+        packs: PackStore,
+        agents: Sequence[str],
+        *,
+        inline_bytes_max: int,
+        has_attributes: Callable[[], bool],
+    ) -> None:
+        self._packs = packs
+        self._agents = tuple(agents[:_AGENTS_MAX])
+        self._inline_bytes_max = inline_bytes_max
+        self._has_attributes = has_attributes
+
+    @activity.defn(name=CHECK)
+    async def check(self, check: Check) -> Checked:
+        """Try to read what the asker wrote, write something for the asker to read, and tell."""
+        time_ms = time.time_ns() // 1_000_000
+        info = activity.info()
+        converter = probes.converter_for(
+            activity.client().data_converter, info.namespace, info.workflow_id or ""
+        )
+        probe, payload = await asyncio.gather(
+            probes.seen(lambda: self._read(check.probe_key)),
+            probes.seen(lambda: probes.decoded(converter, check.payload)),
+        )
+        answer, answer_payload = Seen(), ""
+        if not probe.error:  # In another store nobody would read it, nor delete it.
+            data = os.urandom(self._inline_bytes_max + limits.KIB)
+
+            async def write() -> bytes:
+                nonlocal answer_payload
+                answer_payload = await probes.encoded(converter, data)
+                return data
+
+            answer = await probes.seen(write)
+        running = versions()
+        return Checked(
+            time_ms=time_ms,
+            everlong=running.everlong,
+            sdk=running.sdk,
+            sdk_fits=running.sdk_fits,
+            python=running.python,
+            agents=self._agents,
+            store=printable(repr(self._packs.store), _STORE_CHARS_MAX),
+            inline_bytes_max=self._inline_bytes_max,
+            key_ids=await self._key_ids(),
+            attributes=self._has_attributes(),
+            probe=probe,
+            payload=payload,
+            answer=answer,
+            answer_payload=answer_payload,
+        )
+
+    async def _read(self, key: str) -> bytes:
+        if not key.startswith(probes.PREFIX):
+            raise InvalidKey("what is no probe is not read")
+        return await self._packs.store.get(key)
+
+    async def _key_ids(self) -> tuple[str, ...]:
+        try:
+            keys = await self._packs.keys()
+        except EverlongError:  # The key service is away, as the errors above say.
+            return ()
+        return () if keys is None else keys.ids

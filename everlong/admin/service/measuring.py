@@ -1,0 +1,166 @@
+"""Gauges of all threads, from the server's visibility alone: no thread is asked, so none resumes.
+
+What was read last is shown until the next reading, and nothing at all once one has failed.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Final, TypeAlias
+
+from temporalio.client import Client
+from temporalio.common import SearchAttributeKey, TypedSearchAttributes
+
+from everlong.models import AGENT_WORKFLOW, printable
+from everlong.telemetry import Meters
+
+_LOG: Final = logging.getLogger(__name__)
+_STORED: Final = SearchAttributeKey.for_int("EverlongStateBytes")
+_GROWTH: Final = SearchAttributeKey.for_float("EverlongGrowthBytesPerHour")
+_PENDING: Final = SearchAttributeKey.for_int("EverlongPendingApprovals")
+_ASKED_AT: Final = SearchAttributeKey.for_datetime("EverlongAskedAt")
+
+STATUSES: Final = ("active", "approval", "paused")
+"""What `EverlongStatus` says of a thread that runs."""
+# One page. With more threads than that, sizes are those of the ones that began last.
+THREADS_MAX: Final = 1_000
+REFRESH_SECONDS: Final = 15.0
+# A server that is slower is one whose figures are too old to show.
+_REFRESH_SECONDS_MAX: Final = 10.0
+_RUNNING: Final = f"WorkflowType = '{AGENT_WORKFLOW}' AND ExecutionStatus = 'Running'"
+
+
+@dataclasses.dataclass(frozen=True)
+class Fleet:
+    """All threads that run, at one moment."""
+
+    by_status: Mapping[str, int]
+    stored_bytes: int
+    stored_bytes_max: int
+    growth_bytes_per_hour: float
+    growth_bytes_per_hour_max: float
+    pending: int
+    asked_at: datetime | None
+    """When the approval that waits longest was asked for; None if none waits."""
+
+
+async def measure(client: Client) -> Fleet:
+    """Read how all threads are. The server's visibility is some seconds behind."""
+    # One count each: the server groups by none of our attributes.
+    counts = await asyncio.gather(
+        *(client.count_workflows(f"{_RUNNING} AND EverlongStatus = '{each}'") for each in STATUSES)
+    )
+    stored, growth = [0], [0.0]
+    async for thread in _listed(client, _RUNNING):
+        stored.append(thread.get(_STORED, 0))
+        growth.append(thread.get(_GROWTH, 0.0))
+    pending = 0
+    asked: list[datetime] = []
+    async for thread in _listed(client, f"{_RUNNING} AND EverlongPendingApprovals > 0"):
+        pending += thread.get(_PENDING, 0)
+        if (asked_at := thread.get(_ASKED_AT)) is not None:
+            asked.append(asked_at)
+    return Fleet(
+        by_status={each: found.count for each, found in zip(STATUSES, counts, strict=True)},
+        stored_bytes=sum(stored),
+        stored_bytes_max=max(stored),
+        growth_bytes_per_hour=sum(growth),
+        growth_bytes_per_hour_max=max(growth),
+        pending=pending,
+        asked_at=min(asked, default=None),
+    )
+
+
+@contextlib.asynccontextmanager
+async def measuring(
+    connect: Callable[[], Awaitable[Client]],
+    meters: Meters,
+    *,
+    refresh_seconds: float = REFRESH_SECONDS,
+) -> AsyncIterator[None]:
+    """Keep the gauges of all threads fresh meanwhile. Without a server there are none."""
+    gauges = _Gauges(meters)
+    task = asyncio.create_task(_refresh(gauges, connect, refresh_seconds))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+_Observed: TypeAlias = Iterable[tuple[float, Mapping[str, str]]]
+
+
+class _Gauges:
+    """What is shown of a fleet. An exporter reads it from a thread of its own."""
+
+    def __init__(self, meters: Meters) -> None:
+        self.fleet: Fleet | None = None
+        meters.observe("everlong.threads", self._of(_by_status))
+        meters.observe("everlong.threads.stored", self._of(_stored))
+        meters.observe("everlong.threads.growth", self._of(_growth))
+        meters.observe("everlong.approvals.pending", self._of(_pending))
+        meters.observe("everlong.approvals.age", self._of(_age))
+
+    def _of(self, values: Callable[[Fleet], _Observed]) -> Callable[[], _Observed]:
+        def observed() -> _Observed:
+            fleet = self.fleet
+            return [] if fleet is None else values(fleet)
+
+        return observed
+
+
+def _by_status(fleet: Fleet) -> _Observed:
+    return [(count, {"status": status}) for status, count in fleet.by_status.items()]
+
+
+def _stored(fleet: Fleet) -> _Observed:
+    return [(fleet.stored_bytes, {"stat": "sum"}), (fleet.stored_bytes_max, {"stat": "max"})]
+
+
+def _growth(fleet: Fleet) -> _Observed:
+    return [
+        (fleet.growth_bytes_per_hour, {"stat": "sum"}),
+        (fleet.growth_bytes_per_hour_max, {"stat": "max"}),
+    ]
+
+
+def _pending(fleet: Fleet) -> _Observed:
+    return [(fleet.pending, {})]
+
+
+def _age(fleet: Fleet) -> _Observed:
+    asked_at = fleet.asked_at
+    return [(0.0 if asked_at is None else max(0.0, time.time() - asked_at.timestamp()), {})]
+
+
+async def _refresh(
+    gauges: _Gauges, connect: Callable[[], Awaitable[Client]], refresh_seconds: float
+) -> None:
+    client: Client | None = None
+    is_failing = False
+    while True:  # For as long as the server runs, with a bound for each round.
+        try:
+            async with asyncio.timeout(_REFRESH_SECONDS_MAX):
+                client = client or await connect()
+                gauges.fleet = await measure(client)
+            is_failing = False
+        except Exception as error:  # noqa: BLE001 - whatever it is, figures of before would lie.
+            gauges.fleet = None
+            if not is_failing:
+                is_failing = True
+                _LOG.warning(
+                    "metrics of all threads are not shown until the Temporal server answers: %s: %s",
+                    type(error).__name__,
+                    printable(str(error), 300),
+                )
+        await asyncio.sleep(refresh_seconds)
+
+
+async def _listed(client: Client, query: str) -> AsyncIterator[TypedSearchAttributes]:
+    async for found in client.list_workflows(query, limit=THREADS_MAX, page_size=THREADS_MAX):
+        yield found.typed_search_attributes
