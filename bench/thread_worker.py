@@ -19,7 +19,7 @@ from bench import probe
 from bench.stores import CountingStore
 from bench.thread_agents import reader
 from everlong import EverlongPlugin, open_store
-from everlong.interceptors.resume import RESUME_SPAN
+from everlong.telemetry.spans import RESUME as RESUME_SPAN
 
 
 class TellingExporter(SpanExporter):

@@ -5,6 +5,7 @@ The connection to Temporal is the SDK's own environment configuration (`TEMPORAL
 """
 
 import dataclasses
+import ipaddress
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,9 @@ from everlong.errors import ConfigError
 DATA_DIR_DEFAULT: Final = ".everlong/dev"
 TASK_QUEUE_DEFAULT: Final = "everlong"
 EMBEDDED_NAMESPACE: Final = "default"
+LOOPBACK: Final = "127.0.0.1"
+METRICS_PORT_DEFAULT: Final = 9464
+_PORT_MAX: Final = 65_535
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,6 +39,19 @@ class Settings:
     """`EVERLONG_INLINE_BYTES_MAX`: larger payloads go to the store."""
     traces_exporter: str
     """`OTEL_TRACES_EXPORTER`: none (the default), console or otlp."""
+    metrics_exporter: str
+    """`OTEL_METRICS_EXPORTER`: none (the default), console, otlp, prometheus, or some of them with
+    commas between."""
+    traces_protocol: str
+    """`OTEL_EXPORTER_OTLP_TRACES_PROTOCOL`, or `OTEL_EXPORTER_OTLP_PROTOCOL`: http/protobuf or grpc."""
+    metrics_protocol: str
+    """`OTEL_EXPORTER_OTLP_METRICS_PROTOCOL`, or `OTEL_EXPORTER_OTLP_PROTOCOL`."""
+    metrics_host: str
+    """`OTEL_EXPORTER_PROMETHEUS_HOST`: where Prometheus comes for metrics; loopback by default."""
+    metrics_port: int
+    """`OTEL_EXPORTER_PROMETHEUS_PORT`: 9464 by default. Each process of a host needs its own."""
+    metrics_anonymous: bool
+    """`EVERLONG_METRICS_ANONYMOUS`: show metrics beyond loopback to everybody who asks."""
     cache_dir: str
     """`EVERLONG_CACHE_DIR`: a directory for copies of stored objects; in memory only if empty."""
     keys: str = dataclasses.field(repr=False)
@@ -42,7 +59,7 @@ class Settings:
     accept_unsealed: bool
     """`EVERLONG_ACCEPT_UNSEALED`: with keys, also read what was stored before there were any."""
     token: str = dataclasses.field(repr=False)
-    """`EVERLONG_TOKEN`: what `everlong serve` asks for beyond loopback."""
+    """`EVERLONG_TOKEN`: what `everlong serve` and the metrics ask for beyond loopback."""
     temporal: ClientConnectConfig = dataclasses.field(repr=False)
     """Arguments of `Client.connect`."""
 
@@ -55,13 +72,21 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         temporal = ClientConfig.load_client_connect_config(override_env_vars=env)
     except RuntimeError as error:
         raise ConfigError(f"the Temporal configuration cannot be read: {error}") from error
-    temporal.setdefault("target_host", "127.0.0.1:7233")
+    temporal.setdefault("target_host", f"{LOOPBACK}:7233")
+    is_silent = _flag(env, "OTEL_SDK_DISABLED")
+    protocol = env.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "http/protobuf"
     return Settings(
         data_dir=data_dir,
         store=env.get("EVERLONG_STORE") or _dev_store(data_dir),
         task_queue=env.get("EVERLONG_TASK_QUEUE") or TASK_QUEUE_DEFAULT,
         inline_bytes_max=_bytes(env, "EVERLONG_INLINE_BYTES_MAX", limits.INLINE_BYTES_MAX),
-        traces_exporter=env.get("OTEL_TRACES_EXPORTER") or "none",
+        traces_exporter="none" if is_silent else env.get("OTEL_TRACES_EXPORTER") or "none",
+        metrics_exporter="none" if is_silent else env.get("OTEL_METRICS_EXPORTER") or "none",
+        traces_protocol=env.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or protocol,
+        metrics_protocol=env.get("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL") or protocol,
+        metrics_host=_host(env, "OTEL_EXPORTER_PROMETHEUS_HOST"),
+        metrics_port=_port(env, "OTEL_EXPORTER_PROMETHEUS_PORT", METRICS_PORT_DEFAULT),
+        metrics_anonymous=_flag(env, "EVERLONG_METRICS_ANONYMOUS"),
         cache_dir=env.get("EVERLONG_CACHE_DIR", ""),
         keys=env.get("EVERLONG_KEYS", ""),
         accept_unsealed=_flag(env, "EVERLONG_ACCEPT_UNSEALED"),
@@ -90,11 +115,34 @@ def checked_store(settings: Settings) -> str:
     return settings.store
 
 
+def checked_metrics_host(settings: Settings) -> str:
+    """Return the address to show metrics on, or say what to set before they are shown to others."""
+    if settings.token or settings.metrics_anonymous or is_loopback(settings.metrics_host):
+        return settings.metrics_host
+    raise ConfigError(
+        f"listening on {settings.metrics_host} would show metrics to everyone on the network. Set "
+        "EVERLONG_TOKEN, which Prometheus then sends as a bearer token, or "
+        "EVERLONG_METRICS_ANONYMOUS=1 if something else guards the port."
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a host to listen on is reachable from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def embedded(settings: Settings, address: str) -> Settings:
     """Return settings for the embedded server, whatever cluster the environment points to."""
     return dataclasses.replace(
         settings,
         store=store_url(settings.data_dir),
+        # On loopback, as all of the embedded stack; its processes get no token.
+        metrics_host=LOOPBACK,
         temporal=ClientConnectConfig(target_host=address, namespace=EMBEDDED_NAMESPACE),
     )
 
@@ -122,7 +170,14 @@ def embedded_environment(settings: Settings) -> dict[str, str]:
         "EVERLONG_KEYS": settings.keys,
         "EVERLONG_ACCEPT_UNSEALED": "1" if settings.accept_unsealed else "",
         "EVERLONG_TOKEN": "",
+        "OTEL_SDK_DISABLED": "",
         "OTEL_TRACES_EXPORTER": settings.traces_exporter,
+        "OTEL_METRICS_EXPORTER": settings.metrics_exporter,
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": settings.traces_protocol,
+        "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL": settings.metrics_protocol,
+        "OTEL_EXPORTER_PROMETHEUS_HOST": settings.metrics_host,
+        "OTEL_EXPORTER_PROMETHEUS_PORT": str(settings.metrics_port),
+        "EVERLONG_METRICS_ANONYMOUS": "1" if settings.metrics_anonymous else "",
     }
 
 
@@ -137,6 +192,18 @@ def _bytes(env: Mapping[str, str], name: str, default: int) -> int:
     if value < 0:
         raise ConfigError(f"{name} is {value}; give 0 or more, such as {default}")
     return value
+
+
+def _host(env: Mapping[str, str], name: str) -> str:
+    host = env.get(name) or "localhost"
+    return LOOPBACK if host == "localhost" else host
+
+
+def _port(env: Mapping[str, str], name: str, default: int) -> int:
+    text = env.get(name) or str(default)
+    if not (text.isascii() and text.isdigit() and int(text) <= _PORT_MAX):
+        raise ConfigError(f"{name} is {text[:20]!r}; give a port, such as {default}, or 0 for any")
+    return int(text)
 
 
 def _flag(env: Mapping[str, str], name: str) -> bool:

@@ -1,18 +1,22 @@
-"""From settings to a connected client, and to the store."""
+"""From settings to a connected client, to the store, and to where spans and metrics go."""
 
 from collections.abc import Sequence
 
+from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import TracerProvider
 from temporalio.client import Client
+from temporalio.runtime import Runtime
 
 from everlong.agents import Agent
-from everlong.config import Settings, checked_store
+from everlong.config import Settings, checked_metrics_host, checked_store
 from everlong.errors import ServerUnreachable
 from everlong.models import printable
 from everlong.plugin import EverlongPlugin
 from everlong.storage.keys import parse_keys
 from everlong.storage.opening import open_packs
 from everlong.storage.packstore import PackStore
+from everlong.telemetry.endpoint import Listen
+from everlong.telemetry.exporters import Exports, Providers, open_providers
 
 
 async def connect(
@@ -20,6 +24,8 @@ async def connect(
     *,
     agents: Sequence[Agent] = (),
     tracer_provider: TracerProvider | None = None,
+    meter_provider: MeterProvider | None = None,
+    runtime: Runtime | None = None,
 ) -> Client:
     """Connect to Temporal with the plugin, or say which address did not answer."""
     plugin = EverlongPlugin(
@@ -30,9 +36,10 @@ async def connect(
         cache_dir=settings.cache_dir or None,
         inline_bytes_max=settings.inline_bytes_max,
         tracer_provider=tracer_provider,
+        meter_provider=meter_provider,
     )
     try:
-        return await Client.connect(**settings.temporal, plugins=[plugin])
+        return await Client.connect(**settings.temporal, plugins=[plugin], runtime=runtime)
     except (RuntimeError, ValueError) as error:
         raise ServerUnreachable(
             f"no Temporal server answers at {settings.temporal.get('target_host')}. Start one with "
@@ -47,6 +54,22 @@ def open_configured_packs(settings: Settings) -> PackStore:
         keys=_keys(settings),
         accept_unsealed=settings.accept_unsealed,
         cache_dir=settings.cache_dir or None,
+    )
+
+
+def open_configured_providers(settings: Settings, service_name: str) -> Providers:
+    """Open what the settings say of spans and metrics. Shut it down before you exit."""
+    wants_prometheus = "prometheus" in settings.metrics_exporter
+    host = checked_metrics_host(settings) if wants_prometheus else settings.metrics_host
+    return open_providers(
+        Exports(
+            service_name=service_name,
+            traces=settings.traces_exporter,
+            metrics=settings.metrics_exporter,
+            traces_protocol=settings.traces_protocol,
+            metrics_protocol=settings.metrics_protocol,
+            listen=Listen(host, settings.metrics_port, settings.token),
+        )
     )
 
 

@@ -36,6 +36,7 @@
     ├── LimitReached                permanent, exit 7: policy stopped the run, with a reason
     ├── ModelUnavailable            exit 9, retryable: a rate limit, an outage, an unreadable reply
     ├── ModelRefused                exit 9, permanent: the key, the request or its content
+    ├── SetupRefused                exit 10: the server does not take our search attributes
     └── CheckFailed                 permanent, exit 8: what the demo shows is not true
 
 A data fault (missing, corrupt, unknown version) never ends a thread: it is held, says what to
@@ -217,6 +218,12 @@ class ModelRefused(EverlongError):
         super().__init__(message)
         self.context_too_large = context_too_large
         """Whether a smaller context would be taken."""
+
+
+class SetupRefused(EverlongError):
+    """The server does not take our search attributes; the message says why, and what to do."""
+
+    exit_code = 10
 
 
 class CheckFailed(EverlongError):

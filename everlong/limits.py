@@ -134,6 +134,8 @@ IDLE_EVENTS_MAX: Final = 12
 TEXT_BYTES_MAX: Final = 64 * MIB
 # What a model is shown of a message that is longer; the whole is stored too. 8,000 tokens.
 SHOWN_BYTES_MAX: Final = 32 * KIB
+# What one span may hold of a conversation, where that is switched on.
+CONTENTS_BYTES_MAX: Final = 64 * KIB
 
 # Entries up to which appends merge the segments of a journal. An entry with its message or its ref
 # takes up to 0.8 KiB as JSON, so that is 26 KiB. With appends of one an entry is written 3.5 times in

@@ -4,10 +4,11 @@ import dataclasses
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal, TypeVar
 
-from opentelemetry import trace
+from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import TracerProvider
 from temporalio import workflow
 from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
@@ -18,25 +19,28 @@ from temporalio.service import RPCError
 from temporalio.worker import ReplayerConfig, Worker, WorkerConfig, WorkflowRunner
 
 from everlong import limits
-from everlong.activities import AgentActivities
+from everlong.activities import AgentActivities, CheckActivities
 from everlong.agents import Agent
-from everlong.codecs import EverlongCodec
+from everlong.codecs import EverlongCodec, measuring
 from everlong.errors import ConfigError, LimitReached, PluginNotOnClient
 from everlong.interceptors.activation import ActivationHook, hooked, passing_through
 from everlong.interceptors.nexus import NexusInterceptor
 from everlong.interceptors.prefetch import Prefetcher, PrefetchHook
 from everlong.interceptors.recorded import Recorded
-from everlong.interceptors.resume import ResumeHook
+from everlong.interceptors.resume import ResumeHook, Resumes
+from everlong.interceptors.sent import SentInterceptor
 from everlong.models import SEARCH_ATTRIBUTES
 from everlong.policy import Policy
 from everlong.storage import BlobStore
 from everlong.storage.keys import KeySource
 from everlong.storage.opening import open_packs
-from everlong.workflows import AgentWorkflow
+from everlong.telemetry import Telemetry
+from everlong.workflows import AgentWorkflow, DoctorWorkflow
 
 T = TypeVar("T")
 
 _LOG: Final = logging.getLogger(__name__)
+_WORKFLOWS: Final[list[type]] = [AgentWorkflow, DoctorWorkflow]
 _STICKY: Final = "sticky_queue_schedule_to_start_timeout"
 _SDK_STICKY_DEFAULT: Final = timedelta(seconds=10)
 
@@ -58,7 +62,9 @@ class EverlongPlugin(SimplePlugin):
             processes. They are always kept in memory, within a bound.
         inline_bytes_max: Payloads above this, after compression, go to the store.
         nexus_offload: Offload Nexus payloads too; the other namespace then needs the same store.
-        tracer_provider: Where resume spans go; OpenTelemetry's global provider if not given.
+        tracer_provider: Where spans go; OpenTelemetry's global provider if not given.
+        meter_provider: Where metrics go; the global one if not given.
+        record_contents: Put what models and tools read and write into their spans.
 
     """
 
@@ -75,13 +81,20 @@ class EverlongPlugin(SimplePlugin):
         inline_bytes_max: int = limits.INLINE_BYTES_MAX,
         nexus_offload: bool = False,
         tracer_provider: TracerProvider | None = None,
+        meter_provider: MeterProvider | None = None,
+        record_contents: bool = False,
     ) -> None:
         if mode not in ("write", "read"):
             raise ConfigError(f"mode is {mode!r}; use 'write', or 'read' to write plain payloads")
         if mode == "read" and agents:
             raise ConfigError("agents write to the store: mode='read' is for other workflows")
+        telemetry = Telemetry(tracer_provider, meter_provider, record_contents=record_contents)
         self.packs = open_packs(
-            store, keys=keys, accept_unsealed=accept_unsealed, cache_dir=cache_dir
+            store,
+            keys=keys,
+            accept_unsealed=accept_unsealed,
+            cache_dir=cache_dir,
+            called=partial(measuring.store_called, telemetry.meters),
         )
         everyone = {id(each): each.name for agent in agents for each in agent.family}
         names = sorted(everyone.values())
@@ -93,17 +106,28 @@ class EverlongPlugin(SimplePlugin):
             inline_bytes_max=inline_bytes_max,
             read_only=mode == "read",
             nexus_offload=nexus_offload,
+            spans=telemetry.spans,
         )
-        self._tracer = trace.get_tracer("everlong", tracer_provider=tracer_provider)
+        measuring.observe(telemetry.meters, self.packs.store, self.codec.stats)
+        self._resumes = Resumes(telemetry)
         self._prefetchers: list[Prefetcher] = []
         self._workers: list[Worker] = []
-        self._activities = AgentActivities(self.packs, agents, policy or Policy())
+        self._activities = AgentActivities(
+            self.packs, agents, policy or Policy(), telemetry, self._resumes.lasted_ms
+        )
+        checks = CheckActivities(
+            self.packs,
+            names,
+            inline_bytes_max=inline_bytes_max,
+            has_attributes=lambda: self._activities.has_attributes,
+        )
+        activities = [*self._activities.all(), checks.check]
         super().__init__(
             "everlong.EverlongPlugin",
             data_converter=self._with_codec,
-            interceptors=[NexusInterceptor()],
-            workflows=lambda existing: _joined(existing, [AgentWorkflow] if agents else []),
-            activities=lambda existing: _joined(existing, self._activities.all() if agents else []),
+            interceptors=[NexusInterceptor(), SentInterceptor()],
+            workflows=lambda existing: _joined(existing, _WORKFLOWS if agents else []),
+            activities=lambda existing: _joined(existing, activities if agents else []),
             workflow_failure_exception_types=lambda existing: _joined(existing, [LimitReached]),
         )
 
@@ -177,7 +201,11 @@ class EverlongPlugin(SimplePlugin):
 
     def _with_hooks(self, runner: WorkflowRunner, prefetcher: Prefetcher) -> WorkflowRunner:
         def new_hooks(info: workflow.Info, recorded: Recorded) -> list[ActivationHook]:
-            return [ResumeHook(self._tracer, info), PrefetchHook(prefetcher, info, recorded)]
+            # The first sees what the second makes a resume wait for.
+            return [
+                ResumeHook(self._resumes, info, recorded),
+                PrefetchHook(prefetcher, info, recorded),
+            ]
 
         return hooked(passing_through(runner), new_hooks, self._evict)
 
@@ -203,8 +231,8 @@ async def _has_attributes(client: Client) -> bool:
     missing = set(SEARCH_ATTRIBUTES) - set(found.custom_attributes)
     if missing:
         _LOG.warning(
-            "threads write no search attributes, since the server lacks %s. Add them with: temporal "
-            "operator search-attribute create --name NAME --type TYPE",
+            "threads write no search attributes, since the server lacks %s. Add them with: "
+            "everlong setup. Then start this worker again",
             ", ".join(sorted(missing)),
         )
     return not missing

@@ -12,12 +12,12 @@ from temporalio.worker import Worker
 
 from everlong.agents import Agent
 from everlong.config import Settings
-from everlong.connection import connect
+from everlong.connection import connect, open_configured_providers
 from everlong.errors import AgentNotFound, ServerUnreachable
-from everlong.interceptors.exporters import open_tracer_provider
 from everlong.models import printable
 
 READY: Final = "everlong worker ready"
+SERVICE_NAME: Final = "everlong-worker"
 # Steps under way may finish within this time after SIGTERM; what does not is tried again elsewhere.
 _GRACE: Final = timedelta(seconds=10)
 
@@ -48,11 +48,18 @@ async def run_worker(settings: Settings, agents: Sequence[Agent]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
-    provider = open_tracer_provider(settings.traces_exporter)
+    providers = open_configured_providers(settings, SERVICE_NAME)
     try:
         for agent in agents:
             agent.check()
-        client = await connect(settings, agents=agents, tracer_provider=provider)
+        core = providers.open_core()
+        client = await connect(
+            settings,
+            agents=agents,
+            tracer_provider=providers.tracer_provider,
+            meter_provider=providers.meter_provider,
+            runtime=core.runtime if core else None,
+        )
         worker = Worker(client, task_queue=settings.task_queue, graceful_shutdown_timeout=_GRACE)
         try:
             async with worker:
@@ -66,5 +73,5 @@ async def run_worker(settings: Settings, agents: Sequence[Agent]) -> None:
                 "and the server."
             ) from error
     finally:
-        # Spans that wait are sent now: the command ends without the interpreter's own clean-up.
-        provider.shutdown()
+        # What waits is sent now: the command ends without the interpreter's own clean-up.
+        await asyncio.to_thread(providers.shutdown)

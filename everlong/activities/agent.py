@@ -5,31 +5,26 @@ named by its content and counts only once the workflow has the ref, so a second 
 the thread. A tool's own effects are at-least-once.
 """
 
-import asyncio
+import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
-from opentelemetry import trace
 from pydantic import ValidationError
 from pydantic_core import to_json
 from temporalio import activity
 
 from everlong import compaction, limits
 from everlong.activities.arriving import arrived, check_arrived
-from everlong.activities.builtins import BUILTINS, Session, builtin, in_session
+from everlong.activities.builtins import Session, in_session
+from everlong.activities.calling import run_call
+from everlong.activities.chatting import chat
 from everlong.activities.pulse import Pulse, held, pulse
-from everlong.activities.replies import (
-    all_wanted,
-    call_info,
-    checked,
-    complaint,
-    find_call,
-    lacks_approval,
-)
+from everlong.activities.replies import all_wanted, call_info, complaint, find_call
 from everlong.activities.shortening import compacted, evicted, expired, shown, summary
-from everlong.activities.user_code import ToolThreads, bounded
+from everlong.activities.telling import Teller
+from everlong.activities.user_code import ToolThreads
 from everlong.agents import Agent, Reply, running_call
 from everlong.errors import RefRefused
 from everlong.models import (
@@ -46,11 +41,11 @@ from everlong.models import (
     Collect,
     Compact,
     CompactDone,
+    Context,
     Kind,
     Message,
     ModelCall,
     ModelTurn,
-    Outcome,
     SendMessage,
     ToolCall,
     ToolResult,
@@ -66,18 +61,28 @@ from everlong.past import Reader, message_entry
 from everlong.policy import Policy
 from everlong.storage.packstore import PackStore
 from everlong.storage.threads import in_thread
+from everlong.telemetry import Telemetry
+from everlong.telemetry.recent import Recent
+from everlong.telemetry.spans import COMPACT as COMPACT_SPAN
 
 
 class AgentActivities:
     """The activities of the agents that one worker runs."""
 
     def __init__(
-        self, packs: PackStore, agents: Iterable[Agent], policy: Policy | None = None
+        self,
+        packs: PackStore,
+        agents: Iterable[Agent],
+        policy: Policy | None = None,
+        telemetry: Telemetry | None = None,
+        resumed_ms: Recent[float] | None = None,
     ) -> None:
         self._packs = packs
         self._agents = {each.name: each for agent in agents for each in agent.family}
         self._policy = policy or Policy()  # For agents that have none of their own.
         self._tools = ToolThreads()
+        self._teller = Teller(telemetry or Telemetry())
+        self._resumed_ms = resumed_ms or Recent()
         self.has_attributes = False
         """Whether the server has our search attributes; the plugin finds out."""
 
@@ -104,17 +109,15 @@ class AgentActivities:
         """Load the context, ask the model, and journal the tail and the reply together."""
         context = call.context
         agent = self._agent(context.agent)
-        reader = self._reader()
-        async with pulse() as living:
+        reader, teller = self._reader(), self._teller
+        async with self._step("model", context) as living:
             await living.briefly(lambda: check_arrived(reader, call.tail))
             past = await living.briefly(
                 lambda: reader.past(context, self._policy_of(agent), call.tail)
             )
             messages = shown(past, agent)
-            async with bounded(f"model of agent {agent.name!r}"):
-                tools = (*agent.callable_tools, *BUILTINS)
-                reply = await agent.resolved_model.reply(agent.instructions, messages, tools)
-                message = checked(reply)
+            teller.acted("message", call.acts_on, context)
+            reply, message = await chat(teller, agent, context, messages)
             wanted_calls = await all_wanted(agent, message.tool_calls, self._tools)
             seq = seq_after(context.head, call.tail)
             now_ms = _now_ms()
@@ -126,10 +129,16 @@ class AgentActivities:
             head, written_bytes = await living.patiently(
                 lambda: reader.journal.append(context.head, [*call.tail, entry])
             )
+        context_bytes = compaction.size_of(messages)
+        teller.wrote("model", agent.name, written_bytes)
+        teller.sizes(call, context_bytes, past.policy.compact_at_bytes)
+        teller.journalled(call.tail, agent.name, context.turn)
+        if not wanted_calls:
+            teller.turn_ended(agent.name, context.turn, context.last_run, "answered")
         return ModelTurn(
             head=head,
             tool_calls=wanted_calls,
-            context_bytes=compaction.size_of(messages),
+            context_bytes=context_bytes,
             context_tokens=reply.input_tokens,
             written_bytes=written_bytes,
             tokens=reply.tokens,
@@ -138,15 +147,16 @@ class AgentActivities:
             evicted=evicted(past),
             time_ms=now_ms,
             attributes=self.has_attributes,
-            trace=_traceparent(),
+            asked_at=self.has_attributes,
+            resume_ms=self._resumed_ms.take(activity.info().workflow_run_id or "") or 0.0,
         )
 
     @activity.defn(name=RUN_TOOL)
     async def run_tool(self, run: ToolRun) -> ToolResult:
         """Run one tool call of the newest reply and store what it returns."""
         agent = self._agent(run.context.agent)
-        reader = self._reader()
-        async with pulse() as living:
+        reader, teller = self._reader(), self._teller
+        async with self._step("tool", run.context) as living:
             # The call's arguments may be large, so they come from the journal, not from history.
             head, call = await living.briefly(lambda: find_call(reader, run))
             session = Session(
@@ -155,13 +165,21 @@ class AgentActivities:
                 load=lambda: reader.past(run.context, self._policy_of(agent)),
             )
             info = call_info(agent, head, call)
-            with running_call(info), in_session(session):
-                outcome, text, bytes_max = await self._run(agent, run, call, living)
+            if run.acts_on is not None:
+                teller.acted("approval", [run.acts_on], run.context)
+            with running_call(info), in_session(session), teller.tool(run.context, call) as told:
+                outcome, text, bytes_max = await run_call(agent, run, call, living, self._tools)
+                told(outcome, text)
             message = Message(role="tool", text=text, call_id=call.id, tool=call.tool)
             now_ms = _now_ms()
-            entry, written_bytes = await living.patiently(
-                lambda: message_entry(reader.journal, Kind.TOOL_RESULT, message, now_ms, bytes_max)
-            )
+            with teller.storing(run.context) as stored:
+                entry, written_bytes = await living.patiently(
+                    lambda: message_entry(
+                        reader.journal, Kind.TOOL_RESULT, message, now_ms, bytes_max
+                    )
+                )
+                stored(entry.size_bytes, written_bytes)
+        teller.wrote("tool", agent.name, written_bytes)
         return ToolResult(
             entry=entry,
             written_bytes=written_bytes,
@@ -173,20 +191,31 @@ class AgentActivities:
     @activity.defn(name=APPEND_JOURNAL)
     async def append_journal(self, append: Append) -> Appended:
         """Journal entries that no model call will."""
-        reader = self._reader()
-        async with pulse() as living:
+        reader, teller = self._reader(), self._teller
+        async with pulse(teller.held) as living:
             entries = await living.briefly(lambda: arrived(reader, append.entries))
             head, written_bytes = await living.briefly(
                 lambda: reader.journal.append(append.head, entries)
             )
+        teller.wrote("journal", append.agent, written_bytes)
+        teller.journalled(entries, append.agent, append.ended)
+        teller.turn_ended(append.agent, append.ended, append.last_run, "failed")
         return Appended(head=head, written_bytes=written_bytes)
 
     @activity.defn(name=COMPACT)
     async def compact(self, compact: Compact) -> CompactDone:
         """Make a smaller snapshot of the last one and the entries since."""
+        teller = self._teller
+        with teller.span(COMPACT_SPAN, compact.context, {}) as span:
+            done = await self._compact(compact)
+            teller.compacted(span, compact, done)
+        teller.wrote("compact", compact.context.agent, done.written_bytes)
+        return done
+
+    async def _compact(self, compact: Compact) -> CompactDone:
         agent = self._agent(compact.context.agent)
         reader = self._reader()
-        async with pulse() as living:
+        async with self._step("compact", compact.context) as living:
             past = await living.briefly(
                 lambda: reader.past(compact.context, self._policy_of(agent))
             )
@@ -240,7 +269,7 @@ class AgentActivities:
         run = ToolRun(context=brief.context, call_id=brief.call_id, tool=brief.tool)
         child = self._reader(brief.child_id).journal
         now_ms = brief.context.now_ms
-        async with pulse() as living:
+        async with pulse(self._teller.held) as living:
             _, call = await living.briefly(lambda: find_call(self._reader(), run))
             tool = agent.tool(call.tool)
             if tool is None:
@@ -262,7 +291,7 @@ class AgentActivities:
         """Take over a sub-agent's answer: it is stored again, as the result of a call here."""
         journal = self._reader().journal
         child = self._reader(collect.child_id).journal
-        async with pulse() as living:
+        async with pulse(self._teller.held) as living:
 
             async def answer() -> Message:
                 try:
@@ -294,48 +323,12 @@ class AgentActivities:
             digest=failure_digest(text) if failed else short_digest(text),
         )
 
-    async def _run(
-        self, agent: Agent, run: ToolRun, call: ToolCall, living: Pulse
-    ) -> tuple[Outcome, str, int]:
-        """Run a tool. What the model got wrong is returned to it; what the tool raises is retried."""
-        own = builtin(call.tool)
-        tool = own or agent.tool(call.tool)
-        if tool is None:
-            names = [each.name for each in (*agent.callable_tools, *BUILTINS)]
-            text = f"error: there is no tool {call.tool!r}. The tools are {names}."
-            return "refused", text, limits.SHOWN_BYTES_MAX
-        try:
-            arguments = tool.parse(call.arguments)
-        except ValidationError as error:
-            return "refused", f"error: {complaint(error)}", tool.max_result_bytes
-        if own is not None:
-            try:
-                # They read the journal and do nothing else: what is missing there holds the thread.
-                async with asyncio.timeout(limits.CALL_SECONDS_MAX):
-                    text = await living.briefly(lambda: self._tools.call(own, arguments))
-            except ValueError as error:  # What a built-in tool says is wrong with its arguments.
-                return "refused", f"error: {error}", own.max_result_bytes
-            except TimeoutError:
-                text = f"error: it took over {limits.CALL_SECONDS_MAX:.0f} s. Ask for less."
-                return "failed", text, own.max_result_bytes
-            return "ok", text, own.max_result_bytes
-        if await lacks_approval(tool, run, call, self._tools):
-            text = (
-                f"error: a person has to approve {tool.name!r}, and was not asked, since the worker "
-                "that took the call did not know. Nothing was run; call it again."
-            )
-            return "failed", text, tool.max_result_bytes
-        seconds_max = tool.call_options.timeout_seconds or limits.CALL_SECONDS_MAX
-        async with bounded(f"tool {tool.name!r}", seconds_max):
-            text = await self._tools.call(tool, arguments)
-        size_bytes = len(to_json(text))
-        if size_bytes > limits.TEXT_BYTES_MAX:
-            text = (
-                f"error: the result has {size_bytes} bytes; {limits.TEXT_BYTES_MAX} is the most. Ask "
-                "for a part of it."
-            )
-            return "failed", text, tool.max_result_bytes
-        return "ok", text, tool.max_result_bytes
+    @contextlib.asynccontextmanager
+    async def _step(self, step: str, context: Context) -> AsyncIterator[Pulse]:
+        """Heartbeat, and count what is read, while the body runs."""
+        with self._teller.step(step, context):
+            async with pulse(self._teller.held) as living:
+                yield living
 
     def _agent(self, name: str) -> Agent:
         try:
@@ -357,14 +350,6 @@ class AgentActivities:
 
 def _refused(call: ToolCall, reason: str, time_ms: int) -> ToolResult:
     return error_result(call.id, call.tool, reason, time_ms, outcome="refused")
-
-
-def _traceparent() -> str:
-    """Return the span that this step is a part of, if it is traced."""
-    span = trace.get_current_span().get_span_context()
-    if not span.is_valid:
-        return ""
-    return f"00-{span.trace_id:032x}-{span.span_id:016x}-{int(span.trace_flags):02x}"
 
 
 def _now_ms() -> int:

@@ -35,7 +35,8 @@ _MENDABLE = (StoreUnavailable, BlobMissing, BlobCorrupt, KeyMissing, RefRefused,
 class Pulse:
     """The heartbeats of one activity, and what it waits for."""
 
-    def __init__(self) -> None:
+    def __init__(self, held: Callable[[str], None]) -> None:
+        self._held = held
         self._held_by = ""
 
     async def briefly(self, work: Callable[[], Awaitable[T]]) -> T:
@@ -61,6 +62,7 @@ class Pulse:
                         raise
                     self._held_by = f"held by {type(error).__name__}: {error}"
                     activity.logger.warning(self._held_by)
+                    self._held(type(error).__name__)
                 # Jitter, so that many activities do not come back at the same moment.
                 await asyncio.sleep(pause_seconds * random.uniform(0.5, 1.0))  # noqa: S311
                 pause_seconds = min(2 * pause_seconds, limits.STORE_RETRY_SECONDS_MAX)
@@ -82,9 +84,9 @@ def held(reason: str) -> ApplicationError:
 
 
 @contextlib.asynccontextmanager
-async def pulse() -> AsyncIterator[Pulse]:
-    """Heartbeat while the body runs."""
-    living = Pulse()
+async def pulse(held: Callable[[str], None]) -> AsyncIterator[Pulse]:
+    """Heartbeat while the body runs. `held` is told what it has to wait for, each time."""
+    living = Pulse(held)
     beats = asyncio.create_task(living.beat())
     try:
         yield living

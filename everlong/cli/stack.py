@@ -1,9 +1,10 @@
 """Commands that run something: the demo, the embedded stack, a worker, the codec server."""
 
 import asyncio
+import contextlib
 import dataclasses
 import signal
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from everlong.config import (
     environment_without_temporal,
     load_settings,
 )
-from everlong.connection import open_configured_packs
+from everlong.connection import connect, open_configured_packs, open_configured_providers
 from everlong.demo.run import run_demo
 from everlong.embedded import EmbeddedStack
 from everlong.embedded.server import is_free
@@ -71,7 +72,8 @@ def worker(
 ) -> None:
     """Run agents against the Temporal server of the environment, until Ctrl-C.
 
-    TEMPORAL_ADDRESS, EVERLONG_STORE, EVERLONG_TASK_QUEUE and OTEL_TRACES_EXPORTER are read.
+    TEMPORAL_ADDRESS, EVERLONG_STORE, EVERLONG_TASK_QUEUE, OTEL_TRACES_EXPORTER and
+    OTEL_METRICS_EXPORTER are read.
     """
     settings = load_settings()
     asyncio.run(run_worker(settings, [load_agent(path) for path in agents]))
@@ -100,14 +102,30 @@ def serve(
     # Here, since a worker need not wait for a web server's imports.
     import uvicorn
 
+    from everlong.admin.service.measuring import measuring
     from everlong.admin.web import check_exposure, create_app
 
     settings = load_settings()
     check_exposure(host, token=settings.token, allow_anonymous=allow_anonymous)
     if not is_free(port, host):
         raise PortInUse(f"port {port} is in use. Stop what listens there, or choose another.")
+    packs = open_configured_packs(settings)
+    providers = open_configured_providers(settings, "everlong-admin")
+
+    @contextlib.asynccontextmanager
+    async def metrics() -> AsyncIterator[None]:
+        try:
+            # Only for metrics is there a connection to Temporal: values are shown without one.
+            async with measuring(lambda: connect(settings), providers.meters):
+                yield
+        finally:
+            await asyncio.to_thread(providers.shutdown)
+
     web = create_app(
-        open_configured_packs(settings), token=settings.token, cors_origins=cors_origin or ()
+        packs,
+        token=settings.token,
+        cors_origins=cors_origin or (),
+        beside=metrics if providers.measures else contextlib.nullcontext,
     )
     uvicorn.run(web, host=host, port=port, access_log=False)
 

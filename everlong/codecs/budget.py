@@ -21,13 +21,19 @@ class CompletionBudget:
     """
 
     def __init__(
-        self, *, lasting: bool = True, leaving: bool = False, replaying: bool = False
+        self,
+        *,
+        lasting: bool = True,
+        leaving: bool = False,
+        replaying: bool = False,
+        run_id: str = "",
     ) -> None:
         self.left_bytes = limits.COMPLETION_BYTES_MAX
         self._deadline = float("inf")
         self.lasting = lasting
         self.leaving = leaving
         self.replaying = replaying
+        self.run_id = run_id
 
     def begin(self) -> None:
         """Take note that payloads are being encoded: the task does not wait for ever."""

@@ -6,8 +6,6 @@ retries the task; nothing here ends a workflow.
 
 import contextlib
 import copy
-import logging
-import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final, Self
@@ -29,6 +27,7 @@ from everlong.codecs.offload import Offloader, OffloadStats, patiently, store_se
 from everlong.codecs.refs import ENCODING as REF_ENCODING
 from everlong.codecs.refs import V1_ENCODING as V1_REF_ENCODING
 from everlong.codecs.refs import PackRef, check_ref, is_ref, parse_ref
+from everlong.codecs.watching import FallbackLog, offloading, timed
 from everlong.errors import (
     BlobCorrupt,
     ConfigError,
@@ -37,7 +36,7 @@ from everlong.errors import (
     PayloadTooLarge,
     StoreUnavailable,
 )
-from everlong.models import APPEND_JOURNAL, CALL_MODEL, RUN_TOOL
+from everlong.models import APPEND_JOURNAL, CALL_MODEL, CHECK, RUN_TOOL
 from everlong.storage import BlobStore
 from everlong.storage.keys import Keyring, KeySource
 from everlong.storage.objects import (
@@ -48,12 +47,10 @@ from everlong.storage.objects import (
     unseal_object,
 )
 from everlong.storage.packstore import PackStore, gathered
-
-logger = logging.getLogger(__name__)
+from everlong.telemetry import Spans, Telemetry
 
 INLINE_ENCODING: Final = b"binary/everlong"
 _OURS: Final = (INLINE_ENCODING, REF_ENCODING, V1_REF_ENCODING)
-_FALLBACK_LOG_SECONDS: Final = 60.0
 # What protobuf takes for a field beside its bytes: tags and lengths.
 _FIELD_BYTES: Final = 8
 
@@ -72,6 +69,7 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         read_only: Decode as ever, and leave what is encoded as it is.
         nexus_offload: Offload Nexus payloads too. They leave the namespace, so the other side needs
             the same store, and the same keys.
+        spans: Where spans of offloads go; OpenTelemetry's global provider if not given.
 
     """
 
@@ -84,6 +82,7 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         keys: KeySource | None = None,
         read_only: bool = False,
         nexus_offload: bool = False,
+        spans: Spans | None = None,
     ) -> None:
         if inline_bytes_max < 0:
             raise ConfigError(
@@ -105,11 +104,14 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         self._inner = inner
         self._read_only = read_only
         self._nexus_offload = nexus_offload
+        self._spans = spans or Telemetry().spans
+        self._workflow_id = ""
         self._thread = ""
         self._learns = False
         self._is_local = False
         self._is_nexus = False
-        self._fallback = _FallbackLog()
+        self._is_plain = False
+        self._fallback = FallbackLog()
 
     @property
     def stats(self) -> OffloadStats:
@@ -126,6 +128,7 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
             codec._is_local = context.is_local
         if isinstance(context, WorkflowSerializationContext | ActivitySerializationContext):
             # An activity that was started without a workflow has a namespace but no workflow id.
+            codec._workflow_id = context.workflow_id or ""
             codec._thread = (
                 thread_key(context.namespace, context.workflow_id) if context.workflow_id else ""
             )
@@ -135,6 +138,8 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         codec._learns = bool(getattr(context, "activity_id", None))
         if isinstance(context, NexusSerializationContext):
             codec._is_nexus = True
+        # What workers tell a doctor has to get through where their keys do not agree.
+        codec._is_plain = getattr(context, "activity_type", None) == CHECK
         if isinstance(self._inner, WithSerializationContext):
             codec._inner = self._inner.with_context(context)
         return codec
@@ -153,6 +158,8 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
         """See `PayloadCodec`."""
+        if self._is_plain:
+            return list(payloads)
         if self._inner is not None:
             payloads = await self._inner.encode(payloads)
         # The arguments of a local activity never leave the worker, and a replay encodes them again.
@@ -168,7 +175,9 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
 
     async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
         """See `PayloadCodec`."""
-        with _concise():
+        if self._is_plain:
+            return list(payloads)
+        with _concise(), timed(sum(map(is_ref, payloads))):
             _check_inflated(payloads)
             if len(payloads) == 1:
                 decoded = [await self._decode(payloads[0])]
@@ -247,7 +256,9 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
             if self._stays_inline(inline, room):
                 return inline
         try:
-            ref = await self._offloader.write(self._thread, payload, data)
+            with offloading(self._spans, self._workflow_id, size_bytes) as span:
+                ref, written_bytes = await self._offloader.write(self._thread, payload, data)
+                span.set_attribute("everlong.offload.written_bytes", written_bytes)
         except StoreUnavailable:
             inline = inline or await self._inline(payload, size_bytes)
             if self._stays_inline(inline, room):
@@ -315,24 +326,6 @@ def _concise() -> Iterator[None]:
         yield
     except EverlongError as error:
         raise error.with_traceback(None) from None
-
-
-class _FallbackLog:
-    """Tells of payloads that stayed inline, once a minute at most."""
-
-    def __init__(self) -> None:
-        self._logged_at = float("-inf")
-
-    def note(self, stats: OffloadStats) -> None:
-        if time.monotonic() - self._logged_at < _FALLBACK_LOG_SECONDS:
-            return
-        self._logged_at = time.monotonic()
-        logger.warning(
-            "the blob store is down: %d payloads (%d bytes) so far were kept in history instead. "
-            "Check the store: history is bounded at 50 MB.",
-            stats.fallbacks,
-            stats.fallback_bytes,
-        )
 
 
 def _check_inflated(payloads: Sequence[Payload]) -> None:

@@ -41,6 +41,8 @@ class OffloadStats:
     payloads: int = 0
     payload_bytes: int = 0
     written_bytes: int = 0
+    repeated_bytes: int = 0
+    """Of the payloads' bytes, those that were stored already."""
     fallbacks: int = 0
     """Payloads that stayed inline because the store was down."""
     fallback_bytes: int = 0
@@ -61,10 +63,10 @@ class Offloader:
         """Whether the store failed so recently that waiting for it again is not worth it."""
         return time.monotonic() < self._down_until
 
-    async def write(self, thread: str, payload: Payload, data: bytes) -> PackRef:
-        """Store a payload, whose data the caller has at hand; return its ref once it is durable.
+    async def write(self, thread: str, payload: Payload, data: bytes) -> tuple[PackRef, int]:
+        """Store a payload, whose data the caller has at hand; return its ref, and the bytes written.
 
-        Without a thread nothing is deduplicated.
+        It is durable by then. Without a thread nothing is deduplicated.
         """
         envelope = _envelope(payload)
         memory = self._memory.of(thread) if thread else ThreadMemory()
@@ -77,14 +79,20 @@ class Offloader:
             built = await in_thread(self._build, memory, where, envelope, data, keys)
         plan, name, pack = built
         if plan.same_as is not None:
-            return PackRef(where, plan.same_as.name, len(data), plan.same_as.packs, key_id)
+            self._count(data, repeated_bytes=len(data))
+            return PackRef(where, plan.same_as.name, len(data), plan.same_as.packs, key_id), 0
         await self._put(pack_key(where, name), pack)
         memory.commit(plan, name, self._memory.now())
         self._memory.trim(thread)
-        self.stats.payloads += 1
+        new_bytes = min(len(data), sum(map(len, plan.contents.stream)))
+        self._count(data, repeated_bytes=len(data) - new_bytes, written_bytes=len(pack))
+        return PackRef(where, name, len(data), plan.packs, key_id), len(pack)
+
+    def _count(self, data: bytes, *, repeated_bytes: int, written_bytes: int = 0) -> None:
+        self.stats.payloads += bool(written_bytes)
         self.stats.payload_bytes += len(data)
-        self.stats.written_bytes += len(pack)
-        return PackRef(where, name, len(data), plan.packs, key_id)
+        self.stats.repeated_bytes += repeated_bytes
+        self.stats.written_bytes += written_bytes
 
     def _build(
         self, memory: ThreadMemory, thread: str, envelope: bytes, data: bytes, keys: Keys | None

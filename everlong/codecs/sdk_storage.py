@@ -89,7 +89,7 @@ class EverlongStorageDriver(StorageDriver):
         return await gathered([partial(self._retrieve, claim) for claim in claims])
 
     async def _store(self, thread: str, payload: Payload) -> StorageDriverClaim:
-        ref = await self._offloader.write(thread, payload, payload.data)
+        ref, _ = await self._offloader.write(thread, payload, payload.data)
         stored = ref.to_payload(await self._packs.keys(ref.key_id))
         return StorageDriverClaim({_CLAIM: base64.b64encode(stored.data).decode()})
 

@@ -23,9 +23,9 @@ from everlong.demo.agent import STEPS, agent, expected_conversation, runaway
 from everlong.demo.report import APPROVER, Report, false_claims, table
 from everlong.embedded import EmbeddedStack
 from everlong.errors import CheckFailed, DataDirUnusable
-from everlong.interceptors.resume import RESUME_SPAN
 from everlong.models import Counters, Decided, Kind, ThreadStatus
 from everlong.storage.packstore import PackStore
+from everlong.telemetry.spans import RESUME as RESUME_SPAN
 
 QUESTION: Final = "What happened last night?"
 _AGENT_PATHS: Final = ("everlong.demo:agent", "everlong.demo:runaway")
@@ -38,8 +38,8 @@ _DECIDED: Final = TypeAdapter(Decided)
 
 async def run_demo(settings: Settings, *, port: int | None, ui_port: int | None) -> None:
     """Run the demo in `settings.data_dir`; raise `CheckFailed` if what it shows is not true."""
-    # The resume span is read from the worker's own console exporter.
-    settings = dataclasses.replace(settings, traces_exporter="console")
+    # The resume span is read from the worker's own console exporter. Metrics would take ports.
+    settings = dataclasses.replace(settings, traces_exporter="console", metrics_exporter="none")
     out.print("Starting the embedded stack: Temporal dev server, file blob store, worker ...")
     async with EmbeddedStack.open(
         settings, _AGENT_PATHS, port=port, ui_port=ui_port, prepare=fresh_directory

@@ -107,7 +107,11 @@ def start_codec_server(settings: Settings, port: int, ui_port: int) -> ManagedPr
     arguments = ["serve", "--port", str(port)]
     for host in (LOOPBACK, "localhost"):
         arguments += ["--cors-origin", f"http://{host}:{ui_port}"]
-    return _start_everlong("codec-server", arguments, settings)
+    # The worker has the port that the settings name.
+    beside_worker = dataclasses.replace(
+        settings, metrics_port=settings.metrics_port and settings.metrics_port + 1
+    )
+    return _start_everlong("codec-server", arguments, beside_worker)
 
 
 def _start_everlong(name: str, arguments: Sequence[str], settings: Settings) -> ManagedProcess:

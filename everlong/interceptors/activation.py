@@ -27,6 +27,7 @@ from everlong.interceptors.ahead import RunAhead
 from everlong.interceptors.nexus import answers_operation, ends_workflow, fails_workflow
 from everlong.interceptors.recorded import Recorded
 from everlong.interceptors.replay import TAKE, ReplayInterceptor, drop_recorded
+from everlong.storage.counting import READS
 
 logger = logging.getLogger(__name__)
 
@@ -144,6 +145,8 @@ def _with_hooks(
     # The sandbox creates an instance with attempt -1 to validate a workflow; it never runs.
     if info.attempt == -1:
         return instance
+    # This is the task that has just decoded the first activation.
+    recorded.reads = READS.get() or recorded.reads
     hooks = new_hooks(info, recorded) if new_hooks else ()
     return _HookedInstance(instance, recorded, hooks, evict)
 
@@ -180,6 +183,7 @@ class _HookedInstance(WorkflowInstance):
             lasting=not asked,
             # What a run that is ahead wants is not carried out, so it is not stored either.
             replaying=ahead or (act.is_replaying and not asked and not self._recorded.went_beyond),
+            run_id=act.run_id,
         )
         self._fails = fails_workflow(completion)
         self._tell(lambda hook: hook.activated(act, completion))
@@ -194,7 +198,9 @@ class _HookedInstance(WorkflowInstance):
                 logger.exception("the activation hook failed")
 
     def get_serialization_context(self, command_info: Any) -> Any:
-        # The SDK asks for this in the task that encodes the completion, before each payload.
+        # The SDK asks for this in the task that decodes an activation or encodes the completion,
+        # before each payload.
+        READS.set(self._recorded.reads)
         self._budget.leaving = self._answers_operation and ends_workflow(command_info, self._fails)
         BUDGET.set(self._budget)
         return self._instance.get_serialization_context(command_info)

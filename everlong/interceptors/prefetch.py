@@ -22,6 +22,7 @@ from everlong.errors import EverlongError
 from everlong.interceptors.activation import ActivationHook
 from everlong.interceptors.payloads import payloads_of
 from everlong.interceptors.recorded import Recorded
+from everlong.storage.counting import READS
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +82,7 @@ class Prefetcher:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _run(self, workflow_id: str, run_id: str, recorded: Recorded) -> None:
+        READS.set(recorded.prefetched)
         try:
             async with asyncio.timeout(limits.PREFETCH_SECONDS_MAX):
                 await self._fetch(workflow_id, run_id, recorded)
@@ -98,6 +100,7 @@ class Prefetcher:
             async with slots:
                 if left_bytes <= 0:
                     return
+                recorded.prefetched.blobs += 1
                 try:
                     left_bytes -= await self._warmer.warm(payload)
                 except EverlongError as error:

@@ -7,12 +7,16 @@ the history is read, and each command takes the next one of its kind and id.
 """
 
 import collections
+import dataclasses
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.bridge.proto.workflow_commands import WorkflowCommand
+
+from everlong.storage.counting import Reads
 
 # The command that an event comes from, and how to tell one from another of the same kind.
 _EVENTS: Final[dict[str, tuple[str, Callable[[Any], str]]]] = {
@@ -51,6 +55,38 @@ _EVENTS: Final[dict[str, tuple[str, Callable[[Any], str]]]] = {
 _COMMANDS: Final = {command for command, _ in _EVENTS.values()}
 
 
+@dataclasses.dataclass
+class Tasks:
+    """What a history says of the workflow task that is under way, and of those before it."""
+
+    scheduled_ns: int = 0
+    """When it was first wanted: tasks that failed or timed out since are tries of the same."""
+    started_ns: int = 0
+    attempt: int = 1
+    failed: bool = False
+    """Whether a try failed: code or a codec raised."""
+    timed_out: bool = False
+    """Whether the worker of a try was gone, or died during it."""
+
+    def after(self, event: HistoryEvent) -> "Tasks":
+        """Return what is known after one more event."""
+        kind = event.WhichOneof("attributes")
+        time_ns = event.event_time.ToNanoseconds()
+        if kind == "workflow_task_scheduled_event_attributes":
+            attributes = event.workflow_task_scheduled_event_attributes
+            self.scheduled_ns = self.scheduled_ns or time_ns
+            self.attempt = max(self.attempt, attributes.attempt)
+        elif kind == "workflow_task_started_event_attributes":
+            self.started_ns = time_ns
+        elif kind == "workflow_task_failed_event_attributes":
+            self.failed = True
+        elif kind == "workflow_task_timed_out_event_attributes":
+            self.timed_out = True
+        elif kind == "workflow_task_completed_event_attributes":
+            return Tasks()
+        return self
+
+
 class Recorded:
     """The events of one run that commands led to, as far as they have been read.
 
@@ -64,9 +100,16 @@ class Recorded:
         self._complete = False
         self.went_beyond = False
         """Whether a command was issued that history does not have: it will be sent."""
+        self.tasks = Tasks()
+        self.reads = Reads()
+        """What the workflow's own payloads took to read."""
+        self.prefetched = Reads()
+        """What was read ahead of them."""
+        self.waited_seconds = 0.0
 
     def note(self, event: HistoryEvent) -> None:
         """Count an event of the history."""
+        self.tasks = self.tasks.after(event)
         kind = event.WhichOneof("attributes")
         if kind in _EVENTS:
             command, id_of = _EVENTS[kind]
@@ -84,7 +127,9 @@ class Recorded:
 
     def wait(self, seconds: float) -> None:
         """Wait until the history has been read, or the time is over."""
+        started = time.monotonic()
         self._ended.wait(seconds)
+        self.waited_seconds = time.monotonic() - started
 
     def take(self, command: str, command_id: str = "") -> bool:
         """Tell whether the next command of this kind and id is known to be in history."""

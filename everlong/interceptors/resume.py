@@ -3,44 +3,78 @@
 A resume is an instance whose first activation replays. It ends with the first activation that does
 not (`live`), with the query that caused it (`query`), or because the worker dropped the thread
 before it got there (`evicted`). A first execution and a warm step are not resumes.
+
+It has four parts. Together they are the span; what they took is in its attributes too:
+history (from the server's start of the task until the worker has it), reads (payloads that lie in the
+store), replay (all else up to the activation that ends the resume), and command (that activation).
 """
 
+import dataclasses
 import time
 from typing import Final
 
+from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Tracer
 from temporalio import workflow
-from temporalio.bridge.proto.workflow_activation import WorkflowActivation
+from temporalio.bridge.proto.workflow_activation import InitializeWorkflow, WorkflowActivation
 from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
 
 from everlong.interceptors.activation import ActivationHook
-
-RESUME_SPAN: Final = "everlong.resume"
+from everlong.interceptors.recorded import Recorded
+from everlong.telemetry import Telemetry
+from everlong.telemetry.recent import Recent
+from everlong.telemetry.spans import CONTINUE_AS_NEW, RESUME, RUN, THREAD, Attributes
 
 # The server's clock may be off from ours. A task that seems to have started longer ago than any
 # task timeout (10 s by default) would make nonsense of the span.
-_TASK_AGE_SECONDS_MAX: Final = 60.0
+_TASK_AGE_NS_MAX: Final = 60 * 10**9
+
+
+@dataclasses.dataclass(frozen=True)
+class Resumes:
+    """What a worker remembers of resumes, for all runs."""
+
+    telemetry: Telemetry
+    evicted: Recent[bool] = dataclasses.field(default_factory=Recent)
+    """Runs that this worker had, and dropped."""
+    lasted_ms: Recent[float] = dataclasses.field(default_factory=Recent)
+    """How long the last resume of a run took, for the run to publish."""
 
 
 class ResumeHook(ActivationHook):
     """Watches one workflow instance and emits its resume span, if it is a resume."""
 
-    def __init__(self, tracer: Tracer, info: workflow.Info) -> None:
-        self._tracer = tracer
+    def __init__(self, resumes: Resumes, info: workflow.Info, recorded: Recorded) -> None:
+        self._resumes = resumes
         self._info = info
-        self._created_ns = time.time_ns()
+        self._recorded = recorded
+        self._was_evicted = bool(resumes.evicted.take(info.run_id))
+        # The first payloads have been read by now.
+        self._arrived_ns = time.time_ns() - int(recorded.reads.seconds * 1e9)
+        self._activating_ns = 0
         self._events_replayed = 0
         self._activations_replayed = 0
+        self._first = True
         self._done = False
+
+    def activating(self, activation: WorkflowActivation) -> None:
+        """See `ActivationHook`."""
+        self._activating_ns = time.time_ns()
+        if self._first and not activation.is_replaying:
+            for job in activation.jobs:
+                if job.HasField("initialize_workflow"):
+                    self._tell_of_roll(job.initialize_workflow)
+        self._first = False
 
     def activated(
         self, activation: WorkflowActivation, completion: WorkflowActivationCompletion
     ) -> None:
         """See `ActivationHook`."""
+        jobs = {job.WhichOneof("variant") for job in activation.jobs}
+        if jobs == {"remove_from_cache"}:
+            self._resumes.evicted.note(self._info.run_id, True)
         if self._done:
             return
-        jobs = {job.WhichOneof("variant") for job in activation.jobs}
         if jobs == {"remove_from_cache"}:
             self._finish("evicted", activation)
         elif not activation.is_replaying:
@@ -55,25 +89,114 @@ class ResumeHook(ActivationHook):
         self._done = True
         if not self._activations_replayed:
             return  # Nothing was replayed: a first execution.
-        started_ns = self._created_ns
-        if end == "live":
-            # The server's start of the task comes before the worker saw it: the history that has to
-            # arrive first is a part of the resume.
-            task_started_ns = activation.timestamp.ToNanoseconds()
-            if 0 < started_ns - task_started_ns < _TASK_AGE_SECONDS_MAX * 1e9:
-                started_ns = task_started_ns
-        span = self._tracer.start_span(
-            RESUME_SPAN,
-            context=Context(),
-            start_time=started_ns,
-            attributes={
-                "gen_ai.conversation.id": self._info.workflow_id,
-                "everlong.run.id": self._info.run_id,
-                "everlong.workflow.type": self._info.workflow_type,
-                "everlong.resume.end": end,
-                "everlong.resume.events": self._events_replayed,
-                "everlong.resume.activations": self._activations_replayed,
-                "everlong.resume.history_bytes": activation.history_size_bytes,
-            },
+        ended_ns = time.time_ns()
+        started_ns = self._started_ns(activation) if end == "live" else self._arrived_ns
+        live_ns = ended_ns if end == "evicted" else self._activating_ns
+        seconds = (ended_ns - started_ns) / 1e9
+        telemetry = self._resumes.telemetry
+        cause = self._cause(end)
+        span = telemetry.spans.start(
+            RESUME,
+            self._attributes(end, cause, activation, started_ns, live_ns, ended_ns),
+            run_id=self._info.run_id,
+            links=telemetry.spans.links_to(self._info.continued_run_id or ""),
+            start_ns=started_ns,
         )
-        span.end(end_time=time.time_ns())
+        place = span.get_span_context()
+        parts = (
+            ("history", started_ns, self._arrived_ns),
+            ("replay", self._arrived_ns, live_ns),
+            ("command", live_ns, ended_ns),
+        )
+        for name, from_ns, to_ns in parts:
+            part = telemetry.spans.start(f"{RESUME}.{name}", {}, parent=place, start_ns=from_ns)
+            part.end(to_ns)
+        span.end(ended_ns)
+        context = trace.set_span_in_context(span, Context())
+        labels = {"cause": cause, "end": end}
+        telemetry.meters.record("everlong.resume.duration", seconds, labels, context)
+        if end == "live":
+            self._resumes.lasted_ms.note(self._info.run_id, seconds * 1000)
+
+    def _started_ns(self, activation: WorkflowActivation) -> int:
+        """Return when the server started the task, if its clock can be believed.
+
+        That comes before the worker saw it: the history that has to arrive first is a part of it.
+        """
+        started_ns = activation.timestamp.ToNanoseconds()
+        is_sound = 0 < self._arrived_ns - started_ns < _TASK_AGE_NS_MAX
+        return started_ns if is_sound else self._arrived_ns
+
+    def _cause(self, end: str) -> str:
+        if end == "query":
+            return "query"
+        if self._recorded.tasks.timed_out:
+            return "crash"
+        if self._recorded.tasks.failed:
+            return "failure"
+        return "eviction" if self._was_evicted else "new_worker"
+
+    def _attributes(
+        self,
+        end: str,
+        cause: str,
+        activation: WorkflowActivation,
+        started_ns: int,
+        live_ns: int,
+        ended_ns: int,
+    ) -> Attributes:
+        recorded, reads = self._recorded, self._recorded.reads
+        tasks, prefetched = recorded.tasks, recorded.prefetched
+        queued_ns = tasks.started_ns - tasks.scheduled_ns if tasks.started_ns else 0
+        return {
+            **_identity(self._info),
+            "everlong.resume.end": end,
+            "everlong.resume.cause": cause,
+            "everlong.resume.attempt": tasks.attempt,
+            "everlong.resume.events": self._events_replayed,
+            "everlong.resume.activations": self._activations_replayed,
+            "everlong.resume.history_bytes": activation.history_size_bytes,
+            "everlong.resume.blobs": reads.blobs,
+            "everlong.resume.bytes": reads.bytes + prefetched.bytes,
+            "everlong.resume.cache.hits": reads.hits,
+            "everlong.resume.cache.misses": reads.misses,
+            "everlong.resume.prefetch.blobs": prefetched.blobs,
+            "everlong.resume.prefetch.bytes": prefetched.bytes,
+            "everlong.resume.prefetch.wait_seconds": recorded.waited_seconds,
+            "everlong.resume.queue_seconds": max(0, queued_ns) / 1e9,
+            "everlong.resume.history_seconds": (self._arrived_ns - started_ns) / 1e9,
+            "everlong.resume.read_seconds": reads.seconds,
+            "everlong.resume.replay_seconds": (live_ns - self._arrived_ns) / 1e9 - reads.seconds,
+            "everlong.resume.command_seconds": (ended_ns - live_ns) / 1e9,
+        }
+
+    def _tell_of_roll(self, init: InitializeWorkflow) -> None:
+        """Emit the span with which the last run ended: until this one, its successor, began.
+
+        It is told here, since only a run that has begun is sure to have been wanted; and a first task
+        that is tried again tells of the same span.
+        """
+        last_run_id = init.continued_from_execution_run_id
+        if not last_run_id:
+            return
+        span = self._resumes.telemetry.spans.start(
+            CONTINUE_AS_NEW,
+            {
+                **_identity(self._info),
+                RUN: last_run_id,
+                "everlong.next_run.id": self._info.run_id,
+                "everlong.continue_as_new.bytes": sum(len(each.data) for each in init.arguments),
+            },
+            run_id=last_run_id,
+            key=last_run_id,
+            start_ns=min(init.start_time.ToNanoseconds(), self._activating_ns),
+        )
+        span.end(self._activating_ns)
+
+
+def _identity(info: workflow.Info) -> dict[str, str]:
+    return {
+        THREAD: info.workflow_id,
+        RUN: info.run_id,
+        "everlong.workflow.type": info.workflow_type,
+    }

@@ -11,8 +11,30 @@ from everlong.models.journal import (
     SegmentRef,
     SnapshotRef,
 )
+from everlong.models.sent import Sent
 from everlong.models.thread import SendMessage
 from everlong.models.tools import ToolResult, WantedCall
+
+
+@dataclass(frozen=True, kw_only=True)
+class Carried:
+    """The part of a turn that lies in the last run."""
+
+    began_ms: int
+    last_run: str = ""
+    """The run before that one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """The turn that a step is a part of."""
+
+    number: int
+    """Of the message that it answers."""
+    began_ms: int
+    """In this run."""
+    carried: Carried | None = None
+    """Its part in the last run, until a step has told of that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +48,10 @@ class Context:
     """The workflow's clock, so that a second try sees the same."""
     policy: dict[str, Any] | None = None
     """Fields of the policy that are not at their default. None for the agent's own policy."""
+    last_run: str = ""
+    """The run before this one."""
+    turn: Turn | None = None
+    """None between turns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +60,13 @@ class ModelCall:
 
     context: Context
     tail: tuple[Entry, ...]
+    acts_on: tuple[Sent, ...] = ()
+    """What people sent that this call is the answer to."""
+    state_bytes: Bytes = 0
+    """Size of the operational state."""
+    thread_bytes: Bytes = 0
+    """What the thread has stored so far."""
+    growth_bytes_per_hour: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +89,10 @@ class ModelTurn:
     """When the reply was journalled."""
     attributes: bool = False
     """Whether the server has our search attributes."""
-    trace: str = ""
+    asked_at: bool = False
+    """Whether it also has the one that the first release did not: when a person was asked."""
+    resume_ms: Annotated[float, Field(ge=0)] = 0.0
+    """What the last resume of the run took, if it was by this worker."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +105,8 @@ class ToolRun:
     tool: str
     approved: bool = False
     """Whether a person has approved the call."""
+    acts_on: Sent | None = None
+    """When that person did."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +115,10 @@ class Append:
 
     head: SegmentRef | None
     entries: tuple[Entry, ...]
+    agent: str = ""
+    last_run: str = ""
+    ended: Turn | None = None
+    """The turn that ends with these entries, if it ends without an answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +138,9 @@ class Compact:
     """Entries from this one on stay as they are: they are part of a step that has not ended."""
     context_tokens: int = 0
     """What the last model call read, as its provider counts."""
+    reason: str = ""
+    due_ms: int | None = None
+    """When the policy first wanted it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from typing import Final
 
 AGENT_WORKFLOW: Final = "everlong.Agent"
+DOCTOR_WORKFLOW: Final = "everlong.Doctor"
 
 CALL_MODEL: Final = "everlong.call_model"
 RUN_TOOL: Final = "everlong.run_tool"
@@ -10,6 +11,7 @@ APPEND_JOURNAL: Final = "everlong.append_journal"
 COMPACT: Final = "everlong.compact"
 BRIEF: Final = "everlong.brief"
 COLLECT: Final = "everlong.collect"
+CHECK: Final = "everlong.check"
 
 HELD: Final = "everlong.Held"
 """Type of the failure of an activity that could not begin, and should be tried again."""
@@ -41,5 +43,6 @@ SEARCH_ATTRIBUTES: Final = {
     "EverlongStateBytes": "Int",
     "EverlongGrowthBytesPerHour": "Double",
     "EverlongPendingApprovals": "Int",
+    "EverlongAskedAt": "Datetime",
     "EverlongLastResumeMs": "Double",
 }

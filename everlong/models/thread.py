@@ -13,6 +13,7 @@ from everlong.models.journal import (
     SegmentRef,
     SnapshotRef,
 )
+from everlong.models.sent import Sent
 from everlong.models.tools import Call
 from everlong.policy import LimitHit, Policy, Streaks
 
@@ -33,6 +34,8 @@ class SendMessage:
     """The whole of it, if the body is only its beginning and end."""
     agent: Annotated[str, Field(max_length=64)] = ""
     """The agent that it is meant for; a thread of another refuses it. Empty for whichever it is."""
+    sent: Sent | None = None
+    """Filled in by the thread."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +126,16 @@ class Received:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PublishedSize:
+    """The size of a thread when it was last published. Growth is what has come since."""
+
+    ms: int
+    thread_bytes: Bytes = 0
+    resume_ms: Annotated[float, Field(ge=0)] = 0.0
+    rested: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class ThreadState:
     """Operational state: all that the next run needs, carried over by continue-as-new."""
 
@@ -171,6 +184,12 @@ class ThreadState:
     holds: Annotated[int, Field(ge=0)] = 0
     """How often in a row the thread was held; the pause before the next try grows with it."""
     in_turn: bool = False
+    turn_ms: int = 0
+    """When the turn that is under way began, or its part in this run."""
+    carried_after: str = ""
+    """The run before the last, if a turn was carried over from that."""
+    acts_on: tuple[Sent, ...] = ()
+    """What was sent, and will be acted on by the next model call."""
     turn_steps: int = 0
     """Model calls in the turn that is under way."""
     reply_seq: int = 0
@@ -185,8 +204,12 @@ class ThreadState:
     """What the search attributes say."""
     attributes: bool = False
     """Whether the server is known to have our search attributes."""
-    trace: str = ""
-    """W3C traceparent of the last step that was traced, for whoever links the runs."""
+    asked_at: bool = False
+    """The same, of the one that the first release did not have."""
+    published_size: PublishedSize | None = None
+    """What the search attributes say of the thread's size."""
+    resume_ms: Annotated[float, Field(ge=0)] = 0.0
+    """What the last resume took, as far as a worker has said so."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from everlong.models.journal import Bytes, Entry, SegmentRef
+from everlong.models.sent import Sent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,9 @@ class Decided:
     reason: str = ""
     escalated: bool = False
     """Nobody was in time, and it now waits for others instead."""
+    asked_ms: int = 0
+    """When the person was asked; 0 in journals of earlier releases."""
+    tool: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +129,8 @@ class Call:
     waits: Waits | None = None
     """While it waits for a person."""
     approved: bool = False
+    sent: Sent | None = None
+    """When the decision was, if it was approved and is not acted on yet."""
     child_id: str = ""
     """The sub-agent's thread, once it has been started."""
     report: Report | None = None

@@ -15,6 +15,7 @@ from typing import Any, Final, Generic, TypeVar
 from everlong import limits
 from everlong.storage.blobs import BlobInfo, BlobStore, checked_key
 from everlong.storage.cache_disk import DiskTier
+from everlong.storage.counting import READS
 
 # What an object takes in memory beside its bytes and its key, 150 bytes as measured: so that many
 # small ones, even empty ones, are bounded too.
@@ -66,6 +67,11 @@ class CachedBlobStore:
     def __repr__(self) -> str:
         return repr(self._store)
 
+    @property
+    def behind(self) -> BlobStore:
+        """The store behind the cache, for who has to see that itself."""
+        return self._store
+
     async def put(self, key: str, data: bytes) -> None:
         """See `BlobStore`."""
         deletes, data = self._deletes, bytes(data)
@@ -76,6 +82,7 @@ class CachedBlobStore:
         """See `BlobStore`. Concurrent gets of one key, in one event loop, are one read."""
         data = self._memory.get(checked_key(key))
         if data is not None:
+            _note_read(hits=1)
             return data
         return await self._reads.join(key, self._deletes, lambda: self._read(key))
 
@@ -85,10 +92,12 @@ class CachedBlobStore:
         if data is None and self._disk is not None:
             data = await self._lookups.join(key, self._deletes, lambda: self._look_up(key))
         if data is not None:
+            _note_read(hits=1)
             return data[start : start + length]
         self._count(misses=1)
         part = await self._store.get_range(key, start, length)
         self._count(bytes_read=len(part))
+        _note_read(misses=1, size_bytes=len(part))
         return part
 
     def list(self, prefix: str) -> AsyncIterator[BlobInfo]:
@@ -138,7 +147,10 @@ class CachedBlobStore:
             self._count(misses=1)
             data = await self._store.get(key)
             self._count(bytes_read=len(data))
+            _note_read(misses=1, size_bytes=len(data))
             await self._keep(key, data, deletes)
+        else:
+            _note_read(hits=1)
         return data
 
     async def _look_up(self, key: str) -> bytes | None:
@@ -171,6 +183,15 @@ class CachedBlobStore:
             self._misses += misses
             self._bytes_read += bytes_read
             self._deletes += deletes
+
+
+def _note_read(*, hits: int = 0, misses: int = 0, size_bytes: int = 0) -> None:
+    """Tell whoever counts what it reads. Of those who share one read, the first does."""
+    reads = READS.get()
+    if reads is not None:
+        reads.hits += hits
+        reads.misses += misses
+        reads.bytes += size_bytes
 
 
 async def _briefly(work: Callable[..., T], *arguments: Any) -> T | None:

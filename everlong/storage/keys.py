@@ -73,6 +73,11 @@ class Keys:
     def __contains__(self, key_id: str) -> bool:
         return key_id in self._keys
 
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The ids of all keys. The first one writes."""
+        return tuple(self._keys)
+
     def derive(self, key_id: str, purpose: bytes, salt: bytes = _NO_SALT) -> bytes:
         """Return the key for one purpose and one salt."""
         if key_id not in self._keys:

@@ -5,6 +5,7 @@ from pathlib import Path
 from everlong import limits
 from everlong.storage.blobs import BlobStore
 from everlong.storage.cache import CachedBlobStore
+from everlong.storage.counting import Called, CountedBlobStore
 from everlong.storage.keys import Keyring, KeySource
 from everlong.storage.packstore import PackStore
 from everlong.storage.urls import open_store
@@ -16,13 +17,17 @@ def open_packs(
     keys: KeySource | None = None,
     accept_unsealed: bool = False,
     cache_dir: str | Path | None = None,
+    called: Called | None = None,
 ) -> PackStore:
-    """Open a store by its URL, or take one that is open, and put the cache in front of it."""
+    """Open a store by its URL, or take one that is open, and put the cache in front of it.
+
+    `called` is told of each call that gets past the cache.
+    """
     if isinstance(store, str):
         store = open_store(store)
     if not isinstance(store, CachedBlobStore):
         store = CachedBlobStore(
-            store,
+            store if called is None else CountedBlobStore(store, called),
             memory_bytes_max=limits.CACHE_MEMORY_BYTES_MAX,
             disk=None if cache_dir is None else Path(cache_dir),
             disk_bytes_max=limits.CACHE_DISK_BYTES_MAX,

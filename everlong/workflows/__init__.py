@@ -1,6 +1,7 @@
 """Temporal workflows. Deterministic: no clock, no random, no I/O, no large bodies."""
 
 from everlong.workflows.agent import AgentWorkflow
+from everlong.workflows.checking import DoctorWorkflow
 from everlong.workflows.thread import Thread
 
-__all__ = ["AgentWorkflow", "Thread"]
+__all__ = ["AgentWorkflow", "DoctorWorkflow", "Thread"]

@@ -22,6 +22,7 @@ from everlong.models import (
     REPORT_AGAIN_SIGNAL,
     REPORT_SIGNAL,
     SEND_UPDATE,
+    SENT,
     STATUS_QUERY,
     STOP_SIGNAL,
     UNPAUSE_SIGNAL,
@@ -250,7 +251,7 @@ class AgentWorkflow:
     @workflow.update(name=SEND_UPDATE)
     def send(self, message: SendMessage) -> int:
         """Queue a message; return its number once it is durable."""
-        return self._thread.queue(_identified(message))
+        return self._thread.queue(dataclasses.replace(_identified(message), sent=SENT.get()))
 
     @send.validator
     def _validate_send(self, message: SendMessage) -> None:

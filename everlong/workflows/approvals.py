@@ -15,6 +15,7 @@ from everlong.models import (
     Decide,
     Decided,
     Kind,
+    Sent,
     ThreadState,
     ToolResult,
     Waits,
@@ -85,7 +86,13 @@ def why_refused(state: ThreadState, decide: Decide, time_ms: int, key: str = "")
     return ""
 
 
-def decide(state: ThreadState, decision: Decide, time_ms: int, key: str = "") -> ThreadState:
+def decide(
+    state: ThreadState,
+    decision: Decide,
+    time_ms: int,
+    key: str = "",
+    sent: Sent | None = None,
+) -> ThreadState:
     """Take in a decision that `why_refused` has let pass."""
     state = expire(state, time_ms)
     if why_refused(state, decision, time_ms) or _mark(decision.id, key) in state.decided:
@@ -97,7 +104,7 @@ def decide(state: ThreadState, decision: Decide, time_ms: int, key: str = "") ->
         by=printable(decision.by, len(decision.by)),
         reason=printable(decision.reason, len(decision.reason)),
     )
-    return _decided(state, decided, time_ms, key)
+    return _decided(state, decided, time_ms, key, sent)
 
 
 def until_deadline(state: ThreadState, time_ms: int) -> timedelta | None:
@@ -133,8 +140,16 @@ def _escalated(state: ThreadState, approval: Approval, time_ms: int) -> ThreadSt
     return transitions.add_note(state, Kind.DECIDED, decided, time_ms)
 
 
-def _decided(state: ThreadState, decided: Decided, time_ms: int, key: str = "") -> ThreadState:
+def _decided(
+    state: ThreadState,
+    decided: Decided,
+    time_ms: int,
+    key: str = "",
+    sent: Sent | None = None,
+) -> ThreadState:
     [call] = [each for each in state.calls if each.id == decided.id]
+    if call.waits is not None:
+        decided = dataclasses.replace(decided, asked_ms=call.waits.asked_ms, tool=call.tool)
     state = dataclasses.replace(
         state,
         decided=(*state.decided, _mark(decided.id, key))[-limits.DECIDED_MAX :],
@@ -142,8 +157,11 @@ def _decided(state: ThreadState, decided: Decided, time_ms: int, key: str = "") 
     )
     state = transitions.add_note(state, Kind.DECIDED, decided, time_ms)
     if decided.approve:
-        approved = dataclasses.replace(call, waits=None, approved=True)
+        approved = dataclasses.replace(call, waits=None, approved=True, sent=sent)
         return transitions.with_call(state, approved)
+    if sent is not None:  # The model is told, once all calls have a result.
+        acts_on = (*state.acts_on, sent)[-limits.TOOL_CALLS_MAX :]
+        state = dataclasses.replace(state, acts_on=acts_on)
     return transitions.with_result(state, call, denied(call, decided, time_ms))
 
 

@@ -134,10 +134,11 @@ class ToolRunner:
 
     async def _run_tool(self, call: Call) -> ToolResult:
         run = ToolRun(
-            context=self._thread.context(),
+            context=self._thread.step_context(),
             call_id=call.call_id,
             tool=call.tool,
             approved=call.approved,
+            acts_on=call.sent,
         )
         retry_policy = attempts(call.options.attempts_max or limits.CALL_ATTEMPTS_MAX)
         return await self._executor.execute(RUN_TOOL, run, ToolResult, retry_policy)
@@ -154,7 +155,7 @@ class ToolRunner:
             info.workflow_id, call.options.agent, workflow.uuid4().hex[:12]
         )
         brief = Brief(
-            context=self._thread.context(),
+            context=self._thread.step_context(),
             call_id=call.call_id,
             tool=call.tool,
             child_id=child_id,

@@ -4,19 +4,26 @@ An upsert of those is an event, so only of changes that a person looks for.
 """
 
 import dataclasses
-from typing import Final
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
 
 from temporalio import workflow
-from temporalio.common import SearchAttributeKey
+from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
 
-from everlong.models import ThreadStatus
-from everlong.workflows import approvals, transitions
+from everlong.models import Approval, ThreadStatus
+from everlong.workflows import approvals, sizes, transitions, turns
 from everlong.workflows.thread import Thread
 
 _AGENT: Final = SearchAttributeKey.for_keyword("EverlongAgent")
 _STATUS: Final = SearchAttributeKey.for_keyword("EverlongStatus")
 _REASON: Final = SearchAttributeKey.for_keyword("EverlongReason")
 _PENDING: Final = SearchAttributeKey.for_int("EverlongPendingApprovals")
+_ASKED_AT: Final = SearchAttributeKey.for_datetime("EverlongAskedAt")
+_STATE_BYTES: Final = SearchAttributeKey.for_int("EverlongStateBytes")
+_GROWTH: Final = SearchAttributeKey.for_float("EverlongGrowthBytesPerHour")
+_LAST_RESUME: Final = SearchAttributeKey.for_float("EverlongLastResumeMs")
+_SIZES_PATCH: Final = "everlong-sizes"
 
 
 def status_of(thread: Thread, *, stopped: bool) -> ThreadStatus:
@@ -65,20 +72,47 @@ def publish(thread: Thread) -> None:
     state = thread.state
     if not state.attributes:
         return
-    pending = len(approvals.pending(state))
-    status, reason = _status(thread, pending)
-    published = f"{status} {reason} {pending}"
-    if published == state.published:
-        return
-    thread.state = dataclasses.replace(state, published=published)
-    workflow.upsert_search_attributes(
-        [
+    pending = approvals.pending(state)
+    status, reason = _status(thread, len(pending))
+    published = f"{status} {reason} {len(pending)}"
+    updates: list[SearchAttributeUpdate[Any]] = []
+    if published != state.published:
+        updates += [
             _AGENT.value_set(thread.agent),
             _STATUS.value_set(status),
             _REASON.value_set(reason),
-            _PENDING.value_set(pending),
+            _PENDING.value_set(len(pending)),
         ]
-    )
+        if state.asked_at:
+            updates.append(_asked_at(pending))
+    # Histories of the first release have no such events.
+    if sizes.is_due(state, thread.now_ms()) and workflow.patched(_SIZES_PATCH):
+        updates += _size(thread)
+        size = sizes.published(state, thread.now_ms())
+        state = dataclasses.replace(state, published_size=size)
+    if updates:
+        thread.state = dataclasses.replace(state, published=published)
+        workflow.upsert_search_attributes(updates)
+
+
+def _size(thread: Thread) -> list[SearchAttributeUpdate[Any]]:
+    state = thread.state
+    growth = sizes.growth(state, turns.run_began_ms(), thread.now_ms())
+    updates: list[SearchAttributeUpdate[Any]] = [
+        _STATE_BYTES.value_set(state.counters.written_bytes),
+        _GROWTH.value_set(growth),
+    ]
+    if state.resume_ms:
+        updates.append(_LAST_RESUME.value_set(round(state.resume_ms, 1)))
+    return updates
+
+
+def _asked_at(pending: Sequence[Approval]) -> SearchAttributeUpdate[Any]:
+    """Say since when a person is waited for: for the longest, if there are several."""
+    if not pending:
+        return _ASKED_AT.value_unset()
+    asked_ms = min(each.asked_ms for each in pending)
+    return _ASKED_AT.value_set(datetime.fromtimestamp(asked_ms / 1000, UTC))
 
 
 def _status(thread: Thread, pending: int) -> tuple[str, str]:

@@ -20,6 +20,7 @@ from everlong.models import (
     COMPACT,
     CONTEXT_TOO_LARGE,
     MESSAGE_LOST,
+    SENT,
     Append,
     Appended,
     Compact,
@@ -39,7 +40,7 @@ from everlong.models import (
     thread_key,
 )
 from everlong.policy import LimitHit, Policy, RollReason, RunSize, limit_hit, roll_reason
-from everlong.workflows import approvals, transitions
+from everlong.workflows import approvals, sizes, transitions, turns
 from everlong.workflows.calls import ToolRunner
 from everlong.workflows.executing import Executor, LeftWhileHeld, attempts, reason_of, type_of
 
@@ -145,7 +146,14 @@ class Thread:
 
     async def _call_model(self) -> None:
         self.state = transitions.take_notes(self.state)
-        call = ModelCall(context=self.context(), tail=self.state.tail)
+        call = ModelCall(
+            context=self.step_context(),
+            tail=self.state.tail,
+            acts_on=self.state.acts_on,
+            state_bytes=transitions.state_bytes(self.state),
+            thread_bytes=self.state.counters.written_bytes,
+            growth_bytes_per_hour=sizes.growth(self.state, turns.run_began_ms(), self.now_ms()),
+        )
         try:
             turn = await self._executor.execute(CALL_MODEL, call, ModelTurn, _MODEL)
         except ActivityError as error:
@@ -192,7 +200,7 @@ class Thread:
 
     def decide(self, decide: Decide, key: str = "") -> None:
         """Take in a person's decision about a call; once, if a request is sent again."""
-        self.state = approvals.decide(self.state, decide, self.now_ms(), key)
+        self.state = approvals.decide(self.state, decide, self.now_ms(), key, SENT.get())
 
     # Size.
 
@@ -232,7 +240,13 @@ class Thread:
     async def _flush(self) -> None:
         self.state = transitions.take_notes(self.state)
         if self.state.tail:
-            append = Append(head=self.state.head, entries=self.state.tail)
+            append = Append(
+                head=self.state.head,
+                entries=self.state.tail,
+                agent=self.agent,
+                last_run=turns.last_run(),
+                ended=turns.ended(self.state),
+            )
             appended = await self._executor.execute(APPEND_JOURNAL, append, Appended, _STORE)
             self.state = transitions.after_append(self.state, appended)
 
@@ -263,9 +277,11 @@ class Thread:
     async def _compact(self, reason: str) -> bool:
         await self._flush()
         compact = Compact(
-            context=self.context(),
+            context=self.step_context(),
             keep_from_seq=self._first_open_seq(),
             context_tokens=self.state.context_tokens,
+            reason=reason,
+            due_ms=self.state.compaction_due_ms,
         )
         try:
             done = await self._executor.execute(COMPACT, compact, CompactDone, _COMPACT)
@@ -336,23 +352,32 @@ class Thread:
 
     def next_start(self) -> ThreadStart:
         """Return the argument of the next run."""
+        state = transitions.counted(self.state, runs=1)
         return ThreadStart(
             agent=self.agent,
             policy=self._policy,
             changes={} if self._policy else self._changes,
-            state=transitions.counted(self.state, runs=1),
+            state=dataclasses.replace(
+                state, carried_after=turns.last_run() if state.in_turn else ""
+            ),
             parent=self.parent,
         )
 
-    def context(self) -> Context:
+    def step_context(self) -> Context:
         """Return what an activity has to know of the thread."""
-        return Context(
+        context = Context(
             agent=self.agent,
             head=self.state.head,
             snapshot=self.state.snapshot,
             now_ms=self.now_ms(),
             policy=None if self._policy is None else self._policy.differences(),
+            last_run=turns.last_run(),
+            turn=turns.under_way(self.state),
         )
+        # The first step of a run tells of the turn's part in the last one; the others need not.
+        turn_ms = max(self.state.turn_ms, turns.run_began_ms())
+        self.state = dataclasses.replace(self.state, turn_ms=turn_ms)
+        return context
 
     def now_ms(self) -> int:
         """Return the workflow's time."""

@@ -98,7 +98,14 @@ def begin_turn(state: ThreadState, time_ms: int) -> ThreadState:
     message, *inbox = state.inbox
     state = _received(state, message, time_ms)
     return dataclasses.replace(
-        state, inbox=tuple(inbox), in_turn=True, turn_steps=0, last_failure="", rested=False
+        state,
+        inbox=tuple(inbox),
+        in_turn=True,
+        turn_ms=time_ms,
+        acts_on=() if message.sent is None else (message.sent,),
+        turn_steps=0,
+        last_failure="",
+        rested=False,
     )
 
 
@@ -180,8 +187,10 @@ def after_model(state: ThreadState, turn: ModelTurn) -> ThreadState:
         step_bytes=turn.written_bytes,
         context_bytes=turn.context_bytes,
         context_tokens=turn.context_tokens,
+        acts_on=(),
         attributes=state.attributes or turn.attributes,
-        trace=turn.trace or state.trace,
+        asked_at=state.asked_at or turn.asked_at,
+        resume_ms=turn.resume_ms or state.resume_ms,
     )
     if turn.evicted:
         change = MemoryChange(evicted=turn.evicted)

@@ -1,14 +1,17 @@
 """One resume span for every cold resume, and none otherwise."""
 
 import asyncio
+from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace import ReadableSpan
 from temporalio import workflow
 from temporalio.worker import UnsandboxedWorkflowRunner
 
 from everlong.embedded import TemporalServer
 from everlong.interceptors.resume import ResumeHook
 from everlong.storage import BlobStore
+from everlong.telemetry.spans import RESUME
 from tests.agents import reading_agent
 from tests.conftest import Threads, open_threads
 
@@ -34,8 +37,25 @@ class Patient:
         return len(self._notes)
 
 
-def spans(threads: Threads) -> list[dict[str, object]]:
-    return [dict(span.attributes or {}) for span in threads.spans.get_finished_spans()]
+PARTS = ("history", "read", "replay", "command")
+
+
+def finished(threads: Threads) -> list[ReadableSpan]:
+    return [span for span in threads.spans.get_finished_spans() if span.name == RESUME]
+
+
+def spans(threads: Threads) -> list[dict[str, Any]]:
+    return [dict(span.attributes or {}) for span in finished(threads)]
+
+
+def duration(span: ReadableSpan) -> float:
+    assert span.start_time is not None
+    assert span.end_time is not None
+    return (span.end_time - span.start_time) / 1e9
+
+
+def parts_of(span: dict[str, Any]) -> list[float]:
+    return [span[f"everlong.resume.{part}_seconds"] for part in PARTS]
 
 
 @pytest.mark.parametrize("sandboxed", [True, False])
@@ -63,10 +83,23 @@ async def test_a_cold_resume_is_one_span_and_a_warm_step_is_none(
         assert span["everlong.resume.end"] == "live"
         assert isinstance(span["everlong.resume.events"], int)
         assert span["everlong.resume.events"] >= 10
-        [finished] = threads.spans.get_finished_spans()
-        assert finished.start_time is not None
-        assert finished.end_time is not None
-        assert 0 < finished.end_time - finished.start_time < 5e9
+        assert span["everlong.resume.cause"] == "new_worker"
+        assert span["everlong.resume.attempt"] == 1
+        [resume] = finished(threads)
+        assert 0 < duration(resume) < 5
+        assert sum(parts_of(span)) == pytest.approx(duration(resume), rel=0.1)
+        assert resume.context is not None
+        children = [
+            each
+            for each in threads.spans.get_finished_spans()
+            if each.parent is not None and each.parent.span_id == resume.context.span_id
+        ]
+        assert [each.name for each in children] == [
+            f"{RESUME}.history",
+            f"{RESUME}.replay",
+            f"{RESUME}.command",
+        ]
+        assert sum(map(duration, children)) == pytest.approx(duration(resume), rel=0.1)
 
 
 async def test_a_query_of_a_closed_run_is_a_resume_that_ends_with_the_query(

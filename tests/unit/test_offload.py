@@ -12,7 +12,7 @@ from temporalio.exceptions import FailureError
 
 from everlong import limits
 from everlong.codecs import EverlongCodec, offload
-from everlong.codecs import codec as codec_module
+from everlong.codecs import watching
 from everlong.codecs.budget import BUDGET, CompletionBudget
 from everlong.codecs.offload import Offloader, patiently
 from everlong.codecs.refs import ENCODING as REF_ENCODING
@@ -72,7 +72,7 @@ def pass_time(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Put the clock of the codec forward, and not the one of the event loop."""
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + seconds)
     monkeypatch.setattr(offload, "time", clock)
-    monkeypatch.setattr(codec_module, "time", clock)
+    monkeypatch.setattr(watching, "time", clock)
 
 
 @pytest.mark.parametrize("failures", [0, 1, 2])

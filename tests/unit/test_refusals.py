@@ -118,7 +118,7 @@ async def test_a_payload_that_looks_like_a_segment_leads_no_journal_to_another_t
     own = new_entry(2, Kind.MESSAGE, Message(role="user", text="x"), 0)
     text = to_plaintext(Segment(before=(head,), entries=(own,), shares=(victim,)))
     offloader = Offloader(packs)
-    stored = await offloader.write(other, Payload(metadata=metadata, data=text), text)
+    stored, _ = await offloader.write(other, Payload(metadata=metadata, data=text), text)
     assert (await Offloader(packs).read(stored, learn=False)).data == text
     ref = Ref(
         thread=other,

@@ -23,10 +23,12 @@ from everlong.models import (
     Message,
     ModelTurn,
     Pause,
+    PublishedSize,
     Ref,
     Report,
     SegmentRef,
     SendMessage,
+    Sent,
     SnapshotRef,
     ThreadState,
     ToolResult,
@@ -50,6 +52,7 @@ REF = Ref(
 )
 HEAD = SegmentRef(ref=dataclasses.replace(REF, preview=""), first_seq=10**9, count=10**6)
 NOW_MS = 10**13
+SENT = Sent(ms=NOW_MS, trace="0" * 55)
 
 
 def with_full_inbox(state: ThreadState, message: SendMessage) -> ThreadState:
@@ -89,16 +92,21 @@ def busy(message: SendMessage) -> ThreadState:
         ),
         last_failure=WIDE * limits.REASON_CHARS_MAX,
         published=f"approval no_progress_steps_max {limits.TOOL_CALLS_MAX}",
-        trace="0" * 55,
+        turn_ms=NOW_MS,
+        carried_after="c" * 36,
+        acts_on=(SENT,) * limits.TOOL_CALLS_MAX,
+        published_size=PublishedSize(ms=NOW_MS, thread_bytes=10**15, resume_ms=1e6 / 3),
+        resume_ms=1e6 / 3,
     )
     return with_full_inbox(state, message)
 
 
 MESSAGES = {
-    "long": SendMessage(text="x" * (limits.MESSAGE_BYTES_MAX // 2)),
-    "short": SendMessage(text="x"),
-    "named": SendMessage(text="x", id="i" * 64),
+    "long": SendMessage(text="x" * (limits.MESSAGE_BYTES_MAX // 2), sent=SENT),
+    "short": SendMessage(text="x", sent=SENT),
+    "named": SendMessage(text="x", id="i" * 64, sent=SENT),
     "stored": SendMessage(
+        sent=SENT,
         ref=dataclasses.replace(REF, kind=Kind.MESSAGE),
         original=dataclasses.replace(REF, kind=Kind.MESSAGE),
     ),
@@ -248,7 +256,7 @@ def test_calls_that_were_approved_and_have_a_result_fit(message: SendMessage, ki
     state = called(busy(message), KNOWN, asks=True)
     for call in state.calls:
         decision = Decide(id=call.id, approve=True, by=WIDE * 64, reason=WIDE * 300)
-        state = approvals.decide(state, decision, NOW_MS)
+        state = approvals.decide(state, decision, NOW_MS, sent=SENT)
     state = finished(flushed(state), kind)
     assert size_of(as_much_as_is_not_flushed(state, SMALL)) <= limits.STATE_BYTES_MAX
 
@@ -258,7 +266,7 @@ def test_calls_that_are_all_denied_at_length_fit(message: SendMessage) -> None:
     state = flushed(called(busy(message), KNOWN, asks=True))
     for call in state.calls[:-1]:
         decision = Decide(id=call.id, approve=False, by=WIDE * 64, reason=WIDE * 300)
-        state = approvals.decide(state, decision, NOW_MS)
+        state = approvals.decide(state, decision, NOW_MS, sent=SENT)
     assert size_of(state) <= limits.STATE_BYTES_MAX
 
 
@@ -273,7 +281,7 @@ def test_what_the_journal_cannot_get_has_a_bound_too(message: SendMessage, stops
         decision = Decide(
             id=call.id, approve=False, by=call.approvers[0], reason=WIDE * 299 + "\x00"
         )
-        state = approvals.decide(state, decision, deadline_ms, "key")
+        state = approvals.decide(state, decision, deadline_ms, "key", SENT)
     assert len(state.notes) == 3 * limits.TOOL_CALLS_MAX
     if stops:
         state = transitions.empty_inbox(transitions.break_off(state, NOW_MS), NOW_MS)

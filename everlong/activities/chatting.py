@@ -1,0 +1,98 @@
+"""One model call, told of by the GenAI conventions."""
+
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from opentelemetry.trace import SpanKind
+from pydantic_core import to_json
+
+from everlong import limits
+from everlong.activities.builtins import BUILTINS
+from everlong.activities.replies import checked
+from everlong.activities.telling import Teller, model_of
+from everlong.activities.user_code import bounded
+from everlong.agents import Agent, Reply
+from everlong.models import Context, Message
+from everlong.telemetry.spans import AGENT, CHAT
+
+_ROLES: Final = {"failure": "user"}
+
+
+async def chat(
+    teller: Teller, agent: Agent, context: Context, messages: Sequence[Message]
+) -> tuple[Reply, Message]:
+    """Ask the model; return its reply, and that as a message that can be stored."""
+    provider, model = model_of(agent)
+    attributes: dict[str, Any] = {"gen_ai.operation.name": CHAT, "gen_ai.request.model": model}
+    if provider:
+        attributes["gen_ai.provider.name"] = provider
+    labels = {**attributes, AGENT: agent.name}
+    meters = teller.telemetry.meters
+    started = time.monotonic()
+    try:
+        with teller.span(f"{CHAT} {model}", context, attributes, SpanKind.CLIENT) as span:
+            async with bounded(f"model of agent {agent.name!r}"):
+                tools = (*agent.callable_tools, *BUILTINS)
+                reply = await agent.resolved_model.reply(agent.instructions, messages, tools)
+                message = checked(reply)
+            output_tokens = max(0, reply.tokens - reply.input_tokens)
+            span.set_attributes(
+                {
+                    "gen_ai.usage.input_tokens": reply.input_tokens,
+                    "gen_ai.usage.output_tokens": output_tokens,
+                    "everlong.cost_usd": reply.cost_usd,
+                    "everlong.tool_calls": len(message.tool_calls),
+                }
+            )
+            if teller.telemetry.record_contents:
+                span.set_attributes(
+                    {
+                        "gen_ai.system_instructions": agent.instructions,
+                        "gen_ai.input.messages": contents(messages),
+                        "gen_ai.output.messages": contents([message]),
+                    }
+                )
+            # In the span: it is what their exemplars lead to.
+            for kind, tokens in (("input", reply.input_tokens), ("output", output_tokens)):
+                usage = {**labels, "gen_ai.token.type": kind}
+                meters.record("gen_ai.client.token.usage", tokens, usage)
+            if reply.cost_usd:
+                cost = {"agent": agent.name, "model": model}
+                meters.add("everlong.cost", reply.cost_usd, cost)
+            seconds = time.monotonic() - started
+            meters.record("gen_ai.client.operation.duration", seconds, labels)
+    except BaseException as error:
+        failed = {**labels, "error.type": type(error).__name__}
+        seconds = time.monotonic() - started
+        meters.record("gen_ai.client.operation.duration", seconds, failed)
+        raise
+    return reply, message
+
+
+def contents(messages: Sequence[Message]) -> str:
+    """Return messages as the conventions write them: the newest, as many as a span should hold."""
+    found: list[bytes] = []
+    left_bytes = limits.CONTENTS_BYTES_MAX
+    for message in reversed(messages):
+        written = to_json(_content(message))
+        left_bytes -= len(written) + 1
+        if left_bytes < 0:
+            break
+        found.append(written)
+    return "[" + ",".join(each.decode() for each in reversed(found)) + "]"
+
+
+def _content(message: Message) -> dict[str, Any]:
+    parts: list[dict[str, Any]] = []
+    if message.role == "tool":
+        parts.append(
+            {"type": "tool_call_response", "id": message.call_id, "response": message.text}
+        )
+    elif message.text:
+        parts.append({"type": "text", "content": message.text})
+    parts += [
+        {"type": "tool_call", "id": call.id, "name": call.tool, "arguments": call.arguments}
+        for call in message.tool_calls
+    ]
+    return {"role": _ROLES.get(message.role, message.role), "parts": parts}

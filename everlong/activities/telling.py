@@ -1,0 +1,318 @@
+"""What the activities of a thread tell of their work: spans by the GenAI conventions, and metrics.
+
+A turn goes on over many activities and workers, so its span, `invoke_agent`, has an id that follows
+from the run and the turn: steps are below it before it is emitted, by whichever ends the turn. Nothing
+here tells what was said, unless that is switched on.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+from opentelemetry import context as otel
+from opentelemetry import trace
+from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode
+from temporalio import activity
+
+from everlong import limits
+from everlong.agents import Agent
+from everlong.models import (
+    Compact,
+    CompactDone,
+    Context,
+    Entry,
+    Kind,
+    ModelCall,
+    Outcome,
+    Sent,
+    ToolCall,
+    Turn,
+)
+from everlong.storage.counting import Reads, counting
+from everlong.telemetry import Telemetry
+from everlong.telemetry.spans import (
+    ACT,
+    AGENT,
+    APPROVAL,
+    EXECUTE_TOOL,
+    INVOKE_AGENT,
+    OFFLOAD,
+    RUN,
+    THREAD,
+    Attributes,
+    parse_traceparent,
+)
+
+_OPERATION: Final = "gen_ai.operation.name"
+_LOOPS: Final = frozenset({"failed_turns_max", "same_failure_max", "no_progress_steps_max"})
+
+
+class Teller:
+    """Tells of the steps of all threads of a worker."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self.telemetry = telemetry
+        self._spans = telemetry.spans
+        self._meters = telemetry.meters
+
+    @contextlib.contextmanager
+    def step(self, step: str, context: Context) -> Iterator[Reads]:
+        """Count what a step reads; and if it is a run's first, tell of the turn up to then."""
+        turn = context.turn
+        if turn is not None and turn.carried is not None:
+            self._emit_turn(
+                context.agent,
+                context.last_run,
+                turn.number,
+                turn.carried.began_ms,
+                turn.began_ms,
+                turn.carried.last_run,
+                "continued",
+            )
+        with counting() as reads:
+            yield reads
+        self._meters.record(
+            "everlong.step.read", reads.bytes, {"agent": context.agent, "step": step}
+        )
+
+    def wrote(self, step: str, agent: str, size_bytes: int) -> None:
+        """Count what a step has written."""
+        self._meters.record("everlong.step.written", size_bytes, {"agent": agent, "step": step})
+
+    @contextlib.contextmanager
+    def span(
+        self,
+        name: str,
+        context: Context,
+        attributes: Attributes,
+        kind: SpanKind = SpanKind.INTERNAL,
+        start_ns: int | None = None,
+    ) -> Iterator[Span]:
+        """Emit a span for a part of a step: below the turn's, or a team's own if there is one."""
+        current = trace.get_current_span().get_span_context()
+        turn = self._place(context)
+        links = [] if turn is not None else self._spans.links_to(context.last_run)
+        if current.is_valid and turn is not None:
+            links = [Link(turn)]
+        span = self._spans.start(
+            name,
+            {**_identity(context.agent), **attributes},
+            run_id=_run_id(),
+            parent=current if current.is_valid else turn,
+            links=links,
+            kind=kind,
+            start_ns=start_ns,
+        )
+        with trace.use_span(span, record_exception=False, set_status_on_exception=False):
+            try:
+                yield span
+            except BaseException as error:
+                # Its type only: what it says may be a part of the conversation.
+                span.set_attribute("error.type", type(error).__name__)
+                span.set_status(Status(StatusCode.ERROR))
+                raise
+            finally:
+                span.end()
+
+    @contextlib.contextmanager
+    def tool(self, context: Context, call: ToolCall) -> Iterator[Callable[[Outcome, str], None]]:
+        """Emit the span of a tool call, whose outcome the body tells."""
+        attributes: dict[str, Any] = {
+            _OPERATION: EXECUTE_TOOL,
+            "gen_ai.tool.name": call.tool,
+            "gen_ai.tool.call.id": call.id,
+            "gen_ai.tool.type": "function",
+            "everlong.attempt": activity.info().attempt,
+        }
+        if self.telemetry.record_contents:
+            attributes["gen_ai.tool.call.arguments"] = call.arguments[: limits.CONTENTS_BYTES_MAX]
+        with self.span(f"{EXECUTE_TOOL} {call.tool}", context, attributes) as span:
+
+            def told(outcome: Outcome, text: str) -> None:
+                span.set_attribute("everlong.tool.outcome", outcome)
+                if outcome != "ok":
+                    span.set_attribute("error.type", outcome)
+                    span.set_status(Status(StatusCode.ERROR))
+                if self.telemetry.record_contents:
+                    result = text[: limits.CONTENTS_BYTES_MAX]
+                    span.set_attribute("gen_ai.tool.call.result", result)
+
+            yield told
+
+    @contextlib.contextmanager
+    def storing(self, context: Context) -> Iterator[Callable[[int, int], None]]:
+        """Emit the span of an offload, if the body tells that it wrote something."""
+        started_ns = time.time_ns()
+
+        def told(size_bytes: int, written_bytes: int) -> None:
+            if written_bytes:
+                sizes = {
+                    "everlong.offload.payload_bytes": size_bytes,
+                    "everlong.offload.written_bytes": written_bytes,
+                }
+                with self.span(OFFLOAD, context, sizes, start_ns=started_ns):
+                    pass
+
+        yield told
+
+    def acted(self, kind: str, sent: Sequence[Sent], context: Context) -> None:
+        """Tell that a step begins which acts on what people have sent."""
+        now_ns = time.time_ns()
+        turn = self._place(context)
+        for each in sent:
+            sent_ns = min(each.ms * 1_000_000, now_ns)
+            span = self._spans.start(
+                ACT,
+                {**_identity(context.agent), "everlong.act.kind": kind},
+                run_id=_run_id(),
+                key=f"{kind} {each.ms} {each.trace}",
+                parent=parse_traceparent(each.trace),
+                links=[] if turn is None else [Link(turn)],
+                start_ns=sent_ns,
+            )
+            span.end(now_ns)
+            self._meters.record(
+                "everlong.act.duration",
+                (now_ns - sent_ns) / 1e9,
+                {"agent": context.agent, "kind": kind},
+                trace.set_span_in_context(span, otel.Context()),
+            )
+
+    def sizes(self, call: ModelCall, context_bytes: int, compact_at_bytes: int) -> None:
+        """Record how large the thread is as its model is called."""
+        agent = call.context.agent
+        classes = {
+            "operational": call.state_bytes,
+            "context": context_bytes,
+            "journal": call.thread_bytes,
+        }
+        for name, size_bytes in classes.items():
+            self._meters.record("everlong.thread.size", size_bytes, {"agent": agent, "class": name})
+        self._meters.record("everlong.thread.growth", call.growth_bytes_per_hour, {"agent": agent})
+        over_bytes = max(0, context_bytes - compact_at_bytes)
+        self._meters.record("everlong.compaction.lag.size", over_bytes, {"agent": agent})
+
+    def compacted(self, span: Span, compact: Compact, done: CompactDone) -> None:
+        """Tell what a compaction has done."""
+        due_ms = compact.due_ms
+        lag_seconds = 0.0 if due_ms is None else max(0.0, time.time() - due_ms / 1000)
+        span.set_attributes(
+            {
+                "everlong.compact.reason": compact.reason,
+                "everlong.compact.before_bytes": done.before_bytes,
+                "everlong.compact.after_bytes": done.after_bytes,
+                "everlong.compact.written_bytes": done.written_bytes,
+                "everlong.compact.lag_seconds": lag_seconds,
+                "everlong.compact.summarised": done.summarised,
+            }
+        )
+        labels = {"agent": compact.context.agent, "reason": compact.reason}
+        self._meters.record("everlong.compaction.lag", lag_seconds, labels)
+        removed_bytes = max(0, done.before_bytes - done.after_bytes)
+        self._meters.add("everlong.compaction.removed", removed_bytes, labels)
+
+    def held(self, error: str) -> None:
+        """Count that a step has to wait for the store."""
+        self._meters.add("everlong.holds", 1, {"error": error})
+
+    def journalled(self, entries: Sequence[Entry], agent: str, turn: Turn | None) -> None:
+        """Tell of what happened beside the conversation, now that it is in the journal."""
+        for entry in entries:
+            data = entry.data or {}
+            if entry.kind == Kind.DECIDED and not data.get("escalated"):
+                self._tell_of_approval(data, entry.time_ms, agent, turn)
+            elif entry.kind == Kind.LIMIT:
+                limit = {"agent": agent, "limit": str(data.get("limit", ""))}
+                labels = {**limit, "action": str(data.get("action", ""))}
+                self._meters.add("everlong.limit.hits", 1, labels)
+                if limit["limit"] in _LOOPS:
+                    self._meters.add("everlong.failure.loops", 1, limit)
+
+    def turn_ended(self, agent: str, turn: Turn | None, last_run: str, outcome: str) -> None:
+        """Emit the span of a turn, or of its part in this run."""
+        if turn is not None:
+            now_ms = time.time_ns() // 1_000_000
+            self._emit_turn(agent, _run_id(), turn.number, turn.began_ms, now_ms, last_run, outcome)
+
+    def _emit_turn(
+        self,
+        agent: str,
+        run_id: str,
+        number: int,
+        began_ms: int,
+        ended_ms: int,
+        last_run: str,
+        outcome: str,
+    ) -> None:
+        span = self._spans.start(
+            f"{INVOKE_AGENT} {agent}",
+            {
+                **_identity(agent),
+                RUN: run_id,
+                _OPERATION: INVOKE_AGENT,
+                "everlong.turn.number": number,
+                "everlong.turn.outcome": outcome,
+            },
+            run_id=run_id,
+            key=str(number),
+            links=self._spans.links_to(last_run),
+            start_ns=min(began_ms, ended_ms) * 1_000_000,
+        )
+        if outcome == "failed":
+            span.set_status(Status(StatusCode.ERROR))
+        span.end(ended_ms * 1_000_000)
+
+    def _tell_of_approval(
+        self, data: dict[str, Any], decided_ms: int, agent: str, turn: Turn | None
+    ) -> None:
+        asked_ms = int(data.get("asked_ms") or 0)
+        if not asked_ms:  # An earlier release did not say.
+            return
+        expired = data.get("by") == "deadline"
+        decision = "expired" if expired else "approved" if data.get("approve") else "denied"
+        span = self._spans.start(
+            APPROVAL,
+            {
+                **_identity(agent),
+                "everlong.approval.id": str(data.get("id", "")),
+                "everlong.approval.decision": decision,
+                "gen_ai.tool.name": str(data.get("tool", "")),
+            },
+            run_id=_run_id(),
+            key=str(data.get("id", "")),
+            parent=None if turn is None else self._turn_place(agent, turn),
+            start_ns=asked_ms * 1_000_000,
+        )
+        span.end(max(asked_ms, decided_ms) * 1_000_000)
+        self._meters.record(
+            "everlong.approval.wait",
+            max(0, decided_ms - asked_ms) / 1000,
+            {"agent": agent, "decision": decision},
+            trace.set_span_in_context(span, otel.Context()),
+        )
+
+    def _place(self, context: Context) -> SpanContext | None:
+        return None if context.turn is None else self._turn_place(context.agent, context.turn)
+
+    def _turn_place(self, agent: str, turn: Turn) -> SpanContext:
+        return self._spans.place(_run_id(), f"{INVOKE_AGENT} {agent}", str(turn.number))
+
+
+def model_of(agent: Agent) -> tuple[str, str]:
+    """Return the provider, if it is known, and the model of an agent."""
+    model = agent.model
+    name = model if isinstance(model, str) else getattr(model, "model_id", "")
+    if not isinstance(name, str) or not name:
+        return "", type(model).__name__
+    provider, _, rest = name.rpartition(":")
+    return provider, rest
+
+
+def _identity(agent: str) -> dict[str, str]:
+    info = activity.info()
+    return {THREAD: info.workflow_id or "", RUN: _run_id(), AGENT: agent}
+
+
+def _run_id() -> str:
+    return activity.info().workflow_run_id or ""

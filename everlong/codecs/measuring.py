@@ -1,0 +1,46 @@
+"""What is measured of the store, its cache and the codec."""
+
+from collections.abc import Iterable
+
+from everlong.codecs.offload import OffloadStats
+from everlong.storage import BlobStore
+from everlong.storage.cache import CachedBlobStore
+from everlong.storage.counting import outcome_of
+from everlong.telemetry import Meters
+from everlong.telemetry.metrics import Labels
+
+
+def store_called(
+    meters: Meters, operation: str, seconds: float, error: BaseException | None
+) -> None:
+    """Record a call to the store."""
+    outcome = outcome_of(error)
+    labels = {"operation": operation, "outcome": outcome}
+    meters.record("everlong.store.duration", seconds, labels)
+    if error is not None and outcome == "error":
+        meters.add(
+            "everlong.store.errors", 1, {"operation": operation, "error": type(error).__name__}
+        )
+
+
+def observe(meters: Meters, store: BlobStore, offloaded: OffloadStats) -> None:
+    """Have counters read that are kept anyway, when metrics are collected."""
+
+    def payloads() -> Iterable[tuple[float, Labels]]:
+        repeated_bytes = offloaded.repeated_bytes
+        yield offloaded.payload_bytes - repeated_bytes, {"outcome": "new"}
+        yield repeated_bytes, {"outcome": "deduplicated"}
+        yield offloaded.fallback_bytes, {"outcome": "inline"}
+
+    meters.observe("everlong.offload.payload", payloads)
+    meters.observe("everlong.offload.written", lambda: [(offloaded.written_bytes, {})])
+    if isinstance(store, CachedBlobStore):
+        cache = store
+
+        def reads() -> Iterable[tuple[float, Labels]]:
+            stats = cache.stats()
+            yield stats.memory_hits, {"tier": "memory"}
+            yield stats.disk_hits, {"tier": "disk"}
+            yield stats.misses, {"tier": "store"}
+
+        meters.observe("everlong.cache.reads", reads)

@@ -1,0 +1,103 @@
+"""Who reads what: bytes and cache hits of one resume or one step, and every call to a store.
+
+Whoever wants to know what it reads sets `READS`. Tasks that it starts count for it too, since they
+begin with a copy of its context.
+"""
+
+import contextlib
+import contextvars
+import dataclasses
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from typing import Final, TypeAlias
+
+from everlong.errors import BlobMissing
+from everlong.storage.blobs import BlobInfo, BlobStore
+
+
+@dataclasses.dataclass
+class Reads:
+    """What was read from a store and its cache."""
+
+    blobs: int = 0
+    """Refs that were followed."""
+    bytes: int = 0
+    """Read from the store."""
+    hits: int = 0
+    misses: int = 0
+    seconds: float = 0.0
+    """What payloads that lie in the store took to decode."""
+
+
+READS: Final[contextvars.ContextVar[Reads | None]] = contextvars.ContextVar("READS", default=None)
+
+
+@contextlib.contextmanager
+def counting() -> Iterator[Reads]:
+    """Count what the body reads."""
+    reads = Reads()
+    token = READS.set(reads)
+    try:
+        yield reads
+    finally:
+        READS.reset(token)
+
+
+Called: TypeAlias = Callable[[str, float, BaseException | None], None]
+"""Told of each call: the operation, how long it took, and what it raised."""
+
+
+class CountedBlobStore:
+    """A `BlobStore` in front of another that tells of each call to it."""
+
+    def __init__(self, store: BlobStore, called: Called) -> None:
+        self._store = store
+        self._called = called
+
+    def __repr__(self) -> str:
+        return repr(self._store)
+
+    async def put(self, key: str, data: bytes) -> None:
+        """See `BlobStore`."""
+        with self._timed("put"):
+            await self._store.put(key, data)
+
+    async def get(self, key: str) -> bytes:
+        """See `BlobStore`."""
+        with self._timed("get"):
+            return await self._store.get(key)
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        """See `BlobStore`."""
+        with self._timed("get_range"):
+            return await self._store.get_range(key, start, length)
+
+    async def list(self, prefix: str) -> AsyncIterator[BlobInfo]:
+        """See `BlobStore`."""
+        with self._timed("list"):
+            async for info in self._store.list(prefix):
+                yield info
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        """See `BlobStore`."""
+        with self._timed("delete"):
+            await self._store.delete(keys)
+
+    @contextlib.contextmanager
+    def _timed(self, operation: str) -> Iterator[None]:
+        started = time.monotonic()
+        failed: BaseException | None = None
+        try:
+            yield
+        except BaseException as error:
+            failed = error
+            raise
+        finally:
+            self._called(operation, time.monotonic() - started, failed)
+
+
+def outcome_of(error: BaseException | None) -> str:
+    """Return how a call ended, in a word that there are few of."""
+    if error is None:
+        return "ok"
+    return "missing" if isinstance(error, BlobMissing) else "error"

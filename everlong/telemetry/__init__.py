@@ -1,0 +1,25 @@
+"""What Everlong tells of itself: spans and metrics, by OpenTelemetry."""
+
+from opentelemetry.metrics import MeterProvider, get_meter
+from opentelemetry.trace import TracerProvider, get_tracer
+
+from everlong.telemetry.metrics import METRICS, Meters, Metric
+from everlong.telemetry.spans import Spans
+
+__all__ = ["METRICS", "Meters", "Metric", "Spans", "Telemetry"]
+
+
+class Telemetry:
+    """Where a worker's spans and metrics go. Nowhere, unless a provider is given or is global."""
+
+    def __init__(
+        self,
+        tracer_provider: TracerProvider | None = None,
+        meter_provider: MeterProvider | None = None,
+        *,
+        record_contents: bool = False,
+    ) -> None:
+        self.spans = Spans(get_tracer("everlong", tracer_provider=tracer_provider))
+        self.meters = Meters(get_meter("everlong", meter_provider=meter_provider))
+        self.record_contents = record_contents
+        """Whether spans hold what models and tools read and write. Off unless switched on."""

@@ -1,0 +1,148 @@
+"""The metrics of the SDK's Core, on the same meter as ours.
+
+Core writes updates into a buffer, and a thread takes them out about once a second. A thread and not
+a task: an event loop that somebody blocks is just when the buffer fills.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeAlias
+
+from opentelemetry.metrics import Meter
+from temporalio.runtime import (
+    BUFFERED_METRIC_KIND_COUNTER,
+    BUFFERED_METRIC_KIND_GAUGE,
+    BufferedMetric,
+    BufferedMetricKind,
+    BufferedMetricUpdate,
+    LoggingConfig,
+    MetricBuffer,
+    MetricBufferDurationFormat,
+    Runtime,
+    TelemetryConfig,
+    TelemetryFilter,
+)
+
+_LOG: Final = logging.getLogger(__name__)
+Labels: TypeAlias = Mapping[str, str | int | float | bool]
+Recorder: TypeAlias = Callable[[float, Labels], None]
+
+# A step of a thread makes about 60 updates, and a worker some tens of steps a second: 100,000 are
+# half a minute of that. An update takes about 100 bytes.
+UPDATES_MAX: Final = 100_000
+DRAIN_SECONDS: Final = 1.0
+_SECONDS: Final = (
+    *(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
+    *(300.0, 1800.0),
+)
+# Written before the buffer is emptied: if it does not come out, the buffer was full.
+_BEAT: Final = "everlong_beat"
+# Core logs a line for each update that does not fit; we say it once.
+_FILTER: Final = (
+    TelemetryFilter(core_level="WARN", other_level="ERROR").formatted()
+    + ",temporalio_sdk_core::telemetry::metrics=off"
+)
+
+
+class CoreMetrics:
+    """A runtime for clients, and what brings its metrics to a meter until `close`."""
+
+    def __init__(self, meter: Meter, *, updates_max: int = UPDATES_MAX) -> None:
+        self._meter = meter
+        self._buffer = MetricBuffer(updates_max, MetricBufferDurationFormat.SECONDS)
+        self.runtime = Runtime(
+            telemetry=TelemetryConfig(
+                logging=LoggingConfig(filter=_FILTER),
+                metrics=self._buffer,
+                # The resource names the service, and not as Core would.
+                attach_service_name=False,
+            )
+        )
+        self._beat = self.runtime.metric_meter.create_counter(_BEAT)
+        # By the identity of the metric, which is kept so that nothing else gets it.
+        self._recorders: dict[int, tuple[BufferedMetric, BufferedMetricKind, Recorder | None]] = {}
+        self._has_lost = False
+        self._draining = threading.Lock()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="everlong-core-metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Bring what is in the buffer to the meter, and stop. Stop workers first."""
+        self._closing.set()
+        self._thread.join()
+        self.drain()
+
+    def drain(self) -> int:
+        """Bring all updates of the buffer to the meter; return how many."""
+        with self._draining:
+            self._beat.add(1)
+            try:
+                updates = self._buffer.retrieve_updates()
+            except BaseException as error:
+                if type(error).__name__ != "PanicException":
+                    raise
+                # Core forgets what a metric is if that was among what did not fit.
+                self._lose()
+                return 0
+            if not self._record(updates):
+                self._lose()
+            return len(updates)
+
+    def _record(self, updates: Sequence[BufferedMetricUpdate]) -> bool:
+        """Record updates; return whether the beat was among them."""
+        has_beat = False
+        # A meter takes 10 to 20 us for a value, so it gets one of a counter or a gauge, not all of them.
+        # Core has one object for each metric and for each set of labels.
+        merged: dict[tuple[int, int], tuple[Recorder, float, Labels]] = {}
+        for update in updates:
+            metric, labels, value = update.metric, update.attributes, update.value
+            known = self._recorders.get(id(metric))
+            if known is None:
+                known = self._recorders[id(metric)] = (metric, *self._recorder(metric))
+            _, kind, record = known
+            if record is None:
+                has_beat = has_beat or metric.name == _BEAT
+            elif kind == BUFFERED_METRIC_KIND_GAUGE:
+                merged[id(metric), id(labels)] = (record, value, labels)
+            elif kind == BUFFERED_METRIC_KIND_COUNTER:
+                _, before, _ = merged.get((id(metric), id(labels)), (record, 0, labels))
+                merged[id(metric), id(labels)] = (record, before + value, labels)
+            else:
+                record(value, labels)
+        for record, value, labels in merged.values():
+            record(value, labels)
+        return has_beat
+
+    def _run(self) -> None:
+        while not self._closing.wait(DRAIN_SECONDS):
+            self.drain()
+
+    def _lose(self) -> None:
+        if not self._has_lost:
+            self._has_lost = True
+            _LOG.warning(
+                "some of the SDK's own metrics were lost: more updates came in a second than its "
+                "buffer holds. Counters of temporal_ metrics are too low from here on."
+            )
+
+    def _recorder(self, metric: BufferedMetric) -> tuple[BufferedMetricKind, Recorder | None]:
+        """Return a metric's kind, and how a value of it is recorded; None if it is not."""
+        kind, name = metric.kind, metric.name
+        unit, description = metric.unit or "", metric.description or ""
+        if name == _BEAT:
+            return kind, None
+        try:
+            if kind == BUFFERED_METRIC_KIND_COUNTER:
+                return kind, self._meter.create_counter(name, unit, description).add
+            if kind == BUFFERED_METRIC_KIND_GAUGE:
+                return kind, self._meter.create_gauge(name, unit, description).set
+            buckets = _SECONDS if unit == "s" else None
+            histogram = self._meter.create_histogram(
+                name, unit, description, explicit_bucket_boundaries_advisory=buckets
+            )
+        except Exception as error:  # noqa: BLE001 - a team's own metric, by a name that is not taken.
+            _LOG.warning("the metric %r is not exported: %s", name[:100], error)
+            return kind, None
+        return kind, histogram.record

@@ -1,0 +1,176 @@
+"""The place where Prometheus comes for metrics: GET `/metrics`, served from a thread.
+
+It tells what this process measures and nothing else. A client can hold it up neither by many
+connections nor by slow ones.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import hmac
+import http.server
+import socket
+import socketserver
+import threading
+from http import HTTPStatus
+from typing import Any, Final
+
+from opentelemetry.sdk.metrics.export import MetricReader
+
+from everlong.errors import ConfigError, EverlongError, PortInUse
+
+LOOPBACK: Final = "127.0.0.1"
+PORT_DEFAULT: Final = 9464
+# A server of Prometheus holds one connection, and a fleet has a few of them.
+_CONNECTIONS_MAX: Final = 8
+# Prometheus gives up after 10 s by default. Whoever has not asked and read by then is cut off.
+_CONNECTION_SECONDS_MAX: Final = 10.0
+_HINT: Final = b"Everlong's metrics are at /metrics\n"
+
+
+@dataclasses.dataclass(frozen=True)
+class Listen:
+    """Where to listen, and whom to let in."""
+
+    host: str = LOOPBACK
+    port: int = PORT_DEFAULT
+    """0 takes any free port."""
+    token: str = dataclasses.field(default="", repr=False)
+    """What a request has to bear; everybody is let in without one."""
+
+
+class MetricsEndpoint:
+    """A reader of metrics and the HTTP server that shows them, until `close`."""
+
+    def __init__(self, listen: Listen) -> None:
+        try:
+            from opentelemetry.exporter.prometheus import PrometheusMetricReader
+            from prometheus_client import CollectorRegistry
+        except ImportError as error:
+            raise ConfigError(
+                "OTEL_METRICS_EXPORTER=prometheus needs a package: pip install 'everlong[admin]'"
+            ) from error
+        # Not the package's global one: whatever else uses that in this process is not ours to show.
+        self._registry = CollectorRegistry()
+        self._collecting = threading.Lock()
+        self._server = _Server(listen, self)
+        # Labels for the scope would double what every query has to group by.
+        self.reader: MetricReader = PrometheusMetricReader(
+            registry=self._registry, scope_info_enabled=False
+        )
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.1,), name="everlong-metrics", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """Where the metrics are."""
+        host, port = self._server.server_address[:2]
+        shown = f"[{host!s}]" if ":" in str(host) else host
+        return f"http://{shown!s}:{port}/metrics"
+
+    def text(self, accept: str) -> tuple[bytes, str]:
+        """Return all metrics in the format that was asked for, and its content type."""
+        from prometheus_client.exposition import choose_encoder
+
+        encode, content_type = choose_encoder(accept)
+        with self._collecting:  # Two readers at once would each get a part.
+            return encode(self._registry), content_type
+
+    def close(self) -> None:
+        """Stop listening. A request under way is answered, or cut off in time."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 16
+
+    def __init__(self, listen: Listen, endpoint: MetricsEndpoint) -> None:
+        self.endpoint = endpoint
+        self.expected = f"Bearer {listen.token}".encode() if listen.token else b""
+        self._places = threading.BoundedSemaphore(_CONNECTIONS_MAX)
+        host = LOOPBACK if listen.host == "localhost" else listen.host
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            super().__init__((host, listen.port), _Handler)
+        except OSError as error:
+            raise _translated(error, host, listen.port) from error
+
+    def server_bind(self) -> None:
+        # Not as the base class does it: that looks the host's name up, and may wait for DNS.
+        socketserver.TCPServer.server_bind(self)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        cut = threading.Timer(_CONNECTION_SECONDS_MAX, _cut, [request])
+        cut.daemon = True
+        cut.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            cut.cancel()
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: a client that goes away is not our fault."""
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: _Server
+    server_version = "everlong"
+    sys_version = ""
+    timeout = _CONNECTION_SECONDS_MAX
+
+    def do_GET(self) -> None:
+        expected = self.server.expected
+        given = self.headers.get("authorization", "").encode("latin-1", "replace")
+        if expected and not hmac.compare_digest(given, expected):
+            self._answer(HTTPStatus.UNAUTHORIZED, b"a bearer token is needed\n")
+            return
+        path = self.path.partition("?")[0]
+        if path == "/metrics":
+            text, content_type = self.server.endpoint.text(self.headers.get("accept", ""))
+            self._answer(HTTPStatus.OK, text, content_type)
+        elif path == "/":
+            self._answer(HTTPStatus.OK, _HINT)
+        else:
+            self._answer(HTTPStatus.NOT_FOUND, _HINT)
+
+    def _answer(self, status: HTTPStatus, body: bytes, content_type: str = "text/plain") -> None:
+        self.send_response(status)
+        if status == HTTPStatus.UNAUTHORIZED:
+            self.send_header("WWW-Authenticate", "Bearer")
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Say nothing: there is a request every few seconds."""
+
+
+def _cut(request: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # It has gone by itself.
+        request.shutdown(socket.SHUT_RDWR)
+
+
+def _translated(error: OSError, host: str, port: int) -> EverlongError:
+    if error.errno == errno.EADDRINUSE:
+        return PortInUse(
+            f"port {port} for metrics is in use on {host}. Stop what listens there, or set "
+            "OTEL_EXPORTER_PROMETHEUS_PORT to another one; each process needs its own."
+        )
+    return ConfigError(
+        f"metrics cannot be served on {host} port {port}: {error.strerror}. Set "
+        "OTEL_EXPORTER_PROMETHEUS_HOST to an address of this machine, and the port above 1024."
+    )

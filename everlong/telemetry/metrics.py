@@ -1,0 +1,311 @@
+"""Every metric that Everlong has: one table, from which instruments and documents are made.
+
+No thread id is a label: a fleet has millions of them. What leads from a figure to a thread is the
+exemplar, which carries the trace.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Literal, TypeAlias
+
+from opentelemetry.context import Context
+from opentelemetry.metrics import (
+    CallbackOptions,
+    Counter,
+    Histogram,
+    Meter,
+    Observation,
+)
+
+Labels: TypeAlias = Mapping[str, str]
+Observed: TypeAlias = Callable[[], Iterable[tuple[float, Labels]]]
+
+_SECONDS: Final = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
+    *(300.0, 1800.0),
+)
+# Up to a week: people decide about approvals.
+_WAITS: Final = (1.0, 10.0, 60.0, 300.0, 1800.0, 3600.0, 14400.0, 86400.0, 259200.0, 604800.0)
+_BYTES: Final = tuple(float(4**power) for power in range(4, 17))  # 256 B to 4 GiB.
+_TOKENS: Final = tuple(float(4**power) for power in range(14))
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """One metric, as OpenTelemetry names it."""
+
+    name: str
+    kind: Literal["histogram", "counter", "observed_counter", "observed_gauge"]
+    unit: str
+    description: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+    source: Literal["worker", "admin"] = "worker"
+
+
+METRICS: Final = (
+    Metric(
+        "everlong.resume.duration",
+        "histogram",
+        "s",
+        "From the start of the task on the server to the first activation that was not replayed.",
+        ("cause", "end"),
+        _SECONDS,
+    ),
+    Metric(
+        "everlong.act.duration",
+        "histogram",
+        "s",
+        "From when a message or a decision was sent to when the thread acted on it.",
+        ("agent", "kind"),
+        _SECONDS,
+    ),
+    Metric(
+        "everlong.step.read",
+        "histogram",
+        "By",
+        "Read from the store by one step.",
+        ("agent", "step"),
+        _BYTES,
+    ),
+    Metric(
+        "everlong.step.written",
+        "histogram",
+        "By",
+        "Written to the store by one step: what a thread grows by.",
+        ("agent", "step"),
+        _BYTES,
+    ),
+    Metric(
+        "everlong.thread.size",
+        "histogram",
+        "By",
+        "Size of a thread at each of its model calls, by class: operational, context, journal.",
+        ("agent", "class"),
+        _BYTES,
+    ),
+    Metric(
+        "everlong.thread.growth",
+        "histogram",
+        "By/h",
+        "What a thread stores an hour, at each of its model calls.",
+        ("agent",),
+        _BYTES,
+    ),
+    Metric(
+        "everlong.compaction.lag",
+        "histogram",
+        "s",
+        "From when the policy wanted a compaction to when it was done.",
+        ("agent", "reason"),
+        _SECONDS,
+    ),
+    Metric(
+        "everlong.compaction.lag.size",
+        "histogram",
+        "By",
+        "By how much a context was over the policy's bound, at each model call; 0 if it was not.",
+        ("agent",),
+        _BYTES,
+    ),
+    Metric(
+        "everlong.compaction.removed",
+        "counter",
+        "By",
+        "What compactions took out of contexts.",
+        ("agent", "reason"),
+    ),
+    Metric(
+        "everlong.offload.payload",
+        "observed_counter",
+        "By",
+        "Payload bytes that were to be offloaded: new, deduplicated, or inline while the store was "
+        "down.",
+        ("outcome",),
+    ),
+    Metric(
+        "everlong.offload.written",
+        "observed_counter",
+        "By",
+        "What offloaded payloads took in the store, compressed.",
+    ),
+    Metric(
+        "everlong.cache.reads",
+        "observed_counter",
+        "{read}",
+        "Reads of stored objects, by what answered them: memory, disk or store.",
+        ("tier",),
+    ),
+    Metric(
+        "everlong.limit.hits",
+        "counter",
+        "{hit}",
+        "Threads that reached a limit of their policy.",
+        ("action", "agent", "limit"),
+    ),
+    Metric(
+        "everlong.failure.loops",
+        "counter",
+        "{loop}",
+        "Threads that were found to fail again and again, or to make no progress.",
+        ("agent", "limit"),
+    ),
+    Metric(
+        "everlong.approval.wait",
+        "histogram",
+        "s",
+        "From when a person was asked to the decision: approved, denied, or expired.",
+        ("agent", "decision"),
+        _WAITS,
+    ),
+    Metric(
+        "everlong.store.duration",
+        "histogram",
+        "s",
+        "One call to the blob store, retries of its client included.",
+        ("operation", "outcome"),
+        _SECONDS,
+    ),
+    Metric(
+        "everlong.store.errors",
+        "counter",
+        "{error}",
+        "Calls to the blob store that failed, by our error's name.",
+        ("error", "operation"),
+    ),
+    Metric(
+        "everlong.holds",
+        "counter",
+        "{hold}",
+        "Times that a step had to wait for the store, by what was wrong.",
+        ("error",),
+    ),
+    Metric(
+        "everlong.cost",
+        "counter",
+        "{USD}",
+        "What model calls cost, where the price is known.",
+        ("agent", "model"),
+    ),
+    Metric(
+        "gen_ai.client.token.usage",
+        "histogram",
+        "{token}",
+        "Tokens of one model call.",
+        (
+            "gen_ai.agent.name",
+            "gen_ai.operation.name",
+            "gen_ai.provider.name",
+            "gen_ai.request.model",
+            "gen_ai.token.type",
+        ),
+        _TOKENS,
+    ),
+    Metric(
+        "gen_ai.client.operation.duration",
+        "histogram",
+        "s",
+        "Duration of one model call.",
+        (
+            "error.type",
+            "gen_ai.agent.name",
+            "gen_ai.operation.name",
+            "gen_ai.provider.name",
+            "gen_ai.request.model",
+        ),
+        _SECONDS,
+    ),
+    Metric(
+        "everlong.threads",
+        "observed_gauge",
+        "{thread}",
+        "Threads by status, as the server's visibility lists them.",
+        ("status",),
+        source="admin",
+    ),
+    Metric(
+        "everlong.threads.stored",
+        "observed_gauge",
+        "By",
+        "What running threads have stored: all together, and the largest.",
+        ("stat",),
+        source="admin",
+    ),
+    Metric(
+        "everlong.threads.growth",
+        "observed_gauge",
+        "By/h",
+        "What running threads store an hour: all together, and the fastest.",
+        ("stat",),
+        source="admin",
+    ),
+    Metric(
+        "everlong.approvals.pending",
+        "observed_gauge",
+        "{approval}",
+        "Approvals that wait for a person.",
+        source="admin",
+    ),
+    Metric(
+        "everlong.approvals.age",
+        "observed_gauge",
+        "s",
+        "How long the oldest of them has waited.",
+        source="admin",
+    ),
+)
+_BY_NAME: Final = {metric.name: metric for metric in METRICS}
+
+
+class Meters:
+    """The instruments, made from the table when they are first used."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self._counters: dict[str, Counter] = {}
+        self._histograms: dict[str, Histogram] = {}
+
+    def record(
+        self, name: str, value: float, labels: Labels | None = None, context: Context | None = None
+    ) -> None:
+        """Record a value of a histogram. The span of the context is its exemplar."""
+        histogram = self._histograms.get(name)
+        if histogram is None:
+            metric = _BY_NAME[name]
+            histogram = self._histograms[name] = self._meter.create_histogram(
+                name,
+                unit=metric.unit,
+                description=metric.description,
+                explicit_bucket_boundaries_advisory=metric.buckets,
+            )
+        histogram.record(value, labels, context)
+
+    def add(
+        self,
+        name: str,
+        value: float = 1,
+        labels: Labels | None = None,
+        context: Context | None = None,
+    ) -> None:
+        """Add to a counter."""
+        counter = self._counters.get(name)
+        if counter is None:
+            metric = _BY_NAME[name]
+            counter = self._counters[name] = self._meter.create_counter(
+                name, unit=metric.unit, description=metric.description
+            )
+        counter.add(value, labels, context)
+
+    def observe(self, name: str, observed: Observed) -> None:
+        """Have a value read whenever metrics are collected."""
+        metric = _BY_NAME[name]
+
+        def callback(_: CallbackOptions) -> Iterable[Observation]:
+            return [Observation(value, labels) for value, labels in observed()]
+
+        create = (
+            self._meter.create_observable_counter
+            if metric.kind == "observed_counter"
+            else self._meter.create_observable_gauge
+        )
+        create(name, [callback], unit=metric.unit, description=metric.description)

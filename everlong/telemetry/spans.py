@@ -1,0 +1,190 @@
+"""Spans of things that outlive the process which began them.
+
+A run of a workflow is one trace, and its id follows from the run's id. So do the ids of spans that
+have a place in it: the worker that ends one need not have begun it, and one that is emitted again,
+after a crash, is the same span to whoever stores it. The next run begins a trace of its own, whose
+spans link to where the last one ended.
+"""
+
+import copy
+import hashlib
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import Tracer as SdkTracer
+from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.sdk.trace.sampling import Decision
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    TraceFlags,
+    Tracer,
+)
+from opentelemetry.util.types import AttributeValue
+
+RESUME: Final = "everlong.resume"
+ACT: Final = "everlong.act"
+COMPACT: Final = "everlong.compact"
+OFFLOAD: Final = "everlong.offload"
+CONTINUE_AS_NEW: Final = "everlong.continue_as_new"
+APPROVAL: Final = "everlong.approval"
+INVOKE_AGENT: Final = "invoke_agent"
+CHAT: Final = "chat"
+EXECUTE_TOOL: Final = "execute_tool"
+
+THREAD: Final = "gen_ai.conversation.id"
+"""The one attribute by which all that belongs to a thread is found."""
+RUN: Final = "everlong.run.id"
+AGENT: Final = "gen_ai.agent.name"
+
+Attributes = Mapping[str, AttributeValue]
+
+
+class Spans:
+    """Emits our spans to whatever provider there is, a team's own included."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._chosen: SdkTracer | None = None
+        self._ids: _ChosenIds | None = None
+
+    def start(
+        self,
+        name: str,
+        attributes: Attributes,
+        *,
+        run_id: str = "",
+        key: str = "",
+        parent: SpanContext | None = None,
+        links: Sequence[Link] = (),
+        kind: SpanKind = SpanKind.INTERNAL,
+        start_ns: int | None = None,
+    ) -> Span:
+        """Start a span: below `parent`, or else at the top of the run's trace.
+
+        With a `key` its id follows from run, name and key. What happens more than once has none.
+        """
+        context = Context()
+        if parent is not None and parent.is_valid:
+            context = trace.set_span_in_context(NonRecordingSpan(parent), context)
+        tracer, ids = self._resolve()
+        if ids is not None:
+            ids.choose(
+                trace_id_of(run_id) if run_id else None,
+                span_id_of(run_id, name, key) if key else None,
+            )
+        try:
+            return tracer.start_span(
+                name,
+                context=context,
+                kind=kind,
+                attributes=attributes,
+                links=links,
+                start_time=start_ns,
+            )
+        finally:
+            if ids is not None:
+                ids.choose(None, None)
+
+    def place(self, run_id: str, name: str, key: str) -> SpanContext:
+        """Return the place of a span that has one, whether or not it has been emitted yet."""
+        trace_id = trace_id_of(run_id)
+        return SpanContext(
+            trace_id,
+            span_id_of(run_id, name, key),
+            is_remote=True,
+            trace_flags=TraceFlags(
+                TraceFlags.SAMPLED if self._is_sampled(trace_id, name) else TraceFlags.DEFAULT
+            ),
+        )
+
+    def links_to(self, last_run_id: str) -> list[Link]:
+        """Return the link from a run's spans to where the last run ended, if there was one."""
+        if not last_run_id:
+            return []
+        return [Link(self.place(last_run_id, CONTINUE_AS_NEW, last_run_id))]
+
+    def _is_sampled(self, trace_id: int, name: str) -> bool:
+        """Ask the team's sampler what it would say of a trace.
+
+        A tracer that is not the SDK's has none that could be asked; it decides for each span.
+        """
+        tracer, _ = self._resolve()
+        if not isinstance(tracer, SdkTracer):
+            return True
+        decision = tracer.sampler.should_sample(Context(), trace_id, name).decision
+        return decision is Decision.RECORD_AND_SAMPLE
+
+    def _resolve(self) -> tuple[Tracer, "_ChosenIds | None"]:
+        """Return the tracer, as one that takes ids from us if it can be.
+
+        A global provider may be set after the plugin was made, and the SDK's replay-safe tracers
+        wrap another: both have it as `_tracer`.
+        """
+        if self._chosen is not None:
+            return self._chosen, self._ids
+        tracer = getattr(self._tracer, "_tracer", self._tracer)
+        if not isinstance(tracer, SdkTracer):
+            return self._tracer, None
+        chosen = copy.copy(tracer)
+        self._ids = chosen.id_generator = _ChosenIds(tracer.id_generator)
+        self._chosen = chosen
+        return chosen, self._ids
+
+
+class _ChosenIds(IdGenerator):
+    """Gives the ids that were chosen for the span that this OS thread starts, else any."""
+
+    def __init__(self, others: IdGenerator) -> None:
+        self._others = others
+        self._local = threading.local()
+
+    def choose(self, trace_id: int | None, span_id: int | None) -> None:
+        self._local.trace_id, self._local.span_id = trace_id, span_id
+
+    def generate_trace_id(self) -> int:
+        return getattr(self._local, "trace_id", None) or self._others.generate_trace_id()
+
+    def generate_span_id(self) -> int:
+        return getattr(self._local, "span_id", None) or self._others.generate_span_id()
+
+
+def trace_id_of(run_id: str) -> int:
+    """Return the id of a run's trace. A digest: samplers want ids that are evenly spread."""
+    return int.from_bytes(hashlib.blake2b(run_id.encode(), digest_size=16).digest()) or 1
+
+
+def span_id_of(run_id: str, name: str, key: str) -> int:
+    """Return the id of a span that has a place in a run's trace."""
+    name = f"{run_id}\0{name}\0{key}"
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) or 1
+
+
+def traceparent(context: SpanContext) -> str:
+    """Return a place as W3C's header has it; empty if there is none."""
+    if not context.is_valid:
+        return ""
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
+
+
+def parse_traceparent(text: str) -> SpanContext | None:
+    """Return the place that a header names, or None for what is none."""
+    parts = text.split("-")
+    if len(parts) != 4 or [len(part) for part in parts] != [2, 32, 16, 2]:
+        return None
+    try:
+        context = SpanContext(
+            int(parts[1], 16),
+            int(parts[2], 16),
+            is_remote=True,
+            trace_flags=TraceFlags(int(parts[3], 16)),
+        )
+    except ValueError:
+        return None
+    return context if context.is_valid else None

@@ -1,0 +1,38 @@
+"""Which turn a step is a part of, for those who trace it. A turn may go on over several runs."""
+
+from temporalio import workflow
+
+from everlong.models import Carried, ThreadState, Turn
+
+
+def under_way(state: ThreadState) -> Turn | None:
+    """Return the turn that is under way, if one is."""
+    return _turn(state) if state.in_turn else None
+
+
+def ended(state: ThreadState) -> Turn | None:
+    """Return the turn that ends with what is journalled now, if it ends without an answer."""
+    ends = state.failed_turn is not None or (state.stopping and state.in_turn)
+    return _turn(state) if ends else None
+
+
+def last_run() -> str:
+    """Return the id of the run before this one; empty if this is the first."""
+    return workflow.info().continued_run_id or ""
+
+
+def run_began_ms() -> int:
+    """Return when this run began."""
+    return int(workflow.info().workflow_start_time.timestamp() * 1000)
+
+
+def _turn(state: ThreadState) -> Turn:
+    run_ms = run_began_ms()
+    carried = None
+    if 0 < state.turn_ms < run_ms:
+        carried = Carried(began_ms=state.turn_ms, last_run=state.carried_after)
+    return Turn(
+        number=state.counters.answered + 1,
+        began_ms=max(state.turn_ms, run_ms),
+        carried=carried,
+    )
