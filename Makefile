@@ -51,9 +51,12 @@ BENCH ?=
 bench-codec: $(READY) ## Measure the codec alone and through a server; BENCH=--long for all of it
 	@$(BIN)/python -m bench $(BENCH)
 
-.PHONY: bench-thread bench-compaction soak
+.PHONY: bench-thread bench-seeing bench-compaction soak
 bench-thread: $(READY) ## Measure threads: 2,000 steps, cold resumes, kills; BENCH=--quick for a look
 	@$(BIN)/python -m bench.thread $(BENCH)
+
+bench-seeing: $(READY) ## Hold resume spans against an outside clock, and measure what telemetry costs
+	@$(BIN)/python -m bench.seeing $(BENCH)
 
 EVIDENCE ?=
 bench-compaction: $(READY) ## Measure what compaction keeps, on 40 transcripts

@@ -22,6 +22,8 @@ EMBEDDED_NAMESPACE: Final = "default"
 LOOPBACK: Final = "127.0.0.1"
 METRICS_PORT_DEFAULT: Final = 9464
 _PORT_MAX: Final = 65_535
+# OpenTelemetry's own name for it.
+_CAPTURE: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,9 @@ class Settings:
     """`OTEL_EXPORTER_PROMETHEUS_PORT`: 9464 by default. Each process of a host needs its own."""
     metrics_anonymous: bool
     """`EVERLONG_METRICS_ANONYMOUS`: show metrics beyond loopback to everybody who asks."""
+    record_contents: bool
+    """`OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT`: put what models and tools read and write
+    into their spans. Off by default."""
     cache_dir: str
     """`EVERLONG_CACHE_DIR`: a directory for copies of stored objects; in memory only if empty."""
     keys: str = dataclasses.field(repr=False)
@@ -87,6 +92,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         metrics_host=_host(env, "OTEL_EXPORTER_PROMETHEUS_HOST"),
         metrics_port=_port(env, "OTEL_EXPORTER_PROMETHEUS_PORT", METRICS_PORT_DEFAULT),
         metrics_anonymous=_flag(env, "EVERLONG_METRICS_ANONYMOUS"),
+        record_contents=_flag(env, _CAPTURE),
         cache_dir=env.get("EVERLONG_CACHE_DIR", ""),
         keys=env.get("EVERLONG_KEYS", ""),
         accept_unsealed=_flag(env, "EVERLONG_ACCEPT_UNSEALED"),
@@ -166,6 +172,7 @@ def embedded_environment(settings: Settings) -> dict[str, str]:
         "EVERLONG_STORE": settings.store,
         "EVERLONG_TASK_QUEUE": settings.task_queue,
         "EVERLONG_INLINE_BYTES_MAX": str(settings.inline_bytes_max),
+        _CAPTURE: "1" if settings.record_contents else "",
         "EVERLONG_CACHE_DIR": settings.cache_dir,
         "EVERLONG_KEYS": settings.keys,
         "EVERLONG_ACCEPT_UNSEALED": "1" if settings.accept_unsealed else "",

@@ -37,6 +37,7 @@ async def connect(
         inline_bytes_max=settings.inline_bytes_max,
         tracer_provider=tracer_provider,
         meter_provider=meter_provider,
+        record_contents=settings.record_contents,
     )
     try:
         return await Client.connect(**settings.temporal, plugins=[plugin], runtime=runtime)

@@ -11,6 +11,7 @@ from typing import Final, Literal, TypeVar
 from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import TracerProvider
 from temporalio import workflow
+from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
 from temporalio.client import Client
 from temporalio.converter import DataConverter
@@ -228,12 +229,17 @@ async def _has_attributes(client: Client) -> bool:
             "threads write no search attributes: they cannot be listed (%s)", error.message
         )
         return False
-    missing = set(SEARCH_ATTRIBUTES) - set(found.custom_attributes)
+    missing = [
+        name
+        for name, kind in SEARCH_ATTRIBUTES.items()
+        if found.custom_attributes.get(name)
+        != IndexedValueType.Value(f"INDEXED_VALUE_TYPE_{kind.upper()}")
+    ]
     if missing:
         _LOG.warning(
-            "threads write no search attributes, since the server lacks %s. Add them with: "
-            "everlong setup. Then start this worker again",
-            ", ".join(sorted(missing)),
+            "threads write no search attributes, since the server lacks %s, or has it with another "
+            "type. Add them with: everlong setup. Then start this worker again",
+            ", ".join(missing),
         )
     return not missing
 

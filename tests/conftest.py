@@ -4,15 +4,17 @@ import asyncio
 import contextlib
 import dataclasses
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from temporalio.client import Client
+from temporalio.client import Client, Interceptor
 from temporalio.worker import Worker
 
 from everlong import Agent, EverlongPlugin, Policy, ThreadStart
@@ -51,6 +53,7 @@ class Threads:
     store: BlobStore
     task_queue: str
     spans: InMemorySpanExporter
+    metrics: InMemoryMetricReader
 
     def worker(self, **options: object) -> Worker:
         return Worker(self.client, task_queue=self.task_queue, **options)  # type: ignore[arg-type]
@@ -90,17 +93,28 @@ class Threads:
 
 @contextlib.asynccontextmanager
 async def open_threads(
-    address: str, store: BlobStore, *agents: Agent, inline_bytes_max: int = 16 * 1024
+    address: str,
+    store: BlobStore,
+    *agents: Agent,
+    inline_bytes_max: int = 16 * 1024,
+    record_contents: bool = False,
+    interceptors: Sequence[Interceptor] = (),
 ) -> AsyncIterator[Threads]:
-    spans = InMemorySpanExporter()
-    provider = TracerProvider()
+    spans, metrics = InMemorySpanExporter(), InMemoryMetricReader()
+    provider, meter_provider = TracerProvider(), MeterProvider([metrics])
     provider.add_span_processor(SimpleSpanProcessor(spans))
     plugin = EverlongPlugin(
-        store=store, agents=agents, inline_bytes_max=inline_bytes_max, tracer_provider=provider
+        store=store,
+        agents=agents,
+        inline_bytes_max=inline_bytes_max,
+        tracer_provider=provider,
+        meter_provider=meter_provider,
+        record_contents=record_contents,
     )
-    client = await Client.connect(address, plugins=[plugin])
-    yield Threads(client, plugin, store, f"queue-{uuid.uuid4().hex[:8]}", spans)
+    client = await Client.connect(address, plugins=[plugin], interceptors=interceptors)
+    yield Threads(client, plugin, store, f"queue-{uuid.uuid4().hex[:8]}", spans, metrics)
     provider.shutdown()
+    meter_provider.shutdown()
 
 
 @pytest.fixture

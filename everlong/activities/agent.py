@@ -240,7 +240,7 @@ class AgentActivities:
                 return unchanged
             written = Reply()
             if past.policy.summary:
-                written = await summary(agent, past)
+                written = await summary(self._teller, agent, compact.context, past)
                 after = await in_thread(compacted, past, compact, before_bytes, written.text)
                 after_bytes = compaction.size_of(shown(after, agent))
             snapshot = after.base

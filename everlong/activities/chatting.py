@@ -1,7 +1,7 @@
-"""One model call, told of by the GenAI conventions."""
+"""Model calls, told of by the GenAI conventions."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from opentelemetry.trace import SpanKind
@@ -9,8 +9,8 @@ from pydantic_core import to_json
 
 from everlong import limits
 from everlong.activities.builtins import BUILTINS
-from everlong.activities.replies import checked
-from everlong.activities.telling import Teller, model_of
+from everlong.activities.replies import check_costs, checked
+from everlong.activities.telling import Teller, model_of, type_of
 from everlong.activities.user_code import bounded
 from everlong.agents import Agent, Reply
 from everlong.models import Context, Message
@@ -23,6 +23,38 @@ async def chat(
     teller: Teller, agent: Agent, context: Context, messages: Sequence[Message]
 ) -> tuple[Reply, Message]:
     """Ask the model; return its reply, and that as a message that can be stored."""
+    tools = (*agent.callable_tools, *BUILTINS)
+
+    async def ask() -> tuple[Reply, Message]:
+        async with bounded(f"model of agent {agent.name!r}"):
+            reply = await agent.resolved_model.reply(agent.instructions, messages, tools)
+            return reply, checked(reply)
+
+    return await _told(teller, agent, context, messages, ask)
+
+
+async def summarise(
+    teller: Teller, agent: Agent, context: Context, messages: Sequence[Message]
+) -> Reply:
+    """Ask the model for a summary, with no tools."""
+
+    async def ask() -> tuple[Reply, Message]:
+        async with bounded(f"summary by the model of agent {agent.name!r}"):
+            reply = await agent.resolved_model.reply(agent.instructions, messages, ())
+            check_costs(reply)
+            return reply, Message(role="assistant", text=reply.text)
+
+    reply, _ = await _told(teller, agent, context, messages, ask)
+    return reply
+
+
+async def _told(
+    teller: Teller,
+    agent: Agent,
+    context: Context,
+    messages: Sequence[Message],
+    ask: Callable[[], Awaitable[tuple[Reply, Message]]],
+) -> tuple[Reply, Message]:
     provider, model = model_of(agent)
     attributes: dict[str, Any] = {"gen_ai.operation.name": CHAT, "gen_ai.request.model": model}
     if provider:
@@ -32,10 +64,7 @@ async def chat(
     started = time.monotonic()
     try:
         with teller.span(f"{CHAT} {model}", context, attributes, SpanKind.CLIENT) as span:
-            async with bounded(f"model of agent {agent.name!r}"):
-                tools = (*agent.callable_tools, *BUILTINS)
-                reply = await agent.resolved_model.reply(agent.instructions, messages, tools)
-                message = checked(reply)
+            reply, message = await ask()
             output_tokens = max(0, reply.tokens - reply.input_tokens)
             span.set_attributes(
                 {
@@ -63,7 +92,7 @@ async def chat(
             seconds = time.monotonic() - started
             meters.record("gen_ai.client.operation.duration", seconds, labels)
     except BaseException as error:
-        failed = {**labels, "error.type": type(error).__name__}
+        failed = {**labels, "error.type": type_of(error)}
         seconds = time.monotonic() - started
         meters.record("gen_ai.client.operation.duration", seconds, failed)
         raise

@@ -6,10 +6,10 @@ from temporalio.exceptions import ApplicationError
 
 from everlong import compaction, limits
 from everlong.activities.builtins import builtin
-from everlong.activities.replies import check_costs
-from everlong.activities.user_code import bounded
+from everlong.activities.chatting import summarise
+from everlong.activities.telling import Teller
 from everlong.agents import Agent, Reply
-from everlong.models import Compact, Message
+from everlong.models import Compact, Context, Message
 from everlong.past import Past
 
 _BYTES_PER_TOKEN = 4
@@ -71,14 +71,11 @@ def evicted(past: Past) -> tuple[str, ...]:
     return tuple(gone[: limits.EXPIRED_KEYS_MAX])
 
 
-async def summary(agent: Agent, past: Past) -> Reply:
+async def summary(teller: Teller, agent: Agent, context: Context, past: Past) -> Reply:
     """Have the model sum up what is about to be shortened. Without it, compaction does as well."""
     request = compaction.view_summary_request(past.base, past.items, past.policy, past.now_ms)
+    asked = [Message(role="user", text=request)]
     try:
-        async with bounded(f"summary by the model of agent {agent.name!r}"):
-            asked = [Message(role="user", text=request)]
-            reply = await agent.resolved_model.reply(agent.instructions, asked, ())
-            check_costs(reply)
-            return reply
+        return await summarise(teller, agent, context, asked)
     except ApplicationError:  # It has been logged.
         return Reply()

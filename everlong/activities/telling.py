@@ -14,6 +14,7 @@ from opentelemetry import context as otel
 from opentelemetry import trace
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode
 from temporalio import activity
+from temporalio.exceptions import ApplicationError
 
 from everlong import limits
 from everlong.agents import Agent
@@ -28,6 +29,7 @@ from everlong.models import (
     Sent,
     ToolCall,
     Turn,
+    printable,
 )
 from everlong.storage.counting import Reads, counting
 from everlong.telemetry import Telemetry
@@ -109,7 +111,7 @@ class Teller:
                 yield span
             except BaseException as error:
                 # Its type only: what it says may be a part of the conversation.
-                span.set_attribute("error.type", type(error).__name__)
+                span.set_attribute("error.type", type_of(error))
                 span.set_status(Status(StatusCode.ERROR))
                 raise
             finally:
@@ -307,6 +309,12 @@ def model_of(agent: Agent) -> tuple[str, str]:
         return "", type(model).__name__
     provider, _, rest = name.rpartition(":")
     return provider, rest
+
+
+def type_of(error: BaseException) -> str:
+    """Return the name of what went wrong: a team's own, where the error was made into ours."""
+    own = error.type if isinstance(error, ApplicationError) else None
+    return printable(own or type(error).__name__, limits.CALL_NAME_CHARS_MAX)
 
 
 def _identity(agent: str) -> dict[str, str]:

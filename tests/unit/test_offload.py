@@ -11,8 +11,7 @@ from temporalio.api.common.v1 import Payload
 from temporalio.exceptions import FailureError
 
 from everlong import limits
-from everlong.codecs import EverlongCodec, offload
-from everlong.codecs import watching
+from everlong.codecs import EverlongCodec, offload, watching
 from everlong.codecs.budget import BUDGET, CompletionBudget
 from everlong.codecs.offload import Offloader, patiently
 from everlong.codecs.refs import ENCODING as REF_ENCODING

@@ -1,0 +1,82 @@
+"""`python -m bench.seeing`: hold spans against an outside clock, and measure what they cost."""
+
+import argparse
+import asyncio
+import dataclasses
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from bench.report import Report, finish, machine
+from bench.seeing_bed import open_seen_bed
+from bench.seeing_overhead import measure_cost, report_costs
+from bench.seeing_resume import measure_spans, prepare
+from everlong.embedded import start_server
+from tests.otlp import http_receiver
+
+_PARTS: Final = ("resumes", "overhead")
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """How much is measured."""
+
+    turns: int = 20
+    history_steps: int = 40
+    messages: int = 20
+    steps: int = 300
+    judged: bool = True
+
+
+QUICK: Final = Size(turns=2, history_steps=8, messages=2, steps=10, judged=False)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the parts that are asked for; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m bench.seeing", description=__doc__)
+    parser.add_argument("--only", choices=_PARTS, help="one part")
+    parser.add_argument("--repeat", type=int, default=3, metavar="N", help="runs of the overhead")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file too")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="and as tables in Markdown")
+    parser.add_argument("--quick", action="store_true", help="a short run; few bounds are judged")
+    asked = parser.parse_args(arguments)
+    about = machine()
+    parts = [asked.only] if asked.only else list(_PARTS)
+    with tempfile.TemporaryDirectory(prefix="everlong-bench-") as folder:
+        size = QUICK if asked.quick else Size()
+        reports = asyncio.run(_measure(Path(folder), parts, size, asked.repeat))
+    return finish(about, reports, asked.json, asked.markdown)
+
+
+async def _measure(folder: Path, parts: Sequence[str], size: Size, repeat: int) -> list[Report]:
+    server = await start_server(folder)
+    with server.process:
+        reports: list[Report] = []
+        if "resumes" in parts:
+            reports.append(await resumes(server.address, folder, size))
+        if "overhead" in parts:
+            costs = [await measure_cost(server.address, folder, size.steps) for _ in range(repeat)]
+            reports.append(report_costs(costs, judged=size.judged))
+        return reports
+
+
+async def resumes(address: str, folder: Path, size: Size) -> Report:
+    """Hold the spans of resumes against an outside clock."""
+    with http_receiver() as received:
+        exports = {
+            "OTEL_TRACES_EXPORTER": "otlp",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": received.url,
+            "OTEL_BSP_SCHEDULE_DELAY": "200",  # The worker is killed soon after.
+        }
+        async with open_seen_bed(address, folder, exports) as bed:
+            thread_id = f"{bed.queue}-thread"
+            await prepare(bed, thread_id, size.history_steps, size.messages)
+            return await measure_spans(
+                bed, thread_id, received, turns=size.turns, judged=size.judged
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

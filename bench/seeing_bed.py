@@ -1,0 +1,77 @@
+"""A bed whose workers are the shipped ones, and export what the environment says."""
+
+import contextlib
+import os
+import sys
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from temporalio.client import Client
+
+from bench.thread_agents import GATE
+from bench.thread_bed import Bed
+from everlong import EverlongPlugin
+from everlong.config import environment_without_temporal
+from everlong.embedded import ManagedProcess
+from everlong.worker import READY
+
+ROOT: Final = Path(__file__).parents[1]
+_READY_SECONDS_MAX: Final = 60.0
+
+
+class SeenBed(Bed):
+    """One task queue, whose workers export by the variables that are given."""
+
+    exports: Mapping[str, str] = {}
+
+    async def start_worker(self, sticky_seconds: str = "") -> ManagedProcess:
+        """Start one more worker, as `everlong worker` does; return once it polls."""
+        if sticky_seconds:
+            raise ValueError("the shipped worker has the plugin's sticky timeout")
+        environment = {
+            **environment_without_otel(),
+            "TEMPORAL_ADDRESS": self._address,
+            "EVERLONG_STORE": self._store_url,
+            "EVERLONG_TASK_QUEUE": self.queue,
+            GATE: str(self.gate),
+            **self.exports,
+        }
+        name = f"{self.queue}-{len(self.workers)}"
+        arguments = [sys.executable, "-m", "bench.seeing_worker"]
+        worker = ManagedProcess(name, arguments, env=environment, log=self._folder / f"{name}.log")
+        self.workers.append(worker)
+        await worker.wait_for_output(READY, _READY_SECONDS_MAX)
+        return worker
+
+
+def environment_without_otel() -> dict[str, str]:
+    """Return the environment for a child, in which nothing is exported unless it is said."""
+    kept = {
+        key: value
+        for key, value in environment_without_temporal().items()
+        if not key.startswith(("OTEL_", "EVERLONG_"))
+    }
+    return {**kept, "PYTHONPATH": str(ROOT)}
+
+
+@contextlib.asynccontextmanager
+async def open_seen_bed(
+    address: str, folder: Path, exports: Mapping[str, str]
+) -> AsyncIterator[SeenBed]:
+    """Make a bed with a store of its own; its workers are stopped whatever happens."""
+    url = (folder / f"blobs-{uuid.uuid4().hex[:8]}").as_uri()
+    client = await Client.connect(address, plugins=[EverlongPlugin(store=url)])
+    bed = SeenBed(client, address, url, folder)
+    bed.exports = exports
+    try:
+        yield bed
+    finally:
+        bed.stop_workers()
+
+
+def cpu_seconds(process: ManagedProcess) -> float:
+    """Return what a process has had of the processors, its own calls of the kernel included."""
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

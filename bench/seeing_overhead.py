@@ -1,0 +1,205 @@
+"""What spans and metrics cost: a worker that exports beside one that does not, in turns.
+
+Two threads live the same life, a block of steps each in turn, on two worker processes that differ in
+nothing but the export. A step is from a model call to the next, by the times of the server's events.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import json
+import statistics
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from bench import seeing_receiver
+from bench.report import Cell, Report, Series
+from bench.seeing_bed import SeenBed, cpu_seconds, environment_without_otel, open_seen_bed
+from everlong.embedded import ManagedProcess
+from everlong.models import CALL_MODEL
+
+RATIO_MAX: Final = 1.03
+BLOCK: Final = 10
+_READY_SECONDS_MAX: Final = 60.0
+_BLOCK_SECONDS_MAX: Final = 120.0
+_POLL_SECONDS: Final = 0.05
+_MODEL_LINE: Final = '"what": "model"'
+
+
+@dataclasses.dataclass
+class Arm:
+    """One of the two workers, and the thread on it."""
+
+    name: str
+    bed: SeenBed
+    worker: ManagedProcess
+    calls: int = 0
+
+    @property
+    def thread_id(self) -> str:
+        """The thread of this arm."""
+        return f"{self.bed.queue}-thread"
+
+    async def take(self, block: int) -> None:
+        """Take the thread through a block of steps. Nothing is asked of it meanwhile."""
+        first = block * BLOCK
+        number = await self.bed.send(self.thread_id, f"read {first} to {first + BLOCK - 1}")
+        self.calls += BLOCK + 1
+        async with asyncio.timeout(_BLOCK_SECONDS_MAX):
+            while self.worker.output().count(_MODEL_LINE) < self.calls:  # noqa: ASYNC110
+                await asyncio.sleep(_POLL_SECONDS)
+        await self.bed.answered(self.thread_id, number)
+
+    async def step_seconds(self) -> list[float]:
+        """Return how long each step took, but for those of the first block."""
+        called = [
+            event.event_time.ToNanoseconds()
+            for run in await self.bed.runs(self.thread_id)
+            for event in run.events
+            if event.activity_task_scheduled_event_attributes.activity_type.name == CALL_MODEL
+        ]
+        size = BLOCK + 1  # The last call of a block asks for no tool.
+        return [
+            (after - before) / 1e9
+            for start in range(size, len(called), size)
+            for before, after in itertools.pairwise(called[start : start + size])
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What the steps of one run took, with the export and without."""
+
+    on: Sequence[float]
+    off: Sequence[float]
+    on_cpu_seconds: float
+    """Of the worker process, for a step."""
+    off_cpu_seconds: float
+    spans: int
+    metrics: Sequence[str]
+
+    @property
+    def ratio(self) -> float:
+        """The median step with the export over the median step without."""
+        return statistics.median(self.on) / statistics.median(self.off)
+
+    @property
+    def paired_ratio(self) -> float:
+        """The median of what each step took over the same step of the other thread."""
+        return statistics.median(on / off for on, off in zip(self.on, self.off, strict=True))
+
+
+async def measure_cost(address: str, folder: Path, steps: int) -> Cost:
+    """Take two new threads through so many steps, on two new workers."""
+    async with _receiver(folder) as (receiver, url):
+        async with (
+            _arm("on", address, folder, exports_to(url)) as on,
+            _arm("off", address, folder, {}) as off,
+        ):
+            used = await _alternate(on, off, steps // BLOCK)
+            seconds = {arm.name: await arm.step_seconds() for arm in (on, off)}
+        receiver.stop()
+        told = _told(receiver)
+    return Cost(
+        on=seconds["on"],
+        off=seconds["off"],
+        on_cpu_seconds=used["on"] / steps,
+        off_cpu_seconds=used["off"] / steps,
+        spans=told["spans"],
+        metrics=told["metrics"],
+    )
+
+
+async def _alternate(on: Arm, off: Arm, blocks: int) -> dict[str, float]:
+    """Let the arms go on in turns; return what each used of the processors, the first block aside."""
+    before: dict[str, float] = {}
+    for block in range(blocks + 1):
+        if block == 1:
+            before = {arm.name: cpu_seconds(arm.worker) for arm in (on, off)}
+        for arm in (on, off) if block % 2 else (off, on):
+            await arm.take(block)
+    return {arm.name: cpu_seconds(arm.worker) - before[arm.name] for arm in (on, off)}
+
+
+def exports_to(url: str) -> dict[str, str]:
+    """Return what makes a worker send all that it measures. Metrics go six times as often as usual."""
+    return {
+        "OTEL_TRACES_EXPORTER": "otlp",
+        "OTEL_METRICS_EXPORTER": "otlp",
+        "OTEL_METRIC_EXPORT_INTERVAL": "10000",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": url,
+    }
+
+
+@contextlib.asynccontextmanager
+async def _arm(
+    name: str, address: str, folder: Path, exports: dict[str, str]
+) -> AsyncIterator[Arm]:
+    async with open_seen_bed(address, folder, exports) as bed:
+        yield Arm(name, bed, await bed.start_worker())
+
+
+@contextlib.asynccontextmanager
+async def _receiver(folder: Path) -> AsyncIterator[tuple[ManagedProcess, str]]:
+    arguments = [sys.executable, "-m", "bench.seeing_receiver"]
+    log = folder / "receiver.log"
+    with ManagedProcess("receiver", arguments, env=environment_without_otel(), log=log) as process:
+        line = await process.wait_for_output(seeing_receiver.URL, _READY_SECONDS_MAX)
+        yield process, line.removeprefix(seeing_receiver.URL)
+
+
+def _told(receiver: ManagedProcess) -> dict[str, Any]:
+    [line] = [
+        line for line in receiver.output().splitlines() if line.startswith(seeing_receiver.RECEIVED)
+    ]
+    told: dict[str, Any] = json.loads(line.removeprefix(seeing_receiver.RECEIVED))
+    return told
+
+
+def report_costs(costs: Sequence[Cost], *, judged: bool = True) -> Report:
+    """Return what the runs have shown."""
+    steps = len(costs[0].on)
+    report = Report(f"Spans and metrics on, over off; {steps} steps each")
+    report.series.append(_table(costs))
+    for number, cost in enumerate(costs, 1):
+        most = RATIO_MAX if judged else None
+        report.add(
+            f"a step with the export over one without, run {number}", cost.ratio, "times", most=most
+        )
+        report.add("... each step over its like, median", cost.paired_ratio, "times")
+    fewest = min(cost.spans for cost in costs)
+    report.add("spans that arrived, fewest", fewest, "", least=2 * steps)
+    for prefix in ("everlong.", "gen_ai.", "temporal_"):
+        count = min(sum(name.startswith(prefix) for name in cost.metrics) for cost in costs)
+        report.add(f"metrics that arrived, {prefix}*, fewest", count, "", least=1)
+    return report
+
+
+def _table(costs: Sequence[Cost]) -> Series:
+    rows: list[tuple[Cell, ...]] = [
+        (
+            str(number),
+            1000 * statistics.median(cost.on),
+            1000 * statistics.median(cost.off),
+            1000 * statistics.fmean(cost.on),
+            1000 * statistics.fmean(cost.off),
+            1000 * cost.on_cpu_seconds,
+            1000 * cost.off_cpu_seconds,
+            cost.spans,
+        )
+        for number, cost in enumerate(costs, 1)
+    ]
+    columns = (
+        "run",
+        "step on, ms",
+        "step off, ms",
+        "mean on, ms",
+        "mean off, ms",
+        "worker's CPU on, ms a step",
+        "off",
+        "spans",
+    )
+    return Series("Runs, medians unless it says otherwise", columns, rows)

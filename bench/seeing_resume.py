@@ -1,0 +1,227 @@
+"""The resume span beside an outside clock.
+
+The worker is killed, a new one is started, and a message makes the thread act. A client that watches
+the history by long poll sees the workflow task which resumed the thread come to its end, and looks at
+its own clock: from the server's start of the task until then is the outside figure.
+"""
+
+import asyncio
+import base64
+import contextlib
+import dataclasses
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from temporalio.api.history.v1 import HistoryEvent
+
+from bench.report import Cell, Report, Series
+from bench.seeing_bed import SeenBed
+from everlong import Policy
+from everlong.telemetry.spans import RESUME, THREAD
+from tests.otlp import Received, Span
+
+SHARE_MAX: Final = 0.1
+OFF_SECONDS_MAX: Final = 0.03
+_QUEUE_OFF_SECONDS_MAX: Final = 0.001
+_SEEN_SECONDS_MAX: Final = 60.0
+_POLL_SECONDS: Final = 0.02
+# Random bytes as text: a message that can be sent as it is, and goes to the store also once compressed.
+_LARGE_BYTES: Final = 5_500
+# The run does not roll while it is measured: each resume has the whole of it to replay.
+_POLICY: Final = Policy(run_events_max=5000, resume_seconds_max=60)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """One resume: the span that arrived, and what was seen from outside."""
+
+    span: Span
+    scheduled_ns: int
+    """When the server first wanted the task: a try that no worker took included."""
+    started_ns: int
+    completed_ns: int
+    """By the server's clock."""
+    seen_ns: int
+    """When the client saw that the task had been completed, by its own clock."""
+
+    @property
+    def outside_seconds(self) -> float:
+        """From the server's start of the task until its end was seen."""
+        return (self.seen_ns - self.started_ns) / 1e9
+
+    @property
+    def span_seconds(self) -> float:
+        """How long the span is."""
+        return (self.span.end_ns - self.span.start_ns) / 1e9
+
+    @property
+    def off_seconds(self) -> float:
+        """What was seen from outside, beyond the span."""
+        return self.outside_seconds - self.span_seconds
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the two are as close as they have to be."""
+        return abs(self.off_seconds) <= max(OFF_SECONDS_MAX, SHARE_MAX * self.outside_seconds)
+
+    @property
+    def queue_seconds(self) -> float:
+        """How long the task was in the queue, by the server's events."""
+        return (self.started_ns - self.scheduled_ns) / 1e9
+
+    @property
+    def queue_off_seconds(self) -> float:
+        """That, beyond what the span says of it."""
+        return self.queue_seconds - float(self.span.attributes["everlong.resume.queue_seconds"])
+
+
+class Watch:
+    """Reads a history by long poll, and notes when each event was seen."""
+
+    def __init__(self, bed: SeenBed, thread_id: str) -> None:
+        self.seen: list[tuple[HistoryEvent, int]] = []
+        self._handle = bed.client.get_workflow_handle(thread_id)
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        async for event in self._handle.fetch_history_events(wait_new_event=True):
+            self.seen.append((event, time.time_ns()))
+
+    def task_after(self, event_id: int) -> tuple[int, int, int, int] | None:
+        """Return the times of the first task that was completed after an event."""
+        scheduled_ns = started_ns = 0
+        for event, seen_ns in self.seen:
+            kind = event.WhichOneof("attributes")
+            time_ns = event.event_time.ToNanoseconds()
+            if event.event_id <= event_id:
+                continue
+            if kind == "workflow_task_scheduled_event_attributes":
+                scheduled_ns = scheduled_ns or time_ns
+            elif kind == "workflow_task_started_event_attributes":
+                started_ns = time_ns
+            elif kind == "workflow_task_completed_event_attributes":
+                return scheduled_ns, started_ns, time_ns, seen_ns
+        return None
+
+
+async def prepare(bed: SeenBed, thread_id: str, steps: int, messages: int) -> None:
+    """Give a thread a history: steps, and messages that lie in the store."""
+    await bed.start_worker()
+    await bed.start(thread_id, _POLICY)
+    await bed.ask(thread_id, f"read 0 to {steps - 1}")
+    for number in range(messages):
+        noise = random.Random(number).randbytes(_LARGE_BYTES)  # noqa: S311
+        await bed.ask(thread_id, f"say {number} {base64.b64encode(noise).decode()}")
+
+
+async def measure_spans(
+    bed: SeenBed,
+    thread_id: str,
+    received: Received,
+    *,
+    turns: int,
+    judged: bool = True,
+) -> Report:
+    """Kill the worker and resume the thread on a new one, so many times."""
+    watch = Watch(bed, thread_id)
+    watching = asyncio.create_task(watch.run())
+    try:
+        pairs = [await _resume(bed, thread_id, watch, received, turn) for turn in range(turns)]
+    finally:
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
+    return _report(pairs, judged)
+
+
+async def _resume(
+    bed: SeenBed, thread_id: str, watch: Watch, received: Received, turn: int
+) -> Pair:
+    await bed.until(thread_id, lambda status: status.status == "waiting")
+    events = await bed.run_events(thread_id)
+    await _until(lambda: len(watch.seen) >= events)
+    bed.workers[-1].kill()
+    await bed.start_worker()
+    sent = asyncio.create_task(bed.send(thread_id, f"say {turn}"))
+    await _until(lambda: watch.task_after(events) is not None)
+    times = watch.task_after(events)
+    assert times is not None  # noqa: S101 - it was there a line ago.
+    await bed.answered(thread_id, await sent)
+    await _until(lambda: len(_spans(received, thread_id)) > turn)
+    return Pair(_spans(received, thread_id)[turn], *times)
+
+
+def _spans(received: Received, thread_id: str) -> list[Span]:
+    return [
+        span
+        for span in list(received.spans)
+        if span.name == RESUME and span.attributes[THREAD] == thread_id
+    ]
+
+
+async def _until(done: Callable[[], bool]) -> None:
+    async with asyncio.timeout(_SEEN_SECONDS_MAX):
+        while not done():  # noqa: ASYNC110 - other threads and tasks bring it about.
+            await asyncio.sleep(_POLL_SECONDS)
+
+
+def _report(pairs: Sequence[Pair], judged: bool) -> Report:
+    count = len(pairs)
+    report = Report(f"The span of {count} resumes, beside an outside clock")
+    report.series.append(_table(pairs))
+    agreeing = sum(pair.agrees for pair in pairs)
+    least = count if judged else None
+    report.add(
+        "spans within 10% or 30 ms of the outside figure", agreeing, f"of {count}", least=least
+    )
+    worst = max(pairs, key=lambda pair: abs(pair.off_seconds))
+    report.add("outside beyond the span, worst", 1000 * worst.off_seconds, "ms")
+    report.add("... median", 1000 * _median([pair.off_seconds for pair in pairs]), "ms")
+    to_server = [(pair.completed_ns - pair.span.end_ns) / 1e6 for pair in pairs]
+    report.add("... of it, until the server has the completion, median", _median(to_server), "ms")
+    to_client = [(pair.seen_ns - pair.completed_ns) / 1e6 for pair in pairs]
+    report.add("... of it, until the client has seen that, median", _median(to_client), "ms")
+    exact = sum(pair.span.start_ns == pair.started_ns for pair in pairs)
+    report.add("spans that begin as the server's task does", exact, f"of {count}", least=count)
+    queue_off = max(abs(pair.queue_off_seconds) for pair in pairs)
+    most = 1000 * _QUEUE_OFF_SECONDS_MAX
+    report.add(
+        "queue_seconds beside the events, worst difference", 1000 * queue_off, "ms", most=most
+    )
+    return report
+
+
+def _median(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+def _table(pairs: Sequence[Pair]) -> Series:
+    rows: list[tuple[Cell, ...]] = [
+        (
+            str(number),
+            pair.span.attributes["everlong.resume.events"],
+            pair.span.attributes["everlong.resume.blobs"],
+            1000 * pair.outside_seconds,
+            1000 * pair.span_seconds,
+            1000 * pair.off_seconds,
+            100 * pair.off_seconds / pair.outside_seconds,
+            1000 * pair.queue_seconds,
+            1000 * float(pair.span.attributes["everlong.resume.queue_seconds"]),
+        )
+        for number, pair in enumerate(pairs, 1)
+    ]
+    columns = (
+        "resume",
+        "events",
+        "blobs",
+        "outside, ms",
+        "span, ms",
+        "difference, ms",
+        "%",
+        "queue by events, ms",
+        "queue_seconds, ms",
+    )
+    return Series("Each resume", columns, rows)

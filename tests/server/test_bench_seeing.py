@@ -1,0 +1,37 @@
+"""A short run of `make bench-seeing`. Times are not judged here: other tests run beside it."""
+
+from pathlib import Path
+
+from bench.seeing import QUICK, resumes
+from bench.seeing_overhead import measure_cost, report_costs
+from everlong.embedded import TemporalServer
+
+
+async def test_a_resume_span_begins_with_the_task_and_ends_before_its_end_is_seen(
+    server: TemporalServer, tmp_path: Path
+) -> None:
+    report = await resumes(server.address, tmp_path, QUICK)
+    assert report.failed == []
+    values = {figure.what: figure.value for figure in report.figures}
+    assert values["spans that begin as the server's task does"] == QUICK.turns
+    assert values["queue_seconds beside the events, worst difference"] == 0
+    [series] = report.series
+    assert len(series.rows) == QUICK.turns
+    for row in series.rows:
+        cells = dict(zip(series.columns, row, strict=True))
+        span, outside = float(cells["span, ms"] or 0), float(cells["outside, ms"] or 0)
+        assert 0 < span < outside < span + 1000
+        assert cells["blobs"] == QUICK.messages
+        # The killed worker's own queue is tried first, for as long as the plugin's default says.
+        assert float(cells["queue by events, ms"] or 0) > 900
+
+
+async def test_what_telemetry_costs_is_measured_on_steps_that_were_exported(
+    server: TemporalServer, tmp_path: Path
+) -> None:
+    cost = await measure_cost(server.address, tmp_path, QUICK.steps)
+    assert len(cost.on) == len(cost.off) == QUICK.steps
+    assert all(0 < seconds < 30 for seconds in (*cost.on, *cost.off))
+    report = report_costs([cost], judged=False)
+    assert report.failed == []
+    assert "temporal_workflow_task_execution_latency" in cost.metrics

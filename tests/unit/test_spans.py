@@ -1,0 +1,164 @@
+"""Spans find their place: by the run's id, in a team's own provider, and under its sampler."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, Sampler, TraceIdRatioBased
+from opentelemetry.trace import ProxyTracerProvider
+from temporalio.contrib.opentelemetry import create_tracer_provider
+
+from everlong import EverlongPlugin
+from everlong.telemetry import Telemetry
+from everlong.telemetry.recent import Recent
+from everlong.telemetry.spans import parse_traceparent, trace_id_of, traceparent
+
+
+def recording(sampler: Sampler | None = None) -> tuple[Telemetry, InMemorySpanExporter]:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(sampler=sampler)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return Telemetry(provider), exporter
+
+
+def test_a_span_that_is_emitted_again_is_the_same_span() -> None:
+    first, seen_first = recording()
+    second, seen_second = recording()
+    for telemetry in (first, second):
+        telemetry.spans.start("invoke_agent ops", {}, run_id="run-1", key="7").end()
+    [one], [other] = seen_first.get_finished_spans(), seen_second.get_finished_spans()
+    assert one.context == other.context
+    assert one.context is not None
+    assert one.context.trace_id == trace_id_of("run-1")
+    assert first.spans.place("run-1", "invoke_agent ops", "7").span_id == one.context.span_id
+
+
+def test_what_happens_more_than_once_has_an_id_of_its_own_each_time() -> None:
+    telemetry, seen = recording()
+    for _ in range(3):
+        telemetry.spans.start("everlong.resume", {}, run_id="run-1").end()
+    contexts = [span.context for span in seen.get_finished_spans()]
+    assert len({context.span_id for context in contexts if context}) == 3
+    assert {context.trace_id for context in contexts if context} == {trace_id_of("run-1")}
+
+
+def test_a_step_is_below_a_turn_that_has_not_been_emitted() -> None:
+    telemetry, seen = recording()
+    turn = telemetry.spans.place("run-1", "invoke_agent ops", "1")
+    telemetry.spans.start("chat m", {}, run_id="run-1", parent=turn).end()
+    telemetry.spans.start("invoke_agent ops", {}, run_id="run-1", key="1").end()
+    chat, invoke = seen.get_finished_spans()
+    assert chat.parent is not None
+    assert invoke.context is not None
+    assert chat.parent.span_id == invoke.context.span_id
+
+
+def test_a_teams_own_spans_keep_their_random_ids() -> None:
+    telemetry, seen = recording()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(seen))
+    own = provider.get_tracer("team")
+    telemetry.spans.start("everlong.resume", {}, run_id="run-1", key="1").end()
+    own.start_span("theirs").end()
+    ours, theirs = seen.get_finished_spans()
+    assert ours.context is not None
+    assert theirs.context is not None
+    assert theirs.context.trace_id != ours.context.trace_id
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.5])
+def test_a_run_is_sampled_as_a_whole_and_as_often_as_the_team_wants(ratio: float) -> None:
+    telemetry, seen = recording(ParentBased(TraceIdRatioBased(ratio)))
+    for number in range(400):
+        run_id = f"0199c0de-7000-7000-8000-{number:012}"
+        turn = telemetry.spans.place(run_id, "invoke_agent ops", "1")
+        telemetry.spans.start("chat m", {}, run_id=run_id, parent=turn).end()
+        telemetry.spans.start("invoke_agent ops", {}, run_id=run_id, key="1").end()
+    traces = [span.context.trace_id for span in seen.get_finished_spans() if span.context]
+    assert all(traces.count(trace_id) == 2 for trace_id in set(traces))
+    assert 0.6 * ratio < len(set(traces)) / 400 < 1.4 * ratio
+
+
+def test_a_team_that_samples_nothing_gets_nothing() -> None:
+    telemetry, seen = recording(ParentBased(ALWAYS_OFF))
+    turn = telemetry.spans.place("run-1", "invoke_agent ops", "1")
+    telemetry.spans.start("chat m", {}, run_id="run-1", parent=turn).end()
+    assert seen.get_finished_spans() == ()
+
+
+def test_the_sdks_replay_safe_provider_is_one_as_any_other() -> None:
+    exporter = InMemorySpanExporter()
+    provider = create_tracer_provider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    Telemetry(provider).spans.start("everlong.resume", {}, run_id="run-1", key="1").end()
+    [span] = exporter.get_finished_spans()
+    assert span.context is not None
+    assert span.context.trace_id == trace_id_of("run-1")
+
+
+def test_no_provider_becomes_the_global_one() -> None:
+    EverlongPlugin(store="memory:", tracer_provider=TracerProvider())
+    assert isinstance(trace.get_tracer_provider(), ProxyTracerProvider)
+
+
+def test_a_global_provider_may_be_set_after_the_plugin_was_made() -> None:
+    # In a process of its own: a global provider is for good.
+    script = """
+from opentelemetry import metrics, trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from everlong.telemetry import Telemetry
+from everlong.telemetry.spans import trace_id_of
+telemetry = Telemetry()
+telemetry.spans.start("early", {}, run_id="run-1").end()
+telemetry.meters.add("everlong.holds", 1, {"error": "BlobMissing"})
+exporter, reader = InMemorySpanExporter(), InMemoryMetricReader()
+provider = TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(exporter))
+trace.set_tracer_provider(provider)
+metrics.set_meter_provider(MeterProvider([reader]))
+telemetry.spans.start("late", {}, run_id="run-1", key="1").end()
+telemetry.meters.add("everlong.holds", 1, {"error": "BlobMissing"})
+[span] = exporter.get_finished_spans()
+assert span.name == "late" and span.context.trace_id == trace_id_of("run-1")
+[scope] = reader.get_metrics_data().resource_metrics[0].scope_metrics
+[metric] = scope.metrics
+assert metric.name == "everlong.holds" and metric.data.data_points[0].value == 1
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_a_traceparent_leads_back_to_its_span() -> None:
+    telemetry, _ = recording()
+    place = telemetry.spans.place("run-1", "chat", "1")
+    found = parse_traceparent(traceparent(place))
+    assert found is not None
+    assert (found.trace_id, found.span_id, found.trace_flags) == (
+        place.trace_id,
+        place.span_id,
+        place.trace_flags,
+    )
+    assert traceparent(trace.INVALID_SPAN_CONTEXT) == ""
+
+
+@given(st.text(max_size=80) | st.from_regex(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"))
+def test_any_text_is_a_traceparent_or_none(text: str) -> None:
+    found = parse_traceparent(text)
+    assert found is None or found.is_valid
+
+
+def test_what_was_noted_of_runs_is_bounded_and_taken_once() -> None:
+    recent: Recent[int] = Recent(runs_max=3)
+    for number in range(5):
+        recent.note(f"run-{number}", number)
+    assert [recent.take(f"run-{number}") for number in range(5)] == [None, None, 2, 3, 4]
+    assert recent.take("run-4") is None
