@@ -24,13 +24,13 @@ class Size:
     """How much is measured."""
 
     turns: int = 20
-    history_steps: int = 40
-    messages: int = 20
+    history_steps: int = 8
+    messages: int = 6
     steps: int = 300
     judged: bool = True
 
 
-QUICK: Final = Size(turns=2, history_steps=8, messages=2, steps=10, judged=False)
+QUICK: Final = Size(turns=2, history_steps=3, messages=2, steps=10, judged=False)
 
 
 def main(arguments: Sequence[str]) -> int:

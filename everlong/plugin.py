@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Literal, TypeVar
 
+from opentelemetry import context
+from opentelemetry.context import Context
 from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import TracerProvider
 from temporalio import workflow
@@ -29,10 +31,12 @@ from everlong.interceptors.nexus import NexusInterceptor
 from everlong.interceptors.prefetch import Prefetcher, PrefetchHook
 from everlong.interceptors.recorded import Recorded
 from everlong.interceptors.resume import ResumeHook, Resumes
+from everlong.interceptors.rolls import RollHook
 from everlong.interceptors.sent import SentInterceptor
 from everlong.models import SEARCH_ATTRIBUTES
 from everlong.policy import Policy
 from everlong.storage import BlobStore
+from everlong.storage.counting import READS
 from everlong.storage.keys import KeySource
 from everlong.storage.opening import open_packs
 from everlong.telemetry import Telemetry
@@ -162,6 +166,9 @@ class EverlongPlugin(SimplePlugin):
         next: Callable[[Worker], Awaitable[None]],  # noqa: A002
     ) -> None:
         """See `temporalio.worker.Plugin`."""
+        # What whoever starts the worker reads and traces is not what the worker does.
+        READS.set(None)
+        context.attach(Context())
         if self._has_agents:
             self._activities.has_attributes = await _has_attributes(worker.client)
         self._workers.append(worker)
@@ -202,8 +209,9 @@ class EverlongPlugin(SimplePlugin):
 
     def _with_hooks(self, runner: WorkflowRunner, prefetcher: Prefetcher) -> WorkflowRunner:
         def new_hooks(info: workflow.Info, recorded: Recorded) -> list[ActivationHook]:
-            # The first sees what the second makes a resume wait for.
+            # The second sees what the last makes a resume wait for.
             return [
+                RollHook(self._resumes.telemetry.spans, info),
                 ResumeHook(self._resumes, info, recorded),
                 PrefetchHook(prefetcher, info, recorded),
             ]

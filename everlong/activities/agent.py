@@ -17,7 +17,7 @@ from temporalio import activity
 
 from everlong import compaction, limits
 from everlong.activities.arriving import arrived, check_arrived
-from everlong.activities.builtins import Session, in_session
+from everlong.activities.builtins import Session, builtin, in_session
 from everlong.activities.calling import run_call
 from everlong.activities.chatting import chat
 from everlong.activities.pulse import Pulse, held, pulse
@@ -41,7 +41,6 @@ from everlong.models import (
     Collect,
     Compact,
     CompactDone,
-    Context,
     Kind,
     Message,
     ModelCall,
@@ -110,7 +109,7 @@ class AgentActivities:
         context = call.context
         agent = self._agent(context.agent)
         reader, teller = self._reader(), self._teller
-        async with self._step("model", context) as living:
+        async with self._step("model", agent.name) as living:
             await living.briefly(lambda: check_arrived(reader, call.tail))
             past = await living.briefly(
                 lambda: reader.past(context, self._policy_of(agent), call.tail)
@@ -156,7 +155,7 @@ class AgentActivities:
         """Run one tool call of the newest reply and store what it returns."""
         agent = self._agent(run.context.agent)
         reader, teller = self._reader(), self._teller
-        async with self._step("tool", run.context) as living:
+        async with self._step("tool", agent.name) as living:
             # The call's arguments may be large, so they come from the journal, not from history.
             head, call = await living.briefly(lambda: find_call(reader, run))
             session = Session(
@@ -167,7 +166,9 @@ class AgentActivities:
             info = call_info(agent, head, call)
             if run.acts_on is not None:
                 teller.acted("approval", [run.acts_on], run.context)
-            with running_call(info), in_session(session), teller.tool(run.context, call) as told:
+            is_known = agent.tool(call.tool) is not None or builtin(call.tool) is not None
+            telling = teller.tool(run.context, call, is_known=is_known)
+            with running_call(info), in_session(session), telling as told:
                 outcome, text, bytes_max = await run_call(agent, run, call, living, self._tools)
                 told(outcome, text)
             message = Message(role="tool", text=text, call_id=call.id, tool=call.tool)
@@ -215,7 +216,7 @@ class AgentActivities:
     async def _compact(self, compact: Compact) -> CompactDone:
         agent = self._agent(compact.context.agent)
         reader = self._reader()
-        async with self._step("compact", compact.context) as living:
+        async with self._step("compact", agent.name) as living:
             past = await living.briefly(
                 lambda: reader.past(compact.context, self._policy_of(agent))
             )
@@ -278,6 +279,11 @@ class AgentActivities:
                 request = str(tool.parse(call.arguments)["request"])
             except ValidationError as error:
                 return Briefed(refused=_refused(call, complaint(error), now_ms))
+            # The work itself is told of by the sub-agent's thread.
+            with self._teller.tool(
+                brief.context, call, is_known=True, child_id=brief.child_id
+            ) as told:
+                told("ok", "")
             if len(to_json(request)) <= limits.MESSAGE_BYTES_MAX // 2:
                 return Briefed(message=SendMessage(text=request or "(no request)"))
             message = Message(role="user", text=request)
@@ -324,9 +330,9 @@ class AgentActivities:
         )
 
     @contextlib.asynccontextmanager
-    async def _step(self, step: str, context: Context) -> AsyncIterator[Pulse]:
+    async def _step(self, step: str, agent: str) -> AsyncIterator[Pulse]:
         """Heartbeat, and count what is read, while the body runs."""
-        with self._teller.step(step, context):
+        with self._teller.step(step, agent):
             async with pulse(self._teller.held) as living:
                 yield living
 

@@ -10,11 +10,11 @@ from pydantic_core import to_json
 from everlong import limits
 from everlong.activities.builtins import BUILTINS
 from everlong.activities.replies import check_costs, checked
-from everlong.activities.telling import Teller, model_of, type_of
+from everlong.activities.telling import Teller, model_of
 from everlong.activities.user_code import bounded
 from everlong.agents import Agent, Reply
 from everlong.models import Context, Message
-from everlong.telemetry.spans import AGENT, CHAT
+from everlong.telemetry.spans import AGENT, CHAT, error_type
 
 _ROLES: Final = {"failure": "user"}
 
@@ -77,7 +77,9 @@ async def _told(
             if teller.telemetry.record_contents:
                 span.set_attributes(
                     {
-                        "gen_ai.system_instructions": agent.instructions,
+                        "gen_ai.system_instructions": agent.instructions[
+                            : limits.CONTENTS_BYTES_MAX
+                        ],
                         "gen_ai.input.messages": contents(messages),
                         "gen_ai.output.messages": contents([message]),
                     }
@@ -92,7 +94,7 @@ async def _told(
             seconds = time.monotonic() - started
             meters.record("gen_ai.client.operation.duration", seconds, labels)
     except BaseException as error:
-        failed = {**labels, "error.type": type_of(error)}
+        failed = {**labels, "error.type": error_type(error)}
         seconds = time.monotonic() - started
         meters.record("gen_ai.client.operation.duration", seconds, failed)
         raise

@@ -14,7 +14,6 @@ from opentelemetry import context as otel
 from opentelemetry import trace
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode
 from temporalio import activity
-from temporalio.exceptions import ApplicationError
 
 from everlong import limits
 from everlong.agents import Agent
@@ -29,7 +28,6 @@ from everlong.models import (
     Sent,
     ToolCall,
     Turn,
-    printable,
 )
 from everlong.storage.counting import Reads, counting
 from everlong.telemetry import Telemetry
@@ -38,13 +36,13 @@ from everlong.telemetry.spans import (
     AGENT,
     APPROVAL,
     EXECUTE_TOOL,
-    INVOKE_AGENT,
     OFFLOAD,
     RUN,
     THREAD,
     Attributes,
     parse_traceparent,
 )
+from everlong.telemetry.turns import TurnPart
 
 _OPERATION: Final = "gen_ai.operation.name"
 _LOOPS: Final = frozenset({"failed_turns_max", "same_failure_max", "no_progress_steps_max"})
@@ -59,24 +57,11 @@ class Teller:
         self._meters = telemetry.meters
 
     @contextlib.contextmanager
-    def step(self, step: str, context: Context) -> Iterator[Reads]:
-        """Count what a step reads; and if it is a run's first, tell of the turn up to then."""
-        turn = context.turn
-        if turn is not None and turn.carried is not None:
-            self._emit_turn(
-                context.agent,
-                context.last_run,
-                turn.number,
-                turn.carried.began_ms,
-                turn.began_ms,
-                turn.carried.last_run,
-                "continued",
-            )
+    def step(self, step: str, agent: str) -> Iterator[Reads]:
+        """Count what a step reads."""
         with counting() as reads:
             yield reads
-        self._meters.record(
-            "everlong.step.read", reads.bytes, {"agent": context.agent, "step": step}
-        )
+        self._meters.record("everlong.step.read", reads.bytes, {"agent": agent, "step": step})
 
     def wrote(self, step: str, agent: str, size_bytes: int) -> None:
         """Count what a step has written."""
@@ -106,30 +91,29 @@ class Teller:
             kind=kind,
             start_ns=start_ns,
         )
-        with trace.use_span(span, record_exception=False, set_status_on_exception=False):
-            try:
-                yield span
-            except BaseException as error:
-                # Its type only: what it says may be a part of the conversation.
-                span.set_attribute("error.type", type_of(error))
-                span.set_status(Status(StatusCode.ERROR))
-                raise
-            finally:
-                span.end()
+        with self._spans.current(span):
+            yield span
 
     @contextlib.contextmanager
-    def tool(self, context: Context, call: ToolCall) -> Iterator[Callable[[Outcome, str], None]]:
-        """Emit the span of a tool call, whose outcome the body tells."""
+    def tool(
+        self, context: Context, call: ToolCall, *, is_known: bool, child_id: str = ""
+    ) -> Iterator[Callable[[Outcome, str], None]]:
+        """Emit the span of a tool call, whose outcome the body tells.
+
+        A name that a model has made up is what it said, and is not told.
+        """
+        name = call.tool if is_known else ""
         attributes: dict[str, Any] = {
             _OPERATION: EXECUTE_TOOL,
-            "gen_ai.tool.name": call.tool,
+            **({"gen_ai.tool.name": name} if name else {}),
+            **({"everlong.child.id": child_id} if child_id else {}),
             "gen_ai.tool.call.id": call.id,
             "gen_ai.tool.type": "function",
             "everlong.attempt": activity.info().attempt,
         }
         if self.telemetry.record_contents:
             attributes["gen_ai.tool.call.arguments"] = call.arguments[: limits.CONTENTS_BYTES_MAX]
-        with self.span(f"{EXECUTE_TOOL} {call.tool}", context, attributes) as span:
+        with self.span(f"{EXECUTE_TOOL} {name}".strip(), context, attributes) as span:
 
             def told(outcome: Outcome, text: str) -> None:
                 span.set_attribute("everlong.tool.outcome", outcome)
@@ -159,7 +143,9 @@ class Teller:
         yield told
 
     def acted(self, kind: str, sent: Sequence[Sent], context: Context) -> None:
-        """Tell that a step begins which acts on what people have sent."""
+        """Tell that a step begins which acts on what people have sent. The first try tells."""
+        if activity.info().attempt > 1:
+            return
         now_ns = time.time_ns()
         turn = self._place(context)
         for each in sent:
@@ -173,7 +159,7 @@ class Teller:
                 links=[] if turn is None else [Link(turn)],
                 start_ns=sent_ns,
             )
-            span.end(now_ns)
+            self._spans.end(span, now_ns)
             self._meters.record(
                 "everlong.act.duration",
                 (now_ns - sent_ns) / 1e9,
@@ -235,35 +221,7 @@ class Teller:
         """Emit the span of a turn, or of its part in this run."""
         if turn is not None:
             now_ms = time.time_ns() // 1_000_000
-            self._emit_turn(agent, _run_id(), turn.number, turn.began_ms, now_ms, last_run, outcome)
-
-    def _emit_turn(
-        self,
-        agent: str,
-        run_id: str,
-        number: int,
-        began_ms: int,
-        ended_ms: int,
-        last_run: str,
-        outcome: str,
-    ) -> None:
-        span = self._spans.start(
-            f"{INVOKE_AGENT} {agent}",
-            {
-                **_identity(agent),
-                RUN: run_id,
-                _OPERATION: INVOKE_AGENT,
-                "everlong.turn.number": number,
-                "everlong.turn.outcome": outcome,
-            },
-            run_id=run_id,
-            key=str(number),
-            links=self._spans.links_to(last_run),
-            start_ns=min(began_ms, ended_ms) * 1_000_000,
-        )
-        if outcome == "failed":
-            span.set_status(Status(StatusCode.ERROR))
-        span.end(ended_ms * 1_000_000)
+            _part(agent, turn).emit(self._spans, turn.began_ms, now_ms, last_run, outcome)
 
     def _tell_of_approval(
         self, data: dict[str, Any], decided_ms: int, agent: str, turn: Turn | None
@@ -283,10 +241,10 @@ class Teller:
             },
             run_id=_run_id(),
             key=str(data.get("id", "")),
-            parent=None if turn is None else self._turn_place(agent, turn),
+            parent=None if turn is None else _part(agent, turn).place(self._spans),
             start_ns=asked_ms * 1_000_000,
         )
-        span.end(max(asked_ms, decided_ms) * 1_000_000)
+        self._spans.end(span, max(asked_ms, decided_ms) * 1_000_000)
         self._meters.record(
             "everlong.approval.wait",
             max(0, decided_ms - asked_ms) / 1000,
@@ -295,10 +253,15 @@ class Teller:
         )
 
     def _place(self, context: Context) -> SpanContext | None:
-        return None if context.turn is None else self._turn_place(context.agent, context.turn)
+        turn = context.turn
+        return None if turn is None else _part(context.agent, turn).place(self._spans)
 
-    def _turn_place(self, agent: str, turn: Turn) -> SpanContext:
-        return self._spans.place(_run_id(), f"{INVOKE_AGENT} {agent}", str(turn.number))
+
+def _part(agent: str, turn: Turn) -> TurnPart:
+    info = activity.info()
+    return TurnPart(
+        thread_id=info.workflow_id or "", run_id=_run_id(), agent=agent, number=turn.number
+    )
 
 
 def model_of(agent: Agent) -> tuple[str, str]:
@@ -307,14 +270,8 @@ def model_of(agent: Agent) -> tuple[str, str]:
     name = model if isinstance(model, str) else getattr(model, "model_id", "")
     if not isinstance(name, str) or not name:
         return "", type(model).__name__
-    provider, _, rest = name.rpartition(":")
-    return provider, rest
-
-
-def type_of(error: BaseException) -> str:
-    """Return the name of what went wrong: a team's own, where the error was made into ours."""
-    own = error.type if isinstance(error, ApplicationError) else None
-    return printable(own or type(error).__name__, limits.CALL_NAME_CHARS_MAX)
+    provider, colon, rest = name.partition(":")
+    return (provider, rest) if colon else ("", name)
 
 
 def _identity(agent: str) -> dict[str, str]:

@@ -17,10 +17,10 @@ def store_called(
     outcome = outcome_of(error)
     labels = {"operation": operation, "outcome": outcome}
     meters.record("everlong.store.duration", seconds, labels)
-    if error is not None and outcome == "error":
-        meters.add(
-            "everlong.store.errors", 1, {"operation": operation, "error": type(error).__name__}
-        )
+    if error is not None and outcome in ("error", "cancelled"):
+        # What is given up has mostly taken too long.
+        kind = type(error).__name__ if outcome == "error" else outcome
+        meters.add("everlong.store.errors", 1, {"operation": operation, "error": kind})
 
 
 def observe(meters: Meters, store: BlobStore, offloaded: OffloadStats) -> None:

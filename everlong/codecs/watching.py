@@ -53,7 +53,7 @@ def offloading(spans: Spans, workflow_id: str, size_bytes: int) -> Iterator[Span
     }
     current = trace.get_current_span().get_span_context()
     span = spans.start(OFFLOAD, attributes, run_id=run_id, parent=current)
-    with trace.use_span(span, end_on_exit=True, record_exception=False):
+    with spans.current(span):
         yield span
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from temporalio.api.enums.v1 import WorkflowTaskFailedCause
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.bridge.proto.workflow_commands import WorkflowCommand
 
@@ -65,6 +66,8 @@ class Tasks:
     attempt: int = 1
     failed: bool = False
     """Whether a try failed: code or a codec raised."""
+    was_reset: bool = False
+    """Whether somebody has set the workflow back to this point."""
     timed_out: bool = False
     """Whether the worker of a try was gone, or died during it."""
 
@@ -79,6 +82,10 @@ class Tasks:
         elif kind == "workflow_task_started_event_attributes":
             self.started_ns = time_ns
         elif kind == "workflow_task_failed_event_attributes":
+            cause = event.workflow_task_failed_event_attributes.cause
+            self.was_reset = (
+                cause == WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_RESET_WORKFLOW
+            )
             self.failed = True
         elif kind == "workflow_task_timed_out_event_attributes":
             self.timed_out = True

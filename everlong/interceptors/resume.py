@@ -16,14 +16,15 @@ from typing import Final
 from opentelemetry import trace
 from opentelemetry.context import Context
 from temporalio import workflow
-from temporalio.bridge.proto.workflow_activation import InitializeWorkflow, WorkflowActivation
+from temporalio.bridge.proto.workflow_activation import WorkflowActivation
 from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
 
 from everlong.interceptors.activation import ActivationHook
 from everlong.interceptors.recorded import Recorded
+from everlong.interceptors.rolls import identity, started_with
 from everlong.telemetry import Telemetry
 from everlong.telemetry.recent import Recent
-from everlong.telemetry.spans import CONTINUE_AS_NEW, RESUME, RUN, THREAD, Attributes
+from everlong.telemetry.spans import RESUME, Attributes
 
 # The server's clock may be off from ours. A task that seems to have started longer ago than any
 # task timeout (10 s by default) would make nonsense of the span.
@@ -54,17 +55,15 @@ class ResumeHook(ActivationHook):
         self._activating_ns = 0
         self._events_replayed = 0
         self._activations_replayed = 0
-        self._first = True
+        self._agent = ""
         self._done = False
 
     def activating(self, activation: WorkflowActivation) -> None:
         """See `ActivationHook`."""
         self._activating_ns = time.time_ns()
-        if self._first and not activation.is_replaying:
-            for job in activation.jobs:
-                if job.HasField("initialize_workflow"):
-                    self._tell_of_roll(job.initialize_workflow)
-        self._first = False
+        for job in activation.jobs:
+            if activation.is_replaying and job.HasField("initialize_workflow"):
+                self._agent = started_with(job.initialize_workflow).agent
 
     def activated(
         self, activation: WorkflowActivation, completion: WorkflowActivationCompletion
@@ -109,9 +108,14 @@ class ResumeHook(ActivationHook):
             ("command", live_ns, ended_ns),
         )
         for name, from_ns, to_ns in parts:
-            part = telemetry.spans.start(f"{RESUME}.{name}", {}, parent=place, start_ns=from_ns)
-            part.end(to_ns)
-        span.end(ended_ns)
+            part = telemetry.spans.start(
+                f"{RESUME}.{name}",
+                identity(self._info, self._agent),
+                parent=place,
+                start_ns=from_ns,
+            )
+            telemetry.spans.end(part, to_ns)
+        telemetry.spans.end(span, ended_ns)
         context = trace.set_span_in_context(span, Context())
         labels = {"cause": cause, "end": end}
         telemetry.meters.record("everlong.resume.duration", seconds, labels, context)
@@ -132,6 +136,8 @@ class ResumeHook(ActivationHook):
             return "query"
         if self._recorded.tasks.timed_out:
             return "crash"
+        if self._recorded.tasks.was_reset:
+            return "reset"
         if self._recorded.tasks.failed:
             return "failure"
         return "eviction" if self._was_evicted else "new_worker"
@@ -149,7 +155,7 @@ class ResumeHook(ActivationHook):
         tasks, prefetched = recorded.tasks, recorded.prefetched
         queued_ns = tasks.started_ns - tasks.scheduled_ns if tasks.started_ns else 0
         return {
-            **_identity(self._info),
+            **identity(self._info, self._agent),
             "everlong.resume.end": end,
             "everlong.resume.cause": cause,
             "everlong.resume.attempt": tasks.attempt,
@@ -169,34 +175,3 @@ class ResumeHook(ActivationHook):
             "everlong.resume.replay_seconds": (live_ns - self._arrived_ns) / 1e9 - reads.seconds,
             "everlong.resume.command_seconds": (ended_ns - live_ns) / 1e9,
         }
-
-    def _tell_of_roll(self, init: InitializeWorkflow) -> None:
-        """Emit the span with which the last run ended: until this one, its successor, began.
-
-        It is told here, since only a run that has begun is sure to have been wanted; and a first task
-        that is tried again tells of the same span.
-        """
-        last_run_id = init.continued_from_execution_run_id
-        if not last_run_id:
-            return
-        span = self._resumes.telemetry.spans.start(
-            CONTINUE_AS_NEW,
-            {
-                **_identity(self._info),
-                RUN: last_run_id,
-                "everlong.next_run.id": self._info.run_id,
-                "everlong.continue_as_new.bytes": sum(len(each.data) for each in init.arguments),
-            },
-            run_id=last_run_id,
-            key=last_run_id,
-            start_ns=min(init.start_time.ToNanoseconds(), self._activating_ns),
-        )
-        span.end(self._activating_ns)
-
-
-def _identity(info: workflow.Info) -> dict[str, str]:
-    return {
-        THREAD: info.workflow_id,
-        RUN: info.run_id,
-        "everlong.workflow.type": info.workflow_type,
-    }

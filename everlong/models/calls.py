@@ -17,15 +17,6 @@ from everlong.models.tools import ToolResult, WantedCall
 
 
 @dataclass(frozen=True, kw_only=True)
-class Carried:
-    """The part of a turn that lies in the last run."""
-
-    began_ms: int
-    last_run: str = ""
-    """The run before that one."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Turn:
     """The turn that a step is a part of."""
 
@@ -33,8 +24,6 @@ class Turn:
     """Of the message that it answers."""
     began_ms: int
     """In this run."""
-    carried: Carried | None = None
-    """Its part in the last run, until a step has told of that."""
 
 
 @dataclass(frozen=True, kw_only=True)

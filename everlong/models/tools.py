@@ -58,7 +58,7 @@ class Approval:
 
 @dataclass(frozen=True, kw_only=True)
 class Decided:
-    """Data of a `decided` entry."""
+    """Data of a `decided` entry, beside `asked_ms` and `tool`."""
 
     id: str
     approve: bool
@@ -67,9 +67,6 @@ class Decided:
     reason: str = ""
     escalated: bool = False
     """Nobody was in time, and it now waits for others instead."""
-    asked_ms: int = 0
-    """When the person was asked; 0 in journals of earlier releases."""
-    tool: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

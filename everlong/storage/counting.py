@@ -4,6 +4,7 @@ Whoever wants to know what it reads sets `READS`. Tasks that it starts count for
 begin with a copy of its context.
 """
 
+import asyncio
 import contextlib
 import contextvars
 import dataclasses
@@ -98,6 +99,11 @@ class CountedBlobStore:
 
 def outcome_of(error: BaseException | None) -> str:
     """Return how a call ended, in a word that there are few of."""
-    if error is None:
-        return "ok"
-    return "missing" if isinstance(error, BlobMissing) else "error"
+    match error:
+        case None | GeneratorExit():  # Whoever lists may have seen enough.
+            return "ok"
+        case BlobMissing():
+            return "missing"
+        case asyncio.CancelledError():
+            return "cancelled"
+    return "error"

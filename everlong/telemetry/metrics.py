@@ -5,6 +5,8 @@ exemplar, which carries the trace.
 """
 
 import dataclasses
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Literal, TypeAlias
 
@@ -16,6 +18,8 @@ from opentelemetry.metrics import (
     Meter,
     Observation,
 )
+
+from everlong.telemetry.guarding import guarded
 
 Labels: TypeAlias = Mapping[str, str]
 Observed: TypeAlias = Callable[[], Iterable[tuple[float, Labels]]]
@@ -255,6 +259,10 @@ METRICS: Final = (
     ),
 )
 _BY_NAME: Final = {metric.name: metric for metric in METRICS}
+_OBSERVED: Final[weakref.WeakKeyDictionary[Meter, dict[str, list[Observed]]]] = (
+    weakref.WeakKeyDictionary()
+)
+_OBSERVING: Final = threading.Lock()
 
 
 class Meters:
@@ -269,6 +277,10 @@ class Meters:
         self, name: str, value: float, labels: Labels | None = None, context: Context | None = None
     ) -> None:
         """Record a value of a histogram. The span of the context is its exemplar."""
+        with guarded():
+            self._histogram(name).record(value, labels, context)
+
+    def _histogram(self, name: str) -> Histogram:
         histogram = self._histograms.get(name)
         if histogram is None:
             metric = _BY_NAME[name]
@@ -278,7 +290,7 @@ class Meters:
                 description=metric.description,
                 explicit_bucket_boundaries_advisory=metric.buckets,
             )
-        histogram.record(value, labels, context)
+        return histogram
 
     def add(
         self,
@@ -288,20 +300,37 @@ class Meters:
         context: Context | None = None,
     ) -> None:
         """Add to a counter."""
+        with guarded():
+            self._counter(name).add(value, labels, context)
+
+    def _counter(self, name: str) -> Counter:
         counter = self._counters.get(name)
         if counter is None:
             metric = _BY_NAME[name]
             counter = self._counters[name] = self._meter.create_counter(
                 name, unit=metric.unit, description=metric.description
             )
-        counter.add(value, labels, context)
+        return counter
 
     def observe(self, name: str, observed: Observed) -> None:
-        """Have a value read whenever metrics are collected."""
+        """Have a value read whenever metrics are collected.
+
+        A meter has an instrument once. What several plugins of a process observe is added up.
+        """
+        with _OBSERVING:
+            sources = _OBSERVED.setdefault(self._meter, {}).setdefault(name, [])
+            sources.append(observed)
+            if len(sources) > 1:
+                return
         metric = _BY_NAME[name]
 
         def callback(_: CallbackOptions) -> Iterable[Observation]:
-            return [Observation(value, labels) for value, labels in observed()]
+            sums: dict[tuple[tuple[str, str], ...], float] = {}
+            for source in list(sources):
+                for value, labels in source():
+                    key = tuple(sorted(labels.items()))
+                    sums[key] = sums.get(key, 0) + value
+            return [Observation(value, dict(key)) for key, value in sums.items()]
 
         create = (
             self._meter.create_observable_counter

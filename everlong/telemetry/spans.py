@@ -6,10 +6,11 @@ after a crash, is the same span to whoever stores it. The next run begins a trac
 spans link to where the last one ended.
 """
 
+import contextlib
 import copy
 import hashlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from opentelemetry import trace
@@ -23,10 +24,15 @@ from opentelemetry.trace import (
     Span,
     SpanContext,
     SpanKind,
+    Status,
+    StatusCode,
     TraceFlags,
     Tracer,
 )
 from opentelemetry.util.types import AttributeValue
+from temporalio.exceptions import ApplicationError
+
+from everlong.telemetry.guarding import guarded
 
 RESUME: Final = "everlong.resume"
 ACT: Final = "everlong.act"
@@ -45,14 +51,20 @@ AGENT: Final = "gen_ai.agent.name"
 
 Attributes = Mapping[str, AttributeValue]
 
+# A tracer of the SDK in a replay-safe one in the API's own proxy, and one to spare.
+_WRAPPERS_MAX: Final = 4
+_TYPE_CHARS_MAX: Final = 64
+
 
 class Spans:
-    """Emits our spans to whatever provider there is, a team's own included."""
+    """Emits our spans to whatever provider there is, a team's own included.
+
+    What is wrong with that is logged, and no more: who tells of a step must not fail it.
+    """
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
-        self._chosen: SdkTracer | None = None
-        self._ids: _ChosenIds | None = None
+        self._resolved: tuple[SdkTracer, _ChosenIds] | None = None
 
     def start(
         self,
@@ -74,12 +86,9 @@ class Spans:
         if parent is not None and parent.is_valid:
             context = trace.set_span_in_context(NonRecordingSpan(parent), context)
         tracer, ids = self._resolve()
-        if ids is not None:
-            ids.choose(
-                trace_id_of(run_id) if run_id else None,
-                span_id_of(run_id, name, key) if key else None,
-            )
-        try:
+        trace_id = trace_id_of(run_id) if run_id else None
+        span_id = span_id_of(run_id, name, key) if key else None
+        with guarded(), contextlib.nullcontext() if ids is None else ids.chosen(trace_id, span_id):
             return tracer.start_span(
                 name,
                 context=context,
@@ -88,9 +97,28 @@ class Spans:
                 links=links,
                 start_time=start_ns,
             )
+        return trace.INVALID_SPAN
+
+    def end(self, span: Span, end_ns: int | None = None) -> None:
+        """End a span."""
+        with guarded():
+            span.end(end_ns)
+
+    @contextlib.contextmanager
+    def current(self, span: Span) -> Iterator[None]:
+        """Have a span be the current one, and end it with the body.
+
+        Of an error only the type is told: what it says may be a part of a conversation.
+        """
+        try:
+            with trace.use_span(span, record_exception=False, set_status_on_exception=False):
+                yield
+        except BaseException as error:
+            span.set_attribute("error.type", error_type(error))
+            span.set_status(Status(StatusCode.ERROR))
+            raise
         finally:
-            if ids is not None:
-                ids.choose(None, None)
+            self.end(span)
 
     def place(self, run_id: str, name: str, key: str) -> SpanContext:
         """Return the place of a span that has one, whether or not it has been emitted yet."""
@@ -127,15 +155,19 @@ class Spans:
         A global provider may be set after the plugin was made, and the SDK's replay-safe tracers
         wrap another: both have it as `_tracer`.
         """
-        if self._chosen is not None:
-            return self._chosen, self._ids
-        tracer = getattr(self._tracer, "_tracer", self._tracer)
+        resolved = self._resolved
+        if resolved is not None:
+            return resolved
+        tracer = self._tracer
+        for _ in range(_WRAPPERS_MAX):
+            tracer = getattr(tracer, "_tracer", tracer)
         if not isinstance(tracer, SdkTracer):
             return self._tracer, None
         chosen = copy.copy(tracer)
-        self._ids = chosen.id_generator = _ChosenIds(tracer.id_generator)
-        self._chosen = chosen
-        return chosen, self._ids
+        ids = _ChosenIds(tracer.id_generator)
+        chosen.id_generator = ids
+        self._resolved = chosen, ids  # At once: others may be here too.
+        return chosen, ids
 
 
 class _ChosenIds(IdGenerator):
@@ -145,14 +177,25 @@ class _ChosenIds(IdGenerator):
         self._others = others
         self._local = threading.local()
 
-    def choose(self, trace_id: int | None, span_id: int | None) -> None:
+    @contextlib.contextmanager
+    def chosen(self, trace_id: int | None, span_id: int | None) -> Iterator[None]:
         self._local.trace_id, self._local.span_id = trace_id, span_id
+        try:
+            yield
+        finally:
+            self._local.trace_id = self._local.span_id = None
 
     def generate_trace_id(self) -> int:
         return getattr(self._local, "trace_id", None) or self._others.generate_trace_id()
 
     def generate_span_id(self) -> int:
         return getattr(self._local, "span_id", None) or self._others.generate_span_id()
+
+
+def error_type(error: BaseException) -> str:
+    """Return the name of what went wrong: a team's own, where the error was made into Temporal's."""
+    own = error.type if isinstance(error, ApplicationError) else None
+    return (own or type(error).__name__)[:_TYPE_CHARS_MAX]
 
 
 def trace_id_of(run_id: str) -> int:

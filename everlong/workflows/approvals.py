@@ -148,14 +148,15 @@ def _decided(
     sent: Sent | None = None,
 ) -> ThreadState:
     [call] = [each for each in state.calls if each.id == decided.id]
-    if call.waits is not None:
-        decided = dataclasses.replace(decided, asked_ms=call.waits.asked_ms, tool=call.tool)
+    asked_ms = 0 if call.waits is None else call.waits.asked_ms
     state = dataclasses.replace(
         state,
         decided=(*state.decided, _mark(decided.id, key))[-limits.DECIDED_MAX :],
         rested=False,
     )
-    state = transitions.add_note(state, Kind.DECIDED, decided, time_ms)
+    state = transitions.add_note(
+        state, Kind.DECIDED, decided, time_ms, asked_ms=asked_ms, tool=call.tool
+    )
     if decided.approve:
         approved = dataclasses.replace(call, waits=None, approved=True, sent=sent)
         return transitions.with_call(state, approved)

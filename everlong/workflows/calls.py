@@ -134,7 +134,7 @@ class ToolRunner:
 
     async def _run_tool(self, call: Call) -> ToolResult:
         run = ToolRun(
-            context=self._thread.step_context(),
+            context=self._thread.context(),
             call_id=call.call_id,
             tool=call.tool,
             approved=call.approved,
@@ -155,7 +155,7 @@ class ToolRunner:
             info.workflow_id, call.options.agent, workflow.uuid4().hex[:12]
         )
         brief = Brief(
-            context=self._thread.step_context(),
+            context=self._thread.context(),
             call_id=call.call_id,
             tool=call.tool,
             child_id=child_id,

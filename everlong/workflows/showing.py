@@ -11,8 +11,8 @@ from typing import Any, Final
 from temporalio import workflow
 from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
 
-from everlong.models import Approval, ThreadStatus
-from everlong.workflows import approvals, sizes, transitions, turns
+from everlong.models import Approval, ThreadState, ThreadStatus
+from everlong.workflows import approvals, sizes, transitions
 from everlong.workflows.thread import Thread
 
 _AGENT: Final = SearchAttributeKey.for_keyword("EverlongAgent")
@@ -70,6 +70,11 @@ def _word(thread: Thread, stopped: bool) -> str:
 def publish(thread: Thread) -> None:
     """Upsert search attributes, if what they say has changed and the server has them."""
     state = thread.state
+    now_ms = thread.now_ms()
+    is_due = sizes.is_due(state, now_ms)
+    if is_due:  # Growth is measured from here on, also where nothing is published.
+        size = sizes.published(state, now_ms)
+        thread.state = dataclasses.replace(state, published_size=size)
     if not state.attributes:
         return
     pending = approvals.pending(state)
@@ -86,21 +91,17 @@ def publish(thread: Thread) -> None:
         if state.asked_at:
             updates.append(_asked_at(pending))
     # Histories of the first release have no such events.
-    if sizes.is_due(state, thread.now_ms()) and workflow.patched(_SIZES_PATCH):
-        updates += _size(thread)
-        size = sizes.published(state, thread.now_ms())
-        state = dataclasses.replace(state, published_size=size)
+    if is_due and workflow.patched(_SIZES_PATCH):
+        updates += _size(state, now_ms)
     if updates:
-        thread.state = dataclasses.replace(state, published=published)
+        thread.state = dataclasses.replace(thread.state, published=published)
         workflow.upsert_search_attributes(updates)
 
 
-def _size(thread: Thread) -> list[SearchAttributeUpdate[Any]]:
-    state = thread.state
-    growth = sizes.growth(state, turns.run_began_ms(), thread.now_ms())
+def _size(state: ThreadState, now_ms: int) -> list[SearchAttributeUpdate[Any]]:
     updates: list[SearchAttributeUpdate[Any]] = [
         _STATE_BYTES.value_set(state.counters.written_bytes),
-        _GROWTH.value_set(growth),
+        _GROWTH.value_set(sizes.growth(state, now_ms)),
     ]
     if state.resume_ms:
         updates.append(_LAST_RESUME.value_set(round(state.resume_ms, 1)))

@@ -15,11 +15,14 @@ _HOUR_MS: Final = 3_600_000
 _WINDOW_MS_MIN: Final = 60_000
 
 
-def growth(state: ThreadState, run_began_ms: int, now_ms: int) -> float:
-    """Return what the thread stores an hour, since its size was last published. At rest it is 0."""
-    if state.rested:
+def growth(state: ThreadState, now_ms: int) -> float:
+    """Return what the thread stores an hour, since its size was last looked at.
+
+    It is 0 at rest, and as long as there is nothing to compare with.
+    """
+    last = state.published_size
+    if state.rested or last is None:
         return 0.0
-    last = state.published_size or PublishedSize(ms=run_began_ms)
     elapsed_ms = max(now_ms - last.ms, _WINDOW_MS_MIN)
     grown_bytes = max(0, state.counters.written_bytes - last.thread_bytes)
     return round(grown_bytes * _HOUR_MS / elapsed_ms, 1)

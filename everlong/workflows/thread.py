@@ -105,7 +105,7 @@ class Thread:
         if (number := transitions.number_of(self.state, message)) is not None:
             return number
         self.state = transitions.queue(self.state, message)
-        self._executor.count_read(transitions.queued_bytes(message))
+        self._executor.count_read(transitions.read_bytes(message))
         return self.state.counters.messages
 
     @property
@@ -147,18 +147,19 @@ class Thread:
     async def _call_model(self) -> None:
         self.state = transitions.take_notes(self.state)
         call = ModelCall(
-            context=self.step_context(),
+            context=self.context(),
             tail=self.state.tail,
             acts_on=self.state.acts_on,
             state_bytes=transitions.state_bytes(self.state),
             thread_bytes=self.state.counters.written_bytes,
-            growth_bytes_per_hour=sizes.growth(self.state, turns.run_began_ms(), self.now_ms()),
+            growth_bytes_per_hour=sizes.growth(self.state, self.now_ms()),
         )
         try:
             turn = await self._executor.execute(CALL_MODEL, call, ModelTurn, _MODEL)
         except ActivityError as error:
             if is_cancelled_exception(error):
                 raise
+            self.state = dataclasses.replace(self.state, acts_on=())
             if type_of(error) == MESSAGE_LOST:
                 self.state = transitions.without_lost_messages(self.state)
             # A compaction that is held leaves the step as it is, and the next run asks again.
@@ -277,7 +278,7 @@ class Thread:
     async def _compact(self, reason: str) -> bool:
         await self._flush()
         compact = Compact(
-            context=self.step_context(),
+            context=self.context(),
             keep_from_seq=self._first_open_seq(),
             context_tokens=self.state.context_tokens,
             reason=reason,
@@ -352,20 +353,17 @@ class Thread:
 
     def next_start(self) -> ThreadStart:
         """Return the argument of the next run."""
-        state = transitions.counted(self.state, runs=1)
         return ThreadStart(
             agent=self.agent,
             policy=self._policy,
             changes={} if self._policy else self._changes,
-            state=dataclasses.replace(
-                state, carried_after=turns.last_run() if state.in_turn else ""
-            ),
+            state=turns.carried(transitions.counted(self.state, runs=1)),
             parent=self.parent,
         )
 
-    def step_context(self) -> Context:
+    def context(self) -> Context:
         """Return what an activity has to know of the thread."""
-        context = Context(
+        return Context(
             agent=self.agent,
             head=self.state.head,
             snapshot=self.state.snapshot,
@@ -374,10 +372,6 @@ class Thread:
             last_run=turns.last_run(),
             turn=turns.under_way(self.state),
         )
-        # The first step of a run tells of the turn's part in the last one; the others need not.
-        turn_ms = max(self.state.turn_ms, turns.run_began_ms())
-        self.state = dataclasses.replace(self.state, turn_ms=turn_ms)
-        return context
 
     def now_ms(self) -> int:
         """Return the workflow's time."""

@@ -1,8 +1,10 @@
 """Which turn a step is a part of, for those who trace it. A turn may go on over several runs."""
 
+import dataclasses
+
 from temporalio import workflow
 
-from everlong.models import Carried, ThreadState, Turn
+from everlong.models import ThreadState, Turn
 
 
 def under_way(state: ThreadState) -> Turn | None:
@@ -26,13 +28,13 @@ def run_began_ms() -> int:
     return int(workflow.info().workflow_start_time.timestamp() * 1000)
 
 
+def carried(state: ThreadState) -> ThreadState:
+    """Return the state as the next run gets it: with what that has to tell of the turn's part here."""
+    if not state.in_turn:
+        return state
+    turn = _turn(state)
+    return dataclasses.replace(state, turn_ms=turn.began_ms, carried_after=last_run())
+
+
 def _turn(state: ThreadState) -> Turn:
-    run_ms = run_began_ms()
-    carried = None
-    if 0 < state.turn_ms < run_ms:
-        carried = Carried(began_ms=state.turn_ms, last_run=state.carried_after)
-    return Turn(
-        number=state.counters.answered + 1,
-        began_ms=max(state.turn_ms, run_ms),
-        carried=carried,
-    )
+    return Turn(number=state.counters.answered + 1, began_ms=max(state.turn_ms, run_began_ms()))

@@ -147,6 +147,11 @@ AGENTS: Final = (
         tools=[interview, hire, fire],
     ),
     Agent(
+        name="crowd",
+        model=_scripted("crowd", [("pay", {"amount": number}) for number in range(20)]),
+        tools=[pay],
+    ),
+    Agent(
         name="learner",
         model=_scripted(
             "learner", [("remember", {"key": "a", "text": "b", "ttl_days": 3 / 86_400})]
@@ -306,9 +311,19 @@ async def forks(scene: Scene) -> None:
     await service.stop(scene.client, scene.thread_id)
 
 
+async def crowds(scene: Scene) -> None:
+    """Twenty calls wait, and most are denied: more is noted than stays in the state."""
+    await scene.say("pay", "crowd")
+    await scene.until(lambda status: status.pending == 20)
+    for approval in await service.pending(scene.client, scene.thread_id):
+        await scene.decide(approval.id, approve=approval.id.split("-")[1] in ("7", "15"), by="ann")
+    await scene.until(lambda status: status.counters.answered == 1)
+    await service.stop(scene.client, scene.thread_id)
+
+
 _FIRST: Final = (rolls, approvals, failures, idle, children, controls)
 SCENES: Final[dict[str, Callable[[Scene], Awaitable[None]]]] = {
-    each.__name__: each for each in (*_FIRST, holds, refusals, deadlines, forks)
+    each.__name__: each for each in (*_FIRST, holds, refusals, deadlines, forks, crowds)
 }
 
 

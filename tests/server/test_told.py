@@ -5,22 +5,27 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.trace import StatusCode
 from temporalio import workflow
+from temporalio.client import Client
+from temporalio.common import SearchAttributeKey, TypedSearchAttributes
 from temporalio.contrib.opentelemetry import TracingInterceptor
+from temporalio.worker import Worker
 
-from everlong import Agent, Policy, Reply, tool
+from everlong import Agent, EverlongPlugin, Policy, Reply, tool
 from everlong.admin import service
 from everlong.embedded import TemporalServer
 from everlong.errors import ModelRefused
 from everlong.models import Message
 from everlong.storage import BlobInfo, BlobStore
-from everlong.telemetry.spans import ACT, RESUME
+from everlong.storage.counting import READS
+from everlong.telemetry.spans import ACT, CONTINUE_AS_NEW, RESUME
 from everlong.testing import ScriptedModel
 from tests.agents import call, one_call, reading_agent, results
 from tests.conftest import Threads, open_threads
+from tests.payloads import noise, payload
 
 SECRET = "the word is rosebud"
 
@@ -298,3 +303,142 @@ async def test_sizes_limits_and_tokens_are_measured(
         tokens = values(threads, "gen_ai.client.token.usage")
         assert {dict(labels)["gen_ai.token.type"] for labels in tokens} == {"input", "output"}
         assert thread_id not in str(threads.metrics.get_metrics_data())
+
+
+async def test_a_name_that_a_model_made_up_is_not_told(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    agent = Agent(name="ops", model=one_call("rosebud"))
+    async with open_threads(server.address, store, agent) as threads, threads.worker():
+        number = await threads.send(thread_id, "please")
+        await threads.answered(thread_id, number)
+        [execute] = named(threads, "execute_tool")
+        assert execute.name == "execute_tool"
+        assert "rosebud" not in execute.to_json()
+
+
+class Raising(SpanProcessor):
+    def on_end(self, span: ReadableSpan) -> None:
+        raise RuntimeError("broken for a test")
+
+
+async def test_a_tool_is_run_once_though_spans_cannot_be_taken(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    runs: list[int] = []
+
+    @tool
+    def pay() -> str:
+        """Pay."""
+        runs.append(1)
+        return "paid"
+
+    provider = TracerProvider()
+    provider.add_span_processor(Raising())
+    agent = Agent(name="ops", model=one_call("pay"), tools=[pay])
+    plugin = EverlongPlugin(store=store, agents=[agent], tracer_provider=provider)
+    client = await Client.connect(server.address, plugins=[plugin])
+    async with Worker(client, task_queue=thread_id):
+        await service.send(client, thread_id, "please", task_queue=thread_id, agent="ops")
+        await service.wait_for_status(
+            client, thread_id, lambda status: status.counters.answered == 1, seconds_max=30
+        )
+    assert len(runs) == 1
+
+
+async def test_what_a_worker_was_started_in_is_not_what_it_does(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    """Neither the span that was current then, nor what the same task had read."""
+    tracer = TracerProvider().get_tracer("team")
+    async with open_threads(server.address, store, whispering, inline_bytes_max=100) as threads:
+        [ref] = await threads.plugin.codec.encode([payload(noise(20_000))])
+        await threads.plugin.codec.decode([ref])
+        reads = READS.get()
+        assert reads is not None
+        reads.seconds = 100.0
+        with tracer.start_as_current_span("start up"):
+            async with threads.worker():
+                number = await threads.send(thread_id, "please")
+                await threads.answered(thread_id, number)
+            async with threads.worker():  # Cold.
+                await threads.answered(thread_id, number)
+        [turn] = named(threads, "invoke_agent")
+        for span in named(threads, "chat"):
+            assert span.parent is not None
+            assert turn.context is not None
+            assert span.parent.span_id == turn.context.span_id
+        [resume] = named(threads, RESUME)
+        assert (resume.attributes or {})["everlong.resume.read_seconds"] < 10  # type: ignore[operator]
+
+
+async def test_a_turn_that_rolls_while_it_waits_is_told_of_in_each_run(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    @tool(needs_approval=True)
+    def wait() -> str:
+        """Wait for somebody."""
+        return "done"
+
+    agent = Agent(name="ops", model=one_call("wait"), tools=[wait], policy=Policy(idle_seconds=0.5))
+    async with open_threads(server.address, store, agent) as threads, threads.worker():
+        await threads.send(thread_id, "please")
+        await service.wait_for_status(
+            threads.client, thread_id, lambda status: status.counters.runs == 2, seconds_max=30
+        )
+        await service.stop(threads.client, thread_id, by="ada")
+        await threads.client.get_workflow_handle(thread_id).result()
+        first, second = named(threads, "invoke_agent")
+        outcomes = [(each.attributes or {})["everlong.turn.outcome"] for each in (first, second)]
+        assert outcomes == ["continued", "failed"]
+        [roll] = named(threads, CONTINUE_AS_NEW)
+        assert roll.context is not None
+        assert [link.context.span_id for link in second.links] == [roll.context.span_id]
+        [chat] = named(threads, "chat")
+        assert chat.parent is not None
+        assert first.context is not None
+        assert chat.parent.span_id == first.context.span_id
+        assert (first.start_time or 0) <= (chat.start_time or 0) <= (first.end_time or 0)
+
+
+async def test_sizes_and_waits_are_search_attributes(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    @tool(needs_approval=True)
+    def wait() -> str:
+        """Wait for somebody."""
+        return "done"
+
+    async def attributes() -> TypedSearchAttributes:
+        handle = threads.client.get_workflow_handle(thread_id)
+        return (await handle.describe()).typed_search_attributes
+
+    stored = SearchAttributeKey.for_int("EverlongStateBytes")
+    asked_at = SearchAttributeKey.for_datetime("EverlongAskedAt")
+    last_resume = SearchAttributeKey.for_float("EverlongLastResumeMs")
+    agent = Agent(name="ops", model=one_call("wait"), tools=[wait])
+    async with open_threads(server.address, store, agent) as threads:
+        async with threads.worker():
+            await threads.send(thread_id, "please")
+            await service.wait_for_status(
+                threads.client, thread_id, lambda status: status.pending == 1, seconds_max=30
+            )
+            now = await attributes()
+            [approval] = await service.pending(threads.client, thread_id)
+            assert now.get(stored, 0) > 0
+            asked = now.get(asked_at)
+            assert asked is not None
+            assert asked.timestamp() * 1000 == pytest.approx(approval.asked_ms, abs=1)
+            assert now.get(last_resume) is None
+        async with threads.worker():
+            await service.decide(threads.client, thread_id, approval.id, approve=True, by="ada")
+            await threads.answered(thread_id, 1)
+            now = await attributes()
+            assert now.get(asked_at) is None
+            [resume] = [
+                span
+                for span in named(threads, RESUME)
+                if (span.attributes or {})["everlong.resume.end"] == "live"
+            ]
+            lasted_ms = ((resume.end_time or 0) - (resume.start_time or 0)) / 1e6
+            assert now.get(last_resume, 0.0) == pytest.approx(lasted_ms, abs=0.1)

@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.context import Context
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, Sampler, TraceIdRatioBased
@@ -107,7 +110,8 @@ def test_no_provider_becomes_the_global_one() -> None:
     assert isinstance(trace.get_tracer_provider(), ProxyTracerProvider)
 
 
-def test_a_global_provider_may_be_set_after_the_plugin_was_made() -> None:
+@pytest.mark.parametrize("made", ["TracerProvider()", "create_tracer_provider()"])
+def test_a_global_provider_may_be_set_after_the_plugin_was_made(made: str) -> None:
     # In a process of its own: a global provider is for good.
     script = """
 from opentelemetry import metrics, trace
@@ -118,11 +122,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from everlong.telemetry import Telemetry
 from everlong.telemetry.spans import trace_id_of
+from temporalio.contrib.opentelemetry import create_tracer_provider
+provider = PROVIDER
 telemetry = Telemetry()
 telemetry.spans.start("early", {}, run_id="run-1").end()
 telemetry.meters.add("everlong.holds", 1, {"error": "BlobMissing"})
 exporter, reader = InMemorySpanExporter(), InMemoryMetricReader()
-provider = TracerProvider()
 provider.add_span_processor(SimpleSpanProcessor(exporter))
 trace.set_tracer_provider(provider)
 metrics.set_meter_provider(MeterProvider([reader]))
@@ -134,6 +139,7 @@ assert span.name == "late" and span.context.trace_id == trace_id_of("run-1")
 [metric] = scope.metrics
 assert metric.name == "everlong.holds" and metric.data.data_points[0].value == 1
 """
+    script = script.replace("PROVIDER", made)
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
@@ -162,3 +168,39 @@ def test_what_was_noted_of_runs_is_bounded_and_taken_once() -> None:
         recent.note(f"run-{number}", number)
     assert [recent.take(f"run-{number}") for number in range(5)] == [None, None, 2, 3, 4]
     assert recent.take("run-4") is None
+
+
+class Broken(SpanProcessor):
+    """Raises when a span starts, and when one ends."""
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        raise RuntimeError("broken for a test")
+
+    def on_end(self, span: ReadableSpan) -> None:
+        raise RuntimeError("broken for a test")
+
+
+def test_what_takes_spans_cannot_fail_what_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    provider = TracerProvider()
+    provider.add_span_processor(Broken())
+    spans = Telemetry(provider).spans
+    spans.end(spans.start("everlong.resume", {}, run_id="run-1"))
+    with spans.current(spans.start("chat", {}, run_id="run-1")):
+        pass
+    with pytest.raises(ValueError, match="of the body"):
+        with spans.current(spans.start("chat", {}, run_id="run-1")):
+            raise ValueError("of the body")
+    assert len([record for record in caplog.records if "raised an error" in record.message]) <= 1
+
+
+def test_what_two_plugins_observe_is_added_up() -> None:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    for payload_bytes in (1, 1000):
+        meters = Telemetry(meter_provider=provider).meters
+        meters.observe("everlong.offload.written", lambda size=payload_bytes: [(size, {})])  # type: ignore[misc]
+    data = reader.get_metrics_data()
+    assert data is not None
+    [metric] = data.resource_metrics[0].scope_metrics[0].metrics
+    assert [point.value for point in metric.data.data_points] == [1001]  # type: ignore[union-attr]
+    provider.shutdown()
