@@ -166,15 +166,16 @@ class EverlongPlugin(SimplePlugin):
         next: Callable[[Worker], Awaitable[None]],  # noqa: A002
     ) -> None:
         """See `temporalio.worker.Plugin`."""
-        # What whoever starts the worker reads and traces is not what the worker does.
-        READS.set(None)
-        context.attach(Context())
         if self._has_agents:
             self._activities.has_attributes = await _has_attributes(worker.client)
         self._workers.append(worker)
+        # What whoever starts the worker reads and traces is not what the worker does.
+        counted, traced = READS.set(None), context.attach(Context())
         try:
             await super().run_worker(worker, next)
         finally:
+            context.detach(traced)
+            READS.reset(counted)
             self._workers.remove(worker)
             for prefetcher in list(self._prefetchers):
                 if prefetcher.client is worker.client:

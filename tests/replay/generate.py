@@ -28,6 +28,8 @@ from tests.agents import call, calls_done, reading_agent
 from tests.conftest import Threads, open_threads
 
 HERE: Final = Path(__file__).parent
+# Of the release that is being made. v2: sizes are search attributes.
+NEWEST: Final = "v2"
 _SECONDS_MAX: Final = 60.0
 # All inline: a history then needs no store to be replayed.
 _INLINE_BYTES_MAX: Final = limits.MIB
@@ -365,4 +367,4 @@ async def generate(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(generate(HERE / "v1"))
+    asyncio.run(generate(HERE / NEWEST))
