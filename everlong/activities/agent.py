@@ -41,6 +41,7 @@ from everlong.models import (
     Collect,
     Compact,
     CompactDone,
+    Context,
     Kind,
     Message,
     ModelCall,
@@ -109,7 +110,7 @@ class AgentActivities:
         context = call.context
         agent = self._agent(context.agent)
         reader, teller = self._reader(), self._teller
-        async with self._step("model", agent.name) as living:
+        async with self._step("model", context) as living:
             await living.briefly(lambda: check_arrived(reader, call.tail))
             past = await living.briefly(
                 lambda: reader.past(context, self._policy_of(agent), call.tail)
@@ -129,7 +130,7 @@ class AgentActivities:
                 lambda: reader.journal.append(context.head, [*call.tail, entry])
             )
         context_bytes = compaction.size_of(messages)
-        teller.wrote("model", agent.name, written_bytes)
+        teller.wrote("model", agent.name, context.turn, written_bytes)
         teller.sizes(call, context_bytes, past.policy.compact_at_bytes)
         teller.journalled(call.tail, agent.name, context.turn)
         if not wanted_calls:
@@ -155,7 +156,7 @@ class AgentActivities:
         """Run one tool call of the newest reply and store what it returns."""
         agent = self._agent(run.context.agent)
         reader, teller = self._reader(), self._teller
-        async with self._step("tool", agent.name) as living:
+        async with self._step("tool", run.context) as living:
             # The call's arguments may be large, so they come from the journal, not from history.
             head, call = await living.briefly(lambda: find_call(reader, run))
             session = Session(
@@ -180,7 +181,7 @@ class AgentActivities:
                     )
                 )
                 stored(entry.size_bytes, written_bytes)
-        teller.wrote("tool", agent.name, written_bytes)
+        teller.wrote("tool", agent.name, run.context.turn, written_bytes)
         return ToolResult(
             entry=entry,
             written_bytes=written_bytes,
@@ -198,7 +199,7 @@ class AgentActivities:
             head, written_bytes = await living.briefly(
                 lambda: reader.journal.append(append.head, entries)
             )
-        teller.wrote("journal", append.agent, written_bytes)
+        teller.wrote("journal", append.agent, append.ended, written_bytes)
         teller.journalled(entries, append.agent, append.ended)
         teller.turn_ended(append.agent, append.ended, append.last_run, "failed")
         return Appended(head=head, written_bytes=written_bytes)
@@ -210,13 +211,14 @@ class AgentActivities:
         with teller.span(COMPACT_SPAN, compact.context, {}) as span:
             done = await self._compact(compact)
             teller.compacted(span, compact, done)
-        teller.wrote("compact", compact.context.agent, done.written_bytes)
+        context = compact.context
+        teller.wrote("compact", context.agent, context.turn, done.written_bytes)
         return done
 
     async def _compact(self, compact: Compact) -> CompactDone:
         agent = self._agent(compact.context.agent)
         reader = self._reader()
-        async with self._step("compact", agent.name) as living:
+        async with self._step("compact", compact.context) as living:
             past = await living.briefly(
                 lambda: reader.past(compact.context, self._policy_of(agent))
             )
@@ -330,9 +332,9 @@ class AgentActivities:
         )
 
     @contextlib.asynccontextmanager
-    async def _step(self, step: str, agent: str) -> AsyncIterator[Pulse]:
+    async def _step(self, step: str, context: Context) -> AsyncIterator[Pulse]:
         """Heartbeat, and count what is read, while the body runs."""
-        with self._teller.step(step, agent):
+        with self._teller.step(step, context):
             async with pulse(self._teller.held) as living:
                 yield living
 

@@ -12,7 +12,15 @@ from typing import Any, Final
 
 from opentelemetry import context as otel
 from opentelemetry import trace
-from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+)
 from temporalio import activity
 
 from everlong import limits
@@ -57,15 +65,18 @@ class Teller:
         self._meters = telemetry.meters
 
     @contextlib.contextmanager
-    def step(self, step: str, agent: str) -> Iterator[Reads]:
+    def step(self, step: str, context: Context) -> Iterator[Reads]:
         """Count what a step reads."""
         with counting() as reads:
             yield reads
-        self._meters.record("everlong.step.read", reads.bytes, {"agent": agent, "step": step})
+        labels = {"agent": context.agent, "step": step}
+        within = self._within(context.agent, context.turn)
+        self._meters.record("everlong.step.read", reads.bytes, labels, within)
 
-    def wrote(self, step: str, agent: str, size_bytes: int) -> None:
+    def wrote(self, step: str, agent: str, turn: Turn | None, size_bytes: int) -> None:
         """Count what a step has written."""
-        self._meters.record("everlong.step.written", size_bytes, {"agent": agent, "step": step})
+        labels = {"agent": agent, "step": step}
+        self._meters.record("everlong.step.written", size_bytes, labels, self._within(agent, turn))
 
     @contextlib.contextmanager
     def span(
@@ -170,16 +181,19 @@ class Teller:
     def sizes(self, call: ModelCall, context_bytes: int, compact_at_bytes: int) -> None:
         """Record how large the thread is as its model is called."""
         agent = call.context.agent
+        within = self._within(agent, call.context.turn)
         classes = {
             "operational": call.state_bytes,
             "context": context_bytes,
             "journal": call.thread_bytes,
         }
         for name, size_bytes in classes.items():
-            self._meters.record("everlong.thread.size", size_bytes, {"agent": agent, "class": name})
-        self._meters.record("everlong.thread.growth", call.growth_bytes_per_hour, {"agent": agent})
+            labels = {"agent": agent, "class": name}
+            self._meters.record("everlong.thread.size", size_bytes, labels, within)
+        growth, labels = call.growth_bytes_per_hour, {"agent": agent}
+        self._meters.record("everlong.thread.growth", growth, labels, within)
         over_bytes = max(0, context_bytes - compact_at_bytes)
-        self._meters.record("everlong.compaction.lag.size", over_bytes, {"agent": agent})
+        self._meters.record("everlong.compaction.lag.size", over_bytes, labels, within)
 
     def compacted(self, span: Span, compact: Compact, done: CompactDone) -> None:
         """Tell what a compaction has done."""
@@ -251,6 +265,13 @@ class Teller:
             {"agent": agent, "decision": decision},
             trace.set_span_in_context(span, otel.Context()),
         )
+
+    def _within(self, agent: str, turn: Turn | None) -> otel.Context | None:
+        """Return where a value was measured: the turn is what its exemplar leads to."""
+        if turn is None:
+            return None
+        place = _part(agent, turn).place(self._spans)
+        return trace.set_span_in_context(NonRecordingSpan(place), otel.Context())
 
     def _place(self, context: Context) -> SpanContext | None:
         turn = context.turn

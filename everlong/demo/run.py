@@ -101,7 +101,7 @@ async def _measure(stack: EmbeddedStack, thread_id: str) -> Report:
         killed_at = time.monotonic()
         progress.update(task, description="worker killed (SIGKILL), resuming on another")
         await stack.replace_worker()
-        line = await stack.worker.wait_for_output(RESUME_SPAN, _TURN_SECONDS_MAX)
+        line = await stack.worker.wait_for_output(f'"{RESUME_SPAN}"', _TURN_SECONDS_MAX)
         outage_seconds = time.monotonic() - killed_at
         resume = json.loads(line)
         progress.update(task, description="resumed")
