@@ -36,6 +36,8 @@ class Arm:
     name: str
     bed: SeenBed
     worker: ManagedProcess
+    block: int
+    """Steps that it takes in its turn."""
     calls: int = 0
 
     @property
@@ -43,11 +45,11 @@ class Arm:
         """The thread of this arm."""
         return f"{self.bed.queue}-thread"
 
-    async def take(self, block: int) -> None:
+    async def take(self, turn: int) -> None:
         """Take the thread through a block of steps. Nothing is asked of it meanwhile."""
-        first = block * BLOCK
-        number = await self.bed.send(self.thread_id, f"read {first} to {first + BLOCK - 1}")
-        self.calls += BLOCK + 1
+        first = turn * self.block
+        number = await self.bed.send(self.thread_id, f"read {first} to {first + self.block - 1}")
+        self.calls += self.block + 1
         async with asyncio.timeout(_BLOCK_SECONDS_MAX):
             while self.worker.output().count(_MODEL_LINE) < self.calls:  # noqa: ASYNC110
                 await asyncio.sleep(_POLL_SECONDS)
@@ -61,7 +63,7 @@ class Arm:
             for event in run.events
             if event.activity_task_scheduled_event_attributes.activity_type.name == CALL_MODEL
         ]
-        size = BLOCK + 1  # The last call of a block asks for no tool.
+        size = self.block + 1  # The last call of a block asks for no tool.
         return [
             (after - before) / 1e9
             for start in range(size, len(called), size)
@@ -92,14 +94,14 @@ class Cost:
         return statistics.median(on / off for on, off in zip(self.on, self.off, strict=True))
 
 
-async def measure_cost(address: str, folder: Path, steps: int) -> Cost:
+async def measure_cost(address: str, folder: Path, steps: int, block: int = BLOCK) -> Cost:
     """Take two new threads through so many steps, on two new workers."""
     async with _receiver(folder) as (receiver, url):
         async with (
-            _arm("on", address, folder, exports_to(url)) as on,
-            _arm("off", address, folder, {}) as off,
+            _arm("on", address, folder, exports_to(url), block) as on,
+            _arm("off", address, folder, {}, block) as off,
         ):
-            used = await _alternate(on, off, steps // BLOCK)
+            used = await _alternate(on, off, steps // block)
             seconds = {arm.name: await arm.step_seconds() for arm in (on, off)}
         receiver.stop()
         told = _told(receiver)
@@ -113,14 +115,14 @@ async def measure_cost(address: str, folder: Path, steps: int) -> Cost:
     )
 
 
-async def _alternate(on: Arm, off: Arm, blocks: int) -> dict[str, float]:
+async def _alternate(on: Arm, off: Arm, turns: int) -> dict[str, float]:
     """Let the arms go on in turns; return what each used of the processors, the first block aside."""
     before: dict[str, float] = {}
-    for block in range(blocks + 1):
-        if block == 1:
+    for turn in range(turns + 1):
+        if turn == 1:
             before = {arm.name: cpu_seconds(arm.worker) for arm in (on, off)}
-        for arm in (on, off) if block % 2 else (off, on):
-            await arm.take(block)
+        for arm in (on, off) if turn % 2 else (off, on):
+            await arm.take(turn)
     return {arm.name: cpu_seconds(arm.worker) - before[arm.name] for arm in (on, off)}
 
 
@@ -136,10 +138,10 @@ def exports_to(url: str) -> dict[str, str]:
 
 @contextlib.asynccontextmanager
 async def _arm(
-    name: str, address: str, folder: Path, exports: dict[str, str]
+    name: str, address: str, folder: Path, exports: dict[str, str], block: int
 ) -> AsyncIterator[Arm]:
     async with open_seen_bed(address, folder, exports) as bed:
-        yield Arm(name, bed, await bed.start_worker())
+        yield Arm(name, bed, await bed.start_worker(), block)
 
 
 @contextlib.asynccontextmanager

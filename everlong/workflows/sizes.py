@@ -1,15 +1,17 @@
 """When a thread's size is worth telling: pure functions of its state.
 
-An upsert of search attributes is an event. So there is one when a thread has grown by a quarter, when
-it has grown at all and an hour has passed, when it comes to rest, and when a resume takes half or
-double of what the last did.
+An upsert of search attributes is an event. So there is one when a thread has grown by a quarter, and by
+1 MiB at least; when it has grown at all and an hour has passed; when it comes to rest; and when a resume
+takes half or double of what the last did.
 """
 
 from typing import Final
 
+from everlong import limits
 from everlong.models import PublishedSize, ThreadState
 
 _GROWN: Final = 1.25
+_GROWN_BYTES_MIN: Final = limits.MIB
 _HOUR_MS: Final = 3_600_000
 # Over less than this, a rate says little.
 _WINDOW_MS_MIN: Final = 60_000
@@ -38,7 +40,8 @@ def is_due(state: ThreadState, now_ms: int) -> bool:
         return True
     if size_bytes > last.thread_bytes and now_ms - last.ms >= _HOUR_MS:
         return True
-    if size_bytes >= last.thread_bytes * _GROWN and size_bytes > last.thread_bytes:
+    enough_bytes = max(last.thread_bytes * _GROWN, last.thread_bytes + _GROWN_BYTES_MIN)
+    if size_bytes >= enough_bytes:
         return True
     slower = state.resume_ms > 2 * last.resume_ms
     return slower or 0 < state.resume_ms < last.resume_ms / 2
