@@ -15,8 +15,8 @@ from everlong.plugin import EverlongPlugin
 from everlong.storage.keys import parse_keys
 from everlong.storage.opening import open_packs
 from everlong.storage.packstore import PackStore
-from everlong.telemetry.endpoint import Listen
 from everlong.telemetry.exporters import Exports, Providers, open_providers
+from everlong.telemetry.listening import Listen
 
 
 async def connect(

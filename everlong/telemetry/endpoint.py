@@ -5,7 +5,6 @@ connections nor by slow ones.
 """
 
 import contextlib
-import dataclasses
 import errno
 import hmac
 import http.server
@@ -18,25 +17,13 @@ from typing import Any, Final
 from opentelemetry.sdk.metrics.export import MetricReader
 
 from everlong.errors import ConfigError, EverlongError, PortInUse
+from everlong.telemetry.listening import LOOPBACK, Listen
 
-LOOPBACK: Final = "127.0.0.1"
-PORT_DEFAULT: Final = 9464
 # A server of Prometheus holds one connection, and a fleet has a few of them.
 _CONNECTIONS_MAX: Final = 8
 # Prometheus gives up after 10 s by default. Whoever has not asked and read by then is cut off.
 _CONNECTION_SECONDS_MAX: Final = 10.0
 _HINT: Final = b"Everlong's metrics are at /metrics\n"
-
-
-@dataclasses.dataclass(frozen=True)
-class Listen:
-    """Where to listen, and whom to let in."""
-
-    host: str = LOOPBACK
-    port: int = PORT_DEFAULT
-    """0 takes any free port."""
-    token: str = dataclasses.field(default="", repr=False)
-    """What a request has to bear; everybody is let in without one."""
 
 
 class MetricsEndpoint:

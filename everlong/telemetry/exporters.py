@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from opentelemetry.metrics import MeterProvider, NoOpMeterProvider
 from opentelemetry.sdk.metrics import MeterProvider as SdkMeterProvider
@@ -36,12 +36,15 @@ from opentelemetry.trace import NoOpTracerProvider, TracerProvider
 
 from everlong.errors import ConfigError
 from everlong.telemetry.core import CoreMetrics
-from everlong.telemetry.endpoint import Listen, MetricsEndpoint
+from everlong.telemetry.listening import Listen
 from everlong.telemetry.metrics import Meters
 
 _LOG: Final = logging.getLogger(__name__)
 # The exporters try again for 20 s together if nobody answers; who stops a worker waits for 10 to 30 s.
 _SHUTDOWN_SECONDS_MAX: Final = 5.0
+if TYPE_CHECKING:
+    from everlong.telemetry.endpoint import MetricsEndpoint
+
 _TRACES: Final = ("none", "console", "otlp")
 _METRICS: Final = ("none", "console", "otlp", "prometheus")
 _PROTOCOLS: Final = ("http/protobuf", "grpc")
@@ -71,7 +74,7 @@ class Providers:
 
     tracer_provider: TracerProvider
     meter_provider: MeterProvider
-    endpoint: MetricsEndpoint | None = None
+    endpoint: "MetricsEndpoint | None" = None
     core: CoreMetrics | None = None
     """The SDK's own metrics, if `open_core` was called."""
 
@@ -136,6 +139,9 @@ def open_providers(exports: Exports) -> Providers:
         if metrics:
             readers: list[MetricReader] = []
             if "prometheus" in metrics:
+                # Here: a web server's classes cannot be imported in the SDK's sandbox.
+                from everlong.telemetry.endpoint import MetricsEndpoint
+
                 providers.endpoint = MetricsEndpoint(exports.listen)
                 readers.append(providers.endpoint.reader)
             for name in metrics:

@@ -18,8 +18,8 @@ from everlong.config import Settings, embedded, load_settings
 from everlong.embedded import TemporalServer, start_codec_server, start_worker
 from everlong.embedded.server import free_port
 from everlong.storage import BlobStore
-from everlong.telemetry.endpoint import Listen
 from everlong.telemetry.exporters import Exports, open_providers
+from everlong.telemetry.listening import Listen
 from everlong.testing import ScriptedModel
 from everlong.worker import READY
 from tests.agents import call

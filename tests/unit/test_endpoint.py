@@ -14,7 +14,8 @@ from everlong.config import checked_metrics_host, embedded, embedded_environment
 from everlong.connection import open_configured_providers
 from everlong.errors import ConfigError, PortInUse
 from everlong.telemetry import Meters, endpoint
-from everlong.telemetry.endpoint import Listen, MetricsEndpoint
+from everlong.telemetry.endpoint import MetricsEndpoint
+from everlong.telemetry.listening import Listen
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 

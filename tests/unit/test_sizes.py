@@ -1,0 +1,76 @@
+"""When a thread's size is told, and how fast it is said to grow."""
+
+import dataclasses
+
+import pytest
+
+from everlong import limits
+from everlong.models import Counters, PublishedSize, ThreadState
+from everlong.workflows import sizes
+
+HOUR_MS = 3_600_000
+MIB = limits.MIB
+
+
+def thread(size_bytes: int, last: PublishedSize | None, **fields: object) -> ThreadState:
+    state = ThreadState(counters=Counters(written_bytes=size_bytes), published_size=last)
+    return dataclasses.replace(state, **fields)  # type: ignore[arg-type]
+
+
+def test_a_thread_that_has_stored_nothing_is_not_told_of() -> None:
+    assert not sizes.is_due(thread(0, None), 0)
+    assert sizes.is_due(thread(1, None), 0)
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "now_ms", "due"),
+    [
+        (10 * MIB, HOUR_MS, False),  # It has not grown.
+        (10 * MIB + 1, HOUR_MS - 1, False),
+        (10 * MIB + 1, HOUR_MS, True),
+        (12 * MIB, 1, False),
+        (13 * MIB, 1, True),  # By a quarter and more.
+    ],
+)
+def test_a_size_is_told_when_it_has_changed_enough(size_bytes: int, now_ms: int, due: bool) -> None:
+    last = PublishedSize(ms=0, thread_bytes=10 * MIB)
+    assert sizes.is_due(thread(size_bytes, last), now_ms) == due
+
+
+def test_a_small_thread_is_not_told_of_at_every_step() -> None:
+    state = thread(1000, PublishedSize(ms=0, thread_bytes=1000))
+    told = 0
+    for step in range(200):
+        written = state.counters.written_bytes + 12_000
+        state = dataclasses.replace(state, counters=Counters(written_bytes=written))
+        if sizes.is_due(state, step * 1000):
+            told += 1
+            state = dataclasses.replace(state, published_size=sizes.published(state, step * 1000))
+    assert told == 2  # 2.3 MiB in all.
+
+
+def test_rest_is_told_of_once_and_is_no_growth() -> None:
+    state = thread(2 * MIB, PublishedSize(ms=0, thread_bytes=MIB), rested=True)
+    assert sizes.is_due(state, 1000)
+    assert sizes.growth(state, 1000) == 0
+    state = dataclasses.replace(state, published_size=sizes.published(state, 1000))
+    assert not sizes.is_due(state, 2000)
+
+
+def test_growth_is_what_has_come_since_and_never_what_was_there_before() -> None:
+    assert sizes.growth(thread(2 * 1024 * MIB, None), 5000) == 0
+    last = PublishedSize(ms=0, thread_bytes=10 * MIB)
+    assert sizes.growth(thread(12 * MIB, last), HOUR_MS // 2) == 4 * MIB
+    # A burst just after is taken over a minute: it is no rate yet.
+    assert sizes.growth(thread(11 * MIB, last), 1) == 60 * MIB
+
+
+@pytest.mark.parametrize(
+    ("before_ms", "now_ms", "due"),
+    [(0, 100, True), (100, 190, False), (100, 201, True), (100, 49, True), (100, 0, False)],
+)
+def test_a_resume_is_told_of_when_it_took_half_or_double(
+    before_ms: float, now_ms: float, due: bool
+) -> None:
+    last = PublishedSize(ms=0, thread_bytes=MIB, resume_ms=before_ms)
+    assert sizes.is_due(thread(MIB, last, resume_ms=now_ms), 1) == due
