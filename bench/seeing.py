@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the parts that are asked for; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.seeing", description=__doc__)
     parser.add_argument("--only", choices=_PARTS, help="one part")
-    parser.add_argument("--repeat", type=int, default=3, metavar="N", help="runs of the overhead")
+    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="runs of the overhead")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file too")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="and as tables in Markdown")
     parser.add_argument("--quick", action="store_true", help="a short run; few bounds are judged")

@@ -1,7 +1,9 @@
-"""What spans and metrics cost: a worker that exports beside one that does not, in turns.
+"""What spans and metrics cost: a worker that exports beside two that do not, in turns.
 
-Two threads live the same life, a block of steps each in turn, on two worker processes that differ in
-nothing but the export. A step is from a model call to the next, by the times of the server's events.
+Three threads live the same life, a block of steps each in turn, on three worker processes that differ
+in nothing but the export. A step is from a model call to the next, by the times of the server's events.
+Two equal processes differ by some percent for as long as they live, so there are several sets of them,
+and the second that does not export says how large that noise is.
 """
 
 import asyncio
@@ -23,15 +25,17 @@ from everlong.models import CALL_MODEL
 
 RATIO_MAX: Final = 1.03
 BLOCK: Final = 10
+SETS: Final = 6
 _READY_SECONDS_MAX: Final = 60.0
 _BLOCK_SECONDS_MAX: Final = 120.0
 _POLL_SECONDS: Final = 0.05
+_ARMS: Final = ("on", "off", "again")
 _MODEL_LINE: Final = '"what": "model"'
 
 
 @dataclasses.dataclass
 class Arm:
-    """One of the two workers, and the thread on it."""
+    """One of the workers, and the thread on it."""
 
     name: str
     bed: SeenBed
@@ -77,6 +81,8 @@ class Cost:
 
     on: Sequence[float]
     off: Sequence[float]
+    again: Sequence[float]
+    """Without, on the other worker."""
     on_cpu_seconds: float
     """Of the worker process, for a step."""
     off_cpu_seconds: float
@@ -86,52 +92,64 @@ class Cost:
     @property
     def ratio(self) -> float:
         """The median step with the export over the median step without."""
-        return statistics.median(self.on) / statistics.median(self.off)
+        return statistics.median(self.on) / statistics.median([*self.off, *self.again])
 
     @property
-    def paired_ratio(self) -> float:
-        """The median of what each step took over the same step of the other thread."""
-        return statistics.median(on / off for on, off in zip(self.on, self.off, strict=True))
+    def noise(self) -> float:
+        """The same of two workers that do not differ."""
+        return statistics.median(self.again) / statistics.median(self.off)
 
 
-async def measure_cost(address: str, folder: Path, steps: int, block: int = BLOCK) -> Cost:
-    """Take two new threads through so many steps, on two new workers."""
+async def measure_cost(
+    address: str, folder: Path, steps: int, block: int = BLOCK, sets: int = SETS
+) -> Cost:
+    """Take new threads through so many steps, on several sets of new workers."""
+    seconds: dict[str, list[float]] = {name: [] for name in _ARMS}
+    used: dict[str, float] = dict.fromkeys(_ARMS, 0.0)
     async with _receiver(folder) as (receiver, url):
-        async with (
-            _arm("on", address, folder, exports_to(url), block) as on,
-            _arm("off", address, folder, {}, block) as off,
-        ):
-            used = await _alternate(on, off, steps // block)
-            seconds = {arm.name: await arm.step_seconds() for arm in (on, off)}
+        for number in range(sets):
+            async with contextlib.AsyncExitStack() as stack:
+                # Not always the same first: what starts first may have the better place.
+                names = [_ARMS[(number + i) % len(_ARMS)] for i in range(len(_ARMS))]
+                arms = [
+                    await stack.enter_async_context(
+                        _arm(name, address, folder, exports_to(url) if name == "on" else {}, block)
+                    )
+                    for name in names
+                ]
+                for name, cpu in (await _alternate(arms, steps // sets // block)).items():
+                    used[name] += cpu
+                for arm in arms:
+                    seconds[arm.name] += await arm.step_seconds()
         receiver.stop()
         told = _told(receiver)
     return Cost(
         on=seconds["on"],
         off=seconds["off"],
+        again=seconds["again"],
         on_cpu_seconds=used["on"] / steps,
-        off_cpu_seconds=used["off"] / steps,
+        off_cpu_seconds=(used["off"] + used["again"]) / (2 * steps),
         spans=told["spans"],
         metrics=told["metrics"],
     )
 
 
-async def _alternate(on: Arm, off: Arm, turns: int) -> dict[str, float]:
+async def _alternate(arms: Sequence[Arm], turns: int) -> dict[str, float]:
     """Let the arms go on in turns; return what each used of the processors, the first block aside."""
     before: dict[str, float] = {}
     for turn in range(turns + 1):
         if turn == 1:
-            before = {arm.name: cpu_seconds(arm.worker) for arm in (on, off)}
-        for arm in (on, off) if turn % 2 else (off, on):
-            await arm.take(turn)
-    return {arm.name: cpu_seconds(arm.worker) - before[arm.name] for arm in (on, off)}
+            before = {arm.name: cpu_seconds(arm.worker) for arm in arms}
+        for i in range(len(arms)):
+            await arms[(turn + i) % len(arms)].take(turn)
+    return {arm.name: cpu_seconds(arm.worker) - before[arm.name] for arm in arms}
 
 
 def exports_to(url: str) -> dict[str, str]:
-    """Return what makes a worker send all that it measures. Metrics go six times as often as usual."""
+    """Return what makes a worker send all that it measures, as often as it does by default."""
     return {
         "OTEL_TRACES_EXPORTER": "otlp",
         "OTEL_METRICS_EXPORTER": "otlp",
-        "OTEL_METRIC_EXPORT_INTERVAL": "10000",
         "OTEL_EXPORTER_OTLP_ENDPOINT": url,
     }
 
@@ -171,7 +189,7 @@ def report_costs(costs: Sequence[Cost], *, judged: bool = True) -> Report:
         report.add(
             f"a step with the export over one without, run {number}", cost.ratio, "times", most=most
         )
-        report.add("... each step over its like, median", cost.paired_ratio, "times")
+        report.add("... of two without it, one over the other", cost.noise, "times")
     fewest = min(cost.spans for cost in costs)
     report.add("spans that arrived, fewest", fewest, "", least=2 * steps)
     for prefix in ("everlong.", "gen_ai.", "temporal_"):
@@ -185,9 +203,9 @@ def _table(costs: Sequence[Cost]) -> Series:
         (
             str(number),
             1000 * statistics.median(cost.on),
-            1000 * statistics.median(cost.off),
+            1000 * statistics.median([*cost.off, *cost.again]),
             1000 * statistics.fmean(cost.on),
-            1000 * statistics.fmean(cost.off),
+            1000 * statistics.fmean([*cost.off, *cost.again]),
             1000 * cost.on_cpu_seconds,
             1000 * cost.off_cpu_seconds,
             cost.spans,

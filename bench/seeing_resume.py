@@ -180,9 +180,9 @@ def _report(pairs: Sequence[Pair], judged: bool) -> Report:
     least = count if judged else None
     within = "spans within 10% or 30 ms of the"
     seen = sum(pair.agrees(pair.outside_seconds) for pair in pairs)
-    report.add(f"{within} outside figure", seen, f"of {count}", least=least)
+    report.add(f"{within} time that the client saw it", seen, f"of {count}", least=least)
     told = sum(pair.agrees(pair.server_seconds) for pair in pairs)
-    report.add(f"{within} server's own figure", told, f"of {count}", least=least)
+    report.add(f"{within} first new event's time", told, f"of {count}", least=least)
     worst = max(pairs, key=lambda pair: abs(pair.off_seconds))
     report.add("outside beyond the span, worst", 1000 * worst.off_seconds, "ms")
     report.add("... median", 1000 * _median([pair.off_seconds for pair in pairs]), "ms")

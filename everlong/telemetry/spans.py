@@ -8,6 +8,7 @@ spans link to where the last one ended.
 
 import contextlib
 import copy
+import functools
 import hashlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,6 +55,8 @@ Attributes = Mapping[str, AttributeValue]
 # A tracer of the SDK in a replay-safe one in the API's own proxy, and one to spare.
 _WRAPPERS_MAX: Final = 4
 _TYPE_CHARS_MAX: Final = 64
+# A step names its turn a dozen times.
+_IDS_MAX: Final = 1024
 
 
 class Spans:
@@ -198,11 +201,13 @@ def error_type(error: BaseException) -> str:
     return (own or type(error).__name__)[:_TYPE_CHARS_MAX]
 
 
+@functools.lru_cache(_IDS_MAX)
 def trace_id_of(run_id: str) -> int:
     """Return the id of a run's trace. A digest: samplers want ids that are evenly spread."""
     return int.from_bytes(hashlib.blake2b(run_id.encode(), digest_size=16).digest()) or 1
 
 
+@functools.lru_cache(_IDS_MAX)
 def span_id_of(run_id: str, name: str, key: str) -> int:
     """Return the id of a span that has a place in a run's trace."""
     name = f"{run_id}\0{name}\0{key}"
