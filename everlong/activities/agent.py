@@ -342,6 +342,7 @@ class AgentActivities:
         try:
             return self._agents[name]
         except KeyError:
+            self._teller.held("AgentNotFound")
             raise held(
                 f"a worker runs no agent {name!r}, only {sorted(self._agents)}. Start one that has "
                 "it, on this task queue."

@@ -149,8 +149,10 @@ class Spans:
         tracer, _ = self._resolve()
         if not isinstance(tracer, SdkTracer):
             return True
-        decision = tracer.sampler.should_sample(Context(), trace_id, name).decision
-        return decision is Decision.RECORD_AND_SAMPLE
+        with guarded():
+            decision = tracer.sampler.should_sample(Context(), trace_id, name).decision
+            return decision is Decision.RECORD_AND_SAMPLE
+        return False
 
     def _resolve(self) -> tuple[Tracer, "_ChosenIds | None"]:
         """Return the tracer, as one that takes ids from us if it can be.
