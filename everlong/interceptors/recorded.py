@@ -62,7 +62,6 @@ class Tasks:
 
     scheduled_ns: int = 0
     """When it was first wanted: tasks that failed or timed out since are tries of the same."""
-    started_ns: int = 0
     attempt: int = 1
     failed: bool = False
     """Whether a try failed: code or a codec raised."""
@@ -74,21 +73,21 @@ class Tasks:
     def after(self, event: HistoryEvent) -> "Tasks":
         """Return what is known after one more event."""
         kind = event.WhichOneof("attributes")
-        time_ns = event.event_time.ToNanoseconds()
         if kind == "workflow_task_scheduled_event_attributes":
-            attributes = event.workflow_task_scheduled_event_attributes
-            self.scheduled_ns = self.scheduled_ns or time_ns
-            self.attempt = max(self.attempt, attributes.attempt)
-        elif kind == "workflow_task_started_event_attributes":
-            self.started_ns = time_ns
+            self.scheduled_ns = self.scheduled_ns or event.event_time.ToNanoseconds()
+            # The server begins to count anew after some failures, and leaves others out of history.
+            attempt = event.workflow_task_scheduled_event_attributes.attempt
+            self.attempt = max(self.attempt, attempt)
         elif kind == "workflow_task_failed_event_attributes":
             cause = event.workflow_task_failed_event_attributes.cause
             self.was_reset = (
                 cause == WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_RESET_WORKFLOW
             )
             self.failed = True
+            self.attempt += 1
         elif kind == "workflow_task_timed_out_event_attributes":
             self.timed_out = True
+            self.attempt += 1
         elif kind == "workflow_task_completed_event_attributes":
             return Tasks()
         return self

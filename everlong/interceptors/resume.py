@@ -153,7 +153,7 @@ class ResumeHook(ActivationHook):
     ) -> Attributes:
         recorded, reads = self._recorded, self._recorded.reads
         tasks, prefetched = recorded.tasks, recorded.prefetched
-        queued_ns = tasks.started_ns - tasks.scheduled_ns if tasks.started_ns else 0
+        queued_ns = started_ns - tasks.scheduled_ns if tasks.scheduled_ns and end == "live" else 0
         return {
             **identity(self._info, self._agent),
             "everlong.resume.end": end,

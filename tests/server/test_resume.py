@@ -137,6 +137,52 @@ async def test_an_evicted_thread_resumes_with_a_span_each_time(
         assert len(live) == 4
 
 
+FAILURES: list[int] = []
+
+
+@workflow.defn(sandboxed=False)
+class Fragile:
+    """Fails its task twice once it is told to go on."""
+
+    def __init__(self) -> None:
+        self._told = False
+
+    @workflow.run
+    async def run(self) -> None:
+        await workflow.wait_condition(lambda: self._told)
+        if len(FAILURES) < 2:
+            FAILURES.append(1)
+            raise RuntimeError("for a test")
+
+    @workflow.signal
+    def go(self) -> None:
+        self._told = True
+
+    @workflow.query
+    def told(self) -> bool:
+        return self._told
+
+
+async def test_a_task_that_is_tried_again_says_so(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    FAILURES.clear()
+    async with open_threads(server.address, store) as threads:
+        async with threads.worker(workflows=[Fragile]):
+            handle = await threads.client.start_workflow(
+                Fragile.run, id=thread_id, task_queue=threads.task_queue
+            )
+            assert not await handle.query(Fragile.told)  # Its first task is over.
+            await handle.signal(Fragile.go)
+            await handle.result()
+        told = [
+            (span["everlong.resume.cause"], span["everlong.resume.attempt"])
+            for span in spans(threads)
+            if span["everlong.resume.end"] == "live"
+        ]
+        assert told == [("failure", 2), ("failure", 3)]
+
+
 async def test_rolls_are_not_resumes(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
