@@ -14,7 +14,7 @@ demo: $(READY) ## Run an agent for 60 steps, kill its worker, resume it, and sho
 	@$(BIN)/everlong demo
 
 test: $(READY) ## Run all tests, against a real Temporal server
-	$(BIN)/pytest -n $(PYTEST_WORKERS) --dist loadfile
+	$(BIN)/pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 check: format lint types fast ## Format, lint, check types, and run the tests that need no server
 

@@ -28,13 +28,34 @@ if TYPE_CHECKING:
     from tests.weed import Weed
 
 HERE = Path(__file__).parent
+# Files that take half a minute and more, the slowest first.
+SLOW = (
+    "test_openai_agents",
+    "test_interleavings",
+    "test_thread_growth",
+    "test_stack",
+    "test_bench",
+    "test_codec_kills",
+    "test_thread_kills",
+    "test_kills",
+    "test_edges",
+    "test_growth",
+    "test_seeing",
+    "test_prometheus",
+    "test_doctor",
+    "test_bench_seeing",
+    "test_told",
+    "test_s3_faults",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs the server, so that `make check` can leave it out."""
+    """Mark what needs the server, so that `make check` can leave it out. What is slow comes first."""
     for item in items:
         if item.path.relative_to(HERE).parts[0] in {"server", "faults"}:
             item.add_marker("server")
+    # A file goes to one test process: a slow one at the end would leave the others idle.
+    items.sort(key=lambda item: SLOW.index(item.path.stem) if item.path.stem in SLOW else len(SLOW))
 
 
 @pytest.fixture(scope="session")
