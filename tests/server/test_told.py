@@ -268,3 +268,48 @@ async def test_a_turn_that_rolls_while_it_waits_is_told_of_in_each_run(
         assert first.context is not None
         assert chat.parent.span_id == first.context.span_id
         assert (first.start_time or 0) <= (chat.start_time or 0) <= (first.end_time or 0)
+
+
+async def test_a_message_is_acted_on_once_however_often_the_model_is_asked(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    asked: list[int] = []
+
+    def script(turn: Sequence[Message]) -> Reply:
+        asked.append(1)
+        if len(asked) == 1:
+            raise RuntimeError("for a test")
+        return Reply(text="done")
+
+    agent = Agent(name="ops", model=ScriptedModel(script))
+    async with open_threads(server.address, store, agent) as threads, threads.worker():
+        number = await threads.send(thread_id, "please")
+        await threads.answered(thread_id, number)
+        first, second = named(threads, "chat")
+        [act] = named(threads, ACT)
+        assert (act.end_time or 0) <= (first.start_time or 0) < (second.start_time or 0)
+
+
+async def test_a_sub_agents_thread_is_named_where_it_was_asked(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    helper = Agent(
+        name="helper", description="Helps.", model=ScriptedModel(lambda _: Reply(text="helped"))
+    )
+
+    def script(turn: Sequence[Message]) -> Reply:
+        if results(turn):
+            return Reply(text="done")
+        return Reply(tool_calls=(call(0, "helper", request="help"),))
+
+    boss = Agent(name="ops", model=ScriptedModel(script), tools=[helper])
+    async with open_threads(server.address, store, boss) as threads, threads.worker():
+        number = await threads.send(thread_id, "please")
+        await threads.answered(thread_id, number)
+        [asked] = named(threads, "execute_tool")
+        child_id = (asked.attributes or {})["everlong.child.id"]
+        turns = {
+            (turn.attributes or {})["gen_ai.conversation.id"]
+            for turn in named(threads, "invoke_agent")
+        }
+        assert turns == {thread_id, child_id}

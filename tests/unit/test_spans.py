@@ -14,13 +14,16 @@ from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerPro
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, Sampler, TraceIdRatioBased
-from opentelemetry.trace import ProxyTracerProvider
+from opentelemetry.trace import ProxyTracerProvider, StatusCode
 from temporalio.contrib.opentelemetry import create_tracer_provider
 
 from everlong import EverlongPlugin
+from everlong.codecs import EverlongCodec
+from everlong.storage.memory import MemoryBlobStore
 from everlong.telemetry import Telemetry
 from everlong.telemetry.recent import Recent
 from everlong.telemetry.spans import parse_traceparent, trace_id_of, traceparent
+from tests.payloads import noise, payload
 
 
 def recording(sampler: Sampler | None = None) -> tuple[Telemetry, InMemorySpanExporter]:
@@ -204,3 +207,18 @@ def test_what_two_plugins_observe_is_added_up() -> None:
     [metric] = data.resource_metrics[0].scope_metrics[0].metrics
     assert [point.value for point in metric.data.data_points] == [1001]  # type: ignore[union-attr]
     provider.shutdown()
+
+
+async def test_an_offload_that_fails_tells_its_type_and_nothing_more() -> None:
+    class Refusing(MemoryBlobStore):
+        async def put(self, key: str, data: bytes) -> None:
+            raise PermissionError("rosebud")
+
+    telemetry, seen = recording()
+    codec = EverlongCodec(Refusing(), inline_bytes_max=0, spans=telemetry.spans)
+    with pytest.raises(PermissionError):
+        await codec.encode([payload(noise(20_000))])
+    [span] = seen.get_finished_spans()
+    assert span.status.status_code is StatusCode.ERROR
+    assert (span.attributes or {})["error.type"] == "PermissionError"
+    assert "rosebud" not in span.to_json()
