@@ -2,7 +2,6 @@
 
 from temporalio.client import Client
 
-from everlong.admin import service
 from everlong.config import TASK_QUEUE_DEFAULT
 from everlong.errors import PluginNotOnClient
 from everlong.plugin import EverlongPlugin
@@ -24,6 +23,9 @@ async def ask(
     and adds nothing to the history meanwhile. With an agent, the thread is started on the task queue
     if it does not exist. Raises `TurnFailed`, `ThreadPaused` or `NotAnswered` if there is no answer.
     """
+    # Here: a worker that asks nobody need not wait for it.
+    from everlong.admin import service
+
     return await service.ask(
         client,
         packs_of(client),

@@ -59,12 +59,29 @@ class Settings:
     into their spans. Off by default."""
     cache_dir: str
     """`EVERLONG_CACHE_DIR`: a directory for copies of stored objects; in memory only if empty."""
+    retention: str
+    """`EVERLONG_RETENTION`: how long a sweep keeps what nothing reaches, as
+    `payload=1d,journal=1d,archive=never,quarantine=7d`."""
     keys: str = dataclasses.field(repr=False)
     """`EVERLONG_KEYS`: `id:base64` of 32 bytes, comma-separated; the first writes. Empty: none."""
     accept_unsealed: bool
     """`EVERLONG_ACCEPT_UNSEALED`: with keys, also read what was stored before there were any."""
     token: str = dataclasses.field(repr=False)
     """`EVERLONG_TOKEN`: what `everlong serve` and the metrics ask for beyond loopback."""
+    tokens: str = dataclasses.field(repr=False)
+    """`EVERLONG_TOKENS`: `name:role:token`, comma-separated, for `everlong serve`."""
+    hosts: str
+    """`EVERLONG_HOSTS`: names that browsers reach `everlong serve` by, comma-separated."""
+    trust_user_header: str
+    """`EVERLONG_TRUST_USER_HEADER`: header in which a proxy names the user. Empty: none is believed."""
+    trust_role_header: str
+    """`EVERLONG_TRUST_ROLE_HEADER`: header in which it names their role."""
+    trust_role_default: str
+    """`EVERLONG_TRUST_ROLE_DEFAULT`: their role if it names none; viewer by default."""
+    trusted_proxies: str
+    """`EVERLONG_TRUSTED_PROXIES`: addresses or networks of the proxy, comma-separated."""
+    temporal_ui: str
+    """`EVERLONG_TEMPORAL_UI`: where the Temporal UI is, for links to runs."""
     temporal: ClientConnectConfig = dataclasses.field(repr=False)
     """Arguments of `Client.connect`."""
 
@@ -94,9 +111,17 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         metrics_anonymous=_flag(env, "EVERLONG_METRICS_ANONYMOUS"),
         record_contents=_flag(env, _CAPTURE),
         cache_dir=env.get("EVERLONG_CACHE_DIR", ""),
+        retention=env.get("EVERLONG_RETENTION", ""),
         keys=env.get("EVERLONG_KEYS", ""),
         accept_unsealed=_flag(env, "EVERLONG_ACCEPT_UNSEALED"),
         token=env.get("EVERLONG_TOKEN", ""),
+        tokens=env.get("EVERLONG_TOKENS", ""),
+        hosts=env.get("EVERLONG_HOSTS", ""),
+        trust_user_header=env.get("EVERLONG_TRUST_USER_HEADER", ""),
+        trust_role_header=env.get("EVERLONG_TRUST_ROLE_HEADER", ""),
+        trust_role_default=env.get("EVERLONG_TRUST_ROLE_DEFAULT", ""),
+        trusted_proxies=env.get("EVERLONG_TRUSTED_PROXIES", ""),
+        temporal_ui=env.get("EVERLONG_TEMPORAL_UI", ""),
         temporal=temporal,
     )
 
@@ -174,9 +199,17 @@ def embedded_environment(settings: Settings) -> dict[str, str]:
         "EVERLONG_INLINE_BYTES_MAX": str(settings.inline_bytes_max),
         _CAPTURE: "1" if settings.record_contents else "",
         "EVERLONG_CACHE_DIR": settings.cache_dir,
+        "EVERLONG_RETENTION": settings.retention,
         "EVERLONG_KEYS": settings.keys,
         "EVERLONG_ACCEPT_UNSEALED": "1" if settings.accept_unsealed else "",
         "EVERLONG_TOKEN": "",
+        "EVERLONG_TOKENS": "",
+        "EVERLONG_HOSTS": "",
+        "EVERLONG_TRUST_USER_HEADER": "",
+        "EVERLONG_TRUST_ROLE_HEADER": "",
+        "EVERLONG_TRUST_ROLE_DEFAULT": "",
+        "EVERLONG_TRUSTED_PROXIES": "",
+        "EVERLONG_TEMPORAL_UI": settings.temporal_ui,
         "OTEL_SDK_DISABLED": "",
         "OTEL_TRACES_EXPORTER": settings.traces_exporter,
         "OTEL_METRICS_EXPORTER": settings.metrics_exporter,

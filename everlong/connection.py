@@ -69,7 +69,12 @@ def open_configured_providers(settings: Settings, service_name: str) -> Provider
             metrics=settings.metrics_exporter,
             traces_protocol=settings.traces_protocol,
             metrics_protocol=settings.metrics_protocol,
-            listen=Listen(host, settings.metrics_port, settings.token),
+            listen=Listen(
+                host,
+                settings.metrics_port,
+                # The dashboard's token is not for who scrapes, where somebody else guards the port.
+                "" if settings.metrics_anonymous else settings.token,
+            ),
         )
     )
 

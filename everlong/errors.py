@@ -15,6 +15,7 @@
     │   ├── ThreadNotFound          permanent: no thread of that name
     │   ├── ThreadEnded             permanent: it was stopped, archived or terminated
     │   ├── ThreadExists            permanent: a fork would take the id of another thread
+    │   ├── ArchiveNotFound         permanent: the thread has no archive, or none of that id
     │   ├── ThreadPaused            until somebody unpauses it; the message stays queued
     │   ├── EntryNotFound           permanent: the journal has no entry of that seq
     │   ├── MessageRefused          permanent: empty, too long, or the thread is stopping
@@ -37,6 +38,8 @@
     ├── ModelUnavailable            exit 9, retryable: a rate limit, an outage, an unreadable reply
     ├── ModelRefused                exit 9, permanent: the key, the request or its content
     ├── SetupRefused                exit 10: the server does not take our search attributes
+    ├── QueryRefused                exit 11, permanent: not one SELECT, or more than its bounds
+    ├── SweepIncomplete             exit 12: a history cannot be read, so nothing was deleted
     └── CheckFailed                 permanent, exit 8: what the demo shows is not true
 
 A data fault (missing, corrupt, unknown version) never ends a thread: it is held, says what to
@@ -160,6 +163,10 @@ class ThreadExists(ThreadError):
     """There is a thread with this id, or was one; nothing was started."""
 
 
+class ArchiveNotFound(ThreadError):
+    """The thread has no archive, or none of this id."""
+
+
 class ThreadPaused(ThreadError):
     """The thread takes no steps until somebody unpauses it. What was sent stays queued."""
 
@@ -224,6 +231,18 @@ class SetupRefused(EverlongError):
     """The server does not take our search attributes; the message says why, and what to do."""
 
     exit_code = 10
+
+
+class QueryRefused(EverlongError):
+    """A query that is not run, or was stopped: it asks for what it may not, or for too much."""
+
+    exit_code = 11
+
+
+class SweepIncomplete(EverlongError):
+    """Something that a history names cannot be read, so nothing was deleted. The report says what."""
+
+    exit_code = 12
 
 
 class CheckFailed(EverlongError):

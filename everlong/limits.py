@@ -62,6 +62,10 @@ ENCODER_BYTES_MAX: Final = 128 * MIB
 # A pack that no payload has named for this long is not pointed to again: a sweep may be about to
 # delete it, and its grace period is a day at least.
 ENCODER_SECONDS_MAX: Final = 3600.0
+# Nor is one that was not written or read for this long, however often it was named: a task that is
+# tried again for days names a pack that no history has, and a sweep ends its quarantine some day. So a
+# thread writes one payload whole a day.
+ENCODER_PACK_SECONDS_MAX: Final = 24 * 3600.0
 
 # Two runs of bytes that agree over less than this are not worth an extent, which takes 10 bytes, 32
 # for a pack that is not named yet, and maybe a GET.
@@ -115,6 +119,8 @@ DECIDED_MAX: Final = 32
 CONFIGURED_MAX: Final = 4
 ANSWERS_MAX: Final = 32
 RECEIVED_MAX: Final = 16
+# Sizes that a thread remembers of itself, for a sparkline: 30 bytes each as JSON.
+TREND_MAX: Final = 16
 
 # Sub-agents of sub-agents: a thread that could start itself would have no end.
 CHILD_DEPTH_MAX: Final = 4
@@ -207,3 +213,31 @@ STORE_RETRY_SECONDS_MAX: Final = 10.0
 # Where replays are cheap, waiting 10 s (the SDK's default) for a dead worker's sticky queue is most
 # of a resume.
 STICKY_SECONDS: Final = 1.0
+
+# Runs that a sweep reads at a time, and payloads of them that it decodes: plain bytes at once, 8 times
+# this at the most, unless a single payload has more.
+SWEEP_RUNS_MAX: Final = 8
+SWEEP_DECODE_BYTES_MAX: Final = 16 * MIB
+SWEEP_DECODES_MAX: Final = 16
+# What a sweep keeps of the store while it reads: the packs of a thread's payloads share their sources.
+SWEEP_CACHE_BYTES_MAX: Final = 32 * MIB
+# Objects that are copied at a time, and what they have together; a larger one goes alone. Each is in
+# memory twice, as it was read and as it is read back; an archive goes by way of a file, in parts.
+SWEEP_MOVES_MAX: Final = 8
+SWEEP_MOVE_BYTES_MAX: Final = 32 * MIB
+SWEEP_PART_BYTES: Final = 8 * MIB
+# A move that took longer than this leaves the object where it is. A quarantine has four times as long,
+# so that no copy is dropped while somebody may still be about to delete what it was made of.
+SWEEP_MOVE_SECONDS_MAX: Final = 6 * 3600.0
+# What is written may be named this much later: far more than any call or workflow task takes, retries
+# included.
+SWEEP_ON_ITS_WAY_SECONDS: Final = 3600.0
+# While the index thinks, the sweep says this often that it is alive.
+SWEEP_TELL_SECONDS: Final = 10.0
+# Objects of one record of the log: 60 KiB as JSON.
+SWEEP_BATCH: Final = 256
+# A record of what was taken stays this long, and so many reports stay.
+SWEEP_LOG_SECONDS: Final = 90 * 24 * 3600.0
+SWEEP_REPORTS_MAX: Final = 50
+# Records of which threads are whose. Beyond this many they are merged into one.
+SWEEP_RECORDS_MAX: Final = 32

@@ -15,7 +15,7 @@ from everlong.models import (
     SnapshotRef,
 )
 from everlong.policy import Policy
-from everlong.storage.journal import Journal
+from everlong.storage.journal import Journal, JournalReader
 from everlong.storage.packstore import PackStore
 from everlong.storage.segments import MESSAGE_KINDS
 
@@ -56,11 +56,7 @@ class Reader:
 
     async def items(self, entries: Sequence[Entry]) -> list[Item]:
         """Return entries with their messages, as a model is shown them."""
-        spoken = [entry for entry in entries if entry.kind in MESSAGE_KINDS]
-        messages = dict(
-            zip((entry.seq for entry in spoken), await self.journal.messages(spoken), strict=True)
-        )
-        return [Item(entry, _placed(entry, messages.get(entry.seq))) for entry in entries]
+        return await items_of(self.journal, entries)
 
     async def store(self, snapshot: Snapshot, context_bytes: int) -> tuple[SnapshotRef, int]:
         """Store a snapshot; return its ref and the bytes written."""
@@ -79,6 +75,15 @@ class Reader:
                 "who gave it to this one."
             )
         return load(await self._packs.read_body(snapshot.ref))
+
+
+async def items_of(journal: JournalReader, entries: Sequence[Entry]) -> list[Item]:
+    """Return entries with their messages, as a model is shown them."""
+    spoken = [entry for entry in entries if entry.kind in MESSAGE_KINDS]
+    messages = dict(
+        zip((entry.seq for entry in spoken), await journal.messages(spoken), strict=True)
+    )
+    return [Item(entry, _placed(entry, messages.get(entry.seq))) for entry in entries]
 
 
 async def message_entry(

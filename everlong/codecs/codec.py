@@ -150,6 +150,13 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         codec._inner = inner
         return codec
 
+    def over(self, packs: PackStore) -> Self:
+        """Return this codec, with what it wraps, over another way to the same store."""
+        codec = copy.copy(self)
+        codec.packs = packs
+        codec._offloader = Offloader(packs)
+        return codec
+
     def reading(self) -> Self:
         """Return this codec without its writing half: it encodes to plain payloads."""
         codec = copy.copy(self)

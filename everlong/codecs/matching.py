@@ -48,8 +48,18 @@ class Known:
     number: int
     stream_bytes: int
     used_at: float
+    stored_at: float
+    """When it was last written or read: then the store had it."""
     chunks: list[tuple[int, int, bytes]] = dataclasses.field(default_factory=list)
     """Start, length and id of the chunks that are looked up in it."""
+
+
+def is_fresh(known: Known, now: float) -> bool:
+    """Tell whether a pack may be pointed to again: not if a sweep may be about to delete it."""
+    return (
+        now - known.used_at <= limits.ENCODER_SECONDS_MAX
+        and now - known.stored_at <= limits.ENCODER_PACK_SECONDS_MAX
+    )
 
 
 # Where a chunk lies, by its id: the pack, and the start in its stream.

@@ -24,6 +24,7 @@ from everlong.codecs.matching import (
     Run,
     Stored,
     closest,
+    is_fresh,
     lay_out,
     repeat_id,
 )
@@ -80,11 +81,10 @@ class ThreadMemory:
             return Plan(nothing, key_id, data, [], None, [], [], [], 0, known_by, same_as)
         # The rest takes its time, and the event loop may want the lock. What others add to the index
         # meanwhile is passed over, so that equal payloads give equal packs.
-        oldest = now - limits.ENCODER_SECONDS_MAX
 
         def look_up(chunk_id: bytes) -> tuple[Known, int] | None:
             known = index.get(chunk_id)
-            if known is None or known[0].number >= number or known[0].used_at < oldest:
+            if known is None or known[0].number >= number or not is_fresh(known[0], now):
                 return None
             return known
 
@@ -98,9 +98,7 @@ class ThreadMemory:
     ) -> Stored | None:
         """Return an equal payload that is durable, and see to it that it does not grow old."""
         found = self._repeats.get(known_by)
-        if found is not None and any(
-            pack.used_at < now - limits.ENCODER_SECONDS_MAX for pack in found.used
-        ):
+        if found is not None and not all(is_fresh(pack, now) for pack in found.used):
             found = None
         for recent in recents:
             # The ends first: of two lists of one length those differ, and all the rest is the same.
@@ -164,9 +162,9 @@ class ThreadMemory:
     def _known(self, name: bytes, stream_bytes: int, now: float) -> Known:
         known = self._packs.get(name)
         if known is None:
-            known = self._packs[name] = Known(name, self._number, stream_bytes, now)
+            known = self._packs[name] = Known(name, self._number, stream_bytes, now, now)
             self._number += 1
-        known.used_at = now
+        known.used_at = known.stored_at = now
         return known
 
     def _remember(self, recent: Recent) -> None:
@@ -181,7 +179,6 @@ class ThreadMemory:
             self._recent.remove(min(candidates, key=lambda each: (each.continued, len(each.data))))
 
     def _forget_stale(self, key_id: str, now: float) -> None:
-        oldest = now - limits.ENCODER_SECONDS_MAX
         if key_id != self._key_id:
             self._recent = []
             self._index = {}
@@ -190,8 +187,8 @@ class ThreadMemory:
         self._recent = [
             recent
             for recent in self._recent
-            if recent.used_at >= oldest
-            and all(run.pack and run.pack.used_at >= oldest for run in recent.runs)
+            if now - recent.used_at <= limits.ENCODER_SECONDS_MAX
+            and all(is_fresh(pack, now) for pack in recent.used)
         ]
 
     def _move(self, pack: Known, moved: list[tuple[Known, int, int, int]], new: Known) -> None:

@@ -56,6 +56,8 @@ class ModelCall:
     thread_bytes: Bytes = 0
     """What the thread has stored so far."""
     growth_bytes_per_hour: float = 0.0
+    steps: Annotated[int, Field(ge=0)] = 0
+    """Model calls of the thread before this one."""
 
 
 @dataclass(frozen=True, kw_only=True)

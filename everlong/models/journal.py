@@ -118,6 +118,22 @@ class Slice:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepInfo:
+    """How a thread was when a model call began. Any of them tells of the thread's size at that time."""
+
+    number: Annotated[int, Field(ge=0)] = 0
+    """Model calls of the thread before this one."""
+    thread_bytes: Bytes = 0
+    """What the thread had stored."""
+    context_bytes: Bytes = 0
+    """What the model read."""
+    resume_ms: Annotated[float, Field(ge=0)] = 0.0
+    """What the resume took that came before it; 0 if none did, or another worker saw it."""
+    resume_cause: str = ""
+    resume_events: Annotated[int, Field(ge=0)] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Entry:
     """One thing that happened in a thread. Small: a long message is behind `ref`."""
 
@@ -142,6 +158,8 @@ class Entry:
     """Of a reply: what the model read and wrote, as its provider counts."""
     cost_usd: Annotated[float, Field(ge=0)] = 0.0
     """Of a reply: what it cost, where the price is known."""
+    step: Annotated[StepInfo | None, Field(exclude_if=lambda step: step is None)] = None
+    """Of a reply: how the thread was. Replies from before this was noted have none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,7 +240,7 @@ class ControlNote:
     """Data of a `control` entry."""
 
     action: str
-    """`pause`, `unpause`, `configure`, `stop`, `fork`, ..."""
+    """`pause`, `unpause`, `configure`, `compact`, `stop`; or what else was done about the thread."""
     by: str = ""
     reason: str = ""
     changes: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -236,6 +254,7 @@ class Forked:
     thread_id: str
     seq: int
     by: str = ""
+    reason: str = ""
 
 
 def note(seq: int, kind: Kind, data: object, time_ms: int) -> Entry:

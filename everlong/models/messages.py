@@ -4,6 +4,7 @@ Any tool that knows that format can read a journal. It is written and read here 
 which only a worker with a real model needs.
 """
 
+import dataclasses
 from typing import Any, Final
 
 from pydantic_core import to_json
@@ -95,7 +96,8 @@ def new_entry(seq: int, kind: Kind, message: Message, time_ms: int) -> Entry:
 def lost_entry(entry: Entry) -> Entry:
     """Return what takes the place of a message that its sender did not store, or not here."""
     lost = Message(role="user", text="[this message was never stored]")
-    return new_entry(entry.seq, entry.kind, lost, entry.time_ms)
+    placed = new_entry(entry.seq, entry.kind, lost, entry.time_ms)
+    return dataclasses.replace(placed, data=entry.data)
 
 
 def error_result(

@@ -4,6 +4,9 @@ from typing import Final
 
 AGENT_WORKFLOW: Final = "everlong.Agent"
 DOCTOR_WORKFLOW: Final = "everlong.Doctor"
+SWEEPER_WORKFLOW: Final = "everlong.Sweeper"
+SWEEPER_SCHEDULE: Final = "everlong-sweeper"
+"""Id of the schedule, and the beginning of the ids of the workflows that it starts."""
 
 CALL_MODEL: Final = "everlong.call_model"
 RUN_TOOL: Final = "everlong.run_tool"
@@ -12,6 +15,7 @@ COMPACT: Final = "everlong.compact"
 BRIEF: Final = "everlong.brief"
 COLLECT: Final = "everlong.collect"
 CHECK: Final = "everlong.check"
+SWEEP: Final = "everlong.sweep"
 
 HELD: Final = "everlong.Held"
 """Type of the failure of an activity that could not begin, and should be tried again."""
@@ -29,12 +33,17 @@ COMPACT_SIGNAL: Final = "compact"
 PAUSE_SIGNAL: Final = "pause"
 UNPAUSE_SIGNAL: Final = "unpause"
 STOP_SIGNAL: Final = "stop"
+NOTE_SIGNAL: Final = "note"
+"""Somebody did something about the thread that does not change it: for its journal."""
 REPORT_SIGNAL: Final = "everlong.report"
 """From a sub-agent's thread to its parent's: the turn has ended."""
 REPORT_AGAIN_SIGNAL: Final = "everlong.report_again"
 """From a parent's thread to a sub-agent's: whether it can be delivered tells if that is still there."""
 STATUS_QUERY: Final = "status"
 PENDING_QUERY: Final = "pending"
+
+CARD_MEMO: Final = "everlong"
+"""Key of the memo that holds a thread's `ThreadCard`."""
 
 SEARCH_ATTRIBUTES: Final = {
     "EverlongAgent": "Keyword",

@@ -34,6 +34,8 @@ class SendMessage:
     """The whole of it, if the body is only its beginning and end."""
     agent: Annotated[str, Field(max_length=64)] = ""
     """The agent that it is meant for; a thread of another refuses it. Empty for whichever it is."""
+    by: Who = ""
+    """Who sends it, for the journal, where that is known."""
     sent: Sent | None = None
     """Filled in by the thread."""
 
@@ -67,6 +69,8 @@ class Control:
 
     by: str = ""
     reason: str = ""
+    archive: bool = False
+    """Of `stop`: whether the thread is to end as `archived`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,12 +131,42 @@ class Received:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedSize:
-    """The size of a thread when it was last published. Growth is what has come since."""
+    """How far a thread was when that was last published."""
 
     ms: int
     thread_bytes: Bytes = 0
+    context_bytes: Bytes = 0
+    steps: int = 0
     resume_ms: Annotated[float, Field(ge=0)] = 0.0
     rested: bool = False
+    before: tuple[int, int] | None = None
+    """When it was published a minute and more before that, and the bytes then."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreadCard:
+    """What a thread publishes of itself, as a memo: whoever lists threads need not ask each of them."""
+
+    ms: int
+    """When it was written."""
+    steps: int = 0
+    messages: int = 0
+    runs: int = 1
+    tokens: int = 0
+    cost_usd: float = 0.0
+    operational_bytes: Bytes = 0
+    context_bytes: Bytes = 0
+    stored_bytes: Bytes = 0
+    read_bytes: Bytes = 0
+    """What all model calls have read: what passing the context by value would have sent."""
+    lag_bytes: Bytes = 0
+    """By how much the context is larger than the policy wants it to be."""
+    lag_since_ms: int | None = None
+    resume_ms: Annotated[float, Field(ge=0)] = 0.0
+    since_ms: int | None = None
+    """Of a fork, or a thread from an archive: since when all of this is counted."""
+    trend: tuple[tuple[int, int], ...] = ()
+    """Its size at some times when a card was written: Unix milliseconds, bytes stored."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +197,8 @@ class ThreadState:
     pause: Pause | None = None
     stopping: bool = False
     """Whether the thread is to end."""
+    archiving: bool = False
+    """Whether it ends to be archived."""
     ended: LimitHit | None = None
     """The limit that ended the thread."""
     context_bytes: Bytes = 0
@@ -210,6 +246,10 @@ class ThreadState:
     """What the search attributes say of the thread's size."""
     resume_ms: Annotated[float, Field(ge=0)] = 0.0
     """What the last resume took, as far as a worker has said so."""
+    since_ms: int | None = None
+    """Of a fork, or a thread from an archive: since when it counts."""
+    trend: tuple[tuple[int, int], ...] = ()
+    """The last sizes that were published, as `ThreadCard` has them."""
 
 
 @dataclass(frozen=True, kw_only=True)

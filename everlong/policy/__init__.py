@@ -3,14 +3,22 @@
 from everlong.policy.limiting import LimitHit, Usage, limit_hit
 from everlong.policy.loops import Observed, Repeated, Streaks, after_step, after_turn
 from everlong.policy.policy import Action, Policy
+from everlong.policy.retention import (
+    QUARANTINE_SECONDS_MIN,
+    Retention,
+    parse_retention,
+    parse_seconds,
+)
 from everlong.policy.roll import RollReason, RunSize, expected_resume_seconds, roll_reason
 
 __all__ = [
+    "QUARANTINE_SECONDS_MIN",
     "Action",
     "LimitHit",
     "Observed",
     "Policy",
     "Repeated",
+    "Retention",
     "RollReason",
     "RunSize",
     "Streaks",
@@ -19,5 +27,7 @@ __all__ = [
     "after_turn",
     "expected_resume_seconds",
     "limit_hit",
+    "parse_retention",
+    "parse_seconds",
     "roll_reason",
 ]

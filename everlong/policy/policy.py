@@ -39,7 +39,7 @@ class Policy:
 
     run_events_max: Annotated[int, Field(ge=50, le=40_000)] = 400
     """Continue as new from this many history events. A step of one model call and one tool is about
-    12 events, so a run is about 33 steps, and a resume replays at most that."""
+    12 events, so a run is about 30 steps, and a resume replays at most that."""
 
     run_history_bytes_max: Annotated[int, Field(ge=16 * limits.KIB, le=32 * limits.MIB)] = (
         limits.MIB

@@ -22,6 +22,8 @@ class BlobInfo:
 
     key: str
     size_bytes: int
+    modified_ms: int | None = dataclasses.field(default=None, compare=False)
+    """When it was last put there, in Unix time; None in a store that does not tell."""
 
 
 @runtime_checkable

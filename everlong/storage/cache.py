@@ -16,6 +16,7 @@ from everlong import limits
 from everlong.storage.blobs import BlobInfo, BlobStore, checked_key
 from everlong.storage.cache_disk import DiskTier
 from everlong.storage.counting import READS
+from everlong.storage.uploading import put_file
 
 # What an object takes in memory beside its bytes and its key, 150 bytes as measured: so that many
 # small ones, even empty ones, are bounded too.
@@ -77,6 +78,11 @@ class CachedBlobStore:
         deletes, data = self._deletes, bytes(data)
         await self._store.put(checked_key(key), data)
         await self._keep(key, data, deletes)
+
+    async def put_file(self, key: str, path: Path) -> None:
+        """See `TakesFiles`. It is not kept: what comes as a file is read in ranges."""
+        await put_file(self._store, checked_key(key), path)
+        await self.forget([key])
 
     async def get(self, key: str) -> bytes:
         """See `BlobStore`. Concurrent gets of one key, in one event loop, are one read."""

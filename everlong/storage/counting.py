@@ -10,10 +10,12 @@ import contextvars
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Final, TypeAlias
 
 from everlong.errors import BlobMissing
 from everlong.storage.blobs import BlobInfo, BlobStore
+from everlong.storage.uploading import put_file
 
 
 @dataclasses.dataclass
@@ -62,6 +64,11 @@ class CountedBlobStore:
         """See `BlobStore`."""
         with self._timed("put"):
             await self._store.put(key, data)
+
+    async def put_file(self, key: str, path: Path) -> None:
+        """See `TakesFiles`."""
+        with self._timed("put"):
+            await put_file(self._store, key, path)
 
     async def get(self, key: str) -> bytes:
         """See `BlobStore`."""

@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import errno
+import itertools
 import os
+import shutil
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
@@ -11,12 +13,16 @@ from pathlib import Path
 from typing import Final
 
 from everlong.errors import BlobMissing, StoreUnavailable
+from everlong.limits import MIB
 from everlong.storage.blobs import BlobInfo, checked_key
 
 # Unfinished writes lie here, out of every listing. A writer that was killed leaves its file behind;
 # one that is older than an hour belongs to nobody.
 _SCRATCH: Final = ".partial"
 _SCRATCH_SECONDS_MAX: Final = 3600.0
+_COPY_BYTES: Final = MIB
+# Objects of a listing that are in memory at a time.
+_LIST_PAGE: Final = 1000
 
 
 class FileBlobStore:
@@ -41,6 +47,10 @@ class FileBlobStore:
         """See `BlobStore`."""
         await asyncio.to_thread(self._put, checked_key(key), data)
 
+    async def put_file(self, key: str, path: Path) -> None:
+        """See `TakesFiles`."""
+        await asyncio.to_thread(self._put, checked_key(key), path)
+
     async def get(self, key: str) -> bytes:
         """See `BlobStore`."""
         return await asyncio.to_thread(self._read, checked_key(key), 0, -1)
@@ -51,14 +61,16 @@ class FileBlobStore:
 
     async def list(self, prefix: str) -> AsyncIterator[BlobInfo]:
         """See `BlobStore`."""
-        for info in await asyncio.to_thread(lambda: list(self._walk(prefix))):
-            yield info
+        walk = self._walk(prefix)
+        while page := await asyncio.to_thread(lambda: list(itertools.islice(walk, _LIST_PAGE))):
+            for info in page:
+                yield info
 
     async def delete(self, keys: Iterable[str]) -> None:
         """See `BlobStore`."""
         await asyncio.to_thread(self._delete, [checked_key(key) for key in keys])
 
-    def _put(self, key: str, data: bytes) -> None:
+    def _put(self, key: str, data: bytes | Path) -> None:
         path = self._root / key
         scratch = self._scratch / uuid.uuid4().hex
         with self._translated("write to"):
@@ -111,7 +123,8 @@ class FileBlobStore:
                     if key.startswith(prefix):
                         # Deleted since the directory was read: not in the listing any more.
                         with contextlib.suppress(FileNotFoundError):
-                            yield BlobInfo(key, path.stat().st_size)
+                            found = path.stat()
+                            yield BlobInfo(key, found.st_size, found.st_mtime_ns // 1_000_000)
 
     def _check_root(self) -> None:
         """Notice a directory that has gone, as an unmounted disk: that is not an empty store."""
@@ -126,10 +139,14 @@ class FileBlobStore:
                     path.unlink()
 
     @staticmethod
-    def _write_file(path: Path, data: bytes) -> Path:
+    def _write_file(path: Path, data: bytes | Path) -> Path:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+            if isinstance(data, Path):
+                with data.open("rb") as source:
+                    shutil.copyfileobj(source, file, _COPY_BYTES)
+            else:
+                file.write(data)
             file.flush()
             os.fsync(file.fileno())
         return path

@@ -12,6 +12,7 @@ A fork's journal begins as another thread's. It shares that thread's packs, and 
 import dataclasses
 from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import Protocol
 
 from pydantic_core import to_json
 
@@ -21,8 +22,45 @@ from everlong.models import Entry, Kind, Message, Ref, Segment, SegmentRef, body
 from everlong.models.journal import Body
 from everlong.storage.objects import object_key
 from everlong.storage.packstore import PackStore, gathered
-from everlong.storage.segments import MESSAGE_KINDS, body_in, to_message
+from everlong.storage.segments import MESSAGE_KINDS, body_in, parsed_compaction, to_message
 from everlong.storage.segmentstore import SegmentStore, check_refs, checked
+
+
+class JournalReader(Protocol):
+    """What can be read of a journal, wherever it lies: in segments, or in an archive."""
+
+    async def read(
+        self, head: SegmentRef | None, first_seq: int = 1, last_seq: int | None = None
+    ) -> list[Entry]:
+        """Return the entries of a range, or all, in order."""
+        ...
+
+    async def entry(self, head: SegmentRef, seq: int) -> Entry:
+        """Return one entry."""
+        ...
+
+    async def last(
+        self,
+        head: SegmentRef | None,
+        kind: Kind,
+        before_seq: int | None = None,
+        *,
+        first_seq: int = 1,
+    ) -> Entry | None:
+        """Return the newest entry of a kind, up to a seq."""
+        ...
+
+    async def messages(self, entries: Sequence[Entry], *, whole: bool = False) -> list[Message]:
+        """Return the messages of entries, in order."""
+        ...
+
+    async def bodies(self, entries: Sequence[Entry], *, whole: bool = False) -> list[Body]:
+        """Return the messages of entries as they are stored, in order."""
+        ...
+
+    async def snapshot(self, head: SegmentRef, entry: Entry) -> bytes:
+        """Return the snapshot that a compaction made."""
+        ...
 
 
 class Journal:
@@ -173,6 +211,11 @@ class Journal:
 
         await gathered([partial(read, *each) for each in packs.values()])
         return [found[index] for index in range(len(entries))]
+
+    async def snapshot(self, head: SegmentRef, entry: Entry) -> bytes:
+        """Return the snapshot that a compaction made. A fork's first ones are the other thread's."""
+        ref = parsed_compaction(entry).snapshot.ref
+        return await self._packs.read_body(await self.checked(head, ref))
 
     async def checked(self, head: SegmentRef | None, ref: Ref) -> Ref:
         """Return a ref, say of a snapshot, that the journal of `head` may lead to; refuse others."""

@@ -31,6 +31,8 @@ TAG_BYTES: Final = 16
 PACK_PURPOSE: Final = b"everlong-pack"
 INLINE_PURPOSE: Final = b"everlong-inline"
 REF_PURPOSE: Final = b"everlong-ref"
+ARCHIVE_PURPOSE: Final = b"everlong-archive"
+MANIFEST_PURPOSE: Final = b"everlong-listing"
 
 # A callable is asked again after this long, so that a rotation needs no restart, and at most this
 # often for a key id that it did not know. A workflow task has 10 s to wait for its answer.

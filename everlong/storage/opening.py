@@ -8,6 +8,7 @@ from everlong.storage.cache import CachedBlobStore
 from everlong.storage.counting import Called, CountedBlobStore
 from everlong.storage.keys import Keyring, KeySource
 from everlong.storage.packstore import PackStore
+from everlong.storage.quarantine import RestoringBlobStore
 from everlong.storage.urls import open_store
 
 
@@ -21,13 +22,16 @@ def open_packs(
 ) -> PackStore:
     """Open a store by its URL, or take one that is open, and put the cache in front of it.
 
-    `called` is told of each call that gets past the cache.
+    `called` is told of each call that gets past the cache. What a sweep has quarantined is put back
+    when it is read.
     """
     if isinstance(store, str):
         store = open_store(store)
     if not isinstance(store, CachedBlobStore):
         store = CachedBlobStore(
-            store if called is None else CountedBlobStore(store, called),
+            RestoringBlobStore(
+                store if called is None else CountedBlobStore(store, called), called
+            ),
             memory_bytes_max=limits.CACHE_MEMORY_BYTES_MAX,
             disk=None if cache_dir is None else Path(cache_dir),
             disk_bytes_max=limits.CACHE_DISK_BYTES_MAX,

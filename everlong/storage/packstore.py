@@ -3,8 +3,9 @@
 import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
 from functools import partial
-from typing import Protocol, TypeVar, cast, runtime_checkable
+from typing import Final, Protocol, TypeVar, cast, runtime_checkable
 
 from everlong import limits
 from everlong.errors import BlobCorrupt, BlobMissing, KeyMissing, RefRefused, UnknownVersion
@@ -16,6 +17,12 @@ from everlong.storage.packs import Contents, DamagedPack, Pack, build_pack, key_
 from everlong.storage.threads import in_thread
 
 T = TypeVar("T")
+
+ASKED: Final[ContextVar[Callable[["PackStore", str], None] | None]] = ContextVar(
+    "everlong_asked", default=None
+)
+"""Told what is about to be read, in words with its name in them, also if it is then found in memory. So
+a sweep hears of refs that some other codec hides."""
 
 _RESTORE = "Restore it from a backup of the store; what waits for it goes on by itself."
 
@@ -59,7 +66,9 @@ class PackStore:
         return None if self.keyring is None else await self.keyring.keys(wanted)
 
     def check_sealed(self, key_id: str, what: str) -> None:
-        """Refuse what is not sealed, where keys are configured."""
+        """Refuse what is not sealed, where keys are configured. `what` has its name in it."""
+        if (asked := ASKED.get()) is not None:
+            asked(self, what)
         if self.keyring is not None and not key_id and not self.accept_unsealed:
             raise RefRefused(
                 f"{what} is not sealed, and keys are configured here, so it is not read. If it was "
@@ -84,7 +93,7 @@ class PackStore:
         return await self._read(thread, name, size_bytes, key_id)
 
     async def _read(self, thread: str, name: bytes, size_bytes: int, key_id: str | None) -> Reading:
-        pack = await self._open(thread, name)
+        pack = await self.open(thread, name)
         if key_id is not None and pack.key_id != key_id:
             raise RefRefused(
                 f"pack {pack_key(thread, name)!r} is sealed with key {pack.key_id!r}, and its ref was "
@@ -96,7 +105,7 @@ class PackStore:
                 pack_key(thread, name),
                 BlobCorrupt(f"it holds {pack.size_bytes} bytes, and its ref says {size_bytes}"),
             )
-        sources = await gathered([partial(self._open, thread, each) for each in pack.sources])
+        sources = await gathered([partial(self.open, thread, each) for each in pack.sources])
         if any(source.key_id != pack.key_id for source in sources):
             # No writer mixes keys. An unsealed pack could read a sealed one that way.
             raise RefRefused(
@@ -115,14 +124,14 @@ class PackStore:
     async def _forget(self, store: _Forgetful, thread: str, name: bytes) -> None:
         """Drop the cached copies of a pack and of all that it points to."""
         await store.forget([pack_key(thread, name)])
-        pack = await self._open(thread, name)
+        pack = await self.open(thread, name)
         await store.forget([pack_key(thread, each) for each in pack.sources])
 
     async def warm(self, thread: str, name: bytes, *, alone: bool) -> int:
         """Fetch a pack and, unless it stands alone, those that it points to; return the bytes."""
         size_bytes = await self._fetch(thread, name)
         if not alone:
-            pack = await self._open(thread, name)
+            pack = await self.open(thread, name)
             reads = [partial(self._fetch, thread, each) for each in pack.sources]
             size_bytes += sum(await gathered(reads))
         return size_bytes
@@ -130,7 +139,8 @@ class PackStore:
     async def _fetch(self, thread: str, name: bytes) -> int:
         return len(await self.store.get(pack_key(thread, name)))
 
-    async def _open(self, thread: str, name: bytes) -> Pack:
+    async def open(self, thread: str, name: bytes) -> Pack:
+        """Return a pack whose manifest is checked: it tells which earlier packs it points to."""
         key = pack_key(thread, name)
         try:
             data = await self.store.get(key)

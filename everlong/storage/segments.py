@@ -14,8 +14,9 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import to_json
 
 from everlong import limits
-from everlong.errors import BlobCorrupt, UnknownVersion
+from everlong.errors import BlobCorrupt, BlobMissing, UnknownVersion
 from everlong.models import (
+    Compacted,
     Entry,
     Kind,
     Message,
@@ -63,6 +64,7 @@ _SEGMENT_1 = TypeAdapter(_Segment1)
 _SEGMENT = TypeAdapter(Segment)
 _BODY = TypeAdapter(Body)
 _MESSAGE = TypeAdapter(Message)
+_COMPACTED = TypeAdapter(Compacted)
 
 
 def to_plaintext(segment: Segment) -> bytes:
@@ -132,6 +134,22 @@ def body_in(plaintext: bytes, entry: Entry) -> Body:
         # As messages were stored beside segments of version 1.
         return body_of(parsed(_MESSAGE, plaintext))
     return body
+
+
+def parsed_compaction(entry: Entry) -> Compacted:
+    """Return what a compaction entry says."""
+    if entry.data is not None and "snapshot" not in entry.data:
+        raise BlobMissing(
+            f"the snapshot of entry {entry.seq} was gone before this thread was revived from its "
+            "archive; look at a later entry."
+        )
+    try:
+        return _COMPACTED.validate_python(entry.data)
+    except ValidationError:
+        raise UnknownVersion(
+            f"entry {entry.seq}, a {entry.kind}, is intact but not understood. A newer Everlong wrote "
+            "it: upgrade Everlong here."
+        ) from None
 
 
 def to_message(entry: Entry, body: Body) -> Message:

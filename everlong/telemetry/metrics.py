@@ -185,6 +185,21 @@ METRICS: Final = (
         ("error",),
     ),
     Metric(
+        "everlong.sweep.duration",
+        "histogram",
+        "s",
+        "One sweep of the namespace; incomplete is one that deleted nothing.",
+        ("outcome",),
+        _SECONDS,
+    ),
+    Metric(
+        "everlong.sweep.moved",
+        "counter",
+        "By",
+        "What sweeps did with stored bytes: quarantined, restored, or purged.",
+        ("outcome",),
+    ),
+    Metric(
         "everlong.cost",
         "counter",
         "{USD}",

@@ -1,12 +1,22 @@
 """What was noted of a run last: bounded, since runs come and go for as long as a process lives."""
 
 import collections
+import dataclasses
 import threading
 from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
 
 _RUNS_MAX: Final = 10_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Resumed:
+    """What a worker knows of the last resume of a run."""
+
+    ms: float = 0.0
+    cause: str = ""
+    events: int = 0
 
 
 class Recent(Generic[T]):

@@ -19,16 +19,22 @@ Each test runs in an event loop of its own, from `new_store` to `close_store`.
 
 import asyncio
 import contextlib
+import tempfile
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 from everlong.errors import BlobMissing, InvalidKey
 from everlong.limits import MIB
 from everlong.storage.blobs import BlobInfo, BlobStore
+from everlong.storage.uploading import TakesFiles
 
 _LARGE_BYTES: Final = 8 * MIB
+_FILE_BYTES: Final = 20 * MIB + 3  # Several parts, where a store takes a file in parts.
 _MANY: Final = 1_100  # More than a page of a listing, and than a batch of a deletion, has with S3.
 _AT_ONCE: Final = 50
+_CLOCK_MS: Final = 60_000
 _UNSAFE_KEYS: Final = (
     *("", "|", "/", "/etc/passwd", "..", "a/../b", "a/..", "a//b", "a/", ".hidden", "a/.b"),
     *("a|b", "a b", "a\\b", "a\x00b", "a\n", "a%2e", "a?b", "a#b", "x" * 600),
@@ -164,6 +170,18 @@ class BlobStoreContract:
         _equal(first, [BlobInfo("v2/a/1", 1)], "what a listing yields")
 
     @_case
+    async def test_a_listing_tells_when_an_object_was_put_or_does_not_tell(
+        self, store: BlobStore
+    ) -> None:
+        """Within a minute of this clock, in milliseconds: what is younger than it looks may be swept."""
+        before_ms = 1000 * time.time()
+        await store.put("v1/a/1", b"x")
+        [info] = [info async for info in store.list("v1/")]
+        if info.modified_ms is not None:
+            late_ms = info.modified_ms - before_ms
+            _claim(abs(late_ms) < _CLOCK_MS, f"modified_ms is {late_ms:.0f} ms off")
+
+    @_case
     async def test_many_objects_are_listed_once_each_and_deleted_at_once(
         self, store: BlobStore
     ) -> None:
@@ -222,6 +240,40 @@ class BlobStoreContract:
         _equal(await _listed(store), {("v1/a/1", len(data))}, "listing")
 
     @_case
+    async def test_a_file_becomes_one_object(self, store: BlobStore) -> None:
+        """Of a store that has `put_file`: empty, small, of several parts; whole, or not there."""
+        if not isinstance(store, TakesFiles):
+            return
+        with tempfile.TemporaryDirectory(prefix="everlong-contract-") as folder:
+            path = Path(folder, "file")
+            for size_bytes in (0, 1, _FILE_BYTES):
+                _fill(path, size_bytes)
+                await store.put_file("v1/file", path)
+                _equal(await _listed(store), {("v1/file", size_bytes)}, "listing after put_file")
+                for start in range(0, size_bytes, _LARGE_BYTES):
+                    found = await store.get_range("v1/file", start, _LARGE_BYTES)
+                    _claim(found == _filling(start, size_bytes), f"put_file: bytes from {start}")
+            with _raises(InvalidKey, "put_file to a key that could escape"):
+                await store.put_file("../file", path)
+
+    @_case
+    async def test_a_file_that_is_given_up_leaves_nothing(self, store: BlobStore) -> None:
+        """Of a store that has `put_file`: one that is cancelled on the way is not to be seen."""
+        if not isinstance(store, TakesFiles):
+            return
+        with tempfile.TemporaryDirectory(prefix="everlong-contract-") as folder:
+            path = Path(folder, "file")
+            _fill(path, _FILE_BYTES)
+            putting = asyncio.ensure_future(store.put_file("v1/file", path))
+            await asyncio.wait({putting}, timeout=0.02)
+            putting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await putting
+            for key, size_bytes in await _listed(store):
+                # Whoever was too late to cancel it finds all of it.
+                _equal((key, size_bytes), ("v1/file", _FILE_BYTES), "listing after a cancel")
+
+    @_case
     async def test_many_calls_at_once_do_not_mix(self, store: BlobStore) -> None:
         """Each gets its own bytes back."""
 
@@ -266,6 +318,20 @@ class BlobStoreContract:
         for prefix in _UNSAFE_PREFIXES:
             with _raises(InvalidKey, f"the prefix {prefix!a}"):
                 await _listed(store, prefix)
+
+
+def _filling(start: int, end: int) -> bytes:
+    """Return 8 MiB at most of what files have: no two pages are alike."""
+    stop = min(start + _LARGE_BYTES, end)
+    return b"".join(at.to_bytes(8, "big") for at in range(start // 8, -(-stop // 8)))[
+        : stop - start
+    ]
+
+
+def _fill(path: Path, size_bytes: int) -> None:
+    with path.open("wb") as file:
+        for start in range(0, size_bytes, _LARGE_BYTES):
+            file.write(_filling(start, size_bytes))
 
 
 async def _listed(store: BlobStore, prefix: str = "") -> set[tuple[str, int]]:
