@@ -1,0 +1,12 @@
+"""Sweeps: finding what nothing reaches any more, and taking it away without haste.
+
+The invariant: what any retained history, fork, schedule or archive reaches is never deleted for good.
+Marks may be wrong for a while, since others write meanwhile; what is deleted for good was found
+unreachable twice, by an exact look the second time, with the time of the quarantine in between.
+"""
+
+from everlong.sweep.histories import Histories
+from everlong.sweep.records import Records
+from everlong.sweep.sweeping import Hook, Preserved, Progress, Sweep
+
+__all__ = ["Histories", "Hook", "Preserved", "Progress", "Records", "Sweep"]

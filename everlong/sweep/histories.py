@@ -1,0 +1,278 @@
+"""What Temporal keeps in a namespace: runs, their events, and what is held beside them."""
+
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Final, Protocol
+
+from google.protobuf.message import Message
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.enums.v1 import WorkflowExecutionStatus
+from temporalio.api.history.v1 import HistoryEvent
+from temporalio.api.workflow.v1 import PendingActivityInfo
+from temporalio.api.workflowservice.v1 import (
+    DescribeNamespaceRequest,
+    DescribeScheduleRequest,
+    DescribeScheduleResponse,
+    DescribeWorkflowExecutionRequest,
+    GetWorkflowExecutionHistoryReverseRequest,
+    ListSchedulesRequest,
+    ListWorkflowExecutionsRequest,
+)
+from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
+
+from everlong.errors import ServerUnreachable
+from everlong.models import printable
+
+_RUNS_PAGE: Final = 1000
+_EVENTS_PAGE: Final = 256
+_SCHEDULES_PAGE: Final = 100
+# Whatever is none of these may go on: a paused run, and what a newer server knows.
+_ENDS: Final = ("completed", "failed", "canceled", "terminated", "continued_as_new", "timed_out")
+CLOSED: Final = frozenset(
+    WorkflowExecutionStatus.Value(f"WORKFLOW_EXECUTION_STATUS_{each.upper()}") for each in _ENDS
+)
+_CLOSING: Final = frozenset(f"workflow_execution_{each}_event_attributes" for each in _ENDS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One execution that Temporal keeps."""
+
+    run_id: str
+    workflow_id: str
+    root: str
+    """The workflow id at the top of its tree."""
+    is_open: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Described:
+    """What a run holds beside its history, and how long that is."""
+
+    is_open: bool
+    events: int
+    holds: Sequence[Message]
+    """Messages with payloads: heartbeats and failures of activities, memo."""
+    busy_since_ms: int | None
+    """Since when the oldest of its activities has been on its way; None if there is none."""
+    run_id: str
+    root: str
+    """The workflow id at the top of its tree."""
+
+
+class Kept(Protocol):
+    """What a namespace keeps. `Histories` reads it from the server; tests make it up."""
+
+    namespace: str
+
+    async def namespace_id(self) -> str:
+        """Return the id of the namespace: no other one has it, of this or of another cluster."""
+        ...
+
+    def runs(self) -> AsyncIterator[list[Run]]:
+        """Yield all runs, open and closed, of every type, in pages. One may come twice."""
+        ...
+
+    async def describe(self, workflow_id: str, run_id: str) -> Described | None:
+        """Return what a run holds beside its history; None if Temporal keeps it no more.
+
+        Without a run id it is the newest run of the workflow.
+        """
+        ...
+
+    def events(
+        self, workflow_id: str, run_id: str, after: int
+    ) -> AsyncIterator[list[HistoryEvent]]:
+        """Yield the events after one, the newest first, in pages. None at all if the run is gone."""
+        ...
+
+    def schedules(self) -> AsyncIterator[list[str]]:
+        """Yield the ids of all schedules, in pages."""
+        ...
+
+    async def schedule(self, schedule_id: str) -> DescribeScheduleResponse | None:
+        """Return what a schedule holds; None if Temporal keeps it no more."""
+        ...
+
+
+class Histories:
+    """Reads a namespace. It changes nothing there."""
+
+    def __init__(self, client: Client) -> None:
+        self._service = client.workflow_service
+        self.namespace = client.namespace
+
+    async def namespace_id(self) -> str:
+        """See `Kept`."""
+        with _translated():
+            found = await self._service.describe_namespace(
+                DescribeNamespaceRequest(namespace=self.namespace), retry=True
+            )
+        return found.namespace_info.id
+
+    async def runs(self) -> AsyncIterator[list[Run]]:
+        """See `Kept`."""
+        token = b""
+        while True:
+            with _translated():
+                page = await self._service.list_workflow_executions(
+                    ListWorkflowExecutionsRequest(
+                        namespace=self.namespace, page_size=_RUNS_PAGE, next_page_token=token
+                    ),
+                    retry=True,
+                )
+            yield [
+                Run(
+                    each.execution.run_id,
+                    each.execution.workflow_id,
+                    each.root_execution.workflow_id or each.execution.workflow_id,
+                    each.status not in CLOSED,
+                )
+                for each in page.executions
+            ]
+            token = page.next_page_token
+            if not token:
+                return
+
+    async def describe(self, workflow_id: str, run_id: str) -> Described | None:
+        """See `Kept`."""
+        with _translated(), _unless_gone():
+            found = await self._service.describe_workflow_execution(
+                DescribeWorkflowExecutionRequest(
+                    namespace=self.namespace, execution=_execution(workflow_id, run_id)
+                ),
+                retry=True,
+            )
+            info = found.workflow_execution_info
+            started = [
+                ms for each in found.pending_activities if (ms := _busy_since_ms(each)) is not None
+            ]
+            return Described(
+                is_open=info.status not in CLOSED,
+                events=info.history_length,
+                holds=[
+                    *found.pending_activities,
+                    *found.pending_nexus_operations,
+                    info.memo,
+                ],
+                busy_since_ms=min(started, default=None),
+                run_id=info.execution.run_id,
+                root=info.root_execution.workflow_id or workflow_id,
+            )
+        return None
+
+    async def events(
+        self, workflow_id: str, run_id: str, after: int
+    ) -> AsyncIterator[list[HistoryEvent]]:
+        """See `Kept`."""
+        token = b""
+        while True:
+            page = None
+            with _translated(), _unless_gone():
+                page = await self._service.get_workflow_execution_history_reverse(
+                    GetWorkflowExecutionHistoryReverseRequest(
+                        namespace=self.namespace,
+                        execution=_execution(workflow_id, run_id),
+                        maximum_page_size=_EVENTS_PAGE,
+                        next_page_token=token,
+                    ),
+                    retry=True,
+                )
+            if page is None:
+                return
+            events = [each for each in page.history.events if each.event_id > after]
+            yield events
+            token = page.next_page_token
+            if not token or len(events) < len(page.history.events):
+                return
+
+    async def schedules(self) -> AsyncIterator[list[str]]:
+        """See `Kept`."""
+        token = b""
+        while True:
+            with _translated():
+                page = await self._service.list_schedules(
+                    ListSchedulesRequest(
+                        namespace=self.namespace,
+                        maximum_page_size=_SCHEDULES_PAGE,
+                        next_page_token=token,
+                    ),
+                    retry=True,
+                )
+            yield [each.schedule_id for each in page.schedules]
+            token = page.next_page_token
+            if not token:
+                return
+
+    async def schedule(self, schedule_id: str) -> DescribeScheduleResponse | None:
+        """See `Kept`."""
+        with _translated(), _unless_gone():
+            return await self._service.describe_schedule(
+                DescribeScheduleRequest(namespace=self.namespace, schedule_id=schedule_id),
+                retry=True,
+            )
+        return None
+
+
+def closes(event: HistoryEvent) -> bool:
+    """Tell whether an event ends its run: none comes after it."""
+    return event.WhichOneof("attributes") in _CLOSING
+
+
+def neighbours_of(event: HistoryEvent) -> Iterator[tuple[str, str]]:
+    """Yield the workflow id, empty if it is the same, and run id of runs that an event tells of.
+
+    Those that it began, and those that the run itself went on from: a listing may lack either.
+    """
+    match event.WhichOneof("attributes"):
+        case "child_workflow_execution_started_event_attributes":
+            execution = event.child_workflow_execution_started_event_attributes.workflow_execution
+            yield execution.workflow_id, execution.run_id
+        case "workflow_execution_started_event_attributes":
+            started = event.workflow_execution_started_event_attributes
+            before = (
+                started.continued_execution_run_id,
+                started.original_execution_run_id,
+                started.first_execution_run_id,
+            )
+            yield from (("", run_id) for run_id in before if run_id)
+        case str() as name:
+            run_id = getattr(getattr(event, name), "new_execution_run_id", "")
+            if run_id:
+                yield "", run_id
+
+
+def _execution(workflow_id: str, run_id: str) -> WorkflowExecution:
+    return WorkflowExecution(workflow_id=workflow_id, run_id=run_id)
+
+
+def _busy_since_ms(activity: PendingActivityInfo) -> int | None:
+    """Return since when its attempt has run: what an earlier one wrote, it does not know of."""
+    for field in ("last_started_time", "scheduled_time"):
+        if activity.HasField(field):
+            return int(getattr(activity, field).ToMilliseconds())
+    return None
+
+
+@contextlib.contextmanager
+def _unless_gone() -> Iterator[None]:
+    """Pass over what Temporal keeps no more. An unknown namespace is no such thing."""
+    try:
+        yield
+    except RPCError as error:
+        gone = error.status == RPCStatusCode.NOT_FOUND and not error.message.startswith("Namespace")
+        if not gone:
+            raise
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except RPCError as error:
+        raise ServerUnreachable(
+            f"the Temporal server did not say what it keeps: {printable(error.message, 200)}. Check "
+            "that this client may list, describe and read workflows and schedules."
+        ) from error

@@ -1,0 +1,298 @@
+"""What sweeps remember: a SQLite file. It is a cache, and made anew whenever it is lost or unsound.
+
+It holds which names each run and each pack leads to, so that a sweep reads what has changed since the
+last one, and so that one which was killed goes on where it was. Names, ids and sizes; no content.
+"""
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from everlong.sweep.searching import Link
+from everlong.sweep.waiting import aside
+
+T = TypeVar("T")
+
+_VERSION: Final = 2
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS identity (value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS runs (
+    run_id TEXT PRIMARY KEY, workflow_id TEXT NOT NULL, root TEXT NOT NULL, thread TEXT NOT NULL,
+    is_open INT NOT NULL, last_event INT NOT NULL DEFAULT 0, is_final INT NOT NULL DEFAULT 0,
+    listed INT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS runs_by_thread ON runs (thread);
+CREATE TABLE IF NOT EXISTS threads (
+    thread TEXT PRIMARY KEY, workflow_id TEXT NOT NULL, root TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS links (
+    holder BLOB NOT NULL, name BLOB NOT NULL, thread TEXT NOT NULL, is_leaf INT NOT NULL,
+    is_vouched INT NOT NULL, PRIMARY KEY (holder, name, thread)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS links_by_name ON links (name);
+CREATE TABLE IF NOT EXISTS scanned (
+    name BLOB PRIMARY KEY, is_decoded INT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS schedules (
+    schedule_id TEXT PRIMARY KEY, workflow_id TEXT NOT NULL, thread TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS asked (thread TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS objects (
+    key TEXT PRIMARY KEY, thread TEXT NOT NULL, name BLOB NOT NULL, size_bytes INT NOT NULL,
+    modified_ms INT NOT NULL, class TEXT NOT NULL DEFAULT '', is_new INT NOT NULL, listed INT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS objects_by_name ON objects (name);
+CREATE INDEX IF NOT EXISTS objects_by_thread ON objects (thread, is_new);
+CREATE TEMP TABLE copies (
+    key TEXT PRIMARY KEY, original TEXT NOT NULL, thread TEXT NOT NULL, name BLOB NOT NULL,
+    quarantined_ms INT NOT NULL, size_bytes INT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX temp.copies_by_original ON copies (original, key);
+CREATE INDEX temp.copies_by_name ON copies (name);
+CREATE INDEX temp.copies_by_thread ON copies (thread);
+CREATE TEMP VIEW places AS SELECT thread FROM objects UNION SELECT thread FROM copies;
+CREATE TEMP TABLE owned (thread TEXT PRIMARY KEY, workflow_id TEXT NOT NULL) WITHOUT ROWID;
+CREATE TEMP TABLE restored (original TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TEMP TABLE seeds (
+    name BLOB NOT NULL, is_leaf INT NOT NULL, PRIMARY KEY (name, is_leaf)
+) WITHOUT ROWID;
+CREATE TEMP TABLE roots (holder BLOB PRIMARY KEY) WITHOUT ROWID;
+CREATE TEMP TABLE marked (
+    id INTEGER PRIMARY KEY, name BLOB NOT NULL, is_leaf INT NOT NULL, UNIQUE (name, is_leaf)
+);
+CREATE TEMP TABLE swept (
+    thread TEXT PRIMARY KEY, objects INT NOT NULL, bytes INT NOT NULL
+) WITHOUT ROWID;
+CREATE TEMP TABLE held (root TEXT PRIMARY KEY, since_ms INT NOT NULL) WITHOUT ROWID;
+"""
+# Names that are new, and all that they lead to as far as it is known. A leaf leads nowhere, though it
+# may be something that has links: a segment of which an entry uses only a body.
+_REACH: Final = """
+INSERT OR IGNORE INTO marked (name, is_leaf)
+WITH RECURSIVE reached (name, is_leaf) AS (
+    SELECT name, is_leaf FROM seeds
+    WHERE NOT EXISTS (
+        SELECT 1 FROM marked WHERE marked.name = seeds.name AND marked.is_leaf = seeds.is_leaf)
+    UNION
+    SELECT links.name, links.is_leaf FROM reached JOIN links ON links.holder = reached.name
+    WHERE NOT reached.is_leaf AND NOT EXISTS (
+        SELECT 1 FROM marked WHERE marked.name = links.name AND marked.is_leaf = links.is_leaf)
+)
+SELECT name, is_leaf FROM reached
+"""
+# From a name upwards, by what our own structures say.
+_VOUCHED: Final = """
+WITH RECURSIVE above (holder) AS (
+    SELECT holder FROM links WHERE name = ? AND is_vouched AND NOT is_leaf
+    UNION
+    SELECT links.holder FROM above JOIN links ON links.name = above.holder
+    WHERE links.is_vouched AND NOT links.is_leaf
+)
+SELECT holder FROM above WHERE holder IN (SELECT holder FROM roots)
+"""
+
+
+class SweepIndex:
+    """One file, used by one sweep at a time. A second sweep gets a file of its own, for once."""
+
+    def __init__(self, directory: Path | None, identity: str) -> None:
+        self._files = contextlib.ExitStack()
+        path = None if directory is None else self._locked(directory)
+        if path is None:
+            folder = self._files.enter_context(tempfile.TemporaryDirectory(prefix="everlong-"))
+            path = Path(folder, "sweep.sqlite")
+        try:
+            self._db = self._open(path, identity)
+        except sqlite3.DatabaseError:
+            for each in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):
+                each.unlink(missing_ok=True)
+            self._db = self._open(path, identity)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._db.close()
+        self._files.close()
+
+    def _locked(self, directory: Path) -> Path | None:
+        """Return the file in a directory, unless another sweep is using it."""
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = self._files.enter_context((directory / "sweep.lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return None
+        return directory / "sweep.sqlite"
+
+    @staticmethod
+    def _open(path: Path, identity: str) -> sqlite3.Connection:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        try:
+            # After a kill, also of the machine, it is as it was some moments before: sound.
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = NORMAL")
+            if db.execute("PRAGMA quick_check(1)").fetchall() != [("ok",)]:
+                raise sqlite3.DatabaseError("the index is damaged")
+            db.executescript(_SCHEMA)
+            wanted = f"{_VERSION} {identity}"
+            found = db.execute("SELECT value FROM identity").fetchall()
+            if not found:
+                db.execute("INSERT INTO identity VALUES (?)", (wanted,))
+            elif found != [(wanted,)]:
+                raise sqlite3.DatabaseError("the index is of another store, or of other code")
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Have what is written in the body be there as a whole or not at all. No await inside."""
+        self._db.execute("BEGIN")
+        try:
+            yield
+        except BaseException:
+            if self._db.in_transaction:  # After some errors SQLite has done it already.
+                self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    async def think(self, work: Callable[[], T], tell: Callable[[str], None]) -> T:
+        """Do something with the index that takes long, in a thread. Nobody else uses it meanwhile."""
+        return await aside(work, tell, "following what is known", self._db.interrupt)
+
+    def run(self, statement: str, *values: Any) -> list[Any]:
+        """Run a statement; return its rows."""
+        return self._db.execute(statement, values).fetchall()
+
+    def run_named(self, statement: str, values: Mapping[str, Any]) -> list[Any]:
+        """Run a statement whose values have names; return its rows."""
+        return self._db.execute(statement, values).fetchall()
+
+    def run_many(self, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Run a statement for each of some rows."""
+        with self.together():
+            self._db.executemany(statement, rows)
+
+    def one(self, statement: str, *values: Any) -> Any:
+        """Run a statement; return the first column of its first row, or None."""
+        row = self._db.execute(statement, values).fetchone()
+        return row[0] if row else None
+
+    def add_links(self, holder: str | bytes, links: Iterable[Link]) -> None:
+        """Note what a run, or a pack, leads to. A link that may lead further says so for good."""
+        self._db.executemany(
+            "INSERT INTO links VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+            "is_leaf = MIN(is_leaf, excluded.is_leaf), "
+            "is_vouched = MAX(is_vouched, excluded.is_vouched)",
+            [(holder, *link) for link in links],
+        )
+
+    def add_scanned(self, name: bytes, links: Iterable[Link], *, is_decoded: bool) -> None:
+        """Note all that a pack leads to. It never changes; but a payload is more than its bytes say."""
+        with self.together():
+            self.add_links(name, links)
+            self.run(
+                "INSERT INTO scanned VALUES (?, ?) ON CONFLICT DO UPDATE "
+                "SET is_decoded = MAX(is_decoded, excluded.is_decoded)",
+                name,
+                is_decoded,
+            )
+
+    def is_decoded(self, name: bytes) -> bool:
+        """Tell whether a pack was decoded, as a ref's payload: then all that it leads to is known."""
+        return self.one("SELECT 1 FROM scanned WHERE name = ? AND is_decoded", name) is not None
+
+    def knows(self, thread: str) -> bool:
+        """Tell whether a thread is one of this namespace."""
+        found = self.run(
+            "SELECT 1 FROM threads WHERE thread = ? UNION SELECT 1 FROM owned WHERE thread = ?",
+            thread,
+            thread,
+        )
+        return bool(found)
+
+    def forget(self, holder: str) -> None:
+        """Forget what a run leads to."""
+        self.run("DELETE FROM links WHERE holder = ?", holder)
+
+    def reach(self, links: Iterable[Link]) -> None:
+        """Mark names, and all that they lead to as far as it is known."""
+        with self.together():
+            self.run("DELETE FROM seeds")
+            self._db.executemany(
+                "INSERT OR IGNORE INTO seeds VALUES (?, ?)",
+                [(link.name, link.is_leaf) for link in links],
+            )
+            self.run(_REACH)
+
+    def reach_from_roots(self) -> None:
+        """Mark anew: all that runs and other roots lead to."""
+        with self.together():
+            self.run("DELETE FROM marked")
+            self.run("DELETE FROM seeds")
+            self.run(
+                "INSERT OR IGNORE INTO seeds "
+                "SELECT name, is_leaf FROM links JOIN roots USING (holder)"
+            )
+            self.run(_REACH)
+
+    def unscanned(self, after: int, count: int) -> list[tuple[int, bytes]]:
+        """Return marked packs of which it is not known where they lead, with their numbers."""
+        return self.run(
+            "SELECT id, name FROM marked WHERE id > ? AND NOT is_leaf "
+            "AND name NOT IN (SELECT name FROM scanned) "
+            "AND (EXISTS (SELECT 1 FROM objects WHERE objects.name = marked.name) "
+            "  OR EXISTS (SELECT 1 FROM copies WHERE copies.name = marked.name) "
+            "  OR EXISTS (SELECT 1 FROM links WHERE links.name = marked.name AND thread != '')) "
+            "ORDER BY id LIMIT ?",
+            after,
+            count,
+        )
+
+    def places(self, name: bytes) -> list[str]:
+        """Return the threads in whose places a pack may lie."""
+        said = self.run(
+            "SELECT DISTINCT thread FROM links WHERE name = ? AND thread != '' AND NOT is_leaf",
+            name,
+        )
+        listed = self.run(
+            "SELECT thread FROM objects WHERE name = ? UNION SELECT thread FROM copies WHERE name = ?",
+            name,
+            name,
+        )
+        return list(dict.fromkeys(thread for (thread,) in [*listed, *said]))
+
+    def vouched_by(self, name: bytes) -> str:
+        """Return a run or schedule that certainly leads to a pack; empty if none does.
+
+        Text that only looks like a ref proves nothing, and neither does a pack that only text names.
+        """
+        found: str | None = self.one(_VOUCHED, name)
+        return found or ""
+
+    def finish(self, named_ms: int) -> None:
+        """Once all is marked: what is in the store is nothing new, and what has gone is forgotten.
+
+        What is not marked stays new if it was written after `named_ms`: its name may be on its way
+        into a history that was read already.
+        """
+        with self.together():
+            self.run(
+                "UPDATE objects SET is_new = 0 "
+                "WHERE is_new AND (modified_ms <= ? OR name IN (SELECT name FROM marked))",
+                named_ms,
+            )
+            self.run(
+                "DELETE FROM scanned WHERE name NOT IN (SELECT name FROM marked) "
+                "AND name NOT IN (SELECT name FROM objects) AND name NOT IN (SELECT name FROM copies)"
+            )
+            self.run(
+                "DELETE FROM links WHERE typeof(holder) = 'blob' "
+                "AND holder NOT IN (SELECT name FROM scanned)"
+            )

@@ -1,0 +1,344 @@
+"""Marking: bringing the index up to date with what Temporal keeps, and following it through the store.
+
+A closed run never changes, and neither does a pack: each is read once. An open run is read again when
+something new lies in a place of its tree, and then only what has been added to its history. That is
+nearly exact: a name may also reach a run by itself, in a signal from another tree. So before anything
+is deleted for good, every open run is looked at.
+
+A listing of Temporal's may lack what is there. So what is known counts until Temporal itself says that
+it is gone: runs and schedules that the index has, and workflows that earlier sweeps have seen.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+
+from temporalio.api.common.v1 import Payload
+
+from everlong import limits
+from everlong.errors import BlobMissing, StoreUnavailable
+from everlong.models import SWEEP_REASONS_MAX, printable, thread_key
+from everlong.storage.packstore import gathered
+from everlong.sweep.histories import Described, Kept, Run, closes, neighbours_of
+from everlong.sweep.index import SweepIndex
+from everlong.sweep.reading import Reader, Unreadable
+from everlong.sweep.schedules import Schedules
+from everlong.sweep.searching import Link, payloads_in
+from everlong.sweep.waiting import alive
+
+T = TypeVar("T")
+
+_REASON_CHARS_MAX: Final = 400
+# What an activity has written since shortly before it began: clocks differ.
+_SKEW_MS: Final = 60_000
+_SCAN_BATCH: Final = 64
+_UNLISTED: Final = """
+SELECT thread, workflow_id FROM owned WHERE workflow_id != '' AND thread > :after AND {}
+ORDER BY thread LIMIT :count
+"""
+# Workflows that some earlier sweep has seen, and of which this index has never heard.
+_UNKNOWN: Final = _UNLISTED.format(
+    "thread NOT IN (SELECT thread FROM runs) AND thread NOT IN (SELECT thread FROM asked)"
+)
+# Workflows with copies that are about to go. One that has an open run has no newer one.
+_AT_STAKE: Final = _UNLISTED.format(
+    "NOT EXISTS (SELECT 1 FROM runs WHERE runs.thread = owned.thread AND is_open) AND EXISTS ("
+    "SELECT 1 FROM copies WHERE copies.thread = owned.thread AND quarantined_ms <= :oldest)"
+)
+
+
+Found: TypeAlias = tuple[Payload, bool]
+
+
+class _Due(NamedTuple):
+    run_id: str
+    workflow_id: str
+    is_open: bool
+    last_event: int
+
+
+class _Read(NamedTuple):
+    """What was read of a history."""
+
+    last_event: int
+    """0 if the run is gone."""
+    is_over: bool = False
+    """Whether the last event is one after which none comes."""
+
+
+class Marker:
+    """Knows what is reachable, as of when it was last asked to look."""
+
+    def __init__(
+        self, index: SweepIndex, histories: Kept, reader: Reader, tell: Callable[[str], None]
+    ) -> None:
+        self._index = index
+        self._histories = histories
+        self._reader = reader
+        self._tell = tell
+        self._schedules = Schedules(index, histories, reader, tell, self._note)
+        self._listing = 1 + (index.one("SELECT MAX(listed) FROM runs") or 0)
+        self._told_of: set[tuple[str, str]] = set()
+        self.incomplete: list[str] = []
+        self.runs_read = 0
+
+    async def mark(self) -> None:
+        """Mark what is reachable, reading what has changed."""
+        await self._list_runs()
+        await self._ask_for(_UNKNOWN, {})
+        await self._read_runs(self._changed())
+        await self._close()
+
+    async def mark_exactly(self, oldest_ms: int) -> None:
+        """Mark what is reachable by now. Also find out which trees have activities under way.
+
+        Copies that were made until `oldest_ms` are at stake.
+        """
+        self._listing += 1
+        await self._list_runs()
+        await self._ask_for(_AT_STAKE, {"oldest": oldest_ms})
+        due = [
+            _Due(*row)
+            for row in self._index.run(
+                "SELECT run_id, workflow_id, is_open, last_event FROM runs WHERE NOT is_final"
+            )
+        ]
+        await self._read_runs(due, exactly=True)
+        await self._close()
+
+    async def _list_runs(self) -> None:
+        async for page in self._histories.runs():
+            self._add_runs(page)
+            self._tell("listing runs")
+        # What a listing has left out may still be there: only Temporal's own word counts.
+        missed = self._index.run(
+            "SELECT run_id, workflow_id FROM runs WHERE listed < ?", self._listing
+        )
+        for first in range(0, len(missed), limits.SWEEP_BATCH):
+            batch = missed[first : first + limits.SWEEP_BATCH]
+            checks = [partial(self._check_gone, *each) for each in batch]
+            await self._all(checks, f"looking for run {first + 1} of {len(missed)}")
+
+    async def _check_gone(self, run_id: str, workflow_id: str) -> None:
+        if await self._histories.describe(workflow_id, run_id) is None:
+            self._drop(run_id)
+
+    async def _ask_for(self, which: str, values: dict[str, Any]) -> None:
+        """Ask for workflows by their ids: a run that no listing has had yet, or has any more, counts."""
+        values = {**values, "after": "", "count": limits.SWEEP_BATCH}
+        while batch := self._index.run_named(which, values):
+            values["after"] = batch[-1][0]
+            asks = [partial(self._ask, *each) for each in batch]
+            await self._all(asks, "looking for workflows that are not listed")
+
+    async def _ask(self, thread: str, workflow_id: str) -> None:
+        found = await self._histories.describe(workflow_id, "")
+        if found is not None and not self._knows(found.run_id):
+            self._add_runs([Run(found.run_id, workflow_id, found.root, found.is_open)])
+        self._index.run("INSERT OR IGNORE INTO asked VALUES (?)", thread)
+
+    def _knows(self, run_id: str) -> bool:
+        return self._index.one("SELECT 1 FROM runs WHERE run_id = ?", run_id) is not None
+
+    def _add_runs(self, runs: Sequence[Run]) -> None:
+        rows = [(each, thread_key(self._histories.namespace, each.workflow_id)) for each in runs]
+        self._index.run_many(
+            "INSERT INTO runs (run_id, workflow_id, root, thread, is_open, listed) "
+            "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE "
+            "SET is_open = excluded.is_open, root = excluded.root, listed = excluded.listed",
+            [
+                (each.run_id, each.workflow_id, each.root, thread, each.is_open, self._listing)
+                for each, thread in rows
+            ],
+        )
+        self._index.run_many(
+            "INSERT OR REPLACE INTO threads VALUES (?, ?, ?)",
+            [(thread, each.workflow_id, each.root) for each, thread in rows],
+        )
+
+    def _changed(self) -> list[_Due]:
+        """Return runs that are new or have closed, and open ones with something new in their tree."""
+        rows = self._index.run(
+            "WITH changed AS ("
+            "  SELECT DISTINCT root FROM runs JOIN objects USING (thread) WHERE objects.is_new"
+            ") SELECT run_id, workflow_id, is_open, last_event FROM runs WHERE NOT is_final "
+            "AND (last_event = 0 OR NOT is_open OR root IN (SELECT root FROM changed))"
+        )
+        return [_Due(*row) for row in rows]
+
+    async def _read_runs(self, due: Sequence[_Due], *, exactly: bool = False) -> None:
+        slots = asyncio.Semaphore(limits.SWEEP_RUNS_MAX)
+        done = 0
+
+        async def read(run: _Due) -> None:
+            nonlocal done
+            async with slots:
+                await self._read(run, exactly=exactly)
+                done += 1
+                self._tell(f"read {done} of {len(due)} runs")
+
+        while due:
+            for first in range(0, len(due), limits.SWEEP_BATCH):
+                batch = due[first : first + limits.SWEEP_BATCH]
+                await gathered([partial(read, each) for each in batch])
+            due = self._neighbours()
+
+    def _neighbours(self) -> list[_Due]:
+        """Return runs that others tell of, and that no listing has had."""
+        new = [each for each in self._told_of if not self._knows(each[1])]
+        self._told_of.clear()
+        self._add_runs([Run(run_id, workflow_id, workflow_id, True) for workflow_id, run_id in new])
+        return [_Due(run_id, workflow_id, True, 0) for workflow_id, run_id in new]
+
+    async def _read(self, run: _Due, *, exactly: bool) -> None:
+        described: Described | None = None
+        if run.is_open:
+            described = await self._histories.describe(run.workflow_id, run.run_id)
+            if described is None:
+                self._drop(run.run_id)
+                return
+            self._hold(run, described)
+            if not await self._read_beside(run, described):
+                return
+            if described.events < run.last_event:
+                run = run._replace(last_event=0)  # Temporal's database is one from before.
+            if exactly and described.is_open and described.events == run.last_event:
+                return
+        self.runs_read += 1
+        read = await self._read_events(run)
+        if read is None:
+            return
+        if read.last_event == 0:
+            self._drop(run.run_id)
+            return
+        self._note_read(run, read, is_open=described is not None and described.is_open)
+
+    def _note_read(self, run: _Due, read: _Read, *, is_open: bool) -> None:
+        """Note how far a run was read. Only its last event of all says that this is the end."""
+        with self._index.together():
+            self._index.run(
+                "UPDATE runs SET last_event = ?, is_final = ?, is_open = ? WHERE run_id = ?",
+                read.last_event,
+                read.is_over,
+                is_open and not read.is_over,
+                run.run_id,
+            )
+            if read.is_over:
+                self._index.forget(f"{run.run_id}/beside")
+
+    async def _read_beside(self, run: _Due, described: Described) -> bool:
+        """Note what a run holds beside its history: that is replaced, as it changes."""
+        payloads = [each for message in described.holds for each in payloads_in(message)]
+        links = await self._links(payloads, run)
+        if links is None:
+            return False
+        with self._index.together():
+            self._index.forget(f"{run.run_id}/beside")
+            self._index.add_links(f"{run.run_id}/beside", links)
+        return True
+
+    async def _read_events(self, run: _Due) -> _Read | None:
+        """Note what the events of a run lead to; return how far it was read.
+
+        None if something could not be read. How far is noted when all is, so what is noted without it
+        only comes twice. A run that goes while it is read is gone, and was not read.
+        """
+        read, lowest, is_there = _Read(run.last_event), run.last_event + 1, False
+        pages = self._histories.events(run.workflow_id, run.run_id, run.last_event)
+        async for events in pages:
+            is_there = True
+            self._tell("reading runs")
+            lowest = min((event.event_id for event in events), default=lowest)
+            for event in events:
+                if event.event_id > read.last_event:
+                    read = _Read(event.event_id, closes(event))
+            payloads = [each for event in events for each in payloads_in(event)]
+            links = await self._links(payloads, run)
+            if links is None:
+                return None
+            with self._index.together():
+                self._index.add_links(run.run_id, links)
+            self._told_of.update(
+                (workflow_id or run.workflow_id, run_id)
+                for event in events
+                for workflow_id, run_id in neighbours_of(event)
+                if not self._knows(run_id)
+            )
+        return read if is_there and lowest == run.last_event + 1 else _Read(0)
+
+    async def _links(self, payloads: list[Found], run: _Due) -> set[Link] | None:
+        try:
+            links = self._reader.links_of(payloads, run.workflow_id)
+            return await alive(links, self._tell, "reading runs")
+        except Unreadable as error:
+            self._note(f"run {run.run_id} of workflow {run.workflow_id!r}: {error}")
+            return None
+
+    def _hold(self, run: _Due, described: Described) -> None:
+        """Note in which tree a run is, and whether something is under way there."""
+        self._index.run(
+            "UPDATE runs SET root = ? WHERE run_id = ? AND root != ?",
+            described.root,
+            run.run_id,
+            described.root,
+        )
+        if described.busy_since_ms is not None:
+            self._index.run(
+                "INSERT INTO held SELECT root, ? FROM runs WHERE run_id = ? "
+                "ON CONFLICT DO UPDATE SET since_ms = MIN(since_ms, excluded.since_ms)",
+                described.busy_since_ms - _SKEW_MS,
+                run.run_id,
+            )
+
+    def _drop(self, run_id: str) -> None:
+        with self._index.together():
+            self._index.run("DELETE FROM runs WHERE run_id = ?", run_id)
+            self._index.forget(run_id)
+            self._index.forget(f"{run_id}/beside")
+
+    async def _close(self) -> None:
+        """Follow all roots through the store."""
+        self._index.run("DELETE FROM roots")
+        await self._schedules.read()
+        self._index.run("INSERT OR IGNORE INTO roots SELECT run_id FROM runs")
+        self._index.run("INSERT OR IGNORE INTO roots SELECT run_id || '/beside' FROM runs")
+        await self._index.think(self._index.reach_from_roots, self._tell)
+        after = scanned = 0
+        while batch := self._index.unscanned(after, _SCAN_BATCH):
+            after = batch[-1][0]
+            scans = [partial(self._scan, name) for _, name in batch]
+            found = await self._all(scans, f"followed {scanned} packs")
+            self._index.reach(link for links in found for link in links)
+            scanned += len(batch)
+
+    async def _scan(self, name: bytes) -> set[Link]:
+        """Return what a pack leads to, and note it."""
+        threads, wrong = self._index.places(name), ""
+        for thread in threads:
+            try:
+                links = await self._reader.scan(thread, name)
+            except BlobMissing:
+                continue
+            except StoreUnavailable as error:  # No text can bring that about.
+                self._note(f"{type(error).__name__}: {error}")
+                return set()
+            except Unreadable as error:
+                wrong = str(error)
+                continue
+            self._index.add_scanned(name, links, is_decoded=False)
+            return links
+        if by := self._index.vouched_by(name):
+            missing = (
+                f"{name.hex()} of thread {threads[-1]} is not in the store. Restore it from a backup, "
+                "or delete the history that names it."
+            )
+            self._note(f"{by} leads to what cannot be read: {wrong or missing}")
+        return set()
+
+    async def _all(self, work: Sequence[Callable[[], Awaitable[T]]], what: str) -> list[T]:
+        return await alive(gathered(work), self._tell, what)
+
+    def _note(self, reason: str) -> None:
+        if len(self.incomplete) < SWEEP_REASONS_MAX:
+            self.incomplete.append(printable(reason, _REASON_CHARS_MAX))

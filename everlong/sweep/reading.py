@@ -1,0 +1,244 @@
+"""From a payload, or a stored object, to the names in it.
+
+What cannot be read is never guessed at: it raises, and nothing is taken in that sweep.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Final
+
+from temporalio.api.common.v1 import Payload
+from temporalio.converter import (
+    PayloadCodec,
+    WithSerializationContext,
+    WorkflowSerializationContext,
+)
+
+from everlong import limits
+from everlong.codecs import EverlongCodec
+from everlong.codecs.codec import plain_bytes
+from everlong.codecs.refs import ENCODING, PackRef, is_ref, parse_ref
+from everlong.errors import (
+    BlobCorrupt,
+    BlobMissing,
+    ConfigError,
+    EverlongError,
+    StoreUnavailable,
+    UnknownVersion,
+)
+from everlong.models import SweepClass
+from everlong.storage.objects import thread_prefix, unseal_object
+from everlong.storage.packs import Pack, key_id_of
+from everlong.storage.packstore import ASKED, PackStore, gathered
+from everlong.sweep.index import SweepIndex
+from everlong.sweep.searching import Link, claims_in, links_in, search
+from everlong.sweep.vouching import vouched_in_payload, vouched_in_segment
+
+# In these a name stands as it is. `binary/null` has no data.
+_LEGIBLE: Final = frozenset(
+    {"json/plain", "json/protobuf", "binary/plain", "binary/protobuf", "binary/null", ""}
+)
+# References of the SDK's external storage: as its versions write them since there is a message for
+# them, and as they did before.
+_REFERENCE: Final = b"temporal.api.sdk.v1.ExternalStorageReference"
+_OLD_REFERENCE: Final = b"json/external-storage-reference"
+
+
+class Unreadable(Exception):
+    """Something that a history names, or holds, cannot be read here. Says why, and what to do."""
+
+
+def check_codec(codec: PayloadCodec | None) -> None:
+    """Refuse a codec around ours: what it writes may hide refs, and they would not be missed."""
+    if codec is not None and not isinstance(codec, EverlongCodec):
+        raise ConfigError(
+            f"the client's codec is {type(codec).__name__}, and refs may be hidden in what it writes, "
+            "so nothing can be freed safely. Sweep with a client that has the EverlongPlugin, last of "
+            "its plugins: then Everlong's codec is around the others, and sees its refs."
+        )
+
+
+class Reader:
+    """Reads payloads with a client's own codec, and packs. Counts the packs."""
+
+    def __init__(
+        self,
+        index: SweepIndex,
+        packs: PackStore,
+        codec: PayloadCodec | None,
+        namespace: str,
+        encodings: Iterable[str] = (),
+    ) -> None:
+        check_codec(codec)
+        self._index = index
+        self._packs = packs
+        self._codec = codec.over(packs) if isinstance(codec, EverlongCodec) else codec
+        self._namespace = namespace
+        self._legible = _LEGIBLE | set(encodings)
+        self.packs_read = 0
+
+    async def links_of(
+        self, payloads: Iterable[tuple[Payload, bool]], workflow_id: str
+    ) -> set[Link]:
+        """Return what payloads of a workflow lead to.
+
+        Those of headers have passed a codec only if the client is told so: their encoding says it.
+        """
+        links: set[Link] = set()
+        encoded: list[Payload] = []
+        for payload, has_passed in payloads:
+            encoding = payload.metadata.get("encoding", b"").decode("latin-1")
+            if has_passed or encoding not in self._legible:
+                encoded.append(payload)
+            else:
+                links |= await search(payload.data)
+        codec = self._codec
+        if isinstance(codec, WithSerializationContext):
+            context = WorkflowSerializationContext(
+                namespace=self._namespace, workflow_id=workflow_id
+            )
+            codec = codec.with_context(context)
+        for batch in _batches(encoded):
+            for found in await gathered([partial(self._links, codec, each) for each in batch]):
+                links |= found
+        return links
+
+    async def _links(self, codec: PayloadCodec | None, payload: Payload) -> set[Link]:
+        if not is_ref(payload):
+            return await self._search(codec, payload)
+        try:
+            ref = parse_ref(payload)
+        except EverlongError as error:
+            raise Unreadable(str(error)) from error
+        thread, name = (
+            (ref.thread, ref.pack)
+            if isinstance(ref, PackRef)
+            else (ref.thread, bytes.fromhex(ref.digest))
+        )
+        # Only the pack itself: what that leads to is noted once, for all who name it.
+        link = Link(name, thread, is_vouched=True)
+        if not self._index.is_decoded(name):
+            links = await self._search(codec, payload)
+            if isinstance(ref, PackRef):
+                links |= self._sources(thread, await self._open(thread, name))
+            others = {each for each in links if each.name != name}
+            self._index.add_scanned(name, others, is_decoded=True)
+        return {link}
+
+    async def _search(self, codec: PayloadCodec | None, payload: Payload) -> set[Link]:
+        self.packs_read += is_ref(payload)
+        links: set[Link] = set()
+
+        def note(packs: PackStore, what: str) -> None:
+            # A codec of ours inside another one, as where plugins are applied twice.
+            if packs is not self._packs:
+                links.update(links_in(what.encode()))
+
+        told = ASKED.set(note)
+        try:
+            decoded = [payload] if codec is None else await codec.decode([payload])
+        except EverlongError as error:
+            raise Unreadable(f"{type(error).__name__}: {error}") from error
+        except Exception as error:  # A team's own codec may raise anything, and quote anything.
+            raise Unreadable(
+                f"a payload does not decode ({type(error).__name__}). Sweep where the codec and the "
+                "keys of the workers are configured."
+            ) from error
+        finally:
+            ASKED.reset(told)
+        for each in decoded:
+            links |= await self._search_plain(codec, each)
+        return links
+
+    async def _search_plain(self, codec: PayloadCodec | None, payload: Payload) -> set[Link]:
+        encoding = payload.metadata.get("encoding", b"")
+        is_reference = payload.metadata.get("messageType") == _REFERENCE
+        if is_reference or encoding == _OLD_REFERENCE:
+            return await self._search_claims(codec, payload)
+        if encoding.decode("latin-1") not in self._legible:
+            raise Unreadable(
+                f"a payload has the encoding {encoding[:40]!r}, in which names cannot be found. Sweep "
+                "where the codec of the workers is configured, by `everlong sweep --every`; or name the "
+                "encoding, if it is a converter's that leaves text as it is: --encoding."
+            )
+        links = await search(payload.data)
+        if any(link.thread for link in links):
+            vouched = vouched_in_payload(payload.data)
+            links |= {link for link in vouched if self._index.knows(link.thread)}
+        return links
+
+    async def _search_claims(self, codec: PayloadCodec | None, payload: Payload) -> set[Link]:
+        """Follow a reference of the SDK's external storage, if our driver wrote it."""
+        links = await search(payload.data)
+        for data in claims_in(payload.data):
+            ref = Payload(metadata={"encoding": ENCODING}, data=data)
+            try:
+                parse_ref(ref)
+            except (BlobCorrupt, UnknownVersion):
+                continue  # Another driver's.
+            links |= await self._links(codec, ref)
+        return links
+
+    async def scan(self, thread: str, name: bytes) -> set[Link]:
+        """Return what a stored object leads to, by its bytes; `BlobMissing` if it is not there.
+
+        Of a payload that is not all: only a ref tells how to decode it.
+        """
+        self.packs_read += 1
+        try:
+            try:
+                pack = await self._packs.open(thread, name)
+            except BlobMissing:
+                data = await self._read_object(thread, name)
+                return await search(data) | vouched_in_segment(data)
+            reading = await self._packs.read(thread, name, pack.size_bytes)
+        except (BlobMissing, StoreUnavailable):
+            raise
+        except EverlongError as error:
+            raise Unreadable(f"{type(error).__name__}: {error}") from error
+        links = await search(reading.data) | self._sources(thread, pack)
+        return links if pack.envelope else links | vouched_in_segment(reading.data)
+
+    async def class_of(self, key: str, data: bytes, thread: str, name: bytes) -> SweepClass:
+        """Return what a stored object is, as far as it can be read here."""
+        if not key.endswith(".pack"):
+            return "unknown"
+        try:
+            pack = Pack(data, name, thread, await self._packs.keys(key_id_of(data)))
+        except EverlongError:
+            return "unknown"
+        return "payload" if pack.envelope else "journal"
+
+    async def _open(self, thread: str, name: bytes) -> Pack:
+        try:
+            return await self._packs.open(thread, name)
+        except EverlongError as error:
+            raise Unreadable(f"{type(error).__name__}: {error}") from error
+
+    async def _read_object(self, thread: str, name: bytes) -> bytes:
+        """Read an object as they were before there were packs."""
+        return await unseal_object(await self._packs.store.get(thread_prefix(thread) + name.hex()))
+
+    @staticmethod
+    def _sources(thread: str, pack: Pack) -> set[Link]:
+        # A pack reads the frames of its sources, and not what those point to.
+        return {Link(source, thread, is_leaf=True) for source in pack.sources}
+
+
+def _batches(payloads: Sequence[Payload]) -> Iterable[list[Payload]]:
+    """Cut payloads into groups that are decoded at once."""
+    batch: list[Payload] = []
+    size_bytes = 0
+    for payload in payloads:
+        try:
+            plain = plain_bytes(payload)
+        except EverlongError as error:
+            raise Unreadable(str(error)) from error
+        is_full = size_bytes + plain > limits.SWEEP_DECODE_BYTES_MAX
+        if batch and (is_full or len(batch) >= limits.SWEEP_DECODES_MAX):
+            yield batch
+            batch, size_bytes = [], 0
+        batch.append(payload)
+        size_bytes += plain
+    if batch:
+        yield batch

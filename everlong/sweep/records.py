@@ -1,0 +1,146 @@
+"""What sweeps write down in the store: whose the threads are, what was taken, how it went.
+
+Objects of a store are never changed, so each record is an object of its own, named by its time.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final, Literal
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from everlong import limits
+from everlong.errors import BlobMissing
+from everlong.models import SweepReport
+from everlong.storage.blobs import BlobStore
+
+PREFIX: Final = "sweep/"
+_STAMPED: Final = re.compile(r".*/(?P<ms>[0-9]{13})-[0-9a-f]{8}(-[0-9]+)?\.json")
+_REPORT: Final = TypeAdapter(SweepReport)
+# Tries to read all records while others merge them.
+_READS_MAX: Final = 3
+# Fewer ids that are gone are no reason to write those anew that are not.
+_GONE_MIN: Final = 1000
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Ids that a namespace has, or had."""
+
+    workflow_ids: frozenset[str] = frozenset()
+    schedule_ids: frozenset[str] = frozenset()
+    version: Literal[1] = 1
+
+    def __or__(self, other: "Seen") -> "Seen":
+        return Seen(self.workflow_ids | other.workflow_ids, self.schedule_ids | other.schedule_ids)
+
+    def __sub__(self, other: "Seen") -> "Seen":
+        return Seen(self.workflow_ids - other.workflow_ids, self.schedule_ids - other.schedule_ids)
+
+    def __bool__(self) -> bool:
+        return bool(self.workflow_ids or self.schedule_ids)
+
+
+_SEEN: Final = TypeAdapter(Seen)
+
+
+class Records:
+    """The records of one namespace."""
+
+    def __init__(self, store: BlobStore, namespace_id: str, stamp: str = "") -> None:
+        self._store = store
+        self._place = f"{PREFIX}{namespace_id}"
+        self._stamp = stamp
+        self._batches = 0
+
+    async def begin(self, by: str, reason: str) -> int | None:
+        """Write down that a sweep begins; return the store's own time of that, if it tells."""
+        key = await self._log({"action": "begin", "by": by, "reason": reason, "objects": []})
+        found = [info.modified_ms async for info in self._store.list(key) if info.key == key]
+        return found[0] if found else None
+
+    async def seen(self) -> Seen:
+        """Return the ids of all workflows and schedules that sweeps of this namespace have seen."""
+        found = Seen()
+        for _ in range(_READS_MAX):
+            records = await self._stamped("seen")
+            more, read = await self._read_seen(records)
+            found |= more
+            if read == records:
+                break
+        return found
+
+    async def add_seen(self, known: Seen, new: Seen, gone: Seen) -> None:
+        """Note ids that are new. Where much is of no use any more, keep one record, of the rest.
+
+        A new index asks Temporal for each id that is not listed: those that are gone must not pile up.
+        """
+        if new:
+            await self._write_seen(new)
+        records = await self._stamped("seen")
+        is_stale = len(gone.workflow_ids) > max(_GONE_MIN, len(known.workflow_ids) // 2)
+        if is_stale or len(records) > limits.SWEEP_RECORDS_MAX:
+            # Written before the others are deleted, and read from them again: another sweep may have
+            # added one.
+            everyone, read = await self._read_seen(records)
+            await self._write_seen(everyone - gone, "-1")
+            await self._store.delete(read)
+
+    async def _read_seen(self, records: Iterable[str]) -> tuple[Seen, list[str]]:
+        """Return what records say, and which could be read."""
+        found, read = Seen(), []
+        for key in records:
+            try:
+                found |= _SEEN.validate_json(await self._store.get(key))
+            # Merged meanwhile: the whole is in a record that is newer. Or written by a newer Everlong:
+            # whom it names is nobody's here, and stays.
+            except (BlobMissing, ValidationError):
+                continue
+            read.append(key)
+        return found, read
+
+    async def _write_seen(self, seen: Seen, end: str = "") -> None:
+        await self._store.put(f"{self._place}/seen/{self._stamp}{end}.json", _SEEN.dump_json(seen))
+
+    async def log(self, action: str, objects: Sequence[tuple[str, int]]) -> None:
+        """Write down what is about to be taken, restored or deleted: keys and sizes."""
+        listed = [{"key": key, "size_bytes": size_bytes} for key, size_bytes in objects]
+        await self._log({"action": action, "objects": listed})
+
+    async def _log(self, record: dict[str, object]) -> str:
+        self._batches += 1
+        key = f"{self._place}/log/{self._stamp}-{self._batches}.json"
+        data = json.dumps({**record, "version": 1}, separators=(",", ":"))
+        await self._store.put(key, data.encode())
+        return key
+
+    async def report(self, report: SweepReport) -> None:
+        """Keep a report, and not too many of them; and drop what is old of the log."""
+        await self._store.put(
+            f"{self._place}/reports/{self._stamp}.json", _REPORT.dump_json(report)
+        )
+        oldest_ms = report.started_ms - 1000 * limits.SWEEP_LOG_SECONDS
+        old = [key for key in await self._stamped("log") if _ms(key) < oldest_ms]
+        reports = await self._stamped("reports")
+        await self._store.delete([*old, *reports[: -limits.SWEEP_REPORTS_MAX]])
+
+    async def last_report(self) -> SweepReport | None:
+        """Return the newest report that can be read."""
+        for key in reversed(await self._stamped("reports")):
+            try:
+                return _REPORT.validate_json(await self._store.get(key))
+            except (BlobMissing, ValidationError):  # Deleted meanwhile, or of a newer Everlong.
+                continue
+        return None
+
+    async def _stamped(self, kind: str) -> list[str]:
+        """Return the keys of one kind of record, the oldest first."""
+        keys = [info.key async for info in self._store.list(f"{self._place}/{kind}/")]
+        return sorted((key for key in keys if _STAMPED.fullmatch(key)), key=_ms)
+
+
+def _ms(key: str) -> int:
+    found = _STAMPED.fullmatch(key)
+    return int(found["ms"]) if found else 0

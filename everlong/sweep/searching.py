@@ -1,0 +1,156 @@
+"""Finding names of stored objects in plain bytes.
+
+A name has 64 hex digits, the digest of what it names. So whatever looks like one counts as one: a
+wrong guess keeps an object that could go, and never the other way round.
+"""
+
+import asyncio
+import base64
+import binascii
+import re
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from google.protobuf.message import Message
+from temporalio.api.common.v1 import Payload
+
+from everlong import limits
+from everlong.models import Kind
+
+_NAME_DIGITS: Final = 64
+# Digits that touch a name, as of another name or of what follows it in protobuf. In a row of up to
+# this many there may be a name at each 64, in a longer one at its start and its end.
+_ROW_DIGITS_MAX: Final = 256
+# What is searched between two looks at what else there is to do: 2 ms for what holds no names, 10 ms
+# for what holds nothing else.
+_SLICE_BYTES: Final = 256 * limits.KIB
+# Digits and all else, as two letters: so the standard library's fastest search does the work.
+_DIGIT, _OTHER = b"d", b" "
+_LETTERS: Final = bytes(
+    (_DIGIT if chr(each) in "0123456789abcdef" else _OTHER)[0] for each in range(256)
+)
+_ROW: Final = _DIGIT * _NAME_DIGITS
+
+# As refs stand in JSON: with their fields in order, as in journals, or sorted, as the SDK's converter
+# writes them. Any name counts that stands in another way; only where it lies is not said then.
+_BEFORE: Final = re.compile(rb'"thread"\s*:\s*"(?P<thread>[0-9a-f]{32})"\s*,\s*"digest"\s*:\s*"\Z')
+_BEFORE_BYTES: Final = 128
+_AFTER: Final = re.compile(
+    rb'"\s*,\s*"size_bytes"\s*:\s*\d+\s*,\s*"kind"\s*:\s*"(?P<kind>[a-z_]+)"'
+    # An entry uses a part of what its ref names: that is a body, whatever lies beside it.
+    rb'(?:,"preview":"[^"\\]*","pack":(?:true|false)\},"part":(?P<part>\{))?'
+    rb'|"\s*,\s*"kind"\s*:\s*"(?P<sorted_kind>[a-z_]+)"\s*,\s*"pack"\s*:\s*(?:true|false)'
+    rb'\s*,\s*"preview"\s*:\s*"(?:[^"\\]|\\.){0,800}"\s*,\s*"size_bytes"\s*:\s*\d+'
+    rb'\s*,\s*"thread"\s*:\s*"(?P<sorted_thread>[0-9a-f]{32})"'
+)
+# A claim of our driver for the SDK's external storage: a ref of 60 bytes or more.
+_CLAIM: Final = re.compile(rb'"([A-Za-z0-9+/]{80,}={0,2})"')
+# Bodies of messages. What a person, a model or a tool wrote leads nowhere.
+_LEAVES: Final = frozenset({Kind.MESSAGE, Kind.REPLY, Kind.TOOL_RESULT, Kind.FAILURE})
+_BESIDE_CODEC: Final = {"header", "headers", "search_attributes"}
+
+
+class Link(NamedTuple):
+    """A name that was found somewhere."""
+
+    name: bytes
+    thread: str = ""
+    """In whose place it lies, where that is said."""
+    is_leaf: bool = False
+    """Whether what it names is known to lead no further."""
+    is_vouched: bool = False
+    """Whether a structure of ours names it, and not just some text: then it has to be there."""
+
+
+async def search(data: bytes) -> set[Link]:
+    """Return the names in some bytes, without holding the event loop up."""
+    links: set[Link] = set()
+    for number, found in enumerate(_searched(data)):
+        if number:
+            await asyncio.sleep(0)
+        links |= found
+    return links
+
+
+def links_in(data: bytes) -> set[Link]:
+    """Return the names in some bytes."""
+    return {link for found in _searched(data) for link in found}
+
+
+def _searched(data: bytes) -> Iterator[set[Link]]:
+    for rows in _rows(data):
+        yield {link for start, end in rows for link in _links(data, start, end)}
+
+
+def _rows(data: bytes) -> Iterator[list[tuple[int, int]]]:
+    """Yield, for each slice of the data, where rows of digits begin and end that may hold names."""
+    before = 0  # Digits at the end of the slices so far.
+    for at in range(0, len(data), _SLICE_BYTES):
+        letters = data[at : at + _SLICE_BYTES].translate(_LETTERS)
+        first, last = letters.find(_OTHER), letters.rfind(_OTHER)
+        if first < 0:
+            before += len(letters)
+            yield []
+            continue
+        found = [(at - before, at + first)] if before + first >= _NAME_DIGITS else []
+        start = letters.find(_ROW, first, last)
+        while start >= 0:
+            end = letters.index(_OTHER, start)
+            found.append((at + start, at + end))
+            start = letters.find(_ROW, end, last)
+        before = len(letters) - 1 - last
+        yield found
+    if before >= _NAME_DIGITS:
+        yield [(len(data) - before, len(data))]
+
+
+def _links(data: bytes, start: int, end: int) -> Iterator[Link]:
+    if end - start > _NAME_DIGITS:
+        starts = {start, end - _NAME_DIGITS}
+        if end - start <= _ROW_DIGITS_MAX:
+            starts.update(range(start, end - _NAME_DIGITS, _NAME_DIGITS))
+        for each in starts:
+            yield Link(_name(data, each))
+        return
+    before = _BEFORE.search(data, max(0, start - _BEFORE_BYTES), start)
+    after = _AFTER.match(data, end)
+    kind, thread, is_part = b"", b"", False
+    if after is not None:
+        kind = after["kind"] or after["sorted_kind"]
+        thread, is_part = after["sorted_thread"] or b"", bool(after["part"])
+    if before is not None:
+        thread = before["thread"]
+    yield Link(_name(data, start), thread.decode(), is_part or kind.decode() in _LEAVES)
+
+
+def _name(data: bytes, start: int) -> bytes:
+    return bytes.fromhex(data[start : start + _NAME_DIGITS].decode())
+
+
+def claims_in(data: bytes) -> Iterator[bytes]:
+    """Yield what may be refs in a reference of the SDK's external storage."""
+    for text in _CLAIM.findall(data):
+        try:
+            yield base64.b64decode(text, validate=True)
+        except binascii.Error:
+            continue
+
+
+def payloads_in(message: Message, *, encoded: bool = True) -> Iterator[tuple[Payload, bool]]:
+    """Yield every payload of a message, however deep, and whether it has passed through a codec."""
+    if isinstance(message, Payload):
+        yield message, encoded
+        return
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        inside = encoded and field.name not in _BESIDE_CODEC
+        if field.message_type.GetOptions().map_entry:
+            if field.message_type.fields_by_name["value"].message_type is not None:
+                for each in value.values():
+                    yield from payloads_in(each, encoded=inside)
+        elif field.is_repeated:
+            for each in value:
+                yield from payloads_in(each, encoded=inside)
+        else:
+            yield from payloads_in(value, encoded=inside)

@@ -1,0 +1,290 @@
+"""One sweep: list, mark, restore, quarantine, and delete for good what has been there long enough.
+
+The store is listed before anything is marked, so what is written later is no candidate. A sweep needs
+no lock and no exclusive access: see `taking`.
+"""
+
+import dataclasses
+import os
+import sqlite3
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from temporalio.converter import PayloadCodec
+
+from everlong import limits
+from everlong.errors import ConfigError
+from everlong.models import (
+    SWEEP_THREADS_MAX,
+    SweepOptions,
+    SweepReport,
+    SweptThread,
+    Tally,
+    thread_key,
+)
+from everlong.storage.cache import CachedBlobStore
+from everlong.storage.packstore import PackStore
+from everlong.storage.quarantine import RestoringBlobStore, bare
+from everlong.sweep.histories import Kept
+from everlong.sweep.index import SweepIndex
+from everlong.sweep.listing import list_store
+from everlong.sweep.marking import Marker
+from everlong.sweep.reading import Reader, check_codec
+from everlong.sweep.records import Records, Seen
+from everlong.sweep.taking import Taker
+from everlong.sweep.waiting import alive
+
+Progress: TypeAlias = Callable[[str], None]
+"""Told what a sweep is doing, often."""
+# By how much a sweeper's clock may be ahead of the store's; beyond it the store's counts.
+_AHEAD_MS_MAX: Final = 60_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Preserved:
+    """What was archived before a sweep."""
+
+    archived: int = 0
+    failed: tuple[str, ...] = ()
+    """Threads that are due and could not be archived, and why."""
+
+
+Hook: TypeAlias = Callable[[], Awaitable[Preserved]]
+
+
+class Sweep:
+    """A sweep of one namespace and its store.
+
+    Args:
+        histories: What Temporal keeps.
+        codec: Of a client with the plugin: it, and whatever it wraps, has to read all payloads.
+        packs: The store, and the keys.
+        options: What to take.
+        index_dir: Where to remember what was read; nowhere if None.
+        tell: Told of the progress.
+        archive_due: Awaited first: archives what is due, so that its packs may go later.
+        trusting: Accept a quarantine that is too short. For tests.
+
+    """
+
+    def __init__(
+        self,
+        histories: Kept,
+        codec: PayloadCodec | None,
+        packs: PackStore,
+        options: SweepOptions,
+        *,
+        index_dir: Path | None = None,
+        tell: Progress = lambda _: None,
+        archive_due: Hook | None = None,
+        trusting: bool = False,
+    ) -> None:
+        if not trusting and (why := options.retention.too_short()):
+            raise ConfigError(why)
+        check_codec(codec)
+        self._histories = histories
+        self._codec = codec
+        self._store = bare(packs.store)
+        # What it reads from quarantine is marked, and put back with the rest of that.
+        restoring = RestoringBlobStore(self._store, read_only=True)
+        # A cache of its own: a worker's has better things to keep.
+        cache = CachedBlobStore(
+            restoring, memory_bytes_max=limits.SWEEP_CACHE_BYTES_MAX, disk_bytes_max=0
+        )
+        self._packs = PackStore(cache, packs.keyring, accept_unsealed=packs.accept_unsealed)
+        self._options = options
+        self._index_dir = index_dir
+        self._tell = tell
+        self._archive_due = archive_due
+        self._preserved = Preserved()
+
+    async def run(self) -> SweepReport:
+        """Sweep once."""
+        if self._archive_due is not None and not self._options.dry_run:
+            self._preserved = await alive(self._archive_due(), self._tell, "archiving what is due")
+        namespace_id = await self._histories.namespace_id()
+        # What is legible decides what was found in what was read.
+        identity = f"{self._store!r} {namespace_id} {sorted(self._options.encodings)}"
+        try:
+            return await self._run(SweepIndex(self._index_dir, identity), namespace_id)
+        except sqlite3.DatabaseError:
+            # The file is damaged, or its disk is full. It is only a cache: this once, do without.
+            return await self._run(SweepIndex(None, identity), namespace_id)
+
+    async def _run(self, index: SweepIndex, namespace_id: str) -> SweepReport:
+        started, own_ms = time.monotonic(), time.time_ns() // 1_000_000
+        sweep_id = os.urandom(4).hex()
+        options = self._options
+        records = Records(self._store, namespace_id, f"{own_ms:013d}-{sweep_id}")
+        try:
+            ahead_ms = await self._ahead_ms(records, own_ms)
+            now_ms = own_ms - ahead_ms
+            self._tell("listing the store")
+            await list_store(index, self._store, now_ms, self._tell)
+            namespace = self._histories.namespace
+            reader = Reader(index, self._packs, self._codec, namespace, options.encodings)
+            marker = Marker(index, self._histories, reader, self._tell)
+            taker = Taker(
+                index,
+                self._store,
+                reader,
+                records,
+                options.retention,
+                sweep_id,
+                dry_run=options.dry_run,
+                tell=self._tell,
+            )
+            counts = await self._take(index, marker, taker, records, now_ms)
+            report = SweepReport(
+                id=sweep_id,
+                started_ms=now_ms,
+                seconds=round(time.monotonic() - started, 3),
+                dry_run=options.dry_run,
+                by=options.by,
+                reason=options.reason,
+                clock_ahead_seconds=ahead_ms / 1000,
+                runs=index.one("SELECT COUNT(*) FROM runs"),
+                runs_read=marker.runs_read,
+                packs_read=reader.packs_read,
+                **counts,
+                quarantined=taker.taken.tally("quarantined"),
+                restored=taker.taken.tally("restored"),
+                purged=taker.taken.tally("purged"),
+                classes=taker.classes(),
+                threads=_threads(index),
+                incomplete=tuple(marker.incomplete),
+                archived=self._preserved.archived,
+                not_archived=self._preserved.failed,
+            )
+            if not options.dry_run:
+                await records.report(report)
+            return report
+        finally:
+            index.close()
+
+    async def _ahead_ms(self, records: Records, own_ms: int) -> int:
+        """Return by how much this clock is ahead of the store's, if that is much.
+
+        To whom it is a week later than it is, what was quarantined a moment ago has been there long
+        enough. A dry run writes nothing, so it has nothing to compare with.
+        """
+        if self._options.dry_run:
+            return 0
+        store_ms = await records.begin(self._options.by, self._options.reason)
+        ahead_ms = 0 if store_ms is None else own_ms - store_ms
+        return ahead_ms if ahead_ms > _AHEAD_MS_MAX else 0
+
+    async def _take(
+        self, index: SweepIndex, marker: Marker, taker: Taker, records: Records, now_ms: int
+    ) -> dict[str, Tally]:
+        """Mark and take; return what there was when it was marked."""
+        seen = await self._know(index, records)
+        await marker.mark()
+        await self._note_owned(index, records, seen)
+        counts = await index.think(partial(_counts, index), self._tell)
+        await taker.restore(now_ms)
+        if not marker.incomplete:
+            # From here on the index knows what is in the store, and whoever is killed after this goes
+            # on from there.
+            named_ms = now_ms - int(1000 * limits.SWEEP_ON_ITS_WAY_SECONDS)
+            await index.think(partial(index.finish, named_ms), self._tell)
+            await taker.quarantine(now_ms)
+        if not marker.incomplete and taker.has_old_copies(now_ms):
+            await marker.mark_exactly(taker.oldest_ms(now_ms))
+            await taker.restore(now_ms)
+            if not marker.incomplete:
+                await taker.purge(now_ms)
+        unreached = counts["unreached"]
+        taken = taker.taken.tally("quarantined")
+        return {
+            "stored": counts["stored"],
+            "reachable": counts["reachable"],
+            "archives": counts["archives"],
+            "foreign": counts["foreign"],
+            "young": Tally(
+                objects=max(0, unreached.objects - taken.objects),
+                bytes=max(0, unreached.bytes - taken.bytes),
+            ),
+            "in_quarantine": _tally(index, "FROM copies"),
+        }
+
+    async def _know(self, index: SweepIndex, records: Records) -> Seen:
+        """Tell the index what earlier sweeps have seen: it may be new, and a listing may lack it."""
+        seen = await records.seen()
+        namespace = self._histories.namespace
+        index.run_many(
+            "INSERT OR IGNORE INTO owned VALUES (?, ?)",
+            ((thread_key(namespace, each), each) for each in seen.workflow_ids),
+        )
+        index.run_many(
+            "INSERT OR IGNORE INTO schedules VALUES (?, '', '')",
+            ((each,) for each in seen.schedule_ids),
+        )
+        return seen
+
+    async def _note_owned(self, index: SweepIndex, records: Records, known: Seen) -> None:
+        """Find out which threads are this namespace's, and note those that are new."""
+        index.run(
+            "INSERT OR IGNORE INTO owned SELECT thread, workflow_id FROM runs "
+            "UNION SELECT thread, workflow_id FROM schedules WHERE workflow_id != ''"
+        )
+        if not self._options.dry_run:
+            there = Seen(
+                _ids(index, "SELECT workflow_id FROM owned"),
+                _ids(index, "SELECT schedule_id FROM schedules"),
+            )
+            # Nothing of theirs is stored, and Temporal was asked for them.
+            away = _ids(
+                index,
+                "SELECT workflow_id FROM owned WHERE thread NOT IN (SELECT thread FROM places) "
+                "AND thread NOT IN (SELECT thread FROM runs UNION SELECT thread FROM schedules)",
+            )
+            gone = Seen(away, known.schedule_ids - there.schedule_ids)
+            await records.add_seen(known, there - known, gone)
+        if self._options.whole_store:
+            index.run("INSERT OR IGNORE INTO owned SELECT thread, '' FROM places")
+
+
+def _ids(index: SweepIndex, statement: str) -> frozenset[str]:
+    return frozenset(each for (each,) in index.run(statement))
+
+
+def _counts(index: SweepIndex) -> dict[str, Tally]:
+    marked, owned = "(SELECT name FROM marked)", "(SELECT thread FROM owned)"
+    taken = "class != 'archive'"
+    return {
+        "stored": _tally(index, "FROM objects"),
+        "reachable": _tally(index, f"FROM objects WHERE name IN {marked}"),
+        "archives": _tally(index, "FROM objects WHERE class = 'archive'"),
+        "foreign": _tally(
+            index,
+            f"FROM objects WHERE name NOT IN {marked} AND thread NOT IN {owned} AND {taken}",
+        ),
+        "unreached": _tally(
+            index, f"FROM objects WHERE name NOT IN {marked} AND thread IN {owned} AND {taken}"
+        ),
+    }
+
+
+def _tally(index: SweepIndex, source: str) -> Tally:
+    [(objects, size_bytes)] = index.run(f"SELECT COUNT(*), TOTAL(size_bytes) {source}")
+    return Tally(objects=objects, bytes=int(size_bytes))
+
+
+def _threads(index: SweepIndex) -> tuple[SweptThread, ...]:
+    rows = index.run(
+        "SELECT swept.thread, COALESCE(workflow_id, ''), objects, bytes FROM swept "
+        "LEFT JOIN owned USING (thread) ORDER BY bytes DESC LIMIT ?",
+        SWEEP_THREADS_MAX,
+    )
+    return tuple(
+        SweptThread(
+            thread=thread,
+            workflow_id=workflow_id,
+            quarantined=Tally(objects=objects, bytes=size_bytes),
+        )
+        for thread, workflow_id, objects, size_bytes in rows
+    )
