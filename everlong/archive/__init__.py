@@ -1,0 +1,16 @@
+"""Archives: a thread's whole journal as one Parquet file, which any tool can read."""
+
+from everlong.archive.freed import Freed
+from everlong.archive.manifest import Facts, Manifest, new_archive_id
+from everlong.archive.reading import ArchivedJournal, StoredArchive
+from everlong.archive.writing import Progress
+
+__all__ = [
+    "ArchivedJournal",
+    "Facts",
+    "Freed",
+    "Manifest",
+    "Progress",
+    "StoredArchive",
+    "new_archive_id",
+]

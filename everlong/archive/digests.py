@@ -1,0 +1,66 @@
+"""Digests of an archive's file: of all its bytes, and of its end, without which nothing in it is found.
+
+Parquet has checksums of its pages, and none of its footer. So whoever opens a file checks the footer,
+and whoever goes on from all of it checks the whole.
+"""
+
+import dataclasses
+import hashlib
+from pathlib import Path
+from typing import Final
+
+from everlong import limits
+from everlong.archive.manifest import Manifest
+from everlong.errors import BlobCorrupt
+from everlong.storage.blobs import BlobStore
+from everlong.storage.threads import in_thread
+
+# A file ends with the footer, its length in 4 bytes, and 4 bytes that say whether it is sealed.
+_END_BYTES: Final = 8
+_READ_BYTES: Final = 8 * limits.MIB
+
+
+@dataclasses.dataclass(frozen=True)
+class Digests:
+    """What a manifest says of its file's bytes."""
+
+    size_bytes: int
+    sha256: str
+    footer_bytes: int
+    footer_sha256: str
+
+
+def of_file(path: Path) -> Digests:
+    """Return the digests of a file on disk, which a writer has closed."""
+    size_bytes = path.stat().st_size
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        file.seek(size_bytes - _END_BYTES)
+        footer_bytes = int.from_bytes(file.read(4), "little") + _END_BYTES
+        file.seek(size_bytes - footer_bytes)
+        footer_sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    return Digests(size_bytes, sha256, footer_bytes, footer_sha256)
+
+
+async def of_stored(store: BlobStore, manifest: Manifest) -> tuple[int, str]:
+    """Return the size and the digest of the file as it is in the store."""
+    digest, at = hashlib.sha256(), 0
+    while at <= manifest.size_bytes:
+        data = await store.get_range(manifest.file_key, at, _READ_BYTES)
+        if not data:
+            break
+        await in_thread(digest.update, data)
+        at += len(data)
+    return at, digest.hexdigest()
+
+
+async def read_footer(store: BlobStore, manifest: Manifest) -> bytes:
+    """Return the end of the file, or raise if it is not what was written."""
+    start = max(0, manifest.size_bytes - manifest.footer_bytes)
+    footer = await store.get_range(manifest.file_key, start, manifest.footer_bytes)
+    if hashlib.sha256(footer).hexdigest() != manifest.footer_sha256:
+        raise BlobCorrupt(
+            f"the end of archive {manifest.file_key!r} is not what was written: the file is damaged. "
+            "Restore it from a backup of the store."
+        )
+    return footer

@@ -1,0 +1,107 @@
+"""Who freed an archived thread, and why: said beside its archive before its histories are deleted.
+
+An archive that was there already tells only of whoever wrote it. Each time somebody frees a thread is a
+record of its own, since what is stored is never changed.
+"""
+
+import os
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from everlong import limits
+from everlong.archive.manifest import FREED, MANIFEST, archive_key, check_sealed, new_archive_id
+from everlong.errors import BlobCorrupt, KeyMissing, UnknownVersion
+from everlong.storage.keys import MANIFEST_PURPOSE, SALT_BYTES, Keys, open_bytes, seal_bytes
+from everlong.storage.packstore import PackStore
+
+# Who and why have some hundred characters.
+_RECORD_BYTES_MAX: Final = 16 * limits.KIB
+
+
+@dataclass(frozen=True, kw_only=True)
+class Freed:
+    """That a thread was freed: its histories are deleted, and its packs go with a sweep."""
+
+    version: Literal[1] = 1
+    archive_id: str
+    """The archive that is left of it."""
+    thread_id: str
+    namespace: str
+    thread: str
+    """The thread's key in the store."""
+    freed_ms: int
+    by: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sealed:
+    """A record where there are keys."""
+
+    version: Literal[1] = 1
+    key_id: str
+    salt: Annotated[str, Field(pattern=rf"^[0-9a-f]{{{2 * SALT_BYTES}}}$")]
+    sealed: Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$")]
+
+
+_FREED: Final = TypeAdapter(Freed)
+_STORED: Final[TypeAdapter[Freed | _Sealed]] = TypeAdapter(Freed | _Sealed)
+
+
+async def write(packs: PackStore, freed: Freed) -> str:
+    """Store who freed a thread, and why; return the record's id, once durable."""
+    freed_id = new_archive_id(freed.freed_ms, os.urandom(4))
+    key = _key(freed.thread, freed.archive_id, freed_id)
+    keys = await packs.keys()
+    data = _FREED.dump_json(freed)
+    await packs.store.put(key, data if keys is None else _sealed(data, keys, key))
+    return freed_id
+
+
+async def read(packs: PackStore, thread: str, archive_id: str, freed_id: str) -> Freed:
+    """Read who freed a thread, and why."""
+    key = _key(thread, archive_id, freed_id)
+    data = await packs.store.get_range(key, 0, _RECORD_BYTES_MAX)
+    try:
+        found = _STORED.validate_json(data)
+        if isinstance(found, _Sealed):
+            found = _FREED.validate_json(await _opened(packs, found, key))
+        else:
+            check_sealed(packs, "", key)
+    except ValidationError:
+        raise UnknownVersion(
+            f"{key!r} is damaged, or of a version that this Everlong does not read. Restore it, or "
+            "upgrade Everlong here."
+        ) from None
+    if (found.thread, found.archive_id) != (thread, archive_id):
+        raise BlobCorrupt(f"{key!r} tells of another archive. Restore it from a backup.")
+    return found
+
+
+def _key(thread: str, archive_id: str, freed_id: str) -> str:
+    # As an archive's: a sweep takes it by its age, and no other name of a manifest is like it.
+    return archive_key(thread, f"{archive_id}{FREED}{freed_id}", MANIFEST)
+
+
+def _sealed(data: bytes, keys: Keys, key: str) -> bytes:
+    salt = os.urandom(SALT_BYTES)
+    own = keys.derive(keys.active, MANIFEST_PURPOSE, salt)
+    sealed = seal_bytes(own, 0, data, key.encode())
+    record = _Sealed(key_id=keys.active, salt=salt.hex(), sealed=sealed.hex())
+    return _STORED.dump_json(record)
+
+
+async def _opened(packs: PackStore, record: _Sealed, key: str) -> bytes:
+    keys = await packs.keys(record.key_id)
+    if keys is None:
+        raise KeyMissing(
+            f"{key!r} is sealed with key {record.key_id!r}, and no keys are configured here. Set "
+            "EVERLONG_KEYS."
+        )
+    own = keys.derive(record.key_id, MANIFEST_PURPOSE, bytes.fromhex(record.salt))
+    try:
+        return open_bytes(own, 0, bytes.fromhex(record.sealed), key.encode())
+    except BlobCorrupt as error:
+        raise BlobCorrupt(f"{key!r} cannot be read: {error}") from None

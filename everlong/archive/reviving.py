@@ -1,0 +1,100 @@
+"""From an archive to a journal again: the new thread has packs of its own, and needs no other's."""
+
+import dataclasses
+from typing import Final
+
+from pydantic_core import to_json
+
+from everlong import limits
+from everlong.archive.reading import StoredArchive
+from everlong.archive.rows import Row, entry_of, message_body, without_snapshot
+from everlong.archive.writing import Progress
+from everlong.models import Compacted, Entry, Kind, SegmentRef, SnapshotRef, note
+from everlong.storage.journal import Journal
+from everlong.storage.packstore import PackStore
+from everlong.storage.segments import MESSAGE_KINDS, parsed_compaction
+from everlong.storage.threads import in_thread
+
+# Long messages lie beside the segment that they came with, so a segment stays small enough to read.
+_APPEND_BYTES: Final = limits.MIB
+
+
+@dataclasses.dataclass
+class Revived:
+    """A journal that was written anew."""
+
+    head: SegmentRef | None = None
+    snapshot: SnapshotRef | None = None
+    """The newest one, in the new thread's place."""
+    written_bytes: int = 0
+
+
+class _Writer:
+    """Appends rows to a journal, a bounded number of bytes at a time."""
+
+    def __init__(self, packs: PackStore, thread: str) -> None:
+        self._packs = packs
+        self._thread = thread
+        self._journal = Journal(packs, thread)
+        self._entries: list[Entry] = []
+        self._bytes = 0
+        self.revived = Revived()
+
+    async def add(self, row: Row) -> None:
+        await self.append(await self._entry(row))
+
+    async def append(self, entry: Entry) -> None:
+        self._entries.append(entry)
+        self._bytes += entry.size_bytes
+        if len(self._entries) >= limits.SEGMENT_ENTRIES_MAX or self._bytes >= _APPEND_BYTES:
+            await self.flush()
+
+    async def flush(self) -> None:
+        if not self._entries:
+            return
+        head, written_bytes = await self._journal.append(self.revived.head, self._entries)
+        self.revived.head = head
+        self.revived.written_bytes += written_bytes
+        self._entries, self._bytes = [], 0
+
+    async def _entry(self, row: Row) -> Entry:
+        entry = entry_of(row)
+        if entry.kind == Kind.COMPACTION:
+            if row.snapshot is None:
+                return without_snapshot(entry)
+            return await self._compaction(entry, row.snapshot.encode())
+        if entry.kind not in MESSAGE_KINDS:
+            return entry
+        body = message_body(row, whole=False)
+        if row.shown is None:
+            return dataclasses.replace(entry, body=body)
+        whole = to_json(message_body(row, whole=True))
+        original, written_bytes = await self._packs.write_body(self._thread, entry.kind, whole)
+        self.revived.written_bytes += written_bytes
+        return dataclasses.replace(entry, body=body, original=original)
+
+    async def _compaction(self, entry: Entry, snapshot: bytes) -> Entry:
+        """Put a snapshot into the new thread's place, and have its entry lead there."""
+        compacted = parsed_compaction(entry)
+        ref, written_bytes = await self._packs.write_body(self._thread, Kind.SNAPSHOT, snapshot)
+        self.revived.written_bytes += written_bytes
+        self.revived.snapshot = dataclasses.replace(compacted.snapshot, ref=ref)
+        moved: Compacted = dataclasses.replace(compacted, snapshot=self.revived.snapshot)
+        return note(entry.seq, entry.kind, moved, entry.time_ms)
+
+
+async def revive(
+    packs: PackStore, thread: str, archive: StoredArchive, last: Entry, on_progress: Progress
+) -> Revived:
+    """Write an archive's journal into a thread's place, up to `last`, which comes after it."""
+    writer = _Writer(packs, thread)
+    for first_seq, count in archive.file.groups:
+        last_seq = min(first_seq + count, last.seq) - 1
+        for row in await in_thread(archive.file.read, first_seq, last_seq):
+            await writer.add(row)
+        on_progress("written", last_seq, last.seq - 1)
+        if last_seq == last.seq - 1:
+            break
+    await writer.append(last)
+    await writer.flush()
+    return writer.revived

@@ -1,0 +1,309 @@
+"""Writing archives: a journal into one file, the file into the store, and all of it read back.
+
+The manifest comes last. Whoever is killed before that leaves at most a file that nobody lists, and it
+is removed when the thread is archived again a day later.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from everlong import limits
+from everlong.archive import digests
+from everlong.archive import manifest as manifests
+from everlong.archive.digests import Digests
+from everlong.archive.manifest import FILE, MANIFEST, PREFIX, Facts, Manifest, archive_key
+from everlong.archive.reading import StoredArchive
+from everlong.archive.rows import Row, has_snapshot, row_of
+from everlong.errors import BlobCorrupt, BlobMissing, ConfigError
+from everlong.models import Entry, Kind, SegmentRef, seq_after
+from everlong.storage.blobs import BlobStore
+from everlong.storage.cache import CachedBlobStore
+from everlong.storage.journal import JournalReader
+from everlong.storage.keys import ARCHIVE_PURPOSE, SALT_BYTES, Keys
+from everlong.storage.packstore import PackStore
+from everlong.storage.segments import MESSAGE_KINDS
+from everlong.storage.threads import in_thread
+from everlong.storage.uploading import put_file
+
+# Entries are read so many at a time, and messages while they have at most so many bytes; one alone may
+# have 64 MiB. So with a row group in the making, an archive takes some hundred MiB at the very most.
+_SCAN_ENTRIES: Final = 256
+_BATCH_BYTES: Final = 8 * limits.MIB
+# An archive that is being written by somebody else is not taken for one that was left behind.
+_LEFT_BEHIND_MS: Final = 24 * 3600 * 1000
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Told what is being done, how many entries of how many."""
+
+
+def silent(_what: str, _done: int, _total: int) -> None:
+    """Tell nobody."""
+
+
+async def journal_rows(
+    journal: JournalReader, head: SegmentRef | None, *, snapshots: bool = True
+) -> AsyncIterator[list[Row]]:
+    """Yield the rows of a journal, a bounded number of bytes at a time.
+
+    Without snapshots, none is read.
+    """
+    last_seq = seq_after(head) - 1
+    newest = await journal.last(head, Kind.COMPACTION) if snapshots else None
+    for from_seq in range(1, last_seq + 1, _SCAN_ENTRIES):
+        entries = await journal.read(head, from_seq, min(last_seq, from_seq + _SCAN_ENTRIES - 1))
+        for batch in _batches(entries):
+            yield await _rows(journal, head, batch, newest)
+
+
+def _batches(entries: Sequence[Entry]) -> list[list[Entry]]:
+    batches: list[list[Entry]] = []
+    size_bytes = _BATCH_BYTES
+    for entry in entries:
+        own_bytes = entry.size_bytes + (entry.original.size_bytes if entry.original else 0)
+        if size_bytes + own_bytes > _BATCH_BYTES:
+            batches.append([])
+            size_bytes = 0
+        batches[-1].append(entry)
+        size_bytes += own_bytes
+    return batches
+
+
+async def _rows(
+    journal: JournalReader,
+    head: SegmentRef | None,
+    entries: Sequence[Entry],
+    newest: Entry | None,
+) -> list[Row]:
+    spoken = [entry for entry in entries if entry.kind in MESSAGE_KINDS]
+    cut = [entry for entry in spoken if entry.original is not None]
+    whole = await journal.bodies(spoken, whole=True)
+    shown = await journal.bodies(cut)
+    bodies = {entry.seq: body for entry, body in zip(spoken, whole, strict=True)}
+    shorts = {entry.seq: body for entry, body in zip(cut, shown, strict=True)}
+    rows = []
+    for entry in entries:
+        snapshot = None
+        if entry.kind == Kind.COMPACTION and head is not None and newest is not None:
+            snapshot = await _snapshot(journal, head, entry, newest)
+        rows.append(row_of(entry, bodies.get(entry.seq), shorts.get(entry.seq), snapshot))
+    return rows
+
+
+async def _snapshot(
+    journal: JournalReader, head: SegmentRef, entry: Entry, newest: Entry
+) -> bytes | None:
+    """Return what a compaction made. Older ones may be gone: nothing goes on from them."""
+    try:
+        if not has_snapshot(entry):
+            raise BlobMissing("It was gone before the thread was revived.")
+        return await journal.snapshot(head, entry)
+    except BlobMissing as error:
+        if entry.seq != newest.seq:
+            return None
+        raise BlobMissing(
+            f"the snapshot that entry {entry.seq} made is gone from the store, and it is the one in "
+            f"force: without it the thread cannot go on, nor could one that is revived. It is not "
+            f"archived, and nothing was freed. {error}"
+        ) from error
+
+
+async def write(
+    packs: PackStore, journal: JournalReader, facts: Facts, on_progress: Progress = silent
+) -> Manifest:
+    """Write an archive of a journal, read it back, and list it; return its manifest."""
+    store = _behind(packs.store)
+    keys = await packs.keys()
+    salt = os.urandom(SALT_BYTES) if keys is not None else b""
+    key = None if keys is None else keys.derive(keys.active, ARCHIVE_PURPOSE, salt)
+    with tempfile.TemporaryDirectory(prefix="everlong-archive-") as folder:
+        path = Path(folder, "archive.parquet")
+        span = await _write_file(path, journal, facts, key, on_progress)
+        written = await in_thread(digests.of_file, path)
+        manifest = _manifest(facts, span, keys, salt, written)
+        await put_file(store, manifest.file_key, path)
+    await verify(packs, journal, facts.status.head, manifest, on_progress)
+    listed = manifests.dump(manifest, keys)
+    await store.put(archive_key(facts.thread, facts.archive_id, MANIFEST), listed)
+    return manifests.load(listed, archive_key(facts.thread, facts.archive_id, MANIFEST))
+
+
+@dataclasses.dataclass
+class _Span:
+    """What is known of a journal once it was read."""
+
+    first_ms: int = 0
+    last_ms: int = 0
+    snapshot_seq: int = 0
+    snapshots_missing: int = 0
+
+    def add(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            self.first_ms = min(self.first_ms or row.time_ms, row.time_ms)
+            self.last_ms = max(self.last_ms, row.time_ms)
+            if row.kind == Kind.COMPACTION:
+                self.snapshot_seq = row.seq
+                self.snapshots_missing += row.snapshot is None
+
+
+async def _write_file(
+    path: Path, journal: JournalReader, facts: Facts, key: bytes | None, on_progress: Progress
+) -> _Span:
+    # Here, since pyarrow comes with an extra, and only archives need it.
+    from everlong.archive.parquet import ArchiveWriter
+
+    span = _Span()
+    writer = await in_thread(ArchiveWriter, path, manifests.facts_json(facts), key)
+    async for rows in journal_rows(journal, facts.status.head):
+        span.add(rows)
+        await in_thread(writer.add, rows)
+        on_progress("written", rows[-1].seq, facts.entries)
+    await in_thread(writer.close)
+    return span
+
+
+def _manifest(
+    facts: Facts, span: _Span, keys: Keys | None, salt: bytes, written: Digests
+) -> Manifest:
+    status = facts.status
+    return Manifest(
+        archive_id=facts.archive_id,
+        thread_id=facts.thread_id,
+        namespace=facts.namespace,
+        thread=facts.thread,
+        agent=status.agent,
+        status=status.status,
+        entries=facts.entries,
+        first_ms=span.first_ms,
+        last_ms=span.last_ms,
+        snapshot_seq=span.snapshot_seq,
+        snapshots_missing=span.snapshots_missing,
+        head=manifests.head_text(status.head),
+        steps=status.counters.steps,
+        tokens=status.counters.tokens,
+        cost_usd=status.counters.cost_usd,
+        archived_ms=facts.archived_ms,
+        by=facts.by if keys is None else "",
+        reason=facts.reason if keys is None else "",
+        size_bytes=written.size_bytes,
+        sha256=written.sha256,
+        footer_bytes=written.footer_bytes,
+        footer_sha256=written.footer_sha256,
+        key_id="" if keys is None else keys.active,
+        salt=salt.hex(),
+    )
+
+
+async def verify(
+    packs: PackStore,
+    journal: JournalReader | None,
+    head: SegmentRef | None,
+    manifest: Manifest,
+    on_progress: Progress = silent,
+) -> StoredArchive:
+    """Read an archive back from its store: every byte, and every row beside the journal's, if given."""
+    store = _behind(packs.store)
+    if await digests.of_stored(store, manifest) != (manifest.size_bytes, manifest.sha256):
+        raise _differs(manifest, "its bytes are not those that were written")
+    archive = await StoredArchive.open(packs, manifest, store)
+    if archive.file.rows != manifest.entries or archive.facts.entries != manifest.entries:
+        raise _differs(manifest, f"it has {archive.file.rows} rows, and not {manifest.entries}")
+    if journal is not None:
+        await _compare(archive, journal, head, on_progress)
+    return archive
+
+
+async def _compare(
+    archive: StoredArchive, journal: JournalReader, head: SegmentRef | None, on_progress: Progress
+) -> None:
+    """Compare every row with the journal's. Each row group is fetched once, and held alone."""
+    manifest, stored = archive.manifest, _stored_rows(archive)
+    async for rows in journal_rows(journal, head):
+        for row in rows:
+            if row != await anext(stored, None):
+                raise _differs(manifest, f"entry {row.seq} is not the journal's")
+        on_progress("verified", rows[-1].seq, manifest.entries)
+    if await anext(stored, None) is not None:
+        raise _differs(manifest, "it has more entries")
+
+
+async def _stored_rows(archive: StoredArchive) -> AsyncIterator[Row]:
+    for first_seq, count in archive.file.groups:
+        for row in await in_thread(archive.file.read, first_seq, first_seq + count - 1):
+            yield row
+
+
+async def clear_left_behind(store: BlobStore, thread: str, now_ms: int) -> int:
+    """Remove files of archives that were never listed, a day old and more; return how many."""
+    listed, files = set(), []
+    async for each in store.list(f"{PREFIX}{thread}/"):
+        name = each.key.rpartition("/")[2]
+        if name.endswith(MANIFEST):
+            listed.add(name.removesuffix(MANIFEST))
+        elif name.endswith(FILE):
+            files.append(name.removesuffix(FILE))
+    gone = [
+        archive_key(thread, each, FILE)
+        for each in files
+        if each not in listed and _is_old(each, now_ms)
+    ]
+    if gone:
+        await store.delete(gone)
+    return len(gone)
+
+
+def _is_old(archive_id: str, now_ms: int) -> bool:
+    try:
+        return manifests.archive_ms(archive_id) < now_ms - _LEFT_BEHIND_MS
+    except ValueError:  # Somebody else's file.
+        return False
+
+
+def _behind(store: BlobStore) -> BlobStore:
+    """Return the store itself: what is read back is to come from there."""
+    return store.behind if isinstance(store, CachedBlobStore) else store
+
+
+def _differs(manifest: Manifest, what: str) -> BlobCorrupt:
+    return BlobCorrupt(
+        f"archive {manifest.file_key!r} is not what the thread's journal is: {what}. Nothing was "
+        "freed. Archive the thread again, or restore the file from a backup of the store."
+    )
+
+
+def check_target(path: Path) -> None:
+    """Refuse a path that an archive cannot be exported to, or where something lies already."""
+    if path.exists() or path.is_symlink():
+        raise ConfigError(f"{str(path)!r} is there already; export to another path, or remove it")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{str(path.parent)!r} is no directory; create it first")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"{str(path.parent)!r} cannot be written to; export to another path")
+
+
+async def export(packs: PackStore, manifest: Manifest, path: Path) -> int:
+    """Write an archive to disk as a plain Parquet file, for any tool; return its rows.
+
+    All bytes of it are checked before.
+    """
+    from everlong.archive import parquet
+
+    await asyncio.to_thread(check_target, path)
+    archive = await verify(packs, None, None, manifest)
+    partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
+    try:
+        # What was said is for this user alone, as in a store of files.
+        await asyncio.to_thread(partial.touch, 0o600, exist_ok=False)
+        rows = await in_thread(parquet.export, archive.file, partial)
+        await asyncio.to_thread(partial.replace, path)
+    except OSError as error:
+        raise ConfigError(f"{str(path)!r} cannot be written: {error.strerror or error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread(partial.unlink, missing_ok=True)
+    return rows
