@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from opentelemetry import context
 from opentelemetry.context import Context
@@ -22,7 +22,7 @@ from temporalio.service import RPCError
 from temporalio.worker import ReplayerConfig, Worker, WorkerConfig, WorkflowRunner
 
 from everlong import limits
-from everlong.activities import AgentActivities, CheckActivities
+from everlong.activities import AgentActivities, CheckActivities, SweepActivities
 from everlong.agents import Agent
 from everlong.codecs import EverlongCodec, measuring
 from everlong.errors import ConfigError, LimitReached, PluginNotOnClient
@@ -39,14 +39,18 @@ from everlong.storage import BlobStore
 from everlong.storage.counting import READS
 from everlong.storage.keys import KeySource
 from everlong.storage.opening import open_packs
+from everlong.storage.packstore import PackStore
+from everlong.sweep import Preserved
 from everlong.telemetry import Telemetry
-from everlong.workflows import AgentWorkflow, DoctorWorkflow
+from everlong.workflows import AgentWorkflow, DoctorWorkflow, SweeperWorkflow
 
 T = TypeVar("T")
 
 _LOG: Final = logging.getLogger(__name__)
-_WORKFLOWS: Final[list[type]] = [AgentWorkflow, DoctorWorkflow]
+_WORKFLOWS: Final[list[type]] = [AgentWorkflow, DoctorWorkflow, SweeperWorkflow]
 _STICKY: Final = "sticky_queue_schedule_to_start_timeout"
+# What the extra `admin` brings, and archives need.
+_ARCHIVE_PACKAGES: Final = ("pyarrow", "duckdb")
 _SDK_STICKY_DEFAULT: Final = timedelta(seconds=10)
 
 
@@ -118,7 +122,7 @@ class EverlongPlugin(SimplePlugin):
         self._prefetchers: list[Prefetcher] = []
         self._workers: list[Worker] = []
         self._activities = AgentActivities(
-            self.packs, agents, policy or Policy(), telemetry, self._resumes.lasted_ms
+            self.packs, agents, policy or Policy(), telemetry, self._resumes.last
         )
         checks = CheckActivities(
             self.packs,
@@ -126,7 +130,17 @@ class EverlongPlugin(SimplePlugin):
             inline_bytes_max=inline_bytes_max,
             has_attributes=lambda: self._activities.has_attributes,
         )
-        activities = [*self._activities.all(), checks.check]
+        self.sweeps = SweepActivities(
+            self.packs,
+            telemetry,
+            None if cache_dir is None else Path(cache_dir),
+            self._archive_due,
+        )
+        activities: list[Callable[..., Any]] = [
+            *self._activities.all(),
+            checks.check,
+            self.sweeps.sweep,
+        ]
         super().__init__(
             "everlong.EverlongPlugin",
             data_converter=self._with_codec,
@@ -207,6 +221,23 @@ class EverlongPlugin(SimplePlugin):
         return dataclasses.replace(
             converter, payload_codec=self.codec.around(converter.payload_codec)
         )
+
+    async def _archive_due(self, client: Client, packs: PackStore) -> Preserved:
+        """Archive what is due. Archives need packages that a worker may do without."""
+        try:
+            # Here, since a worker that sweeps nothing need not wait for it.
+            from everlong.admin import service
+
+            return await service.preserve(client, packs)
+        except ModuleNotFoundError as error:
+            if error.name not in _ARCHIVE_PACKAGES:
+                raise
+            return Preserved(
+                failed=(
+                    "threads that a limit has ended to be archived are not archived by this worker: "
+                    f"it lacks {error.name!r}. Install it with: pip install 'everlong[admin]'",
+                )
+            )
 
     def _with_hooks(self, runner: WorkflowRunner, prefetcher: Prefetcher) -> WorkflowRunner:
         def new_hooks(info: workflow.Info, recorded: Recorded) -> list[ActivationHook]:

@@ -21,7 +21,7 @@ from everlong.activities.builtins import Session, builtin, in_session
 from everlong.activities.calling import run_call
 from everlong.activities.chatting import chat
 from everlong.activities.pulse import Pulse, held, pulse
-from everlong.activities.replies import all_wanted, call_info, complaint, find_call
+from everlong.activities.replies import all_wanted, call_info, complaint, find_call, step_info
 from everlong.activities.shortening import compacted, evicted, expired, shown, summary
 from everlong.activities.telling import Teller
 from everlong.activities.user_code import ToolThreads
@@ -62,7 +62,7 @@ from everlong.policy import Policy
 from everlong.storage.packstore import PackStore
 from everlong.storage.threads import in_thread
 from everlong.telemetry import Telemetry
-from everlong.telemetry.recent import Recent
+from everlong.telemetry.recent import Recent, Resumed
 from everlong.telemetry.spans import COMPACT as COMPACT_SPAN
 
 
@@ -75,14 +75,14 @@ class AgentActivities:
         agents: Iterable[Agent],
         policy: Policy | None = None,
         telemetry: Telemetry | None = None,
-        resumed_ms: Recent[float] | None = None,
+        resumes: Recent[Resumed] | None = None,
     ) -> None:
         self._packs = packs
         self._agents = {each.name: each for agent in agents for each in agent.family}
         self._policy = policy or Policy()  # For agents that have none of their own.
         self._tools = ToolThreads()
         self._teller = Teller(telemetry or Telemetry())
-        self._resumed_ms = resumed_ms or Recent()
+        self._resumes = resumes or Recent()
         self.has_attributes = False
         """Whether the server has our search attributes; the plugin finds out."""
 
@@ -121,15 +121,17 @@ class AgentActivities:
             wanted_calls = await all_wanted(agent, message.tool_calls, self._tools)
             seq = seq_after(context.head, call.tail)
             now_ms = _now_ms()
+            resumed = self._resumes.take(activity.info().workflow_run_id or "") or Resumed()
+            context_bytes = compaction.size_of(messages)
             entry = dataclasses.replace(
                 new_entry(seq, Kind.REPLY, message, now_ms),
                 tokens=reply.tokens,
                 cost_usd=reply.cost_usd,
+                step=step_info(call, context_bytes, resumed),
             )
             head, written_bytes = await living.patiently(
                 lambda: reader.journal.append(context.head, [*call.tail, entry])
             )
-        context_bytes = compaction.size_of(messages)
         teller.wrote("model", agent.name, context.turn, written_bytes)
         teller.sizes(call, context_bytes, past.policy.compact_at_bytes)
         teller.journalled(call.tail, agent.name, context.turn)
@@ -148,7 +150,7 @@ class AgentActivities:
             time_ms=now_ms,
             attributes=self.has_attributes,
             asked_at=self.has_attributes,
-            resume_ms=self._resumed_ms.take(activity.info().workflow_run_id or "") or 0.0,
+            resume_ms=resumed.ms,
         )
 
     @activity.defn(name=RUN_TOOL)

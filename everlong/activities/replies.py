@@ -20,7 +20,9 @@ from everlong.models import (
     CallOptions,
     Kind,
     Message,
+    ModelCall,
     SegmentRef,
+    StepInfo,
     ToolCall,
     ToolRun,
     WantedCall,
@@ -28,6 +30,7 @@ from everlong.models import (
     printable,
 )
 from everlong.past import Reader
+from everlong.telemetry.recent import Resumed
 
 # What is wrong with a tool's arguments, as told to the model. Pydantic quotes a part of the input.
 _COMPLAINT_CHARS_MAX = 2000
@@ -121,6 +124,18 @@ def _wanted(agent: Agent, call: ToolCall, *, unsure: bool = False) -> WantedCall
         preview=printable(call.arguments, limits.CALL_PREVIEW_CHARS_MAX) if asks else "",
         digest=call_digest(call.tool, call.arguments),
         options=options,
+    )
+
+
+def step_info(call: ModelCall, context_bytes: int, resumed: Resumed) -> StepInfo:
+    """Return what the journal says of a model call, beside the reply."""
+    return StepInfo(
+        number=call.steps,
+        thread_bytes=call.thread_bytes,
+        context_bytes=context_bytes,
+        resume_ms=round(resumed.ms, 1),
+        resume_cause=resumed.cause,
+        resume_events=resumed.events,
     )
 
 

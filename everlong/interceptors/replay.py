@@ -60,7 +60,7 @@ class _DropWhileReplaying(WorkflowOutboundInterceptor):
         return await super().start_child_workflow(child)
 
     def continue_as_new(self, input: ContinueAsNewInput) -> NoReturn:  # noqa: A002
-        dropped = _dropped(input, "continue_as_new_workflow_execution", "")
+        dropped = _dropped(input, "continue_as_new_workflow_execution", "", memo=None)
         headers = passed_on(input.headers)
         super().continue_as_new(dataclasses.replace(dropped, headers=headers))
 
@@ -72,11 +72,11 @@ def _next_activity_id() -> str:
     return str(seqs.get("activity", 0) + 1) if isinstance(seqs, dict) else ""
 
 
-def _dropped(call: Any, command: str, command_id: str) -> Any:
+def _dropped(call: Any, command: str, command_id: str, **beside: None) -> Any:
     if not workflow.unsafe.is_replaying():
         return call
     recorded = workflow.extern_functions()[TAKE](command, command_id)
-    return dataclasses.replace(call, args=[]) if recorded else call
+    return dataclasses.replace(call, args=[], **beside) if recorded else call
 
 
 def drop_recorded(completion: WorkflowActivationCompletion, recorded: Recorded) -> None:

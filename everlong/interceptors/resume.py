@@ -23,7 +23,7 @@ from everlong.interceptors.activation import ActivationHook
 from everlong.interceptors.recorded import Recorded
 from everlong.interceptors.rolls import identity, started_with
 from everlong.telemetry import Telemetry
-from everlong.telemetry.recent import Recent
+from everlong.telemetry.recent import Recent, Resumed
 from everlong.telemetry.spans import RESUME, Attributes
 
 # The server's clock may be off from ours. A task that seems to have started longer ago than any
@@ -38,8 +38,8 @@ class Resumes:
     telemetry: Telemetry
     evicted: Recent[bool] = dataclasses.field(default_factory=Recent)
     """Runs that this worker had, and dropped."""
-    lasted_ms: Recent[float] = dataclasses.field(default_factory=Recent)
-    """How long the last resume of a run took, for the run to publish."""
+    last: Recent[Resumed] = dataclasses.field(default_factory=Recent)
+    """The last resume of a run, for the run to publish and to journal."""
 
 
 class ResumeHook(ActivationHook):
@@ -120,7 +120,8 @@ class ResumeHook(ActivationHook):
         labels = {"cause": cause, "end": end}
         telemetry.meters.record("everlong.resume.duration", seconds, labels, context)
         if end == "live":
-            self._resumes.lasted_ms.note(self._info.run_id, seconds * 1000)
+            resumed = Resumed(seconds * 1000, cause, self._events_replayed)
+            self._resumes.last.note(self._info.run_id, resumed)
 
     def _started_ns(self, activation: WorkflowActivation) -> int:
         """Return when the server started the task, if its clock can be believed.

@@ -2,6 +2,7 @@
 
 from everlong.workflows.agent import AgentWorkflow
 from everlong.workflows.checking import DoctorWorkflow
+from everlong.workflows.sweeper import SweeperWorkflow
 from everlong.workflows.thread import Thread
 
-__all__ = ["AgentWorkflow", "DoctorWorkflow", "Thread"]
+__all__ = ["AgentWorkflow", "DoctorWorkflow", "SweeperWorkflow", "Thread"]

@@ -17,6 +17,7 @@ from everlong.models import (
     COMPACT_SIGNAL,
     CONFIGURE_UPDATE,
     DECIDE_UPDATE,
+    NOTE_SIGNAL,
     PAUSE_SIGNAL,
     PENDING_QUERY,
     REPORT_AGAIN_SIGNAL,
@@ -31,7 +32,6 @@ from everlong.models import (
     Control,
     ControlNote,
     Decide,
-    Entry,
     Kind,
     Pause,
     Report,
@@ -43,8 +43,11 @@ from everlong.models import (
 )
 from everlong.policy import LimitHit
 from everlong.workflows import approvals, transitions
-from everlong.workflows.showing import publish, status_of
+from everlong.workflows.notes import control_note, may_be_replaced
+from everlong.workflows.showing import next_memo, publish, status_of
 from everlong.workflows.thread import Thread
+
+_NOTES_PATCH = "everlong-notes"
 
 
 @workflow.defn(name=AGENT_WORKFLOW)
@@ -192,7 +195,7 @@ class AgentWorkflow:
     async def _roll(self) -> None:
         """Continue as new. Safe here: no step is in flight, and the state holds what waits."""
         await workflow.wait_condition(workflow.all_handlers_finished)
-        workflow.continue_as_new(self._thread.next_start())
+        workflow.continue_as_new(self._thread.next_start(), memo=next_memo(self._thread))
 
     async def _end(self) -> None:
         """Leave the journal whole, unread messages included, and say so to whoever waits."""
@@ -308,7 +311,7 @@ class AgentWorkflow:
     def pause(self, control: Control | None = None) -> None:
         """Take no more steps until `unpause`. What is under way ends; messages are still queued."""
         if self._thread.state.pause is None:
-            noted = _control_note("pause", control)
+            noted = control_note("pause", control)
             pause = Pause(by=noted.by, reason=noted.reason)
             self._thread.state = dataclasses.replace(self._thread.state, pause=pause)
             self._note(noted)
@@ -320,7 +323,7 @@ class AgentWorkflow:
         if state.pause is not None:
             state = transitions.forgive(state, state.pause.limit)
             self._thread.state = dataclasses.replace(state, pause=None)
-            self._note(_control_note("unpause", control))
+            self._note(control_note("unpause", control))
 
     @workflow.signal(name=COMPACT_SIGNAL)
     def compact(self, control: Control | None = None) -> None:
@@ -328,14 +331,25 @@ class AgentWorkflow:
         state = self._thread.state
         if not state.compact_asked:
             self._thread.state = dataclasses.replace(state, compact_asked=True)
-            self._note(_control_note("compact", control))
+            self._note(control_note("compact", control))
 
     @workflow.signal(name=STOP_SIGNAL)
     def stop(self, control: Control | None = None) -> None:
         """End the thread at the next safe point."""
+        archiving = control is not None and control.archive
         if not self._thread.stopping:
-            self._thread.stop()
-            self._note(_control_note("stop", control))
+            self._note(control_note("stop", control))
+        elif not archiving:
+            return
+        self._thread.stop(archiving=archiving)
+
+    @workflow.signal(name=NOTE_SIGNAL)
+    def note(self, note: ControlNote) -> None:
+        """Have the journal say what somebody did about the thread. It changes nothing else."""
+        if not workflow.patched(_NOTES_PATCH):
+            return  # A worker of the first releases has passed it over.
+        action = printable(note.action, limits.CALL_NAME_CHARS_MAX)
+        self._note(control_note(action, Control(by=note.by, reason=note.reason)))
 
     @workflow.query(name=STATUS_QUERY)
     def status(self) -> ThreadStatus:
@@ -354,14 +368,9 @@ class AgentWorkflow:
     def _note(self, control: ControlNote) -> None:
         """Note what somebody did. Beyond a bound, one pause or unpause stands for the last ones."""
         notes = self._thread.state.notes
-        if self._thread.has_many_notes and _may_be_replaced(notes[-1]):
+        if self._thread.has_many_notes and may_be_replaced(notes[-1]):
             self._thread.state = dataclasses.replace(self._thread.state, notes=notes[:-1])
         self._thread.note(Kind.CONTROL, control)
-
-
-def _may_be_replaced(note: Entry) -> bool:
-    """Whether a note says no more than the one after it. A change of the policy is refused instead."""
-    return note.kind == Kind.CONTROL and (note.data or {}).get("action") != "configure"
 
 
 def _update_id() -> str:
@@ -376,16 +385,6 @@ def _identified(message: SendMessage) -> SendMessage:
     if message.id or not update_id:
         return message
     return dataclasses.replace(message, id=short_digest(update_id, size_bytes=8))
-
-
-def _control_note(action: str, control: Control | None) -> ControlNote:
-    """Return what somebody did, as it is journalled."""
-    said = control or Control()
-    return ControlNote(
-        action=action,
-        by=printable(said.by, limits.CALL_NAME_CHARS_MAX),
-        reason=printable(said.reason, limits.REASON_CHARS_MAX),
-    )
 
 
 async def _signalled(thread_id: str, name: str, *arguments: object) -> bool:

@@ -1,4 +1,4 @@
-"""What a thread says of itself: in its status, and in search attributes.
+"""What a thread says of itself: in its status, in search attributes, and in a card, which is a memo.
 
 An upsert of those is an event, so only of changes that a person looks for.
 """
@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from temporalio import workflow
-from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
+from temporalio.common import RawValue, SearchAttributeKey, SearchAttributeUpdate
 
-from everlong.models import Approval, ThreadState, ThreadStatus
+from everlong.models import CARD_MEMO, Approval, ThreadCard, ThreadState, ThreadStatus
 from everlong.workflows import approvals, sizes, transitions
 from everlong.workflows.thread import Thread
 
@@ -24,12 +24,12 @@ _STATE_BYTES: Final = SearchAttributeKey.for_int("EverlongStateBytes")
 _GROWTH: Final = SearchAttributeKey.for_float("EverlongGrowthBytesPerHour")
 _LAST_RESUME: Final = SearchAttributeKey.for_float("EverlongLastResumeMs")
 _SIZES_PATCH: Final = "everlong-sizes"
+_CARDS_PATCH: Final = "everlong-cards"
 
 
 def status_of(thread: Thread, *, stopped: bool) -> ThreadStatus:
     """Return the answer of the `status` query."""
     state = thread.state
-    lag_bytes = state.context_bytes - thread.policy.compact_at_bytes
     return ThreadStatus(
         agent=thread.agent,
         status=_word(thread, stopped),
@@ -48,10 +48,18 @@ def status_of(thread: Thread, *, stopped: bool) -> ThreadStatus:
         streaks=state.streaks,
         state_bytes=transitions.state_bytes(state),
         context_bytes=state.context_bytes,
-        compaction_lag_bytes=max(0, lag_bytes) if state.compaction_due_ms is not None else 0,
+        compaction_lag_bytes=_lag_bytes(thread),
         compaction_due_ms=state.compaction_due_ms,
         policy=thread.policy,
     )
+
+
+def _lag_bytes(thread: Thread) -> int:
+    """Return by how much the context is larger than it should be, if a compaction is due."""
+    state = thread.state
+    if state.compaction_due_ms is None:
+        return 0
+    return max(0, state.context_bytes - thread.policy.compact_at_bytes)
 
 
 def _word(thread: Thread, stopped: bool) -> str:
@@ -68,13 +76,19 @@ def _word(thread: Thread, stopped: bool) -> str:
 
 
 def publish(thread: Thread) -> None:
-    """Upsert search attributes, if what they say has changed and the server has them."""
+    """Upsert the card and search attributes, if what they say has changed and the server has them."""
     state = thread.state
     now_ms = thread.now_ms()
-    is_due = sizes.is_due(state, now_ms)
+    waits = not thread.has_work or state.pause is not None
+    # Histories of the first releases have no such events.
+    has_card = sizes.is_card_due(state, now_ms, waits=waits) and workflow.patched(_CARDS_PATCH)
+    is_due = has_card or sizes.is_due(state, now_ms)
     if is_due:  # Growth is measured from here on, also where nothing is published.
         size = sizes.published(state, now_ms)
-        thread.state = dataclasses.replace(state, published_size=size)
+        trend = sizes.trend(state, now_ms)
+        thread.state = dataclasses.replace(state, published_size=size, trend=trend)
+    if has_card:
+        workflow.upsert_memo({CARD_MEMO: _card(thread, now_ms)})
     if not state.attributes:
         return
     pending = approvals.pending(state)
@@ -90,12 +104,40 @@ def publish(thread: Thread) -> None:
         ]
         if state.asked_at:
             updates.append(_asked_at(pending))
-    # Histories of the first release have no such events.
-    if is_due and workflow.patched(_SIZES_PATCH):
+    if has_card or (is_due and workflow.patched(_SIZES_PATCH)):
         updates += _size(state, now_ms)
     if updates:
         thread.state = dataclasses.replace(thread.state, published=published)
         workflow.upsert_search_attributes(updates)
+
+
+def next_memo(thread: Thread) -> dict[str, object]:
+    """Return the memo of the next run. By itself it would be the one that this run began with."""
+    memo: dict[str, object] = {
+        name: RawValue(payload) for name, payload in workflow.info().raw_memo.items()
+    }
+    return memo | {CARD_MEMO: _card(thread, thread.now_ms())}
+
+
+def _card(thread: Thread, now_ms: int) -> ThreadCard:
+    state, counters = thread.state, thread.state.counters
+    return ThreadCard(
+        ms=now_ms,
+        steps=counters.steps,
+        messages=counters.messages,
+        runs=counters.runs,
+        tokens=counters.tokens,
+        cost_usd=counters.cost_usd,
+        operational_bytes=transitions.state_bytes(state),
+        context_bytes=state.context_bytes,
+        stored_bytes=counters.written_bytes,
+        read_bytes=counters.context_bytes,
+        lag_bytes=_lag_bytes(thread),
+        lag_since_ms=state.compaction_due_ms,
+        resume_ms=round(state.resume_ms, 1),
+        since_ms=state.since_ms,
+        trend=state.trend,
+    )
 
 
 def _size(state: ThreadState, now_ms: int) -> list[SearchAttributeUpdate[Any]]:

@@ -1,8 +1,10 @@
 """When a thread's size is worth telling: pure functions of its state.
 
 An upsert of search attributes is an event. So there is one when a thread has grown by a quarter, and by
-1 MiB at least; when it has grown at all and an hour has passed; when it comes to rest; and when a resume
-takes half or double of what the last did.
+1 MiB at least; when it has grown at all and an hour has passed; when it comes to rest; and when a
+resume takes half or double of what the last did. A card, which is a memo, is written also when it has
+grown by 64 KiB, or made a quarter more steps; when it waits after some, or has compacted; and when
+it ends.
 """
 
 from typing import Final
@@ -12,26 +14,36 @@ from everlong.models import PublishedSize, ThreadState
 
 _GROWN: Final = 1.25
 _GROWN_BYTES_MIN: Final = limits.MIB
+# Up to 4 GiB that is some 55 cards in all.
+_CARD_BYTES_MIN: Final = 64 * limits.KIB
+_CARD_STEPS_MIN: Final = 8
 _HOUR_MS: Final = 3_600_000
 # Over less than this, a rate says little.
 _WINDOW_MS_MIN: Final = 60_000
 
 
 def growth(state: ThreadState, now_ms: int) -> float:
-    """Return what the thread stores an hour, since its size was last looked at.
+    """Return what the thread stores an hour, since the last size that is a minute old.
 
     It is 0 at rest, and as long as there is nothing to compare with.
     """
     last = state.published_size
     if state.rested or last is None:
         return 0.0
-    elapsed_ms = max(now_ms - last.ms, _WINDOW_MS_MIN)
-    grown_bytes = max(0, state.counters.written_bytes - last.thread_bytes)
+    since_ms, since_bytes = _since(last, now_ms)
+    elapsed_ms = max(now_ms - since_ms, _WINDOW_MS_MIN)
+    grown_bytes = max(0, state.counters.written_bytes - since_bytes)
     return round(grown_bytes * _HOUR_MS / elapsed_ms, 1)
 
 
+def _since(last: PublishedSize, now_ms: int) -> tuple[int, int]:
+    if last.before is not None and now_ms - last.ms < _WINDOW_MS_MIN:
+        return last.before
+    return last.ms, last.thread_bytes
+
+
 def is_due(state: ThreadState, now_ms: int) -> bool:
-    """Whether what was published of a thread's size has become untrue enough."""
+    """Whether what search attributes say of a thread's size has become untrue enough."""
     size_bytes = state.counters.written_bytes
     last = state.published_size
     if last is None:
@@ -40,11 +52,40 @@ def is_due(state: ThreadState, now_ms: int) -> bool:
         return True
     if size_bytes > last.thread_bytes and now_ms - last.ms >= _HOUR_MS:
         return True
-    enough_bytes = max(last.thread_bytes * _GROWN, last.thread_bytes + _GROWN_BYTES_MIN)
-    if size_bytes >= enough_bytes:
+    if size_bytes >= max(last.thread_bytes * _GROWN, last.thread_bytes + _GROWN_BYTES_MIN):
         return True
     slower = state.resume_ms > 2 * last.resume_ms
     return slower or 0 < state.resume_ms < last.resume_ms / 2
+
+
+def is_card_due(state: ThreadState, now_ms: int, *, waits: bool) -> bool:
+    """Whether what the card says has become untrue enough: sooner, since people watch it."""
+    last = state.published_size
+    if last is None or is_due(state, now_ms):
+        return is_due(state, now_ms)
+    size_bytes, steps = state.counters.written_bytes, state.counters.steps
+    if waits and (steps > last.steps or state.context_bytes != last.context_bytes):
+        return True
+    if size_bytes > last.thread_bytes and state.stopping:
+        return True
+    return steps >= max(last.steps * _GROWN, last.steps + _CARD_STEPS_MIN) or size_bytes >= max(
+        last.thread_bytes * _GROWN, last.thread_bytes + _CARD_BYTES_MIN
+    )
+
+
+def trend(state: ThreadState, now_ms: int) -> tuple[tuple[int, int], ...]:
+    """Return sizes that were published, with the one that is now: of the thread's whole life.
+
+    Where there are too many, the one goes whose neighbours are closest for its age. So there is always
+    one of some hours ago, and one of some days, however long the life is.
+    """
+    samples = (*state.trend, (now_ms, state.counters.written_bytes))
+    if len(samples) <= limits.TREND_MAX:
+        return samples
+    inner = range(1, len(samples) - 1)
+    ages = [max(1, now_ms - ms) for ms, _ in samples]
+    crowded = min(inner, key=lambda at: (ages[at - 1] - ages[at + 1]) / ages[at])
+    return samples[:crowded] + samples[crowded + 1 :]
 
 
 def published(state: ThreadState, now_ms: int) -> PublishedSize:
@@ -52,6 +93,9 @@ def published(state: ThreadState, now_ms: int) -> PublishedSize:
     return PublishedSize(
         ms=now_ms,
         thread_bytes=state.counters.written_bytes,
+        context_bytes=state.context_bytes,
+        steps=state.counters.steps,
         resume_ms=state.resume_ms,
         rested=state.rested,
+        before=None if state.published_size is None else _since(state.published_size, now_ms),
     )

@@ -73,9 +73,10 @@ class Thread:
         """Whether the thread is to end: steps under way do so as soon as they can."""
         return self.state.stopping
 
-    def stop(self) -> None:
-        """Have the thread end."""
-        self.state = dataclasses.replace(self.state, stopping=True)
+    def stop(self, *, archiving: bool = False) -> None:
+        """Have the thread end; as archived, if anybody has asked for that."""
+        archiving = archiving or self.state.archiving
+        self.state = dataclasses.replace(self.state, stopping=True, archiving=archiving)
 
     @property
     def held_by(self) -> str:
@@ -85,7 +86,8 @@ class Thread:
     def end_status(self) -> str:
         """Return what the thread is once it has ended."""
         ended = self.state.ended
-        return "archived" if ended is not None and ended.action == "archive" else "stopped"
+        by_limit = ended is not None and ended.action == "archive"
+        return "archived" if by_limit or self.state.archiving else "stopped"
 
     def reported(self, report: Report) -> None:
         """Take in what a sub-agent's thread says."""
@@ -153,6 +155,7 @@ class Thread:
             state_bytes=transitions.state_bytes(self.state),
             thread_bytes=self.state.counters.written_bytes,
             growth_bytes_per_hour=sizes.growth(self.state, self.now_ms()),
+            steps=self.state.counters.steps,
         )
         try:
             turn = await self._executor.execute(CALL_MODEL, call, ModelTurn, _MODEL)

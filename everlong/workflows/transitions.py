@@ -84,7 +84,7 @@ def queued_bytes(message: SendMessage) -> int:
 
 def read_bytes(message: SendMessage) -> int:
     """Return the size of a message as the first release had it: it decides when a run ends."""
-    return len(_MESSAGE.dump_json(message, exclude={"sent"})) + 1
+    return len(_MESSAGE.dump_json(message, exclude={"by", "sent"})) + 1
 
 
 def queue(state: ThreadState, message: SendMessage) -> ThreadState:
@@ -373,16 +373,16 @@ def _journalled(state: ThreadState) -> ThreadState:
 
 
 def _received(state: ThreadState, message: SendMessage, time_ms: int) -> ThreadState:
-    if message.ref is None:
-        return add_message(state, Kind.MESSAGE, Message(role="user", text=message.text), time_ms)
-    entry = new_entry(
-        seq_after(state.head, state.tail), Kind.MESSAGE, Message(role="user"), time_ms
-    )
-    entry = dataclasses.replace(
-        entry,
-        body=None,
-        ref=message.ref,
-        size_bytes=message.ref.size_bytes,
-        original=message.original,
-    )
+    said = Message(role="user", text=message.text)
+    entry = new_entry(seq_after(state.head, state.tail), Kind.MESSAGE, said, time_ms)
+    if message.ref is not None:
+        entry = dataclasses.replace(
+            entry,
+            body=None,
+            ref=message.ref,
+            size_bytes=message.ref.size_bytes,
+            original=message.original,
+        )
+    if message.by:
+        entry = dataclasses.replace(entry, data={"by": message.by})
     return dataclasses.replace(state, tail=(*state.tail, entry))

@@ -1,0 +1,63 @@
+"""The `everlong.sweep` activity."""
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+from temporalio import activity
+from temporalio.client import Client
+
+from everlong.models import SWEEP, SweepOptions, SweepReport
+from everlong.storage.packstore import PackStore
+from everlong.sweep import Histories, Preserved, Sweep
+from everlong.sweep.telling import told
+from everlong.telemetry import Telemetry
+
+ArchiveDue: TypeAlias = Callable[[Client, PackStore], Awaitable[Preserved]]
+
+
+class SweepActivities:
+    """Sweeps from within a worker: it has the keys, and the codecs of its team.
+
+    `archive_due` is awaited before each sweep. Without `index_dir` what was read is remembered for as
+    long as the process lives.
+    """
+
+    def __init__(
+        self,
+        packs: PackStore,
+        telemetry: Telemetry,
+        index_dir: Path | None = None,
+        archive_due: ArchiveDue | None = None,
+    ) -> None:
+        self._packs = packs
+        self._telemetry = telemetry
+        self._index_dir = index_dir
+        self.archive_due = archive_due
+
+    @activity.defn(name=SWEEP)
+    async def sweep(self, options: SweepOptions) -> SweepReport:
+        """Sweep the namespace of this worker."""
+        client = activity.client()
+        sweep = Sweep(
+            Histories(client),
+            client.data_converter.payload_codec,
+            self._packs,
+            options,
+            index_dir=self._directory(),
+            tell=activity.heartbeat,
+            archive_due=(
+                None if self.archive_due is None else partial(self.archive_due, client, self._packs)
+            ),
+        )
+        return await told(sweep, self._telemetry, activity.info().workflow_run_id or "")
+
+    def _directory(self) -> Path:
+        if self._index_dir is None:
+            self._index_dir = Path(tempfile.mkdtemp(prefix="everlong-sweep-"))
+            weakref.finalize(self, shutil.rmtree, self._index_dir, ignore_errors=True)
+        return self._index_dir
