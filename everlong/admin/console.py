@@ -3,13 +3,15 @@
 import shutil
 import sys
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console
-
-from everlong import limits
+from rich.table import Table
 
 out = Console(highlight=False, emoji=False)
 err = Console(stderr=True, highlight=False, emoji=False)
+# As wide as any table of ours would like to be.
+_PIPE_CHARS: Final = 1000
 
 
 def plain(text: str) -> str:
@@ -19,21 +21,15 @@ def plain(text: str) -> str:
     )
 
 
+def print_table(table: Table) -> None:
+    """Print a table: for a person as wide as their terminal is, for a pipe with nothing cut off."""
+    wide = Console(file=out.file, width=_PIPE_CHARS, highlight=False, emoji=False)
+    (out if out.is_terminal else wide).print(table)
+
+
 def command() -> str:
     """Return how this program is called from here: not every shell has it on its PATH."""
     if shutil.which("everlong"):
         return "everlong"
     program = Path(sys.argv[0])
     return "python -m everlong" if program.name == "__main__.py" else str(program)
-
-
-def bytes_text(size_bytes: int) -> str:
-    """Return a size as people read it: `512 B`, `1.2 MiB`."""
-    if size_bytes < limits.KIB:
-        return f"{size_bytes} B"
-    size = float(size_bytes)
-    for unit in ("KiB", "MiB", "GiB"):
-        size /= limits.KIB
-        if size < limits.KIB:
-            return f"{size:.1f} {unit}"
-    return f"{size / limits.KIB:.1f} TiB"

@@ -4,6 +4,13 @@ All take a client first. Those that read the store take `packs` too: the plugin'
 `everlong.storage.opening.open_packs(url)`.
 """
 
+from everlong.admin.service.archiving import (
+    Archived,
+    ArchivePage,
+    Then,
+    archive,
+    archives,
+)
 from everlong.admin.service.asking import (
     SCAN_ENTRIES,
     answer,
@@ -17,57 +24,178 @@ from everlong.admin.service.controlling import (
     compact,
     configure,
     decide,
+    note,
     pause,
     stop,
     unpause,
 )
+from everlong.admin.service.directory import (
+    PAGE_LIMIT_MAX,
+    TEXT_CHARS_MAX,
+    Directory,
+    Sort,
+    ThreadPage,
+)
 from everlong.admin.service.doctoring import examine
+from everlong.admin.service.due import Due, archive_due
+from everlong.admin.service.entries import (
+    ENTRIES_MAX,
+    SLICE_CHARS_MAX,
+    BodySlice,
+    EntryPage,
+    EntrySummary,
+    Form,
+    entry_body,
+    entry_download,
+    entry_page,
+)
 from everlong.admin.service.findings import Finding
+from everlong.admin.service.fleet import FleetView, StoreHealth, fleet, store_health
 from everlong.admin.service.folding import Totals
 from everlong.admin.service.forking import fork
-from everlong.admin.service.past import ThreadDiff, ThreadView, diff, state_at
+from everlong.admin.service.gathering import Reach
+from everlong.admin.service.gauges import Gauge
+from everlong.admin.service.overview import StateSizes, ThreadOverview, overview
+from everlong.admin.service.past import (
+    Past,
+    ThreadDiff,
+    ThreadView,
+    archive_of,
+    diff,
+    journal,
+    messages,
+    state_at,
+)
+from everlong.admin.service.planning import ArchivePlan, archive_plan, export_archive
+from everlong.admin.service.preserving import preserve
+from everlong.admin.service.previewing import Action, Preview, preview
+from everlong.admin.service.querying import QueryRead, QueryResult, named_query, query
+from everlong.admin.service.reviving import revive
+from everlong.admin.service.rows import ThreadRow, read_rows
+from everlong.admin.service.runs import RUNS_MAX, RunPage, RunRow, runs, ui_url
 from everlong.admin.service.sending import send
+from everlong.admin.service.series import Point, Series, series
 from everlong.admin.service.sizes import ThreadSize, size
+from everlong.admin.service.sweeping import (
+    last_sweep,
+    quarantined,
+    restore_quarantined,
+    schedule_sweeps,
+    sweep,
+    sweep_interval_seconds,
+    unschedule_sweeps,
+)
+from everlong.admin.service.waiting import Waiting, WaitingPage, waiting, waiting_in
 from everlong.admin.service.watching import (
     WORKER_SECONDS_MAX,
     arguments_of,
-    journal,
     journal_of,
-    messages,
     pending,
     status,
 )
+from everlong.archive import Manifest
+from everlong.queries import LIBRARY, Bounds, NamedQuery
 
 __all__ = [
+    "ENTRIES_MAX",
+    "LIBRARY",
+    "PAGE_LIMIT_MAX",
+    "RUNS_MAX",
     "SCAN_ENTRIES",
+    "SLICE_CHARS_MAX",
+    "TEXT_CHARS_MAX",
     "WORKER_SECONDS_MAX",
+    "Action",
+    "ArchivePage",
+    "ArchivePlan",
+    "Archived",
+    "BodySlice",
+    "Bounds",
+    "Directory",
+    "Due",
+    "EntryPage",
+    "EntrySummary",
     "Finding",
+    "FleetView",
+    "Form",
+    "Gauge",
+    "Manifest",
+    "NamedQuery",
+    "Past",
+    "Point",
+    "Preview",
+    "QueryRead",
+    "QueryResult",
+    "Reach",
+    "RunPage",
+    "RunRow",
+    "Series",
+    "Sort",
+    "StateSizes",
+    "StoreHealth",
+    "Then",
     "ThreadDiff",
+    "ThreadOverview",
+    "ThreadPage",
+    "ThreadRow",
     "ThreadSize",
     "ThreadView",
     "Totals",
+    "Waiting",
+    "WaitingPage",
     "answer",
     "answer_to",
+    "archive",
+    "archive_due",
+    "archive_of",
+    "archive_plan",
+    "archives",
     "arguments_of",
     "ask",
     "compact",
     "configure",
     "decide",
     "diff",
+    "entry_body",
+    "entry_download",
+    "entry_page",
     "examine",
+    "export_archive",
+    "fleet",
     "fork",
     "journal",
     "journal_of",
+    "last_sweep",
     "messages",
+    "named_query",
+    "note",
+    "overview",
     "pause",
     "pending",
+    "preserve",
+    "preview",
+    "quarantined",
+    "query",
+    "read_rows",
+    "restore_quarantined",
+    "revive",
+    "runs",
+    "schedule_sweeps",
     "send",
+    "series",
     "set_up",
     "size",
     "state_at",
     "status",
     "stop",
+    "store_health",
+    "sweep",
+    "sweep_interval_seconds",
+    "ui_url",
     "unpause",
+    "unschedule_sweeps",
     "wait_for_answer",
     "wait_for_status",
+    "waiting",
+    "waiting_in",
 ]

@@ -12,11 +12,13 @@ from everlong.models import (
     COMPACT_SIGNAL,
     CONFIGURE_UPDATE,
     DECIDE_UPDATE,
+    NOTE_SIGNAL,
     PAUSE_SIGNAL,
     STOP_SIGNAL,
     UNPAUSE_SIGNAL,
     Configure,
     Control,
+    ControlNote,
     Decide,
 )
 
@@ -49,24 +51,33 @@ async def configure(
 
 async def pause(client: Client, thread_id: str, by: str = "", reason: str = "") -> None:
     """Have a thread take no more steps. What is under way ends; messages are still queued."""
-    await _signal(client, thread_id, PAUSE_SIGNAL, by, reason)
+    await _signal(client, thread_id, PAUSE_SIGNAL, Control(by=by, reason=reason))
 
 
 async def unpause(client: Client, thread_id: str, by: str = "", reason: str = "") -> None:
     """Let a thread go on. A limit that is still reached pauses it again: raise it first."""
-    await _signal(client, thread_id, UNPAUSE_SIGNAL, by, reason)
+    await _signal(client, thread_id, UNPAUSE_SIGNAL, Control(by=by, reason=reason))
 
 
 async def compact(client: Client, thread_id: str, by: str = "", reason: str = "") -> None:
     """Have a thread compact its context at the next safe point."""
-    await _signal(client, thread_id, COMPACT_SIGNAL, by, reason)
+    await _signal(client, thread_id, COMPACT_SIGNAL, Control(by=by, reason=reason))
 
 
-async def stop(client: Client, thread_id: str, by: str = "", reason: str = "") -> None:
-    """Ask a thread to end at its next safe point."""
-    await _signal(client, thread_id, STOP_SIGNAL, by, reason)
+async def stop(
+    client: Client, thread_id: str, by: str = "", reason: str = "", *, archive: bool = False
+) -> None:
+    """Ask a thread to end at its next safe point: as `stopped`, or as `archived`."""
+    control = Control(by=by, reason=reason, archive=archive)
+    await _signal(client, thread_id, STOP_SIGNAL, control)
 
 
-async def _signal(client: Client, thread_id: str, name: str, by: str, reason: str) -> None:
+async def note(client: Client, thread_id: str, action: str, by: str = "", reason: str = "") -> None:
+    """Have a thread's journal say what was done about it. It changes nothing else."""
+    said = ControlNote(action=action, by=by, reason=reason)
+    await _signal(client, thread_id, NOTE_SIGNAL, said)
+
+
+async def _signal(client: Client, thread_id: str, name: str, said: Control | ControlNote) -> None:
     with translated(thread_id, ControlRefused):
-        await client.get_workflow_handle(thread_id).signal(name, Control(by=by, reason=reason))
+        await client.get_workflow_handle(thread_id).signal(name, said)

@@ -11,7 +11,8 @@ from temporalio.service import RPCError, RPCStatusCode
 from everlong.admin.service.folding import Totals
 from everlong.admin.service.past import Past, Scene
 from everlong.admin.service.translating import translated, translated_rpc
-from everlong.errors import ThreadExists
+from everlong.archive import manifest as manifests
+from everlong.errors import ThreadExists, ThreadNotFound
 from everlong.models import (
     AGENT_WORKFLOW,
     Counters,
@@ -39,6 +40,7 @@ async def fork(
     task_queue: str,
     agent: str | None = None,
     by: str = "",
+    reason: str = "",
 ) -> ThreadStart:
     """Start a thread whose past is another one's up to `seq`; return what it was started with.
 
@@ -48,16 +50,21 @@ async def fork(
     also by a limit.
     """
     past = await Past.open(client, packs, thread_id)
+    if past.archive is not None:
+        raise ThreadNotFound(
+            f"thread {thread_id!r} is only in its archives, and a fork shares packs with a thread that "
+            f"has some. Go on from the archive with: everlong revive {thread_id} {new_id} --at {seq}"
+        )
     head = past.head_with(seq)
-    await _check_free(client, new_id)
+    await check_free(client, packs, new_id)
     scene, totals = await past.scene(seq), await past.totals(seq)
     new_key = thread_key(client.namespace, new_id)
-    forked = Forked(thread_id=thread_id, seq=seq, by=by)
+    forked = Forked(thread_id=thread_id, seq=seq, by=by, reason=reason)
     entry = note(seq + 1, Kind.FORK, forked, time.time_ns() // 1_000_000)
     # All that the new thread's state will name is durable before it starts.
     new_head, head_bytes = await Journal(packs, new_key).fork(head, seq, entry)
     snapshot, snapshot_bytes = await _copied(packs, new_key, scene)
-    policy, changes = _policy(past.status, agent)
+    policy, changes = policy_for(past.status, agent)
     start = ThreadStart(
         agent=agent or past.status.agent,
         policy=policy,
@@ -66,14 +73,15 @@ async def fork(
             head=new_head,
             snapshot=snapshot,
             context_bytes=scene.context_bytes,
-            counters=_counters(totals, head_bytes + snapshot_bytes),
+            counters=fresh_counters(totals, head_bytes + snapshot_bytes),
+            since_ms=entry.time_ms,
         ),
     )
-    await _start(client, new_id, task_queue, start)
+    await start_thread(client, new_id, task_queue, start)
     return start
 
 
-def _counters(totals: Totals, written_bytes: int) -> Counters:
+def fresh_counters(totals: Totals, written_bytes: int) -> Counters:
     """Return counters of what the new thread does itself. Only its messages are numbered on."""
     return Counters(
         messages=totals.messages,
@@ -83,7 +91,7 @@ def _counters(totals: Totals, written_bytes: int) -> Counters:
     )
 
 
-def _policy(status: ThreadStatus, agent: str | None) -> tuple[Policy | None, dict[str, Any]]:
+def policy_for(status: ThreadStatus, agent: str | None) -> tuple[Policy | None, dict[str, Any]]:
     """Return the policy to begin with, or what is to be changed in the agent's own.
 
     Before a thread's first step its worker has not said what the agent's own is.
@@ -106,18 +114,27 @@ async def _copied(packs: PackStore, thread: str, scene: Scene) -> tuple[Snapshot
     return copy, written_bytes
 
 
-async def _check_free(client: Client, new_id: str) -> None:
-    """Refuse an id that is taken, before anything is stored under it."""
+async def check_free(client: Client, packs: PackStore, new_id: str) -> None:
+    """Refuse an id that is taken, before anything is stored under it.
+
+    One that only archives know counts too: they would be taken for the new thread's.
+    """
     try:
         await client.get_workflow_handle(new_id).describe()
     except RPCError as error:
-        if error.status == RPCStatusCode.NOT_FOUND and not error.message.startswith("Namespace"):
-            return
-        raise translated_rpc(error, new_id) from error
-    raise _taken(new_id)
+        if error.status != RPCStatusCode.NOT_FOUND or error.message.startswith("Namespace"):
+            raise translated_rpc(error, new_id) from error
+    else:
+        raise _taken(new_id)
+    if await manifests.ids(packs.store, thread_key(client.namespace, new_id)):
+        raise ThreadExists(
+            f"there are archives of a thread {new_id!r}, which the server has forgotten; nothing was "
+            "started. Choose another id."
+        )
 
 
-async def _start(client: Client, new_id: str, task_queue: str, start: ThreadStart) -> None:
+async def start_thread(client: Client, new_id: str, task_queue: str, start: ThreadStart) -> None:
+    """Start a thread under an id that nobody has had."""
     with translated(new_id):
         try:
             await client.start_workflow(

@@ -3,21 +3,22 @@
 Only what the journal holds is looked at. A step that a reset undid, or another branch, is not in it.
 """
 
+import asyncio
 import dataclasses
 from functools import cached_property
-from typing import Final
 
-from pydantic import TypeAdapter
 from temporalio.client import Client
 
 from everlong import compaction, limits
 from everlong.admin.service import folding
 from everlong.admin.service.asking import SCAN_ENTRIES
+from everlong.admin.service.watching import journal_of
 from everlong.admin.service.watching import status as status_of
-from everlong.errors import EntryNotFound
+from everlong.archive import ArchivedJournal, Manifest, StoredArchive
+from everlong.archive import manifest as manifests
+from everlong.errors import EntryNotFound, ThreadNotFound
 from everlong.models import (
     Approval,
-    Compacted,
     Decided,
     Entry,
     Fact,
@@ -29,10 +30,10 @@ from everlong.models import (
     seq_after,
     thread_key,
 )
-from everlong.past import Reader
+from everlong.past import items_of
+from everlong.storage.journal import JournalReader
 from everlong.storage.packstore import PackStore
-
-_COMPACTED: Final = TypeAdapter(Compacted)
+from everlong.storage.segments import MESSAGE_KINDS, parsed_compaction
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,8 @@ class ThreadView:
     agent: str
     seq: int
     time_ms: int
-    totals: folding.Totals
+    totals: folding.Totals | None
+    """None if they were not asked for: all entries up to this one have to be read for them."""
     pending: tuple[Approval, ...]
     facts: tuple[Fact, ...]
     snapshot: SnapshotRef | None
@@ -61,7 +63,9 @@ class ThreadDiff:
     first_seq: int
     last_seq: int
     entries: tuple[Entry, ...]
-    """Those after the first, up to the last."""
+    """Those after the first, up to the last; or the newest of them, if that was asked for."""
+    left_out: int
+    """Entries between the two that are not among these."""
     totals: folding.Totals
     """What these entries add."""
     context_added: tuple[Message, ...]
@@ -84,6 +88,8 @@ class Scene:
     snapshot_data: bytes
     context: tuple[Message, ...]
     facts: tuple[Fact, ...]
+    base: compaction.Snapshot | None
+    items: tuple[compaction.Item, ...]
 
     @cached_property
     def context_bytes(self) -> int:
@@ -94,18 +100,36 @@ class Scene:
 class Past:
     """The past of one thread, up to what its journal held when this was opened."""
 
-    def __init__(self, packs: PackStore, thread: str, thread_id: str, status: ThreadStatus) -> None:
-        self._packs = packs
-        self._reader = Reader(packs, thread)
-        self.journal = self._reader.journal
+    def __init__(
+        self,
+        thread_id: str,
+        status: ThreadStatus,
+        journal: JournalReader,
+        archive: Manifest | None = None,
+    ) -> None:
         self.thread_id = thread_id
         self.status = status
+        self.journal = journal
+        self.archive = archive
+        """Where it is read from, if the server does not know the thread any more."""
 
     @classmethod
     async def open(cls, client: Client, packs: PackStore, thread_id: str) -> "Past":
-        """Find out where a thread's journal ends now."""
-        status = await status_of(client, thread_id)
-        return cls(packs, thread_key(client.namespace, thread_id), thread_id, status)
+        """Find out where a thread's journal ends now; of one that is gone, its newest archive."""
+        try:
+            status = await status_of(client, thread_id)
+        except ThreadNotFound:
+            archive = await archive_of(client, packs, thread_id)
+            if archive is None:
+                raise
+            return cls.archived(archive)
+        return cls(thread_id, status, journal_of(client, packs, thread_id))
+
+    @classmethod
+    def archived(cls, archive: StoredArchive) -> "Past":
+        """Read the past of a thread from an archive."""
+        facts = archive.facts
+        return cls(facts.thread_id, facts.status, ArchivedJournal(archive), archive.manifest)
 
     def head_with(self, seq: int) -> SegmentRef:
         """Return the journal's head, which has to hold that entry."""
@@ -128,22 +152,38 @@ class Past:
         # At least the entry itself, for the time. Notes are journalled after what they came before.
         entries = await self.journal.read(head, min(first_seq, seq), seq)
         time_ms = max(entry.time_ms for entry in entries)
-        items = await self._reader.items([each for each in entries if each.seq >= first_seq])
+        items = await items_of(self.journal, [each for each in entries if each.seq >= first_seq])
         policy = self.status.policy
         # Results were cut to what their tool allows when they were stored.
         context = compaction.context(base, items, policy, time_ms, lambda _: limits.TEXT_BYTES_MAX)
         facts = compaction.facts_at(base, items, policy, time_ms)
-        return Scene(time_ms, snapshot, data, tuple(context), facts)
+        return Scene(time_ms, snapshot, data, tuple(context), facts, base, tuple(items))
 
     async def _snapshot(self, head: SegmentRef, seq: int) -> tuple[SnapshotRef | None, bytes]:
         """Return the snapshot in force after an entry, if there was one, and its bytes."""
         entry = await self.journal.last(head, Kind.COMPACTION, before_seq=seq)
         if entry is None:
             return None, b""
-        snapshot = _COMPACTED.validate_python(entry.data).snapshot
-        # A fork's first compactions are the other thread's.
-        ref = await self.journal.checked(head, snapshot.ref)
-        return snapshot, await self._packs.read_body(ref)
+        return parsed_compaction(entry).snapshot, await self.journal.snapshot(head, entry)
+
+    async def compacted(self, seq: int) -> tuple[int, int]:
+        """Return the size of the context after an entry, and what a compaction would leave of it."""
+        before = await self.scene(seq)
+        policy = self.status.policy
+        # In a thread: it takes some tens of milliseconds, and other requests are answered meanwhile.
+        after = await asyncio.to_thread(
+            compaction.compact,
+            before.base,
+            before.items,
+            policy,
+            before.time_ms,
+            keep_from_seq=seq + 1,
+        )
+        left = [item for item in before.items if item.entry.seq > after.upto_seq]
+        context = compaction.context(
+            after, left, policy, before.time_ms, lambda _: limits.TEXT_BYTES_MAX
+        )
+        return before.context_bytes, compaction.size_of(context)
 
     async def totals(self, seq: int) -> folding.Totals:
         """Add up all entries to one. It reads them all, a bounded number at a time."""
@@ -163,8 +203,45 @@ class Past:
         return folding.pending_after(await self.journal.read(head, reply.seq, seq))
 
 
-async def state_at(client: Client, packs: PackStore, thread_id: str, seq: int) -> ThreadView:
-    """Return what a thread was right after an entry, and what its model would have read then."""
+async def archive_of(
+    client: Client, packs: PackStore, thread_id: str, archive_id: str | None = None
+) -> StoredArchive | None:
+    """Open an archive of a thread, the newest if none is named; None if there is none."""
+    thread = thread_key(client.namespace, thread_id)
+    if archive_id is None:
+        manifest = await manifests.newest(packs, thread)
+    else:
+        manifest = await manifests.read(packs, thread, archive_id)
+    return None if manifest is None else await StoredArchive.open(packs, manifest)
+
+
+async def journal(
+    client: Client,
+    packs: PackStore,
+    thread_id: str,
+    first_seq: int = 1,
+    last_seq: int | None = None,
+) -> list[Entry]:
+    """Return the entries of a range, or all; those that are not there are left out."""
+    past = await Past.open(client, packs, thread_id)
+    return await past.journal.read(past.status.head, max(1, first_seq), last_seq)
+
+
+async def messages(client: Client, packs: PackStore, thread_id: str) -> list[Message]:
+    """Return a thread's whole conversation, long messages in full, read from its journal."""
+    past = await Past.open(client, packs, thread_id)
+    entries = await past.journal.read(past.status.head)
+    spoken = [entry for entry in entries if entry.kind in MESSAGE_KINDS]
+    return await past.journal.messages(spoken, whole=True)
+
+
+async def state_at(
+    client: Client, packs: PackStore, thread_id: str, seq: int, *, totals: bool = True
+) -> ThreadView:
+    """Return what a thread was right after an entry, and what its model would have read then.
+
+    Without totals, it costs no more in a long journal than in a short one.
+    """
     past = await Past.open(client, packs, thread_id)
     scene = await past.scene(seq)
     return ThreadView(
@@ -172,7 +249,7 @@ async def state_at(client: Client, packs: PackStore, thread_id: str, seq: int) -
         agent=past.status.agent,
         seq=seq,
         time_ms=scene.time_ms,
-        totals=await past.totals(seq),
+        totals=await past.totals(seq) if totals else None,
         pending=await past.pending(seq),
         facts=scene.facts,
         snapshot=scene.snapshot,
@@ -182,21 +259,36 @@ async def state_at(client: Client, packs: PackStore, thread_id: str, seq: int) -
 
 
 async def diff(
-    client: Client, packs: PackStore, thread_id: str, first_seq: int, last_seq: int
+    client: Client,
+    packs: PackStore,
+    thread_id: str,
+    first_seq: int,
+    last_seq: int | None = None,
+    *,
+    entries_max: int | None = None,
 ) -> ThreadDiff:
-    """Return what changed in a thread from one entry to another."""
+    """Return what changed in a thread from one entry to another, or to the newest.
+
+    With `entries_max`, no more than the newest of the entries between are read: contexts and facts are
+    compared all the same.
+    """
+    past = await Past.open(client, packs, thread_id)
+    if last_seq is None:
+        last_seq = max(first_seq, seq_after(past.status.head) - 1)
     if first_seq > last_seq:
         raise EntryNotFound(
             f"entry {first_seq} is after entry {last_seq}; give the earlier one first"
         )
-    past = await Past.open(client, packs, thread_id)
     before, after = await past.scene(first_seq), await past.scene(last_seq)
-    entries = await past.journal.read(past.head_with(last_seq), first_seq + 1, last_seq)
+    between = last_seq - first_seq
+    listed = between if entries_max is None else min(between, entries_max)
+    entries = await past.journal.read(past.head_with(last_seq), last_seq - listed + 1, last_seq)
     return ThreadDiff(
         thread_id=thread_id,
         first_seq=first_seq,
         last_seq=last_seq,
         entries=tuple(entries),
+        left_out=between - listed,
         totals=folding.totals(entries),
         context_added=folding.added(before.context, after.context),
         context_removed=folding.added(after.context, before.context),

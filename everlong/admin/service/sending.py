@@ -22,6 +22,7 @@ from everlong.models import (
     Message,
     SendMessage,
     ThreadStart,
+    printable,
 )
 from everlong.past import message_entry
 from everlong.storage.packstore import PackStore
@@ -39,14 +40,16 @@ async def send(
     agent: str | None = None,
     packs: PackStore | None = None,
     message_id: str = "",
+    by: str = "",
     seconds_max: float = WORKER_SECONDS_MAX,
 ) -> int:
     """Send a message and return its number. With an agent, the thread is started if need be.
 
     A text over 8 KiB needs `packs`. What was sent with a `message_id` can be sent again with it, say
-    after a time-out: it is one message.
+    after a time-out: it is one message. `by` is who sends it, for the journal.
     """
     message = await stored_message(client, packs, thread_id, text, message_id)
+    message = dataclasses.replace(message, by=printable(by, limits.CALL_NAME_CHARS_MAX))
     return await deliver(
         client,
         thread_id,

@@ -11,7 +11,7 @@ from temporalio.client import (
     WorkflowUpdateFailedError,
     WorkflowUpdateRPCTimeoutOrCancelledError,
 )
-from temporalio.exceptions import WorkflowAlreadyStartedError
+from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from everlong.errors import (
@@ -21,10 +21,12 @@ from everlong.errors import (
     MessageRefused,
     NoWorker,
     ServerUnreachable,
+    SetupRefused,
     ThreadEnded,
     ThreadError,
     ThreadNotFound,
 )
+from everlong.models import printable
 
 T = TypeVar("T")
 
@@ -45,7 +47,7 @@ def translated(thread_id: str, refused: type[ThreadError] = MessageRefused) -> I
         yield
     except WorkflowUpdateFailedError as error:
         raise refused(
-            f"thread {thread_id!r} refused {what}: {plain_reason(str(error.cause))}"
+            f"thread {thread_id!r} refused {what}: {plain_reason(_said(error.cause))}"
         ) from error
     except WorkflowUpdateRPCTimeoutOrCancelledError as error:
         raise NoWorker(
@@ -63,6 +65,11 @@ def translated(thread_id: str, refused: type[ThreadError] = MessageRefused) -> I
         raise translated_rpc(error, thread_id) from error
 
 
+def _said(cause: BaseException) -> str:
+    """Return what a thread said, without the kind of error that it is in Python."""
+    return cause.message if isinstance(cause, ApplicationError) else str(cause)
+
+
 def translated_rpc(error: RPCError, thread_id: str) -> EverlongError:
     """Return our error for one of the server's."""
     if error.status == RPCStatusCode.NOT_FOUND and error.message.startswith("Namespace"):
@@ -74,6 +81,13 @@ def translated_rpc(error: RPCError, thread_id: str) -> EverlongError:
             f"there is no running thread {thread_id!r} in this namespace. Start it with: "
             f"everlong send {thread_id} 'hello' --agent NAME"
         )
+    if error.status == RPCStatusCode.INVALID_ARGUMENT:
+        said = printable(error.message, 200)
+        if "search attribute" in error.message:
+            return SetupRefused(
+                f"the server does not have our search attributes ({said}). Add them with: everlong setup"
+            )
+        return ThreadNotFound(f"the Temporal server does not take that for a thread: {said}")
     if error.status in (RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED):
         return NoWorker(f"no worker answers for thread {thread_id!r}. Start one on its task queue.")
     if error.status == RPCStatusCode.FAILED_PRECONDITION:

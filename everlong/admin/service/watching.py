@@ -21,9 +21,7 @@ from everlong.models import (
     PENDING_QUERY,
     STATUS_QUERY,
     Approval,
-    Entry,
     Kind,
-    Message,
     ThreadStatus,
     call_digest,
     printable,
@@ -31,7 +29,6 @@ from everlong.models import (
 )
 from everlong.storage.journal import Journal
 from everlong.storage.packstore import PackStore
-from everlong.storage.segments import MESSAGE_KINDS
 
 # A worker that runs takes a message or a query within milliseconds; a cold one has to replay first.
 WORKER_SECONDS_MAX: Final = 20.0
@@ -123,26 +120,6 @@ async def arguments_of(client: Client, packs: PackStore, thread_id: str, approva
         f"the journal of thread {thread_id!r} does not hold the call of approval {approval.id!r}. See "
         f"what waits now with: everlong approvals {thread_id}"
     )
-
-
-async def journal(
-    client: Client,
-    packs: PackStore,
-    thread_id: str,
-    first_seq: int = 1,
-    last_seq: int | None = None,
-) -> list[Entry]:
-    """Return the entries of a range, or all; those that are not there are left out."""
-    head = (await status(client, thread_id)).head
-    return await journal_of(client, packs, thread_id).read(head, max(1, first_seq), last_seq)
-
-
-async def messages(client: Client, packs: PackStore, thread_id: str) -> list[Message]:
-    """Return a thread's whole conversation, long messages in full, read from its journal."""
-    thread = journal_of(client, packs, thread_id)
-    entries = await thread.read((await status(client, thread_id)).head)
-    spoken = [entry for entry in entries if entry.kind in MESSAGE_KINDS]
-    return await thread.messages(spoken, whole=True)
 
 
 def journal_of(client: Client, packs: PackStore, thread_id: str) -> Journal:

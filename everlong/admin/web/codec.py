@@ -48,6 +48,13 @@ logger = logging.getLogger(__name__)
 
 # A page of history in the UI holds at most a few thousand payloads of some KiB.
 REQUEST_BYTES_MAX: Final = 16 * limits.MIB
+PAYLOADS_MAX: Final = 10_000
+"""Of one request. Each takes up to 0.2 ms, however small it is: two seconds for all of them."""
+# Braces, colons and commas of the JSON, which base64 has none of. A payload has 8 or so.
+_MARKS_MAX: Final = 16 * PAYLOADS_MAX
+_MARKS: Final = (b"{", b":", b",")
+# What is decoded before other requests get their turn.
+_BATCH_PAYLOADS: Final = 200
 # What all payloads of a request may decode to: as many tool results as a page can show, and no bomb.
 RESPONSE_BYTES_MAX: Final = 64 * limits.MIB
 # What the UI gets as a value, and not as a placeholder: some 2,000 lines, which a page still shows.
@@ -56,10 +63,14 @@ SHOWN_BYTES_MAX: Final = 128 * limits.KIB
 CONVERSIONS_MAX: Final = 4
 # A store that does not answer keeps none of those places for longer than somebody waits for a page.
 _CONVERT_SECONDS_MAX: Final = 60.0
+LOCAL_HOSTS: Final = ["127.0.0.1", "localhost", "[::1]"]
+"""Names that a server is reached by which lets everybody in."""
 # Where a placeholder keeps the ref that it stands for. As text: the UI reads metadata as UTF-8.
 _REF_KEY: Final = "everlong-ref"
 _ORIGIN: Final = re.compile(r"https?://[a-z0-9.-]+(:\d{1,5})?|https?://\[[0-9a-f:]+\](:\d{1,5})?")
 _Convert: TypeAlias = Callable[[Sequence[Payload]], Awaitable[list[Payload]]]
+Admit: TypeAlias = Callable[[Request, str], Awaitable[None]]
+"""Raises `HTTPException` for somebody who may not do the action that is named: decode or encode."""
 # What the UI sends; the last two only where it is told to pass its user's tokens on.
 _HEADERS: Final = ("content-type", "x-namespace", "authorization", "authorization-extras")
 
@@ -70,10 +81,12 @@ def create_app(
     token: str = "",
     cors_origins: Sequence[str] = (),
     beside: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext,
+    admit: Admit | None = None,
 ) -> FastAPI:
     """Return the codec server's application. An empty token lets everybody in who reaches it.
 
-    What is `beside` it is entered when the server starts, and left before it ends.
+    What is `beside` it is entered when the server starts, and left before it ends. `admit` is asked
+    instead of the token, if it is given.
     """
     app = FastAPI(
         title="Everlong codec server",
@@ -82,7 +95,7 @@ def create_app(
         openapi_url=None,
         lifespan=lambda _: beside(),
     )
-    app.include_router(_routes(EverlongCodec(store), token))
+    app.include_router(_routes(EverlongCodec(store), admit or partial(_admit, token)))
 
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:
@@ -91,13 +104,13 @@ def create_app(
     @app.exception_handler(HTTPException)
     async def refuse(request: Request, error: HTTPException) -> Response:
         # The CLI tries for 10 s and then speaks of a deadline, so what it was told stands here too.
-        route = request.url.path.rpartition("/")[2]
+        route = request.scope["path"].rpartition("/")[2]
         logger.warning("/%s refused with %d: %s", route, error.status_code, error.detail)
         return await http_exception_handler(request, error)
 
-    if not token:
+    if not token and admit is None:
         # A page that points its own host name at 127.0.0.1 (DNS rebinding) is not let in either.
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", "[::1]"])
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOCAL_HOSTS)
     if cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -112,13 +125,13 @@ def create_app(
     return app
 
 
-def check_exposure(host: str, *, token: str, allow_anonymous: bool) -> None:
-    """Refuse to listen beyond loopback without a token, unless told to."""
-    if token or allow_anonymous or is_loopback(host):
+def check_exposure(host: str, *, is_guarded: bool, allow_anonymous: bool) -> None:
+    """Refuse to listen beyond loopback where everybody would be let in, unless told to."""
+    if is_guarded or allow_anonymous or is_loopback(host):
         return
     raise ConfigError(
-        f"listening on {host} would let everyone on the network read payloads. Set EVERLONG_TOKEN, or "
-        "pass --allow-anonymous if something else guards the port."
+        f"listening on {host} would let everyone on the network read and change threads. Set "
+        "EVERLONG_TOKEN or EVERLONG_TOKENS, or pass --allow-anonymous if something else guards the port."
     )
 
 
@@ -131,32 +144,35 @@ def _checked_origin(origin: str) -> str:
     return origin
 
 
-def _routes(codec: EverlongCodec, token: str) -> APIRouter:
+def _routes(codec: EverlongCodec, admit: Admit) -> APIRouter:
     router = APIRouter()
     places = asyncio.Semaphore(CONVERSIONS_MAX)
 
-    async def answer(request: Request, convert: _Convert) -> Response:
-        _authorize(request, token)
-        payloads = await _read(request)
+    async def answer(request: Request, action: str, convert: _Convert) -> Response:
+        await admit(request, action)
+        _check_type(request)
+        body = await _read(request)
         async with places:
+            # In a thread: however odd the JSON is, other requests are answered meanwhile.
+            payloads = await asyncio.to_thread(_parsed, body)
             return await _converted(payloads, convert)
 
     @router.post("/encode")
     @router.post("/{mount:path}/encode")
     async def encode(request: Request) -> Response:
-        return await answer(request, codec.encode)
+        return await answer(request, "encode", codec.encode)
 
     @router.post("/decode")
     @router.post("/{mount:path}/decode")
     async def decode(request: Request) -> Response:
         for_page = request.query_params.get("preserveStorageRefs", "").lower() == "true"
-        return await answer(request, partial(_decode, codec, for_page=for_page))
+        return await answer(request, "decode", partial(_decode, codec, for_page=for_page))
 
     @router.post("/download")
     @router.post("/{mount:path}/download")
     async def download(request: Request) -> Response:
         # The UI adds preserveStorageRefs here too, where it means nothing.
-        return await answer(request, partial(_download, codec))
+        return await answer(request, "decode", partial(_download, codec))
 
     return router
 
@@ -174,7 +190,7 @@ async def _decode(
 ) -> list[Payload]:
     """Decode payloads, but for large ones that are for a page: placeholders stand for those."""
     payloads = [_unwrapped(payload) for payload in payloads]
-    sizes = [plain_bytes(payload) for payload in payloads]
+    sizes = await asyncio.to_thread(lambda: list(map(plain_bytes, payloads)))
     kept = [
         for_page and size_bytes > SHOWN_BYTES_MAX and is_ref(payload)
         for payload, size_bytes in zip(payloads, sizes, strict=True)
@@ -186,11 +202,18 @@ async def _decode(
             "them with a client that has the plugin.",
         )
     chosen = [payload for payload, keep in zip(payloads, kept, strict=True) if not keep]
-    decoded = iter(await codec.decode(chosen))
+    decoded = iter(await _in_batches(codec, chosen))
     return [
         _placeholder(payload, size_bytes) if keep else next(decoded)
         for payload, size_bytes, keep in zip(payloads, sizes, kept, strict=True)
     ]
+
+
+async def _in_batches(codec: EverlongCodec, payloads: Sequence[Payload]) -> list[Payload]:
+    decoded: list[Payload] = []
+    for start in range(0, len(payloads), _BATCH_PAYLOADS):
+        decoded += await codec.decode(payloads[start : start + _BATCH_PAYLOADS])
+    return decoded
 
 
 def _placeholder(payload: Payload, size_bytes: int) -> Payload:
@@ -243,23 +266,45 @@ async def _converted(payloads: Sequence[Payload], convert: _Convert) -> Response
     return Response(text, media_type="application/json")
 
 
-def _authorize(request: Request, token: str) -> None:
+async def _admit(token: str, request: Request, _: str) -> None:
     given = request.headers.get("authorization", "")
     if token and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-        raise HTTPException(401, "a bearer token is needed", {"WWW-Authenticate": "Bearer"})
+        raise unknown()
+
+
+def unknown() -> HTTPException:
+    """Return the refusal of somebody whom nobody knows."""
+    return HTTPException(401, "a bearer token is needed", {"WWW-Authenticate": "Bearer"})
+
+
+def _check_type(request: Request) -> None:
     # A browser sends this type across origins only after a preflight, which CORS answers.
     content_type = request.headers.get("content-type", "").partition(";")[0]
     if content_type.strip().lower() != "application/json":
         raise HTTPException(415, "send application/json")
 
 
-async def _read(request: Request) -> Sequence[Payload]:
+async def _read(request: Request) -> bytes:
     body = bytearray()
     async for part in request.stream():
         body += part
         if len(body) > REQUEST_BYTES_MAX:
             raise HTTPException(413, f"more than {REQUEST_BYTES_MAX} bytes")
+    # Before anything is parsed: a megabyte may be a payload, or 300,000 of them.
+    if sum(map(body.count, _MARKS)) > _MARKS_MAX:
+        raise _too_many()
+    return bytes(body)
+
+
+def _parsed(body: bytes) -> Sequence[Payload]:
     try:
-        return json_format.Parse(bytes(body), Payloads()).payloads
+        payloads = json_format.Parse(body, Payloads()).payloads
     except (json_format.ParseError, UnicodeDecodeError, RecursionError):
         raise HTTPException(400, "the body is not Temporal payloads as JSON") from None
+    if len(payloads) > PAYLOADS_MAX:
+        raise _too_many()
+    return payloads
+
+
+def _too_many() -> HTTPException:
+    return HTTPException(413, f"more than {PAYLOADS_MAX} payloads. Ask for fewer at once.")

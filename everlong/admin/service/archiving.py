@@ -1,0 +1,343 @@
+"""Archives of threads: written, read back, listed; what follows comes after that, never before.
+
+Any of it can be done again after a crash. An archive of the same journal is not written twice.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import os
+import time
+from collections.abc import Awaitable, Iterator
+from typing import Final, Literal, TypeAlias, TypeVar
+
+from temporalio.client import Client
+
+from everlong import limits
+from everlong.admin.service.asking import poll_seconds
+from everlong.admin.service.controlling import note, stop
+from everlong.admin.service.deleting import delete_runs, ended_runs
+from everlong.admin.service.past import archive_of
+from everlong.admin.service.translating import translated
+from everlong.admin.service.watching import ended_as, journal_of, status
+from everlong.archive import Facts, Freed, Manifest, Progress, freed, writing
+from everlong.archive import manifest as manifests
+from everlong.errors import (
+    ArchiveNotFound,
+    BlobCorrupt,
+    BlobMissing,
+    ControlRefused,
+    EverlongError,
+    KeyMissing,
+    NotAnswered,
+    RefRefused,
+    ThreadEnded,
+    ThreadNotFound,
+    UnknownVersion,
+)
+from everlong.models import ThreadStatus, printable, seq_after, thread_key
+from everlong.storage.packstore import PackStore
+from everlong.telemetry import Spans, Telemetry
+from everlong.telemetry.spans import AGENT, ARCHIVE, THREAD
+
+T = TypeVar("T")
+
+Then: TypeAlias = Literal["keep", "close", "free"]
+"""What becomes of the thread: it goes on; it ends; it ends, and its histories are deleted, so that a
+sweep frees its packs."""
+
+# A step that is under way may take 600 s; nobody at a terminal waits for longer than some of it.
+CLOSE_SECONDS_MAX: Final = 300.0
+_UNREADABLE: Final = (
+    ArchiveNotFound,
+    BlobCorrupt,
+    BlobMissing,
+    KeyMissing,
+    RefRefused,
+    UnknownVersion,
+)
+# A thread that ends in one of these ways has journalled all that it had.
+_ENDED_WHOLE: Final = frozenset({"stopped", "archived", "canceled"})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Archived:
+    """What came of archiving a thread."""
+
+    manifest: Manifest
+    then: Then
+    is_new: bool
+    """False if there was an archive of the same journal already, which was read back again."""
+    is_closed: bool
+    """Whether the thread has ended."""
+    left_out: int = 0
+    """Entries and messages that a thread had not journalled when it was terminated: they are in its
+    histories alone, as long as these last."""
+    runs_deleted: int = 0
+    seconds: float = 0.0
+
+
+async def archive(
+    client: Client,
+    packs: PackStore,
+    thread_id: str,
+    *,
+    then: Then = "keep",
+    by: str = "",
+    reason: str = "",
+    on_progress: Progress = writing.silent,
+    seconds_max: float = CLOSE_SECONDS_MAX,
+    spans: Spans | None = None,
+) -> Archived:
+    """Write a thread's journal as one Parquet file, read it back, and do with the thread as asked.
+
+    `keep` archives what the journal holds now. Of a thread that the server has no history of any more,
+    the newest archive is returned as it is.
+    """
+    started = time.monotonic()
+    spans = spans or Telemetry().spans
+    span = spans.start(ARCHIVE, {THREAD: thread_id, "everlong.archive.then": then})
+    with spans.current(span):
+        try:
+            found, run_id = await _settled(client, thread_id, then, by, reason, seconds_max)
+        except ThreadNotFound:
+            done = await _gone(client, packs, thread_id, then)
+            if done is None:
+                raise
+            return done
+        manifest, is_new = await _written(client, packs, thread_id, found, by, reason, on_progress)
+        span.set_attributes(
+            {
+                AGENT: manifest.agent,
+                "everlong.archive.entries": manifest.entries,
+                "everlong.archive.bytes": manifest.size_bytes,
+            }
+        )
+        ended = bool(run_id)
+        runs_deleted = 0
+        if not ended:
+            # Also if the archive is not new: whoever wrote it may have been killed before this.
+            await _noted(client, thread_id, manifest, by, reason)
+        if then == "free":
+            runs_deleted = await _free(client, packs, manifest, found, run_id, by, reason)
+    return Archived(
+        manifest=manifest,
+        then=then,
+        is_new=is_new,
+        is_closed=ended,
+        left_out=not_journalled(found) if ended else 0,
+        runs_deleted=runs_deleted,
+        seconds=time.monotonic() - started,
+    )
+
+
+async def _settled(
+    client: Client, thread_id: str, then: Then, by: str, reason: str, seconds_max: float
+) -> tuple[ThreadStatus, str]:
+    """Return how the thread is once it is as the archive needs it, and the run that it ended with."""
+    run_id = await _ended_run(client, thread_id)
+    if not run_id and then != "keep":
+        with contextlib.suppress(ThreadEnded):  # By itself, or somebody else was faster.
+            await stop(client, thread_id, by, reason, archive=True)
+        run_id = await _wait_for_end(client, thread_id, seconds_max)
+    return await status(client, thread_id), run_id
+
+
+async def _ended_run(client: Client, thread_id: str) -> str:
+    """Return the newest run of a thread that has ended; nothing if it has not."""
+    with translated(thread_id):
+        description = await client.get_workflow_handle(thread_id).describe()
+    return description.run_id if ended_as(description) else ""
+
+
+async def _wait_for_end(client: Client, thread_id: str, seconds_max: float) -> str:
+    started = time.monotonic()
+    while True:
+        if run_id := await _ended_run(client, thread_id):
+            return run_id
+        elapsed = time.monotonic() - started
+        if elapsed >= seconds_max:
+            raise NotAnswered(
+                f"thread {thread_id!r} has not ended after {seconds_max:.0f} s; nothing is archived "
+                "yet. It ends at its next safe point, if a worker runs it. Then archive it again."
+            )
+        await asyncio.sleep(min(poll_seconds(elapsed), seconds_max - elapsed))
+
+
+async def _written(
+    client: Client,
+    packs: PackStore,
+    thread_id: str,
+    found: ThreadStatus,
+    by: str,
+    reason: str,
+    on_progress: Progress,
+) -> tuple[Manifest, bool]:
+    thread = thread_key(client.namespace, thread_id)
+    journal = journal_of(client, packs, thread_id)
+    newest = await newest_readable(packs, thread)
+    if newest is not None and is_of(newest, found):
+        # One that is damaged is left where it is, and another one is written.
+        with contextlib.suppress(*_UNREADABLE):
+            await writing.verify(packs, journal, found.head, newest, on_progress)
+            return newest, False
+    now_ms = _now_ms()
+    facts = Facts(
+        archive_id=manifests.later_id(
+            await manifests.ids(packs.store, thread), now_ms, os.urandom(4)
+        ),
+        thread_id=thread_id,
+        namespace=client.namespace,
+        thread=thread,
+        entries=seq_after(found.head) - 1,
+        archived_ms=now_ms,
+        by=printable(by, limits.CALL_NAME_CHARS_MAX),
+        reason=printable(reason, limits.REASON_CHARS_MAX),
+        status=found,
+    )
+    manifest = await writing.write(packs, journal, facts, on_progress)
+    await writing.clear_left_behind(packs.store, thread, now_ms)
+    return manifest, True
+
+
+async def newest_readable(packs: PackStore, thread: str) -> Manifest | None:
+    """Return a thread's newest archive; None if it has none, or nobody here can read it."""
+    with contextlib.suppress(*_UNREADABLE):
+        return await manifests.newest(packs, thread)
+    return None
+
+
+def is_of(manifest: Manifest, found: ThreadStatus) -> bool:
+    """Tell whether an archive is of the journal as it is, and of a thread in the same state."""
+    return (manifest.head, manifest.status) == (manifests.head_text(found.head), found.status)
+
+
+def not_journalled(found: ThreadStatus) -> int:
+    """Return how many entries and messages of a thread are not in its journal."""
+    return found.tail_entries + found.waiting_messages
+
+
+def why_not_freed(thread_id: str, found: ThreadStatus) -> str:
+    """Return why the histories of a thread that has ended are not deleted; nothing if they may be."""
+    counters = found.counters
+    if count := not_journalled(found):
+        what = f"before its last {count} entries and messages were journalled"
+    elif found.status not in _ENDED_WHOLE and counters.answered < counters.messages:
+        # What tools had returned in it is in no journal.
+        what = f"in the middle of a turn ({found.status})"
+    else:
+        return ""
+    return (
+        f"thread {thread_id!r} was ended {what}, so its histories are not deleted: only they hold "
+        "what is missing. Temporal deletes them when their retention is over."
+    )
+
+
+async def _free(
+    client: Client,
+    packs: PackStore,
+    manifest: Manifest,
+    found: ThreadStatus,
+    run_id: str,
+    by: str,
+    reason: str,
+) -> int:
+    """Say who frees a thread and why, as the archive may be somebody else's; then delete its runs."""
+    thread_id = manifest.thread_id
+    if why := why_not_freed(thread_id, found):
+        raise ControlRefused(f"{why} It is archived as {manifest.archive_id}.")
+    runs = await ended_runs(client, thread_id, run_id)
+    record = Freed(
+        archive_id=manifest.archive_id,
+        thread_id=thread_id,
+        namespace=manifest.namespace,
+        thread=manifest.thread,
+        freed_ms=_now_ms(),
+        by=printable(by, limits.CALL_NAME_CHARS_MAX),
+        reason=printable(reason, limits.REASON_CHARS_MAX),
+    )
+    await freed.write(packs, record)
+    await delete_runs(client, thread_id, runs)
+    return len(runs)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+async def _noted(client: Client, thread_id: str, manifest: Manifest, by: str, reason: str) -> None:
+    """Have the journal of a thread that goes on say who archived it, and why."""
+    why = f"{reason} ({manifest.archive_id})" if reason else manifest.archive_id
+    with contextlib.suppress(ThreadEnded):  # Then the archive alone says who and why.
+        await note(client, thread_id, "archive", by, why)
+
+
+async def _gone(client: Client, packs: PackStore, thread_id: str, then: Then) -> Archived | None:
+    """Return the archive of a thread that the server has forgotten, read back, if it has one."""
+    found = await archive_of(client, packs, thread_id)
+    if found is None:
+        return None
+    await writing.verify(packs, None, None, found.manifest)
+    return Archived(manifest=found.manifest, then=then, is_new=False, is_closed=True)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ArchivePage:
+    """Some archives of a store, the newest first."""
+
+    archives: tuple[Manifest, ...]
+    freed: tuple[Freed, ...] = ()
+    """Who freed threads of which these are left, and why: of each, who did it last."""
+    next: str = ""
+    """Give this as `before` for the older ones; empty if there are none."""
+    unreadable: tuple[str, ...] = ()
+    """Archives of which something cannot be read, and why."""
+
+
+ARCHIVES_PAGE: Final = 50
+ARCHIVES_PAGE_MAX: Final = 500
+# One takes 10 to 50 ms of a bucket, so 500 take a second or two.
+_MANIFESTS_AT_ONCE: Final = 16
+
+
+async def archives(
+    client: Client,
+    packs: PackStore,
+    *,
+    thread_id: str | None = None,
+    before: str = "",
+    count_max: int = ARCHIVES_PAGE,
+) -> ArchivePage:
+    """List the archives of a namespace, or of a thread. Of each, its manifest is read."""
+    count_max = max(1, min(count_max, ARCHIVES_PAGE_MAX))
+    thread = None if thread_id is None else thread_key(client.namespace, thread_id)
+    newest, more = await manifests.newest_ids(packs.store, thread, before, count_max)
+    found, unreadable = await _each(
+        (each.archive_id, manifests.read(packs, each.thread, each.archive_id)) for each in newest
+    )
+    told, untold = await _each(
+        (each.archive_id, freed.read(packs, *each)) for each in newest if each.freed_id
+    )
+    return ArchivePage(
+        archives=tuple(each for each in found if each.namespace == client.namespace),
+        freed=tuple(each for each in told if each.namespace == client.namespace),
+        next=newest[-1].archive_id if more else "",
+        unreadable=(*unreadable, *untold),
+    )
+
+
+async def _each(reads: Iterator[tuple[str, Awaitable[T]]]) -> tuple[list[T], list[str]]:
+    """Await what is read of archives, a few at a time; return it, and what cannot be read and why."""
+    found: list[T] = []
+    unreadable: list[str] = []
+    while some := list(itertools.islice(reads, _MANIFESTS_AT_ONCE)):
+        read = await asyncio.gather(*(each for _, each in some), return_exceptions=True)
+        for (archive_id, _), each in zip(some, read, strict=True):
+            if isinstance(each, EverlongError):
+                unreadable.append(f"{archive_id}: {each}")
+            elif isinstance(each, BaseException):
+                raise each
+            else:
+                found.append(each)
+    return found, unreadable

@@ -1,0 +1,105 @@
+"""Threads that a limit has ended to be archived, and that have no archive yet."""
+
+import dataclasses
+from collections.abc import AsyncIterator
+from typing import Final
+
+from temporalio.client import Client, WorkflowExecution
+from temporalio.common import SearchAttributeKey
+from temporalio.service import RPCError, RPCStatusCode
+
+from everlong.admin.service.archiving import archive, newest_readable
+from everlong.admin.service.heads import head_of
+from everlong.admin.service.translating import translated, translated_rpc
+from everlong.archive import Manifest
+from everlong.archive import manifest as manifests
+from everlong.errors import EverlongError, SetupRefused, ThreadNotFound
+from everlong.models import AGENT_WORKFLOW, thread_key
+from everlong.storage.packstore import PackStore
+
+# In one call. Whoever calls comes again: a sweep does, after an hour at most.
+DUE_MAX: Final = 20
+# Each one that fails has cost a few calls, or a write of its archive.
+_FAILED_MAX: Final = 200
+# Each one that is looked at is one listing of the store, a manifest, and a page of its history.
+_LOOKED_AT_MAX: Final = 10_000
+_REASON: Final = SearchAttributeKey.for_keyword("EverlongReason")
+_ENDED: Final = (
+    f"WorkflowType = '{AGENT_WORKFLOW}' AND ExecutionStatus = 'Completed' "
+    "AND EverlongStatus = 'archived'"
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Due:
+    """What was archived of what was due."""
+
+    archived: tuple[Manifest, ...]
+    failed: tuple[str, ...] = ()
+    """Threads that could not be archived or looked at, and why. They stay due."""
+    is_complete: bool = True
+    """Whether nothing else is due. False also if there were more threads than are looked at."""
+
+
+async def archive_due(client: Client, packs: PackStore, *, count_max: int = DUE_MAX) -> Due:
+    """Archive threads that have ended as `archived` and have no archive, at most so many of them."""
+    done: list[Manifest] = []
+    failed: list[str] = []
+    looked_at = 0
+    is_complete = True
+    async for thread in _ended(client):
+        looked_at += 1
+        # Those that fail are there again the next time, and do not keep others from their turn.
+        if looked_at > _LOOKED_AT_MAX or len(failed) == _FAILED_MAX:
+            is_complete = False
+            break
+        try:
+            is_due = await _is_due(client, packs, thread)
+            if is_due and len(done) == count_max:
+                is_complete = False
+                break
+            if is_due:
+                done.append(await _archived(client, packs, thread))
+        except EverlongError as error:
+            failed.append(f"{thread.id}: {error}")
+    return Due(archived=tuple(done), failed=tuple(failed), is_complete=is_complete)
+
+
+async def _archived(client: Client, packs: PackStore, thread: WorkflowExecution) -> Manifest:
+    limit = thread.typed_search_attributes.get(_REASON, "")
+    reason = f"limit {limit}" if limit else ""
+    # It has ended. Were it reset at this moment, it would go on: nobody has asked to end it again.
+    found = await archive(client, packs, thread.id, then="keep", by="policy", reason=reason)
+    return found.manifest
+
+
+async def _is_due(client: Client, packs: PackStore, thread: WorkflowExecution) -> bool:
+    """Tell whether a thread has no archive of its end: one of an earlier end does not count."""
+    newest = await newest_readable(packs, thread_key(client.namespace, thread.id))
+    try:
+        if newest is not None and newest.status == "archived":
+            head = await head_of(client, thread.id)
+            if newest.head == manifests.head_text(head):
+                return False
+        # A reset leaves the run that had ended, and the thread goes on in another.
+        return await _newest_run(client, thread.id) == thread.run_id
+    except ThreadNotFound:  # Visibility lags behind: it lists for a while what has been freed.
+        return False
+
+
+async def _newest_run(client: Client, thread_id: str) -> str:
+    with translated(thread_id):
+        return (await client.get_workflow_handle(thread_id).describe()).run_id
+
+
+async def _ended(client: Client) -> AsyncIterator[WorkflowExecution]:
+    try:
+        async for thread in client.list_workflows(_ENDED, limit=_LOOKED_AT_MAX + 1):
+            yield thread
+    except RPCError as error:
+        if error.status == RPCStatusCode.INVALID_ARGUMENT:
+            raise SetupRefused(
+                "the server does not have our search attributes, so threads that are due cannot be "
+                "found. Add them with: everlong setup"
+            ) from error
+        raise translated_rpc(error, "") from error

@@ -1,0 +1,199 @@
+"""A journal in pages, and the body of one entry on demand. What it costs depends on the page alone."""
+
+import dataclasses
+import json
+from collections.abc import AsyncIterator
+from typing import Final, Literal, TypeAlias
+
+from temporalio.client import Client
+
+from everlong import limits
+from everlong.admin.service.standing import Standing, checked_head, standing
+from everlong.admin.wording import message_text, note_text, one_line
+from everlong.errors import EntryNotFound
+from everlong.models import Entry, Kind, Message, message_of
+from everlong.storage.journal import JournalReader
+from everlong.storage.packstore import PackStore
+from everlong.storage.segments import MESSAGE_KINDS
+
+ENTRIES_MAX: Final = 200
+"""Of one page: seven segments of 32 entries, and their folds."""
+SLICE_CHARS_MAX: Final = 64 * limits.KIB
+# What a download gives at once.
+_PART_CHARS: Final = 256 * limits.KIB
+
+Form: TypeAlias = Literal["text", "json"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EntrySummary:
+    """An entry on one line."""
+
+    seq: int
+    kind: Kind
+    time_ms: int
+    size_bytes: int
+    """Of the whole body, as JSON."""
+    summary: str
+    """What it says, its beginning. Of a body that is stored by itself: the first characters."""
+    is_stored: bool
+    """Whether the body lies behind a ref, so that it has to be fetched to be seen whole."""
+    tokens: int = 0
+    cost_usd: float = 0.0
+    by: str = ""
+    """Who decided, paused, configured, ..."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EntryPage:
+    """Some entries of a journal, in order."""
+
+    thread_id: str
+    entries: tuple[EntrySummary, ...]
+    last_seq: int
+    """Of the newest entry in the journal."""
+    not_journalled: int
+    """Entries that wait for their place in it."""
+    unavailable: str
+    """Why newer entries may be missing: nobody runs the thread."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BodySlice:
+    """A part of an entry's body."""
+
+    seq: int
+    kind: Kind
+    form: Form
+    text: str
+    start: int
+    """Of the first character here."""
+    total_chars: int
+    next_start: int | None
+    """Where the next part begins; None at the end."""
+    calls: tuple[str, ...] = ()
+    """Of a reply: the tools that it calls. The form `json` has their arguments."""
+
+
+async def entry_page(
+    client: Client,
+    packs: PackStore,
+    thread_id: str,
+    *,
+    before: int | None = None,
+    after: int | None = None,
+    limit: int = 50,
+    found: Standing | None = None,
+) -> EntryPage:
+    """Return entries before or after a seq, or the newest ones. No stored body is read."""
+    found = found or await standing(client, packs, thread_id)
+    limit = max(1, min(limit, ENTRIES_MAX))
+    if after is not None:
+        first = max(1, after + 1)
+        last = min(found.last_seq, first + limit - 1)
+    else:
+        last = min(found.last_seq, found.last_seq if before is None else before - 1)
+        first = max(1, last - limit + 1)
+    entries: list[Entry] = []
+    if found.head is not None and first <= last:
+        entries = await found.journal.read(found.head, first, last)
+    said: dict[int, Message] = {}
+    if found.archive is not None:
+        # Entries of an archive come without their messages: these are in the same row groups.
+        spoken = [entry for entry in entries if entry.kind in MESSAGE_KINDS]
+        messages = await found.journal.messages(spoken)
+        said = {entry.seq: each for entry, each in zip(spoken, messages, strict=True)}
+    return EntryPage(
+        thread_id=thread_id,
+        entries=tuple(summary_of(entry, said.get(entry.seq)) for entry in entries),
+        last_seq=found.last_seq,
+        not_journalled=found.status.tail_entries if found.status else 0,
+        unavailable=found.unavailable,
+    )
+
+
+def summary_of(entry: Entry, message: Message | None = None) -> EntrySummary:
+    """Return an entry on one line, from what it holds itself, or from its message."""
+    data = entry.data or {}
+    return EntrySummary(
+        seq=entry.seq,
+        kind=entry.kind,
+        time_ms=entry.time_ms,
+        size_bytes=entry.size_bytes if entry.original is None else entry.original.size_bytes,
+        summary=one_line(message_text(message) if message else _said(entry)),
+        is_stored=entry.ref is not None,
+        tokens=entry.tokens,
+        cost_usd=entry.cost_usd,
+        by=str(data.get("by", "")),
+    )
+
+
+def _said(entry: Entry) -> str:
+    if entry.kind not in MESSAGE_KINDS:
+        return note_text(entry)
+    if entry.body is not None:
+        return message_text(message_of(entry.kind, entry.body))
+    return f"{entry.ref.preview}…" if entry.ref is not None and entry.ref.preview else ""
+
+
+async def entry_body(
+    client: Client,
+    packs: PackStore,
+    thread_id: str,
+    seq: int,
+    *,
+    start: int = 0,
+    length: int = SLICE_CHARS_MAX,
+    form: Form = "text",
+) -> BodySlice:
+    """Return a part of an entry's body: of its text, or of all that is stored, as JSON."""
+    entry, text, calls = await _whole(client, packs, thread_id, seq, form)
+    start = max(0, min(start, len(text)))
+    end = min(len(text), start + max(1, min(length, SLICE_CHARS_MAX)))
+    return BodySlice(
+        seq=seq,
+        kind=entry.kind,
+        form=form,
+        text=text[start:end],
+        start=start,
+        total_chars=len(text),
+        next_start=end if end < len(text) else None,
+        calls=calls,
+    )
+
+
+async def entry_download(
+    client: Client, packs: PackStore, thread_id: str, seq: int, form: Form = "text"
+) -> AsyncIterator[bytes]:
+    """Return the whole body of an entry in parts. An entry that is not there raises at once."""
+    _, text, _ = await _whole(client, packs, thread_id, seq, form)
+
+    async def parts() -> AsyncIterator[bytes]:
+        for start in range(0, len(text), _PART_CHARS):
+            yield text[start : start + _PART_CHARS].encode(errors="replace")
+
+    return parts()
+
+
+async def _whole(
+    client: Client, packs: PackStore, thread_id: str, seq: int, form: Form
+) -> tuple[Entry, str, tuple[str, ...]]:
+    found = await standing(client, packs, thread_id)
+    entries = await found.journal.read(checked_head(found, seq), seq, seq)
+    if not entries:
+        raise EntryNotFound(f"the journal of thread {thread_id!r} has no entry {seq}")
+    return await _text_of(found.journal, entries[0], form)
+
+
+async def _text_of(
+    journal: JournalReader, entry: Entry, form: Form
+) -> tuple[Entry, str, tuple[str, ...]]:
+    if entry.kind not in MESSAGE_KINDS:
+        text = note_text(entry) if form == "text" else json.dumps(entry.data, indent=2)
+        return entry, text, ()
+    [body] = await journal.bodies([entry], whole=True)
+    message = message_of(entry.kind, body)
+    calls = tuple(call.tool for call in message.tool_calls)
+    if form == "text":
+        return entry, message.text, calls
+    return entry, json.dumps(body, indent=2, ensure_ascii=False), calls

@@ -1,0 +1,149 @@
+"""All threads together: what they take up, how they grow, what is wrong. From visibility alone."""
+
+import asyncio
+import dataclasses
+import heapq
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from everlong.admin.service.directory import Directory
+from everlong.admin.service.findings import Finding
+from everlong.admin.service.rows import ThreadRow
+from everlong.admin.service.trying import check_store
+from everlong.errors import EverlongError
+from everlong.models import SweepReport, printable
+from everlong.storage.packstore import PackStore
+
+TOP_MAX: Final = 10
+LOOPS: Final = frozenset({"same_failure_max", "no_progress_steps_max", "failed_turns_max"})
+"""Limits that a thread reaches which does the same again and again."""
+_LOOPS_MAX: Final = 100
+_STORE_SECONDS_MAX: Final = 5.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FleetView:
+    """All threads of the namespace at one moment."""
+
+    threads: int
+    open_threads: int
+    by_status: dict[str, int]
+    stored_bytes: int
+    """By all threads that are known, those that have ended too."""
+    growth_bytes_per_hour: float
+    largest: tuple[ThreadRow, ...]
+    growing: tuple[ThreadRow, ...]
+    """Those that grow fastest."""
+    pending: int
+    oldest_asked_ms: int | None
+    resume_p50_ms: float | None
+    """Of the last resume of each thread that runs; None if none has said."""
+    resume_p95_ms: float | None
+    loops: tuple[ThreadRow, ...]
+    """Threads that a limit on repeated failures has paused or ended."""
+    steps: int
+    tokens: int
+    cost_usd: float
+    naive_bytes: int
+    """What the model calls read in all: what passing contexts by value would have sent and kept."""
+    saved_bytes: int
+    """That, without what is stored instead."""
+    read_ms: int
+    is_complete: bool
+    problem: str
+    last_sweep: SweepReport | None = None
+    """Of the newest sweep that came to its end."""
+
+
+async def fleet(directory: Directory, last_sweep: SweepReport | None = None) -> FleetView:
+    """Return how all threads are, by what was read of them last, and what is known of sweeps."""
+    rows = await directory.rows()
+    found = fleet_of(
+        rows,
+        read_ms=directory.read_ms,
+        is_complete=directory.is_complete,
+        problem=directory.problem,
+    )
+    return dataclasses.replace(found, last_sweep=last_sweep)
+
+
+def fleet_of(
+    rows: Sequence[ThreadRow], *, read_ms: int = 0, is_complete: bool = True, problem: str = ""
+) -> FleetView:
+    """Add up rows."""
+    living = [row for row in rows if row.is_open]
+    cards = [row.card for row in rows if row.card is not None]
+    resumes = sorted(row.last_resume_ms for row in living if row.last_resume_ms > 0)
+    asked = [row.asked_ms for row in living if row.asked_ms is not None and row.pending]
+    # Of threads whose cards say both, so that the two can be compared.
+    naive_bytes = sum(card.read_bytes for card in cards)
+    kept_bytes = sum(card.stored_bytes for card in cards)
+    return FleetView(
+        threads=len(rows),
+        open_threads=len(living),
+        by_status=dict(sorted(Counter(row.status for row in rows).items())),
+        stored_bytes=sum(row.stored_bytes for row in rows),
+        growth_bytes_per_hour=sum(row.growth_bytes_per_hour for row in living),
+        largest=_top(rows, lambda row: row.stored_bytes),
+        growing=_top(living, lambda row: row.growth_bytes_per_hour),
+        pending=sum(row.pending for row in living),
+        oldest_asked_ms=min(asked, default=None),
+        resume_p50_ms=quantile(resumes, 0.5),
+        resume_p95_ms=quantile(resumes, 0.95),
+        loops=tuple(row for row in rows if row.reason in LOOPS)[:_LOOPS_MAX],
+        steps=sum(card.steps for card in cards),
+        tokens=sum(card.tokens for card in cards),
+        cost_usd=sum(card.cost_usd for card in cards),
+        naive_bytes=naive_bytes,
+        saved_bytes=max(0, naive_bytes - kept_bytes),
+        read_ms=read_ms,
+        is_complete=is_complete,
+        problem=problem,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoreHealth:
+    """Whether the store takes and gives bytes, and how long that takes."""
+
+    status: str
+    """`ok`, `warning` or `failed`."""
+    text: str
+    fix: str
+    took_ms: float
+    checked_ms: int
+
+
+async def store_health(packs: PackStore) -> StoreHealth:
+    """Write, read and delete a small object, as `everlong doctor` does."""
+    began = time.monotonic()
+    try:
+        async with asyncio.timeout(_STORE_SECONDS_MAX):
+            found = await check_store(packs.store)
+    except TimeoutError:
+        found = Finding(
+            "store", "failed", f"the store did not answer within {_STORE_SECONDS_MAX:.0f} s"
+        )
+    except EverlongError as error:
+        found = Finding("store", "failed", printable(str(error), 300))
+    return StoreHealth(
+        status=found.status,
+        text=found.text,
+        fix=found.fix,
+        took_ms=round(1000 * (time.monotonic() - began), 1),
+        checked_ms=time.time_ns() // 1_000_000,
+    )
+
+
+def quantile(values: Sequence[float], share: float) -> float | None:
+    """Return the least of the sorted values that at least that share of them does not exceed."""
+    if not values:
+        return None
+    return values[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def _top(rows: Sequence[ThreadRow], key: Callable[[ThreadRow], float]) -> tuple[ThreadRow, ...]:
+    return tuple(heapq.nlargest(TOP_MAX, (row for row in rows if key(row) > 0), key=key))

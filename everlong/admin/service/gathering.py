@@ -1,0 +1,310 @@
+"""What queries read: threads from visibility, entries from journals and archives, within bounds.
+
+No thread is asked, so none resumes. What does not fit is left out, and said.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from typing import Any, Final
+
+from temporalio.client import Client
+
+from everlong import limits
+from everlong.admin.service.archiving import archives
+from everlong.admin.service.heads import head_of
+from everlong.admin.service.rows import PAGE_ROWS, QUERY, ThreadRow, cards_of, read_rows
+from everlong.admin.service.rows import row_of as thread_row
+from everlong.admin.service.translating import translated
+from everlong.archive import Manifest, StoredArchive, writing
+from everlong.archive.rows import Row, row_of
+from everlong.errors import EverlongError, ThreadNotFound
+from everlong.models import AGENT_WORKFLOW, CARD_MEMO, SegmentRef, seq_after, thread_key
+from everlong.storage.journal import Journal
+from everlong.storage.packstore import PackStore
+
+_SCAN_ENTRIES: Final = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class Reach:
+    """How much one query may read."""
+
+    listed_max: int = 10_000
+    """Threads in the view `threads`: a listing of 1,000 takes some tenths of a second."""
+    threads_max: int = 200
+    """Threads whose journals are read: two calls of the server each, and the journal's own."""
+    entries_max: int = 200_000
+    """An entry takes about 300 bytes in the query's database, so that is 60 MB."""
+    bytes_max: int = 256 * limits.MIB
+    """Of messages, where the statement names what they hold."""
+    seconds_max: float = 60.0
+
+
+class Gathering:
+    """One query's reading, and what it has left out."""
+
+    def __init__(
+        self, client: Client, packs: PackStore, reach: Reach, chosen: Sequence[str]
+    ) -> None:
+        self._client = client
+        self._packs = packs
+        self._reach = reach
+        self._chosen = tuple(dict.fromkeys(chosen))
+        # By the event loop's clock, which is what its timeouts go by.
+        self._deadline = asyncio.get_running_loop().time() + reach.seconds_max
+        self._archives: dict[str, Manifest] = {}
+        self.threads: list[dict[str, Any]] = []
+        self.left_out: list[str] = []
+        self.threads_read = self.entries_read = self.bytes_read = 0
+
+    async def list_threads(self) -> None:
+        """List the threads, those of the server first, then those that only archives know."""
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                await self._list_archives()
+                seen = await self._list_server()
+        except TimeoutError:
+            self.left_out.append(f"threads that were not listed by then: {self._late()}")
+            return
+        gone = [each for name, each in self._archives.items() if name not in seen]
+        room = self._reach.listed_max - len(self.threads)
+        self.threads += [_archived(each) for each in gone[:room]]
+        if len(gone) > room:
+            self.left_out.append(f"{len(gone) - room:,} threads that only archives know")
+
+    async def _list_server(self) -> set[str]:
+        """List the threads that the server knows; return their ids."""
+        where = QUERY
+        if self._chosen:
+            quoted = ", ".join("'" + each.replace("'", "''") + "'" for each in self._chosen)
+            where += f" AND WorkflowId IN ({quoted})"
+        most, listed = self._reach.listed_max, 0
+        seen: set[str] = set()
+        async for row in self._listed(where):
+            listed += 1
+            if listed > most:
+                self.left_out.append(f"threads beyond the {most:,} that began last")
+                break
+            self._add(row, seen)
+        # Visibility lags behind: a thread that has just begun is not in it yet.
+        for thread_id in [each for each in self._chosen if each not in seen]:
+            await self._describe(thread_id, seen)
+        return seen
+
+    async def _listed(self, where: str) -> AsyncIterator[ThreadRow]:
+        size, token = min(PAGE_ROWS, self._reach.listed_max + 1), b""
+        while True:
+            page = await read_rows(self._client, where, token, size=size)
+            for row in page.rows:
+                yield row
+            token = page.next_token
+            if not token:
+                return
+
+    async def _describe(self, thread_id: str, seen: set[str]) -> None:
+        """Add a thread that was named and is not listed, or refuse it if there is none."""
+        try:
+            with translated(thread_id):
+                found = await self._client.get_workflow_handle(thread_id).describe()
+        except ThreadNotFound:
+            if thread_id not in self._archives:
+                raise
+            return
+        if found.workflow_type != AGENT_WORKFLOW:
+            raise ThreadNotFound(f"there is no thread {thread_id!r} in this namespace")
+        info = found.raw_description.workflow_execution_info
+        memo = info.memo.fields.get(CARD_MEMO)
+        cards = {} if memo is None else await cards_of(self._client, {"": memo})
+        self._add(thread_row(info, cards.get("")), seen)
+
+    def _add(self, row: ThreadRow, seen: set[str]) -> None:
+        if row.thread_id not in seen:
+            seen.add(row.thread_id)
+            self.threads.append(_thread(row, self._archives.get(row.thread_id)))
+
+    async def _list_archives(self) -> None:
+        """Find each thread's newest archive."""
+        wanted: Sequence[str | None] = self._chosen or (None,)
+        for thread_id in wanted:
+            page = await archives(self._client, self._packs, thread_id=thread_id, count_max=500)
+            for each in page.archives:
+                self._archives.setdefault(each.thread_id, each)
+            if page.next and thread_id is None:
+                self.left_out.append("archives before the newest 500")
+            if page.unreadable:
+                self.left_out.append(f"{len(page.unreadable)} archives that cannot be read")
+
+    async def entries(self, messages: bool) -> AsyncIterator[list[dict[str, Any]]]:
+        """Yield the entries of all threads, a bounded number at a time."""
+        for number, thread in enumerate(self.threads):
+            if number == self._reach.threads_max:
+                left = len(self.threads) - number
+                self.left_out.append(f"entries of {left:,} threads beyond {number:,}")
+                return
+            batches = self._entries(thread, messages)
+            try:
+                while (rows := await self._in_time(batches)) is not None:
+                    yield rows
+            except EverlongError as error:
+                self.left_out.append(f"entries of thread {thread['thread_id']}: {error}")
+            finally:
+                await batches.aclose()
+            self.threads_read += 1
+            if why := self._full():
+                more = len(self.threads) - number - 1
+                self.left_out.append(
+                    f"entries of thread {thread['thread_id']}, in part, and of {more:,} more: {why}"
+                )
+                return
+
+    async def _in_time(
+        self, batches: AsyncGenerator[list[dict[str, Any]]]
+    ) -> list[dict[str, Any]] | None:
+        """Return the next batch; None if there is none, or the time of reading is over."""
+        try:
+            # Also within a batch: a store that answers slowly takes minutes for one.
+            async with asyncio.timeout_at(self._deadline):
+                return await anext(batches, None)
+        except TimeoutError:
+            return None
+
+    def _late(self) -> str:
+        return f"{self._reach.seconds_max:g} s of reading are the most"
+
+    def _full(self) -> str:
+        if self.entries_read >= self._reach.entries_max:
+            return f"{self._reach.entries_max:,} entries are the most"
+        if self.bytes_read >= self._reach.bytes_max:
+            return f"{self._reach.bytes_max:,} bytes are the most"
+        if asyncio.get_running_loop().time() >= self._deadline:
+            return self._late()
+        return ""
+
+    async def _entries(
+        self, thread: Mapping[str, Any], messages: bool
+    ) -> AsyncGenerator[list[dict[str, Any]]]:
+        thread_id = thread["thread_id"]
+        batches, source = await self._batches(thread, messages)
+        async for rows in batches:
+            rows = rows[: self._reach.entries_max - self.entries_read]
+            self.entries_read += len(rows)
+            if messages:
+                self.bytes_read += sum(row.original_bytes or row.size_bytes for row in rows)
+            yield [_fields(row, thread_id, source) for row in rows]
+            if self._full():
+                return
+
+    async def _batches(
+        self, thread: Mapping[str, Any], messages: bool
+    ) -> tuple[AsyncIterator[list[Row]], str]:
+        """Return a thread's rows, and where they are from."""
+        thread_id = thread["thread_id"]
+        if thread["source"] == "server":
+            try:
+                head = await head_of(self._client, thread_id)
+                return self._from_journal(thread_id, head, messages), "journal"
+            except ThreadNotFound:
+                # Visibility lags behind: it lists for a while what has been freed.
+                if thread_id not in self._archives:
+                    raise
+        archive = await StoredArchive.open(self._packs, self._archives[thread_id])
+        return _from_archive(archive, messages), "archive"
+
+    async def _from_journal(
+        self, thread_id: str, head: SegmentRef | None, messages: bool
+    ) -> AsyncIterator[list[Row]]:
+        journal = Journal(self._packs, thread_key(self._client.namespace, thread_id))
+        if messages:
+            async for rows in writing.journal_rows(journal, head, snapshots=False):
+                yield rows
+            return
+        for first_seq in range(1, seq_after(head), _SCAN_ENTRIES):
+            last_seq = min(first_seq + _SCAN_ENTRIES, seq_after(head)) - 1
+            entries = await journal.read(head, first_seq, last_seq)
+            yield [row_of(entry, None, None, None) for entry in entries]
+
+
+async def _from_archive(archive: StoredArchive, messages: bool) -> AsyncIterator[list[Row]]:
+    for first_seq, count in archive.file.groups:
+        seqs = range(first_seq, first_seq + count)
+        if messages:
+            yield await archive.rows(seqs)
+        else:
+            entries = await archive.entries(first_seq, first_seq + count - 1)
+            yield [row_of(entry, None, None, None) for entry in entries]
+
+
+_ROLES: Final = {
+    "message": "user",
+    "reply": "assistant",
+    "tool_result": "tool",
+    "failure": "failure",
+}
+
+
+def _fields(row: Row, thread_id: str, source: str) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "thread_id": thread_id,
+        "source": source,
+        "seq": row.seq,
+        "kind": row.kind,
+        "time": row.time_ms,
+        "role": _ROLES.get(row.kind),
+        "text": row.text,
+        "tool": row.tool,
+        "call_id": row.call_id,
+        "tool_calls": [dataclasses.asdict(call) for call in row.tool_calls] or None,
+        "data": row.data,
+        "size_bytes": row.original_bytes or row.size_bytes,
+        "tokens": row.tokens,
+        "cost_usd": row.cost_usd,
+    }
+    if row.step is not None:
+        fields |= {
+            "step_number": row.step.number,
+            "thread_bytes": row.step.thread_bytes,
+            "context_bytes": row.step.context_bytes,
+            "resume_ms": row.step.resume_ms,
+            "resume_cause": row.step.resume_cause,
+            "resume_events": row.step.resume_events,
+        }
+    return fields
+
+
+def _thread(row: ThreadRow, archive: Manifest | None) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "thread_id": row.thread_id,
+        "source": "server",
+        "agent": row.agent or None,
+        "status": row.status,
+        "reason": row.reason or None,
+        "started": row.started_ms,
+        "closed": row.closed_ms,
+        "stored_bytes": row.stored_bytes,
+        "growth_bytes_per_hour": row.growth_bytes_per_hour,
+        "pending_approvals": row.pending,
+        "resume_ms": row.last_resume_ms or None,
+        "archive_id": None if archive is None else archive.archive_id,
+        "archive_bytes": None if archive is None else archive.size_bytes,
+    }
+    if row.card is not None:
+        names = ("steps", "messages", "runs", "tokens", "cost_usd", "context_bytes")
+        fields |= {name: getattr(row.card, name) for name in names}
+    return fields
+
+
+def _archived(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "thread_id": manifest.thread_id,
+        "source": "archive",
+        "agent": manifest.agent,
+        "status": manifest.status,
+        "started": manifest.first_ms,
+        "closed": manifest.last_ms,
+        "steps": manifest.steps,
+        "tokens": manifest.tokens,
+        "cost_usd": manifest.cost_usd,
+        "archive_id": manifest.archive_id,
+        "archive_bytes": manifest.size_bytes,
+    }

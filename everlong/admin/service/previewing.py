@@ -1,0 +1,349 @@
+"""What an action would do, before it is done. Nothing is stored, and no thread is told anything."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+from temporalio.client import Client
+
+from everlong.admin.service.archiving import Then, newest_readable
+from everlong.admin.service.past import Past, archive_of
+from everlong.admin.service.planning import ArchivePlan, archive_plan
+from everlong.admin.service.standing import Standing, standing
+from everlong.admin.service.watching import pending
+from everlong.admin.wording import bytes_text, counted, setting_text
+from everlong.errors import ArchiveNotFound, ControlRefused, DecisionRefused, NoWorker
+from everlong.models import ThreadStatus, thread_key
+from everlong.policy import Usage, limit_hit
+from everlong.storage.packstore import PackStore
+
+Action: TypeAlias = Literal[
+    "compact",
+    "archive",
+    "revive",
+    "fork",
+    "pause",
+    "unpause",
+    "stop",
+    "limits",
+    "decide",
+]
+ACTIONS: Final[tuple[str, ...]] = get_args(Action)
+# Of what is stored, by `make bench-archive`; and what a file takes beside its entries.
+_ARCHIVE_SHARE: Final = 0.7
+_ARCHIVE_BYTES_MIN: Final = 4096
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Preview:
+    """What an action would do to a thread."""
+
+    action: Action
+    sentence: str
+    """In words, for a person."""
+    before_bytes: int | None = None
+    after_bytes: int | None = None
+    """Of what the action changes: the context, or what is stored."""
+    is_reversible: bool = True
+    confirm: str = ""
+    """What somebody has to type to confirm it; empty if nothing need be confirmed."""
+    warnings: tuple[str, ...] = ()
+
+
+async def preview(
+    client: Client,
+    packs: PackStore,
+    thread_id: str,
+    action: Action,
+    arguments: Mapping[str, Any] | None = None,
+) -> Preview:
+    """Say what an action would do. Arguments are those of the action: `seq`, `changes`, ..."""
+    found = await standing(client, packs, thread_id)
+    given = arguments or {}
+    if action == "compact":
+        return await _compact(client, packs, found)
+    if action == "fork":
+        return await _fork(client, packs, found, given)
+    if action == "limits":
+        return _limits(found, given)
+    if action == "archive":
+        return await _archive(client, packs, found, given)
+    if action == "revive":
+        return await _revive(client, packs, found, given)
+    if action == "decide":
+        return await _decide(client, found, given)
+    return _simple(found, action)
+
+
+async def _compact(client: Client, packs: PackStore, found: Standing) -> Preview:
+    if found.status is None or found.head is None:
+        return _nothing(found, "compact", "has no context yet")
+    past = await Past.open(client, packs, found.thread_id)
+    before_bytes, after_bytes = await past.compacted(found.last_seq)
+    if after_bytes >= before_bytes:
+        sentence = (
+            f"The context has {bytes_text(before_bytes)}, and a compaction would not make it smaller. "
+            "Nothing would change."
+        )
+        return Preview(
+            action="compact",
+            sentence=sentence,
+            before_bytes=before_bytes,
+            after_bytes=before_bytes,
+            warnings=_ended(found),
+        )
+    sentence = (
+        f"At its next safe point the thread shortens what its model reads from "
+        f"{bytes_text(before_bytes)} to about {bytes_text(after_bytes)}. The journal keeps everything, "
+        "and a fork of an earlier entry has the longer context."
+    )
+    return Preview(
+        action="compact",
+        sentence=sentence,
+        before_bytes=before_bytes,
+        after_bytes=after_bytes,
+        is_reversible=False,  # And not confirmed: nothing is lost.
+        warnings=_ended(found),
+    )
+
+
+async def _fork(
+    client: Client, packs: PackStore, found: Standing, given: Mapping[str, Any]
+) -> Preview:
+    seq = _seq(given, found.last_seq)
+    past = await Past.open(client, packs, found.thread_id)
+    scene = await past.scene(seq)
+    sentence = (
+        f"A new thread begins as this one was after entry {seq}: its model reads "
+        f"{bytes_text(scene.context_bytes)} of context. It shares what is stored, and waits for a "
+        "message. This thread goes on as it is."
+    )
+    return Preview(
+        action="fork",
+        sentence=sentence,
+        before_bytes=found.row.stored_bytes,
+        # Its own head and a copy of the snapshot.
+        after_bytes=found.row.stored_bytes + len(scene.snapshot_data),
+    )
+
+
+def _limits(found: Standing, given: Mapping[str, Any]) -> Preview:
+    changes = given.get("changes") or {}
+    if found.status is None:
+        raise NoWorker(found.unavailable)
+    policy = found.status.policy
+    try:
+        changed = policy.changed(changes)
+    except (ValueError, TypeError) as error:
+        raise ControlRefused(f"the change does not fit: {error}") from None
+    words = [
+        f"{name} from {setting_text(getattr(policy, name))} to {setting_text(getattr(changed, name))}"
+        for name in sorted(changes)
+        if getattr(policy, name) != getattr(changed, name)
+    ]
+    hit = limit_hit(changed, usage_of(found.status))
+    warnings = list(_ended(found))
+    if hit is not None:
+        warnings.append(f"{hit.reason} would be reached at once: the thread would {hit.action}.")
+    sentence = f"Changes {', '.join(words)}." if words else "Nothing would change."
+    return Preview(
+        action="limits",
+        sentence=sentence,
+        is_reversible=hit is None or hit.action == "pause",
+        confirm=found.thread_id if hit is not None and hit.action != "pause" else "",
+        warnings=tuple(warnings),
+    )
+
+
+def usage_of(status: ThreadStatus) -> Usage:
+    """Return what a thread has used of its limits, as far as its status says."""
+    counters, streaks = status.counters, status.streaks
+    return Usage(
+        steps=counters.steps,
+        tokens=counters.tokens,
+        cost_usd=counters.cost_usd,
+        thread_bytes=counters.written_bytes,
+        context_bytes=status.context_bytes,
+        failed_turns=streaks.failed_turns,
+        same_failure=streaks.same_failure,
+        no_progress_steps=streaks.no_progress_steps,
+    )
+
+
+async def _archive(
+    client: Client, packs: PackStore, found: Standing, given: Mapping[str, Any]
+) -> Preview:
+    then = given.get("then", "keep")
+    if then not in get_args(Then):
+        raise ControlRefused(f"after an archive comes one of {', '.join(get_args(Then))}")
+    if found.archive is not None:
+        sentence = (
+            f"Temporal has forgotten the thread, and archive {found.archive.archive_id} has it: that is "
+            "read back once more, and nothing is written."
+        )
+        return Preview(action="archive", sentence=sentence)
+    plan = await archive_plan(client, packs, found.thread_id, then)
+    before_bytes = plan.size.blob_bytes if plan.size else found.row.stored_bytes
+    file_bytes = await _archive_bytes(client, packs, found)
+    frees = then == "free" and not plan.refused
+    written_bytes = 0 if plan.existing else file_bytes
+    is_final = plan.ends or frees
+    return Preview(
+        action="archive",
+        sentence=_archive_sentence(plan, file_bytes),
+        before_bytes=before_bytes,
+        after_bytes=file_bytes if frees else before_bytes + written_bytes,
+        is_reversible=not is_final,
+        confirm=found.thread_id if is_final else "",
+        warnings=_archive_warnings(found, plan),
+    )
+
+
+def _archive_sentence(plan: ArchivePlan, file_bytes: int) -> str:
+    sentence = (
+        f"Writes the whole journal ({plan.entries:,} entries) as one Parquet file of about "
+        f"{bytes_text(file_bytes)}, and reads it back to verify it."
+    )
+    if plan.existing:
+        sentence = (
+            f"Archive {plan.existing} has the whole journal ({plan.entries:,} entries): it is read back "
+            "to verify it, and nothing is written."
+        )
+    if plan.ends:
+        sentence += " Before that the thread ends, as archived."
+    if plan.refused:
+        sentence += " To delete its histories is refused."
+    elif plan.then == "free":
+        runs = counted(plan.runs_deleted, "run")
+        sentence += (
+            f" Then its histories are deleted ({runs}), and the next sweeps free its packs after their "
+            "time of grace."
+        )
+    return sentence
+
+
+def _archive_warnings(found: Standing, plan: ArchivePlan) -> tuple[str, ...]:
+    warnings = list(_at_work(found)) if plan.ends else []
+    if plan.refused:
+        warnings.append(f"{plan.refused[:1].upper()}{plan.refused[1:]}")
+    elif plan.left_out:
+        warnings.append(
+            f"{plan.left_out} entries and messages are not journalled, and would not be in it."
+        )
+    return tuple(warnings)
+
+
+async def _archive_bytes(client: Client, packs: PackStore, found: Standing) -> int:
+    """Return about how large an archive would be: as the last one was, or as they mostly are."""
+    last = await newest_readable(packs, thread_key(client.namespace, found.thread_id))
+    if last is not None and last.entries:
+        return last.size_bytes * found.last_seq // last.entries
+    return _ARCHIVE_BYTES_MIN + int(_ARCHIVE_SHARE * found.row.stored_bytes)
+
+
+async def _revive(
+    client: Client, packs: PackStore, found: Standing, given: Mapping[str, Any]
+) -> Preview:
+    archive_id = given.get("archive_id") or None
+    archive = await archive_of(client, packs, found.thread_id, archive_id and str(archive_id))
+    if archive is None:
+        raise ArchiveNotFound(f"thread {found.thread_id!r} has no archive")
+    manifest, past = archive.manifest, Past.archived(archive)
+    seq = _seq(given, manifest.entries)
+    scene = await past.scene(seq)
+    sentence = (
+        f"A new thread begins as archive {manifest.archive_id} has it, up to entry {seq:,}: its model "
+        f"reads {bytes_text(scene.context_bytes)} of context. It gets packs of its own, and waits for a "
+        "message. The archive stays."
+    )
+    return Preview(
+        action="revive",
+        sentence=sentence,
+        before_bytes=manifest.size_bytes,
+        # The same again, about, in packs, for as much of it as is revived.
+        after_bytes=manifest.size_bytes + manifest.size_bytes * seq // max(1, manifest.entries),
+        warnings=("The thread itself still runs.",) if found.row.is_open else (),
+    )
+
+
+def _seq(given: Mapping[str, Any], default: int) -> int:
+    seq = given.get("seq") or default
+    if isinstance(seq, bool) or not isinstance(seq, int):
+        raise ControlRefused("an entry is named by its number")
+    return seq
+
+
+async def _decide(client: Client, found: Standing, given: Mapping[str, Any]) -> Preview:
+    approval_id = given.get("approval_id")
+    if not approval_id:
+        raise DecisionRefused("say which approval, by its id")
+    if not found.row.is_open:
+        raise DecisionRefused(f"thread {found.thread_id!r} has ended: it waits for no decision")
+    # Without a worker nobody knows what waits.
+    if found.status is not None:
+        ids = [each.id for each in await pending(client, found.thread_id)]
+        if approval_id not in ids:
+            raise DecisionRefused(
+                f"there is no approval {approval_id!r}; those that wait are {ids}"
+            )
+    does = "runs" if given.get("approve") else "does not run; the model is told so, and why"
+    sentence = f"The call {approval_id} {does}. A decision cannot be taken back."
+    return Preview(action="decide", sentence=sentence, is_reversible=False, warnings=_ended(found))
+
+
+def _simple(found: Standing, action: Action) -> Preview:
+    status = found.status
+    warnings = _ended(found)
+    if action == "pause":
+        sentence = (
+            "The thread takes no more steps. What is under way ends; messages are still queued."
+        )
+        if status is not None and status.status == "paused":
+            sentence = "The thread is paused already. Nothing would change."
+    elif action == "unpause":
+        sentence = "The thread goes on."
+        if status is not None and status.status != "paused":
+            sentence = "The thread is not paused. Nothing would change."
+        elif status is not None and (hit := limit_hit(status.policy, usage_of(status))):
+            warnings = (
+                *warnings,
+                f"{hit.reason} is still reached: it would {hit.action} again. Raise the limit first.",
+            )
+    else:
+        sentence = "The thread ends at its next safe point. Its journal stays, and can be forked."
+        return Preview(
+            action="stop",
+            sentence=sentence,
+            is_reversible=False,
+            confirm=found.thread_id,
+            warnings=warnings + _at_work(found),
+        )
+    return Preview(action=action, sentence=sentence, warnings=warnings)
+
+
+def _nothing(found: Standing, action: Action, why: str) -> Preview:
+    return Preview(
+        action=action,
+        sentence=f"The thread {why}. Nothing would change.",
+        warnings=tuple(filter(None, [found.unavailable])),
+    )
+
+
+def _ended(found: Standing) -> tuple[str, ...]:
+    if not found.row.is_open:
+        return ("The thread has ended: it takes nothing more.",)
+    return (found.unavailable,) if found.unavailable else ()
+
+
+def _at_work(found: Standing) -> tuple[str, ...]:
+    status = found.status
+    if status is None:
+        return ()
+    warnings = []
+    if status.waiting_messages:
+        warnings.append(f"{status.waiting_messages} messages wait, and would not be answered.")
+    if status.pending:
+        warnings.append(f"{status.pending} approvals wait, and would never be decided.")
+    if status.children:
+        warnings.append(f"{len(status.children)} sub-agents are at work for it.")
+    return tuple(warnings)

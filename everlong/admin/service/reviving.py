@@ -1,0 +1,65 @@
+"""Threads from archives: a new thread that begins as an archived one, with packs of its own."""
+
+import time
+
+from temporalio.client import Client
+
+from everlong.admin.service.forking import check_free, fresh_counters, policy_for, start_thread
+from everlong.admin.service.past import Past, archive_of
+from everlong.archive import Progress, reviving, writing
+from everlong.errors import ArchiveNotFound
+from everlong.models import Forked, Kind, ThreadStart, ThreadState, note, thread_key
+from everlong.storage.packstore import PackStore
+
+
+async def revive(
+    client: Client,
+    packs: PackStore,
+    thread_id: str,
+    new_id: str,
+    *,
+    task_queue: str,
+    archive_id: str | None = None,
+    seq: int | None = None,
+    agent: str | None = None,
+    by: str = "",
+    reason: str = "",
+    on_progress: Progress = writing.silent,
+) -> ThreadStart:
+    """Start a thread whose past is an archive, or its entries up to `seq`; return how it was started.
+
+    It is the newest archive, unless one is named. As with a fork, the new thread waits for a message,
+    and what counts against the policy's limits begins anew.
+    """
+    archive = await archive_of(client, packs, thread_id, archive_id)
+    if archive is None:
+        raise ArchiveNotFound(
+            f"thread {thread_id!r} has no archive. Write one with: everlong archive {thread_id}"
+        )
+    last_seq = archive.manifest.entries if seq is None else seq
+    Past.archived(archive).head_with(last_seq)
+    await check_free(client, packs, new_id)
+    # All of it, once: of what follows, each part is read as far as it is needed.
+    archive = await writing.verify(packs, None, None, archive.manifest)
+    past = Past.archived(archive)
+    scene, totals = await past.scene(last_seq), await past.totals(last_seq)
+    forked = Forked(thread_id=thread_id, seq=last_seq, by=by, reason=reason)
+    entry = note(last_seq + 1, Kind.FORK, forked, time.time_ns() // 1_000_000)
+    new_key = thread_key(client.namespace, new_id)
+    # All that the new thread's state will name is durable before it starts.
+    revived = await reviving.revive(packs, new_key, archive, entry, on_progress)
+    policy, changes = policy_for(past.status, agent)
+    start = ThreadStart(
+        agent=agent or past.status.agent,
+        policy=policy,
+        changes=changes,
+        state=ThreadState(
+            head=revived.head,
+            snapshot=revived.snapshot,
+            context_bytes=scene.context_bytes,
+            counters=fresh_counters(totals, revived.written_bytes),
+            since_ms=entry.time_ms,
+        ),
+    )
+    await start_thread(client, new_id, task_queue, start)
+    return start

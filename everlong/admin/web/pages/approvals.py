@@ -1,0 +1,38 @@
+"""All calls that wait for a person, oldest first, with what one has to know to decide."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from everlong.admin import service
+from everlong.admin.web.pages import words
+from everlong.admin.web.pages.frame import Frame
+from everlong.admin.web.pages.rendering import etag_of
+
+
+def routes(frame: Frame) -> APIRouter:
+    """Return the routes of approvals."""
+    router = APIRouter()
+    desk = frame.desk
+
+    async def values_of(request: Request) -> dict[str, Any]:
+        thread_id = request.query_params.get("thread", "")
+        found = await service.waiting(await desk.client(), desk.packs)
+        # One thread's come first: somebody came from there.
+        chosen = sorted(found.waiting, key=lambda each: each.thread_id != thread_id)
+        values = await frame.values(request, "approvals")
+        return values | {"found": found, "waiting_list": chosen}
+
+    @router.get("/approvals")
+    async def approvals(request: Request) -> Response:
+        values = await values_of(request)
+        text = frame.renderer.text("approvals_list.html", values)
+        thread_id = request.query_params.get("thread", "")
+        values["live_url"] = f"/fragments/approvals?thread={words.query(thread_id)}"
+        return frame.renderer.page("approvals.html", values | {"etag": etag_of(text)})
+
+    @router.get("/fragments/approvals")
+    async def listed(request: Request) -> Response:
+        return frame.renderer.fragment(request, "approvals_list.html", await values_of(request))
+
+    return router

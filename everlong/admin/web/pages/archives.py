@@ -1,0 +1,54 @@
+"""Archives: of all threads, also of those that Temporal has forgotten, and of one."""
+
+import re
+from typing import Any, Final
+
+from fastapi import APIRouter, Request, Response
+
+from everlong.admin import service
+from everlong.admin.web.ids import OptionalQueryId, QueryId
+from everlong.admin.web.pages import words
+from everlong.admin.web.pages.frame import Frame
+
+# Of each a manifest is read, so a page is short.
+PAGE_ARCHIVES: Final = 50
+_OF_THREAD: Final = 20
+_ARCHIVE_ID: Final = re.compile(r"[0-9]{8}T[0-9]{9}Z-[0-9a-f]{8}")
+
+
+def routes(frame: Frame) -> APIRouter:
+    """Return the routes of archives."""
+    router = APIRouter()
+    desk = frame.desk
+
+    async def look(thread_id: str | None, before: str, count_max: int) -> dict[str, Any]:
+        page = await service.archives(
+            await desk.client(),
+            desk.packs,
+            thread_id=thread_id,
+            before=before if _ARCHIVE_ID.fullmatch(before) else "",
+            count_max=count_max,
+        )
+        return {"found": page}
+
+    @router.get("/archives")
+    async def archives(request: Request, thread_id: OptionalQueryId = "") -> Response:
+        wanted = request.query_params
+        values = await frame.values(request, "archives")
+        values |= await look(thread_id or None, wanted.get("before", ""), PAGE_ARCHIVES)
+        older = values["found"].next
+        place = f"/archives?thread={words.query(thread_id)}&" if thread_id else "/archives?"
+        values |= {
+            "thread_id": thread_id,
+            "is_first": not wanted.get("before"),
+            "older_url": f"{place}before={older}" if older else "",
+        }
+        return frame.renderer.page("archives.html", values)
+
+    @router.get("/fragments/archives")
+    async def of_thread(request: Request, thread_id: QueryId) -> Response:
+        values = await look(thread_id, "", _OF_THREAD)
+        values |= {"who": (await frame.values(request, "thread"))["who"], "thread_id": thread_id}
+        return frame.renderer.fragment(request, "thread_archives.html", values)
+
+    return router

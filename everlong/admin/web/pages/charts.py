@@ -1,0 +1,191 @@
+"""Where the lines, bars and ticks of charts lie. Pure geometry: templates draw it as inline SVG.
+
+Sizes that are attributes of SVG need no style attribute, which the pages' policy forbids.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from everlong import limits
+from everlong.admin.web.pages import words
+from everlong.admin.web.pages.words import Label
+
+# A chart's own units. It is scaled to the width that it gets.
+WIDTH: Final = 560
+HEIGHT: Final = 210
+_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 12, 12, 28
+_TICKS: Final = 4
+# Some places write times with AM and PM, which takes room.
+_TIME_TICKS: Final = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Tick:
+    """A line of the grid and what stands beside it."""
+
+    at: float
+    label: str
+    ms: float | None = None
+    """On an axis of time. A script then makes the label a local one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A measured value: where it lies, and in words."""
+
+    x: float
+    y: float
+    text: str
+    row: tuple[str, ...]
+    """The same as cells of a table."""
+    ms: float | None
+    """When it was measured, where that is told with it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Spark:
+    """A line without axes."""
+
+    line: str
+    area: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chart:
+    """A line over an area, or bars, with axes."""
+
+    points: tuple[Point, ...]
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    line: str
+    area: str
+    second: str = ""
+    """Another line on the same scale."""
+    bar_width: float = 0.0
+    """Bars instead of a line, if it is not 0."""
+    time_form: str = ""
+    """How exact the times of the axis are: `date`, `day`, `minute` or `second`."""
+    left: float = _LEFT
+    right: float = WIDTH - _RIGHT
+    floor: float = HEIGHT - _BOTTOM
+    width: int = WIDTH
+    height: int = HEIGHT
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """A value at a place, and what a table says of it."""
+
+    x: float
+    y: float
+    text: str
+    row: tuple[str, ...]
+    second: float | None = None
+    ms: float | None = None
+
+
+def spark(trend: Sequence[tuple[int, int]], width: int = 84, height: int = 22) -> Spark | None:
+    """Return a small line of (time, value); None if there is nothing to draw."""
+    if len(trend) < 2:
+        return None
+    first, last = trend[0][0], trend[-1][0]
+    low, high = min(value for _, value in trend), max(value for _, value in trend)
+    x_span, y_span = max(1, last - first), max(1, high - low)
+    places = [
+        (width * (ms - first) / x_span, height - 1.5 - (height - 3) * (value - low) / y_span)
+        for ms, value in trend
+    ]
+    line = _path(places)
+    return Spark(line, f"{line}L{width:g} {height:g}L0 {height:g}Z")
+
+
+def chart(
+    samples: Sequence[Sample],
+    *,
+    y_label: Label,
+    is_time: bool = False,
+    binary: bool = True,
+    bars: bool = False,
+) -> Chart | None:
+    """Lay out a chart whose values begin at 0; None if there is too little to draw.
+
+    Along its foot it has times, or whole numbers.
+    """
+    if len(samples) < (1 if bars else 2):
+        return None
+    x_low, x_high = min(s.x for s in samples), max(s.x for s in samples)
+    tops = [s.y for s in samples] + [s.second for s in samples if s.second is not None]
+    steps = ticks(max(tops), binary=binary)
+    y_high = steps[-1]
+    inner = WIDTH - _LEFT - _RIGHT
+    bar_width = max(1.5, min(18.0, inner / len(samples) * 0.7)) if bars else 0.0
+    span = inner - bar_width
+
+    def x_at(value: float) -> float:
+        share = (value - x_low) / (x_high - x_low) if x_high > x_low else 0.5
+        return round(_LEFT + bar_width / 2 + span * share, 2)
+
+    def y_at(value: float) -> float:
+        return round(HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * value / y_high, 2)
+
+    places = [(x_at(s.x), y_at(s.y)) for s in samples]
+    line = _path(places)
+    seconds = [(x_at(s.x), y_at(s.second)) for s in samples if s.second is not None]
+    floor = HEIGHT - _BOTTOM
+    return Chart(
+        points=tuple(
+            Point(x, y, sample.text, sample.row, sample.ms)
+            for (x, y), sample in zip(places, samples, strict=True)
+        ),
+        x_ticks=_time_ticks(x_low, x_high, x_at) if is_time else _whole_ticks(x_low, x_high, x_at),
+        y_ticks=tuple(Tick(y_at(value), y_label(value)) for value in steps),
+        line=line,
+        area=f"{line}L{places[-1][0]:g} {floor}L{places[0][0]:g} {floor}Z",
+        second=_path(seconds) if len(seconds) > 1 else "",
+        bar_width=bar_width,
+        time_form=words.time_form(x_high - x_low) if is_time else "",
+    )
+
+
+def ticks(high: float, *, binary: bool) -> list[float]:
+    """Return round numbers from 0 to at least `high`: of bytes, round in KiB or MiB."""
+    unit = 1.0
+    while binary and high / unit >= limits.KIB:
+        unit *= limits.KIB
+    step = _round_up(max(high / unit, 1e-9) / _TICKS) * unit
+    if binary:
+        step = max(1.0, step)
+    count = max(1, math.ceil(high / step - 1e-9))
+    return [step * number for number in range(count + 1)]
+
+
+def _round_up(step: float) -> float:
+    scale = 10.0 ** math.floor(math.log10(step))
+    return next(scale * mantissa for mantissa in (1, 2, 2.5, 5, 10) if scale * mantissa >= step)
+
+
+def _spread(low: float, high: float, parts: int) -> list[float]:
+    if high <= low:
+        return [low]
+    return [low + (high - low) * number / parts for number in range(parts + 1)]
+
+
+def _time_ticks(low: float, high: float, at: Callable[[float], float]) -> tuple[Tick, ...]:
+    found = [
+        Tick(at(ms), words.short_clock(ms, high - low), round(ms))
+        for ms in _spread(low, high, _TIME_TICKS)
+    ]
+    # Of a short time some would say the same.
+    return tuple({tick.label: tick for tick in reversed(found)}.values())[::-1]
+
+
+def _whole_ticks(low: float, high: float, at: Callable[[float], float]) -> tuple[Tick, ...]:
+    """Return ticks at whole numbers, and nowhere between them."""
+    values = sorted({round(value) for value in _spread(low, high, _TICKS)})
+    return tuple(Tick(at(value), words.number(value)) for value in values)
+
+
+def _path(places: Sequence[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{x:.2f} {y:.2f}" for x, y in places)

@@ -1,0 +1,34 @@
+"""The page for queries: an editor, the library, results."""
+
+from typing import Final
+
+from fastapi import APIRouter, HTTPException, Request, Response
+
+from everlong.admin import service
+from everlong.admin.web.pages.frame import Frame
+
+_FIRST: Final = """\
+select kind, count(*) as entries, sum(size_bytes) as bytes
+from entries
+group by kind
+order by bytes desc"""
+
+
+def routes(frame: Frame) -> APIRouter:
+    """Return the routes of queries."""
+    router = APIRouter()
+
+    @router.get("/query")
+    async def query(request: Request) -> Response:
+        values = await frame.values(request, "query")
+        who = values["who"]
+        if who is None or not who.may("query"):
+            raise HTTPException(403, "Your role may not query.")
+        values |= {
+            "library": service.LIBRARY,
+            "sql": _FIRST,
+            "api_query": "/api/v1/query",
+        }
+        return frame.renderer.page("query.html", values)
+
+    return router

@@ -1,0 +1,39 @@
+// What every page has: local times, the theme, live parts, dialogs. Pages work without it for reading.
+import { startActing } from "./acting.js";
+import { startApprovals } from "./approvals.js";
+import { startJournal } from "./journal.js";
+import { startLazy } from "./lazy.js";
+import { startLive } from "./live.js";
+import { startPast } from "./past.js";
+import { startQuery } from "./query.js";
+import { startSweeping } from "./sweeping.js";
+import { startTheme } from "./themes.js";
+import { localise } from "./times.js";
+
+localise(document);
+startTheme();
+startLive();
+startActing();
+startApprovals();
+startJournal();
+startPast();
+startQuery();
+startLazy();
+startSweeping();
+
+// A filter that is chosen is meant; a search is sent by Enter, as everywhere.
+for (const chosen of document.querySelectorAll("form[data-filters] select")) {
+  chosen.addEventListener("change", () => chosen.form.requestSubmit());
+}
+// A page of results is found by its address, so fields that say nothing stay out of it.
+for (const form of document.querySelectorAll("form[data-filters]")) {
+  form.addEventListener("formdata", (event) => {
+    for (const [name, value] of [...event.formData]) {
+      if (value === "") event.formData.delete(name);
+    }
+  });
+}
+document.querySelector("[data-logout]")?.addEventListener("click", async () => {
+  await fetch("/api/v1/session", { method: "DELETE" });
+  location.assign("/login");
+});

@@ -1,0 +1,40 @@
+// A decision is made by its button, and never by Enter in the field for the reason.
+import { send } from "./asking.js";
+import { refresh } from "./live.js";
+import { toast } from "./toasts.js";
+
+export function startApprovals() {
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && event.target.matches("[data-decide] input")) event.preventDefault();
+  });
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("[data-decide] [data-approve]");
+    if (button) decide(button);
+  });
+}
+
+async function decide(button) {
+  const form = button.closest("[data-decide]");
+  const approve = button.dataset.approve === "true";
+  const buttons = form.querySelectorAll("button");
+  for (const each of buttons) each.disabled = true;
+  const body = { approve, reason: form.elements.reason.value };
+  if (form.elements.by) body.by = form.elements.by.value;
+  try {
+    await send(form.dataset.url, body);
+    toast(`${approve ? "Approved" : "Denied"}: ${form.dataset.tool}.`);
+    form.closest("[data-ask]").dataset.decided = "";
+    next(form);
+    await refresh();
+  } catch (error) {
+    toast(error.message, true);
+    for (const each of buttons) each.disabled = false;
+  }
+}
+
+// The focus goes on to the next that waits, or to the heading: it is never lost with what was decided.
+function next(form) {
+  const others = [...document.querySelectorAll("[data-ask]:not([data-decided]) [data-decide] input")];
+  const target = others[0] || document.querySelector("main h1");
+  target.focus();
+}

@@ -1,0 +1,65 @@
+// Requests to this server, and nowhere else. Changes are JSON: other origins cannot send that.
+
+const JOB_MS = 1000;
+
+// Returns what the server answered; throws an Error whose message is for people.
+export async function send(url, body, { signal } = {}) {
+  let response;
+  try {
+    response = await fetch(url, {
+      method: "POST",
+      headers: { "Content-Type": "application/json", Accept: "application/json" },
+      body: JSON.stringify(body),
+      signal,
+    });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Error("The server does not answer. Look whether `everlong serve` still runs, and try again.");
+  }
+  toLoginIfNeeded(response);
+  const answer = await response.json().catch(() => null);
+  if (!response.ok) throw new Error(reason(answer, response.status));
+  return answer;
+}
+
+// Waits for what takes long; `tell` gets how far it is. Returns the job as it ended.
+export async function settled(job, tell) {
+  let now = job;
+  while (now && now.state === "running") {
+    tell(now.text);
+    await new Promise((next) => setTimeout(next, JOB_MS));
+    now = await look(`/api/v1/jobs/${now.id}`);
+  }
+  if (now && now.state === "failed") throw new Error(now.error.message);
+  return now;
+}
+
+async function look(url) {
+  const response = await fetch(url, { headers: { Accept: "application/json" }, cache: "no-store" });
+  toLoginIfNeeded(response);
+  const answer = await response.json().catch(() => null);
+  if (!response.ok) throw new Error(reason(answer, response.status));
+  return answer;
+}
+
+// Returns a part of a page as text.
+export async function fragment(url, { signal } = {}) {
+  const response = await fetch(url, { headers: { Accept: "text/html" }, signal });
+  toLoginIfNeeded(response);
+  const text = await response.text();
+  if (!response.ok) throw new Error(new DOMParser().parseFromString(text, "text/html").body.textContent.trim());
+  return text;
+}
+
+export function toLoginIfNeeded(response) {
+  const isSentAway = response.redirected && new URL(response.url).pathname === "/login";
+  if (response.status !== 401 && !isSentAway) return;
+  location.assign(`/login?next=${encodeURIComponent(location.pathname + location.search)}`);
+  throw new Error("Log in again.");
+}
+
+function reason(answer, status) {
+  if (answer && answer.error && answer.error.message) return answer.error.message;
+  if (answer && answer.detail) return typeof answer.detail === "string" ? answer.detail : "A field does not fit.";
+  return `The server refused (${status}).`;
+}

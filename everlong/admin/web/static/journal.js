@@ -1,0 +1,84 @@
+// The journal: bodies are read when an entry is opened, and long ones in slices.
+import { fragment } from "./asking.js";
+import { morph } from "./morphing.js";
+import { localise } from "./times.js";
+
+export function startJournal() {
+  const journal = document.querySelector("[data-journal]");
+  if (!journal) return;
+  journal.addEventListener("toggle", (event) => opened(event.target), true);
+  journal.addEventListener("click", (event) => {
+    const more = event.target.closest("[data-more]");
+    if (more) grow(more);
+    const form = event.target.closest("[data-form-url]");
+    if (form) replace(form);
+    const page = event.target.closest("[data-page]");
+    if (page) turn(journal, page.dataset.page);
+  });
+  document.querySelector("[data-jump]")?.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const seq = Number(event.target.elements.seq.value);
+    if (seq >= 1) turn(journal, `${journal.dataset.url}&before=${seq + 1}`);
+  });
+  // Whoever looks at the newest entries sees those that come.
+  document.addEventListener("updated", (event) => {
+    const head = event.target.querySelector("[data-last-seq]")?.dataset.lastSeq;
+    const list = journal.querySelector("[data-entries]");
+    if (head && list && list.dataset.newest === "true" && list.dataset.lastSeq !== head) {
+      turn(journal, journal.dataset.url, true);
+    }
+  });
+}
+
+async function opened(entry) {
+  const place = entry.open && entry.querySelector("[data-body]");
+  if (!place || place.dataset.state) return;
+  place.dataset.state = "asked";
+  try {
+    place.innerHTML = await fragment(place.dataset.body);
+    localise(place);
+  } catch (error) {
+    place.textContent = error.message;
+    delete place.dataset.state;
+  }
+}
+
+// The same body in its other form.
+async function replace(button) {
+  const place = button.closest("[data-body]");
+  try {
+    place.innerHTML = await fragment(button.dataset.formUrl);
+    place.querySelector("[data-form-url]")?.focus();
+  } catch (error) {
+    button.textContent = error.message;
+  }
+}
+
+async function grow(button) {
+  button.disabled = true;
+  try {
+    const fresh = document.createElement("template");
+    fresh.innerHTML = await fragment(button.dataset.more);
+    const text = fresh.content.querySelector("[data-slice]").textContent;
+    button.closest("[data-body]").querySelector("[data-slice]").append(text);
+    button.closest("[data-rest]").replaceWith(...fresh.content.querySelectorAll("[data-rest]"));
+  } catch (error) {
+    button.disabled = false;
+    button.textContent = error.message;
+  }
+}
+
+async function turn(journal, url, isLive = false) {
+  journal.setAttribute("aria-busy", "true");
+  try {
+    const fresh = document.createElement("template");
+    fresh.innerHTML = await fragment(url);
+    morph(journal, fresh.content);
+    localise(journal);
+    if (!isLive) journal.querySelector("[data-entries]")?.focus();
+  } catch (error) {
+    const said = journal.querySelector("[data-journal-error]");
+    if (said) said.textContent = error.message;
+  }
+  journal.removeAttribute("aria-busy");
+}

@@ -1,0 +1,29 @@
+// Parts that are read when somebody opens them.
+import { fragment } from "./asking.js";
+import { localise } from "./times.js";
+
+export function startLazy() {
+  for (const part of document.querySelectorAll("details[data-lazy]")) {
+    const place = part.querySelector("[data-lazy-place]");
+    part.addEventListener("toggle", () => {
+      if (part.open && !place.dataset.state) read(place, part.dataset.lazy);
+    });
+    part.addEventListener("click", (event) => {
+      const next = event.target.closest("[data-lazy-next]");
+      if (next) read(place, next.dataset.lazyNext);
+    });
+  }
+}
+
+async function read(place, url) {
+  place.dataset.state = "asked";
+  place.setAttribute("aria-busy", "true");
+  try {
+    place.innerHTML = await fragment(url);
+    localise(place);
+  } catch (error) {
+    place.textContent = error.message;
+    delete place.dataset.state;
+  }
+  place.removeAttribute("aria-busy");
+}

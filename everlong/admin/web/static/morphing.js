@@ -1,0 +1,65 @@
+// Makes one tree look like another and keeps what a person did to it: focus, scroll, what is open.
+
+// Changes the children of `old` into those of `fresh`; returns the keyed elements that changed.
+export function morph(old, fresh) {
+  const changed = new Set();
+  children(old, fresh, changed);
+  return changed;
+}
+
+function children(old, fresh, changed) {
+  const byKey = new Map();
+  for (const node of old.children) if (node.dataset && node.dataset.key) byKey.set(node.dataset.key, node);
+  let at = next(old.firstChild);
+  for (const want of [...fresh.childNodes]) {
+    if (isBlank(want)) continue;
+    const key = want.dataset && want.dataset.key;
+    const same = key ? byKey.get(key) : at;
+    if (same && alike(same, want) && (key || !(same.dataset && same.dataset.key))) {
+      if (same === at) at = next(at.nextSibling);
+      else old.insertBefore(same, at);
+      node(same, want, changed);
+    } else {
+      old.insertBefore(want, at);
+      if (key) changed.add(want);
+    }
+  }
+  while (at) {
+    const gone = at;
+    at = next(at.nextSibling);
+    gone.remove();
+  }
+}
+
+// Blanks between elements say nothing, and templates leave them here and there.
+function isBlank(each) {
+  return each.nodeType === Node.TEXT_NODE && each.nodeValue.trim() === "" && each.parentNode.children?.length > 0;
+}
+
+function next(each) {
+  let at = each;
+  while (at && isBlank(at)) at = at.nextSibling;
+  return at;
+}
+
+function alike(a, b) {
+  return a.nodeType === b.nodeType && a.nodeName === b.nodeName;
+}
+
+function node(old, want, changed) {
+  if (old.nodeType !== Node.ELEMENT_NODE) {
+    if (old.nodeValue !== want.nodeValue) old.nodeValue = want.nodeValue;
+    return;
+  }
+  // What a script has filled in, or a person typed, is not for the server to take away.
+  if (old.hasAttribute("data-kept")) return;
+  if (old.dataset.key && old.dataset.state !== want.dataset.state) changed.add(old);
+  for (const { name } of [...old.attributes]) {
+    if (!want.hasAttribute(name) && !(name === "open" && old.nodeName === "DETAILS")) old.removeAttribute(name);
+  }
+  for (const { name, value } of want.attributes) {
+    if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  }
+  if (old.nodeName === "TIME" && want.dateTime === old.dateTime) return;
+  children(old, want, changed);
+}

@@ -1,0 +1,112 @@
+// Queries: the editor, the library, results as a table, and the same as CSV.
+import { send } from "./asking.js";
+
+export function startQuery() {
+  const form = document.querySelector("[data-query]");
+  if (!form) return;
+  const editor = form.elements.sql;
+  const said = document.querySelector("[data-query-said]");
+  const results = document.querySelector("[data-results]");
+  const download = document.querySelector("[data-download]");
+  const leftOut = document.querySelector("[data-left-out]");
+  let last = null;
+
+  async function run() {
+    const button = form.querySelector("[type=submit]");
+    button.disabled = true;
+    said.className = "muted";
+    said.textContent = "Running …";
+    const began = performance.now();
+    try {
+      last = await send(form.dataset.query, { sql: editor.value });
+      results.replaceChildren(table(last));
+      leftOut.replaceChildren(...(last.left_out || []).map(item));
+      const seconds = ((performance.now() - began) / 1000).toFixed(2);
+      const more = last.truncated ? ", and there are more" : "";
+      said.textContent = `${last.rows.length} ${last.rows.length === 1 ? "row" : "rows"}${more}, in ${seconds} s.`;
+    } catch (error) {
+      last = null;
+      const none = document.createElement("p");
+      none.className = "empty";
+      none.textContent = "No result.";
+      results.replaceChildren(none);
+      leftOut.replaceChildren();
+      said.className = "error-text";
+      said.textContent = error.message;
+    }
+    download.disabled = !last || !last.rows.length;
+    button.disabled = false;
+  }
+
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    run();
+  });
+  editor.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+      event.preventDefault();
+      run();
+    }
+  });
+  for (const button of document.querySelectorAll("[data-sql]")) {
+    button.addEventListener("click", () => {
+      editor.value = button.dataset.sql;
+      run();
+    });
+  }
+  download.addEventListener("click", () => {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([csv(last)], { type: "text/csv" }));
+    link.download = "everlong-query.csv";
+    link.click();
+    URL.revokeObjectURL(link.href);
+  });
+}
+
+// What a query has not read, it says: its rows tell of the rest only.
+function item(text) {
+  const element = document.createElement("li");
+  element.textContent = text;
+  return element;
+}
+
+function table(found) {
+  const element = document.createElement("table");
+  element.className = "results";
+  const head = element.createTHead().insertRow();
+  for (const [column, name] of found.columns.entries()) {
+    const cell = document.createElement("th");
+    cell.scope = "col";
+    cell.textContent = name;
+    if (found.rows.some((row) => typeof row[column] === "number")) cell.className = "num";
+    head.append(cell);
+  }
+  const body = element.createTBody();
+  for (const row of found.rows) {
+    const line = body.insertRow();
+    for (const value of row) {
+      const cell = line.insertCell();
+      cell.textContent = shown(value);
+      cell.title = cell.textContent;
+      if (typeof value === "number") cell.className = "num";
+    }
+  }
+  return element;
+}
+
+function shown(value) {
+  if (value === null) return "";
+  return typeof value === "object" ? JSON.stringify(value) : String(value);
+}
+
+function csv(found) {
+  const lines = [found.columns, ...found.rows].map((row) => row.map(cell).join(","));
+  return `${lines.join("\r\n")}\r\n`;
+}
+
+// A text that a spreadsheet would take for a formula is made a text: others wrote what is in here.
+function cell(value) {
+  let text = shown(value);
+  if (typeof value === "string" && /^[=+\-@\t\r]/.test(text)) text = `'${text}`;
+  return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+}

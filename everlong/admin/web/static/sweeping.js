@@ -1,0 +1,43 @@
+// A sweep from the fleet's page: a dry run says what would go, a real one wants to be confirmed.
+import { send, settled } from "./asking.js";
+import { toast } from "./toasts.js";
+import { size } from "./sizes.js";
+
+export function startSweeping() {
+  const said = document.querySelector("[data-sweep-said]");
+  for (const button of document.querySelectorAll("[data-sweep]")) {
+    button.addEventListener("click", () => sweep(button.dataset.sweep, true, button, said));
+  }
+  const form = document.querySelector("[data-sweeping]");
+  form?.addEventListener("submit", (event) => {
+    event.preventDefault();
+    form.closest("dialog").close();
+    sweep(form.dataset.sweeping, false, form.querySelector("[type=submit]"), said);
+  });
+}
+
+async function sweep(url, isDry, button, said) {
+  button.disabled = true;
+  try {
+    const job = await settled(await send(url, { dry_run: isDry }), (text) => {
+      said.replaceChildren(line(`Under way: ${text}`));
+    });
+    said.replaceChildren(...told(job).map(line));
+    toast(isDry ? "Dry run: nothing was changed." : "Swept.");
+  } catch (error) {
+    toast(error.message, true);
+  }
+  button.disabled = false;
+}
+
+function told(job) {
+  const { reachable, stored, incomplete } = job.swept;
+  const kept = `${size(reachable.bytes)} of ${size(stored.bytes)} are reached.`;
+  return [job.text, kept, ...incomplete.slice(1)];
+}
+
+function line(text) {
+  const element = document.createElement("p");
+  element.textContent = text;
+  return element;
+}

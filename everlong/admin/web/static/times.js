@@ -1,0 +1,31 @@
+// Times are sent exactly and shown in the reader's own zone. The exact one stays in the title.
+const clock = { hour: "2-digit", minute: "2-digit" };
+const date = { month: "short", day: "numeric" };
+const FORMS = {
+  full: { dateStyle: "medium", timeStyle: "medium" },
+  date,
+  day: { ...date, ...clock },
+  minute: clock,
+  second: { ...clock, second: "2-digit" },
+};
+const formats = Object.fromEntries(
+  Object.entries(FORMS).map(([name, form]) => [name, new Intl.DateTimeFormat(undefined, form)]),
+);
+
+export function localise(root) {
+  for (const element of root.querySelectorAll("time[datetime]")) {
+    const time = new Date(element.dateTime);
+    const today = time.toDateString() === new Date().toDateString();
+    say(element, time, element.dataset.form || (today ? "second" : "day"));
+  }
+  // In drawings, which have no element for times.
+  for (const element of root.querySelectorAll("[data-time]")) {
+    say(element, new Date(element.dataset.time), element.dataset.form);
+  }
+}
+
+function say(element, time, form) {
+  if (Number.isNaN(time.valueOf())) return;
+  const text = (element.dataset.before || "") + formats[form].format(time);
+  if (element.textContent !== text) element.textContent = text;
+}

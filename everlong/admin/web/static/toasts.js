@@ -1,0 +1,20 @@
+// What was done, said once, in words. At most three are shown; errors stay until they are closed.
+const SHOWN_MAX = 3;
+const SHOWN_MS = 8000;
+
+export function toast(text, isBad = false) {
+  const all = document.querySelector("[data-toasts]");
+  const box = document.createElement("div");
+  box.className = isBad ? "toast bad" : "toast";
+  const said = document.createElement("p");
+  said.textContent = text;
+  const close = document.createElement("button");
+  close.type = "button";
+  close.className = "quiet";
+  close.textContent = "Close";
+  close.addEventListener("click", () => box.remove());
+  box.append(said, close);
+  all.append(box);
+  while (all.children.length > SHOWN_MAX) all.firstElementChild.remove();
+  if (!isBad) setTimeout(() => box.remove(), SHOWN_MS);
+}

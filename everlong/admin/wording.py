@@ -1,0 +1,103 @@
+"""Words for what threads hold: the same on a terminal and on a page."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+from everlong import limits
+from everlong.models import Entry, Kind, Message
+
+_LINE_CHARS_MAX: Final = 160
+_BARS: Final = "▁▂▃▄▅▆▇█"
+
+
+def bytes_text(size_bytes: int) -> str:
+    """Return a size as people read it: `512 B`, `1.2 MiB`."""
+    if size_bytes < limits.KIB:
+        return f"{size_bytes} B"
+    size = float(size_bytes)
+    for unit in ("KiB", "MiB", "GiB"):
+        size /= limits.KIB
+        if size < limits.KIB:
+            return f"{size:.1f} {unit}"
+    return f"{size / limits.KIB:.1f} TiB"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number of things: `1 run`, `2,000 runs`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def spark_text(values: Sequence[int]) -> str:
+    """Return values as a line of bars; fewer than two show nothing."""
+    if len(values) < 2:
+        return ""
+    low, high = min(values), max(values)
+    top = len(_BARS) - 1
+    return "".join(_BARS[top * (each - low) // max(1, high - low)] for each in values)
+
+
+def one_line(text: str) -> str:
+    """Return the beginning of a text on one line."""
+    flat = " ".join(text[: 4 * _LINE_CHARS_MAX].split())
+    cut = len(flat) > _LINE_CHARS_MAX or len(text) > 4 * _LINE_CHARS_MAX
+    return f"{flat[: _LINE_CHARS_MAX - 1]}…" if cut else flat
+
+
+def message_text(message: Message) -> str:
+    """Return a message in short: what it says and what it calls."""
+    calls = [f"-> {call.tool} {call.arguments[:_LINE_CHARS_MAX]}" for call in message.tool_calls]
+    name = f"{message.tool}: " if message.tool else ""
+    return f"{name}{message.text[: 4 * _LINE_CHARS_MAX]} {' '.join(calls)}"
+
+
+def note_text(entry: Entry) -> str:
+    """Return in words what an entry that is no message holds."""
+    data = entry.data or {}
+    match entry.kind:
+        case Kind.ASKED:
+            return f"{data['id']} {data['tool']} {data['arguments']}"
+        case Kind.DECIDED:
+            verdict = "approved" if data["approve"] else "denied"
+            verdict = "escalated" if data.get("escalated") else verdict
+            return f"{data['id']} {verdict} {_by(data)}"
+        case Kind.MEMORY:
+            return _memory_text(data)
+        case Kind.COMPACTION:
+            before, after = bytes_text(data["before_bytes"]), bytes_text(data["after_bytes"])
+            return f"context {before} -> {after} ({data['reason']})"
+        case Kind.LIMIT:
+            return f"{data['limit']}: {data['value']:g} of {data['bound']:g}, {data['action']}"
+        case Kind.CONTROL:
+            return f"{data['action']}{_changes_text(data)} {_by(data)}"
+        case Kind.FORK:
+            return f"of thread {data['thread_id']} at {data['seq']} {_by(data)}"
+    return json.dumps(data)
+
+
+def setting_text(value: object) -> str:
+    """Return the value of a policy's field as `limits` takes it."""
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _changes_text(data: dict[str, Any]) -> str:
+    changes = sorted(data.get("changes", {}).items())
+    return "".join(f" {name}={setting_text(value)}" for name, value in changes)
+
+
+def _by(data: dict[str, Any]) -> str:
+    by = f"by {data['by']}" if data.get("by") else ""
+    return f"{by}: {data['reason']}" if data.get("reason") else by
+
+
+def _memory_text(data: dict[str, Any]) -> str:
+    parts = []
+    if fact := data.get("remembered"):
+        parts.append(f"remembered {fact['key']}: {fact['text']}")
+    if data.get("forgotten"):
+        parts.append(f"forgot {data['forgotten']}")
+    if data.get("evicted"):
+        parts.append(f"evicted {', '.join(data['evicted'])}")
+    return "; ".join(parts)
