@@ -1,9 +1,20 @@
 """The `everlong` command. It reads arguments and prints; the work is done elsewhere."""
 
-from everlong.cli import checking, governing, past, stack, threads
+from everlong.cli import (
+    archiving,
+    checking,
+    governing,
+    listing,
+    past,
+    querying,
+    stack,
+    sweeping,
+    threads,
+)
 from everlong.cli.app import app, run
 
-for part in (stack, checking, threads, governing, past):  # As the help lists them.
+# As the help lists them.
+for part in (stack, checking, listing, threads, governing, past, archiving, sweeping, querying):
     app.add_typer(part.commands)
 
 __all__ = ["app", "run"]

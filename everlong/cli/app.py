@@ -1,16 +1,24 @@
 """The command itself, and what its parts share: arguments, and how it ends."""
 
+import asyncio
 import contextlib
 import getpass
 import os
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated, Final, NoReturn
 
 import typer
 
 import everlong
+from everlong.admin import service
 from everlong.admin.console import err, out, plain
+from everlong.config import load_settings
+from everlong.connection import connect
 from everlong.errors import ConfigError, EverlongError
+
+# Of the newest threads, those that fit: a shell waits for it.
+_COMPLETE_ROWS: Final = 500
+_COMPLETE_SECONDS_MAX: Final = 2.0
 
 app = typer.Typer(
     help="Long-running AI agents on Temporal whose state stays small.",
@@ -20,7 +28,28 @@ app = typer.Typer(
     epilog="Begin with: everlong demo. Then: everlong dev, and in a second terminal everlong send.",
 )
 
-ThreadId = Annotated[str, typer.Argument(help="The thread's id, which is its workflow id.")]
+
+def complete_thread_id(incomplete: str) -> list[str]:
+    """Return ids that begin like this, for the shell. Whatever fails, it completes nothing."""
+    try:
+        return asyncio.run(_ids(incomplete))
+    except Exception:  # noqa: BLE001 - somebody is typing.
+        return []
+
+
+async def _ids(incomplete: str) -> list[str]:
+    async with asyncio.timeout(_COMPLETE_SECONDS_MAX):
+        client = await connect(load_settings())
+        page = await service.read_rows(client, size=_COMPLETE_ROWS)
+    return sorted({row.thread_id for row in page.rows if row.thread_id.startswith(incomplete)})
+
+
+ThreadId = Annotated[
+    str,
+    typer.Argument(
+        help="The thread's id, which is its workflow id.", autocompletion=complete_thread_id
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 By = Annotated[str, typer.Option(help="Who asks for it; by default your user name.")]
 Reason = Annotated[str, typer.Option(help="Why, for those who read the journal.")]

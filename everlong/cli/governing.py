@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, Protocol
 
@@ -11,8 +12,9 @@ from temporalio.client import Client
 
 from everlong.admin import service
 from everlong.admin.console import out
+from everlong.admin.wording import setting_text
 from everlong.cli.app import By, Json, Reason, ThreadId, name_of
-from everlong.cli.views import approval_text, arguments_text, print_json, print_lines, setting_text
+from everlong.cli.views import approval_text, arguments_text, print_json, print_lines
 from everlong.config import load_settings
 from everlong.connection import connect, open_configured_packs
 from everlong.errors import ConfigError
@@ -23,6 +25,10 @@ commands = typer.Typer()
 ApprovalId = Annotated[str, typer.Argument(help="The approval's id, as `approvals` lists it.")]
 
 
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would do, and do nothing.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask first.")]
+
+
 class _Signal(Protocol):
     def __call__(
         self, client: Client, thread_id: str, by: str = "", reason: str = ""
@@ -30,12 +36,21 @@ class _Signal(Protocol):
 
 
 @commands.command()
-def approvals(thread_id: ThreadId, as_json: Json = False) -> None:
-    """List the tool calls of a thread that wait for a person. With --json, arguments are whole.
+def approvals(
+    thread_id: Annotated[
+        str | None, typer.Argument(help="The thread's id; all threads if left out.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the tool calls that wait for a person. With --json, a thread's arguments are whole.
 
-    Example: everlong approvals ops-7
+    Those of all threads end at 32 KiB. Examples: everlong approvals. Of one thread: everlong approvals
+    ops-7
     """
     settings = load_settings()
+    if thread_id is None:
+        _with_client(lambda client: _all_approvals(client, as_json))
+        return
 
     async def work(client: Client) -> None:
         packs = open_configured_packs(settings)
@@ -54,6 +69,25 @@ def approvals(thread_id: ThreadId, as_json: Json = False) -> None:
             print_lines(["nothing waits for a person"])
 
     _with_client(work)
+
+
+async def _all_approvals(client: Client, as_json: bool) -> None:
+    page = await service.waiting(client, open_configured_packs(load_settings()))
+    if as_json:
+        print_json(page)
+        return
+    for each in page.waiting:
+        print_lines([f"{each.thread_id} ({each.agent})  {approval_text(each.approval)}"])
+        if each.arguments != each.approval.arguments:
+            print_lines([arguments_text(each.arguments)])
+        if each.problem:
+            print_lines([f"  not all of it can be shown: {each.problem}"])
+    for thread_id, problem in page.problems.items():
+        print_lines([f"{thread_id}  cannot be asked: {problem}"])
+    if page.not_asked:
+        print_lines([f"{page.not_asked} more threads wait; decide about these first"])
+    if not page.waiting and not page.problems:
+        print_lines(["nothing waits for a person"])
 
 
 @commands.command()
@@ -121,21 +155,51 @@ def unpause(thread_id: ThreadId, by: By = "", reason: Reason = "") -> None:
 
 
 @commands.command()
-def compact(thread_id: ThreadId, by: By = "", reason: Reason = "") -> None:
+def compact(thread_id: ThreadId, by: By = "", reason: Reason = "", dry_run: DryRun = False) -> None:
     """Have a thread shorten its context at its next safe point. The journal keeps everything.
 
-    Example: everlong compact ops-7
+    Example: everlong compact ops-7 --dry-run
     """
+    if dry_run:
+        _preview(thread_id, "compact")
+        return
     _signal(service.compact, thread_id, by, reason, "will compact at its next safe point")
 
 
 @commands.command()
-def stop(thread_id: ThreadId, by: By = "", reason: Reason = "") -> None:
+def stop(
+    thread_id: ThreadId,
+    by: By = "",
+    reason: Reason = "",
+    dry_run: DryRun = False,
+    yes: Yes = False,
+) -> None:
     """Stop a thread at its next safe point. Its journal stays; it takes no more messages.
 
-    Example: everlong stop ops-7 --reason 'done'
+    At a terminal it asks first. Example: everlong stop ops-7 --reason 'done'
     """
+    if dry_run:
+        _preview(thread_id, "stop")
+        return
+    confirm(f"Thread {thread_id} will end, and cannot be started again.", yes=yes)
     _signal(service.stop, thread_id, by, reason, "will stop at its next safe point")
+
+
+def confirm(what: str, *, yes: bool) -> None:
+    """Ask whether to go on with what cannot be undone. Programs, which have no terminal, know."""
+    if yes or not sys.stdin.isatty():
+        return
+    typer.confirm(f"{what} Go on?", abort=True)
+
+
+def _preview(thread_id: str, action: service.Action) -> None:
+    settings = load_settings()
+
+    async def work(client: Client) -> None:
+        found = await service.preview(client, open_configured_packs(settings), thread_id, action)
+        print_lines([found.sentence, *(f"warning: {each}" for each in found.warnings)])
+
+    _with_client(work)
 
 
 def parse_changes(changes: Sequence[str]) -> dict[str, Any]:

@@ -7,14 +7,12 @@ from typing import Annotated
 import typer
 
 from everlong.admin import service
-from everlong.admin.console import bytes_text, command, out
+from everlong.admin.console import command, out
+from everlong.admin.wording import bytes_text, message_text, note_text, one_line
 from everlong.cli.app import By, Json, ThreadId, name_of
 from everlong.cli.views import (
     approval_text,
     fact_text,
-    message_text,
-    note_text,
-    one_line,
     print_json,
     print_lines,
     totals_text,

@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import dataclasses
 import signal
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from everlong.admin.console import command, out
+from everlong.cli.sweeping import index_dir_of, retention_of
 from everlong.config import (
     Settings,
     environment_without_temporal,
@@ -21,6 +22,7 @@ from everlong.demo.run import run_demo
 from everlong.embedded import EmbeddedStack
 from everlong.embedded.server import is_free
 from everlong.errors import PortInUse
+from everlong.models import SweepOptions
 from everlong.worker import load_agent, run_worker
 
 commands = typer.Typer()
@@ -87,26 +89,31 @@ def serve(
         list[str] | None,
         typer.Option(help="The Temporal UI's origin, as in http://127.0.0.1:8233. Repeatable."),
     ] = None,
+    temporal_ui: Annotated[
+        str, typer.Option(help="Where the Temporal UI is, for links; or EVERLONG_TEMPORAL_UI.")
+    ] = "",
     allow_anonymous: Annotated[
         bool,
         typer.Option(
-            help="Listen beyond loopback without EVERLONG_TOKEN. Only requests that name localhost "
+            help="Listen beyond loopback without a token. Only requests that name localhost "
             "or 127.0.0.1 are answered then."
         ),
     ] = False,
 ) -> None:
-    """Serve the Temporal codec endpoints, so that the UI and CLI show real values.
+    """Serve the dashboard, its JSON API, and the codec endpoints of the Temporal UI and CLI.
 
-    Try: temporal workflow show --codec-endpoint http://127.0.0.1:8234 -w THREAD
+    Open http://127.0.0.1:8234. Or: temporal workflow show --codec-endpoint http://127.0.0.1:8234 -w
+    THREAD
     """
     # Here, since a worker need not wait for a web server's imports.
     import uvicorn
 
     from everlong.admin.service.measuring import measuring
-    from everlong.admin.web import check_exposure, create_app
+    from everlong.admin.web import Desk, check_exposure, create_admin_app, open_access
 
     settings = load_settings()
-    check_exposure(host, token=settings.token, allow_anonymous=allow_anonymous)
+    access = open_access(settings)
+    check_exposure(host, is_guarded=not access.is_open, allow_anonymous=allow_anonymous)
     if not is_free(port, host):
         raise PortInUse(f"port {port} is in use. Stop what listens there, or choose another.")
     packs = open_configured_packs(settings)
@@ -115,19 +122,52 @@ def serve(
     @contextlib.asynccontextmanager
     async def metrics() -> AsyncIterator[None]:
         try:
-            # Only for metrics is there a connection to Temporal: values are shown without one.
             async with measuring(lambda: connect(settings), providers.meters):
                 yield
         finally:
             await asyncio.to_thread(providers.shutdown)
 
-    web = create_app(
+    desk = Desk(
+        lambda: connect(settings),
         packs,
-        token=settings.token,
+        task_queue=settings.task_queue,
+        temporal_ui=temporal_ui or settings.temporal_ui,
+        sweeps=SweepOptions(retention=retention_of(settings.retention)),
+        index_dir=index_dir_of(settings),
+    )
+    web = create_admin_app(
+        desk,
+        access,
         cors_origins=cors_origin or (),
         beside=metrics if providers.measures else contextlib.nullcontext,
     )
-    uvicorn.run(web, host=host, port=port, access_log=False)
+    uvicorn.run(
+        web,
+        host=host,
+        port=port,
+        access_log=False,
+        log_config=_log_config(uvicorn.config.LOGGING_CONFIG),
+        # Whom a request comes from is who connects: a header that anybody may send does not change it.
+        proxy_headers=False,
+        ws="none",
+    )
+
+
+def _log_config(servers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the web server's configuration of logs, and ours beside it: a line for each request."""
+    handler = {
+        "class": "logging.StreamHandler",
+        "formatter": "everlong",
+        "stream": "ext://sys.stderr",
+    }
+    ours = {"handlers": ["everlong"], "level": "INFO", "propagate": False}
+    form = {"format": "%(asctime)s %(levelname)s %(message)s"}
+    return {
+        **servers,
+        "formatters": {**servers["formatters"], "everlong": form},
+        "handlers": {**servers["handlers"], "everlong": handler},
+        "loggers": {**servers["loggers"], "everlong": ours},
+    }
 
 
 async def _dev(
@@ -137,6 +177,7 @@ async def _dev(
     async with EmbeddedStack.open(settings, agents, port=port, ui_port=ui_port) as stack:
         out.print(
             f"Temporal server  {stack.server.address}\n"
+            f"dashboard        {stack.admin_url}\n"
             f"Temporal UI      {stack.server.ui_url}\n"
             f"blob store       {stack.settings.store}\n"
             f"worker           {', '.join(agents)} on task queue {settings.task_queue}\n"

@@ -10,14 +10,14 @@ import typer
 from rich.markup import escape
 
 from everlong.admin import service
-from everlong.admin.console import bytes_text, err, out, plain
-from everlong.cli.app import Json, ThreadId
+from everlong.admin.console import err, out, plain, print_table
+from everlong.admin.wording import bytes_text, message_text, one_line
+from everlong.cli.app import By, Json, ThreadId, name_of
 from everlong.cli.views import (
     approval_text,
+    archive_table,
     entry_text,
     fact_text,
-    message_text,
-    one_line,
     print_json,
     print_json_items,
     print_lines,
@@ -27,9 +27,9 @@ from everlong.cli.views import (
 )
 from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
-from everlong.errors import EntryNotFound
+from everlong.errors import ConfigError, EntryNotFound
 from everlong.models import Entry, Message, SegmentRef, ThreadStatus, seq_after
-from everlong.storage.journal import Journal
+from everlong.storage.journal import JournalReader
 from everlong.storage.segments import MESSAGE_KINDS
 
 commands = typer.Typer()
@@ -46,6 +46,7 @@ def send(
     agent: Annotated[
         str | None, typer.Option(help="Start the thread with this agent, if it does not exist.")
     ] = None,
+    by: By = "",
     wait: Annotated[bool, typer.Option(help="Wait for the answer and print it.")] = True,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the answer.")] = 300.0,
 ) -> None:
@@ -56,7 +57,8 @@ def send(
     """
     if text == "-":
         text = sys.stdin.buffer.read().decode(errors="replace")
-    asyncio.run(_send(load_settings(), thread_id, text, agent, timeout if wait else 0.0))
+    seconds_max = timeout if wait else 0.0
+    asyncio.run(_send(load_settings(), thread_id, text, agent, _sender(by), seconds_max))
 
 
 @commands.command()
@@ -94,13 +96,26 @@ def journal(
     asyncio.run(_journal(load_settings(), thread_id, first, last, as_json))
 
 
+def _sender(by: str) -> str:
+    """Return who sends a message. Nobody has to say so."""
+    try:
+        return name_of(by)
+    except ConfigError:
+        return ""
+
+
 async def _send(
-    settings: Settings, thread_id: str, text: str, agent: str | None, seconds_max: float
+    settings: Settings,
+    thread_id: str,
+    text: str,
+    agent: str | None,
+    by: str,
+    seconds_max: float,
 ) -> None:
     client = await connect(settings)
     packs = open_configured_packs(settings)
     number = await service.send(
-        client, thread_id, text, task_queue=settings.task_queue, agent=agent, packs=packs
+        client, thread_id, text, task_queue=settings.task_queue, agent=agent, packs=packs, by=by
     )
     queued = f"message {number} is queued"
     if not seconds_max:
@@ -130,13 +145,21 @@ def _waiting_for(thread_id: str, status: ThreadStatus) -> str:
 
 async def _show(settings: Settings, thread_id: str, as_json: bool) -> None:
     client = await connect(settings)
-    status = await service.status(client, thread_id)
+    packs = open_configured_packs(settings)
+    past = await service.Past.open(client, packs, thread_id)
+    status = past.status
+    if past.archive is not None:
+        if as_json:
+            print_json(dataclasses.asdict(status) | {"archive": past.archive})
+        else:
+            print_table(archive_table(past.archive, status))
+        return
     approvals = await service.pending(client, thread_id) if status.pending else []
-    size = await service.size(client, open_configured_packs(settings).store, thread_id)
+    size = await service.size(client, packs.store, thread_id)
     if as_json:
         print_json(dataclasses.asdict(status) | {"size": size, "approvals": approvals})
     else:
-        out.print(show_table(thread_id, status, size, approvals))
+        print_table(show_table(thread_id, status, size, approvals))
 
 
 async def _show_at(settings: Settings, thread_id: str, seq: int, as_json: bool) -> None:
@@ -148,7 +171,7 @@ async def _show_at(settings: Settings, thread_id: str, seq: int, as_json: bool) 
     print_lines(
         [
             f"{thread_id} ({view.agent}) after entry {seq}, {time_text(view.time_ms)}",
-            f"done      {totals_text(view.totals)}",
+            f"done      {totals_text(view.totals or service.Totals())}",
             *(f"approval  {approval_text(each)}" for each in view.pending),
             *(f"fact      {fact_text(each)}" for each in view.facts),
             f"context   {bytes_text(view.context_bytes)} in {len(view.context)} messages"
@@ -163,7 +186,8 @@ async def _journal(
 ) -> None:
     client = await connect(settings)
     packs = open_configured_packs(settings)
-    status = await service.status(client, thread_id)
+    past = await service.Past.open(client, packs, thread_id)
+    status = past.status
     last_seq = seq_after(status.head) - 1
     upto = last_seq if last is None else min(last, last_seq)
     since = max(1, upto - _JOURNAL_ENTRIES + 1) if first is None else first
@@ -172,19 +196,20 @@ async def _journal(
             f"the journal of thread {thread_id!r} holds {last_seq} entries, and none from {first} to "
             f"{last or last_seq}"
         )
-    thread = service.journal_of(client, packs, thread_id)
-    found = _entries(thread, status.head, since, upto, whole=as_json)
+    found = _entries(past.journal, status.head, since, upto, whole=as_json)
     if as_json:
         await print_json_items(_entry_fields(*each) async for each in found)
         return
     async for each in found:
         print_lines([entry_text(*each)])
     waiting = f", {status.tail_entries} more are not journalled yet" if status.tail_entries else ""
+    if past.archive is not None:
+        waiting = f", from archive {past.archive.archive_id}"
     err.print(f"entries {since} to {upto} of {last_seq}{waiting}; --from and --to show others")
 
 
 async def _entries(
-    thread: Journal, head: SegmentRef | None, first_seq: int, last_seq: int, *, whole: bool
+    thread: JournalReader, head: SegmentRef | None, first_seq: int, last_seq: int, *, whole: bool
 ) -> AsyncIterator[tuple[Entry, Message | None]]:
     """Yield entries with their messages, reading a bounded number of them at a time."""
     step = _WHOLE_ENTRIES if whole else service.SCAN_ENTRIES
@@ -207,5 +232,5 @@ def _entry_fields(entry: Entry, message: Message | None) -> dict[str, object]:
         "cost_usd": entry.cost_usd,
     }
     if message is not None:
-        return fields | {"message": message}
+        return fields | {"message": message, **(entry.data or {})}
     return fields | {"data": entry.data}

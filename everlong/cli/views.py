@@ -10,11 +10,11 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from everlong.admin.console import bytes_text, out, plain
-from everlong.admin.service import ThreadSize, Totals
-from everlong.models import Approval, Entry, Fact, Kind, Message, ThreadStatus
+from everlong.admin.console import out, plain
+from everlong.admin.service import Manifest, ThreadSize, Totals
+from everlong.admin.wording import bytes_text, counted, message_text, note_text, one_line
+from everlong.models import Approval, Entry, Fact, Message, ThreadStatus
 
-_LINE_CHARS_MAX = 160
 _ARGUMENTS_BYTES_MAX = 4096
 
 
@@ -42,13 +42,6 @@ def print_lines(lines: Iterable[str]) -> None:
         out.print(plain(line), markup=False, soft_wrap=True)
 
 
-def one_line(text: str) -> str:
-    """Return the beginning of a text on one line."""
-    flat = " ".join(text[: 4 * _LINE_CHARS_MAX].split())
-    cut = len(flat) > _LINE_CHARS_MAX or len(text) > 4 * _LINE_CHARS_MAX
-    return f"{flat[: _LINE_CHARS_MAX - 1]}…" if cut else flat
-
-
 def time_text(time_ms: int) -> str:
     """Return a time as it is here."""
     return (
@@ -68,7 +61,10 @@ def show_table(
         ("ended by", status.ended.reason if status.ended else ""),
         ("held by", status.held_by),
         ("messages", f"{counters.answered} of {counters.messages} answered"),
-        ("steps", f"{counters.steps} model calls, {counters.tool_calls} tool calls"),
+        (
+            "steps",
+            f"{counted(counters.steps, 'model call')}, {counted(counters.tool_calls, 'tool call')}",
+        ),
         ("tokens", f"{counters.tokens:,}" if counters.tokens else ""),
         ("cost", f"{counters.cost_usd:.2f} USD" if counters.cost_usd else ""),
         ("approvals", "\n".join(map(approval_text, approvals))),
@@ -77,6 +73,32 @@ def show_table(
         ("history", _history_text(size)),
         ("blobs", f"{bytes_text(size.blob_bytes)} in {size.blobs} objects"),
         ("last failure", status.last_failure),
+    ]
+    for name, text in rows:
+        if text:
+            view.add_row(name, escape(plain(text)))
+    return view
+
+
+def archive_table(manifest: Manifest, status: ThreadStatus) -> Table:
+    """Return what `show` prints of a thread that is only in its archive."""
+    counters = status.counters
+    view = Table(title=escape(plain(f"{manifest.thread_id} ({status.agent})")), show_header=False)
+    rows = [
+        ("status", f"{status.status}; the server has no history of it any more"),
+        ("ended by", status.ended.reason if status.ended else ""),
+        ("archive", f"{manifest.archive_id}, {bytes_text(manifest.size_bytes)}"),
+        ("entries", f"{manifest.entries:,}"),
+        ("from", time_text(manifest.first_ms) if manifest.first_ms else ""),
+        ("until", time_text(manifest.last_ms) if manifest.last_ms else ""),
+        ("messages", f"{counters.answered} of {counters.messages} answered"),
+        (
+            "steps",
+            f"{counted(counters.steps, 'model call')}, {counted(counters.tool_calls, 'tool call')}",
+        ),
+        ("tokens", f"{counters.tokens:,}" if counters.tokens else ""),
+        ("cost", f"{counters.cost_usd:.2f} USD" if counters.cost_usd else ""),
+        ("context", _context_text(status)),
     ]
     for name, text in rows:
         if text:
@@ -142,65 +164,6 @@ def entry_text(entry: Entry, message: Message | None) -> str:
     )
 
 
-def message_text(message: Message) -> str:
-    """Return a message in short: what it says and what it calls."""
-    calls = [f"-> {call.tool} {call.arguments[:_LINE_CHARS_MAX]}" for call in message.tool_calls]
-    name = f"{message.tool}: " if message.tool else ""
-    return f"{name}{message.text[: 4 * _LINE_CHARS_MAX]} {' '.join(calls)}"
-
-
-def note_text(entry: Entry) -> str:
-    """Return in words what an entry that is no message holds."""
-    data = entry.data or {}
-    match entry.kind:
-        case Kind.ASKED:
-            return f"{data['id']} {data['tool']} {data['arguments']}"
-        case Kind.DECIDED:
-            verdict = "approved" if data["approve"] else "denied"
-            verdict = "escalated" if data.get("escalated") else verdict
-            return f"{data['id']} {verdict} {_by(data)}"
-        case Kind.MEMORY:
-            return _memory_text(data)
-        case Kind.COMPACTION:
-            before, after = bytes_text(data["before_bytes"]), bytes_text(data["after_bytes"])
-            return f"context {before} -> {after} ({data['reason']})"
-        case Kind.LIMIT:
-            return f"{data['limit']}: {data['value']:g} of {data['bound']:g}, {data['action']}"
-        case Kind.CONTROL:
-            return f"{data['action']}{_changes_text(data)} {_by(data)}"
-        case Kind.FORK:
-            return f"of thread {data['thread_id']} at {data['seq']} {_by(data)}"
-    return json.dumps(data)
-
-
-def _changes_text(data: dict[str, Any]) -> str:
-    changes = sorted(data.get("changes", {}).items())
-    return "".join(f" {name}={setting_text(value)}" for name, value in changes)
-
-
-def setting_text(value: object) -> str:
-    """Return the value of a policy's field as `limits` takes it."""
-    if value is None:
-        return "none"
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _by(data: dict[str, Any]) -> str:
-    by = f"by {data['by']}" if data.get("by") else ""
-    return f"{by}: {data['reason']}" if data.get("reason") else by
-
-
-def _memory_text(data: dict[str, Any]) -> str:
-    parts = []
-    if fact := data.get("remembered"):
-        parts.append(f"remembered {fact['key']}: {fact['text']}")
-    if data.get("forgotten"):
-        parts.append(f"forgot {data['forgotten']}")
-    if data.get("evicted"):
-        parts.append(f"evicted {', '.join(data['evicted'])}")
-    return "; ".join(parts)
-
-
 def fact_text(fact: Fact) -> str:
     """Return a line about a fact."""
     until = "" if fact.expires_ms is None else f" (until {time_text(fact.expires_ms)})"
@@ -212,7 +175,7 @@ def totals_text(totals: Totals) -> str:
     parts = [
         f"{totals.messages} messages",
         f"{totals.steps} model calls",
-        f"{totals.tool_calls} tool calls",
+        counted(totals.tool_calls, "tool call"),
         f"{totals.failures} failed turns" if totals.failures else "",
         f"{totals.compactions} compactions" if totals.compactions else "",
         f"{totals.tokens:,} tokens" if totals.tokens else "",

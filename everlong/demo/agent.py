@@ -4,8 +4,9 @@ import json
 from collections.abc import Sequence
 from typing import Final
 
+from everlong import limits
 from everlong.agents import Agent, Reply, tool
-from everlong.models import Message, ToolCall
+from everlong.models import Decided, Message, ToolCall, printable
 from everlong.policy import Policy
 from everlong.testing import ScriptedModel, workload
 
@@ -51,8 +52,11 @@ def endless_script(turn: Sequence[Message]) -> Reply:
     return _calling("Once more.", number, search_logs.name, page=1)
 
 
-def expected_conversation(question: str) -> list[Message]:
-    """Return what the thread must have said and seen: made here, without any thread."""
+def expected_conversation(question: str, decided: Decided | None = None) -> list[Message]:
+    """Return what the thread must have said and seen: made here, without any thread.
+
+    The restart was approved, unless somebody has decided otherwise.
+    """
     conversation = [Message(role="user", text=question)]
     while True:
         reply = script(conversation)
@@ -64,10 +68,17 @@ def expected_conversation(question: str) -> list[Message]:
             text = (
                 workload.result(arguments["page"])
                 if "page" in arguments
-                else f"{arguments['service']} restarted"
+                else _restarted(arguments["service"], decided)
             )
             message = Message(role="tool", text=text, call_id=call.id, tool=call.tool)
             conversation.append(message)
+
+
+def _restarted(service: str, decided: Decided | None) -> str:
+    if decided is None or decided.approve:
+        return f"{service} restarted"
+    why = f": {printable(decided.reason, limits.REASON_CHARS_MAX)}" if decided.reason else ""
+    return f"error: denied by {printable(decided.by, limits.CALL_NAME_CHARS_MAX)}{why}"
 
 
 def _calling(text: str, number: int, name: str, **arguments: object) -> Reply:

@@ -8,7 +8,7 @@ from typing import Final
 from pydantic import TypeAdapter
 from rich.table import Table
 
-from everlong.admin.console import bytes_text
+from everlong.admin.wording import bytes_text
 from everlong.demo.agent import STEPS
 from everlong.models import Decided, Message, ThreadStatus
 
@@ -33,6 +33,8 @@ class Report:
     compactions: int
     decisions: Sequence[Decided]
     """What the journal says about the call that needed approval."""
+    by_person: bool
+    """Whether somebody at the terminal could decide; otherwise the demo did."""
     runaway: ThreadStatus
     """How the thread ended that would not end."""
     runs: int
@@ -73,10 +75,9 @@ def false_claims(report: Report, expected: Sequence[Message]) -> list[str]:
         "every message is the expected one, in order": list(report.conversation) == list(expected),
         "models read less than a naive loop sends": 0 < report.context_bytes < naive / 2,
         "the context was compacted": report.compactions > 0,
-        "one call was approved, once, by the demo": [
-            (decided.approve, decided.by) for decided in report.decisions
-        ]
-        == [(True, APPROVER)],
+        "one call was decided, once": len(report.decisions) == 1,
+        "the demo approved it, if nobody else was asked": report.by_person
+        or all(each.approve and each.by == APPROVER for each in report.decisions),
         "the runaway was stopped by its policy": report.runaway.status == "stopped"
         and report.runaway.ended is not None
         and report.runaway.ended.limit == RUNAWAY_LIMIT,
@@ -124,11 +125,9 @@ def table(report: Report) -> Table:
         f"{report.outage_seconds:.1f} s",
         f"from SIGKILL at step {report.steps_at_kill} to there: to notice it, and to start a worker",
     )
-    view.add_row(
-        "approval",
-        report.decisions[0].by if report.decisions else "none",
-        "restart waited for a person, and ran once",
-    )
+    for decided in report.decisions:
+        outcome = "ran once" if decided.approve else "did not run"
+        view.add_row("approval", decided.by, f"restart waited for a person, and {outcome}")
     ended = report.runaway.ended
     view.add_row(
         "runaway",

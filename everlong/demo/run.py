@@ -5,6 +5,7 @@ import dataclasses
 import json
 import shutil
 import sys
+import termios
 import time
 import uuid
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from everlong.connection import connect, open_configured_packs
 from everlong.demo.agent import STEPS, agent, expected_conversation, runaway
 from everlong.demo.report import APPROVER, Report, false_claims, table
 from everlong.embedded import EmbeddedStack
-from everlong.errors import CheckFailed, DataDirUnusable
+from everlong.errors import CheckFailed, DataDirUnusable, DecisionRefused
 from everlong.models import Counters, Decided, Kind, ThreadStatus
 from everlong.storage.packstore import PackStore
 from everlong.telemetry.spans import RESUME as RESUME_SPAN
@@ -30,8 +31,9 @@ from everlong.telemetry.spans import RESUME as RESUME_SPAN
 QUESTION: Final = "What happened last night?"
 _AGENT_PATHS: Final = ("everlong.demo:agent", "everlong.demo:runaway")
 # Just before the first roll, so that the resume replays nearly as much as one ever does.
-_KILL_AT_STEP: Final = 30
+_KILL_AT_STEP: Final = 28
 _TURN_SECONDS_MAX: Final = 120.0
+_POLL_SECONDS: Final = 0.5
 _MARKER: Final = "everlong-demo"
 _DECIDED: Final = TypeAdapter(Decided)
 
@@ -45,10 +47,16 @@ async def run_demo(settings: Settings, *, port: int | None, ui_port: int | None)
         settings, _AGENT_PATHS, port=port, ui_port=ui_port, prepare=fresh_directory
     ) as stack:
         thread_id = f"demo-{uuid.uuid4().hex[:6]}"
-        out.print(f"Temporal UI: {stack.server.ui_url}   thread: {thread_id}")
+        out.print(
+            f"Dashboard:   {stack.admin_url}    open it: the threads are there, live\n"
+            f"Temporal UI: {stack.server.ui_url}\n"
+            f"Thread:      {thread_id}",
+            soft_wrap=True,
+        )
         report = await _measure(stack, thread_id)
         out.print(table(report))
-        failed = false_claims(report, expected_conversation(QUESTION))
+        [*_, decided] = [None, *report.decisions]
+        failed = false_claims(report, expected_conversation(QUESTION, decided))
         if failed:
             raise CheckFailed("the demo's own check failed: " + "; ".join(failed))
         out.print("Checked: every message is there once and in order, and the figures add up.")
@@ -64,6 +72,8 @@ def fresh_directory(data_dir: Path) -> None:
             f"{data_dir} holds something that is not a demo's. Choose another directory with "
             "--data-dir."
         )
+    if found:
+        out.print(f"The data of the last demo, in {data_dir}, is removed.", soft_wrap=True)
     try:
         # The marker comes first, so that an interrupted demo is still known as one.
         marker.touch()
@@ -107,7 +117,7 @@ async def _measure(stack: EmbeddedStack, thread_id: str) -> Report:
         progress.update(task, description="resumed")
         await until(lambda counters: counters.tool_calls >= STEPS)
         progress.update(task, description="waiting for approval")
-        await _approve(client, thread_id)
+        await _decide(client, thread_id, stack.admin_url)
         counters = await until(lambda counters: counters.answered >= number)
         progress.update(task, description="a second thread runs away")
         stopped = await _run_away(client, f"{thread_id}-runaway", settings.task_queue)
@@ -119,6 +129,7 @@ async def _measure(stack: EmbeddedStack, thread_id: str) -> Report:
         context_bytes=counters.context_bytes,
         compactions=counters.compactions,
         decisions=await _decisions(client, packs, thread_id),
+        by_person=_has_person(),
         runaway=stopped,
         runs=size.runs,
         steps_at_kill=at_kill.tool_calls,
@@ -129,16 +140,66 @@ async def _measure(stack: EmbeddedStack, thread_id: str) -> Report:
     )
 
 
-async def _approve(client: Client, thread_id: str) -> None:
-    """Wait until the thread asks, and agree, as a person would with `everlong approve`."""
+async def _decide(client: Client, thread_id: str, dashboard_url: str) -> None:
+    """Wait until the thread asks. Who is at the terminal decides; if nobody is, the demo agrees."""
     await service.wait_for_status(
-        client, thread_id, lambda status: status.pending > 0, seconds_max=_TURN_SECONDS_MAX
+        client,
+        thread_id,
+        lambda status: status.pending > 0 or status.counters.answered > 0,
+        seconds_max=_TURN_SECONDS_MAX,
     )
-    [approval] = await service.pending(client, thread_id)
-    out.print(f"It asks to run {approval.tool}({approval.arguments}): approved.", highlight=False)
-    await service.decide(
-        client, thread_id, approval.id, approve=True, by=APPROVER, reason="the logs say so"
-    )
+    waiting = await service.pending(client, thread_id)
+    if not waiting:  # Somebody in the dashboard was faster.
+        return
+    [approval] = waiting
+    asks = f"It asks to run {approval.tool}({approval.arguments})"
+    if _has_person():
+        out.print(
+            f"{asks}, and waits for you. Decide here:\n  {dashboard_url}/approvals\n"
+            "or press Enter, and the demo approves it.",
+            soft_wrap=True,
+        )
+        if await _decided_elsewhere(client, thread_id):
+            return
+    else:
+        out.print(f"{asks}: approved.", soft_wrap=True)
+    try:
+        await service.decide(
+            client, thread_id, approval.id, approve=True, by=APPROVER, reason="the logs say so"
+        )
+    except DecisionRefused:
+        if await service.pending(client, thread_id):
+            raise
+        # Somebody has decided meanwhile.
+
+
+def _has_person() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+async def _decided_elsewhere(client: Client, thread_id: str) -> bool:
+    """Wait for a decision, or for Enter; return whether it was a decision."""
+    entered = asyncio.ensure_future(_entered())
+    try:
+        while not entered.done():
+            if not await service.pending(client, thread_id):
+                return True
+            await asyncio.wait([entered], timeout=_POLL_SECONDS)
+    finally:
+        entered.cancel()
+    return False
+
+
+async def _entered() -> None:
+    """Wait until somebody presses Enter, from now on: what was typed before meant nothing."""
+    loop, pressed = asyncio.get_running_loop(), asyncio.Event()
+    termios.tcflush(sys.stdin, termios.TCIFLUSH)
+    loop.add_reader(sys.stdin, pressed.set)
+    try:
+        await pressed.wait()
+        sys.stdin.readline()
+    finally:
+        loop.remove_reader(sys.stdin)
 
 
 async def _decisions(client: Client, packs: PackStore, thread_id: str) -> list[Decided]:
@@ -169,14 +230,15 @@ def _progress() -> Progress:
 async def _say_what_next(stack: EmbeddedStack, thread_id: str) -> None:
     data_dir = stack.settings.data_dir
     workflow_url = f"{stack.server.ui_url}/namespaces/default/workflows/{thread_id}"
-    if sys.stdin.isatty() and sys.stdout.isatty():
+    if _has_person():
         out.print(
-            f"\nThe stack is still up. Look at the thread in the Temporal UI:\n  {workflow_url}"
+            "\nThe stack is still up. Look at the thread, compact it, archive it:\n"
+            f"  {stack.admin_url}\n"
+            f"and in the Temporal UI:\n  {workflow_url}\n"
+            "Press Enter to stop it.",
+            soft_wrap=True,
         )
-        out.print("Press Enter to stop it.")
-        pressed = asyncio.Event()
-        asyncio.get_running_loop().add_reader(sys.stdin, pressed.set)
-        await pressed.wait()
+        await _entered()
     out.print(
         "\nTo look further:\n"
         f"  {command()} dev --data-dir {data_dir}    starts this stack again, with the thread\n"

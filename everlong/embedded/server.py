@@ -7,6 +7,7 @@ import shutil
 import socket
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -54,6 +55,7 @@ async def start_server(
     ui_port: int | None = None,
     usual_ports: bool = False,
     codec_endpoint: str = "",
+    dynamic_config: Mapping[str, str] | None = None,
 ) -> TemporalServer:
     """Start the dev server and wait until it answers.
 
@@ -73,6 +75,8 @@ async def start_server(
         chosen = port or _free_port(PORT_DEFAULT if usual else 0)
         ui_chosen = ui_port or _free_port(UI_PORT_DEFAULT if usual else 0)
         arguments = [binary, *_arguments(data_dir, chosen, ui_chosen, codec_endpoint)]
+        for name, value in (dynamic_config or {}).items():
+            arguments += ["--dynamic-config-value", f"{name}={value}"]
         process = ManagedProcess(
             "Temporal server",
             arguments,
@@ -113,6 +117,21 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def claimed_port(usual: int) -> Iterator[int]:
+    """Give a usual TCP port if it is free and no other stack is about to take it; else a free one.
+
+    What claims it meanwhile is the UDP port of that number, which nobody else uses.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as claim:
+        try:
+            claim.bind((LOOPBACK, usual))
+        except OSError:
+            yield free_port()
+            return
+        yield _free_port(usual)
 
 
 def is_free(port: int, host: str = LOOPBACK) -> bool:

@@ -15,13 +15,15 @@ from everlong.embedded.process import ManagedProcess
 from everlong.embedded.server import (
     LOOPBACK,
     TemporalServer,
-    free_port,
+    claimed_port,
     start_server,
 )
 from everlong.errors import DataDirUnusable
 from everlong.worker import READY as WORKER_READY
 
 CODEC_SERVER_READY: Final = "Uvicorn running on"
+ADMIN_PORT_DEFAULT: Final = 8234
+"""As `everlong serve` has it."""
 _READY_SECONDS_MAX: Final = 60.0
 
 
@@ -35,6 +37,7 @@ class EmbeddedStack:
     server: TemporalServer
     codec_server: ManagedProcess
     worker: ManagedProcess
+    admin_port: int
     _workers: int = 1
 
     @classmethod
@@ -57,7 +60,7 @@ class EmbeddedStack:
         async with contextlib.AsyncExitStack() as cleanup:
             cleanup.enter_context(locked(data_dir))
             prepare(data_dir)
-            codec_port = free_port()
+            codec_port = cleanup.enter_context(claimed_port(ADMIN_PORT_DEFAULT))
             server = await start_server(
                 data_dir,
                 port=port,
@@ -67,14 +70,20 @@ class EmbeddedStack:
             )
             cleanup.callback(server.process.stop)
             settings = embedded(settings, server.address)
+            settings = dataclasses.replace(settings, temporal_ui=server.ui_url)
             codec_server = start_codec_server(settings, codec_port, server.ui_port)
             cleanup.callback(codec_server.stop)
             worker = start_worker(settings, agents)
-            stack = cls(settings, agents, server, codec_server, worker)
+            stack = cls(settings, agents, server, codec_server, worker, codec_port)
             cleanup.callback(lambda: stack.worker.stop())
             await codec_server.wait_for_output(CODEC_SERVER_READY, _READY_SECONDS_MAX)
             await worker.wait_for_output(WORKER_READY, _READY_SECONDS_MAX)
             yield stack
+
+    @property
+    def admin_url(self) -> str:
+        """Where a browser finds the dashboard."""
+        return f"http://{LOOPBACK}:{self.admin_port}"
 
     async def replace_worker(self) -> None:
         """Start a worker in the place of the one that there was, with a log of its own."""

@@ -1,0 +1,254 @@
+"""Commands for archives: write one, list them, begin a thread from one."""
+
+import asyncio
+import dataclasses
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.markup import escape
+from rich.status import Status
+from rich.table import Column, Table
+
+from everlong.admin import service
+from everlong.admin.console import command, err, plain, print_table
+from everlong.admin.service.planning import check_export
+from everlong.admin.wording import bytes_text, counted
+from everlong.cli.app import By, Json, Reason, ThreadId, name_of
+from everlong.cli.governing import Yes, confirm
+from everlong.cli.views import print_json, print_lines, time_text
+from everlong.config import Settings, load_settings
+from everlong.connection import connect, open_configured_packs
+
+commands = typer.Typer()
+
+
+class Then(StrEnum):
+    """What becomes of a thread that was archived."""
+
+    keep = "keep"
+    close = "close"
+    free = "free"
+
+
+_FINAL: Final = {
+    Then.close: "will end, if it has not yet, and cannot be started again.",
+    Then.free: "will end, if it has not yet, and its histories will be deleted.",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Wish:
+    thread_id: str
+    then: Then
+    by: str
+    reason: str
+    export: Path | None
+    dry_run: bool
+    as_json: bool
+
+
+@commands.command()
+def archive(
+    thread_id: ThreadId,
+    then: Annotated[
+        Then,
+        typer.Option(
+            help="keep: the thread goes on. close: it ends first. free: its histories are deleted "
+            "too, so that a sweep frees its packs."
+        ),
+    ] = Then.keep,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also write a plain Parquet file, for any tool, where there is none yet."
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option(help="Only say what would be done.")] = False,
+    by: By = "",
+    reason: Reason = "",
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Write a thread's journal as one Parquet file, and read it back.
+
+    With --then close or free it asks first, at a terminal. Example: everlong archive ops-7 --then close
+    --reason 'the incident is over'
+    """
+    wish = _Wish(thread_id, then, name_of(by), reason, export, dry_run, as_json)
+    if export is not None:
+        check_export(export)
+    if then in _FINAL and not dry_run:
+        confirm(f"Thread {thread_id} {_FINAL[then]}", yes=yes)
+    asyncio.run(_archive(load_settings(), wish))
+
+
+@commands.command()
+def archives(
+    thread_id: Annotated[str | None, typer.Argument(help="Only those of this thread.")] = None,
+    before: Annotated[str, typer.Option(help="Only those before this one, to page on.")] = "",
+    as_json: Json = False,
+) -> None:
+    """List archives, the newest first.
+
+    Example: everlong archives ops-7
+    """
+    asyncio.run(_archives(load_settings(), thread_id, before, as_json))
+
+
+@commands.command()
+def revive(
+    thread_id: ThreadId,
+    new_id: Annotated[str, typer.Argument(help="The id of the new thread.")],
+    archive_id: Annotated[
+        str | None, typer.Option("--archive", help="As `archives` lists it; by default the newest.")
+    ] = None,
+    at: Annotated[int | None, typer.Option(min=1, help="Only up to this entry.")] = None,
+    agent: Annotated[
+        str | None, typer.Option(help="Another agent, with its own policy; by default the same.")
+    ] = None,
+    by: By = "",
+    reason: Reason = "",
+    as_json: Json = False,
+) -> None:
+    """Start a thread whose past is an archive. It has packs of its own.
+
+    Example: everlong revive ops-7 ops-7-again --reason 'it is back'
+    """
+    settings = load_settings()
+
+    async def work() -> None:
+        client = await connect(settings)
+        with err.status("reading the archive") as line:
+            start = await service.revive(
+                client,
+                open_configured_packs(settings),
+                thread_id,
+                new_id,
+                task_queue=settings.task_queue,
+                archive_id=archive_id,
+                seq=at,
+                agent=agent,
+                by=name_of(by),
+                reason=reason,
+                on_progress=lambda *each: _tell(line, *each),
+            )
+        if as_json:
+            print_json(start)
+            return
+        print_lines(
+            [
+                f"thread {new_id} ({start.agent}) begins as {thread_id} was archived. Talk to it with:",
+                f"  {command()} send {new_id} 'Where were we?'",
+            ]
+        )
+
+    asyncio.run(work())
+
+
+async def _archive(settings: Settings, wish: _Wish) -> None:
+    client = await connect(settings)
+    packs = open_configured_packs(settings)
+    if wish.dry_run:
+        plan = await service.archive_plan(client, packs, wish.thread_id, wish.then.value)
+        if wish.as_json:
+            print_json(plan)
+        else:
+            print_lines(plan.lines())
+        return
+    with err.status(f"archiving {escape(plain(wish.thread_id))}") as line:
+        done = await service.archive(
+            client,
+            packs,
+            wish.thread_id,
+            then=wish.then.value,
+            by=wish.by,
+            reason=wish.reason,
+            on_progress=lambda *each: _tell(line, *each),
+        )
+        if wish.export is not None:
+            await service.export_archive(packs, done.manifest, wish.export)
+    if wish.as_json:
+        print_json(done)
+    else:
+        print_lines(archived_lines(done, wish.export))
+
+
+def _tell(line: Status, what: str, done: int, total: int) -> None:
+    line.update(f"{done:,} of {total:,} entries are {what}")
+
+
+def archived_lines(done: service.Archived, export: Path | None) -> list[str]:
+    """Return what was done, in words."""
+    manifest = done.manifest
+    size = bytes_text(manifest.size_bytes)
+    how = "written and read back" if done.is_new else "there already, and was read back"
+    lines = [
+        f"archive {manifest.archive_id} of thread {manifest.thread_id}: {manifest.entries:,} entries in "
+        f"{size}, {how} in {done.seconds:.1f} s"
+    ]
+    if done.left_out:
+        lines.append(
+            f"{done.left_out} entries and messages were never journalled, and are not in it"
+        )
+    if done.runs_deleted:
+        runs = counted(done.runs_deleted, "run")
+        lines.append(f"deleted: {runs}; a sweep frees the thread's packs")
+    else:
+        lines.append("the thread has ended" if done.is_closed else "the thread goes on")
+    if export is not None:
+        lines.append(f"a plain copy is in {export}")
+    return lines
+
+
+async def _archives(settings: Settings, thread_id: str | None, before: str, as_json: bool) -> None:
+    client = await connect(settings)
+    page = await service.archives(
+        client, open_configured_packs(settings), thread_id=thread_id, before=before
+    )
+    if as_json:
+        print_json(page)
+        return
+    table = Table(
+        Column("archive", no_wrap=True),
+        "thread",
+        "agent",
+        "status",
+        "entries",
+        "size",
+        "until",
+        "by",
+    )
+    freed = {each.archive_id: each.by or "somebody" for each in page.freed}
+    for each in page.archives:
+        table.add_row(
+            each.archive_id,
+            escape(plain(each.thread_id)),
+            escape(plain(each.agent)),
+            each.status,
+            f"{each.entries:,}",
+            bytes_text(each.size_bytes),
+            time_text(each.last_ms) if each.last_ms else "",
+            escape(plain(_by_text(each.by, freed.get(each.archive_id, "")))),
+        )
+    if page.archives:
+        print_table(table)
+    else:
+        print_lines([_none_text(page, thread_id)])
+    for line in page.unreadable:
+        err.print(plain(line), markup=False, soft_wrap=True)
+    if page.next:
+        err.print(f"older ones: --before {page.next}", markup=False)
+
+
+def _by_text(by: str, freed_by: str) -> str:
+    """Return who archived a thread, and who freed it, if somebody did."""
+    return "; ".join(filter(None, [by, freed_by and f"freed by {freed_by}"]))
+
+
+def _none_text(page: service.ArchivePage, thread_id: str | None) -> str:
+    whose = f" of thread {thread_id}" if thread_id else ""
+    if page.next:
+        return f"there is no archive{whose} among the newest here; there are older ones"
+    return f"there is no archive{whose}"

@@ -1,0 +1,116 @@
+"""The command for queries: SQL over journals and archives."""
+
+import asyncio
+import csv
+import io
+import json
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from everlong.admin import service
+from everlong.admin.console import err, plain, print_table
+from everlong.admin.wording import one_line
+from everlong.cli.app import Json
+from everlong.cli.views import print_json, print_lines
+from everlong.config import load_settings
+from everlong.connection import connect, open_configured_packs
+from everlong.errors import ConfigError
+
+commands = typer.Typer()
+# What a spreadsheet takes for the beginning of a formula.
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+
+
+@commands.command()
+def query(
+    sql: Annotated[
+        str | None, typer.Argument(help="One SELECT over entries, threads and resumes.")
+    ] = None,
+    run: Annotated[str | None, typer.Option(help="Run a query of the library by its name.")] = None,
+    thread: Annotated[
+        list[str] | None, typer.Option(help="Only this thread; may be given again.")
+    ] = None,
+    show_list: Annotated[bool, typer.Option("--list", help="List the library.")] = False,
+    as_json: Json = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+) -> None:
+    """Ask journals and archives in SQL. It reads, and changes nothing.
+
+    Example: everlong query "select tool, count(*) from entries group by tool" --thread ops-7
+    """
+    if show_list:
+        if as_json:
+            print_json(service.LIBRARY)
+        else:
+            print_lines(f"{each.name:<16}  {each.about}\n  {each.sql}" for each in service.LIBRARY)
+        return
+    if (sql is None) == (run is None):
+        raise ConfigError("give a statement, or the name of one with --run; --list shows them")
+    statement = sql if run is None else service.named_query(run).sql
+    asyncio.run(_query(statement or "", thread or [], as_json, as_csv))
+
+
+async def _query(sql: str, threads: list[str], as_json: bool, as_csv: bool) -> None:
+    settings = load_settings()
+    client = await connect(settings)
+    with err.status("reading journals"):
+        found = await service.query(client, open_configured_packs(settings), sql, threads=threads)
+    if as_json:
+        print_json(found)
+    elif as_csv:
+        print_csv(found)
+    else:
+        print_table(result_table(found))
+    for line in found.left_out:
+        err.print(f"left out: {plain(line)}", markup=False, soft_wrap=True)
+    if found.truncated:
+        err.print(f"there are more than these {len(found.rows):,} rows", markup=False)
+    read = found.read
+    err.print(
+        f"{len(found.rows):,} rows in {found.seconds:.1f} s, from {read.entries:,} entries of "
+        f"{read.journals:,} threads",
+        markup=False,
+    )
+
+
+def result_table(found: service.QueryResult) -> Table:
+    """Return a result as people read it: a value has one line."""
+    table = Table(*(escape(plain(each)) for each in found.columns))
+    for row in found.rows:
+        table.add_row(*(escape(plain(one_line(_text(value)))) for value in row))
+    return table
+
+
+def print_csv(found: service.QueryResult) -> None:
+    """Print a result as CSV: for a program as it is, for a terminal without what could steer it."""
+    text = csv_text(found)
+    typer.echo(plain(text) if sys.stdout.isatty() else text, nl=False)
+
+
+def csv_text(found: service.QueryResult) -> str:
+    """Return a result as CSV, as the dashboard gives it."""
+    return "".join(_csv_line(row) for row in (found.columns, *found.rows))
+
+
+def _csv_line(row: Sequence[Any]) -> str:
+    text = io.StringIO()
+    # With the end of line that has both characters: so a text with either of them is quoted.
+    csv.writer(text, lineterminator="\r\n").writerow([_cell(value) for value in row])
+    return text.getvalue().removesuffix("\r\n") + "\n"
+
+
+def _cell(value: Any) -> str:
+    """Return a value for a spreadsheet. Others wrote what is in here: a formula is made a text."""
+    text = _text(value)
+    return f"'{text}" if isinstance(value, str) and text.startswith(_FORMULA) else text
+
+
+def _text(value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

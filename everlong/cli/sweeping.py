@@ -1,0 +1,231 @@
+"""The command that frees what nothing reaches any more: sweep."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.status import Status
+from rich.table import Table
+
+from everlong.admin import service
+from everlong.admin.console import err, out, plain
+from everlong.admin.wording import bytes_text
+from everlong.cli.app import By, Json, Reason, name_of
+from everlong.cli.views import print_json, print_lines, time_text
+from everlong.config import Settings, load_settings
+from everlong.connection import connect, open_configured_packs
+from everlong.errors import ConfigError, SweepIncomplete
+from everlong.models import SweepOptions, SweepReport, Tally
+from everlong.policy import Retention, parse_retention, parse_seconds
+
+commands = typer.Typer()
+# As `SweepOptions` takes them.
+_NAME_CHARS_MAX: Final = 64
+_REASON_CHARS_MAX: Final = 300
+
+
+@commands.command()
+def sweep(
+    keys: Annotated[
+        list[str] | None, typer.Argument(help="With --quarantine restore: what to put back.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Tell what would go, and change nothing.")
+    ] = False,
+    every: Annotated[
+        str, typer.Option(help="Have workers sweep this often, as 6h; `off` ends that.")
+    ] = "",
+    retention: Annotated[
+        str, typer.Option(help="As payload=1d,journal=1d,archive=never,quarantine=7d.")
+    ] = "",
+    whole_store: Annotated[
+        bool,
+        typer.Option(
+            "--whole-store", help="No other namespace or cluster uses this store: sweep all of it."
+        ),
+    ] = False,
+    encoding: Annotated[
+        list[str] | None, typer.Option(help="An encoding of your own converter that is legible.")
+    ] = None,
+    quarantine: Annotated[
+        str, typer.Option(help="list: what lies in quarantine. restore: put KEYS back.")
+    ] = "",
+    by: By = "",
+    reason: Reason = "",
+    as_json: Json = False,
+) -> None:
+    """Free what no history that Temporal keeps reaches any more; first it goes into quarantine.
+
+    Exits with 12 if something could not be read: then nothing is deleted for good.
+    Example: everlong sweep --dry-run
+    """
+    given = {"--dry-run": dry_run, "--every": every, "--retention": retention}
+    given |= {"--whole-store": whole_store, "--encoding": encoding}
+    _check_together(quarantine, keys or [], given)
+    settings = load_settings()
+    if quarantine:
+        asyncio.run(_quarantine(settings, quarantine, keys or [], as_json))
+        return
+    options = SweepOptions(
+        retention=retention_of(retention or settings.retention),
+        dry_run=dry_run,
+        whole_store=whole_store,
+        encodings=tuple(encoding or ()),
+        by=_who(by),
+        reason=reason[:_REASON_CHARS_MAX],
+    )
+    if every:
+        asyncio.run(_schedule(settings, every, options, as_json))
+        return
+    report = asyncio.run(_sweep(settings, options, as_json))
+    if report.incomplete:
+        raise SweepIncomplete(
+            "nothing was deleted for good, since not everything that is kept could be read: "
+            f"{report.incomplete[0]}"
+        )
+
+
+def _check_together(quarantine: str, keys: list[str], given: Mapping[str, object]) -> None:
+    """Refuse what makes no sense together: somebody wants something else than would be done."""
+    if keys and quarantine != "restore":
+        raise ConfigError("KEYS are what to put back: everlong sweep --quarantine restore KEY...")
+    others = [name for name, value in given.items() if value]
+    if quarantine and others:
+        raise ConfigError(
+            f"--quarantine does not sweep, so {others[0]} says nothing: leave one out"
+        )
+    if given["--every"] and given["--dry-run"]:
+        raise ConfigError(
+            "--every would have workers do nothing but dry runs: leave --dry-run out, or --every"
+        )
+
+
+def _who(by: str) -> str:
+    """Return who sweeps. A timer in a container may have no name, and sweeps all the same."""
+    with contextlib.suppress(ConfigError):
+        return name_of(by)[:_NAME_CHARS_MAX]
+    return ""
+
+
+async def _sweep(settings: Settings, options: SweepOptions, as_json: bool) -> SweepReport:
+    client = await connect(settings)
+    with _progress(as_json) as status:
+        report = await service.sweep(
+            client,
+            open_configured_packs(settings),
+            options,
+            index_dir=index_dir_of(settings),
+            tell=lambda text: status.update(f"{text} …"),
+        )
+    if as_json:
+        print_json(report)
+    else:
+        _print(report)
+    return report
+
+
+async def _schedule(settings: Settings, every: str, options: SweepOptions, as_json: bool) -> None:
+    seconds = None if every == "off" else _seconds(every)
+    client = await connect(settings)
+    if seconds is None:
+        was_there = await service.unschedule_sweeps(client)
+        text = "workers sweep no more" if was_there else "there was no schedule"
+    else:
+        await service.schedule_sweeps(client, seconds, options, task_queue=settings.task_queue)
+        text = f"workers on task queue {settings.task_queue} sweep every {every}"
+    if as_json:
+        print_json({"every_seconds": seconds, "task_queue": settings.task_queue, "text": text})
+    else:
+        print_lines([text])
+
+
+async def _quarantine(settings: Settings, action: str, keys: list[str], as_json: bool) -> None:
+    packs = open_configured_packs(settings)
+    if action == "list":
+        copies = [each async for each in service.quarantined(packs)]
+        if as_json:
+            print_json(copies)
+            return
+        for each in copies:
+            size = bytes_text(each.size_bytes)
+            print_lines([f"{time_text(each.quarantined_ms)}  {size:>10}  {each.original}"])
+        print_lines([f"{len(copies)} objects in quarantine"])
+    elif action == "restore" and keys:
+        restored = await service.restore_quarantined(packs, keys)
+        if as_json:
+            print_json(restored)
+        else:
+            print_lines([f"{each.original} is back" for each in restored])
+    else:
+        raise ConfigError("write --quarantine list, or --quarantine restore KEY...")
+
+
+def _print(report: SweepReport) -> None:
+    would = "would be " if report.dry_run else ""
+    rows: list[tuple[str, Tally]] = [
+        ("stored", report.stored),
+        ("reachable", report.reachable),
+        ("archives", report.archives),
+        ("not reachable, and young", report.young),
+        ("of threads not seen here", report.foreign),
+        (f"{would}quarantined", report.quarantined),
+        *((f"  of class {name}", tally) for name, tally in report.classes.items()),
+        (f"{would}put back", report.restored),
+        (f"{would}deleted for good", report.purged),
+        ("in quarantine now", report.in_quarantine),
+    ]
+    table = Table("", "objects", "bytes", box=None)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, tally in rows:
+        table.add_row(name, str(tally.objects), bytes_text(tally.bytes))
+    out.print(table)
+    for thread in report.threads if report.dry_run else ():
+        named = thread.workflow_id or thread.thread
+        print_lines([f"  {bytes_text(thread.quarantined.bytes):>10}  {named}"])
+    read = f"read {report.runs_read} of {report.runs} runs and {report.packs_read} packs"
+    print_lines([f"{read} in {report.seconds:.1f} s"])
+    if report.clock_ahead_seconds:
+        ahead = f"this clock is {report.clock_ahead_seconds:.0f} s ahead of the store's"
+        err.print(plain(f"{ahead}, whose time counted: set it"), markup=False, soft_wrap=True)
+    if report.archived:
+        print_lines([f"archived {report.archived} threads that a limit had ended for that"])
+    for reason in report.not_archived:
+        err.print(plain(f"not archived: {reason}"), markup=False, soft_wrap=True)
+    for reason in report.incomplete[1:]:
+        err.print(plain(f"also: {reason}"), markup=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _progress(is_silent: bool) -> Iterator[Status]:
+    status = err.status("connecting …")
+    if is_silent or not err.is_terminal:
+        yield status
+        return
+    with status:
+        yield status
+
+
+def index_dir_of(settings: Settings) -> Path | None:
+    """Return where to remember what was read: only in a directory that is ours already."""
+    if settings.cache_dir:
+        return Path(settings.cache_dir)
+    return settings.data_dir if settings.data_dir.is_dir() else None
+
+
+def retention_of(text: str) -> Retention:
+    """Return how long what is kept, or say what cannot be read."""
+    try:
+        return parse_retention(text)
+    except ValueError as error:
+        raise ConfigError(f"the retention cannot be read: {error}") from None
+
+
+def _seconds(text: str) -> float:
+    try:
+        return parse_seconds(text)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
