@@ -1,6 +1,7 @@
 # `make help` lists the targets. Only Python 3.11+ and make are needed; uv is used if it is there.
 PYTHON ?= python3
-PYTEST_WORKERS ?= 2
+# Tests wait more than they compute: three processes keep two cores busy.
+PYTEST_WORKERS ?= 3
 BIN := .venv/bin
 READY := .venv/.installed
 
@@ -58,10 +59,31 @@ bench-thread: $(READY) ## Measure threads: 2,000 steps, cold resumes, kills; BEN
 bench-seeing: $(READY) ## Hold resume spans against an outside clock, and measure what telemetry costs
 	@$(BIN)/python -m bench.seeing $(BENCH)
 
+.PHONY: bench-admin fuzz-api
+bench-admin: $(READY) ## Measure the dashboard's lists with 10,000 threads; BENCH=--quick for a look
+	@$(BIN)/python -m bench.admin $(BENCH)
+
+FUZZ ?= 100
+fuzz-api: $(READY) ## Send the API what its description allows and what it does not; FUZZ=100 a route
+	EVERLONG_FUZZ_EXAMPLES=$(FUZZ) $(BIN)/pytest -q tests/server/test_api_schema.py
+
 EVIDENCE ?=
 bench-compaction: $(READY) ## Measure what compaction keeps, on 40 transcripts
 	@$(BIN)/python -m bench.evidence $(EVIDENCE)
 
+.PHONY: bench-archive
+bench-archive: $(READY) ## Measure an archive of 2,000 steps beside gzip'd JSON; BENCH="--steps 200" for a look
+	@$(BIN)/python -m bench.archive $(BENCH)
+
 SOAK ?= --count 1000
+.PHONY: soak-sweep
+SWEEP_SOAK ?= --minutes 10
+soak-sweep: $(READY) ## Sweep for 10 minutes under 50 threads, with kills; SWEEP_SOAK="--minutes 1" for less
+	@$(BIN)/python -m tests.sweeping $(SWEEP_SOAK)
+
 soak: $(READY) ## Live through 1,000 random lives of threads, with kills; SOAK="--count 50" for fewer
 	@$(BIN)/python -m tests.interleavings $(SOAK)
+
+.PHONY: screenshots
+screenshots: $(READY) ## Take the pictures of the README and docs/dashboard.md again
+	EVERLONG_SCREENSHOTS=docs/images $(BIN)/pytest -q tests/browser/test_images.py

@@ -23,6 +23,7 @@ from everlong.embedded import TemporalServer, start_server
 from everlong.models import AGENT_WORKFLOW, Message, ThreadStatus
 from everlong.storage import BlobStore, open_store
 from everlong.storage.packstore import PackStore
+from tests.sweeps import QUICK_DELETES
 
 if TYPE_CHECKING:
     from tests.weed import Weed
@@ -46,13 +47,14 @@ SLOW = (
     "test_bench_seeing",
     "test_told",
     "test_s3_faults",
+    "test_sweep_soak",
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what needs the server, so that `make check` can leave it out. What is slow comes first."""
     for item in items:
-        if item.path.relative_to(HERE).parts[0] in {"server", "faults"}:
+        if item.path.relative_to(HERE).parts[0] in {"server", "faults", "browser"}:
             item.add_marker("server")
     # A file goes to one test process: a slow one at the end would leave the others idle.
     items.sort(key=lambda item: SLOW.index(item.path.stem) if item.path.stem in SLOW else len(SLOW))
@@ -60,7 +62,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TemporalServer]:
-    running = asyncio.run(start_server(tmp_path_factory.mktemp("temporal")))
+    folder = tmp_path_factory.mktemp("temporal")
+    running = asyncio.run(start_server(folder, dynamic_config=QUICK_DELETES))
     with running.process:
         yield running
 

@@ -235,3 +235,29 @@ def test_a_process_that_has_used_a_store_ends_cleanly(s3: Weed, prefix: str) -> 
         command = [sys.executable, "-c", USER, s3.url(prefix)]
         ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
         assert (ended.returncode, ended.stderr) == (0, "")
+
+
+FILING = """
+import asyncio, resource, sys
+from pathlib import Path
+from everlong.storage import open_store
+store, path = open_store(sys.argv[1]), Path(sys.argv[2])
+asyncio.run(store.put("warm", bytes(1 << 20)))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+asyncio.run(store.put_file("v1/file", path))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.parametrize("kind", ["s3", "file"])
+def test_a_file_is_stored_without_being_held_in_memory(
+    s3: Weed, prefix: str, tmp_path: Path, kind: str
+) -> None:
+    """Four parts of 16 MiB at a time, whatever the file has."""
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate(256 << 20)
+    url = s3.url(prefix) if kind == "s3" else (tmp_path / "blobs").as_uri()
+    command = [sys.executable, "-c", FILING, url, str(path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+    assert int(ended.stdout) < 128 * 1024  # In KiB.

@@ -1,5 +1,6 @@
 """Every blob store keeps the one contract."""
 
+import time
 import uuid
 from pathlib import Path
 
@@ -48,3 +49,18 @@ class TestS3(BlobStoreContract):
 
     async def new_store(self) -> BlobStore:
         return open_store(self.server.url(f"contract/{uuid.uuid4().hex}"))
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("kind", ["file", "s3"])
+async def test_files_and_buckets_tell_when_an_object_was_put(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    url = (tmp_path / "blobs").as_uri()
+    if kind == "s3":
+        url = request.getfixturevalue("s3").url(f"contract/{uuid.uuid4().hex}")
+    store = open_store(url)
+    await store.put("v1/a", b"x")
+    [info] = [info async for info in store.list("v1/")]
+    assert info.modified_ms is not None
+    assert abs(info.modified_ms - 1000 * time.time()) < 60_000

@@ -211,7 +211,7 @@ async def test_the_past_is_looked_at_and_forked(
         await cli("send", thread_id, "remember the api is slow")
         last = len(await cli.json("journal", thread_id))
         view = await cli("show", thread_id, "--at", str(last))
-        assert "2 messages, 3 model calls, 1 tool calls" in view
+        assert "2 messages, 3 model calls, 1 tool call" in view
         assert "fact      note: the api is slow" in view
         assert [
             each["text"] for each in (await cli.json("show", thread_id, "--at", "1"))["context"]

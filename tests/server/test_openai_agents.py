@@ -134,11 +134,12 @@ async def test_long_runs_complete_with_a_small_history_and_replay(
     assert await history_bytes(handle) <= HISTORY_BYTES_MAX
     assert store.puts > 0
     history = await handle.fetch_history()
-    for replay_order in ORDERS:
-        puts = store.puts
-        replayer = Replayer(workflows=[Reader], plugins=ordered(replay_order, store, STEPS))
-        await replayer.replay_workflow(history)
-        assert store.puts == puts, replay_order
+    # In the other order: whoever replays need not know in which one it ran.
+    [other] = set(ORDERS) - {order}
+    puts = store.puts
+    replayer = Replayer(workflows=[Reader], plugins=ordered(other, store, STEPS))
+    await replayer.replay_workflow(history)
+    assert store.puts == puts
 
 
 async def test_20_steps_without_the_plugin_take_more_than_80_with_it(

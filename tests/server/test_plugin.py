@@ -143,7 +143,7 @@ async def test_wrapping_twice_is_wrapping_once(server: TemporalServer) -> None:
     assert codec._inner is None
     with pytest.warns(UserWarning, match="present from both"):
         worker = Worker(again, task_queue="q", plugins=[plugin])
-    assert len(worker.config(active_config=True)["workflows"]) == 2
+    assert len(worker.config(active_config=True)["workflows"]) == 3
 
 
 async def test_workers_inherit_agents_hook_and_short_sticky_timeout(server: TemporalServer) -> None:
@@ -153,7 +153,7 @@ async def test_workers_inherit_agents_hook_and_short_sticky_timeout(server: Temp
     assert isinstance(config["workflow_runner"], HookedSandboxedRunner)
     assert isinstance(config["unsandboxed_workflow_runner"], HookedUnsandboxedRunner)
     assert config["sticky_queue_schedule_to_start_timeout"] == timedelta(seconds=1)
-    assert len(config["activities"]) == 7
+    assert len(config["activities"]) == 8
 
 
 async def test_a_teams_own_settings_win(server: TemporalServer) -> None:

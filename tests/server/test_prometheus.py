@@ -16,9 +16,10 @@ import pytest
 from ruamel.yaml import YAML
 
 from everlong import Policy, limits
-from everlong.embedded import ManagedProcess, TemporalServer
+from everlong.embedded import ManagedProcess, TemporalServer, start_server
 from everlong.embedded.server import free_port
 from everlong.embedded.stack import CODEC_SERVER_READY
+from everlong.models import SWEEPER_WORKFLOW, SweepOptions
 from everlong.storage import open_store
 from everlong.telemetry.metrics import METRICS
 from everlong.worker import READY
@@ -165,6 +166,9 @@ async def live_through(fleet: Fleet, thread_id: str) -> None:
             await asking.send("hello")
             await eventually(lambda: counted(fleet, "everlong_holds_total"))
         await asking.answered(2)
+        await threads.client.execute_workflow(
+            SWEEPER_WORKFLOW, SweepOptions(), id=f"{thread_id}-sweep", task_queue=QUEUE
+        )
 
 
 async def started(threads: Threads, thread_id: str, policy: Policy) -> Driven:
@@ -205,9 +209,14 @@ async def check_labels(fleet: Fleet) -> None:
 
 @pytest.mark.skipif(PROMETHEUS is None, reason="Debian's package prometheus is not installed")
 async def test_prometheus_knows_every_metric_and_fires_the_alerts(
-    server: TemporalServer, tmp_path: Path, thread_id: str
+    tmp_path: Path, thread_id: str
 ) -> None:
     with contextlib.ExitStack() as cleanup:
+        # One of its own: a sweep reads all that the namespace has.
+        folder = tmp_path / "temporal"
+        folder.mkdir()
+        server = await start_server(folder)
+        cleanup.enter_context(server.process)
         fleet = Fleet(server, tmp_path, cleanup)
         await live_through(fleet, thread_id)
         await eventually(lambda: unknown(fleet))

@@ -58,11 +58,10 @@ def children(pid: int) -> dict[str, int]:
             command = stat.with_name("cmdline").read_bytes().split(b"\0")
         except OSError:  # It ended while we looked.
             continue
-        if parent == pid:
-            words = [word.decode() for word in command]
-            found[next(word for word in ("start-dev", "serve", "worker") if word in words)] = int(
-                stat.parent.name
-            )
+        # One that has just been forked still has its parent's command.
+        known = {b"start-dev", b"serve", b"worker"}.intersection(command)
+        if parent == pid and known:
+            found[known.pop().decode()] = int(stat.parent.name)
     return found
 
 

@@ -89,6 +89,7 @@ async def test_a_thread_is_seen_as_it_was_at_any_entry(threads: Threads, thread_
         await service.state_at(threads.client, packs, thread_id, entry.seq) for entry in entries
     ]
     last = views[-1]
+    assert last.totals is not None
     assert last.totals.steps == status.counters.steps == 3
     assert last.totals.tool_calls == status.counters.tool_calls == 1
     assert last.totals.messages == status.counters.messages == 2
@@ -143,6 +144,7 @@ async def test_a_fork_goes_its_own_way(threads: Threads, thread_id: str) -> None
     before = await texts_of(threads, thread_id)
     forked = f"{thread_id}-fork"
     view = await fork(threads, thread_id, 4, forked)
+    assert view.totals is not None
     assert view.totals.messages == 2
     assert await texts_of(threads, forked) == before[:4]
     assert await ask(threads, forked, "four") == "you said four"
@@ -151,7 +153,7 @@ async def test_a_fork_goes_its_own_way(threads: Threads, thread_id: str) -> None
     assert await texts_of(threads, thread_id) == [*before, "five", "you said five"]
     entries = await entries_of(threads, forked)
     [entry] = [each for each in entries if each.kind == Kind.FORK]
-    assert entry.data == {"thread_id": thread_id, "seq": 4, "by": "ann"}
+    assert entry.data == {"thread_id": thread_id, "seq": 4, "by": "ann", "reason": ""}
     status = await service.status(threads.client, forked)
     assert (status.counters.messages, status.counters.answered) == (3, 3)
     # What counts against limits is the fork's own.

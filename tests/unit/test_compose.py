@@ -132,6 +132,16 @@ def test_our_own_containers_are_confined() -> None:
     assert all("no-new-privileges:true" in s["security_opt"] for s in SERVICES.values())
 
 
+def test_nobody_governs_threads_without_a_token() -> None:
+    admin = SERVICES["admin"]
+    assert "--allow-anonymous" not in admin["command"]
+    assert admin["environment"]["EVERLONG_TOKEN"].startswith("${EVERLONG_TOKEN:?")
+    # The Temporal UI has no token of ours: it sends the cookie of a session.
+    ui = SERVICES["temporal-ui"]["environment"]
+    assert ui["TEMPORAL_CODEC_INCLUDE_CREDENTIALS"] == "true"
+    assert f"--cors-origin={ui['TEMPORAL_CORS_ORIGINS']}" in admin["command"]
+
+
 def test_worker_and_admin_use_the_store_that_is_there_and_nobody_else_reaches_it() -> None:
     store = SERVICES["seaweedfs"]
     for name in ("worker", "admin"):

@@ -29,6 +29,7 @@ TRUE = Report(
     context_bytes=naive_bytes(EXPECTED) // 5,
     compactions=3,
     decisions=[Decided(id="130-1", approve=True, by=APPROVER)],
+    by_person=False,
     runaway=RUNAWAY,
     runs=2,
     steps_at_kill=30,
@@ -101,3 +102,13 @@ def test_the_workload_is_the_same_everywhere_and_of_the_promised_sizes() -> None
     # A golden value: what was generated once is what every machine generates.
     digest = hashlib.sha256("".join(workload.result(i) for i in range(STEPS)).encode())
     assert digest.hexdigest()[:16] == "f332f0bb9b7def1f"
+
+
+def test_a_person_may_decide_otherwise_and_the_report_is_true_all_the_same() -> None:
+    denied = Decided(id="130-1", approve=False, by="ana", reason="not now")
+    expected = expected_conversation("What happened?", denied)
+    assert expected[-1].text == f"Read {STEPS} pages; error: denied by ana: not now."
+    report = dataclasses.replace(TRUE, conversation=expected, decisions=[denied], by_person=True)
+    assert false_claims(report, expected) == []
+    assert false_claims(dataclasses.replace(report, by_person=False), expected)
+    assert false_claims(dataclasses.replace(report, conversation=EXPECTED), expected)

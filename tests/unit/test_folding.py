@@ -124,7 +124,7 @@ def test_what_is_there_twice_is_added_twice() -> None:
 async def past_of(entries: list[Entry]) -> Past:
     packs = PackStore(MemoryBlobStore())
     head, _ = await Journal(packs, KEY).append(None, entries)
-    return Past(packs, KEY, "t", status_of(head))
+    return Past("t", status_of(head), Journal(packs, KEY))
 
 
 def status_of(head: object) -> ThreadStatus:
@@ -167,7 +167,7 @@ async def test_the_snapshot_in_force_is_the_newest_at_or_before_an_entry() -> No
         said(4, Kind.MESSAGE, "and now?"),
     ]
     head, _ = await journal.append(None, entries)
-    past = Past(packs, KEY, "t", status_of(head))
+    past = Past("t", status_of(head), Journal(packs, KEY))
     assert (await past.scene(2)).snapshot is None
     assert [each.text for each in (await past.scene(2)).context] == ["hello", "hi"]
     for seq in (3, 4):
@@ -190,7 +190,7 @@ async def test_a_snapshot_of_a_strange_thread_is_not_read() -> None:
     entries = [said(1, Kind.MESSAGE, "hello"), note(2, Kind.COMPACTION, compacted, 2000)]
     head, _ = await Journal(packs, KEY).append(None, entries)
     with pytest.raises(RefRefused):
-        await Past(packs, KEY, "t", status_of(head)).scene(2)
+        await Past("t", status_of(head), Journal(packs, KEY)).scene(2)
 
 
 @pytest.mark.parametrize("seq", [-1, 0, 8])
@@ -201,7 +201,7 @@ async def test_an_entry_that_is_not_there_is_named(seq: int) -> None:
 
 
 async def test_a_journal_without_entries_says_so() -> None:
-    past = Past(PackStore(MemoryBlobStore()), KEY, "t", status_of(None))
+    past = Past("t", status_of(None), Journal(PackStore(MemoryBlobStore()), KEY))
     with pytest.raises(EntryNotFound, match="holds no entries yet"):
         await past.totals(1)
 

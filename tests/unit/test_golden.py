@@ -9,13 +9,18 @@ import pytest
 from pydantic import TypeAdapter
 from temporalio.api.common.v1 import Payload
 
+from everlong.archive import ArchivedJournal, parquet, reviving, writing
+from everlong.archive import manifest as manifests
 from everlong.codecs import EverlongCodec
 from everlong.codecs.refs import PackRef, parse_ref
-from everlong.models import Kind, Message, Ref, SegmentRef, ToolCall
+from everlong.models import Kind, Message, Ref, SegmentRef, ToolCall, note
 from everlong.storage.journal import Journal
+from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import object_key, thread_key, unseal
 from everlong.storage.packstore import PackStore, pack_key
+from everlong.storage.segments import MESSAGE_KINDS
+from tests.golden.archive1 import generate as archive1
 from tests.golden.v2 import generate
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -129,6 +134,52 @@ async def test_a_journal_of_version_2() -> None:
     assert branched[:-1] == entries[:300]
     assert branched[-1].data == generate.FORKED
     assert await fork.messages(branched[:-1]) == messages[:300]
+
+
+@pytest.mark.parametrize(
+    ("listed", "file", "keys"),
+    [
+        ("archive1/plain-manifest.bin", "archive1/plain-file.bin", None),
+        ("archive1/sealed-manifest.bin", "archive1/sealed-file.bin", Keyring(archive1.KEYS)),
+    ],
+    ids=["plain", "sealed"],
+)
+async def test_archives_of_version_1(listed: str, file: str, keys: Keyring | None) -> None:
+    store = MemoryBlobStore()
+    packs = PackStore(store, keys)
+    told = json.loads(golden(listed))
+    place = f"archive/v1/{told['thread']}/{told['archive_id']}"
+    await store.put(f"{place}.json", golden(listed))
+    await store.put(f"{place}.parquet", golden(file))
+    manifest = await manifests.read(packs, THREAD, told["archive_id"])
+    archive = await writing.verify(packs, None, None, manifest)
+    assert (archive.facts.by, archive.facts.status.agent) == ("ann", "ops")
+    past = ArchivedJournal(archive)
+    entries = await past.read(None)
+    assert [entry.seq for entry in entries] == list(range(1, 22))
+    spoken = [entry for entry in entries if entry.kind in MESSAGE_KINDS]
+    whole = await past.messages(spoken, whole=True)
+    shown = await past.messages(spoken)
+    assert whole[0] == Message(role="user", text="why is it slow?")
+    assert whole[4].text == "x" * 100_000
+    assert "everlong" not in whole[4].text
+    assert shown[4].text.startswith("x" * 1000)
+    assert len(shown[4].text) < 40_000
+    [native] = [message for message in whole if message.native is not None]
+    assert native.native is not None
+    assert native.native["parts"][0]["signature"] == "c2ln"
+    assert json.loads(await archive.snapshot(manifest.snapshot_seq))["budget_bytes"] == 4096
+    last = note(22, Kind.FORK, {"thread_id": "ops-7", "seq": 21}, 1)
+    revived = await reviving.revive(
+        packs, thread_key("default", "b"), archive, last, writing.silent
+    )
+    journal = Journal(packs, thread_key("default", "b"))
+    again = await journal.read(revived.head)
+    said = [entry for entry in again if entry.kind in MESSAGE_KINDS]
+    assert await journal.messages(said, whole=True) == whole
+    assert await journal.messages(said) == shown
+    # The columns are those of today, too: a change of them needs a version of its own.
+    assert archive.file.names == parquet.SCHEMA.names
 
 
 async def test_what_is_written_today_has_the_form_of_the_golden_files(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Guards for the house: what is exported, documented and promised."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -126,3 +128,22 @@ def test_every_test_that_a_guarantee_names_is_there() -> None:
         assert name == "runTest" or f"def {name}(" in source, f"{file}::{test}"
     numbers = [int(number) for number in re.findall(r"^\*\*(\d+)\. ", text, flags=re.MULTILINE)]
     assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_what_a_workflow_imports_is_light() -> None:
+    """A sandbox imports `everlong` anew, with all that it imports, for each workflow."""
+    assert imported_with("everlong", "everlong.admin", *FROM_EXTRAS) == "[]"
+
+
+def test_a_question_to_a_thread_needs_no_extra() -> None:
+    """`everlong.ask` and the plugin come without the packages of `everlong[admin]`."""
+    assert imported_with("everlong.admin.service", *FROM_EXTRAS) == "[]"
+
+
+FROM_EXTRAS = ("duckdb", "pyarrow", "fastapi", "jinja2", "rich", "typer", "uvicorn")
+
+
+def imported_with(module: str, *names: str) -> str:
+    code = f"import sys, {module}; print([name for name in {names} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return found.stdout.strip()

@@ -7,6 +7,7 @@ from temporalio.converter import DataConverter
 from temporalio.worker import Worker
 
 from everlong import Agent, EverlongPlugin, Reply
+from everlong.admin import service
 from everlong.codecs import EverlongCodec
 from everlong.errors import ConfigError, PluginNotOnClient
 from everlong.testing import ScriptedModel
@@ -58,3 +59,25 @@ def test_no_global_tracer_provider_is_installed() -> None:
     before = trace.get_tracer_provider()
     EverlongPlugin(store="memory:")
     assert trace.get_tracer_provider() is before
+
+
+@pytest.mark.parametrize("name", ["pyarrow", "something_of_a_team"])
+async def test_a_sweep_by_a_worker_without_pyarrow_says_that_it_does_not_archive(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    async def preserve(*_: object) -> None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr(service, "preserve", preserve)
+    plugin = EverlongPlugin(store="memory:")
+    client = await Client.connect("127.0.0.1:1", lazy=True)
+    assert plugin.sweeps.archive_due is not None
+    archiving = plugin.sweeps.archive_due(client, plugin.packs)
+    if name != "pyarrow":
+        with pytest.raises(ModuleNotFoundError, match=name):
+            await archiving
+        return
+    found = await archiving
+    assert found.archived == 0
+    [reason] = found.failed
+    assert "it lacks 'pyarrow'" in reason

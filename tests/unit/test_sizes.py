@@ -1,6 +1,7 @@
 """When a thread's size is told, and how fast it is said to grow."""
 
 import dataclasses
+import itertools
 
 import pytest
 
@@ -74,3 +75,58 @@ def test_a_resume_is_told_of_when_it_took_half_or_double(
 ) -> None:
     last = PublishedSize(ms=0, thread_bytes=MIB, resume_ms=before_ms)
     assert sizes.is_due(thread(MIB, last, resume_ms=now_ms), 1) == due
+
+
+def steps(number: int, size_bytes: int = MIB, **fields: object) -> ThreadState:
+    last = PublishedSize(ms=0, thread_bytes=MIB, steps=100)
+    state = thread(size_bytes, last, **fields)
+    counters = dataclasses.replace(state.counters, steps=number)
+    return dataclasses.replace(state, counters=counters)
+
+
+@pytest.mark.parametrize(
+    ("state", "waits", "due"),
+    [
+        (steps(100), True, False),  # Nothing has happened.
+        (steps(101), False, False),
+        (steps(101), True, True),  # It waits, so that this is how it stays.
+        (steps(124), False, False),
+        (steps(125), False, True),
+        (steps(100, MIB + 1), False, False),
+        (steps(100, MIB + 1, stopping=True), False, True),
+        (steps(100, MIB + MIB // 4), False, True),
+    ],
+)
+def test_a_card_is_written_sooner(state: ThreadState, waits: bool, due: bool) -> None:
+    assert sizes.is_card_due(state, 1, waits=waits) == due
+    assert not sizes.is_due(state, 1)
+
+
+def test_what_search_attributes_say_the_card_says() -> None:
+    assert not sizes.is_card_due(thread(0, None), 0, waits=True)
+    assert sizes.is_card_due(thread(1, None), 0, waits=False)
+    last = PublishedSize(ms=0, thread_bytes=MIB)
+    assert sizes.is_card_due(thread(2 * MIB, last), 1, waits=False)
+
+
+def test_growth_is_right_however_often_cards_are_written() -> None:
+    state, rate = thread(0, None), 45 * MIB / HOUR_MS
+    for now_ms in range(0, 600_000, 5_000):
+        counters = Counters(written_bytes=int(rate * now_ms) + 1)
+        state = dataclasses.replace(state, counters=counters)
+        if now_ms >= 60_000:
+            assert sizes.growth(state, now_ms) == pytest.approx(45 * MIB, rel=0.01)
+        state = dataclasses.replace(state, published_size=sizes.published(state, now_ms))
+
+
+def test_a_trend_is_of_the_whole_life_and_bounded() -> None:
+    state = thread(0, None)
+    for now_ms in range(0, 1_000_000, 1_000):
+        counters = Counters(written_bytes=now_ms)
+        state = dataclasses.replace(state, counters=counters)
+        state = dataclasses.replace(state, trend=sizes.trend(state, now_ms))
+    assert len(state.trend) == limits.TREND_MAX
+    assert state.trend[0] == (0, 0)
+    assert state.trend[-1] == (999_000, 999_000)
+    ages = [999_000 - ms for ms, _ in state.trend[:-1]]
+    assert all(older <= 3 * newer for older, newer in itertools.pairwise(ages) if newer > 5_000)

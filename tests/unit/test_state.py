@@ -95,7 +95,15 @@ def busy(message: SendMessage) -> ThreadState:
         turn_ms=NOW_MS,
         carried_after="c" * 36,
         acts_on=(SENT,) * limits.TOOL_CALLS_MAX,
-        published_size=PublishedSize(ms=NOW_MS, thread_bytes=10**15, resume_ms=1e6 / 3),
+        published_size=PublishedSize(
+            ms=NOW_MS,
+            thread_bytes=10**15,
+            context_bytes=10**9,
+            steps=10**9,
+            resume_ms=1e6 / 3,
+            before=(NOW_MS, 10**15),
+        ),
+        trend=((NOW_MS, 10**15),) * limits.TREND_MAX,
         resume_ms=1e6 / 3,
     )
     return with_full_inbox(state, message)
@@ -104,7 +112,7 @@ def busy(message: SendMessage) -> ThreadState:
 MESSAGES = {
     "long": SendMessage(text="x" * (limits.MESSAGE_BYTES_MAX // 2), sent=SENT),
     "short": SendMessage(text="x", sent=SENT),
-    "named": SendMessage(text="x", id="i" * 64, sent=SENT),
+    "named": SendMessage(text="x", id="i" * 64, by=WIDE * 64, sent=SENT),
     "stored": SendMessage(
         sent=SENT,
         ref=dataclasses.replace(REF, kind=Kind.MESSAGE),
@@ -333,9 +341,13 @@ async def test_a_start_needs_only_the_agents_name() -> None:
 
 
 async def test_signals_may_say_nothing_or_a_part() -> None:
-    for given in ({}, {"by": "alice"}, {"reason": "so"}):
+    for given, meant in (
+        ({}, Control()),
+        ({"by": "alice"}, Control(by="alice")),
+        ({"reason": "so"}, Control(reason="so")),
+    ):
         [payload] = await DataConverter.default.encode([given])
-        assert await DataConverter.default.decode([payload], [Control]) == [Control(**given)]
+        assert await DataConverter.default.decode([payload], [Control]) == [meant]
 
 
 def test_the_id_of_a_message_is_plain() -> None:

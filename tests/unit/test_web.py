@@ -14,8 +14,8 @@ from google.protobuf import json_format
 from temporalio.api.common.v1 import Payload, Payloads
 from temporalio.api.sdk.v1.external_storage_pb2 import ExternalStorageReference
 
-from everlong.admin import web
 from everlong.admin.web import check_exposure, create_app
+from everlong.admin.web import codec as web
 from everlong.codecs import EverlongCodec
 from everlong.codecs.codec import INLINE_ENCODING
 from everlong.codecs.refs import is_ref
@@ -326,7 +326,7 @@ async def test_a_missing_blob_is_told_not_hidden(
     assert response.status_code == 422
     assert json.loads(response.text)["detail"].startswith("BlobMissing: ")
     [record] = caplog.records
-    assert (record.name, record.levelno) == ("everlong.admin.web", logging.WARNING)
+    assert (record.name, record.levelno) == ("everlong.admin.web.codec", logging.WARNING)
     assert "BlobMissing" in record.message
     for text in (response.text, record.message):
         assert "secret" not in text
@@ -378,12 +378,12 @@ async def test_a_store_that_never_answers_keeps_nobody_waiting_without_end(
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.9.9.9"])
 def test_loopback_needs_no_token(host: str) -> None:
-    check_exposure(host, token="", allow_anonymous=False)
+    check_exposure(host, is_guarded=False, allow_anonymous=False)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org", ""])
 def test_beyond_loopback_a_token_is_needed(host: str) -> None:
     with pytest.raises(ConfigError, match="EVERLONG_TOKEN"):
-        check_exposure(host, token="", allow_anonymous=False)
-    check_exposure(host, token="t", allow_anonymous=False)
-    check_exposure(host, token="", allow_anonymous=True)
+        check_exposure(host, is_guarded=False, allow_anonymous=False)
+    check_exposure(host, is_guarded=True, allow_anonymous=False)
+    check_exposure(host, is_guarded=False, allow_anonymous=True)

@@ -1,0 +1,63 @@
+"""An agent that does what a message says: enough to fill every page."""
+
+import asyncio
+from collections.abc import Sequence
+
+from everlong import Agent, Policy, Reply, tool
+from everlong.errors import ModelRefused
+from everlong.models import Message
+from everlong.testing import ScriptedModel, workload
+from tests.agents import call, calls_done, results
+
+LONG_CHARS = 200_000
+STEP_SECONDS = 0.4
+
+
+@tool(needs_approval=True)
+def restart(service: str, region: str = "eu-west-1") -> str:
+    """Restart a service."""
+    return f"{service} is up in {region}"
+
+
+@tool
+def read_page(page: int) -> str:
+    """Read a page of the handbook."""
+    return workload.result(page)
+
+
+@tool
+async def tick(minute: int) -> str:
+    """Take a while."""
+    await asyncio.sleep(STEP_SECONDS)
+    return f"tick {minute} " + "x" * 2000
+
+
+@tool
+def long_report() -> str:
+    """Return more than a page shows at once."""
+    return "".join(f"line {number:06} of the report\n" for number in range(LONG_CHARS // 26))
+
+
+def script(turn: Sequence[Message]) -> Reply:
+    """Do what the message says."""
+    word, _, rest = turn[0].text.partition(" ")
+    done = calls_done(turn)
+    if word == "fail":
+        raise ModelRefused("the provider will not")
+    if word in ("read", "tick") and done < int(rest):
+        name, field = ("read_page", "page") if word == "read" else ("tick", "minute")
+        return Reply(tool_calls=(call(done, name, **{field: done}),), tokens=1200, cost_usd=0.003)
+    if word in ("restart", "remember", "long") and not done:
+        wanted = {
+            "restart": call(0, "restart", service=rest),
+            "remember": call(0, "remember", key="note", text=rest),
+            "long": call(0, "long_report"),
+        }
+        return Reply(tool_calls=(wanted[word],), tokens=300, cost_usd=0.001)
+    said = results(turn)[0][:80] if results(turn) else f"you said {turn[0].text[:40]}"
+    return Reply(text=said, tokens=200, cost_usd=0.001)
+
+
+def agent(name: str = "ops", policy: Policy | None = None) -> Agent:
+    tools = [restart, read_page, tick, long_report]
+    return Agent(name=name, model=ScriptedModel(script), tools=tools, policy=policy or Policy())

@@ -1,0 +1,181 @@
+"""The dashboard on a stage: a real Temporal server, a worker, a file store, and a browser before it."""
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI
+from playwright.async_api import Browser, Page, Playwright, async_playwright
+from temporalio.client import Client
+
+from everlong import Policy
+from everlong.admin.service.directory import Directory
+from everlong.admin.web import Access, Desk, create_admin_app
+from everlong.embedded import start_server
+from everlong.embedded.server import free_port
+from everlong.models import ThreadStatus
+from everlong.storage import open_store
+from tests.browser.agents import agent
+from tests.conftest import Threads, open_threads
+from tests.sweeps import QUICK_DELETES
+
+CHROMIUM = Path("/usr/bin/chromium")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
+FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+FLAGS += ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost"]
+WAIT_MS = 30_000
+
+
+@dataclasses.dataclass
+class Stage:
+    """What a test works with."""
+
+    url: str
+    threads: Threads
+    desk: Desk
+    browser: Browser
+
+    @property
+    def client(self) -> Client:
+        return self.threads.client
+
+    def desk_of(self, directory: Directory | None = None) -> Desk:
+        """Return another desk of the same server, with a directory of its own."""
+
+        async def connect() -> Client:
+            return self.client
+
+        desk = Desk(connect, self.desk.packs, task_queue=self.threads.task_queue)
+        desk.directory = directory or desk.directory
+        return desk
+
+    async def send(self, thread_id: str, text: str, name: str = "ops") -> int:
+        return await self.threads.send(thread_id, text, name)
+
+    async def said(self, thread_id: str, text: str) -> ThreadStatus:
+        """Send a message, and wait until it is answered."""
+        return await self.threads.answered(thread_id, await self.send(thread_id, text))
+
+    async def listed(self, thread_id: str, status: str = "", seconds: float = 15) -> None:
+        """Wait until visibility, and so the list, has a thread."""
+
+        async def is_listed() -> bool:
+            await self.desk.directory.read()
+            row = self.desk.directory.row(thread_id)
+            return row is not None and status in ("", row.status)
+
+        await until(is_listed, seconds)
+
+
+async def until(is_so: Callable[[], Awaitable[bool]], seconds: float = 15) -> None:
+    """Wait for something, with a deadline."""
+    deadline = time.monotonic() + seconds
+    while not await is_so():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        await asyncio.sleep(0.05)
+
+
+@contextlib.asynccontextmanager
+async def open_stage(folder: Path) -> AsyncIterator[Stage]:
+    """Set everything up, once for all tests."""
+    server = await start_server(folder, dynamic_config=QUICK_DELETES)
+    agents = [agent(), agent("tight", Policy(failed_turns_max=1))]
+    store = open_store((folder / "blobs").as_uri())
+    with server.process:
+        async with (
+            open_threads(server.address, store, *agents) as threads,
+            threads.worker(),
+            async_playwright() as playwright,
+        ):
+
+            async def connect() -> Client:
+                return threads.client
+
+            desk = Desk(
+                connect,
+                threads.plugin.packs,
+                task_queue=threads.task_queue,
+                temporal_ui=server.ui_url,
+            )
+            browser = await _launched(playwright)
+            try:
+                async with serving(create_admin_app(desk, Access())) as url:
+                    yield Stage(url, threads, desk, browser)
+            finally:
+                await browser.close()
+
+
+@contextlib.asynccontextmanager
+async def serving(app: FastAPI) -> AsyncIterator[str]:
+    """Serve an application on loopback; yield its address."""
+    port = free_port()
+    config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning", access_log=False)
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server.serve())
+    try:
+
+        async def is_up() -> bool:
+            return server.started
+
+        await until(is_up)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        await task
+
+
+@contextlib.asynccontextmanager
+async def open_page(
+    stage: Stage, *, url: str = "", width: int = 1360, height: int = 900, dark: bool = False
+) -> AsyncIterator[Page]:
+    """Open a page in a browser of its own. Nothing may go wrong in it, nor leave this server."""
+    url = url or stage.url
+    context = await stage.browser.new_context(
+        base_url=url,
+        viewport={"width": width, "height": height},
+        color_scheme="dark" if dark else "light",
+        locale="en-GB",
+        timezone_id="Europe/Berlin",
+    )
+    context.set_default_timeout(WAIT_MS)
+    page = await context.new_page()
+    troubles: list[str] = []
+    page.on(
+        "console", lambda m: troubles.append(m.text) if m.type in ("error", "warning") else None
+    )
+    page.on("pageerror", lambda error: troubles.append(str(error)))
+    page.on(
+        "request",
+        lambda r: None if r.url.startswith((url, "blob:", "data:")) else troubles.append(r.url),
+    )
+    try:
+        yield page
+        expected = getattr(page, "expected_troubles", ())
+        left = [each for each in troubles if not any(part in each for part in expected)]
+        assert not left, left
+    finally:
+        await context.close()
+
+
+def screenshot(name: str) -> Path:
+    """Where a picture is kept."""
+    root = Path(__file__).parents[2]
+    folder = Path(os.environ.get("EVERLONG_SCREENSHOTS", root / "build" / "screenshots"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{name}.png"
+
+
+async def shoot(page: Page, name: str, *, whole: bool = True) -> None:
+    """Take a picture of a page."""
+    if whole:  # The bar stays where the page was scrolled to.
+        await page.evaluate("scrollTo(0, 0)")
+    await page.screenshot(path=screenshot(name), full_page=whole, animations="disabled")
+
+
+async def _launched(playwright: Playwright) -> Browser:
+    return await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)

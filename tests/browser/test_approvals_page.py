@@ -1,0 +1,129 @@
+"""What waits for a person, and deciding it, also without a mouse."""
+
+from playwright.async_api import Page, expect
+
+from everlong.admin import service
+from everlong.models import Kind
+from tests.browser.checks import check_page
+from tests.browser.stage import Stage, open_page, shoot
+
+
+async def decided(stage: Stage, thread_id: str) -> list[tuple[bool, str, str]]:
+    """Return the decisions in a journal: which, by whom, why."""
+    packs = stage.threads.plugin.packs
+    entries = await service.journal(stage.client, packs, thread_id)
+    found = [entry.data or {} for entry in entries if entry.kind == Kind.DECIDED]
+    return [(each["approve"], each["by"], each.get("reason", "")) for each in found]
+
+
+async def test_an_approval_is_given_with_the_keyboard_alone(stage: Stage, page: Page) -> None:
+    number = await stage.send("keys-1", "restart billing")
+    await stage.listed("keys-1", "approval")
+    await page.goto("/")
+    # Past the link that skips the bar, to the second page.
+    for _ in range(4):
+        await page.keyboard.press("Tab")
+    await expect(page.get_by_role("link", name="Approvals waiting:")).to_be_focused()
+    await page.keyboard.press("Enter")
+    card = page.get_by_role("article", name="restart").filter(has_text="keys-1")
+    await expect(card).to_contain_text('"service": "billing"')
+    await expect(card).to_contain_text("restart billing")
+    await check_page(page)
+    await shoot(page, "approvals")
+    reason = card.get_by_label("Reason, for restart of keys-1")
+    for _ in range(40):
+        await page.keyboard.press("Tab")
+        if await reason.evaluate("e => e === document.activeElement"):
+            break
+    await expect(reason).to_be_focused()
+    await page.keyboard.type("it is Sunday")
+    # Enter in a field decides nothing.
+    await page.keyboard.press("Enter")
+    await expect(card).to_be_visible()
+    await page.keyboard.press("Tab")
+    await expect(card.get_by_role("button", name="Approve")).to_be_focused()
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_text("Approved: restart.")).to_be_visible()
+    await expect(card).to_have_count(0)
+    waiting = await page.locator("article[data-ask]").count()
+    await expect(page.locator("[data-badge-count]")).to_have_text(str(waiting))
+    await expect(page.locator("[data-badge]")).to_be_visible(visible=waiting > 0)
+    await stage.threads.answered("keys-1", number)
+    [(approve, by, why)] = await decided(stage, "keys-1")
+    assert (approve, why) == (True, "it is Sunday")
+    assert by
+
+
+async def test_a_denial_tells_the_model_why(stage: Stage, page: Page) -> None:
+    number = await stage.send("deny-1", "restart payments")
+    await stage.listed("deny-1", "approval")
+    await page.goto("/approvals?thread=deny-1")
+    card = page.get_by_role("article").filter(has_text="deny-1")
+    await card.get_by_label("Your name").fill("bob")
+    await card.get_by_label("Reason, for").fill("not now")
+    await card.get_by_role("button", name="Deny restart of deny-1").click()
+    await expect(page.get_by_text("Denied: restart.")).to_be_visible()
+    await stage.threads.answered("deny-1", number)
+    assert await decided(stage, "deny-1") == [(False, "bob", "not now")]
+
+
+async def test_each_field_has_a_label_of_its_own_whatever_comes_and_goes(
+    stage: Stage, page: Page
+) -> None:
+    for name in ("own-a", "own-b"):
+        await stage.send(name, f"restart {name}")
+        await stage.listed(name, "approval")
+    await page.goto("/approvals")
+    cards = {
+        name: page.get_by_role("article").filter(has_text=name)
+        for name in ("own-a", "own-b", "own-c")
+    }
+    await cards["own-a"].get_by_role("button", name="Approve").click()
+    await expect(cards["own-a"]).to_have_count(0)
+    await stage.send("own-c", "restart own-c")
+    await expect(cards["own-c"]).to_be_visible()
+    ids = await page.evaluate("[...document.querySelectorAll('[id]')].map(e => e.id)")
+    assert len(ids) == len(set(ids))
+    for name in ("own-b", "own-c"):
+        field = cards[name].locator("input[name=reason]")
+        labels = await field.evaluate("e => [...e.labels].map(l => l.textContent)")
+        assert labels == [f"Reason, for restart of {name}"]
+        await cards[name].get_by_role("button", name="Deny").click()
+        await expect(cards[name]).to_have_count(0)
+
+
+async def test_what_would_run_can_be_seen(stage: Stage, page: Page) -> None:
+    number = await stage.send("seen-1", "restart \u202egnillib\u200b")
+    await stage.listed("seen-1", "approval")
+    await page.goto("/approvals")
+    card = page.get_by_role("article").filter(has_text="seen-1")
+    await expect(card.locator(".arguments")).to_contain_text(r'"service": "\u202egnillib\u200b"')
+    text = await card.inner_text()
+    assert "\u202e" not in text
+    assert "\u200b" not in text
+    await card.get_by_role("button", name="Deny").click()
+    await stage.threads.answered("seen-1", number)
+
+
+async def test_approvals_that_come_are_shown_oldest_first(stage: Stage) -> None:
+    async with open_page(stage, width=390, height=844) as page:
+        await page.goto("/approvals")
+        first = await stage.send("order-1", "restart one")
+        await expect(page.get_by_role("article").filter(has_text="order-1")).to_be_visible()
+        second = await stage.send("order-2", "restart two")
+        await expect(page.get_by_role("article").filter(has_text="order-2")).to_be_visible()
+        texts = await page.get_by_role("article").all_inner_texts()
+        places = [
+            next(i for i, t in enumerate(texts) if name in t) for name in ("order-1", "order-2")
+        ]
+        assert places == sorted(places)
+        await check_page(page)
+        await shoot(page, "approvals-390")
+        for name in ("order-1", "order-2"):
+            card = page.get_by_role("article").filter(has_text=name)
+            await card.get_by_role("button", name="Approve").click()
+            await expect(card).to_have_count(0)
+        await stage.threads.answered("order-1", first)
+        await stage.threads.answered("order-2", second)
+        await expect(page.get_by_role("heading", name="Nothing waits")).to_be_visible()
+        await check_page(page)

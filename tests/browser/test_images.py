@@ -1,0 +1,74 @@
+"""The pictures of the README and of docs/dashboard.md. `make screenshots` takes them again."""
+
+import dataclasses
+import time
+from pathlib import Path
+
+from playwright.async_api import Page, expect
+
+from everlong.admin.service.rows import ThreadRow
+from everlong.admin.web import Access, create_admin_app
+from tests.browser.journals import live_through
+from tests.browser.rows import FedDirectory, row
+from tests.browser.stage import Stage, open_page, screenshot, serving
+
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
+BYTES_MAX = 200_000
+NAMES = (
+    ("checkout-incident", "ops", "approval"),
+    ("nightly-reconcile", "billing", "active"),
+    ("vendor-research", "researcher", "active"),
+    ("customer-4711", "support", "active"),
+    ("index-rebuild", "ops", "paused"),
+    ("quarter-close", "billing", "active"),
+    ("competitor-watch", "researcher", "active"),
+    ("customer-1204", "support", "stopped"),
+    ("gdpr-export-88", "support", "archived"),
+)
+
+
+def listed() -> list[ThreadRow]:
+    """Threads as a team has them."""
+    now_ms = time.time_ns() // 1_000_000
+    found = []
+    for number, (name, agent, status) in enumerate(NAMES):
+        is_open = status not in ("stopped", "archived")
+        made = row(number + 20, now_ms)
+        found.append(
+            dataclasses.replace(
+                made,
+                thread_id=name,
+                agent=agent,
+                status=status,
+                reason="",
+                closed_ms=None if is_open else now_ms,
+                pending=int(status == "approval"),
+                growth_bytes_per_hour=made.stored_bytes * 0.004 if is_open else 0.0,
+                started_ms=now_ms - number * 60_000,
+            )
+        )
+    return found
+
+
+async def kept(page: Page, name: str) -> None:
+    """Take a picture that is small enough to be kept; the one in the repository has to be there."""
+    path = screenshot(name)
+    await page.screenshot(path=path, animations="disabled")
+    assert path.stat().st_size < BYTES_MAX
+    assert (IMAGES / path.name).exists(), "make screenshots"
+
+
+async def test_the_pictures_of_the_documents_can_be_taken(stage: Stage) -> None:
+    desk = stage.desk_of(FedDirectory(listed()))
+    async with (
+        serving(create_admin_app(desk, Access())) as url,
+        open_page(stage, url=url, width=1280, height=680) as page,
+    ):
+        await page.goto("/")
+        await expect(page.locator("table.threads tbody tr")).to_have_count(len(NAMES))
+        await kept(page, "dashboard")
+        address = await live_through(stage, "checkout-incident", 900, compacted_seq=600)
+        await page.set_viewport_size({"width": 1280, "height": 900})
+        await page.goto(address)
+        await expect(page.locator("#charts svg")).to_have_count(3)
+        await kept(page, "dashboard-thread")

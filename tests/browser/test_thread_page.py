@@ -1,0 +1,170 @@
+"""One thread: what is shown of it, its journal, its past."""
+
+import pytest_asyncio
+from playwright.async_api import Page, Request, expect
+
+from tests.browser.checks import check_page
+from tests.browser.stage import Stage, open_page, shoot
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def shown(stage: Stage) -> str:
+    """The address of a thread that has something to show."""
+    await stage.said("shown-1", "read 12")
+    await stage.said("shown-1", "remember the door code is 4711")
+    return "/threads/shown-1"
+
+
+async def test_a_thread_shows_its_sizes_limits_charts_and_journal(page: Page, shown: str) -> None:
+    await page.goto(shown)
+    await expect(page.get_by_role("heading", level=1)).to_have_text("shown-1")
+    await expect(page.get_by_text("Waits for a message.")).to_be_visible()
+    figures = page.get_by_role("region", name="Sizes")
+    for name in ("Operational state", "Context", "Stored", "History", "Steps"):
+        await expect(figures.get_by_text(name, exact=True)).to_be_visible()
+    await expect(page.get_by_role("img", name="Steps: 15 of 100,000")).to_be_visible()
+    for title in ("Size over time", "Size per step"):
+        await expect(page.get_by_role("img", name=title)).to_be_visible()
+    await page.locator("summary", has_text="Figures").nth(1).click()
+    table = page.get_by_role("region", name="Size per step, figures")
+    assert await table.locator("tbody tr").count() == 15
+    await expect(page.get_by_text("you said", exact=False).first).to_be_hidden()
+    assert await page.locator("[data-entries] > li").count() == 31
+    await check_page(page)
+    await shoot(page, "thread")
+
+
+async def test_bodies_are_read_when_they_are_opened_and_long_ones_in_slices(
+    stage: Stage, page: Page
+) -> None:
+    await stage.said("long-1", "long")
+    asked: list[str] = []
+
+    def note(request: Request) -> None:
+        if "/fragments/body" in request.url:
+            asked.append(request.url)
+
+    page.on("request", note)
+    await page.goto("/threads/long-1")
+    entry = page.locator("[data-key='3'] details")
+    await expect(entry).to_contain_text("tool result")
+    assert asked == []
+    await entry.locator("summary").click()
+    body = entry.locator("[data-slice]")
+    await expect(body).to_contain_text("line 000000 of the report")
+    assert len(asked) == 1
+    shown = len(await body.inner_text())
+    assert shown < 70_000
+    await entry.get_by_role("button", name="Show more").click()
+    await expect(body).to_contain_text("line 004000 of the report")
+    assert len(await body.inner_text()) > shown
+    await check_page(page)
+    await shoot(page, "thread-body", whole=False)
+    async with page.expect_download() as download:
+        await entry.get_by_role("link", name="Download").click()
+    text = (await (await download.value).path()).read_text()
+    assert text.endswith("of the report\n")
+    assert len(text) > 190_000
+    await entry.get_by_role("button", name="Show as JSON").click()
+    await expect(entry.locator("[data-slice]")).to_contain_text('"parts"')
+
+
+async def test_the_slider_shows_state_context_and_what_changed(stage: Stage, page: Page) -> None:
+    await stage.said("past-1", "remember blue")
+    await stage.said("past-1", "read 6")
+    await page.goto("/threads/past-1")
+    await page.get_by_text("Time travel").click()
+    scene = page.locator("[data-scene]")
+    await expect(scene).to_contain_text("This is now.")
+    slider = page.get_by_role("slider", name="Entry to look at")
+    await slider.focus()
+    await page.keyboard.press("Home")
+    await expect(scene.get_by_text("After entry 1,")).to_be_visible()
+    await expect(scene).to_contain_text("remember blue")
+    await expect(scene).to_contain_text("Came into the context")
+    await page.keyboard.press("End")
+    await expect(scene).to_contain_text("This is now.")
+    number = page.get_by_label("Entry", exact=True)
+    await number.fill("4")
+    await expect(scene.get_by_text("After entry 4,")).to_be_visible()
+    await expect(scene).to_contain_text("note")
+    await check_page(page)
+    await shoot(page, "thread-past")
+
+
+async def test_what_threads_hold_is_text_and_never_markup(stage: Stage, page: Page) -> None:
+    evil = "<img src=/nope onerror=window.hacked=1><script>window.hacked=1</script>"
+    number = await stage.send("evil-1", f"restart {evil}")
+    await stage.listed("evil-1", "approval")
+    await page.goto("/approvals?thread=evil-1")
+    card = page.get_by_role("article").filter(has_text="evil-1")
+    await expect(card.locator(".arguments")).to_contain_text(evil)
+    await card.get_by_role("button", name="Approve").click()
+    await expect(card).to_have_count(0)
+    await stage.threads.answered("evil-1", number)
+    await page.goto("/threads/evil-1")
+    entry = page.locator("[data-key='1'] details")
+    await expect(entry.locator(".text")).to_contain_text(evil)
+    await entry.locator("summary").click()
+    await expect(entry.locator("[data-slice]")).to_contain_text(evil)
+    await page.get_by_text("Time travel").click()
+    await expect(page.locator("[data-scene]")).to_contain_text(evil)
+    assert await page.evaluate("window.hacked") is None
+
+
+async def test_runs_lead_into_the_temporal_ui(stage: Stage, page: Page) -> None:
+    await stage.said("runs-1", "hello")
+    await page.goto("/threads/runs-1")
+    await page.get_by_text("one Temporal execution each").click()
+    link = page.get_by_role("link", name="in the Temporal UI")
+    run_id = (await stage.client.get_workflow_handle("runs-1").describe()).run_id
+    place = f"/namespaces/default/workflows/runs-1/{run_id}/history"
+    await expect(link).to_have_attribute("href", stage.desk.temporal_ui + place)
+
+
+async def test_an_open_page_follows_a_running_thread(stage: Stage, page: Page) -> None:
+    await stage.said("follow-1", "hello")
+    await page.goto("/threads/follow-1")
+    first = page.locator("[data-key='1'] details")
+    await first.locator("summary").click()
+    await expect(first.locator("[data-slice]")).to_contain_text("hello")
+    await page.evaluate("window.kept = true")
+    number = await stage.send("follow-1", "tick 8")
+    await expect(page.get_by_text("At work on message 2.")).to_be_visible()
+    await expect(page.locator("[data-entries]")).to_contain_text("tick 1")
+    await shoot(page, "thread-live", whole=False)
+    await stage.threads.answered("follow-1", number)
+    await expect(page.get_by_text("Waits for a message.")).to_be_visible()
+    await expect(page.locator("[data-key='19']")).to_be_visible()
+    # What was opened stays open, and read.
+    await expect(first.locator("[data-slice]")).to_contain_text("hello")
+    assert await page.evaluate("window.kept")
+
+
+async def test_a_thread_at_390_pixels(stage: Stage, shown: str) -> None:
+    async with open_page(stage, width=390, height=844) as page:
+        await page.goto(shown)
+        await check_page(page)
+        await shoot(page, "thread-390")
+
+
+async def test_a_thread_in_the_dark(stage: Stage, shown: str) -> None:
+    async with open_page(stage, dark=True) as page:
+        await page.goto(shown)
+        await check_page(page)
+        await shoot(page, "thread-dark")
+
+
+async def test_what_failed_is_told_with_what_to_do(stage: Stage, page: Page) -> None:
+    # The agent's own policy is known after the first step.
+    await stage.threads.answered("tight-1", await stage.send("tight-1", "hello", "tight"))
+    await stage.send("tight-1", "fail", "tight")
+    await stage.send("tight-1", "hello again", "tight")
+    await stage.listed("tight-1", "paused")
+    await page.goto("/threads/tight-1")
+    await expect(
+        page.get_by_text("Paused by a limit. Failed turns in a row: 1 of 1.")
+    ).to_be_visible()
+    await expect(page.get_by_text("Raise the limit, then unpause it.")).to_be_visible()
+    await check_page(page)
+    await shoot(page, "thread-paused", whole=False)

@@ -1,0 +1,150 @@
+"""The list of threads: sorted, filtered, searched, in pages, and live."""
+
+import re
+import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Page, expect
+
+from everlong.admin.web import Access, create_admin_app
+from tests.browser.checks import check_page
+from tests.browser.rows import FedDirectory, rows
+from tests.browser.stage import Stage, open_page, serving, shoot
+
+MANY = 10_000
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def many(stage: Stage) -> AsyncIterator[str]:
+    """The address of a dashboard with 10,000 threads."""
+    async with _listing(stage, FedDirectory(rows(MANY))) as url:
+        yield url
+
+
+def _listing(stage: Stage, directory: FedDirectory) -> AbstractAsyncContextManager[str]:
+    desk = stage.desk_of(directory)
+    return serving(create_admin_app(desk, Access()))
+
+
+async def ids(page: Page) -> list[str]:
+    return await page.locator("table.threads td.c-id a").all_inner_texts()
+
+
+async def test_no_threads_yet_teaches_how_to_send_one(stage: Stage) -> None:
+    async with _listing(stage, FedDirectory([])) as url, open_page(stage, url=url) as page:
+        await page.goto("/")
+        await expect(page.get_by_role("heading", name="No threads yet")).to_be_visible()
+        await expect(page.get_by_text("everlong send hello-1")).to_be_visible()
+        await check_page(page)
+        await shoot(page, "threads-empty")
+
+
+async def test_ten_thousand_threads_are_listed_sorted_filtered_and_paged(
+    stage: Stage, many: str
+) -> None:
+    async with open_page(stage, url=many) as page:
+        await page.goto("/")
+        await expect(page.get_by_text("1 to 50 of 10,000")).to_be_visible()
+        first = await ids(page)
+        assert len(first) == 50
+        assert first[0] == "ops-00000"
+        await check_page(page)
+        await shoot(page, "threads-10000", whole=False)
+
+        await page.get_by_role("link", name="Next").click()
+        await expect(page.get_by_text("51 to 100 of 10,000")).to_be_visible()
+        assert not set(first) & set(await ids(page))
+
+        head = page.get_by_role("columnheader", name="Stored")
+        await head.get_by_role("link").click()
+        await expect(head).to_have_attribute("aria-sort", "descending")
+        await expect(page.get_by_text("1 to 50 of 10,000")).to_be_visible()
+        largest = max(rows(MANY), key=lambda row: row.stored_bytes)
+        assert (await ids(page))[0] == largest.thread_id
+        await head.get_by_role("link").click()
+        await expect(head).to_have_attribute("aria-sort", "ascending")
+
+        await page.get_by_label("Status").select_option("paused")
+        await expect(page).to_have_url(re.compile("status=paused"))
+        others = page.locator("tbody .status").filter(has_not_text="paused")
+        await expect(others).to_have_count(0)
+        await expect(page.locator("tbody .status").first).to_have_text("paused")
+        await page.get_by_label("Search by thread id").fill("ops-0")
+        await page.keyboard.press("Enter")
+        await expect(page).to_have_url(re.compile(r"text=ops-0.*status=paused"))
+        assert all(each.startswith("ops-0") for each in await ids(page))
+        await page.get_by_role("link", name="Clear").click()
+        await expect(page.get_by_text("1 to 50 of 10,000")).to_be_visible()
+
+        await page.get_by_label("Search by thread id").fill("nothing like it")
+        await page.get_by_role("button", name="Search").click()
+        await expect(page.get_by_role("heading", name="No thread fits")).to_be_visible()
+
+
+async def test_polling_ten_thousand_threads_that_do_not_change_sends_nothing(
+    stage: Stage, many: str
+) -> None:
+    async with open_page(stage, url=many) as page:
+        await page.goto("/")
+        async with page.expect_response(lambda r: "/fragments/threads" in r.url) as answered:
+            pass
+        response = await answered.value
+        assert response.status == 304
+        began = time.perf_counter()
+        await page.request.get("/fragments/threads")
+        assert time.perf_counter() - began < 1
+
+
+async def test_at_390_pixels_rows_are_cards(stage: Stage, many: str) -> None:
+    async with open_page(stage, url=many, width=390, height=844) as page:
+        await page.goto("/")
+        await expect(page.locator("table.threads tbody tr").first).to_be_visible()
+        await check_page(page)
+        box = await page.locator("table.threads tbody tr").first.bounding_box()
+        assert box is not None
+        assert box["width"] <= 390
+        assert box["height"] > 80
+        await shoot(page, "threads-390", whole=False)
+
+
+async def test_the_list_in_the_dark(stage: Stage, many: str) -> None:
+    async with open_page(stage, url=many, dark=True) as page:
+        await page.goto("/")
+        await check_page(page)
+        await shoot(page, "threads-dark", whole=False)
+
+
+async def test_a_running_thread_is_followed_without_a_reload(stage: Stage, page: Page) -> None:
+    await stage.said("live-1", "hello")
+    await stage.listed("live-1")
+    await page.goto("/?text=live-")
+    await page.evaluate("window.kept = true")
+    row = page.locator("tr", has_text="live-1")
+    await expect(row.locator(".status")).to_have_text("active")
+    search = page.get_by_label("Search by thread id")
+    await search.focus()
+
+    await stage.send("live-1", "restart billing")
+    await expect(row.locator(".status")).to_have_text("approval")
+    await expect(row).to_have_class(re.compile("changed"))
+    await shoot(page, "threads-live", whole=False)
+    await expect(page.get_by_text("Live", exact=True)).to_be_visible()
+    await stage.send("live-2", "hello")
+    await expect(page.locator("tr", has_text="live-2")).to_be_visible()
+    # It is the same page, and whoever typed in it still does.
+    assert await page.evaluate("window.kept")
+    await expect(search).to_be_focused()
+
+
+@pytest.mark.parametrize("thread_id", ["a/b ünï ✓", "50%?x=1&y#<b>"])
+async def test_any_thread_id_leads_to_its_page(stage: Stage, page: Page, thread_id: str) -> None:
+    await stage.said(thread_id, "hello")
+    await stage.listed(thread_id)
+    await page.goto("/")
+    await page.get_by_role("link", name=thread_id, exact=True).click()
+    await expect(page.get_by_role("heading", level=1)).to_have_text(thread_id)
+    await page.get_by_role("button", name="Pause …").click()
+    await expect(page.get_by_role("dialog").get_by_text("takes no more steps")).to_be_visible()

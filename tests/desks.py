@@ -1,0 +1,82 @@
+"""The admin server without a network: an application, and a browser or a program that talks to it."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from weakref import WeakKeyDictionary
+
+import httpx
+from fastapi import FastAPI
+from temporalio.client import Client
+
+from everlong.admin.web import Access, Desk, create_admin_app
+from everlong.admin.web.access import Grant
+from everlong.admin.web.permissions import Role
+from everlong.errors import ServerUnreachable
+from everlong.storage.memory import MemoryBlobStore
+from everlong.storage.packstore import PackStore
+
+HOST = "http://127.0.0.1:8234"
+TOKENS = {role: f"{role}-token-of-sixteen" for role in Role}
+"""A token for each role; the name of each is its role with a capital."""
+# As a browser sends it with what our own pages ask for.
+OWN = {"sec-fetch-site": "same-origin", "origin": HOST}
+
+
+def roles() -> Access:
+    """Return access for one person of each role."""
+    return Access(
+        grants=tuple(Grant(name=role.capitalize(), role=role, token=TOKENS[role]) for role in Role)
+    )
+
+
+def bearer(role: Role) -> dict[str, str]:
+    return {"authorization": f"Bearer {TOKENS[role]}"}
+
+
+async def nowhere() -> Client:
+    raise ServerUnreachable("there is no server in this test")
+
+
+def desk_of(client: Client | None = None, packs: PackStore | None = None, queue: str = "q") -> Desk:
+    async def connect() -> Client:
+        return await nowhere() if client is None else client
+
+    return Desk(
+        connect,
+        packs or PackStore(MemoryBlobStore()),
+        task_queue=queue,
+        temporal_ui="http://127.0.0.1:8233",
+    )
+
+
+# One for each loop, since it takes a quarter of a second to make: without a server, and open or with
+# one person of each role.
+_APPS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[bool, FastAPI]] = WeakKeyDictionary()
+ROLES = roles()
+
+
+def _app(desk: Desk | None, access: Access | None, cors_origins: Sequence[str]) -> FastAPI:
+    if desk is not None or cors_origins or not (access is None or access is ROLES):
+        return create_admin_app(desk or desk_of(), access or Access(), cors_origins=cors_origins)
+    made = _APPS.setdefault(asyncio.get_running_loop(), {})
+    is_open = access is None
+    if is_open not in made:
+        made[is_open] = create_admin_app(desk_of(), access or Access())
+    return made[is_open]
+
+
+@contextlib.asynccontextmanager
+async def browsing(
+    desk: Desk | None = None,
+    access: Access | None = None,
+    *,
+    host: str = HOST,
+    address: str = "127.0.0.1",
+    cors_origins: Sequence[str] = (),
+) -> AsyncIterator[httpx.AsyncClient]:
+    """Give somebody who talks to the server. An error that it does not expect fails the test."""
+    app = _app(desk, access, cors_origins)
+    transport = httpx.ASGITransport(app, client=(address, 50_000))
+    async with httpx.AsyncClient(transport=transport, base_url=host) as client:
+        yield client

@@ -1,0 +1,232 @@
+"""The API on a real server: what it shows of threads, and that what it does is journalled."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from everlong import Policy
+from everlong.admin import service
+from everlong.admin.web.permissions import Role
+from everlong.embedded import TemporalServer
+from everlong.storage import BlobStore
+from everlong.storage.packstore import PackStore
+from tests.agents import reading_agent
+from tests.conftest import Threads, open_threads
+from tests.desks import ROLES, bearer, browsing, desk_of
+from tests.server.test_approvals import Shop, pay
+
+JSON = dict[str, Any]
+
+
+@asynccontextmanager
+async def governed(threads: Threads, role: Role = Role.ADMIN) -> AsyncIterator[httpx.AsyncClient]:
+    """Give somebody of a role who talks to the server of these threads."""
+    desk = desk_of(threads.client, PackStore(threads.store), threads.task_queue)
+    async with desk.opened(), browsing(desk, ROLES) as client:
+        client.headers.update(bearer(role))
+        yield client
+
+
+async def until(
+    get: Callable[[], Awaitable[JSON]], done: Callable[[JSON], bool], seconds: float = 20
+) -> JSON:
+    deadline = time.monotonic() + seconds
+    while not done(found := await get()):
+        assert time.monotonic() < deadline, found
+        await asyncio.sleep(0.1)
+    return found
+
+
+async def shown(client: httpx.AsyncClient, path: str) -> JSON:
+    answer = await client.get(f"/api/v1{path}")
+    assert answer.status_code == 200, answer.text
+    found: JSON = answer.json()
+    return found
+
+
+async def done(client: httpx.AsyncClient, path: str, **body: object) -> JSON:
+    answer = await client.post(f"/api/v1{path}", json=body)
+    assert answer.status_code == 200, answer.text
+    found: JSON = answer.json()
+    return found
+
+
+async def test_what_the_api_does_is_journalled_with_who_and_why(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    shop = Shop()
+    # A slash is part of many ids.
+    thread_id = f"ops/{thread_id}"
+    place = f"/threads/{quote(thread_id, safe='')}"
+    async with open_threads(server.address, store, shop.agent(pay(5))) as threads:
+        async with threads.worker(), governed(threads) as client:
+            assert (await done(client, f"{place}/messages", text="hi", agent="ops"))["number"] == 1
+            page = await until(
+                lambda: shown(client, "/approvals"),
+                lambda page: any(each["thread_id"] == thread_id for each in page["waiting"]),
+            )
+            [waiting] = [each for each in page["waiting"] if each["thread_id"] == thread_id]
+            assert waiting["arguments"] == '{"euros": 5}'
+            assert waiting["context"][-1]["kind"] == "reply"
+            approval = waiting["approval"]["id"]
+            await done(client, f"{place}/approvals/{approval}", approve=True, reason="cheap")
+            await threads.answered(thread_id, 1)
+            assert shop.paid == [5]
+            await done(client, f"{place}/limits", changes={"steps_max": 50}, reason="enough")
+            await done(client, f"{place}/pause", reason="lunch", by="Mallory")
+            await done(client, f"{place}/unpause", reason="back")
+            fork_id = f"{thread_id}-fork"
+            await done(client, f"{place}/fork", seq=2, new_id=fork_id, reason="try again")
+            await done(client, f"{place}/stop", reason="done")
+            await until(
+                lambda: shown(client, place), lambda it: it["status"]["status"] == "stopped"
+            )
+            entries = (await shown(client, f"{place}/entries"))["entries"]
+            forked = (await shown(client, f"/threads/{quote(fork_id, safe='')}/entries"))["entries"]
+    said = {
+        each["summary"]: each["by"] for each in entries if each["kind"] in ("control", "decided")
+    }
+    for action, reason in (
+        ("approved", "cheap"),
+        ("configure steps_max=50", "enough"),
+        ("pause", "lunch"),
+        ("unpause", "back"),
+        ("stop", "done"),
+    ):
+        found = [text for text in said if action in text and f"by Admin: {reason}" in text]
+        assert found, (action, said)
+    # Who has a name cannot act as another.
+    assert set(said.values()) == {"Admin"}
+    assert forked[-1]["kind"] == "fork"
+    assert forked[-1]["by"] == "Admin"
+
+
+async def test_a_thread_is_shown_as_a_whole_and_its_bodies_on_demand(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    async with open_threads(server.address, store, reading_agent(4)) as threads:
+        async with threads.worker(), governed(threads, Role.VIEWER) as client:
+            await threads.send(thread_id, "read")
+            await threads.answered(thread_id, 1)
+            found = await shown(client, f"/threads/{thread_id}")
+            gauges = {each["name"]: each for each in found["gauges"]}
+            assert gauges["steps_max"]["value"] == 5
+            assert 0 < gauges["thread_bytes_max"]["share"] < 1
+            assert found["sizes"]["stored_bytes"] > 0
+            assert found["last_seq"] == 10
+            page = await shown(client, f"/threads/{thread_id}/entries?before=5&limit=2")
+            assert [each["seq"] for each in page["entries"]] == [3, 4]
+            after = await shown(client, f"/threads/{thread_id}/entries?after=8")
+            assert [each["seq"] for each in after["entries"]] == [9, 10]
+            [stored] = [each for each in page["entries"] if each["kind"] == "tool_result"]
+            assert stored["is_stored"]
+            assert len(stored["summary"]) < 200
+            seq = stored["seq"]
+            part = await shown(client, f"/threads/{thread_id}/entries/{seq}?start=10&length=20")
+            whole = await client.get(f"/api/v1/threads/{thread_id}/entries/{seq}/whole")
+            assert part["text"] == whole.text[10:30]
+            assert part["next_start"] == 30
+            assert whole.headers["content-disposition"].startswith("attachment")
+            view = await shown(client, f"/threads/{thread_id}/at/3")
+            assert view["totals"] is None
+            assert [each["role"] for each in view["context"]] == ["user", "assistant", "tool"]
+            change = await shown(client, f"/threads/{thread_id}/diff?first=3")
+            assert (change["last_seq"], change["left_out"]) == (10, 0)
+            assert len(change["context_added"]) == 7
+            runs = await shown(client, f"/threads/{thread_id}/runs")
+            assert runs["runs"][0]["ui_url"].startswith("http://127.0.0.1:8233/namespaces/default/")
+            missing = await client.get(f"/api/v1/threads/{thread_id}/entries/99")
+            assert missing.status_code == 404
+
+
+async def test_a_preview_says_what_would_happen_and_nothing_does(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    policy = Policy(compact_at_bytes=512 * 1024, compact_to_bytes=4 * 1024)
+    async with open_threads(server.address, store, reading_agent(6, policy=policy)) as threads:
+        async with threads.worker(), governed(threads, Role.VIEWER) as client:
+            await threads.send(thread_id, "read")
+            before = await threads.answered(thread_id, 1)
+
+            async def preview(action: str, **arguments: object) -> JSON:
+                return await done(
+                    client, f"/threads/{thread_id}/preview", action=action, arguments=arguments
+                )
+
+            smaller = await preview("compact")
+            assert smaller["after_bytes"] <= 4 * 1024 < smaller["before_bytes"]
+            assert (smaller["is_reversible"], smaller["confirm"]) == (False, "")
+            ends = await preview("stop")
+            assert (ends["is_reversible"], ends["confirm"]) == (False, thread_id)
+            hit = await preview("limits", changes={"steps_max": 1})
+            assert any("steps_max: 7 of 1" in each for each in hit["warnings"])
+            assert "message" in (await preview("fork", seq=3))["sentence"]
+            refused = await client.post(
+                f"/api/v1/threads/{thread_id}/preview",
+                json={"action": "limits", "arguments": {"changes": {"nonsense": 1}}},
+            )
+            assert refused.status_code == 422
+            after = await service.status(threads.client, thread_id)
+    assert after == before
+
+
+async def test_a_thread_without_a_worker_shows_what_the_server_and_the_store_know(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    policy = Policy(run_events_max=50)
+    async with open_threads(server.address, store, reading_agent(12, policy=policy)) as threads:
+        async with threads.worker():
+            await threads.send(thread_id, "read")
+            status = await threads.answered(thread_id, 1)
+        assert status.counters.runs > 1
+        async with governed(threads) as client:
+            found = await shown(client, f"/threads/{thread_id}")
+            assert found["status"] is None
+            assert "worker" in found["unavailable"]
+            assert found["row"]["thread_id"] == thread_id
+            assert found["last_seq"] > 0  # As of the last roll.
+            page = await shown(client, f"/threads/{thread_id}/entries")
+            assert page["entries"][-1]["seq"] == found["last_seq"]
+
+
+async def test_the_list_has_one_row_for_each_thread_and_asks_none_of_them(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    policy = Policy(run_events_max=50)
+    async with open_threads(server.address, store, reading_agent(12, policy=policy)) as threads:
+        async with threads.worker():
+            await threads.send(thread_id, "read")
+            assert (await threads.answered(thread_id, 1)).counters.runs > 1
+            await service.stop(threads.client, thread_id, reason="done")
+            await threads.client.get_workflow_handle(thread_id).result()
+        # From here on there is nobody who could be asked.
+        async with governed(threads, Role.VIEWER) as client:
+            page = await until(
+                lambda: shown(client, f"/threads?text={thread_id.upper()}"),
+                lambda page: [each["status"] for each in page["rows"]] == ["stopped"],
+            )
+            [row] = page["rows"]
+            assert row["agent"] == "ops"
+            assert row["card"]["steps"] > 0
+            etag = (await client.get("/api/v1/threads")).headers["etag"]
+            same = await client.get("/api/v1/threads", headers={"if-none-match": etag})
+            assert same.status_code == 304
+            fleet = await shown(client, "/fleet")
+            assert fleet["threads"] >= 1
+            assert fleet["saved_bytes"] >= 0
+
+
+@pytest.mark.parametrize("path", ["", "/entries", "/runs", "/series", "/at/1", "/approvals"])
+async def test_a_thread_that_is_not_there_is_a_404(
+    server: TemporalServer, store: BlobStore, path: str
+) -> None:
+    async with open_threads(server.address, store) as threads, governed(threads) as client:
+        answer = await client.get(f"/api/v1/threads/nobody{path}")
+    assert answer.status_code == 404
+    assert answer.json()["error"]["type"] == "ThreadNotFound"

@@ -1,0 +1,320 @@
+"""What archiving refuses, what is due, and what is told of it, on a real server."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from temporalio.client import WorkflowExecutionStatus
+
+from everlong import Policy
+from everlong.admin import service
+from everlong.archive import freed, new_archive_id
+from everlong.archive import manifest as manifests
+from everlong.embedded import TemporalServer
+from everlong.errors import BlobCorrupt, ControlRefused, DecisionRefused, KeyMissing, ThreadExists
+from everlong.models import ThreadStatus, thread_key
+from everlong.storage import BlobStore
+from everlong.storage.packstore import PackStore
+from tests.conftest import Threads, open_threads
+from tests.governed import governed
+from tests.payloads import flipped
+from tests.server.test_archiving import forget, is_running, say
+from tests.server.test_time_travel import reset_to_first_answer
+
+
+@pytest.fixture
+async def threads(server: TemporalServer, store: BlobStore) -> AsyncIterator[Threads]:
+    agents = (
+        governed(),
+        governed(Policy(steps_max=1, on_limit="archive"), name="brief"),
+        # What is queued outlives the run: its tail is journalled, and its inbox is not.
+        governed(Policy(idle_seconds=1), name="idle"),
+        governed(Policy(compact_to_bytes=4 * 1024), name="short"),
+    )
+    async with open_threads(server.address, store, *agents) as opened, opened.worker():
+        yield opened
+
+
+async def wait_for(
+    threads: Threads, thread_id: str, is_so: Callable[[ThreadStatus], bool]
+) -> ThreadStatus:
+    return await service.wait_for_status(threads.client, thread_id, is_so, seconds_max=30)
+
+
+def has_rolled(status: ThreadStatus) -> bool:
+    """Whether a thread has gone on to another run, with its tail journalled."""
+    return status.counters.runs > 1 and status.tail_entries == 0
+
+
+async def eventually(is_so: Callable[[], Awaitable[bool]]) -> None:
+    """Wait for visibility, which lags a little."""
+    deadline = time.monotonic() + 20
+    while not await is_so():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.2)
+
+
+async def refused_to_free(threads: Threads, thread_id: str, words: str, left_out: int) -> None:
+    """Check that a thread is archived and not freed, and that this is said before."""
+    packs, client = PackStore(threads.store), threads.client
+    plan = await service.archive_plan(client, packs, thread_id, "free")
+    assert (plan.left_out, plan.runs_deleted) == (left_out, 0)
+    assert words in plan.refused
+    assert "deleting its histories is refused" in "\n".join(plan.lines())
+    told = await service.preview(client, packs, thread_id, "archive", {"then": "free"})
+    assert (told.is_reversible, told.confirm) == (True, "")
+    assert "To delete its histories is refused." in told.sentence
+    assert any(words in each for each in told.warnings)
+    with pytest.raises(ControlRefused, match=words):
+        await service.archive(client, packs, thread_id, then="free", by="bob")
+    kept = await service.archive(client, packs, thread_id, then="close")
+    assert (kept.is_new, kept.left_out, kept.runs_deleted) == (False, left_out, 0)
+    page = await service.archives(client, packs, thread_id=thread_id)
+    assert (page.archives, page.freed) == ((kept.manifest,), ())
+    status = await service.status(client, thread_id)
+    assert status.status == "terminated"
+
+
+async def test_messages_that_waited_when_a_thread_was_terminated_are_not_freed_with_it(
+    threads: Threads, thread_id: str
+) -> None:
+    await say(threads, thread_id, "hello", agent="idle")
+    await service.pause(threads.client, thread_id)
+    await wait_for(threads, thread_id, lambda status: status.status == "paused")
+    for text in ("the password was rotated", "use the new one"):
+        await threads.send(thread_id, text, agent="idle")
+    found = await wait_for(threads, thread_id, has_rolled)
+    assert found.waiting_messages == 2
+    await threads.client.get_workflow_handle(thread_id).terminate()
+    await refused_to_free(threads, thread_id, "its last 2 entries and messages", 2)
+
+
+async def test_a_thread_that_was_terminated_in_the_middle_of_a_turn_is_not_freed(
+    threads: Threads, thread_id: str
+) -> None:
+    await threads.send(thread_id, "restart api", agent="idle")
+    assert (await wait_for(threads, thread_id, has_rolled)).pending == 1
+    await threads.client.get_workflow_handle(thread_id).terminate()
+    await refused_to_free(threads, thread_id, "in the middle of a turn", 0)
+
+
+async def test_a_thread_that_was_terminated_between_turns_is_freed(
+    threads: Threads, thread_id: str
+) -> None:
+    packs, client = PackStore(threads.store), threads.client
+    await say(threads, thread_id, "hello")
+    await wait_for(threads, thread_id, lambda status: status.tail_entries == 0)
+    await client.get_workflow_handle(thread_id).terminate()
+    done = await service.archive(client, packs, thread_id, then="free")
+    assert (done.left_out, done.runs_deleted, done.manifest.status) == (0, 1, "terminated")
+
+
+async def brief(threads: Threads, thread_id: str) -> None:
+    """A thread that a limit ends to be archived, after one answer."""
+    await say(threads, thread_id, "hello", agent="brief")
+    await threads.send(thread_id, "and more", agent="brief")
+    await wait_for(threads, thread_id, lambda status: status.status == "archived")
+
+
+async def due(threads: Threads, packs: PackStore, thread_id: str) -> bool:
+    found = await service.archive_due(threads.client, packs, count_max=1000)
+    assert not [each for each in found.failed if each.startswith(thread_id)]
+    return any(each.thread_id == thread_id for each in found.archived)
+
+
+async def test_a_thread_that_was_reset_goes_on_and_its_second_end_is_due_too(
+    threads: Threads, thread_id: str
+) -> None:
+    packs, client = PackStore(threads.store), threads.client
+    await brief(threads, thread_id)
+    await eventually(lambda: due(threads, packs, thread_id))
+    await reset_to_first_answer(threads, thread_id)
+    # Its first end is listed still, and nobody has asked to end it again.
+    assert not await due(threads, packs, thread_id)
+    assert await is_running(threads, thread_id)
+    await service.configure(client, thread_id, {"steps_max": 2})
+    await say(threads, thread_id, "other", agent="brief")
+    await threads.send(thread_id, "and more", agent="brief")
+    await wait_for(threads, thread_id, lambda status: status.status == "archived")
+    await eventually(lambda: due(threads, packs, thread_id))
+    newest = await manifests.newest(packs, thread_key(client.namespace, thread_id))
+    assert newest is not None
+    assert newest.entries == len(await service.journal(client, packs, thread_id))
+    assert not await due(threads, packs, thread_id)
+
+
+async def test_an_archive_sealed_with_a_key_that_is_gone_is_written_anew_and_holds_up_nobody(
+    threads: Threads, thread_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packs, client = PackStore(threads.store), threads.client
+    ids = [f"{thread_id}-{each}" for each in ("b", "a")]  # The newest is listed first.
+    for each in ids:
+        await brief(threads, each)
+    first = await service.archive(client, packs, ids[1])
+    read = manifests.read
+
+    async def keyless(packs: PackStore, thread: str, archive_id: str) -> manifests.Manifest:
+        if archive_id == first.manifest.archive_id:
+            raise KeyMissing("sealed with key 'old', which this process does not have")
+        return await read(packs, thread, archive_id)
+
+    monkeypatch.setattr(manifests, "read", keyless)
+    for each in ids:
+        newest = thread_key(client.namespace, each)
+
+        async def is_archived(thread: str = newest) -> bool:
+            await service.archive_due(client, packs, count_max=1000)
+            found = await manifests.ids(packs.store, thread)
+            return bool(found) and found[-1] != first.manifest.archive_id
+
+        await eventually(is_archived)
+
+
+async def test_nothing_is_started_under_an_id_that_only_archives_know(
+    threads: Threads, thread_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packs, client = PackStore(threads.store), threads.client
+    other = f"{thread_id}-other"
+    for each in (thread_id, other):
+        await say(threads, each, "hello")
+    await service.archive(client, packs, thread_id, then="close")
+    forget(monkeypatch, thread_id)
+    before = {each.key async for each in threads.store.list("")}
+    for starting in (
+        service.revive(client, packs, thread_id, thread_id, task_queue=threads.task_queue),
+        service.fork(client, packs, other, 2, thread_id, task_queue=threads.task_queue),
+    ):
+        with pytest.raises(ThreadExists, match=r"archives of a thread .* Choose another id"):
+            await starting
+    assert {each.key async for each in threads.store.list("")} == before
+
+
+async def test_a_damaged_archive_is_not_revived(
+    threads: Threads, thread_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packs, client = PackStore(threads.store), threads.client
+    await say(threads, thread_id, "hello")
+    manifest = (await service.archive(client, packs, thread_id, then="close")).manifest
+    data = await threads.store.get(manifest.file_key)
+    await threads.store.delete([manifest.file_key])
+    await threads.store.put(manifest.file_key, flipped(data, 0))
+    new_id = f"{thread_id}-2"
+    with pytest.raises(BlobCorrupt, match="its bytes are not those that were written"):
+        await service.revive(client, packs, thread_id, new_id, task_queue=threads.task_queue)
+    prefix = f"v1/{thread_key(client.namespace, new_id)}/"
+    assert [each async for each in threads.store.list(prefix)] == []
+
+
+async def test_a_dry_run_counts_all_runs_that_would_be_deleted(
+    threads: Threads, thread_id: str
+) -> None:
+    packs, client = PackStore(threads.store), threads.client
+    await say(threads, thread_id, "hello", "two")
+    await reset_to_first_answer(threads, thread_id)
+    await say(threads, thread_id, "other two")
+
+    async def is_counted() -> bool:
+        plan = await service.archive_plan(client, packs, thread_id, "free")
+        return plan.runs_deleted == 2
+
+    await eventually(is_counted)
+    assert (await service.archive(client, packs, thread_id, then="free")).runs_deleted == 2
+
+
+async def test_who_frees_an_archived_thread_is_told_beside_the_archive(
+    threads: Threads, thread_id: str
+) -> None:
+    packs, client = PackStore(threads.store), threads.client
+    await say(threads, thread_id, "hello")
+    closed = await service.archive(
+        client, packs, thread_id, then="close", by="ann", reason="it is over"
+    )
+    assert (await service.archives(client, packs, thread_id=thread_id)).freed == ()
+    plan = await service.archive_plan(client, packs, thread_id, "free")
+    assert (plan.existing, plan.runs_deleted) == (closed.manifest.archive_id, 1)
+    done = await service.archive(client, packs, thread_id, then="free", by="bob", reason="no room")
+    assert (done.is_new, done.manifest.by) == (False, "ann")
+    [record] = (await service.archives(client, packs, thread_id=thread_id)).freed
+    assert (record.by, record.reason, record.thread_id) == ("bob", "no room", thread_id)
+    assert record.archive_id == closed.manifest.archive_id
+
+
+async def test_histories_stay_if_it_cannot_be_told_who_frees_them(
+    threads: Threads, thread_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packs, client = PackStore(threads.store), threads.client
+    await say(threads, thread_id, "hello")
+
+    async def full(*_arguments: object) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(freed, "write", full)
+    with pytest.raises(OSError, match="full"):
+        await service.archive(client, packs, thread_id, then="free")
+    description = await client.get_workflow_handle(thread_id).describe()
+    assert description.status == WorkflowExecutionStatus.COMPLETED
+
+
+async def test_an_archive_is_the_newest_whatever_the_clock_of_an_earlier_writer_said(
+    threads: Threads, thread_id: str
+) -> None:
+    packs, client = PackStore(threads.store), threads.client
+    thread = thread_key(client.namespace, thread_id)
+    await say(threads, thread_id, "hello")
+    ahead = new_archive_id(time.time_ns() // 1_000_000 + 300_000, bytes(4))
+    # Not even readable.
+    await threads.store.put(manifests.archive_key(thread, ahead, manifests.MANIFEST), b"{")
+    done = await service.archive(client, packs, thread_id)
+    assert await manifests.ids(packs.store, thread) == [ahead, done.manifest.archive_id]
+    assert await manifests.newest(packs, thread) == done.manifest
+    assert done.manifest.archived_ms < manifests.archive_ms(ahead)
+
+
+async def test_previews_tell_the_truth(threads: Threads, thread_id: str) -> None:
+    packs, client = PackStore(threads.store), threads.client
+
+    async def preview(action: service.Action, **arguments: object) -> service.Preview:
+        return await service.preview(client, packs, thread_id, action, arguments)
+
+    await say(threads, thread_id, "hello", "two", "three")
+    with pytest.raises(DecisionRefused, match="there is no approval '9-1-aa'"):
+        await preview("decide", approval_id="9-1-aa", approve=True)
+    await threads.send(thread_id, "restart api")
+    await wait_for(threads, thread_id, lambda status: status.pending > 0)
+    [approval] = await service.pending(client, thread_id)
+    told = await preview("decide", approval_id=approval.id, approve=True)
+    assert (told.is_reversible, approval.id in told.sentence) == (False, True)
+    told = await preview("archive", then="close")
+    assert (told.is_reversible, told.confirm) == (False, thread_id)
+    manifest = (await service.archive(client, packs, thread_id, then="close")).manifest
+    with pytest.raises(DecisionRefused, match="has ended"):
+        await preview("decide", approval_id=approval.id, approve=True)
+    for then in ("keep", "close"):
+        told = await preview("archive", then=then)
+        assert (told.is_reversible, told.confirm, told.warnings) == (True, "", ())
+        assert told.after_bytes == told.before_bytes
+        assert "nothing is written" in told.sentence
+    told = await preview("archive", then="free")
+    assert (told.is_reversible, told.confirm) == (False, thread_id)
+    assert told.after_bytes == manifest.size_bytes
+    whole, half = await preview("revive"), await preview("revive", seq=manifest.entries // 2)
+    assert whole.after_bytes == 2 * manifest.size_bytes
+    assert (
+        half.after_bytes
+        == manifest.size_bytes + manifest.size_bytes * (manifest.entries // 2) // manifest.entries
+    )
+
+
+async def test_a_preview_does_not_promise_that_a_compaction_can_be_undone(
+    threads: Threads, thread_id: str
+) -> None:
+    packs, client = PackStore(threads.store), threads.client
+    await say(threads, thread_id, *(f"{each} " + "word " * 2000 for each in "abcd"), agent="short")
+    told = await service.preview(client, packs, thread_id, "compact")
+    assert told.before_bytes is not None
+    assert told.after_bytes is not None
+    assert told.after_bytes < told.before_bytes
+    # Nor need it be confirmed: nothing is lost.
+    assert (told.is_reversible, told.confirm) == (False, "")
+    assert "The journal keeps everything" in told.sentence

@@ -1,0 +1,169 @@
+"""What a thread says of itself so that nobody has to ask it: its card, and what its journal samples."""
+
+import asyncio
+import time
+
+import pytest
+from temporalio.client import WorkflowExecutionDescription
+from temporalio.converter import JSONPlainPayloadConverter
+
+from everlong import Policy, ThreadStart
+from everlong.admin import service
+from everlong.embedded import TemporalServer
+from everlong.models import AGENT_WORKFLOW, CARD_MEMO, Kind, ThreadCard
+from everlong.storage import BlobStore
+from everlong.storage.packstore import PackStore
+from tests.agents import reading_agent
+from tests.conftest import Threads, open_threads
+
+STEPS = 24
+
+
+async def card_of(description: WorkflowExecutionDescription) -> ThreadCard:
+    card: ThreadCard = await description.memo_value(CARD_MEMO, type_hint=ThreadCard)
+    return card
+
+
+async def read_pages(threads: Threads, thread_id: str) -> None:
+    async with threads.worker():
+        number = await threads.send(thread_id, "Read.")
+        await threads.answered(thread_id, number)
+
+
+async def test_a_thread_publishes_its_card_and_says_so_in_listings(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    agent = reading_agent(STEPS, policy=Policy(run_events_max=120))
+    async with open_threads(server.address, store, agent) as threads:
+        async with threads.worker():
+            number = await threads.send(thread_id, "Read.")
+            status = await threads.answered(thread_id, number)
+            await service.stop(threads.client, thread_id, by="ana", archive=True)
+            await threads.client.get_workflow_handle(thread_id).result()
+        description = await threads.client.get_workflow_handle(thread_id).describe()
+        card = await card_of(description)
+        stored_bytes = status.counters.written_bytes
+        assert card.steps == STEPS + 1
+        assert card.runs > 1, "it outlives a roll"
+        assert card.stored_bytes >= stored_bytes, "the last card is that of the end"
+        assert 2 < len(card.trend) <= 16
+        assert card.trend == tuple(sorted(card.trend))
+        assert card.trend[-1] == (card.ms, card.stored_bytes)
+        deadline = time.monotonic() + 20
+        found: list[str] = []
+        while not found and time.monotonic() < deadline:
+            query = f"WorkflowId = '{thread_id}' AND EverlongStatus = 'archived'"
+            async for each in threads.client.list_workflows(query):
+                payload = each.raw_info.memo.fields[CARD_MEMO]
+                [plain] = await threads.plugin.codec.decode([payload])
+                listed = JSONPlainPayloadConverter().from_payload(plain, ThreadCard)
+                assert listed == card, "a listing has it, without a question to the thread"
+                found.append(each.id)
+            await asyncio.sleep(0.1)
+        assert found == [thread_id]
+
+
+async def test_a_card_is_true_as_soon_as_a_thread_waits_also_after_rolls(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    # So little a step that no size would have it published.
+    agent = reading_agent(12, policy=Policy(run_events_max=60))
+    async with open_threads(server.address, store, agent) as threads, threads.worker():
+        status = await threads.answered(thread_id, await threads.send(thread_id, "Read."))
+        assert status.counters.runs > 1
+        handle = threads.client.get_workflow_handle(thread_id)
+        deadline = time.monotonic() + 20
+        while (card := await card_of(await handle.describe())).steps < status.counters.steps:
+            assert time.monotonic() < deadline, card
+            await asyncio.sleep(0.1)
+        assert card.stored_bytes == status.counters.written_bytes
+        assert card.context_bytes == status.context_bytes
+
+
+async def test_what_others_keep_in_the_memo_outlives_a_roll(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    agent = reading_agent(12, policy=Policy(run_events_max=60))
+    async with open_threads(server.address, store, agent) as threads, threads.worker():
+        await threads.client.start_workflow(
+            AGENT_WORKFLOW,
+            ThreadStart(agent="ops"),
+            id=thread_id,
+            task_queue=threads.task_queue,
+            memo={"ticket": {"number": 7}},
+        )
+        status = await threads.answered(thread_id, await threads.send(thread_id, "Read."))
+        assert status.counters.runs > 1
+        description = await threads.client.get_workflow_handle(thread_id).describe()
+        assert await description.memo_value("ticket") == {"number": 7}
+        assert (await card_of(description)).runs > 1
+
+
+async def test_the_journal_says_who_sent_a_message(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    async with open_threads(server.address, store, reading_agent(1)) as threads, threads.worker():
+        for text in ("Read.", "Read a long one. " * 1000):
+            number = await service.send(
+                threads.client,
+                thread_id,
+                text,
+                task_queue=threads.task_queue,
+                agent="ops",
+                packs=PackStore(store),
+                by="ana",
+            )
+            await threads.answered(thread_id, number)
+        entries = await service.journal(threads.client, PackStore(store), thread_id)
+    sent = [entry.data for entry in entries if entry.kind == Kind.MESSAGE]
+    assert sent == [{"by": "ana"}, {"by": "ana"}]
+
+
+async def test_a_journal_tells_how_its_thread_grew_and_was_resumed(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    async with open_threads(server.address, store, reading_agent(STEPS)) as threads:
+        await read_pages(threads, thread_id)
+        await read_pages(threads, thread_id)  # By another worker: a resume.
+        async with threads.worker():
+            packs = PackStore(store)
+            grown = await service.series(threads.client, packs, thread_id)
+            few = await service.series(threads.client, packs, thread_id, points_max=5)
+    assert [point.step for point in grown.points] == list(range(2 * (STEPS + 1)))
+    assert not grown.is_sampled
+    sizes = [point.stored_bytes for point in grown.points]
+    assert sizes == sorted(sizes)
+    assert sizes[0] == 0 < sizes[-1]
+    assert all(point.context_bytes > 0 for point in grown.points)
+    [resume] = grown.resumes
+    assert resume.step == STEPS + 1
+    assert resume.resume_ms > 0
+    assert resume.resume_events > 0
+    assert resume.resume_cause in ("eviction", "new_worker", "crash")
+    assert len(few.points) == 5
+    assert few.is_sampled
+    assert few.points[-1] == grown.points[-1]
+
+
+async def test_what_was_done_about_a_thread_is_in_its_journal(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    async with open_threads(server.address, store, reading_agent(1)) as threads, threads.worker():
+        await threads.answered(thread_id, await threads.send(thread_id, "Read."))
+        await service.note(threads.client, thread_id, "archive", by="ana", reason="for the audit")
+        await threads.answered(thread_id, await threads.send(thread_id, "Read on."))
+        entries = await service.journal(threads.client, PackStore(store), thread_id)
+    notes = [entry.data for entry in entries if entry.kind == Kind.CONTROL]
+    assert notes == [{"action": "archive", "by": "ana", "reason": "for the audit", "changes": {}}]
+
+
+@pytest.mark.parametrize("archive", [False, True])
+async def test_a_thread_ends_as_it_was_asked_to(
+    server: TemporalServer, store: BlobStore, thread_id: str, archive: bool
+) -> None:
+    async with open_threads(server.address, store, reading_agent(1)) as threads, threads.worker():
+        await threads.answered(thread_id, await threads.send(thread_id, "Read."))
+        await service.stop(threads.client, thread_id, archive=archive)
+        await threads.client.get_workflow_handle(thread_id).result()
+        status = await service.status(threads.client, thread_id)
+    assert status.status == ("archived" if archive else "stopped")

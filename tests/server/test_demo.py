@@ -1,0 +1,92 @@
+"""`everlong demo` with somebody at the terminal: it waits for them, in the dashboard."""
+
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+from everlong.embedded.server import free_port
+
+
+class Terminal:
+    """A terminal that runs one command. What was printed is kept."""
+
+    def __init__(self, command: list[str], cwd: Path) -> None:
+        self._end, end = pty.openpty()
+        self.process = subprocess.Popen(command, stdin=end, stdout=end, stderr=end, cwd=cwd)
+        os.close(end)
+        self.printed = ""
+
+    def wait_for(self, pattern: str, seconds: float = 120) -> re.Match[str]:
+        deadline = time.monotonic() + seconds
+        while not (found := re.search(pattern, self.printed)):
+            assert time.monotonic() < deadline, self.printed
+            assert self._read(), self.printed
+        return found
+
+    def _read(self) -> bool:
+        """Take in what was printed within a second; return whether the command may print more."""
+        if not select.select([self._end], [], [], 1)[0]:
+            return True
+        try:
+            self.printed += os.read(self._end, 65536).decode(errors="replace")
+        except OSError:  # The command has ended.
+            return False
+        return True
+
+    def enter(self) -> None:
+        os.write(self._end, b"\n")
+
+    def ended(self, seconds: float = 60) -> int:
+        deadline = time.monotonic() + seconds
+        while self._read() and time.monotonic() < deadline:
+            pass
+        return self.process.wait(max(1.0, deadline - time.monotonic()))
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._end)
+
+
+def call(url: str, body: dict[str, object] | None = None) -> dict[str, object]:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        found: dict[str, object] = json.load(answer)
+    return found
+
+
+def test_the_demo_waits_for_a_person_and_takes_a_denial_as_well(tmp_path: Path) -> None:
+    ports = ["--port", str(free_port()), "--ui-port", str(free_port())]
+    command = [sys.executable, "-m", "everlong", "demo", "--data-dir", str(tmp_path / "d"), *ports]
+    terminal = Terminal(command, tmp_path)
+    try:
+        url = terminal.wait_for(r"Dashboard: +(http://127\.0\.0\.1:\d+)")[1]
+        thread_id = terminal.wait_for(r"Thread: +(demo-\w+)")[1]
+        terminal.wait_for(rf"waits for you(.|\s)+{url}/approvals")
+        deadline = time.monotonic() + 30  # Visibility is a second or so behind.
+        while not (waiting := call(f"{url}/api/v1/approvals")["waiting"]):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        assert isinstance(waiting, list)
+        [approval] = waiting
+        assert approval["thread_id"] == thread_id
+        decision = f"{url}/api/v1/threads/{thread_id}/approvals/{approval['approval']['id']}"
+        call(decision, {"approve": False, "by": "ana", "reason": "not now"})
+        terminal.wait_for("restart waited for a person, and did not run")
+        terminal.wait_for("Press Enter to stop it")
+        rows = call(f"{url}/api/v1/threads")["rows"]
+        assert isinstance(rows, list)
+        assert {row["thread_id"] for row in rows} == {thread_id, f"{thread_id}-runaway"}
+        terminal.enter()
+        assert terminal.ended() == 0, terminal.printed
+        assert "Checked:" in terminal.printed
+    finally:
+        terminal.close()

@@ -1,0 +1,244 @@
+"""Queries over threads of a real server: live ones, ended ones, and those that only an archive knows."""
+
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from everlong.admin import service
+from everlong.admin.service import gathering, querying
+from everlong.admin.service.heads import head_of
+from everlong.admin.service.rows import RowsPage
+from everlong.archive import StoredArchive
+from everlong.embedded import TemporalServer
+from everlong.errors import QueryRefused, ThreadNotFound
+from everlong.storage import BlobStore
+from everlong.storage.packstore import PackStore
+from tests.archives import lived
+from tests.conftest import Threads, open_threads
+from tests.governed import governed
+from tests.server.test_archiving import say
+from tests.server.test_cli_threads import open_cli
+
+
+@pytest.fixture
+async def threads(server: TemporalServer, store: BlobStore) -> AsyncIterator[Threads]:
+    async with open_threads(server.address, store, governed()) as opened:
+        yield opened
+
+
+async def test_entries_are_read_with_no_worker_and_only_what_is_named(
+    threads: Threads, thread_id: str
+) -> None:
+    packs, client = PackStore(threads.store), threads.client
+    other, archived = f"{thread_id}-b", f"{thread_id}-archived"
+    async with threads.worker():
+        await say(threads, thread_id, "hello", "remember the api is slow")
+        await say(threads, other, "hello")
+        await service.archive(client, packs, other, then="close")
+        heads = {each: (await service.status(client, each)).head for each in (thread_id, other)}
+    await (await lived(packs, archived)).archived()
+    ids = [thread_id, other, archived]
+    # From here on nobody could answer for a thread.
+    assert {each: await head_of(client, each) for each in heads} == heads
+
+    async def rows(sql: str, *only: str, **options: object) -> service.QueryResult:
+        return await service.query(client, packs, sql, threads=only or ids, **options)  # type: ignore[arg-type]
+
+    counts = await rows(
+        "select thread_id, source, count(*), sum(tokens) from entries group by all order by all"
+    )
+    assert [row[:2] for row in counts.rows] == [
+        (thread_id, "journal"),
+        (archived, "archive"),
+        (other, "journal"),
+    ]
+    assert counts.left_out == ()
+    assert counts.read.message_bytes == 0
+    assert counts.rows[0][3] == 30
+    texts = await rows("select text from entries where role = 'user' order by seq", thread_id)
+    assert texts.rows == (("hello",), ("remember the api is slow",))
+    assert texts.read.message_bytes > 0
+    assert texts.read.journals == 1
+    whole = await rows("select max(length(text)) from entries", archived)
+    assert whole.rows == ((100_009,),)
+    known = await rows("select thread_id, agent, status, steps, archive_id is null from threads")
+    by_id = {row[0]: row[1:] for row in known.rows}
+    assert by_id[archived][:2] == ("ops", "archived")
+    assert by_id[other][3] is False
+    slow = await rows("select resume_cause, max(resume_ms) from resumes group by all", archived)
+    assert ("crash", 12.5) in slow.rows
+    approvals = await rows(service.named_query("approvals").sql, archived)
+    assert approvals.rows[0][3:] == ("approved", "ann", "go on")
+    bounded = await rows("select count(*) from entries", reach=service.Reach(entries_max=3))
+    assert bounded.rows == ((3,),)
+    assert "3 entries are the most" in bounded.left_out[0]
+    few = await rows("select count(*) from entries", reach=service.Reach(threads_max=1))
+    assert few.left_out == ("entries of 2 threads beyond 1",)
+    with pytest.raises(ThreadNotFound):
+        await rows("select 1 from entries", "nobody")
+    with pytest.raises(QueryRefused, match="biggest-results"):
+        service.named_query("nothing")
+
+
+async def test_a_thread_that_is_too_new_to_be_listed_is_found_by_its_name(
+    threads: Threads, thread_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packs, client = PackStore(threads.store), threads.client
+    async with threads.worker():
+        await say(threads, thread_id, "hello")
+
+    async def nothing(*_arguments: object, **_options: object) -> RowsPage:
+        return RowsPage((), {}, b"")
+
+    monkeypatch.setattr(gathering, "read_rows", nothing)
+    found = await service.query(
+        client, packs, "select thread_id, source from threads", threads=[thread_id]
+    )
+    assert found.rows == ((thread_id, "server"),)
+    counted = await service.query(
+        client, packs, "select count(*) from entries", threads=[thread_id]
+    )
+    assert counted.rows == ((2,),)
+    with pytest.raises(ThreadNotFound):
+        await service.query(client, packs, "from threads", threads=["nobody"])
+
+
+async def test_what_a_fork_has_from_another_thread_is_counted_once(
+    threads: Threads, thread_id: str
+) -> None:
+    packs, client = PackStore(threads.store), threads.client
+    forked, again, revived = (f"{thread_id}-{name}" for name in ("forked", "again", "revived"))
+    queue = threads.task_queue
+    async with threads.worker():
+        await say(threads, thread_id, "hello", "two", "three")
+        await service.fork(client, packs, thread_id, 6, forked, task_queue=queue)
+        await say(threads, forked, "four")
+        await service.fork(client, packs, forked, 9, again, task_queue=queue)
+        await service.archive(client, packs, thread_id)
+        await service.revive(client, packs, thread_id, revived, task_queue=queue)
+    ids = [thread_id, forked, again, revived]
+    days = await service.query(client, packs, service.named_query("cost-by-day").sql, threads=ids)
+    assert sum(row[1] for row in days.rows) == 4
+    own = await service.query(
+        client,
+        packs,
+        "select thread_id, list(seq order by seq) from entries where not inherited group by all",
+        threads=ids,
+    )
+    seqs = dict(own.rows)
+    assert seqs[thread_id][:6] == [1, 2, 3, 4, 5, 6]
+    assert (seqs[forked], seqs[again], seqs[revived]) == ([7, 8, 9], [10], [7])
+
+
+async def test_a_thread_that_was_terminated_is_said_to_be(threads: Threads, thread_id: str) -> None:
+    packs, client = PackStore(threads.store), threads.client
+    async with threads.worker():
+        await threads.send(thread_id, "restart api", agent="ops")
+        await service.wait_for_status(
+            client, thread_id, lambda status: status.status == "approval", seconds_max=30
+        )
+        await client.get_workflow_handle(thread_id).terminate()
+    sql = (
+        "select closed is null, status, pending_approvals, growth_bytes_per_hour, agent, steps "
+        "from threads"
+    )
+    deadline = time.monotonic() + 30
+    while True:
+        [row] = (await service.query(client, packs, sql, threads=[thread_id])).rows
+        if not row[0] or time.monotonic() > deadline:
+            break
+        await asyncio.sleep(0.2)
+    assert row == (False, "terminated", 0, 0.0, "ops", 1)
+
+
+async def test_a_thread_that_was_freed_and_is_still_listed_is_read_from_its_archive(
+    threads: Threads, thread_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packs, client = PackStore(threads.store), threads.client
+    other = f"{thread_id}-b"
+    async with threads.worker():
+        await say(threads, thread_id, "hello")
+        await say(threads, other, "hello")
+        await service.archive(client, packs, thread_id, then="close")
+
+    async def gone(_client: object, thread_id: str) -> None:
+        raise ThreadNotFound(f"there is no thread {thread_id!r}")
+
+    monkeypatch.setattr(gathering, "head_of", gone)
+    found = await service.query(
+        client,
+        packs,
+        "select source, seq, text from entries where role = 'user'",
+        threads=[thread_id, other],
+    )
+    assert found.rows == (("archive", 1, "hello"),)
+    assert len(found.left_out) == 1
+    assert other in found.left_out[0]
+
+
+async def test_reading_ends_when_its_time_is_over_also_within_a_batch(
+    threads: Threads, thread_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packs, client = PackStore(threads.store), threads.client
+    await (await lived(packs, thread_id)).archived()
+
+    async def hangs(*_arguments: object) -> bytes:
+        await asyncio.sleep(3600)
+        return b""
+
+    monkeypatch.setattr(StoredArchive, "rows", hangs)
+    started = time.monotonic()
+    found = await service.query(
+        client,
+        packs,
+        "select count(text) from entries",
+        threads=[thread_id],
+        reach=service.Reach(seconds_max=1.0),
+    )
+    assert time.monotonic() - started < 30
+    assert found.rows == ((0,),)
+    assert "1 s of reading are the most" in found.left_out[-1]
+
+
+async def test_only_so_many_queries_run_at_once(
+    threads: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packs, client = PackStore(threads.store), threads.client
+    monkeypatch.setattr(querying, "_AT_ONCE_MAX", 1)
+    both = (service.query(client, packs, "select 1 as one") for _ in range(2))
+    done, refused = await asyncio.gather(*both, return_exceptions=True)
+    assert isinstance(refused, QueryRefused)
+    assert not isinstance(done, BaseException)
+    assert (await service.query(client, packs, "select 1 as one")).rows == done.rows == ((1,),)
+
+
+async def test_a_query_clears_what_a_killed_one_left(
+    threads: Threads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / "everlong-query-left"
+    left.mkdir()
+    (left / "views.duckdb").write_text("what was said")
+    await service.query(threads.client, PackStore(threads.store), "select 1 as one")
+    assert not list(tmp_path.glob("*everlong-query-*"))
+
+
+async def test_the_command_prints_tables_csv_and_json(
+    server: TemporalServer, tmp_path: Path, thread_id: str
+) -> None:
+    async with open_cli(server, tmp_path) as cli:
+        await cli("send", thread_id, "hello", "--agent", "ops")
+        sql = "select seq, kind from entries order by seq"
+        only = ("--thread", thread_id)
+        assert "reply" in await cli("query", sql, *only)
+        assert await cli("query", sql, *only, "--csv") == "seq,kind\n1,message\n2,reply\n"
+        found = await cli.json("query", sql, *only)
+        assert found["rows"] == [[1, "message"], [2, "reply"]]
+        assert json.loads(await cli("query", "--run", "cost-by-day", *only, "--json"))["rows"]
+        assert "slowest-resumes" in await cli("query", "--list")
+        assert "SELECT" in await cli.fails(QueryRefused, "query", "drop table entries")

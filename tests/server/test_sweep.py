@@ -1,0 +1,219 @@
+"""Sweeps of real namespaces, in a directory and in S3: by the service, a workflow and the command."""
+
+import asyncio
+import dataclasses
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from temporalio.client import Client
+from typer.testing import CliRunner
+
+from everlong.admin import service
+from everlong.cli import app
+from everlong.embedded import TemporalServer, start_server
+from everlong.errors import EverlongError
+from everlong.models import (
+    SWEEPER_SCHEDULE,
+    SWEEPER_WORKFLOW,
+    SweepOptions,
+    SweepReport,
+    thread_key,
+)
+from everlong.storage import open_store
+from everlong.storage.opening import open_packs
+from everlong.storage.packstore import PackStore
+from everlong.telemetry.spans import SWEEP
+from tests.conftest import Threads, open_threads
+from tests.soak_agents import soak
+from tests.sweeps import AT_ONCE, QUICK_DELETES, delete, end, new_namespace, stored, sweep
+
+if TYPE_CHECKING:
+    from tests.weed import Weed
+
+GONE_SECONDS_MAX = 30.0
+
+
+@pytest.fixture(scope="module")
+def deleting_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TemporalServer]:
+    """A server that deletes histories at once; by default that takes up to a minute."""
+    starting = start_server(tmp_path_factory.mktemp("temporal"), dynamic_config=QUICK_DELETES)
+    running = asyncio.run(starting)
+    with running.process:
+        yield running
+
+
+@pytest.fixture(params=["file", "s3"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "file":
+        return (tmp_path / "blobs").as_uri()
+    weed: Weed = request.getfixturevalue("s3")
+    return weed.url(f"sweep-{uuid.uuid4().hex[:8]}")
+
+
+@pytest.fixture
+async def threads(deleting_server: TemporalServer, url: str) -> AsyncIterator[Threads]:
+    namespace = await new_namespace(deleting_server.address)
+    async with open_threads(deleting_server.address, open_store(url), soak) as opened:
+        config = {**opened.client.config(), "namespace": namespace}
+        opened.client = Client(**config)  # type: ignore[arg-type] # as its own config has it
+        yield opened
+
+
+async def talk(threads: Threads, thread_id: str, text: str = "m1 w w") -> None:
+    number = await threads.send(thread_id, text, agent="soak")
+    await threads.answered(thread_id, number)
+
+
+async def gone(client: Client) -> None:
+    deadline = time.monotonic() + GONE_SECONDS_MAX
+    while [run async for run in client.list_workflows()]:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.2)
+
+
+async def test_a_thread_and_its_fork_stay_whole_and_go_with_their_histories(
+    threads: Threads, url: str, tmp_path: Path
+) -> None:
+    client, index_dir = threads.client, tmp_path / "index"
+    async with threads.worker():
+        for number in range(3):
+            await talk(threads, "ops", f"m{number} w ww")
+        packs = PackStore(threads.store)
+        await service.fork(client, packs, "ops", 4, "forked", task_queue=threads.task_queue)
+        await talk(threads, "forked")
+        before = await threads.conversation("ops"), await threads.conversation("forked")
+        await sweep(client, threads.store, index_dir=index_dir)
+        await end(client, "ops")
+        await delete(client, "ops")
+        await _reads_what_is_quarantined(client, url)
+        # The fork reads what its source wrote, and that one's history is gone.
+        for _ in range(3):
+            report = await sweep(client, threads.store, index_dir=index_dir)
+            assert not report.incomplete
+        fresh = PackStore(open_store(url))
+        assert await service.messages(client, fresh, "forked") == before[1]
+        await end(client, "forked")
+    await delete(client, "forked")
+    await gone(client)
+    for _ in range(2):
+        report = await sweep(client, threads.store, index_dir=index_dir)
+    assert report.purged.bytes > 0
+    assert not await stored(open_store(url), "v1/")
+    assert not await stored(open_store(url), "quarantine/")
+
+
+async def _reads_what_is_quarantined(client: Client, url: str) -> None:
+    """A range of an object that lies in quarantine is read, and the object is back."""
+    store = open_store(url)
+    ref, _ = await PackStore(store).write_body(
+        thread_key(client.namespace, "forked"),
+        "segment",  # type: ignore[arg-type]
+        b"nobody's" * 100,
+    )
+    [key] = [key for key in await stored(store) if ref.digest in key]
+    data = await store.get(key)
+    await sweep(client, store, dataclasses.replace(AT_ONCE, quarantine_seconds=3600))
+    assert key not in await stored(store)
+    assert await open_packs(url).store.get_range(key, 3, 20) == data[3:23]
+    assert await store.get(key) == data
+
+
+@pytest.mark.parametrize("url", ["file"], indirect=True)
+async def test_what_has_not_changed_is_not_read_again(threads: Threads, tmp_path: Path) -> None:
+    async with threads.worker():
+        for number in range(3):
+            await talk(threads, f"ops-{number}")
+        for number in range(3):
+            await threads.client.get_workflow_handle(f"ops-{number}").terminate()
+        deadline = time.monotonic() + GONE_SECONDS_MAX
+        while [run async for run in threads.client.list_workflows("ExecutionStatus = 'Running'")]:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.2)
+        first = await sweep(threads.client, threads.store, index_dir=tmp_path)
+        assert first.runs_read == first.runs > 0
+        again = await sweep(threads.client, threads.store, index_dir=tmp_path)
+        assert (again.runs_read, again.packs_read) == (0, 0)
+        await talk(threads, "ops-3")
+        report = await sweep(threads.client, threads.store, index_dir=tmp_path)
+        assert 0 < report.runs_read <= report.runs - first.runs
+
+
+@pytest.mark.parametrize("url", ["file"], indirect=True)
+async def test_the_sweeper_sweeps_in_a_worker(threads: Threads) -> None:
+    async with threads.worker():
+        await talk(threads, "ops")
+        report = await threads.client.execute_workflow(
+            SWEEPER_WORKFLOW,
+            SweepOptions(),
+            id="sweep-once",
+            task_queue=threads.task_queue,
+            result_type=SweepReport,
+        )
+    assert not report.incomplete
+    assert report.reachable.objects > 0
+    assert await service.last_sweep(threads.client, threads.plugin.packs) == report
+    assert SWEEP in {span.name for span in threads.spans.get_finished_spans()}
+
+
+@pytest.mark.parametrize("url", ["file"], indirect=True)
+async def test_workers_sweep_by_a_schedule(threads: Threads) -> None:
+    client = threads.client
+    assert await service.sweep_interval_seconds(client) is None
+    for seconds in (3600, 7200):
+        await service.schedule_sweeps(
+            client, seconds, SweepOptions(), task_queue=threads.task_queue
+        )
+        assert await service.sweep_interval_seconds(client) == seconds
+    async with threads.worker():
+        await client.get_schedule_handle(SWEEPER_SCHEDULE).trigger()
+        deadline = time.monotonic() + GONE_SECONDS_MAX
+        while await service.last_sweep(client, threads.plugin.packs) is None:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.2)
+    assert await service.unschedule_sweeps(client)
+    assert not await service.unschedule_sweeps(client)
+
+
+@pytest.mark.parametrize("url", ["file"], indirect=True)
+async def test_the_command_sweeps_and_puts_back(
+    threads: Threads, url: str, deleting_server: TemporalServer, tmp_path: Path
+) -> None:
+    async with threads.worker():
+        await talk(threads, "ops")
+    packs = PackStore(threads.store)
+    thread = thread_key(threads.client.namespace, "ops")
+    ref, _ = await packs.write_body(thread, "segment", b"nobody's")  # type: ignore[arg-type]
+    env = {
+        "TEMPORAL_ADDRESS": deleting_server.address,
+        "TEMPORAL_NAMESPACE": threads.client.namespace,
+        "EVERLONG_STORE": url,
+        "EVERLONG_DATA_DIR": str(tmp_path / "data"),
+        "EVERLONG_RETENTION": "payload=0s,journal=0s,quarantine=2d",
+    }
+
+    async def command(*arguments: str) -> tuple[int, str, BaseException | None]:
+        result = await asyncio.to_thread(CliRunner().invoke, app, ["sweep", *arguments], env=env)
+        return result.exit_code, result.stdout, result.exception
+
+    code, text, _ = await command("--dry-run", "--json")
+    assert (code, json.loads(text)["quarantined"]["objects"]) == (0, 1)
+    code, text, _ = await command()
+    assert code == 0
+    assert "of class journal" in text
+    _, text, _ = await command("--quarantine", "list", "--json")
+    [copy] = json.loads(text)
+    assert ref.digest in copy["original"]
+    code, text, _ = await command("--quarantine", "restore", copy["original"])
+    assert (code, text) == (0, f"{copy['original']} is back\n")
+    assert await packs.read_body(ref) == b"nobody's"
+    for key in await stored(threads.store):
+        if ref.digest not in key:
+            await threads.store.delete([key])
+    _, _, error = await command()
+    assert isinstance(error, EverlongError)
+    assert error.exit_code == 12

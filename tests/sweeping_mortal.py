@@ -1,0 +1,193 @@
+"""A sweeper that kills itself, in a process of its own.
+
+It dies at the n-th call of a phase, before or after that is done, and writes down which one it was.
+If it lives on to the end of the sweep, it writes how many calls each phase had.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+
+from temporalio.api.history.v1 import HistoryEvent
+from temporalio.client import Client
+
+from everlong import EverlongPlugin
+from everlong.errors import ServerUnreachable
+from everlong.models import SweepOptions
+from everlong.policy import Retention
+from everlong.storage.blobs import BlobInfo
+from everlong.storage.files import FileBlobStore
+from everlong.storage.opening import open_packs
+from everlong.sweep import Histories, Sweep
+from everlong.sweep.histories import Described, Run
+
+# Encoders forget within 3 s, and a quarantine is longer than that and than any call takes.
+QUARANTINE_SECONDS = 12.0
+SHORT = Retention(payload_seconds=0, journal_seconds=0, quarantine_seconds=QUARANTINE_SECONDS)
+CUT_OFF = 3
+"""How it exits if the server did not answer in time."""
+PHASES = (
+    *("listing", "marking", "restore", "log", "read", "copy", "read back", "delete"),
+    *("exact mark", "purge", "records"),
+)
+"""Steps of a sweep. Records are which threads are whose, and reports."""
+
+
+class Fate:
+    """Counts calls by phase, and ends the process at one of them."""
+
+    def __init__(self, told: Path, phase: str, number: int, *, after: bool) -> None:
+        self._told = told
+        self.calls: Counter[str] = Counter()
+        self._end = (phase, number)
+        self._after = after
+        self._marks = 0
+        self._action = ""
+        self._copied: set[str] = set()
+
+    def marks(self) -> None:
+        """The runs are listed: a mark begins."""
+        self._marks += 1
+
+    def before(self, phase: str) -> bool:
+        """Count a call; return whether the process ends after it."""
+        self.calls[phase] += 1
+        if (phase, self.calls[phase]) != self._end:
+            return False
+        if not self._after:
+            self.die()
+        return True
+
+    def die(self) -> None:
+        self.tell({"died": self._end[0]})
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def tell(self, what: object) -> None:
+        self._told.write_text(json.dumps(what))
+
+    @property
+    def mark(self) -> str:
+        return "marking" if self._marks <= 1 else "exact mark"
+
+    def phase_of(self, call: str, key: str, data: bytes = b"") -> str:
+        """What a call to the store is for."""
+        if key.startswith("sweep/"):
+            if "/log/" in key and call == "put":
+                self._action = json.loads(data)["action"]
+                return "log"
+            return "records"
+        if call == "put":
+            if not key.startswith("quarantine/"):
+                return "restore"
+            self._copied.add(key)
+            return "copy"
+        if call == "delete":
+            is_copy = key.startswith("quarantine/")
+            return ("purge" if self._action == "purge" else "restore") if is_copy else "delete"
+        if key.startswith("quarantine/"):
+            return "read back" if key in self._copied else "restore"
+        return {"quarantine": "read", "restore": "restore"}.get(self._action, self.mark)
+
+
+class MortalStore(FileBlobStore):
+    """Its calls are counted."""
+
+    fate: Fate | None = None
+
+    def _begin(self, call: str, key: str, data: bytes = b"") -> bool:
+        if self.fate is None:
+            return False
+        return self.fate.before(self.fate.phase_of(call, key, data))
+
+    def _end(self, is_last: bool) -> None:
+        if is_last and self.fate is not None:
+            self.fate.die()
+
+    async def put(self, key: str, data: bytes) -> None:
+        is_last = self._begin("put", key, data)
+        await super().put(key, data)
+        self._end(is_last)
+
+    async def get(self, key: str) -> bytes:
+        is_last = self._begin("get", key)
+        data = await super().get(key)
+        self._end(is_last)
+        return data
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        is_last = self._begin("get", key)
+        data = await super().get_range(key, start, length)
+        self._end(is_last)
+        return data
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:  # One by one: a bulk delete may be cut off as well.
+            is_last = self._begin("delete", key)
+            await super().delete([key])
+            self._end(is_last)
+
+    async def list(self, prefix: str) -> AsyncIterator[BlobInfo]:
+        async for info in super().list(prefix):
+            if self.fate is not None and prefix in ("v1/", "archive/", "quarantine/"):
+                self._end(self.fate.before("listing"))
+            yield info
+
+
+class MortalHistories(Histories):
+    """Its calls are counted too."""
+
+    def __init__(self, client: Client, fate: Fate) -> None:
+        super().__init__(client)
+        self._fate = fate
+
+    async def runs(self) -> AsyncIterator[list[Run]]:
+        self._fate.marks()
+        async for page in super().runs():
+            self._call()
+            yield page
+
+    async def describe(self, workflow_id: str, run_id: str) -> Described | None:
+        self._call()
+        return await super().describe(workflow_id, run_id)
+
+    async def events(
+        self, workflow_id: str, run_id: str, after: int
+    ) -> AsyncIterator[list[HistoryEvent]]:
+        async for page in super().events(workflow_id, run_id, after):
+            self._call()
+            yield page
+
+    def _call(self) -> None:
+        if self._fate.before(self._fate.mark):
+            self._fate.die()
+
+
+async def _sweep(address: str, root: Path, index_dir: Path, fate: Fate) -> None:
+    store = MortalStore(root / "blobs")
+    client = await Client.connect(address, plugins=[EverlongPlugin(store=store)])
+    store.fate = fate
+    await Sweep(
+        MortalHistories(client, fate),
+        client.data_converter.payload_codec,
+        open_packs(store),
+        SweepOptions(retention=SHORT, whole_store=True),
+        index_dir=index_dir,
+        trusting=True,
+    ).run()
+    fate.tell({"calls": fate.calls})
+
+
+def live(
+    address: str, root: Path, index_dir: Path, told: Path, phase: str, number: int, after: bool
+) -> None:
+    """Sweep once, and die at a call of a phase, if there are so many."""
+    fate = Fate(told, phase, number, after=after)
+    try:
+        asyncio.run(_sweep(address, root, index_dir, fate))
+    except ServerUnreachable:
+        sys.exit(CUT_OFF)

@@ -1,0 +1,108 @@
+"""For tests of sweeps: a namespace of their own, and what a store holds."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.workflowservice.v1 import (
+    DeleteWorkflowExecutionRequest,
+    RegisterNamespaceRequest,
+)
+from temporalio.client import Client
+from temporalio.service import RPCError
+
+from everlong.admin import service
+from everlong.models import SweepOptions, SweepReport
+from everlong.policy import Retention
+from everlong.storage import BlobStore
+from everlong.storage.opening import open_packs
+from everlong.storage.packstore import PackStore
+
+QUICK_DELETES = {
+    "history.transferProcessorEnsureCloseBeforeDelete": "false",
+    "history.visibilityProcessorEnsureCloseBeforeDelete": "false",
+}
+"""For a server that forgets a workflow in a second, and not in half a minute."""
+AT_ONCE = Retention(payload_seconds=0, journal_seconds=0, quarantine_seconds=0)
+"""Everything that is not reachable goes, and goes for good in the next sweep."""
+
+
+async def new_namespace(address: str, *, attributes: bool = False) -> str:
+    """Register a namespace: a sweep looks at all of one."""
+    name = f"sweep-{uuid.uuid4().hex[:8]}"
+    client = await Client.connect(address, lazy=True)
+    request = RegisterNamespaceRequest(namespace=name)
+    request.workflow_execution_retention_period.FromTimedelta(timedelta(days=1))
+    await client.workflow_service.register_namespace(request)
+    deadline = time.monotonic() + 20
+    inside = await Client.connect(address, namespace=name)
+    while True:
+        try:
+            async for _ in inside.list_workflows("WorkflowId = 'none'"):
+                pass
+            await inside.start_workflow("nothing", id="nothing", task_queue="nothing")
+            await inside.get_workflow_handle("nothing").terminate()
+            break
+        except RPCError:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.2)
+    if attributes:
+        await service.set_up(inside)
+    await delete(inside, "nothing")
+    return name
+
+
+async def end(client: Client, workflow_id: str) -> None:
+    """Terminate a workflow, and wait until that is listed. Deleted before, it may be listed on."""
+    await client.get_workflow_handle(workflow_id).terminate()
+    query = f"WorkflowId = '{workflow_id}' AND ExecutionStatus = 'Running'"
+
+    async def has_ended() -> bool:
+        return (await client.count_workflows(query)).count == 0
+
+    await until(has_ended)
+
+
+async def delete(client: Client, workflow_id: str) -> None:
+    """Have the server forget a workflow, all runs of it that visibility knows of."""
+    async for run in client.list_workflows(f"WorkflowId = '{workflow_id}'"):
+        await client.workflow_service.delete_workflow_execution(
+            DeleteWorkflowExecutionRequest(
+                namespace=client.namespace,
+                workflow_execution=WorkflowExecution(workflow_id=workflow_id, run_id=run.run_id),
+            )
+        )
+
+
+async def until(is_true: Callable[[], object], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not await is_true():  # type: ignore[misc]
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.1)
+
+
+async def sweep(
+    client: Client,
+    store: BlobStore | PackStore,
+    retention: Retention = AT_ONCE,
+    *,
+    index_dir: Path | None = None,
+    dry_run: bool = False,
+    whole_store: bool = False,
+) -> SweepReport:
+    packs = store if isinstance(store, PackStore) else open_packs(store)
+    return await service.sweep(
+        client,
+        packs,
+        SweepOptions(retention=retention, dry_run=dry_run, whole_store=whole_store),
+        index_dir=index_dir,
+        trusting=True,
+    )
+
+
+async def stored(store: BlobStore, prefix: str = "v1/") -> dict[str, int]:
+    return {info.key: info.size_bytes async for info in store.list(prefix)}

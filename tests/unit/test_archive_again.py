@@ -1,0 +1,115 @@
+"""Archives of threads that were archived before: revived, or by a machine whose clock is ahead."""
+
+import dataclasses
+
+import pytest
+
+from everlong.archive import StoredArchive, reviving, writing
+from everlong.archive import manifest as manifests
+from everlong.errors import EverlongError
+from everlong.models import (
+    Entry,
+    Forked,
+    Kind,
+    Message,
+    SegmentRef,
+    new_entry,
+    note,
+    thread_key,
+)
+from everlong.storage.journal import Journal
+from everlong.storage.memory import MemoryBlobStore
+from everlong.storage.objects import object_key
+from everlong.storage.packstore import PackStore
+from everlong.storage.segments import parsed_compaction
+from tests import kept
+from tests.archives import NOW_MS, Life, lived
+
+
+async def without_older_snapshot(store: MemoryBlobStore) -> Life:
+    """Return a thread whose first snapshot is gone from the store."""
+    life = await lived(PackStore(store))
+    [older, _] = await compactions(life.journal, life.head)
+    del store._objects[object_key(parsed_compaction(older).snapshot.ref)]
+    return life
+
+
+async def compactions(journal: Journal, head: SegmentRef | None) -> list[Entry]:
+    return [each for each in await journal.read(head) if each.kind == Kind.COMPACTION]
+
+
+async def revived(life: Life, manifest: manifests.Manifest, new_id: str) -> Life:
+    archive = await StoredArchive.open(life.packs, manifest)
+    seq = manifest.entries
+    last = note(seq + 1, Kind.FORK, Forked(thread_id=life.thread_id, seq=seq), NOW_MS)
+    again = Life(life.packs, new_id)
+    again.thread = thread_key(kept.NAMESPACE, new_id)
+    again.journal = Journal(life.packs, again.thread)
+    found = await reviving.revive(life.packs, again.thread, archive, last, writing.silent)
+    again.head = found.head
+    assert found.snapshot is not None
+    assert found.snapshot.ref.thread == again.thread
+    return again
+
+
+async def test_a_thread_revived_without_an_older_snapshot_is_archived_and_revived_again() -> None:
+    store = MemoryBlobStore()
+    life = await without_older_snapshot(store)
+    first = await life.archived()
+    assert first.snapshots_missing == 1
+    again = await revived(life, first, "again")
+    old = [key for key in store._objects if key.startswith(f"v1/{life.thread}/")]
+    await store.delete(old)
+    assert again.head is not None
+    gone, newest = await compactions(again.journal, again.head)
+    assert "snapshot" not in (gone.data or {})
+    assert (gone.data or {})["reason"] == "asked"
+    assert b"what was before" in await again.journal.snapshot(again.head, newest)
+    with pytest.raises(EverlongError):
+        await again.journal.snapshot(again.head, gone)
+    second = await again.archived(5)
+    assert (second.snapshots_missing, second.snapshot_seq) == (1, newest.seq)
+    third = await revived(again, second, "third")
+    assert (await third.archived(6)).snapshots_missing == 1
+
+
+async def test_a_sweep_of_a_thread_revived_without_an_older_snapshot_is_complete() -> None:
+    store = MemoryBlobStore()
+    world = kept.MadeUp(store)
+    life = await without_older_snapshot(store)
+    again = await revived(life, await life.archived(), "again")
+    assert again.head is not None
+    await store.delete([key for key in store._objects if key.startswith(f"v1/{life.thread}/")])
+    world.start("again", first=await world.named("again", again.head))
+    left = {key for key in await world.keys() if again.thread in key}
+    for _ in range(3):
+        report = await world.sweep(whole_store=True)
+        assert not report.incomplete
+    assert await world.keys() <= left
+    assert len(await again.journal.read(again.head)) == 22
+    assert (await again.archived(7)).entries == 22
+
+
+async def test_who_sent_a_message_is_in_the_archive_and_in_a_revived_journal() -> None:
+    life = Life(PackStore(MemoryBlobStore()))
+    entry = new_entry(1, Kind.MESSAGE, Message(role="user", text="hello"), NOW_MS)
+    await life.add(dataclasses.replace(entry, data={"by": "ann"}))
+    await life.compact()
+    again = await revived(life, await life.archived(), "again")
+    [said] = await again.journal.read(again.head, 1, 1)
+    assert said.data == {"by": "ann"}
+    [message] = await again.journal.messages([said])
+    assert message.text == "hello"
+
+
+async def test_an_archive_is_the_newest_also_if_another_clock_was_ahead() -> None:
+    ahead = manifests.new_archive_id(NOW_MS + 300_000, b"\xff\xff\xff\xff")
+    later = manifests.later_id([ahead], NOW_MS, b"\x00\x00\x00\x00")
+    assert later > ahead
+    assert manifests.archive_ms(later) == NOW_MS + 300_001
+    assert manifests.archive_ms(manifests.later_id([], NOW_MS, bytes(4))) == NOW_MS
+    earlier = manifests.new_archive_id(NOW_MS - 5, bytes(4))
+    assert manifests.archive_ms(manifests.later_id([earlier], NOW_MS, bytes(4))) == NOW_MS
+    # Somebody's file that only looks like one.
+    for odd in ("99999999T999999999Z-00000000", "99991231T235959999Z-00000000"):
+        assert manifests.archive_ms(manifests.later_id([odd], NOW_MS, bytes(4))) == NOW_MS

@@ -1,0 +1,163 @@
+"""Damaged archives: whoever opens or reads one is told, not only whoever verifies it."""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa  # type: ignore[import-untyped] # It has no types.
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pytest
+
+from everlong.archive import Facts, Manifest, StoredArchive, digests, writing
+from everlong.archive import manifest as manifests
+from everlong.archive.rows import Row
+from everlong.errors import BlobCorrupt, ConfigError, EverlongError, UnknownVersion
+from everlong.storage.keys import Keyring
+from everlong.storage.memory import MemoryBlobStore
+from everlong.storage.packstore import PackStore
+from everlong.storage.threads import in_thread
+from tests.archives import Life, lived
+from tests.payloads import KEY_1, flipped
+
+
+async def _read(packs: PackStore, manifest: Manifest) -> tuple[Facts, list[Row]]:
+    archive = await StoredArchive.open(packs, manifest)
+    return archive.facts, await in_thread(archive.file.read, 1, archive.file.rows)
+
+
+@pytest.mark.parametrize("keys", [None, Keyring({"k1": KEY_1})], ids=["plain", "sealed"])
+async def test_a_flipped_bit_is_told_or_changes_nothing_that_is_read(keys: Keyring | None) -> None:
+    store = MemoryBlobStore()
+    life = await lived(PackStore(store, keys))
+    manifest = await life.archived()
+    whole = store._objects[manifest.file_key]
+    good = await _read(life.packs, manifest)
+    footer_at = manifest.size_bytes - manifest.footer_bytes
+    told = 0
+    for at in range(0, footer_at, 9):
+        store._objects[manifest.file_key] = flipped(whole, 8 * at + at % 8)
+        try:
+            # A page has its checksum; what stands before it is refused or does not matter.
+            assert await _read(life.packs, manifest) == good, at
+        except BlobCorrupt:
+            told += 1
+    assert told > footer_at // 9 * 3 // 4
+    for at in range(footer_at, manifest.size_bytes, 11):
+        store._objects[manifest.file_key] = flipped(whole, 8 * at + at % 8)
+        with pytest.raises(BlobCorrupt, match="the end of archive"):
+            await _read(life.packs, manifest)
+
+
+async def test_a_file_that_was_cut_off_is_not_opened() -> None:
+    store = MemoryBlobStore()
+    life = await lived(PackStore(store))
+    manifest = await life.archived()
+    for left in (0, 4, manifest.size_bytes - 1):
+        store._objects[manifest.file_key] = store._objects[manifest.file_key][:left]
+        with pytest.raises(BlobCorrupt, match="the end of archive"):
+            await StoredArchive.open(life.packs, manifest)
+
+
+async def _forged(
+    life: Life, path: Path, facts: bytes | None, change: Callable[[pa.Table], pa.Table]
+) -> Manifest:
+    """Put another file in an archive's place, with a manifest that fits it."""
+    store, manifest = life.packs.store, await life.archived()
+    path.write_bytes(await store.get(manifest.file_key))
+    table = pq.read_table(path)
+    said = table.schema.metadata[b"everlong"] if facts is None else facts
+    pq.write_table(change(table).replace_schema_metadata({b"everlong": said}), path)
+    await store.delete([manifest.file_key])
+    await store.put(manifest.file_key, path.read_bytes())
+    return dataclasses.replace(manifest, **vars(digests.of_file(path)))
+
+
+async def test_a_file_of_other_columns_is_told_and_nothing_else_is_raised(tmp_path: Path) -> None:
+    changes: list[Callable[[pa.Table], pa.Table]] = [
+        lambda table: table.rename_columns(
+            ["sdq" if name == "seq" else name for name in table.column_names]
+        ),
+        lambda table: table.drop_columns(["resume_ms"]),
+        lambda table: table.set_column(7, "tool_calls", pa.array([["x"]] * table.num_rows)),
+        lambda table: table.set_column(
+            4, "text", pa.array([b"\xff"] * table.num_rows).view(pa.string())
+        ),
+    ]
+    for number, change in enumerate(changes):
+        life = await lived(PackStore(MemoryBlobStore()))
+        manifest = await _forged(life, tmp_path / str(number), None, change)
+        with pytest.raises(BlobCorrupt, match="cannot be read"):
+            await _read(life.packs, manifest)
+
+
+async def test_a_file_that_does_not_say_whose_it_is_is_refused(tmp_path: Path) -> None:
+    cases: list[tuple[bytes, type[EverlongError], str]] = [
+        (b"{", BlobCorrupt, "does not say whose it is"),
+        (b"\xff", BlobCorrupt, "does not say whose it is"),
+        (b'{"version":2}', UnknownVersion, "upgrade"),
+    ]
+    for number, (facts, error, words) in enumerate(cases):
+        life = await lived(PackStore(MemoryBlobStore()))
+        manifest = await _forged(life, tmp_path / str(number), facts, lambda table: table)
+        with pytest.raises(error, match=words):
+            await StoredArchive.open(life.packs, manifest)
+
+
+async def test_the_digest_of_the_footer_is_that_of_the_bytes_parquet_says(tmp_path: Path) -> None:
+    for keys in (None, Keyring({"k1": KEY_1})):
+        life = await lived(PackStore(MemoryBlobStore(), keys))
+        manifest = await life.archived()
+        data = await life.packs.store.get(manifest.file_key)
+        footer_bytes = 8 + int.from_bytes(data[-8:-4], "little")
+        assert manifest.footer_bytes == footer_bytes < len(data)
+        assert manifest.footer_sha256 == hashlib.sha256(data[-footer_bytes:]).hexdigest()
+
+
+async def test_what_is_exported_was_verified_whole(tmp_path: Path) -> None:
+    store = MemoryBlobStore()
+    life = await lived(PackStore(store))
+    manifest = await life.archived()
+    # The first byte of all, which nobody reads.
+    store._objects[manifest.file_key] = flipped(store._objects[manifest.file_key], 0)
+    with pytest.raises(BlobCorrupt, match="its bytes are not those that were written"):
+        await writing.export(life.packs, manifest, tmp_path / "ops-7.parquet")
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_an_export_that_cannot_be_written_is_told_and_overwrites_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = await lived(PackStore(MemoryBlobStore()))
+    manifest = await life.archived()
+    mine = tmp_path / "mine.parquet"
+    mine.write_text("mine")
+    for path, words in (
+        (tmp_path / "no" / "x.parquet", "no directory"),
+        (mine / "x.parquet", "no directory"),
+        (mine, "there already"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            await writing.export(life.packs, manifest, path)
+    assert mine.read_text() == "mine"
+
+    def full(*_arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("everlong.archive.parquet.export", full)
+    with pytest.raises(ConfigError, match="No space left"):
+        await writing.export(life.packs, manifest, tmp_path / "new.parquet")
+    assert list(tmp_path.iterdir()) == [mine]
+
+
+async def test_a_manifest_of_a_footer_that_fits_into_no_memory_is_refused() -> None:
+    life = await lived(PackStore(MemoryBlobStore()))
+    manifest = await life.archived()
+    key = manifests.archive_key(life.thread, manifest.archive_id, manifests.MANIFEST)
+    stored = await life.packs.store.get(key)
+    forged = stored.replace(
+        f'"footer_bytes": {manifest.footer_bytes}'.encode(), b'"footer_bytes": 1e12'
+    )
+    assert forged != stored
+    with pytest.raises(UnknownVersion):
+        manifests.load(forged, key)

@@ -1,0 +1,119 @@
+"""Who freed a thread: said beside its archive, and sealed where there are keys."""
+
+import dataclasses
+
+import pytest
+
+from everlong.archive import Freed, Manifest, freed, writing
+from everlong.archive import manifest as manifests
+from everlong.errors import BlobCorrupt, KeyMissing, RefRefused, UnknownVersion
+from everlong.policy import Retention
+from everlong.storage.keys import Keyring
+from everlong.storage.memory import MemoryBlobStore
+from everlong.storage.packstore import PackStore
+from everlong.sweep.listing import parse_key
+from tests.archives import NOW_MS, lived
+from tests.kept import MadeUp
+from tests.payloads import KEY_1, KEY_2
+
+SEALED = Keyring({"k1": KEY_1})
+
+
+def record(manifest: Manifest, by: str = "bob", ms: int = NOW_MS) -> Freed:
+    return Freed(
+        archive_id=manifest.archive_id,
+        thread_id=manifest.thread_id,
+        namespace=manifest.namespace,
+        thread=manifest.thread,
+        freed_ms=ms,
+        by=by,
+        reason="no room",
+    )
+
+
+def keys_of(store: MemoryBlobStore) -> list[str]:
+    return [key for key in store._objects if manifests.FREED in key]
+
+
+@pytest.mark.parametrize("keys", [None, SEALED], ids=["plain", "sealed"])
+async def test_who_freed_a_thread_is_read_again_and_the_archives_stay_what_they_are(
+    keys: Keyring | None,
+) -> None:
+    store = MemoryBlobStore()
+    life = await lived(PackStore(store, keys))
+    manifest = await life.archived()
+    told = record(manifest)
+    freed_id = await freed.write(life.packs, told)
+    assert await freed.read(life.packs, life.thread, manifest.archive_id, freed_id) == told
+    assert await manifests.ids(store, life.thread) == [manifest.archive_id]
+    assert await manifests.newest(life.packs, life.thread) == manifest
+    [key] = keys_of(store)
+    assert (b"no room" in store._objects[key]) == (keys is None)
+    day_ms = 24 * 3600 * 1000
+    assert await writing.clear_left_behind(store, life.thread, NOW_MS + 9 * day_ms) == 0
+
+
+async def test_a_listing_names_who_did_it_last() -> None:
+    life = await lived(PackStore(MemoryBlobStore()))
+    kept, gone = await life.archived(0), await life.archived(1)
+    await freed.write(life.packs, record(gone, "ann", NOW_MS))
+    last = await freed.write(life.packs, record(gone, "bob", NOW_MS + 5))
+    listed, more = await manifests.newest_ids(life.packs.store, None, "", 10)
+    assert [(each.archive_id, each.freed_id) for each in listed] == [
+        (gone.archive_id, last),
+        (kept.archive_id, ""),
+    ]
+    assert not more
+    [newest], more = await manifests.newest_ids(life.packs.store, None, "", 1)
+    assert (newest.freed_id, more) == (last, True)
+
+
+async def test_a_record_is_not_read_with_another_key_nor_in_another_place() -> None:
+    store = MemoryBlobStore()
+    life = await lived(PackStore(store, SEALED))
+    first, second = await life.archived(0), await life.archived(1)
+    freed_id = await freed.write(life.packs, record(first))
+    place = (life.thread, first.archive_id, freed_id)
+    for keys, error in (
+        (None, KeyMissing),
+        (Keyring({"k2": KEY_2}), KeyMissing),
+        (Keyring({"k1": KEY_2}), BlobCorrupt),
+    ):
+        with pytest.raises(error):
+            await freed.read(PackStore(store, keys), *place)
+    [key] = keys_of(store)
+    store._objects[key.replace(first.archive_id, second.archive_id)] = store._objects[key]
+    with pytest.raises(BlobCorrupt, match="cannot be read"):
+        await freed.read(life.packs, life.thread, second.archive_id, freed_id)
+
+
+async def test_a_plain_record_is_refused_where_there_are_keys_and_elsewhere_if_it_is_moved() -> (
+    None
+):
+    store = MemoryBlobStore()
+    life = await lived(PackStore(store))
+    first, second = await life.archived(0), await life.archived(1)
+    freed_id = await freed.write(life.packs, record(first))
+    with pytest.raises(RefRefused, match="EVERLONG_ACCEPT_UNSEALED"):
+        await freed.read(PackStore(store, SEALED), life.thread, first.archive_id, freed_id)
+    [key] = keys_of(store)
+    store._objects[key.replace(first.archive_id, second.archive_id)] = store._objects[key]
+    with pytest.raises(BlobCorrupt, match="another archive"):
+        await freed.read(life.packs, life.thread, second.archive_id, freed_id)
+    store._objects[key] = b'{"version":2}'
+    with pytest.raises(UnknownVersion):
+        await freed.read(life.packs, life.thread, first.archive_id, freed_id)
+
+
+async def test_a_sweep_takes_a_record_as_it_takes_an_archive() -> None:
+    world = MadeUp(MemoryBlobStore())
+    life = await lived(world.packs)
+    manifest = dataclasses.replace(await life.archived(), namespace=world.namespace)
+    await freed.write(world.packs, record(manifest))
+    [key] = [each for each in await world.keys("archive/") if manifests.FREED in each]
+    assert parse_key(key) == (life.thread, b"")
+    await world.sweep(whole_store=True)
+    assert key in await world.keys("archive/")
+    none = Retention(payload_seconds=0, journal_seconds=0, archive_seconds=0, quarantine_seconds=0)
+    await world.sweep(none, whole_store=True)
+    assert await world.keys("archive/") == set()

@@ -1,0 +1,297 @@
+"""What is due, what may be freed, and what is said of it: without a server."""
+
+import dataclasses
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryReverseResponse
+from typer.testing import CliRunner
+
+from everlong.admin.service import (
+    ArchivePage,
+    ArchivePlan,
+    ThreadSize,
+    archives,
+    archiving,
+    due,
+    heads,
+)
+from everlong.archive import freed
+from everlong.archive import manifest as manifests
+from everlong.cli import app
+from everlong.cli import archiving as commands
+from everlong.errors import ConfigError, KeyMissing, StoreUnavailable, ThreadError, ThreadNotFound
+from everlong.models import Counters, ThreadStatus
+from everlong.storage.keys import Keyring
+from everlong.storage.memory import MemoryBlobStore
+from everlong.storage.packstore import PackStore
+from tests.archives import NAMESPACE, Life, lived
+from tests.payloads import KEY_1, KEY_2
+from tests.unit.test_archive_freed import record
+
+CLIENT: Any = SimpleNamespace(namespace=NAMESPACE)
+
+
+def ended(status: str, *, tail: int = 0, waiting: int = 0, answered: int = 1) -> ThreadStatus:
+    return ThreadStatus(
+        agent="ops",
+        status=status,
+        counters=Counters(messages=1, answered=answered),
+        head=None,
+        waiting_messages=waiting,
+        tail_entries=tail,
+        last_failure="",
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (ended("archived", answered=0), ""),
+        (ended("canceled", answered=0), ""),
+        (ended("terminated"), ""),
+        (ended("terminated", tail=2), "its last 2 entries and messages"),
+        (ended("terminated", waiting=1), "its last 1 entries and messages"),
+        (ended("failed", tail=2, waiting=3), "its last 5 entries and messages"),
+        (ended("timed_out", answered=0), "in the middle of a turn (timed_out)"),
+    ],
+)
+def test_only_a_thread_that_has_journalled_all_it_had_may_be_freed(
+    found: ThreadStatus, words: str
+) -> None:
+    why = archiving.why_not_freed("ops-7", found)
+    assert bool(why) == bool(words)
+    assert words in why
+
+
+class Ended:
+    """Threads that have ended as `archived`, and what each of them would give."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, life: Life) -> None:
+        self.life = life
+        self.threads: list[Any] = []
+        self.heads: dict[str, Any] = {}
+        self.newest_runs: dict[str, str] = {}
+        self.fails: set[str] = set()
+        self.asked: list[str] = []
+        monkeypatch.setattr(due, "_ended", self._ended)
+        monkeypatch.setattr(due, "head_of", self._head_of)
+        monkeypatch.setattr(due, "_newest_run", self._newest_run)
+        monkeypatch.setattr(due, "archive", self._archive)
+
+    def add(self, thread_id: str, run_id: str = "r1") -> None:
+        self.threads.append(
+            SimpleNamespace(id=thread_id, run_id=run_id, typed_search_attributes={})
+        )
+
+    async def _ended(self, _client: Any) -> AsyncIterator[Any]:
+        for each in self.threads:
+            yield each
+
+    async def _head_of(self, _client: Any, thread_id: str) -> Any:
+        if thread_id not in self.heads:
+            raise ThreadNotFound(thread_id)
+        return self.heads[thread_id]
+
+    async def _newest_run(self, _client: Any, thread_id: str) -> str:
+        return self.newest_runs.get(thread_id, "r1")
+
+    async def _archive(self, _client: Any, _packs: Any, thread_id: str, **given: Any) -> Any:
+        assert given["then"] == "keep"
+        self.asked.append(thread_id)
+        if thread_id in self.fails:
+            raise StoreUnavailable("the store is away")
+        return SimpleNamespace(manifest=SimpleNamespace(thread_id=thread_id))
+
+    async def archive(self, packs: PackStore | None = None, count_max: int = 20) -> due.Due:
+        self.asked = []
+        return await due.archive_due(CLIENT, packs or self.life.packs, count_max=count_max)
+
+
+def archived(found: due.Due) -> list[str]:
+    return [each.thread_id for each in found.archived]
+
+
+@pytest.fixture
+async def ended_threads(monkeypatch: pytest.MonkeyPatch) -> Ended:
+    return Ended(monkeypatch, await lived(PackStore(MemoryBlobStore())))
+
+
+async def test_an_end_is_due_unless_an_archive_is_of_the_same_journal(ended_threads: Ended) -> None:
+    life = ended_threads.life
+    ended_threads.add("ops-7")
+    ended_threads.heads["ops-7"] = life.head
+    assert (await ended_threads.archive()).archived
+    await life.archived()
+    assert not (await ended_threads.archive()).archived
+    # Reset, or begun anew under its id, and ended again.
+    ended_threads.heads["ops-7"] = None
+    assert (await ended_threads.archive()).archived
+    # Only reset: the run that had ended is listed still.
+    ended_threads.newest_runs["ops-7"] = "r2"
+    assert not (await ended_threads.archive()).archived
+    # Freed, and listed still.
+    del ended_threads.heads["ops-7"]
+    found = await ended_threads.archive()
+    assert (found.archived, found.failed) == ((), ())
+
+
+async def test_an_archive_that_nobody_here_can_read_is_written_anew(ended_threads: Ended) -> None:
+    store = ended_threads.life.packs.store
+    life = await lived(PackStore(store, Keyring({"k1": KEY_1})), "sealed")
+    await life.archived()
+    ended_threads.add("sealed")
+    ended_threads.add("ops-7")
+    other = PackStore(store, Keyring({"k2": KEY_2}))
+    with pytest.raises(KeyMissing):
+        await manifests.newest(other, life.thread)
+    assert await archiving.newest_readable(other, life.thread) is None
+    found = await ended_threads.archive(other)
+    assert (archived(found), found.failed) == (["sealed", "ops-7"], ())
+
+
+async def test_a_thread_that_fails_holds_up_no_other_and_bounds_are_told(
+    ended_threads: Ended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(4):
+        ended_threads.add(f"t{number}")
+    ended_threads.fails = {"t0", "t1"}
+    found = await ended_threads.archive()
+    assert (archived(found), found.is_complete) == (["t2", "t3"], True)
+    assert [each.partition(":")[0] for each in found.failed] == ["t0", "t1"]
+    assert not (await ended_threads.archive(count_max=1)).is_complete
+    assert (await ended_threads.archive(count_max=2)).is_complete
+    monkeypatch.setattr(due, "_LOOKED_AT_MAX", 3)
+    found = await ended_threads.archive()
+    assert (archived(found), found.is_complete) == (["t2"], False)
+    monkeypatch.setattr(due, "_LOOKED_AT_MAX", 4)
+    assert (await ended_threads.archive()).is_complete
+    monkeypatch.setattr(due, "_FAILED_MAX", 2)
+    assert not (await ended_threads.archive()).is_complete
+
+
+async def test_a_manifest_that_cannot_be_read_now_is_told_and_holds_up_nobody(
+    ended_threads: Ended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(_packs: PackStore, thread: str) -> None:
+        if thread == ended_threads.life.thread:
+            raise StoreUnavailable("the store is away")
+
+    monkeypatch.setattr(manifests, "newest", away)
+    ended_threads.add("ops-7")
+    ended_threads.add("other")
+    found = await ended_threads.archive()
+    assert archived(found) == ["other"]
+    assert found.failed == ("ops-7: the store is away",)
+
+
+async def test_a_history_that_does_not_say_where_the_journal_ends_is_no_empty_journal() -> None:
+    pages = [b"more", b"more", b""]
+
+    async def page(_request: object) -> GetWorkflowExecutionHistoryReverseResponse:
+        return GetWorkflowExecutionHistoryReverseResponse(next_page_token=pages.pop(0))
+
+    service = SimpleNamespace(get_workflow_execution_history_reverse=page)
+    client: Any = SimpleNamespace(namespace=NAMESPACE, workflow_service=service)
+    assert await heads.head_of(client, "ops-7") is None
+    pages += [b"more"] * 100
+    with pytest.raises(ThreadError, match="the newest 2,000 events"):
+        await heads.head_of(client, "ops-7")
+
+
+async def test_archives_are_listed_with_who_freed_the_thread() -> None:
+    store = MemoryBlobStore()
+    packs = PackStore(store)
+    life, other = await lived(packs), await lived(packs, "ops-8")
+    first, second = await life.archived(0), await other.archived(1)
+    await freed.write(packs, record(first, by="bob"))
+    page = await archives(CLIENT, packs)
+    assert page.archives == (second, first)
+    assert [(each.archive_id, each.by, each.reason) for each in page.freed] == [
+        (first.archive_id, "bob", "no room")
+    ]
+    [key] = [key for key in store._objects if manifests.FREED in key]
+    store._objects[key] = b"{"
+    page = await archives(CLIENT, packs)
+    assert page.archives == (second, first)
+    assert page.unreadable[0].startswith(first.archive_id)
+    elsewhere: Any = SimpleNamespace(namespace="elsewhere")
+    page = await archives(elsewhere, packs, count_max=1)
+    assert (page.archives, page.next) == ((), second.archive_id)
+    assert "there are older ones" in commands._none_text(page, None)
+    assert commands._none_text(ArchivePage(archives=()), "x") == "there is no archive of thread x"
+    assert commands._by_text("ann", "bob") == "ann; freed by bob"
+    assert commands._by_text("", "") == ""
+
+
+def plan(**given: Any) -> ArchivePlan:
+    taken = ThreadSize(runs=1, events=9, history_bytes=9, blobs=3, blob_bytes=5 << 20)
+    same = {"thread_id": "ops-7", "then": "free", "status": "archived", "entries": 4, "size": taken}
+    other = {"left_out": 0, "existing": "", "ends": False, "runs_deleted": 0, "refused": ""}
+    return ArchivePlan(**{**same, **other, **given})
+
+
+def test_a_plan_says_in_words_what_would_be_done() -> None:
+    words = "\n".join(plan(runs_deleted=3, ends=True).lines())
+    assert "4 entries of thread ops-7 (archived) are archived" in words
+    assert "asked to end first" in words
+    assert "then 3 runs are deleted, for good, and a sweep may free 3 objects of 5.0 MiB" in words
+    words = "\n".join(plan(refused="it was ended before", left_out=2, existing="a1").lines())
+    assert "archive a1 has the 4 entries" in words
+    assert "2 more are not journalled, and not in the archive" in words
+    assert "deleting its histories is refused: it was ended before" in words
+    assert "are deleted" not in words
+
+
+@dataclasses.dataclass
+class Asked:
+    """What was asked at a terminal, and what was done."""
+
+    words: list[str]
+    done: int = 0
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    found = Asked([])
+
+    async def archive(_settings: object, _wish: object) -> None:
+        found.done += 1
+
+    def confirm(what: str, *, yes: bool) -> None:
+        if not yes:
+            found.words.append(what)
+
+    monkeypatch.setattr(commands, "_archive", archive)
+    monkeypatch.setattr(commands, "confirm", confirm)
+    return found
+
+
+def test_what_ends_a_thread_is_asked_about_first(asked: Asked) -> None:
+    for arguments, words in (
+        (["--then", "close"], "cannot be started again"),
+        (["--then", "free"], "its histories will be deleted"),
+        (["--then", "free", "--yes"], ""),
+        (["--then", "free", "--dry-run"], ""),
+        ([], ""),
+    ):
+        asked.words.clear()
+        result = CliRunner().invoke(app, ["archive", "ops-7", *arguments])
+        assert result.exit_code == 0, result.output
+        assert bool(asked.words) == bool(words)
+        assert words in "".join(asked.words)
+    assert asked.done == 5
+
+
+def test_where_nothing_can_be_exported_to_nothing_is_done(asked: Asked, tmp_path: Path) -> None:
+    there = tmp_path / "there.parquet"
+    there.write_text("mine")
+    for path in (there, tmp_path / "no" / "x.parquet"):
+        result = CliRunner().invoke(
+            app, ["archive", "ops-7", "--then", "free", "--export", str(path)]
+        )
+        assert isinstance(result.exception, ConfigError)
+    assert (asked.done, asked.words) == (0, [])

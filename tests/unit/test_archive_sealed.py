@@ -1,0 +1,159 @@
+"""Archives where keys are configured: nothing that was said lies in the clear, and any tool with the
+key reads them."""
+
+import dataclasses
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from everlong.archive import ArchivedJournal, Manifest, StoredArchive, writing
+from everlong.archive import manifest as manifests
+from everlong.errors import BlobCorrupt, EverlongError, KeyMissing, RefRefused
+from everlong.storage.keys import Keyring
+from everlong.storage.memory import MemoryBlobStore
+from everlong.storage.packstore import PackStore
+from tests.archives import lived
+from tests.payloads import KEY_1, KEY_2
+
+# As docs/archive.md has it: the key of one file, from the team's key and the manifest.
+WITH_THE_KEY = """
+import base64, hashlib, json, sys
+import duckdb
+import pyarrow.parquet as pq
+from pyarrow.parquet import encryption
+path, manifest, key = sys.argv[1], json.loads(sys.argv[2]), bytes.fromhex(sys.argv[3])
+file_key = hashlib.blake2b(
+    key=key, salt=bytes.fromhex(manifest["salt"]), person=b"everlong-archive", digest_size=32
+).digest()
+opening = encryption.create_decryption_properties(footer_key=file_key)
+print(pq.read_table(path, decryption_properties=opening).num_rows)
+base64_key = base64.b64encode(file_key).decode()
+duckdb.execute(f"pragma add_parquet_key('archive', '{base64_key}')")
+print(duckdb.execute(
+    "select count(*), max(length(text)) from read_parquet(?, encryption_config={footer_key: 'archive'})",
+    [path],
+).fetchall())
+assert not [name for name in sys.modules if name.split(".")[0] == "everlong"]
+"""
+
+
+def sealed(store: MemoryBlobStore, key_id: str = "k1", key: bytes = KEY_1) -> PackStore:
+    return PackStore(store, Keyring({key_id: key}))
+
+
+async def stored_manifest(store: MemoryBlobStore, manifest: Manifest) -> tuple[str, str]:
+    key = manifests.archive_key(manifest.thread, manifest.archive_id, manifests.MANIFEST)
+    return key, (await store.get(key)).decode()
+
+
+async def test_nothing_that_was_said_lies_in_the_clear() -> None:
+    store = MemoryBlobStore()
+    life = await lived(sealed(store))
+    manifest = await life.archived()
+    data = await store.get(manifest.file_key)
+    _, listed = await stored_manifest(store, manifest)
+    for said in ("why is it slow", "x" * 100, "it is over", "eu-1", "search_logs", "steps_max"):
+        assert said.encode() not in data
+        assert said not in listed
+    assert manifest.key_id == "k1"
+    archive = await StoredArchive.open(life.packs, manifest)
+    assert archive.facts.reason == "it is over"
+    [first] = await ArchivedJournal(archive).messages(await life.journal.read(life.head, 1, 1))
+    assert first.text == "why is it slow?"
+
+
+async def test_any_tool_that_has_the_key_reads_it(tmp_path: Path) -> None:
+    store = MemoryBlobStore()
+    life = await lived(sealed(store))
+    manifest = await life.archived()
+    _, listed = await stored_manifest(store, manifest)
+    path = tmp_path / "sealed.parquet"
+    path.write_bytes(await store.get(manifest.file_key))
+    result = subprocess.run(
+        [sys.executable, "-I", "-c", WITH_THE_KEY, str(path), listed, KEY_1.hex()],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split("\n")[:2] == [
+        str(manifest.entries),
+        f"[({manifest.entries}, 100009)]",
+    ]
+
+
+async def test_another_key_or_none_reads_nothing() -> None:
+    store = MemoryBlobStore()
+    manifest = await (await lived(sealed(store))).archived()
+    with pytest.raises(KeyMissing, match="EVERLONG_KEYS"):
+        await StoredArchive.open(PackStore(store), manifest)
+    with pytest.raises(KeyMissing):
+        await StoredArchive.open(sealed(store, "k2", KEY_2), manifest)
+    with pytest.raises(BlobCorrupt, match="its key is another"):
+        await StoredArchive.open(sealed(store, "k1", KEY_2), manifest)
+    rotated = PackStore(store, Keyring({"k2": KEY_2, "k1": KEY_1}))
+    assert (await StoredArchive.open(rotated, manifest)).file.rows == manifest.entries
+
+
+async def test_a_manifest_that_nobody_with_the_key_wrote_is_refused() -> None:
+    store = MemoryBlobStore()
+    life = await lived(sealed(store))
+    manifest = await life.archived()
+    key, listed = await stored_manifest(store, manifest)
+    await manifests.read(life.packs, life.thread, manifest.archive_id)
+    await store.put(key, listed.replace('"agent": "ops"', '"agent": "spy"').encode())
+    with pytest.raises(BlobCorrupt, match="changed by somebody who does not have its key"):
+        await manifests.read(life.packs, life.thread, manifest.archive_id)
+    await store.put(key, listed.encode())
+    with pytest.raises(BlobCorrupt, match="or the key 'k1' is another here"):
+        await manifests.read(sealed(store, "k1", KEY_2), life.thread, manifest.archive_id)
+
+
+async def test_a_manifest_with_a_field_of_a_later_version_is_read_and_its_tag_counts_it() -> None:
+    store = MemoryBlobStore()
+    life = await lived(sealed(store))
+    manifest = await life.archived()
+    key, listed = await stored_manifest(store, manifest)
+    later = {**json.loads(listed), "later": 5}
+    await store.put(key, json.dumps(later).encode())
+    with pytest.raises(BlobCorrupt, match="does not have its key"):
+        await manifests.read(life.packs, life.thread, manifest.archive_id)
+    keys = await life.packs.keys("k1")
+    assert keys is not None
+    later["tag"] = manifests._tag(json.dumps(later).encode(), "k1", keys)
+    await store.put(key, json.dumps(later).encode())
+    assert (await manifests.read(life.packs, life.thread, manifest.archive_id)).entries > 0
+
+
+async def test_an_archive_that_is_not_sealed_is_refused_where_there_are_keys() -> None:
+    store = MemoryBlobStore()
+    plain = await lived(PackStore(store))
+    manifest = await plain.archived()
+    packs = sealed(store)
+    for reading in (
+        manifests.read(packs, plain.thread, manifest.archive_id),
+        StoredArchive.open(packs, manifest),
+    ):
+        # Archives stay: to wait until they are gone, as histories are, is no remedy.
+        with pytest.raises(RefRefused, match=r"EVERLONG_ACCEPT_UNSEALED.*revive the thread"):
+            await reading
+    lenient = PackStore(store, Keyring({"k1": KEY_1}), accept_unsealed=True)
+    assert (await manifests.read(lenient, plain.thread, manifest.archive_id)) == manifest
+
+
+async def test_a_sealed_file_that_was_changed_is_refused_though_its_digest_was_too() -> None:
+    store = MemoryBlobStore()
+    life = await lived(sealed(store))
+    manifest = await life.archived()
+    whole = await store.get(manifest.file_key)
+    for at in range(100, len(whole) - 100, len(whole) // 12):
+        damaged = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
+        await store.put(manifest.file_key, damaged)
+        forged = dataclasses.replace(manifest, sha256=hashlib.sha256(damaged).hexdigest())
+        with pytest.raises(EverlongError):
+            await writing.verify(life.packs, life.journal, life.head, forged)

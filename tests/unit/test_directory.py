@@ -1,0 +1,248 @@
+"""The list of threads in memory, its gauges, and what they add up to: without a server."""
+
+import asyncio
+import dataclasses
+import time
+
+import pytest
+from temporalio.api.enums.v1 import WorkflowExecutionStatus
+from temporalio.api.workflow.v1 import WorkflowExecutionInfo
+
+from everlong.admin.service import directory as module
+from everlong.admin.service.directory import Directory
+from everlong.admin.service.fleet import fleet_of, quantile
+from everlong.admin.service.gauges import gauges
+from everlong.admin.service.rows import RowsPage, ThreadRow, row_of
+from everlong.errors import ServerUnreachable
+from everlong.models import Counters, ThreadCard, ThreadStatus
+from tests.desks import nowhere
+
+DAY_MS = 24 * 3600 * 1000
+
+
+def row(thread_id: str, **fields: object) -> ThreadRow:
+    usual = ThreadRow(
+        thread_id=thread_id,
+        run_id=f"run-of-{thread_id}",
+        agent="ops",
+        status="active",
+        reason="",
+        started_ms=1,
+        closed_ms=None,
+        stored_bytes=0,
+        growth_bytes_per_hour=0.0,
+        pending=0,
+        asked_ms=None,
+        last_resume_ms=0.0,
+    )
+    return dataclasses.replace(usual, **fields)  # type: ignore[arg-type]
+
+
+class Visibility:
+    """Pages that a server would give, one list for each reading."""
+
+    def __init__(self, *pages: list[ThreadRow]) -> None:
+        self.pages = list(pages)
+        self.fails = False
+
+    async def read_rows(self, *_: object) -> RowsPage:
+        if self.fails:
+            raise ServerUnreachable("the server is away")
+        page = self.pages.pop(0)
+        return RowsPage(page, {}, b"more" if self.pages and page == [] else b"")
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Visibility:
+    visibility = Visibility()
+    monkeypatch.setattr(module, "read_rows", visibility.read_rows)
+    return visibility
+
+
+async def somewhere() -> None:
+    return None
+
+
+def directory() -> Directory:
+    return Directory(somewhere)  # type: ignore[arg-type]
+
+
+async def test_threads_are_sorted_filtered_and_paged(seen: Visibility) -> None:
+    seen.pages = [
+        [
+            row("b", stored_bytes=5, status="paused"),
+            row("a", stored_bytes=9, agent="billing"),
+            row("AB", stored_bytes=7),
+        ]
+    ]
+    listed = directory()
+    await listed.read()
+
+    async def ids(*arguments: object) -> list[str]:
+        page = await listed.page(*arguments)  # type: ignore[arg-type]
+        return [each.thread_id for each in page.rows]
+
+    assert await ids("", "", "", "-stored") == ["a", "AB", "b"]
+    assert await ids("", "", "", "stored", 1, 1) == ["AB"]
+    assert await ids("A", "", "", "id") == ["AB", "a"]
+    assert await ids("", "paused") == ["b"]
+    assert await ids("", "", "billing") == ["a"]
+    page = await listed.page("nothing")
+    assert (page.total, page.all_threads) == (0, 3)
+    assert page.by_status == {"active": 2, "paused": 1}
+    assert page.agents == ("billing", "ops")
+
+
+async def test_the_version_changes_when_a_row_does_and_only_then(seen: Visibility) -> None:
+    seen.pages = [[row("a")], [row("a")], [row("a", stored_bytes=1)]]
+    listed = directory()
+    versions = []
+    for _ in range(3):
+        await listed.read()
+        versions.append(listed.version)
+    assert versions[0] == versions[1] != versions[2]
+
+
+async def test_the_version_changes_when_a_failure_begins_and_when_it_is_over(
+    seen: Visibility,
+) -> None:
+    seen.pages = [[row("a")], [row("a")]]
+    listed = directory()
+    await listed.read()
+    versions = [listed.version]
+    seen.fails = True
+    async with listed.kept_fresh():
+        while not listed.problem:
+            await asyncio.sleep(0.01)
+    versions.append(listed.version)
+    seen.fails = False
+    await listed.read()
+    assert listed.problem == ""
+    assert len({*versions, listed.version}) == 3
+
+
+async def test_a_thread_that_rolls_while_pages_are_read_is_not_lost(seen: Visibility) -> None:
+    seen.pages = [[row("a"), row("b")], [row("b")], [row("b")]]
+    listed = directory()
+    await listed.read()
+    await listed.read()
+    assert {each.thread_id for each in await listed.rows()} == {"a", "b"}
+    await listed.read()  # Missed twice: it is gone.
+    assert {each.thread_id for each in await listed.rows()} == {"b"}
+
+
+async def test_one_row_for_an_id_with_several_runs(seen: Visibility) -> None:
+    seen.pages = [[row("a", started_ms=5, run_id="new"), row("a", started_ms=2, run_id="old")]]
+    listed = directory()
+    await listed.read()
+    assert [each.run_id for each in await listed.rows()] == ["new"]
+
+
+async def test_a_reading_that_fails_is_told_and_what_was_read_is_still_shown(
+    seen: Visibility,
+) -> None:
+    seen.pages = [[row("a")]]
+    listed = directory()
+    async with listed.kept_fresh():
+        page = await listed.page()
+        assert (page.total, page.problem) == (1, "")
+    seen.fails = True
+    async with listed.kept_fresh():
+        for _ in range(100):
+            if listed.problem:
+                break
+            await asyncio.sleep(0.01)
+        page = await listed.page()
+    assert page.total == 1
+    assert "the server is away" in page.problem
+
+
+async def test_without_a_server_the_page_is_there_and_says_so() -> None:
+    listed = Directory(nowhere)
+    async with listed.kept_fresh():
+        page = await listed.page()
+    assert (page.total, page.is_complete) == (0, False)
+    assert "no server in this test" in page.problem
+
+
+def test_gauges_say_how_much_is_used_and_how_many_days_are_left() -> None:
+    status = ThreadStatus(
+        agent="ops",
+        status="waiting",
+        counters=Counters(steps=1000, tokens=10, written_bytes=2_000_000),
+        head=None,
+        waiting_messages=0,
+        last_failure="",
+    )
+    card = ThreadCard(ms=0, trend=((10 * DAY_MS - DAY_MS, 1_000_000),))
+    shown = {
+        each.name: each for each in gauges(status, 40, began_ms=0, now_ms=10 * DAY_MS, card=card)
+    }
+    assert shown["steps_max"].share == pytest.approx(0.01)
+    # 1,000 in ten days, and 99,000 are left.
+    assert shown["steps_max"].days_left == pytest.approx(990)
+    # By the trend of the last day: 1 MB, with 4,293 MB left.
+    assert shown["thread_bytes_max"].days_left == pytest.approx(4293, abs=1)
+    assert shown["context_bytes_max"].days_left is None
+    assert shown["run_events_max"].value == 40
+    paused = dataclasses.replace(status, status="paused")
+    assert all(each.days_left is None for each in gauges(paused, 40, began_ms=0, now_ms=DAY_MS))
+
+
+def test_a_fleet_adds_up() -> None:
+    cards = [
+        ThreadCard(ms=0, steps=3, stored_bytes=10, read_bytes=400, tokens=7, cost_usd=0.5),
+        ThreadCard(ms=0, steps=1, stored_bytes=30, read_bytes=100),
+    ]
+    view = fleet_of(
+        [
+            row(
+                "a", stored_bytes=10, card=cards[0], last_resume_ms=20.0, growth_bytes_per_hour=5.0
+            ),
+            row("b", stored_bytes=30, card=cards[1], last_resume_ms=90.0, pending=2, asked_ms=7),
+            row("c", status="paused", reason="same_failure_max"),
+            row("d", status="stopped", closed_ms=9, last_resume_ms=5000.0),
+        ]
+    )
+    assert (view.threads, view.open_threads, view.stored_bytes) == (4, 3, 40)
+    assert (view.naive_bytes, view.saved_bytes) == (500, 460)
+    assert (view.pending, view.oldest_asked_ms) == (2, 7)
+    assert (view.resume_p50_ms, view.resume_p95_ms) == (20.0, 90.0)
+    assert [each.thread_id for each in view.loops] == ["c"]
+    assert [each.thread_id for each in view.growing] == ["a"]
+    assert [each.thread_id for each in view.largest] == ["b", "a"]
+    assert (view.steps, view.tokens, view.cost_usd) == (4, 7, 0.5)
+
+
+def test_quantiles_of_nothing_are_none() -> None:
+    assert quantile([], 0.5) is None
+    assert quantile([1.0], 0.95) == 1.0
+
+
+def test_quantiles_are_values_that_there_are() -> None:
+    values = [float(each) for each in range(1, 21)]
+    assert (quantile(values, 0.5), quantile(values, 0.95)) == (10.0, 19.0)
+
+
+def listed() -> WorkflowExecutionInfo:
+    info = WorkflowExecutionInfo(status=WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_RUNNING)
+    growth = info.search_attributes.indexed_fields["EverlongGrowthBytesPerHour"]
+    growth.data = b"5000000.0"
+    return info
+
+
+@pytest.mark.parametrize(
+    ("hours", "growth"),
+    [
+        (0.05, 6 * 7200),  # Over ten minutes at least.
+        (0.5, 2 * 7200),
+        (2, 0),  # Nothing has come in the last hour.
+    ],
+)
+def test_growth_in_lists_is_by_the_clock_and_not_as_a_thread_last_said(
+    hours: float, growth: float
+) -> None:
+    began_ms = int(time.time() * 1000 - hours * 3_600_000)
+    card = ThreadCard(ms=began_ms, stored_bytes=7200, trend=((began_ms, 0), (began_ms + 5, 7200)))
+    assert row_of(listed(), card).growth_bytes_per_hour == pytest.approx(growth, rel=0.05)
+    assert row_of(listed()).growth_bytes_per_hour == 5_000_000

@@ -1,0 +1,117 @@
+"""Jobs: bounded, one of a kind, and never lost from sight."""
+
+import asyncio
+import logging
+
+import pytest
+from starlette.exceptions import HTTPException
+
+from everlong.admin import service
+from everlong.admin.web.jobs import KEPT_MAX, RUNNING_MAX, Jobs, Outcome, Tell
+from everlong.admin.web.permissions import Role
+from everlong.errors import ControlRefused
+from everlong.models import SweepReport
+from tests.desks import ROLES, bearer, browsing, desk_of
+
+
+async def quick(tell: Tell) -> Outcome:
+    tell("at work")
+    return Outcome(text="done")
+
+
+async def test_a_job_that_is_quick_is_waited_for() -> None:
+    jobs = Jobs()
+    job = await jobs.wait(jobs.start("archive", "a", "ann", quick).id)
+    assert (job.state, job.text, job.by) == ("done", "done", "ann")
+    assert job.ended_ms is not None
+    assert jobs.running() == ()
+
+
+async def test_a_job_that_is_slow_goes_on_without_its_request() -> None:
+    jobs, go = Jobs(), asyncio.Event()
+
+    async def slow(tell: Tell) -> Outcome:
+        tell("half of it")
+        await go.wait()
+        return Outcome(text="all of it")
+
+    job = await jobs.wait(jobs.start("sweep", "", "ann", slow).id, 0.01)
+    assert (job.state, job.text) == ("running", "half of it")
+    with pytest.raises(HTTPException) as refused:
+        jobs.start("sweep", "", "bob", quick)
+    assert refused.value.status_code == 409
+    go.set()
+    assert (await jobs.wait(job.id)).text == "all of it"
+
+
+async def test_no_more_than_so_many_run_and_no_more_than_so_many_are_remembered() -> None:
+    jobs = Jobs()
+
+    async def endless(_: Tell) -> Outcome:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with jobs.opened():
+        started = [jobs.start("archive", str(each), "", endless) for each in range(RUNNING_MAX)]
+        with pytest.raises(HTTPException) as refused:
+            jobs.start("archive", "one more", "", quick)
+        assert refused.value.status_code == 429
+    ended = [jobs.find(job.id) for job in started]
+    assert [job.error.type for job in ended if job and job.error] == RUNNING_MAX * ["GivenUp"]
+    for each in range(KEPT_MAX + 5):
+        await jobs.wait(jobs.start("archive", str(each), "", quick).id)
+    assert len(jobs.all()) <= KEPT_MAX + 1
+
+
+async def test_what_a_job_failed_with_is_raised_to_who_waits_and_told_to_others() -> None:
+    jobs = Jobs()
+
+    async def refuses(_: Tell) -> Outcome:
+        raise ControlRefused("not that")
+
+    async def breaks(_: Tell) -> Outcome:
+        raise RuntimeError("what a thread holds")
+
+    job = jobs.start("archive", "a", "", refuses)
+    with pytest.raises(ControlRefused):
+        await jobs.wait(job.id)
+    found = jobs.find(job.id)
+    assert found is not None
+    assert (found.state, found.text) == ("failed", "not that")
+    job = jobs.start("archive", "a", "", breaks)
+    with pytest.raises(RuntimeError):
+        await jobs.wait(job.id)
+    found = jobs.find(job.id)
+    assert found is not None
+    # The words of an error that nobody expects may hold content.
+    assert "holds" not in found.text
+
+
+async def test_the_log_says_who_asked_for_what_and_what_came_of_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "everlong")
+    jobs = Jobs()
+    job = await jobs.wait(jobs.start("sweep", "", "ann\nbob", quick).id)
+    await jobs.wait(jobs.start("archive", "secret-id", "ann", quick).id)
+    assert caplog.messages[:2] == [
+        f"job {job.id}: sweep, asked for by ann bob",
+        f"job {job.id}: sweep done",
+    ]
+    assert "secret" not in caplog.text
+
+
+async def test_a_sweep_says_who_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def sweep(*_: object, **__: object) -> SweepReport:
+        return SweepReport(id="s", started_ms=1, dry_run=True)
+
+    async def client_of() -> None:
+        return None
+
+    desk = desk_of()
+    desk.client = client_of  # type: ignore[assignment,method-assign]
+    monkeypatch.setattr(service, "sweep", sweep)
+    async with browsing(desk, access=ROLES) as client:
+        job = await client.post("/api/v1/sweep", json={"by": "x"}, headers=bearer(Role.ADMIN))
+    assert (job.json()["by"], job.json()["state"]) == ("Admin", "done")
+    assert job.json()["text"].endswith("Asked for by Admin.")

@@ -1,0 +1,136 @@
+"""Queries whose process is killed: nothing of them runs on, and nothing that was said stays behind."""
+
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from everlong.queries import running
+from everlong.queries.folders import PREFIX, clear_left_behind, own_folder
+
+ENDLESS = (
+    "select count(*) from range(100000000) a, range(1000000) b where a.range % 7 = b.range % 11"
+)
+ASKING = f"""
+import sys, time
+from everlong.queries import Bounds
+from everlong.queries.engine import Database, needs_of
+from everlong.queries.folders import own_folder
+sql = {ENDLESS!r}
+with own_folder() as folder:
+    database = Database(folder, needs_of(sql), Bounds())
+    print(folder, flush=True)
+    if sys.argv[1] == "reads":
+        time.sleep(600)
+    database.run(sql)
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory for temporary files that no other process uses."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return tmp_path
+
+
+def asking(what: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", ASKING, what], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        yield process, Path(process.stdout.readline().strip())
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def reads() -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    yield from asking("reads")
+
+
+@pytest.fixture
+def runs() -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    yield from asking("runs")
+
+
+def wait(until: Callable[[], bool], seconds_max: float = 30) -> None:
+    deadline = time.monotonic() + seconds_max
+    while not until():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="children are found in /proc")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_statement_ends_with_the_process_that_asked_for_it(
+    runs: tuple[subprocess.Popen[str], Path], how: signal.Signals
+) -> None:
+    process, folder = runs
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    # Once it has opened the database, it is well under way.
+    wait(lambda: any(is_open_in(int(pid), folder) for pid in children.read_text().split()))
+    [child] = [int(pid) for pid in children.read_text().split()]
+    process.send_signal(how)
+    process.wait(30)
+    wait(lambda: not is_alive(child), 10)
+    # It may have met the end of its pipe before it could clear up: then the next query does.
+    clear_left_behind()
+    assert not folder.exists()
+
+
+def is_open_in(pid: int, folder: Path) -> bool:
+    try:
+        files = [each.readlink() for each in Path(f"/proc/{pid}/fd").iterdir()]
+    except OSError:
+        return False
+    return any(each.is_relative_to(folder) for each in files)
+
+
+def test_what_a_killed_process_left_is_cleared_and_what_others_hold_is_not(
+    reads: tuple[subprocess.Popen[str], Path], temporary: Path
+) -> None:
+    process, folder = reads
+    assert (folder / "views.duckdb").exists()
+    with own_folder() as own:
+        clear_left_behind()
+        assert folder.exists()
+        process.kill()
+        process.wait(30)
+        assert folder.exists()
+        clear_left_behind()
+        assert not folder.exists()
+        assert own.exists()
+    assert list(temporary.iterdir()) == []
+
+
+def test_only_folders_are_cleared(tmp_path: Path) -> None:
+    (tmp_path / "of-a-person").mkdir()
+    (tmp_path / f"{PREFIX}link").symlink_to(tmp_path / "of-a-person")
+    (tmp_path / f"{PREFIX}file").write_text("x")
+    clear_left_behind()
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_statement_has_no_more_of_a_processor_than_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits: dict[int, tuple[int, int]] = {}
+    monkeypatch.setattr(resource, "setrlimit", limits.__setitem__)
+    running.bound({"memory_bytes": 1, "disk_bytes": 1, "seconds": 1.5})
+    assert limits[resource.RLIMIT_CPU] == (5, 5)

@@ -1,0 +1,94 @@
+"""How long things are kept, as people write it; and how long an encoder may name a pack."""
+
+import pytest
+
+from everlong import limits
+from everlong.codecs.memory import ThreadMemory
+from everlong.codecs.offload import Offloader
+from everlong.policy import QUARANTINE_SECONDS_MIN, Retention, parse_retention, parse_seconds
+from everlong.storage.memory import MemoryBlobStore
+from everlong.storage.packstore import PackStore, pack_key
+from tests.journals import THREAD
+from tests.payloads import noise, payload, text
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"), [("90s", 90), ("30m", 1800), ("6h", 21600), ("1.5d", 129600)]
+)
+def test_times_are_read_as_people_write_them(written: str, seconds: float) -> None:
+    assert parse_seconds(written) == seconds
+
+
+@pytest.mark.parametrize("written", ["", "6", "h", "-1d", "6 h", "1w", "nan", "1e3s"])
+def test_what_is_no_time_is_refused(written: str) -> None:
+    with pytest.raises(ValueError, match="no time"):
+        parse_seconds(written)
+
+
+def test_a_retention_is_written_in_one_line() -> None:
+    assert parse_retention("") == Retention()
+    assert parse_retention("journal=2d, archive=never") == Retention(journal_seconds=172_800)
+    assert parse_retention("archive=1h,quarantine=2d") == Retention(
+        archive_seconds=3600, quarantine_seconds=172_800
+    )
+
+
+@pytest.mark.parametrize("written", ["payload", "other=1d", "payload=never", "journal=-1d"])
+def test_a_retention_that_is_not_understood_is_refused(written: str) -> None:
+    with pytest.raises(ValueError, match="write"):
+        parse_retention(written)
+
+
+def test_a_quarantine_is_longer_than_an_encoder_may_name_a_pack() -> None:
+    assert not Retention().too_short()
+    assert QUARANTINE_SECONDS_MIN > limits.ENCODER_PACK_SECONDS_MAX
+    assert Retention(quarantine_seconds=QUARANTINE_SECONDS_MIN - 1).too_short()
+    assert not Retention(quarantine_seconds=QUARANTINE_SECONDS_MIN).too_short()
+
+
+def test_a_pack_that_is_named_again_and_again_is_written_again_within_a_day() -> None:
+    memory = ThreadMemory()
+    data = text(20_000)
+    now = 0.0
+    memory.commit(memory.plan(b"e", data, "", now), b"n" * 32, now)
+    written = 0
+    step = limits.ENCODER_SECONDS_MAX / 2
+    while now < 2.5 * limits.ENCODER_PACK_SECONDS_MAX:
+        now += step  # As a task that is tried again for days: nobody reads what it names.
+        plan = memory.plan(b"e", data, "", now)
+        if plan.same_as is None:
+            assert not plan.contents.sources
+            memory.commit(plan, b"n" * 32, now)
+            written += 1
+    assert written == 2
+
+
+async def test_a_pack_with_no_bytes_of_its_own_is_written_again_within_a_day() -> None:
+    store, now, stored_at = MemoryBlobStore(), 0.0, dict[str, float]()
+    put = store.put
+
+    async def noted(key: str, data: bytes) -> None:
+        stored_at[key] = now
+        await put(key, data)
+
+    store.put = noted  # type: ignore[method-assign]
+    worker, other = (Offloader(PackStore(store)) for _ in range(2))
+    worker._memory._clock = other._memory._clock = lambda: now
+    whole = noise(300_000)
+    part = payload(whole[:290_000])  # All of it lies in the pack of the whole.
+    inputs = []
+    for number in range(2):  # Another worker's payloads go on from the whole, in its pack.
+        await other.write(THREAD, payload(whole), whole)
+        more = whole + noise(30_000, number)
+        inputs.append((await other.write(THREAD, payload(more), more))[0])
+        other._memory.forget(THREAD)
+    await worker.write(THREAD, payload(whole), whole)
+    oldest = 0.0
+    while now < 2.5 * limits.ENCODER_PACK_SECONDS_MAX:
+        now += limits.ENCODER_SECONDS_MAX / 2
+        if now % (20 * limits.ENCODER_SECONDS_MAX) == 0 and inputs:
+            # An activity reads its input: so the whole's pack is there, and the part's may be gone.
+            await worker.read(inputs.pop(), learn=True)
+        ref, _ = await worker.write(THREAD, part, part.data)  # A task that is tried again for days.
+        oldest = max(oldest, now - stored_at[pack_key(THREAD, ref.pack)])
+    assert 0 < oldest <= limits.ENCODER_PACK_SECONDS_MAX

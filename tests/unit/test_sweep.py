@@ -1,0 +1,335 @@
+"""What a sweep takes and what it leaves, in namespaces that are made up."""
+
+import asyncio
+import dataclasses
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from everlong.errors import BlobMissing, ConfigError
+from everlong.models import Kind, Ref, SweepOptions, thread_key
+from everlong.policy import Retention
+from everlong.storage.files import FileBlobStore
+from everlong.storage.memory import MemoryBlobStore
+from everlong.storage.opening import open_packs
+from everlong.storage.packstore import PackStore
+from everlong.sweep import Sweep
+from everlong.sweep.searching import Link, links_in
+from tests.kept import AT_ONCE, NAMESPACE, MadeUp, lived
+from tests.payloads import payload
+
+SWEEPS = 3
+"""The first quarantines, the second deletes for good; and the third finds nothing more to do."""
+
+
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=12, deadline=None)
+def test_what_goes_is_exactly_what_nothing_reaches(seed: int) -> None:
+    async def live() -> None:
+        world = await lived(MemoryBlobStore(), seed)
+        await world.sweep(whole_store=True)
+        left = await world.reachable()
+        assert await world.keys() == left
+        await _step_on(world)
+        left = await world.reachable()
+        for _ in range(SWEEPS):
+            report = await world.sweep(whole_store=True)
+            assert not report.incomplete
+        assert await world.keys() == left == await world.reachable()
+        assert not await world.keys("quarantine/")
+
+    asyncio.run(live())
+
+
+async def _step_on(world: MadeUp) -> None:
+    for run in list(world.all.values())[::2]:
+        if run.run.is_open:
+            world.close(run)
+        world.delete(run)
+
+
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=5, deadline=None)
+def test_what_an_index_remembers_does_not_change_what_goes(
+    tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    async def live() -> None:
+        index_dir = tmp_path_factory.mktemp("index")
+        world = await lived(MemoryBlobStore(), seed)
+        for _ in range(SWEEPS):
+            await world.sweep(index_dir=index_dir, whole_store=True)
+            for run in list(world.all.values())[:2]:
+                if run.run.is_open:
+                    run.payloads.append(await world.append(run, 500))
+                else:
+                    world.delete(run)
+        left = await world.reachable()
+        for _ in range(SWEEPS):
+            await world.sweep(index_dir=index_dir, whole_store=True)
+        assert await world.keys() == left
+
+    asyncio.run(live())
+
+
+async def small(store: MemoryBlobStore | None = None) -> MadeUp:
+    """Two threads with a journal and large payloads, and some garbage in both."""
+    world = MadeUp(store or MemoryBlobStore())
+    for number in range(2):
+        run = world.start(f"w{number}")
+        for _ in range(6):
+            run.payloads.append(await world.append(run, 400))
+        run.payloads.append(await world.large(f"w{number}"))
+        await world.large(f"w{number}")
+    return world
+
+
+async def test_what_is_young_stays(tmp_path: Path) -> None:
+    world = await small(FileBlobStore(tmp_path))  # type: ignore[arg-type]
+    before = await world.keys()
+    report = await world.sweep(Retention(quarantine_seconds=0))
+    assert await world.keys() == before
+    assert report.young.objects == 2
+    old = time.time() - 25 * 3600
+    for key in before:
+        os.utime(tmp_path / key, (old, old))
+    report = await world.sweep(Retention(quarantine_seconds=0))
+    assert report.quarantined.objects == 2
+    assert report.classes["payload"].objects == 2
+
+
+async def test_classes_have_times_of_their_own() -> None:
+    world = await small()
+    [run, _] = world.all.values()
+    run.payloads = run.payloads[:1]  # A reset: its journal and payloads are nobody's.
+    report = await world.sweep(
+        Retention(payload_seconds=0, journal_seconds=9, quarantine_seconds=0)
+    )
+    assert set(report.classes) == {"payload"}
+    report = await world.sweep(
+        Retention(payload_seconds=9, journal_seconds=0, quarantine_seconds=0)
+    )
+    assert set(report.classes) == {"journal"}
+
+
+async def test_a_store_that_tells_no_times_is_timed_by_the_index(tmp_path: Path) -> None:
+    world = await small()
+    kept = Retention(payload_seconds=1.0, journal_seconds=1.0, quarantine_seconds=0)
+    report = await world.sweep(kept, index_dir=tmp_path)
+    assert report.quarantined.objects == 0
+    deadline = time.monotonic() + 10
+    while not report.quarantined.objects:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.2)
+        report = await world.sweep(kept, index_dir=tmp_path)
+    assert report.quarantined.objects == 2
+
+
+async def test_a_dry_run_tells_what_would_go_and_changes_nothing() -> None:
+    world = await small()
+    before = await world.keys("")
+    report = await world.sweep(dry_run=True)
+    assert await world.keys("") == before
+    assert report.quarantined.objects == 2
+    assert {each.workflow_id for each in report.threads} == {"w0", "w1"}
+    assert (await world.sweep()).quarantined == report.quarantined
+
+
+async def test_threads_that_nobody_here_has_seen_are_left_alone() -> None:
+    world = await small()
+    elsewhere = PackStore(world.store)
+    await elsewhere.write_body(thread_key("another", "w9"), "segment", b"{}")  # type: ignore[arg-type]
+    report = await world.sweep()
+    assert report.foreign.objects == 1
+    report = await world.sweep(whole_store=True)
+    assert (report.foreign.objects, report.quarantined.objects) == (0, 1)
+
+
+async def test_a_thread_that_was_seen_once_goes_when_its_history_has_gone() -> None:
+    world = await small()
+    await world.sweep(Retention(quarantine_seconds=0))
+    world.all.clear()
+    for _ in range(SWEEPS):
+        await world.sweep()  # Without an index: what a sweep has seen is noted in the store.
+    assert await world.keys() == await world.keys("quarantine/") == set()
+
+
+async def test_a_read_puts_back_what_was_quarantined() -> None:
+    world = await small()
+    before = await world.keys()
+    runs = dict(world.all)
+    world.all.clear()
+    await world.sweep(AT_ONCE, whole_store=True)
+    assert await world.keys() == set()
+    told: list[str] = []
+    packs = open_packs(world.store, called=lambda operation, *_: told.append(operation))
+    for key in before:
+        assert await packs.store.get(key)
+        assert (await packs.store.get_range(key, 0, 4)) == b"EVPK"
+    assert await world.keys() == before
+    assert told.count("restore") == len(before)
+    world.all = runs
+    with pytest.raises(BlobMissing):
+        await packs.store.get(f"v1/{thread_key(NAMESPACE, 'w0')}/{'0' * 64}.pack")
+
+
+async def test_what_is_named_again_is_put_back_by_the_next_sweep() -> None:
+    world = await small()
+    hidden = next(iter(world.all))
+    world.hidden = {hidden}  # As a run that visibility does not list yet.
+    report = await world.sweep(whole_store=True)
+    assert report.quarantined.objects > 2
+    world.hidden = set()
+    report = await world.sweep()
+    assert report.restored.objects > 0
+    assert await world.keys() == await world.reachable()
+
+
+async def test_a_run_that_the_listing_leaves_out_counts_for_as_long_as_temporal_has_it(
+    tmp_path: Path,
+) -> None:
+    world = await small()
+    await world.sweep(index_dir=tmp_path)
+    world.hidden = set(world.all)
+    await world.sweep(index_dir=tmp_path)
+    assert await world.keys() == await world.reachable()
+
+
+async def test_what_an_activity_under_way_may_return_is_not_deleted() -> None:
+    world = await small()
+    run = next(iter(world.all.values()))
+    run.busy_since_ms = int(time.time() * 1000) - 5000
+    result = await world.append(run, 2000)  # Written, and not returned yet.
+    for _ in range(SWEEPS):
+        await world.sweep()
+    assert await world.keys("quarantine/")
+    run.payloads.append(result)
+    run.busy_since_ms = None
+    for _ in range(SWEEPS):
+        await world.sweep()
+    assert await world.keys() == await world.reachable()
+    assert not await world.keys("quarantine/")
+
+
+async def test_what_a_schedule_holds_stays() -> None:
+    world = await small()
+    world.nightly = await world.large("w0")
+    for _ in range(SWEEPS):
+        await world.sweep()
+    assert await world.keys() == await world.reachable()
+
+
+async def test_one_history_that_cannot_be_read_keeps_everything() -> None:
+    world = await small()
+    run = next(iter(world.all.values()))
+    lost = next(iter(await world._keys(run.payloads[-1])))
+    data = await world.store.get(lost)
+    await world.store.delete([lost])
+    before = await world.keys()
+    report = await world.sweep()
+    assert await world.keys() == before
+    assert "w0" in report.incomplete[0]
+    assert "BlobMissing" in report.incomplete[0]
+    await world.store.put(lost, data)
+    assert not (await world.sweep()).incomplete
+
+
+async def test_a_lost_segment_keeps_everything() -> None:
+    world = await small()
+    run = next(iter(world.all.values()))
+    assert run.head is not None
+    lost = min(await world._journal(run.head))
+    await world.store.delete([lost])
+    report = await world.sweep()
+    assert report.incomplete
+    assert report.quarantined.objects == 0
+
+
+async def test_payloads_that_are_not_understood_keep_everything() -> None:
+    world = await small()
+    run = next(iter(world.all.values()))
+    run.payloads.append(payload(b"secret", encoding=b"binary/encrypted"))
+    report = await world.sweep()
+    assert "binary/encrypted" in report.incomplete[0]
+    assert "secret" not in report.incomplete[0]
+    assert report.quarantined.objects == 0
+    report = await world.sweep(encodings=("binary/encrypted",))
+    assert not report.incomplete
+
+
+async def test_what_is_no_object_of_ours_is_never_touched() -> None:
+    world = await small()
+    names = ["v1/notes.txt", "v1/abc/def.pack", "doctor/probe", "other/thing", "archive/readme"]
+    names += [f"v1/{thread_key('', '')}/{'0' * 64}.pack", "quarantine/mine", "sweep/mine"]
+    for name in names:
+        await world.store.put(name, b"not ours")
+    for _ in range(SWEEPS):
+        await world.sweep(
+            Retention(
+                payload_seconds=0, journal_seconds=0, archive_seconds=0, quarantine_seconds=0
+            ),
+            whole_store=True,
+        )
+    assert set(names) <= await world.keys("")
+
+
+async def test_archives_go_by_their_age_alone() -> None:
+    world = await small()
+    place = f"archive/v1/{thread_key(NAMESPACE, 'w0')}/20260101T000000000Z-0123abcd"
+    for end in (".json", ".parquet"):
+        await world.store.put(place + end, b"archived")
+    for _ in range(SWEEPS):
+        await world.sweep()
+    assert len(await world.keys("archive/")) == 2
+    kept = Retention(payload_seconds=0, journal_seconds=0, archive_seconds=0, quarantine_seconds=0)
+    report = await world.sweep(kept)
+    assert report.classes["archive"].objects == 2
+    assert not await world.keys("archive/")
+
+
+@pytest.mark.parametrize("in_order", [True, False], ids=["in order", "sorted"])
+@pytest.mark.parametrize("kind", [Kind.SEGMENT, Kind.SNAPSHOT, Kind.MESSAGE])
+def test_refs_are_found_with_the_place_that_they_name(kind: Kind, in_order: bool) -> None:
+    ref = Ref(
+        thread="7" * 32, digest="ab" * 32, size_bytes=12, kind=kind, preview='a "b" ö', pack=True
+    )
+    data = json.dumps(dataclasses.asdict(ref), sort_keys=not in_order, separators=(",", ":"))
+    [link] = links_in(f'[{data},"{"0" * 63}"]'.encode())
+    assert link == Link(bytes.fromhex("ab" * 32), "7" * 32, kind is Kind.MESSAGE)
+
+
+def test_a_name_counts_wherever_it_stands() -> None:
+    name = "0123456789abcdef" * 4
+    for around in ("{}", "see v1/xyz/{}.pack", '\\"{}\\"', "g{}g"):
+        [link] = links_in(around.format(name).encode())
+        assert link == Link(bytes.fromhex(name))
+
+
+def test_a_quarantine_that_is_too_short_is_refused() -> None:
+    world = MadeUp(MemoryBlobStore())
+    with pytest.raises(ConfigError, match="quarantine_seconds"):
+        Sweep(world, None, world.packs, SweepOptions(retention=AT_ONCE))
+    Sweep(world, None, world.packs, SweepOptions())
+
+
+async def test_a_damaged_index_is_made_anew(tmp_path: Path) -> None:
+    world = await small()
+    await world.sweep(index_dir=tmp_path)
+    (tmp_path / "sweep.sqlite").write_bytes(b"not a database" * 100)
+    world.histories_read.clear()
+    report = await world.sweep(index_dir=tmp_path)
+    assert report.runs_read == len(world.all)
+    assert await world.keys() == await world.reachable()
+
+
+async def test_an_index_of_another_store_is_not_used(tmp_path: Path) -> None:
+    world = await small()
+    await world.sweep(index_dir=tmp_path)
+    other = await small(FileBlobStore(tmp_path / "blobs"))  # type: ignore[arg-type]
+    report = await other.sweep(index_dir=tmp_path)
+    assert report.runs_read == len(other.all)
+    assert await other.keys() == await other.reachable()

@@ -1,0 +1,125 @@
+"""Sweeps where other codecs stand before, inside and around ours."""
+
+import dataclasses
+import json
+import os
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from temporalio.api.common.v1 import Payload
+from temporalio.converter import PayloadCodec, WorkflowSerializationContext
+
+from everlong.codecs import EverlongCodec
+from everlong.codecs.refs import parse_ref
+from everlong.errors import ConfigError
+from everlong.models import SweepOptions, SweepReport
+from everlong.policy import Retention
+from everlong.storage.memory import MemoryBlobStore
+from everlong.storage.objects import object_key
+from everlong.storage.opening import open_packs
+from everlong.storage.packstore import PackStore
+from everlong.sweep import Sweep
+from tests.kept import AT_ONCE, NAMESPACE, MadeUp
+from tests.payloads import payload
+from tests.unit.test_sweep_holes import Masked
+
+SWEEPS = 3
+LONG = dataclasses.replace(AT_ONCE, quarantine_seconds=3600)
+NOTHING_YET = Retention(payload_seconds=3600, journal_seconds=3600, quarantine_seconds=3600)
+
+
+class Around(PayloadCodec):
+    """A team's codec around another one: it masks also what that one writes."""
+
+    def __init__(self, inner: PayloadCodec) -> None:
+        self._inner = inner
+        self._mask = Masked()
+
+    async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        return await self._mask.encode(await self._inner.encode(payloads))
+
+    async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        return await self._inner.decode(await self._mask.decode(payloads))
+
+
+def large() -> Payload:
+    return payload(b'"' + os.urandom(20_000).hex().encode() + b'"')
+
+
+async def swept(
+    world: MadeUp,
+    codec: PayloadCodec | None,
+    retention: Retention = AT_ONCE,
+    index_dir: Path | None = None,
+) -> SweepReport:
+    options = SweepOptions(retention=retention)
+    packs = PackStore(world.store)
+    return await Sweep(world, codec, packs, options, index_dir=index_dir, trusting=True).run()
+
+
+def test_a_codec_around_ours_is_refused_with_what_to_do() -> None:
+    world = MadeUp(MemoryBlobStore())
+    with pytest.raises(ConfigError, match=r"Around.*EverlongPlugin, last"):
+        Sweep(world, Around(world.codec), world.packs, SweepOptions())
+
+
+@pytest.mark.parametrize("is_remembered", [True, False], ids=["in memory", "in the store"])
+async def test_a_codec_of_ours_within_anothers_hides_nothing(is_remembered: bool) -> None:
+    """As where two plugins wrap the converter's codec, and are applied twice."""
+    world = MadeUp(MemoryBlobStore())
+    run = world.start("w0")
+    packs = open_packs(world.store)
+    context = WorkflowSerializationContext(namespace=NAMESPACE, workflow_id="w0")
+    inner = EverlongCodec(packs, inline_bytes_max=512).with_context(context)
+    codec = EverlongCodec(packs, inline_bytes_max=512).around(Around(inner))
+    plain = [large() for _ in range(3)]
+    run.payloads = await codec.with_context(context).encode([run.payloads[0], *plain])
+    world.close(run)
+    [run.payloads[-1]] = await codec.with_context(context).encode([run.payloads[-1]])
+    before = await world.keys()
+    assert len(before) == 3
+    if not is_remembered:
+        codec = EverlongCodec(packs).around(Around(EverlongCodec(open_packs(world.store))))
+    for _ in range(SWEEPS):
+        report = await swept(world, codec)
+        assert not report.incomplete
+        assert report.quarantined.objects == 0
+    assert await world.keys() == before
+    fresh = EverlongCodec(open_packs(world.store)).around(
+        Around(EverlongCodec(PackStore(world.store)))
+    )
+    assert await fresh.decode(run.payloads[1:4]) == plain
+
+
+async def test_text_that_names_a_payload_does_not_stand_for_its_ref(tmp_path: Path) -> None:
+    world = MadeUp(MemoryBlobStore())
+    run = world.start("w0")
+    world.codec = EverlongCodec(world.packs, inline_bytes_max=64).around(Masked())
+    run.payloads[0] = await world.encoded("w0", run.payloads[0])
+    for _ in range(2):
+        named = await world.append(run, 400)  # A payload in the store, masked, names the head.
+    ref = parse_ref(named)
+    said = f"pack 'v1/{ref.thread}/{ref.pack.hex()}.pack' is missing"  # type: ignore[union-attr]
+    run.payloads.append(await world.encoded("w0", payload(json.dumps(said).encode())))
+    await swept(world, world.codec, NOTHING_YET, tmp_path)
+    run.payloads.append(named)
+    for _ in range(SWEEPS):
+        assert not (await swept(world, world.codec, index_dir=tmp_path)).incomplete
+    assert run.head is not None
+    assert object_key(run.head.ref) in await world.keys()
+
+
+async def test_an_encoding_that_was_called_legible_by_mistake_is_not_remembered(
+    tmp_path: Path,
+) -> None:
+    world = MadeUp(MemoryBlobStore())
+    run = world.start("w0")
+    named = await world.append(run, 400)
+    run.payloads.append(payload(zlib.compress(named.data), encoding=b"json/zlib"))
+    world.close(run)
+    assert (await world.sweep(LONG, index_dir=tmp_path)).incomplete
+    mistaken = await world.sweep(LONG, index_dir=tmp_path, encodings=("json/zlib",))
+    assert not mistaken.incomplete
+    assert (await world.sweep(LONG, index_dir=tmp_path)).incomplete

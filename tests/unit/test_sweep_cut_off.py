@@ -1,0 +1,199 @@
+"""Sweeps that are cancelled, held up by a slow store, or whose clock is wrong."""
+
+import asyncio
+import dataclasses
+import threading
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from everlong import limits
+from everlong.codecs import EverlongCodec
+from everlong.errors import BlobMissing, StoreUnavailable
+from everlong.models import SweepOptions
+from everlong.policy import Retention
+from everlong.storage.blobs import BlobInfo
+from everlong.storage.files import FileBlobStore
+from everlong.storage.memory import MemoryBlobStore
+from everlong.storage.packstore import PackStore
+from everlong.storage.quarantine import PREFIX, RestoringBlobStore
+from everlong.sweep import Sweep
+from everlong.sweep.index import SweepIndex
+from everlong.sweep.waiting import alive
+from tests.kept import AT_ONCE, MadeUp
+
+LINKS = 300_000
+"""To follow so many takes a second."""
+DAY_NS = 24 * 3600 * 10**9
+
+
+def filled(index: SweepIndex, holder: str) -> None:
+    with index.together():
+        index._db.executemany(
+            "INSERT INTO links VALUES (?, ?, '', 0, 0)",
+            ((holder, number.to_bytes(32, "big")) for number in range(LINKS)),
+        )
+
+
+async def test_a_sweep_that_is_cancelled_while_the_index_thinks_ends_well(tmp_path: Path) -> None:
+    world = MadeUp(MemoryBlobStore())
+    run = world.start("w0")
+    thinks = asyncio.Event()
+
+    def tell(text: str) -> None:
+        if text == "following what is known":
+            thinks.set()
+
+    packs = PackStore(world.store)
+    options = SweepOptions(retention=AT_ONCE)
+    sweep = Sweep(
+        world, EverlongCodec(packs), packs, options, index_dir=tmp_path, tell=tell, trusting=True
+    )
+    await sweep.run()  # It makes the index.
+    identity = f"{world.store!r} {await world.namespace_id()} []"
+    index = SweepIndex(tmp_path, identity)
+    filled(index, run.run.run_id)
+    index.close()
+    thinks.clear()
+    sweeping = asyncio.create_task(sweep.run())
+    await thinks.wait()
+    for _ in range(3):  # As somebody who has no patience.
+        sweeping.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await sweeping
+    # It is sound, and the next one goes on with it.
+    index = SweepIndex(tmp_path, identity)
+    assert index.one("SELECT COUNT(*) FROM links") >= LINKS
+    index.close()
+    assert not (await sweep.run()).incomplete
+
+
+async def test_nobody_closes_an_index_that_thinks(tmp_path: Path) -> None:
+    index = SweepIndex(tmp_path, "x")
+    filled(index, "r")
+    index.run("INSERT INTO roots VALUES ('r')")
+    ended: list[str] = []
+
+    def think() -> None:
+        try:
+            index.reach_from_roots()
+        finally:
+            ended.append(threading.current_thread().name)
+
+    thinking = asyncio.create_task(index.think(think, lambda _: None))
+    await asyncio.sleep(0.1)
+    thinking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await thinking
+    assert len(ended) == 1
+    assert index.one("SELECT COUNT(*) FROM marked") in (0, LINKS)  # As a whole, or not at all.
+    index.close()
+
+
+async def test_what_was_cancelled_has_ended_when_whoever_waited_goes_on() -> None:
+    steps: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.05)
+            steps.append("cleaned up")
+
+    waiting = asyncio.create_task(alive(work(), lambda _: None, ""))
+    await asyncio.sleep(0.01)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert steps == ["cleaned up"]
+
+
+class Slow(MemoryBlobStore):
+    """Each read takes a while."""
+
+    seconds = 0.0
+
+    async def get(self, key: str) -> bytes:
+        await asyncio.sleep(self.seconds)
+        return await super().get(key)
+
+
+async def test_a_sweep_is_never_silent_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SWEEP_TELL_SECONDS", 0.1)
+    store = Slow()
+    world = MadeUp(store)
+    run = world.start("w0")
+    for _ in range(3):
+        run.payloads.append(await world.large("w0"))
+        run.payloads.append(await world.append(run, 400))
+        await world.large("w0")
+    store.seconds = 0.7  # As if each call took twelve minutes.
+    told, gaps = time.monotonic(), [0.0]
+
+    def tell(_: str) -> None:
+        nonlocal told
+        gaps.append(time.monotonic() - told)
+        told = time.monotonic()
+
+    packs = PackStore(store)
+    options = SweepOptions(retention=AT_ONCE)
+    report = await Sweep(
+        world, EverlongCodec(packs), packs, options, tell=tell, trusting=True
+    ).run()
+    tell("the end")
+    assert report.quarantined.objects == 3
+    assert max(gaps) < store.seconds
+
+
+async def test_a_sweeper_whose_clock_is_ahead_takes_nothing_too_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = MadeUp(FileBlobStore(tmp_path))
+    world.start("w0")
+    await world.large("w0")
+    await world.large("w0")
+    first = await world.sweep(Retention(payload_seconds=0))
+    assert first.quarantined.objects == 2
+    assert first.clock_ahead_seconds == 0
+    await world.large("w0")
+    now_ns = time.time_ns
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time_ns", lambda: now_ns() + 8 * DAY_NS)
+        report = await world.sweep(Retention())
+    assert (report.purged.objects, report.quarantined.objects) == (0, 0)
+    assert report.clock_ahead_seconds == pytest.approx(8 * 24 * 3600, abs=60)
+    assert abs(report.started_ms - now_ns() // 10**6) < 60_000
+
+
+async def test_a_clock_that_is_a_little_ahead_is_its_own_business(tmp_path: Path) -> None:
+    class Behind(FileBlobStore):
+        async def list(self, prefix: str) -> AsyncIterator[BlobInfo]:
+            async for info in super().list(prefix):
+                assert info.modified_ms is not None
+                yield dataclasses.replace(info, modified_ms=info.modified_ms - 2000)
+
+    world = MadeUp(Behind(tmp_path))
+    world.start("w0")
+    await world.large("w0")
+    await world.sweep()
+    report = await world.sweep()
+    assert (report.clock_ahead_seconds, report.purged.objects) == (0, 1)
+
+
+@pytest.mark.parametrize("read_only", [True, False], ids=["a sweep", "a worker"])
+async def test_a_quarantine_that_cannot_be_listed_is_no_proof_of_loss(read_only: bool) -> None:
+    class Broken(MemoryBlobStore):
+        async def list(self, prefix: str) -> AsyncIterator[BlobInfo]:
+            if prefix.startswith(PREFIX):
+                raise StoreUnavailable("try again")
+            async for info in super().list(prefix):
+                yield info
+
+    store = RestoringBlobStore(Broken(), read_only=read_only)
+    with pytest.raises(StoreUnavailable if read_only else BlobMissing):
+        await store.get("v1/a")
+    with pytest.raises(BlobMissing):
+        await store.get("other/a")

@@ -1,0 +1,225 @@
+"""What a sweep says of itself, and what the command does with what it is told."""
+
+import dataclasses
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from everlong.admin import service
+from everlong.cli import app, sweeping
+from everlong.codecs import EverlongCodec
+from everlong.errors import ConfigError, SweepIncomplete
+from everlong.models import SweepOptions, SweepReport, Tally
+from everlong.storage import quarantine
+from everlong.storage.memory import MemoryBlobStore
+from everlong.storage.packstore import PackStore
+from everlong.sweep import Records, Sweep
+from everlong.sweep.histories import Run
+from tests.kept import AT_ONCE, MadeUp, MadeUpRun
+from tests.payloads import noise, payload
+
+LONG = dataclasses.replace(AT_ONCE, quarantine_seconds=3600)
+
+
+async def written(world: MadeUp | None = None) -> tuple[MadeUp, MadeUpRun]:
+    world = world or MadeUp(MemoryBlobStore())
+    run = world.start("w0")
+    for _ in range(4):
+        run.payloads.append(await world.append(run, 400))
+    return world, run
+
+
+async def test_what_a_sweep_quarantined_is_in_quarantine_now() -> None:
+    world, _ = await written()
+    await world.large("w0")
+    await world.sweep(LONG)
+    await world.large("w0")
+    report = await world.sweep(LONG)
+    assert report.quarantined.objects == 1
+    assert report.in_quarantine.objects == len(await world.keys("quarantine/")) == 2
+    parts = (report.reachable, report.archives, report.young, report.foreign, report.quarantined)
+    assert report.stored.objects == sum(each.objects for each in parts)
+
+
+async def test_a_dry_run_counts_what_would_be_put_back_once() -> None:
+    world, run = await written()
+    named = await world.large("w0")
+    await world.large("w0")
+    await world.sweep(LONG)
+    run.payloads.append(named)
+    before = await world.keys("")
+    dry = await world.sweep(dry_run=True)  # It marks twice, since there is something to delete.
+    assert await world.keys("") == before
+    real = await world.sweep()
+    assert dry.restored == real.restored == Tally(objects=1, bytes=real.restored.bytes)
+    assert dry.purged == real.purged
+    assert dry.purged.objects == 1
+
+
+class Late(MadeUp):
+    """Something new turns up between the first mark and the exact one."""
+
+    listings = 0
+    late: MadeUpRun | None = None
+
+    async def runs(self) -> AsyncIterator[list[Run]]:
+        self.listings += 1
+        if self.listings == 2 and self.late is not None:
+            self.all[self.late.run.run_id] = self.late
+        async for page in super().runs():
+            yield page
+
+
+async def late() -> Late:
+    """A namespace with a copy whose time is over, so that there is an exact mark."""
+    world = Late(MemoryBlobStore())
+    await written(world)
+    old = await world.large("w0")
+    [key] = await world._keys(old)
+    copy = quarantine.copy_key(key, 1_000_000_000_000, "0123abcd")
+    await world.store.put(copy, await world.store.get(key))
+    await world.store.delete([key])
+    world.late = world.start("w9")
+    del world.all[world.late.run.run_id]
+    return world
+
+
+async def test_an_exact_mark_that_is_incomplete_deletes_nothing_and_says_what_was_done() -> None:
+    world = await late()
+    assert world.late is not None
+    world.late.payloads.append(payload(b"x", encoding=b"binary/odd"))
+    await world.large("w0")
+    report = await world.sweep()
+    assert "binary/odd" in report.incomplete[0]
+    assert (report.quarantined.objects, report.purged.objects) == (1, 0)
+
+
+async def test_what_an_exact_mark_finds_is_put_back_at_once() -> None:
+    world = await late()
+    assert world.late is not None
+    new = payload(b'"' + noise(4000, 77).hex().encode() + b'"')
+    world.late.payloads.append(await world.encoded("w0", new))
+    report = await world.sweep()
+    assert (report.quarantined.objects, report.restored.objects) == (1, 1)
+    assert await world.keys() == await world.reachable()
+
+
+async def test_whoever_sweeps_is_in_the_report_and_in_the_log() -> None:
+    world, _ = await written()
+    packs = PackStore(world.store)
+    options = SweepOptions(retention=AT_ONCE, by="ann", reason="the disk is full")
+    report = await Sweep(world, EverlongCodec(packs), packs, options, trusting=True).run()
+    assert (report.by, report.reason) == ("ann", "the disk is full")
+    records = Records(world.store, await world.namespace_id())
+    assert await records.last_report() == report
+    [key] = [each for each in await world.keys("sweep/") if each.endswith(f"-{report.id}-1.json")]
+    begun = json.loads(await world.store.get(key))
+    assert (begun["action"], begun["by"]) == ("begin", "ann")
+    assert SweepOptions().by == SweepReport(id="1", started_ms=0).by == ""
+
+
+class Told:
+    """What the command asked of the service."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.options: list[SweepOptions] = []
+        self.report = SweepReport(id="0123abcd", started_ms=0)
+        self.restored: list[str] = []
+        self.seconds: list[float] = []
+
+        async def sweep(_: Any, __: Any, options: SweepOptions, **___: Any) -> SweepReport:
+            self.options.append(options)
+            return self.report
+
+        async def schedule(_: Any, seconds: float, options: SweepOptions, **__: Any) -> None:
+            self.options.append(options)
+            self.seconds.append(seconds)
+
+        async def unschedule(_: Any) -> bool:
+            return True
+
+        async def restore(_: Any, keys: list[str]) -> list[Any]:
+            self.restored += keys
+            return []
+
+        async def connect(_: Any) -> None:
+            return None
+
+        monkeypatch.setattr(sweeping, "connect", connect)
+        monkeypatch.setattr(sweeping, "open_configured_packs", lambda _: None)
+        monkeypatch.setattr(service, "sweep", sweep)
+        monkeypatch.setattr(service, "schedule_sweeps", schedule)
+        monkeypatch.setattr(service, "unschedule_sweeps", unschedule)
+        monkeypatch.setattr(service, "restore_quarantined", restore)
+
+    def command(self, *arguments: str) -> tuple[str, BaseException | None]:
+        result = CliRunner().invoke(app, ["sweep", *arguments])
+        return result.stdout, result.exception
+
+    @property
+    def did_something(self) -> bool:
+        return bool(self.options or self.restored)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+    return Told(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("v1/aa/bb.pack",),
+        ("--dry-run", "v1/aa/bb.pack"),
+        ("--quarantine", "list", "v1/aa/bb.pack"),
+        ("--quarantine", "restore"),
+        ("--quarantine", "restore", "v1/aa/bb.pack", "--dry-run"),
+        ("--quarantine", "list", "--every", "6h"),
+        ("--every", "6h", "--dry-run"),
+        ("--every", "soon"),
+    ],
+)
+def test_what_makes_no_sense_together_is_refused(told: Told, arguments: tuple[str, ...]) -> None:
+    _, error = told.command(*arguments)
+    assert isinstance(error, ConfigError)
+    assert not told.did_something
+
+
+def test_a_schedule_is_told_as_json(told: Told) -> None:
+    text, _ = told.command("--every", "6h", "--json")
+    assert json.loads(text)["every_seconds"] == 6 * 3600
+    text, _ = told.command("--every", "off", "--json")
+    assert json.loads(text)["every_seconds"] is None
+    assert told.seconds == [6 * 3600]
+
+
+def test_the_command_says_who_sweeps(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    told.command("--by", "ann", "--reason", "a full disk")
+    monkeypatch.setattr("getpass.getuser", lambda: "bob")
+    told.command("--every", "6h")
+
+    def nobody() -> str:
+        raise KeyError("uid not found")
+
+    monkeypatch.setattr("getpass.getuser", nobody)
+    _, error = told.command()  # As in a container: it sweeps all the same.
+    assert error is None
+    assert [each.by for each in told.options] == ["ann", "bob", ""]
+    assert told.options[0].reason == "a full disk"
+
+
+def test_the_command_tells_what_was_not_read_and_what_was_done(told: Told) -> None:
+    told.report = dataclasses.replace(
+        told.report,
+        incomplete=("run x: it cannot be read",),
+        quarantined=Tally(objects=2, bytes=10),
+        classes={"payload": Tally(objects=2, bytes=10)},
+        clock_ahead_seconds=3600.0,
+    )
+    text, error = told.command()
+    assert isinstance(error, SweepIncomplete)
+    assert "nothing was deleted for good" in str(error)
+    assert "of class payload" in text

@@ -1,0 +1,235 @@
+"""What Temporal has and does not list, lists late, or lists as something else: it counts."""
+
+import asyncio
+import dataclasses
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from temporalio.api.enums.v1 import WorkflowExecutionStatus
+from temporalio.api.history.v1 import (
+    HistoryEvent,
+    WorkflowExecutionContinuedAsNewEventAttributes,
+    WorkflowExecutionPausedEventAttributes,
+    WorkflowExecutionStartedEventAttributes,
+)
+from temporalio.api.workflow.v1 import WorkflowExecutionInfo
+from temporalio.api.workflowservice.v1 import ListWorkflowExecutionsResponse
+
+from everlong import limits
+from everlong.models import thread_key
+from everlong.storage.memory import MemoryBlobStore
+from everlong.sweep import Histories
+from everlong.sweep.histories import closes, neighbours_of
+from everlong.sweep.records import Records, Seen
+from tests.kept import AT_ONCE, NAMESPACE, MadeUp, MadeUpRun
+
+SWEEPS = 3
+LONG = dataclasses.replace(AT_ONCE, quarantine_seconds=3600)
+ENDED = {"COMPLETED", "FAILED", "CANCELED", "TERMINATED", "CONTINUED_AS_NEW", "TIMED_OUT"}
+
+
+async def written(workflow_id: str = "w0") -> tuple[MadeUp, MadeUpRun]:
+    world = MadeUp(MemoryBlobStore())
+    run = world.start(workflow_id)
+    for _ in range(3):
+        run.payloads.append(await world.append(run, 400))
+    run.payloads.append(await world.large(workflow_id))
+    return world, run
+
+
+@pytest.mark.parametrize("status", WorkflowExecutionStatus.keys())
+async def test_what_has_not_ended_is_open_whatever_else_it_is(status: str) -> None:
+    async def listed(*_: Any, **__: Any) -> ListWorkflowExecutionsResponse:
+        info = WorkflowExecutionInfo(status=WorkflowExecutionStatus.Value(status))
+        return ListWorkflowExecutionsResponse(executions=[info])
+
+    service = SimpleNamespace(list_workflow_executions=listed)
+    client = SimpleNamespace(workflow_service=service, namespace=NAMESPACE)
+    histories = Histories(client)  # type: ignore[arg-type] # all that a listing needs
+    [[run]] = [page async for page in histories.runs()]
+    assert run.is_open == (status.removeprefix("WORKFLOW_EXECUTION_STATUS_") not in ENDED)
+
+
+def test_only_the_end_of_a_run_closes_it() -> None:
+    end = WorkflowExecutionContinuedAsNewEventAttributes(new_execution_run_id="next")
+    pause = WorkflowExecutionPausedEventAttributes()
+    assert closes(HistoryEvent(workflow_execution_continued_as_new_event_attributes=end))
+    assert not closes(HistoryEvent(workflow_execution_paused_event_attributes=pause))
+    assert not closes(HistoryEvent())
+
+
+def test_a_run_tells_of_those_before_and_after_it() -> None:
+    start = WorkflowExecutionStartedEventAttributes(
+        continued_execution_run_id="last", first_execution_run_id="first"
+    )
+    event = HistoryEvent(workflow_execution_started_event_attributes=start)
+    assert set(neighbours_of(event)) == {("", "last"), ("", "first")}
+    end = WorkflowExecutionContinuedAsNewEventAttributes(new_execution_run_id="next")
+    event = HistoryEvent(workflow_execution_continued_as_new_event_attributes=end)
+    assert list(neighbours_of(event)) == [("", "next")]
+
+
+async def test_a_run_that_seems_closed_is_read_until_its_last_event_says_so(
+    tmp_path: Path,
+) -> None:
+    world, run = await written()
+    run.run = dataclasses.replace(run.run, is_open=False)  # As a status of a newer server.
+    await world.sweep(index_dir=tmp_path)
+    run.payloads.append(await world.append(run, 2000))
+    for _ in range(SWEEPS):
+        await world.sweep(index_dir=tmp_path)
+    assert await world.keys() == await world.reachable()
+    world.close(run)
+    await world.sweep(index_dir=tmp_path)
+    world.histories_read.clear()
+    await world.sweep(index_dir=tmp_path)
+    assert world.histories_read == []
+
+
+async def test_what_was_beside_a_run_goes_when_it_has_ended(tmp_path: Path) -> None:
+    world, run = await written()
+    run.heartbeat = await world.large("w0")
+    await world.sweep(index_dir=tmp_path)
+    world.close(run)
+    for _ in range(SWEEPS):
+        await world.sweep(index_dir=tmp_path)
+    assert await world.keys() == await world.reachable()
+    assert not await world.keys("quarantine/")
+
+
+async def test_a_new_index_does_not_make_a_listing_decide() -> None:
+    world, run = await written()
+    await world.sweep(LONG)
+    before = await world.keys()
+    world.hidden = {run.run.run_id}
+    for _ in range(SWEEPS):
+        await world.sweep()  # With an index of its own each.
+    assert await world.keys() == before == await world.reachable()
+
+
+async def test_a_workflow_is_asked_for_again_before_its_copies_go(tmp_path: Path) -> None:
+    world, run = await written()
+    named = await world.large("w0")
+    world.close(run)
+    await world.sweep(index_dir=tmp_path)  # What is not named yet is quarantined.
+    again = world.start("w0")  # The id is used again, and the listing lags.
+    again.payloads.append(named)
+    world.hidden = {again.run.run_id}
+    for _ in range(SWEEPS):
+        await world.sweep(index_dir=tmp_path)
+    assert await world.keys() == await world.reachable()
+
+
+async def test_a_workflow_that_has_gone_is_asked_for_once(tmp_path: Path) -> None:
+    world, run = await written()
+    await world.sweep(LONG, index_dir=tmp_path / "a")
+    world.delete(run)
+    other = world.start("w1")
+    for _ in range(SWEEPS):
+        await world.sweep(LONG, index_dir=tmp_path / "b")
+    assert world.described.count("w0") == 1
+    assert await world.keys() == await world.reachable()
+    assert other.run.run_id in world.histories_read
+
+
+async def test_a_schedule_counts_until_temporal_says_that_it_is_gone(tmp_path: Path) -> None:
+    world, _ = await written()
+    world.nightly = await world.large("w-nightly")
+    await world.sweep(LONG, index_dir=tmp_path)
+    world.hidden_schedules.add("nightly")
+    for index_dir in (tmp_path, tmp_path, None, None):  # None: all that was known is in the store.
+        await world.sweep(index_dir=index_dir)
+        assert await world.keys() == await world.reachable()
+
+
+async def test_what_a_schedule_held_goes_with_it(tmp_path: Path) -> None:
+    world, _ = await written()
+    world.nightly = await world.large("w-nightly")
+    place = f"v1/{thread_key(NAMESPACE, 'w-nightly')}/"
+    assert await world.keys(place)
+    await world.sweep(index_dir=tmp_path)
+    world.nightly = None
+    for _ in range(SWEEPS):
+        report = await world.sweep(index_dir=tmp_path)
+    assert report.foreign.objects == 0
+    assert not await world.keys(place)
+    assert await world.keys() == await world.reachable()
+
+
+async def test_a_history_that_is_shorter_than_it_was_is_read_anew(tmp_path: Path) -> None:
+    world, run = await written()
+    past = list(run.payloads[:2])
+    await world.sweep(LONG, index_dir=tmp_path)
+    run.payloads = past  # Temporal's database was restored, and the run goes on from there.
+    run.payloads.append(await world.large("w0"))
+    for _ in range(SWEEPS):
+        await world.sweep(index_dir=tmp_path)
+    assert await world._keys(run.payloads[-1]) <= await world.keys()
+
+
+async def test_records_of_who_was_seen_are_merged_without_those_that_are_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "SWEEP_RECORDS_MAX", 3)
+    world = MadeUp(MemoryBlobStore())
+    for number in range(6):
+        run = world.start(f"w{number}")
+        if number % 2:
+            run.payloads.append(await world.large(f"w{number}"))
+        await world.sweep(LONG)
+        if number < 2:
+            world.delete(run)
+    records = Records(world.store, await world.namespace_id())
+    # The history of w1 is gone as well, but something of it is stored.
+    assert (await records.seen()).workflow_ids == {"w1", "w2", "w3", "w4", "w5"}
+    assert len(await world.keys(f"sweep/{await world.namespace_id()}/seen/")) <= 3
+
+
+async def test_ids_that_are_gone_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("everlong.sweep.records._GONE_MIN", 2)
+    world = MadeUp(MemoryBlobStore())
+    world.start("w0")
+    short = [world.start(f"short-{number}") for number in range(5)]
+    await world.sweep(LONG)
+    for run in short:
+        world.delete(run)
+    await world.sweep(LONG)
+    records = Records(world.store, await world.namespace_id())
+    assert (await records.seen()).workflow_ids == {"w0"}
+
+
+async def test_a_record_that_is_not_understood_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SWEEP_RECORDS_MAX", 1)
+    store = MemoryBlobStore()
+    newer = "sweep/n/seen/1763276400000-0123abcd.json"
+    await store.put(newer, json.dumps({"version": 9, "workflow_ids": ["x"]}).encode())
+    for number in range(3):
+        records = Records(store, "n", f"176327640000{number}-00000000")
+        await records.add_seen(Seen(), Seen(frozenset({f"w{number}"})), Seen())
+    assert (await records.seen()).workflow_ids == {"w0", "w1", "w2"}
+    assert await store.get(newer)
+
+
+async def test_records_that_are_merged_while_they_are_read_are_all_found() -> None:
+    class Merging(MemoryBlobStore):
+        is_merged = False
+
+        async def get(self, key: str) -> bytes:
+            if "/seen/" in key and not self.is_merged:
+                self.is_merged = True
+                seen = b'{"workflow_ids":["w0","w1"],"schedule_ids":[],"version":1}'
+                await self.put("sweep/n/seen/1763276400009-00000000-1.json", seen)
+                await self.delete(
+                    [each.key async for each in self.list("") if "-1." not in each.key]
+                )
+            await asyncio.sleep(0)
+            return await super().get(key)
+
+    store = Merging()
+    for number in range(2):
+        records = Records(store, "n", f"176327640000{number}-00000000")
+        await records._write_seen(Seen(frozenset({f"w{number}"})))
+    assert (await records.seen()).workflow_ids == {"w0", "w1"}

@@ -1,0 +1,96 @@
+"""Approvals: what is shown of a call is what will run, and what is missing is said."""
+
+import json
+import sys
+from typing import Any
+
+import pytest
+from temporalio.service import RPCError, RPCStatusCode
+
+from everlong.admin.service import Waiting, WaitingPage, waiting_in
+from everlong.admin.service.translating import translated_rpc
+from everlong.admin.service.waiting import ARGUMENTS_BYTES_MAX
+from everlong.admin.web.pages.rendering import environment
+from everlong.errors import BlobMissing, SetupRefused
+from everlong.models import Approval
+
+APPROVAL = Approval(id="7-1-ab", tool="pay", arguments='{"euros": 5', asked_ms=1)
+
+
+async def look(
+    monkeypatch: pytest.MonkeyPatch, arguments: str | None, context: str = ""
+) -> Waiting:
+    """Return what is shown of a call with these arguments; None if they cannot be had."""
+
+    async def arguments_of(*_: object) -> str:
+        if arguments is None:
+            raise BlobMissing("the pack is gone")
+        return arguments
+
+    async def context_of(*_: object) -> tuple[Any, ...]:
+        if context:
+            raise BlobMissing(context)
+        return ()
+
+    # The service has a function of the same name as the module.
+    module = sys.modules[Waiting.__module__]
+    monkeypatch.setattr(module, "arguments_of", arguments_of)
+    monkeypatch.setattr(module, "_context", context_of)
+    monkeypatch.setattr(module, "pending", pending)
+    [found] = await waiting_in(None, None, "ops-7")  # type: ignore[arg-type]
+    return found
+
+
+async def pending(*_: object) -> tuple[Approval, ...]:
+    return (APPROVAL,)
+
+
+async def test_arguments_that_cannot_be_had_are_not_taken_for_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = await look(monkeypatch, None)
+    assert found.arguments == '{"euros": 5'
+    assert found.problem.startswith("Only the beginning of the arguments can be shown")
+    found = await look(monkeypatch, '{"euros": 500}', "that of before is gone")
+    assert found.arguments == '{"euros": 500}'
+    assert found.problem.startswith("What came before cannot be shown")
+    assert not (await look(monkeypatch, "{}")).problem
+
+
+async def test_no_character_of_the_arguments_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (await look(monkeypatch, "a\ud800b")).arguments == "a\\ud800b"
+    found = await look(monkeypatch, "ü" * ARGUMENTS_BYTES_MAX)
+    assert found.arguments == "ü" * (ARGUMENTS_BYTES_MAX // 2)
+    assert found.arguments_bytes == 2 * ARGUMENTS_BYTES_MAX
+
+
+async def test_a_call_has_names_of_its_own_wherever_it_stands_on_the_page(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    call = await look(monkeypatch, json.dumps({"to": "\u202eann"}, ensure_ascii=False))
+    template = environment().get_template("approvals_list.html")
+    who = type("Who", (), {"may": lambda *_: True, "is_anonymous": True, "name": "ann"})()
+    other = Waiting(
+        thread_id="ops-8",
+        agent="",
+        approval=APPROVAL,
+        arguments="{}",
+        arguments_bytes=2,
+        context=(),
+    )
+
+    def ids(*calls: Waiting) -> set[str]:
+        found = WaitingPage(waiting=calls, threads=2, not_asked=0, problems={})
+        text = template.render(found=found, waiting_list=calls, who=who)
+        assert "\u202e" not in text
+        return {part.partition('"')[0] for part in text.split(' id="')[1:]}
+
+    assert len(ids(call, other)) == 6
+    assert ids(call, other) == ids(call) | ids(other)
+
+
+def test_a_server_without_our_search_attributes_says_what_to_run() -> None:
+    said = "invalid query: invalid search attribute: EverlongPendingApprovals"
+    refused = translated_rpc(RPCError(said, RPCStatusCode.INVALID_ARGUMENT, b""), "")
+    assert isinstance(refused, SetupRefused)
+    assert "everlong setup" in str(refused)
