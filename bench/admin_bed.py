@@ -1,0 +1,194 @@
+"""Threads to list and journals to read, without a model: what visibility and the store would hold."""
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from temporalio.client import Client
+from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
+
+from everlong import ThreadStart
+from everlong.compaction import Snapshot
+from everlong.models import (
+    AGENT_WORKFLOW,
+    CARD_MEMO,
+    Compacted,
+    Counters,
+    Entry,
+    Fact,
+    Kind,
+    Message,
+    SegmentRef,
+    StepInfo,
+    ThreadCard,
+    ThreadState,
+    note,
+    thread_key,
+)
+from everlong.past import Reader, message_entry
+from everlong.storage.journal import Journal
+from everlong.storage.packstore import PackStore
+
+AGENTS: Final = ("ops", "support", "research", "billing")
+_AT_ONCE: Final = 32
+_LISTED_SECONDS_MAX: Final = 120.0
+_KIB: Final = 1024
+_HOUR_MS: Final = 3_600_000
+# An entry in twenty has a body of its own: a long tool result.
+_LONG_EVERY: Final = 20
+_LONG_BYTES: Final = 6_000
+_APPEND_ENTRIES: Final = 32
+_COMPACT_EVERY: Final = 5 * _APPEND_ENTRIES
+
+
+async def populate(client: Client, count: int, *, prefix: str = "thread", first: int = 0) -> None:
+    """Start threads that nobody runs, with what a thread that has run for long says of itself."""
+    places = asyncio.Semaphore(_AT_ONCE)
+
+    async def start(number: int) -> None:
+        async with places:
+            await client.start_workflow(
+                AGENT_WORKFLOW,
+                ThreadStart(agent=AGENTS[number % len(AGENTS)]),
+                id=f"{prefix}-{number:05}",
+                task_queue="nobody",
+                memo={CARD_MEMO: card(number)},
+                search_attributes=attributes(number),
+            )
+
+    await asyncio.gather(*(start(number) for number in range(first, first + count)))
+
+
+async def until_listed(client: Client, count: int) -> None:
+    """Wait until visibility lists that many threads."""
+    deadline = time.monotonic() + _LISTED_SECONDS_MAX
+    query = f"WorkflowType = '{AGENT_WORKFLOW}'"
+    while (found := (await client.count_workflows(query)).count) < count:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"visibility lists {found} of {count} threads")
+        await asyncio.sleep(0.1)
+
+
+def card(number: int) -> ThreadCard:
+    """Return the card of a thread: sizes and trends that differ from thread to thread."""
+    now_ms = time.time_ns() // 1_000_000
+    stored = (number * 7919 % 4096 + 1) * 4 * _KIB
+    return ThreadCard(
+        ms=now_ms,
+        steps=number % 900 + 1,
+        messages=number % 40 + 1,
+        runs=number % 30 + 1,
+        tokens=(number % 900 + 1) * 2_300,
+        cost_usd=round((number % 900 + 1) * 0.0071, 4),
+        operational_bytes=2_000 + number % 3_000,
+        context_bytes=(number % 200 + 4) * _KIB,
+        stored_bytes=stored,
+        read_bytes=stored * 40,
+        lag_bytes=number % 7 * _KIB if number % 50 == 0 else 0,
+        lag_since_ms=now_ms - 60_000 if number % 50 == 0 else None,
+        resume_ms=20.0 + number % 400,
+        trend=tuple(
+            (now_ms - (24 - hour) * _HOUR_MS, stored * (hour + 1) // 24) for hour in range(24)
+        ),
+    )
+
+
+def attributes(number: int) -> TypedSearchAttributes:
+    """Return the search attributes of a thread."""
+    pending = 2 if number % 400 == 7 else 0
+    status, reason = "active", ""
+    if pending:
+        status = "approval"
+    elif number % 61 == 0:
+        status, reason = "paused", "same_failure_max" if number % 2 else "person"
+    pairs: list[SearchAttributePair[Any]] = [
+        SearchAttributePair(
+            SearchAttributeKey.for_keyword("EverlongAgent"), AGENTS[number % len(AGENTS)]
+        ),
+        SearchAttributePair(SearchAttributeKey.for_keyword("EverlongStatus"), status),
+        SearchAttributePair(SearchAttributeKey.for_keyword("EverlongReason"), reason),
+        SearchAttributePair(SearchAttributeKey.for_int("EverlongPendingApprovals"), pending),
+        SearchAttributePair(
+            SearchAttributeKey.for_int("EverlongStateBytes"), card(number).stored_bytes
+        ),
+        SearchAttributePair(
+            SearchAttributeKey.for_float("EverlongGrowthBytesPerHour"), number % 997 * 512.0
+        ),
+        SearchAttributePair(
+            SearchAttributeKey.for_float("EverlongLastResumeMs"), 20.0 + number % 400
+        ),
+    ]
+    if pending:
+        asked = datetime.now(UTC) - timedelta(minutes=number % 600)
+        pairs.append(SearchAttributePair(SearchAttributeKey.for_datetime("EverlongAskedAt"), asked))
+    return TypedSearchAttributes(pairs)
+
+
+async def start_with_journal(
+    client: Client, packs: PackStore, thread_id: str, entries: int, *, task_queue: str, agent: str
+) -> SegmentRef:
+    """Start a thread that waits, with a journal of that many entries: turns with one tool each."""
+    journal = Journal(packs, thread_key(client.namespace, thread_id))
+    began_ms = time.time_ns() // 1_000_000 - 60_000 * entries
+    head: SegmentRef | None = None
+    written = 0
+    snapshots = Reader(packs, thread_key(client.namespace, thread_id))
+    for first in range(1, entries + 1, _APPEND_ENTRIES):
+        last = min(entries, first + _APPEND_ENTRIES - 1)
+        made = [await _entry(journal, seq, began_ms) for seq in range(first, last + 1)]
+        if first % _COMPACT_EVERY == 1 and first > 1:
+            made[0] = await _compaction(snapshots, first, began_ms)
+        head, head_bytes = await journal.append(head, [each for each, _ in made])
+        written += head_bytes + sum(body_bytes for _, body_bytes in made)
+    if head is None:
+        raise ValueError("a journal has at least one entry")
+    turns = entries // len(_TURN)
+    counters = Counters(steps=2 * turns, messages=turns, answered=turns, written_bytes=written)
+    await client.start_workflow(
+        AGENT_WORKFLOW,
+        ThreadStart(agent=agent, state=ThreadState(head=head, counters=counters)),
+        id=thread_id,
+        task_queue=task_queue,
+    )
+    return head
+
+
+_TURN: Final[Sequence[tuple[Kind, str]]] = (
+    (Kind.MESSAGE, "user"),
+    (Kind.REPLY, "assistant"),
+    (Kind.TOOL_RESULT, "tool"),
+    (Kind.REPLY, "assistant"),
+)
+
+
+async def _entry(journal: Journal, seq: int, began_ms: int) -> tuple[Entry, int]:
+    kind, role = _TURN[(seq - 1) % len(_TURN)]
+    text = f"entry {seq}: the queue of checkout has {seq * 31 % 977} jobs"
+    if kind == Kind.TOOL_RESULT and seq % _LONG_EVERY == 3:
+        text = "\n".join(f"{text}, line {line}" for line in range(_LONG_BYTES // len(text)))
+    message = Message(
+        role=role,
+        text=text,
+        call_id=f"call-{seq}" if role == "tool" else "",
+        tool="read" if role == "tool" else "",
+    )
+    entry, written = await message_entry(journal, kind, message, began_ms + 60_000 * seq, 32 * _KIB)
+    step = StepInfo(number=seq // 2, thread_bytes=900 * seq, context_bytes=40_000)
+    return _numbered(entry, seq, step if kind == Kind.REPLY else None), written
+
+
+async def _compaction(reader: Reader, seq: int, began_ms: int) -> tuple[Entry, int]:
+    """Store a snapshot of all entries before; return the entry that says so."""
+    time_ms = began_ms + 60_000 * seq
+    fact = Fact(key="owner", text=f"checkout belongs to team {seq % 7}", time_ms=time_ms)
+    snapshot = Snapshot(upto_seq=seq - 1, time_ms=time_ms, budget_bytes=64 * _KIB, facts=(fact,))
+    ref, written = await reader.store(snapshot, 4 * _KIB)
+    done = Compacted(snapshot=ref, reason="size", before_bytes=256 * _KIB, after_bytes=4 * _KIB)
+    return note(seq, Kind.COMPACTION, done, time_ms), written
+
+
+def _numbered(entry: Entry, seq: int, step: StepInfo | None) -> Entry:
+    return dataclasses.replace(entry, seq=seq, step=step)
