@@ -45,7 +45,7 @@ async def new_namespace(address: str, *, attributes: bool = False) -> str:
             async for _ in inside.list_workflows("WorkflowId = 'none'"):
                 pass
             await inside.start_workflow("nothing", id="nothing", task_queue="nothing")
-            await inside.get_workflow_handle("nothing").terminate()
+            await end(inside, "nothing")
             break
         except RPCError:
             assert time.monotonic() < deadline
@@ -53,6 +53,11 @@ async def new_namespace(address: str, *, attributes: bool = False) -> str:
     if attributes:
         await service.set_up(inside)
     await delete(inside, "nothing")
+
+    async def is_empty() -> bool:
+        return (await inside.count_workflows()).count == 0
+
+    await until(is_empty)
     return name
 
 

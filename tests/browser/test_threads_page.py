@@ -1,5 +1,6 @@
 """The list of threads: sorted, filtered, searched, in pages, and live."""
 
+import asyncio
 import re
 import time
 from collections.abc import AsyncIterator
@@ -7,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Page, expect
+from playwright.async_api import Page, Route, expect
 
 from everlong.admin.web import Access, create_admin_app
 from tests.browser.checks import check_page
@@ -82,6 +83,23 @@ async def test_ten_thousand_threads_are_listed_sorted_filtered_and_paged(
         await page.get_by_label("Search by thread id").fill("nothing like it")
         await page.get_by_role("button", name="Search").click()
         await expect(page.get_by_role("heading", name="No thread fits")).to_be_visible()
+
+
+async def test_a_filter_that_is_chosen_before_the_script_is_there_counts(
+    stage: Stage, many: str
+) -> None:
+    async with open_page(stage, url=many) as page:
+        may_come = asyncio.Event()
+
+        async def come_late(route: Route) -> None:
+            await may_come.wait()
+            await route.continue_()
+
+        await page.route("**/static/app.js*", come_late)
+        await page.goto("/", wait_until="commit")
+        await page.get_by_label("Status").select_option("paused")
+        may_come.set()
+        await expect(page).to_have_url(re.compile("status=paused"))
 
 
 async def test_polling_ten_thousand_threads_that_do_not_change_sends_nothing(

@@ -21,10 +21,6 @@ startQuery();
 startLazy();
 startSweeping();
 
-// A filter that is chosen is meant; a search is sent by Enter, as everywhere.
-for (const chosen of document.querySelectorAll("form[data-filters] select")) {
-  chosen.addEventListener("change", () => chosen.form.requestSubmit());
-}
 // A page of results is found by its address, so fields that say nothing stay out of it.
 for (const form of document.querySelectorAll("form[data-filters]")) {
   form.addEventListener("formdata", (event) => {
@@ -33,7 +29,16 @@ for (const form of document.querySelectorAll("form[data-filters]")) {
     }
   });
 }
+// A filter that is chosen is meant, also one that was chosen before this script had come; a search is
+// sent by Enter, as everywhere.
+for (const filter of document.querySelectorAll("form[data-filters] select")) {
+  filter.addEventListener("change", () => filter.form.requestSubmit());
+  const sent = filter.querySelector("option[selected]") || filter.options[0];
+  if (!sent.selected) filter.form.requestSubmit();
+}
 document.querySelector("[data-logout]")?.addEventListener("click", async () => {
   await fetch("/api/v1/session", { method: "DELETE" });
   location.assign("/login");
 });
+// From here on buttons do what they say.
+document.documentElement.dataset.ready = "";

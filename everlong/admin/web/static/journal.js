@@ -7,6 +7,7 @@ export function startJournal() {
   const journal = document.querySelector("[data-journal]");
   if (!journal) return;
   journal.addEventListener("toggle", (event) => opened(event.target), true);
+  for (const entry of journal.querySelectorAll("details[open]")) opened(entry);
   journal.addEventListener("click", (event) => {
     const more = event.target.closest("[data-more]");
     if (more) grow(more);

@@ -5,9 +5,11 @@ import { localise } from "./times.js";
 export function startLazy() {
   for (const part of document.querySelectorAll("details[data-lazy]")) {
     const place = part.querySelector("[data-lazy-place]");
-    part.addEventListener("toggle", () => {
+    const readIfOpen = () => {
       if (part.open && !place.dataset.state) read(place, part.dataset.lazy);
-    });
+    };
+    part.addEventListener("toggle", readIfOpen);
+    readIfOpen(); // Somebody may have been faster than this script.
     part.addEventListener("click", (event) => {
       const next = event.target.closest("[data-lazy-next]");
       if (next) read(place, next.dataset.lazyNext);

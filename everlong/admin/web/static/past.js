@@ -48,7 +48,9 @@ export function startPast() {
       number.max = last;
     }
   });
-  past.addEventListener("toggle", () => {
+  const showIfOpen = () => {
     if (past.open && !place.dataset.seq) show();
-  });
+  };
+  past.addEventListener("toggle", showIfOpen);
+  showIfOpen(); // Somebody may have been faster than this script.
 }
