@@ -63,7 +63,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TemporalServer]:
     folder = tmp_path_factory.mktemp("temporal")
-    running = asyncio.run(start_server(folder, dynamic_config=QUICK_DELETES))
+    running = asyncio.run(start_server(folder, dynamic_config=QUICK_DELETES, durable=False))
     with running.process:
         yield running
 

@@ -112,10 +112,11 @@ class Driven:
     async def until(
         self, done: Callable[[ThreadStatus], bool], seconds: float = 25
     ) -> ThreadStatus:
-        deadline = time.monotonic() + seconds
+        deadline, pause = time.monotonic() + seconds, 0.03
         while not done(status := await self.status()):
             assert time.monotonic() < deadline, status
-            await asyncio.sleep(0.03)
+            await asyncio.sleep(pause)
+            pause = min(0.2, 1.3 * pause)  # A query costs the worker and the server 10 ms.
         return status
 
     async def is_(self, status: str) -> ThreadStatus:

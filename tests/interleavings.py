@@ -26,7 +26,7 @@ from everlong.models import COMPACT_SIGNAL, PAUSE_SIGNAL, UNPAUSE_SIGNAL, Thread
 from everlong.storage import open_store
 from everlong.storage.packstore import PackStore
 from tests.interleavings_oracle import Attempt, Life, faults_of, tasks_failed
-from tests.killing import Reaper
+from tests.killing import PAUSE_SECONDS, Reaper
 from tests.voices import Refused, Unreachable, Voice
 
 ACTIONS = 15
@@ -151,6 +151,8 @@ class Campaign:
     at_once: int = 16
     deaths_max: int | None = None
     """How often workers die, so that a short campaign comes to an end."""
+    pause_seconds: tuple[float, float] = PAUSE_SECONDS
+    """How long none dies: at least, and at most."""
     keep: Path | None = None
     """Where histories go in which a workflow task failed."""
     say: Callable[[str], object] = lambda _: None
@@ -170,7 +172,7 @@ class Campaign:
                 await self._live(client, PackStore(store), seed, reaper.frozen)
 
         source = random.Random(f"{self.seed} kills")
-        async with Reaper(self.settings, source, self.deaths_max) as reaper:
+        async with Reaper(self.settings, source, self.deaths_max, self.pause_seconds) as reaper:
             await asyncio.gather(*(one(number) for number in range(self.count)))
         self.totals.update(kills=reaper.kills, freezes=len(reaper.frozen))
 

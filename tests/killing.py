@@ -21,7 +21,11 @@ class Reaper:
     """Keeps a few workers running, and ends one every few seconds."""
 
     def __init__(
-        self, settings: Settings, source: random.Random, deaths_max: int | None = None
+        self,
+        settings: Settings,
+        source: random.Random,
+        deaths_max: int | None = None,
+        pause_seconds: tuple[float, float] = PAUSE_SECONDS,
     ) -> None:
         self.kills = 0
         self.frozen: list[int] = []
@@ -29,6 +33,7 @@ class Reaper:
         self._settings = settings
         self._source = source
         self._deaths_max = deaths_max
+        self._pause_seconds = pause_seconds
         self._started = 0
         self._workers: list[ManagedProcess] = []
         self._reaping: asyncio.Task[None] | None = None
@@ -56,7 +61,7 @@ class Reaper:
 
     async def _reap(self) -> None:
         while self._deaths_max is None or self.kills + len(self.frozen) < self._deaths_max:
-            await asyncio.sleep(self._source.uniform(*PAUSE_SECONDS))
+            await asyncio.sleep(self._source.uniform(*self._pause_seconds))
             how = self._source.choices(["one", "all", "freeze"], [7, 2, 1])[0]
             if how == "freeze":
                 await self._freeze(self._source.choice(self._workers))

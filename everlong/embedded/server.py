@@ -27,6 +27,7 @@ _START_SECONDS_MAX: Final = 60.0
 _START_ATTEMPTS_MAX: Final = 3
 _UP: Final = "Temporal Server:"
 _IN_USE: Final = "address already in use"
+_FLEETING: Final = ("synchronous=OFF", "journal_mode=MEMORY")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,11 +57,13 @@ async def start_server(
     usual_ports: bool = False,
     codec_endpoint: str = "",
     dynamic_config: Mapping[str, str] | None = None,
+    durable: bool = True,
 ) -> TemporalServer:
     """Start the dev server and wait until it answers.
 
     A port that is asked for is used or refused. Otherwise Temporal's usual one is taken if that is
-    wanted and free, or else any free port; and another one if somebody else was faster.
+    wanted and free, or else any free port; and another one if somebody else was faster. One that is
+    not `durable` is quicker, and what it held may be unreadable once it was killed: for tests.
     """
     binary = find_temporal()
     if port is not None and port == ui_port:
@@ -77,6 +80,8 @@ async def start_server(
         arguments = [binary, *_arguments(data_dir, chosen, ui_chosen, codec_endpoint)]
         for name, value in (dynamic_config or {}).items():
             arguments += ["--dynamic-config-value", f"{name}={value}"]
+        for pragma in () if durable else _FLEETING:
+            arguments += ["--sqlite-pragma", pragma]
         process = ManagedProcess(
             "Temporal server",
             arguments,

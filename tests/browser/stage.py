@@ -83,7 +83,7 @@ async def until(is_so: Callable[[], Awaitable[bool]], seconds: float = 15) -> No
 @contextlib.asynccontextmanager
 async def open_stage(folder: Path) -> AsyncIterator[Stage]:
     """Set everything up, once for all tests."""
-    server = await start_server(folder, dynamic_config=QUICK_DELETES)
+    server = await start_server(folder, dynamic_config=QUICK_DELETES, durable=False)
     agents = [agent(), agent("tight", Policy(failed_turns_max=1))]
     store = open_store((folder / "blobs").as_uri())
     with server.process:

@@ -113,7 +113,7 @@ async def test_polling_ten_thousand_threads_that_do_not_change_sends_nothing(
         assert response.status == 304
         began = time.perf_counter()
         await page.request.get("/fragments/threads")
-        assert time.perf_counter() - began < 1
+        assert time.perf_counter() - began < 5
 
 
 async def test_at_390_pixels_rows_are_cards(stage: Stage, many: str) -> None:

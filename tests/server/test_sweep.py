@@ -5,7 +5,7 @@ import dataclasses
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from everlong.admin import service
 from everlong.cli import app
-from everlong.embedded import TemporalServer, start_server
+from everlong.embedded import TemporalServer
 from everlong.errors import EverlongError
 from everlong.models import (
     SWEEPER_SCHEDULE,
@@ -30,21 +30,12 @@ from everlong.storage.packstore import PackStore
 from everlong.telemetry.spans import SWEEP
 from tests.conftest import Threads, open_threads
 from tests.soak_agents import soak
-from tests.sweeps import AT_ONCE, QUICK_DELETES, delete, end, new_namespace, stored, sweep
+from tests.sweeps import AT_ONCE, delete, end, new_namespace, stored, sweep
 
 if TYPE_CHECKING:
     from tests.weed import Weed
 
 GONE_SECONDS_MAX = 30.0
-
-
-@pytest.fixture(scope="module")
-def deleting_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TemporalServer]:
-    """A server that deletes histories at once; by default that takes up to a minute."""
-    starting = start_server(tmp_path_factory.mktemp("temporal"), dynamic_config=QUICK_DELETES)
-    running = asyncio.run(starting)
-    with running.process:
-        yield running
 
 
 @pytest.fixture(params=["file", "s3"])
@@ -56,9 +47,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-async def threads(deleting_server: TemporalServer, url: str) -> AsyncIterator[Threads]:
-    namespace = await new_namespace(deleting_server.address)
-    async with open_threads(deleting_server.address, open_store(url), soak) as opened:
+async def threads(server: TemporalServer, url: str) -> AsyncIterator[Threads]:
+    namespace = await new_namespace(server.address)
+    async with open_threads(server.address, open_store(url), soak) as opened:
         config = {**opened.client.config(), "namespace": namespace}
         opened.client = Client(**config)  # type: ignore[arg-type] # as its own config has it
         yield opened
@@ -179,7 +170,7 @@ async def test_workers_sweep_by_a_schedule(threads: Threads) -> None:
 
 @pytest.mark.parametrize("url", ["file"], indirect=True)
 async def test_the_command_sweeps_and_puts_back(
-    threads: Threads, url: str, deleting_server: TemporalServer, tmp_path: Path
+    threads: Threads, url: str, server: TemporalServer, tmp_path: Path
 ) -> None:
     async with threads.worker():
         await talk(threads, "ops")
@@ -187,7 +178,7 @@ async def test_the_command_sweeps_and_puts_back(
     thread = thread_key(threads.client.namespace, "ops")
     ref, _ = await packs.write_body(thread, "segment", b"nobody's")  # type: ignore[arg-type]
     env = {
-        "TEMPORAL_ADDRESS": deleting_server.address,
+        "TEMPORAL_ADDRESS": server.address,
         "TEMPORAL_NAMESPACE": threads.client.namespace,
         "EVERLONG_STORE": url,
         "EVERLONG_DATA_DIR": str(tmp_path / "data"),

@@ -40,7 +40,9 @@ PAUSES = {"frontend.WorkflowPauseEnabled": "true"}
 @pytest.fixture(scope="module")
 def pausing_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TemporalServer]:
     config = {**QUICK_DELETES, **PAUSES}
-    running = asyncio.run(start_server(tmp_path_factory.mktemp("temporal"), dynamic_config=config))
+    running = asyncio.run(
+        start_server(tmp_path_factory.mktemp("temporal"), dynamic_config=config, durable=False)
+    )
     with running.process:
         yield running
 

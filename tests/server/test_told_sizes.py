@@ -84,7 +84,7 @@ async def test_a_slow_store_is_what_a_resume_says_it_waited_for(
         assert told["everlong.resume.blobs"] == 1
         assert told["everlong.resume.cache.misses"] == 1
         assert told["everlong.resume.bytes"] > 1000  # type: ignore[operator]
-        assert 0.3 <= told["everlong.resume.read_seconds"] < 1.5  # type: ignore[operator]
+        assert 0.3 <= told["everlong.resume.read_seconds"] < 5  # type: ignore[operator]
         parts = [
             told[f"everlong.resume.{part}_seconds"]
             for part in ("history", "read", "replay", "command")

@@ -117,7 +117,7 @@ async def test_a_list_without_end_is_refused_at_once(path: str, body: bytes) -> 
     assert answer.status_code == 422
     assert len(answer.content) < 1_000
     # Each item as an error of its own took half a minute.
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10
 
 
 async def test_as_many_as_may_be_named_are_taken() -> None:

@@ -197,15 +197,15 @@ def test_an_endpoint_that_does_not_answer_holds_up_nobody_who_stops(
 ) -> None:
     before = set(threading.enumerate())
     monkeypatch.setattr(exporters, "_SHUTDOWN_SECONDS_MAX", 0.1)
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "3")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
         providers = opened(OTEL_TRACES_EXPORTER="otlp", OTEL_METRICS_EXPORTER="otlp")
         started = time.monotonic()
         emit(providers)
-        assert time.monotonic() - started < 0.9
+        assert time.monotonic() - started < 2.5
         assert "OTEL_EXPORTER_OTLP_ENDPOINT" in caplog.text
         while not set(threading.enumerate()) <= before:
-            assert time.monotonic() - started < 10
+            assert time.monotonic() - started < 30
             time.sleep(0.02)

@@ -121,7 +121,7 @@ def test_a_query_is_stopped_when_its_time_is_over(tmp_path: Path) -> None:
     started = time.monotonic()
     with pytest.raises(QueryRefused, match="stopped after"):
         run(tmp_path / "q", endless, Bounds(seconds=0.5))
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
 
 
 @pytest.mark.parametrize(
