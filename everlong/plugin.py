@@ -228,7 +228,7 @@ class EverlongPlugin(SimplePlugin):
             # Here, since a worker that sweeps nothing need not wait for it.
             from everlong.admin import service
 
-            return await service.preserve(client, packs)
+            return await service.preserve(client, packs, self._resumes.telemetry.spans)
         except ModuleNotFoundError as error:
             if error.name not in _ARCHIVE_PACKAGES:
                 raise

@@ -16,6 +16,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 
 from everlong.admin import service
+from everlong.admin.service.rows import quoted
 from everlong.models import SweepOptions, SweepReport
 from everlong.policy import Retention
 from everlong.storage import BlobStore
@@ -64,7 +65,7 @@ async def new_namespace(address: str, *, attributes: bool = False) -> str:
 async def end(client: Client, workflow_id: str) -> None:
     """Terminate a workflow, and wait until that is listed. Deleted before, it may be listed on."""
     await client.get_workflow_handle(workflow_id).terminate()
-    query = f"WorkflowId = '{workflow_id}' AND ExecutionStatus = 'Running'"
+    query = f"WorkflowId = {quoted(workflow_id)} AND ExecutionStatus = 'Running'"
 
     async def has_ended() -> bool:
         return (await client.count_workflows(query)).count == 0

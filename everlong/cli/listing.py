@@ -224,7 +224,9 @@ async def _runs(
     settings: Settings, thread_id: str, from_run: str, limit: int, as_json: bool
 ) -> None:
     client = await connect(settings)
-    page = await service.runs(client, thread_id, limit=limit, temporal_ui=settings.temporal_ui)
+    page = await service.runs(
+        client, thread_id, from_run_id=from_run, limit=limit, temporal_ui=settings.temporal_ui
+    )
     if as_json:
         print_json(page)
         return

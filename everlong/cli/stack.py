@@ -119,10 +119,13 @@ def serve(
     packs = open_configured_packs(settings)
     providers = open_configured_providers(settings, "everlong-admin")
 
+    providers.install()
+
     @contextlib.asynccontextmanager
-    async def metrics() -> AsyncIterator[None]:
+    async def telling() -> AsyncIterator[None]:
+        gauges = measuring(lambda: connect(settings), providers.meters)
         try:
-            async with measuring(lambda: connect(settings), providers.meters):
+            async with gauges if providers.measures else contextlib.nullcontext():
                 yield
         finally:
             await asyncio.to_thread(providers.shutdown)
@@ -139,7 +142,7 @@ def serve(
         desk,
         access,
         cors_origins=cors_origin or (),
-        beside=metrics if providers.measures else contextlib.nullcontext,
+        beside=telling,
     )
     uvicorn.run(
         web,

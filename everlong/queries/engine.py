@@ -1,8 +1,8 @@
 """Statements over views, in a database of their own. With `running`, what knows DuckDB.
 
-A statement is one SELECT over our views. It runs read-only, in a process of its own, with no way to
-files, the network or settings, within bounds of memory, disk, rows and time. What is here blocks: it is
-run in a thread.
+A statement is one SELECT over our views. It is parsed and run in processes of its own, read-only, with
+no way to files, the network or settings, within bounds of memory, disk, rows and time. What is here
+blocks: it is run in a thread.
 """
 
 import contextlib
@@ -26,6 +26,14 @@ from everlong.queries.views import ENTRIES, INHERITED, MESSAGES, NAMES, RESUMES,
 STATEMENT_CHARS_MAX: Final = 20_000
 # A process takes 0.2 s to start; 2 where the machine is busy.
 _START_SECONDS: Final = 2.0
+# The longest statements take 2 s to be parsed.
+_PARSING: Final = Bounds(seconds=5.0)
+_FIXED: Final = {
+    "threads": 1,
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "python_enable_replacements": "false",
+}
 # Functions that make tables of what they are given, and read nothing.
 _TABLE_FUNCTIONS: Final = frozenset(
     {"unnest", "range", "generate_series", "json_each", "json_tree", "regexp_split_to_table"}
@@ -63,16 +71,75 @@ def needs_of(sql: str) -> Needs:
 
 
 def _parsed(sql: str) -> list[Any]:
-    with duckdb.connect(config={"threads": 1}) as parser:
-        row = parser.execute("select json_serialize_sql(cast(? as varchar))", [sql]).fetchone()
+    [line] = _Process({"sql": sql, "config": _FIXED}, _PARSING).lines()
     try:
-        tree = json.loads(row[0] if row else "{}")
+        tree = json.loads(line["tree"])
     except RecursionError:
         raise QueryRefused("the statement is nested too deeply") from None
     if tree.get("error"):
         raise QueryRefused(f"only a SELECT can be run: {tree.get('error_message', 'it is none')}")
     statements: list[Any] = tree["statements"]
     return statements
+
+
+class _Process:
+    """A statement, elsewhere: see `running`."""
+
+    def __init__(self, asked: Mapping[str, Any], bounds: Bounds) -> None:
+        self._bounds = bounds
+        self._asked = {**asked, "parent": os.getpid(), **dataclasses.asdict(bounds)}
+        # As a file, and isolated: it imports nothing but DuckDB, and no variable changes what it does.
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", running.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            encoding="utf-8",
+            env={},
+        )
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Return what it said to its end, or say why it did not get there."""
+        try:
+            said, _ = self._process.communicate(
+                json.dumps(self._asked), timeout=self._bounds.seconds + _START_SECONDS
+            )
+        except subprocess.TimeoutExpired:
+            raise _refused(self._bounds, "time") from None
+        finally:
+            self._stop()
+        # Without what comes after the last line's end: a process that dies may leave half a line.
+        lines: list[dict[str, Any]] = [json.loads(line) for line in said.split("\n")[:-1]]
+        # A process that the kernel gave no more memory ends in the middle.
+        if not lines or lines[-1].keys() == {"row"} or lines[-1].keys() == {"columns"}:
+            raise _refused(self._bounds, "memory")
+        if "failed" in lines[-1]:
+            raise _refused(self._bounds, lines[-1]["failed"], lines[-1]["said"])
+        return lines
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def _stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def _refused(bounds: Bounds, why: str, said: str = "") -> QueryRefused:
+    less = "Name fewer threads, or ask for less."
+    whys = {
+        "time": f"the query was stopped after {bounds.seconds:g} s, the most. {less}",
+        "memory": f"the query needs more memory than it may have. {less}",
+        "disk": (
+            f"the query needs more disk than there is, or than the {bounds.disk_bytes:,} "
+            f"bytes that it may have. {less}"
+        ),
+    }
+    return QueryRefused(whys.get(why, f"the query failed: {said}"))
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
@@ -152,7 +219,7 @@ class Database:
         self._folder = folder
         self._bounds = bounds
         self._path = folder / "views.duckdb"
-        self._running: subprocess.Popen[str] | None = None
+        self._running: _Process | None = None
         left_out = () if needs.messages else MESSAGES
         self._columns = {
             table: {name: kind for name, kind in columns.items() if name not in left_out}
@@ -166,13 +233,10 @@ class Database:
 
     def _config(self) -> dict[str, Any]:
         return {
-            "threads": 1,
+            **_FIXED,
             "memory_limit": f"{self._bounds.memory_bytes // 1024}KiB",
             "temp_directory": str(self._folder / "spill"),
             "max_temp_directory_size": f"{self._bounds.disk_bytes // 1024}KiB",
-            "autoinstall_known_extensions": "false",
-            "autoload_known_extensions": "false",
-            "python_enable_replacements": "false",
         }
 
     def add(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -194,62 +258,11 @@ class Database:
         with _translated():
             self._filling.execute(INHERITED)
         self._filling.close()
-        asked = {
-            "path": str(self._path),
-            "config": self._config(),
-            "sql": sql,
-            "parent": os.getpid(),
-            **dataclasses.asdict(self._bounds),
-        }
-        # As a file, and isolated: it imports nothing but DuckDB, and no variable changes what it does.
-        self._running = subprocess.Popen(
-            [sys.executable, "-I", running.__file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            encoding="utf-8",
-            env={},
-        )
-        try:
-            said, _ = self._running.communicate(
-                json.dumps(asked), timeout=self._bounds.seconds + _START_SECONDS
-            )
-        except subprocess.TimeoutExpired:
-            raise self._refused("time") from None
-        finally:
-            self._stop()
-        # Without what comes after the last line's end: a process that dies may leave half a line.
-        return self._table([json.loads(line) for line in said.split("\n")[:-1]])
-
-    def _table(self, lines: list[dict[str, Any]]) -> Table:
-        # A process that the kernel gave no more memory ends in the middle.
-        if not lines or lines[-1].keys() == {"row"} or lines[-1].keys() == {"columns"}:
-            raise self._refused("memory")
-        if "failed" in lines[-1]:
-            raise self._refused(lines[-1]["failed"], lines[-1]["said"])
+        asked = {"path": str(self._path), "config": self._config(), "sql": sql}
+        self._running = _Process(asked, self._bounds)
+        lines = self._running.lines()
         rows = tuple(tuple(line["row"]) for line in lines[1:-1])
         return Table(tuple(lines[0]["columns"]), rows, lines[-1]["truncated"])
-
-    def _refused(self, why: str, said: str = "") -> QueryRefused:
-        less = "Name fewer threads, or ask for less."
-        whys = {
-            "time": f"the query was stopped after {self._bounds.seconds:g} s, the most. {less}",
-            "memory": f"the query needs more memory than it may have. {less}",
-            "disk": (
-                f"the query needs more disk than there is, or than the {self._bounds.disk_bytes:,} "
-                f"bytes that it may have. {less}"
-            ),
-        }
-        return QueryRefused(whys.get(why, f"the query failed: {said}"))
-
-    def _stop(self) -> None:
-        if self._running is not None:
-            self._running.kill()
-            self._running.wait()
-            for pipe in (self._running.stdin, self._running.stdout):
-                if pipe is not None:
-                    pipe.close()
 
     def close(self) -> None:
         """Let go of the file, and stop what runs."""

@@ -7,7 +7,8 @@ when the process ends, and its parent ends it when its time is over. If the pare
 process ends too, and takes the folder with it.
 
 From stdin: one JSON object. To stdout: a JSON line with the columns, one for each row, and one that
-says how it ended. Values are what JSON has.
+says how it ended. Values are what JSON has. Without a `path` the statement is only parsed, and the one
+line has its tree: what makes a parser take all memory is no statement yet.
 """
 
 import contextlib
@@ -76,12 +77,24 @@ def bound(asked: dict[str, Any]) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
 
 
-def end_with(parent: int, folder: Path) -> None:
+def end_with(parent: int, folder: Path | None) -> None:
     """Wait until the parent is no more, then remove what it left, and end."""
     while os.getppid() == parent:
         time.sleep(_LOOK_SECONDS)
-    shutil.rmtree(folder, ignore_errors=True)
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
+
+
+def parse(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield what the statement says, as DuckDB's JSON."""
+    with duckdb.connect(config=asked["config"]) as connection:
+        try:
+            statement = "select json_serialize_sql(cast(? as varchar))"
+            row = connection.execute(statement, [asked["sql"]]).fetchone()
+            yield {"tree": row[0] if row else "{}"}
+        except (duckdb.Error, MemoryError):
+            yield {"failed": "memory", "said": ""}
 
 
 def run(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -158,9 +171,9 @@ def main() -> None:
     """Do what stdin asks for."""
     asked = json.load(sys.stdin)
     bound(asked)
-    with_parent = (asked["parent"], Path(asked["path"]).parent)
-    threading.Thread(target=end_with, args=with_parent, daemon=True).start()
-    for line in run(asked):
+    folder = Path(asked["path"]).parent if "path" in asked else None
+    threading.Thread(target=end_with, args=(asked["parent"], folder), daemon=True).start()
+    for line in run(asked) if "path" in asked else parse(asked):
         sys.stdout.write(json.dumps(line) + "\n")
 
 

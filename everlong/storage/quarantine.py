@@ -205,7 +205,8 @@ class RestoringBlobStore:
         started = time.monotonic()
         if self._read_only:
             return
-        with contextlib.suppress(StoreError):  # Who may not write may still read.
+        # Who may not write, to the store or to a temporary file, may still read.
+        with contextlib.suppress(StoreError, OSError):
             if await restore(self._store, copy):
                 _LOG.warning("%r was read from quarantine and put back", copy.original)
                 if self._called is not None:

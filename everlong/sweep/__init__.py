@@ -6,7 +6,7 @@ unreachable twice, by an exact look the second time, with the time of the quaran
 """
 
 from everlong.sweep.histories import Histories
-from everlong.sweep.records import Records
+from everlong.sweep.records import Records, note_seen
 from everlong.sweep.sweeping import Hook, Preserved, Progress, Sweep
 
-__all__ = ["Histories", "Hook", "Preserved", "Progress", "Records", "Sweep"]
+__all__ = ["Histories", "Hook", "Preserved", "Progress", "Records", "Sweep", "note_seen"]

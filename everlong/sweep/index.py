@@ -276,6 +276,12 @@ class SweepIndex:
         found: str | None = self.one(_VOUCHED, name)
         return found or ""
 
+    def named_by(self, name: bytes, thread: str) -> str:
+        """Return what names a pack and says in whose place it lies; empty if nothing does."""
+        statement = "SELECT holder FROM links WHERE name = ? AND thread = ? AND NOT is_leaf LIMIT 1"
+        holder: str | bytes = self.one(statement, name, thread) or ""
+        return f"pack {holder.hex()}" if isinstance(holder, bytes) else holder
+
     def finish(self, named_ms: int) -> None:
         """Once all is marked: what is in the store is nothing new, and what has gone is forgotten.
 

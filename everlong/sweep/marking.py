@@ -314,7 +314,7 @@ class Marker:
 
     async def _scan(self, name: bytes) -> set[Link]:
         """Return what a pack leads to, and note it."""
-        threads, wrong = self._index.places(name), ""
+        threads, wrong, by = self._index.places(name), "", ""
         for thread in threads:
             try:
                 links = await self._reader.scan(thread, name)
@@ -324,11 +324,12 @@ class Marker:
                 self._note(f"{type(error).__name__}: {error}")
                 return set()
             except Unreadable as error:
-                wrong = str(error)
+                # It is there, so whoever gives its place as well means it, whatever their form is.
+                wrong, by = str(error), by or self._index.named_by(name, thread)
                 continue
             self._index.add_scanned(name, links, is_decoded=False)
             return links
-        if by := self._index.vouched_by(name):
+        if by := by or self._index.vouched_by(name):
             missing = (
                 f"{name.hex()} of thread {threads[-1]} is not in the store. Restore it from a backup, "
                 "or delete the history that names it."

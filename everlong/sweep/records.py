@@ -4,7 +4,9 @@ Objects of a store are never changed, so each record is an object of its own, na
 """
 
 import json
+import os
 import re
+import time
 from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
@@ -46,6 +48,12 @@ class Seen:
 _SEEN: Final = TypeAdapter(Seen)
 
 
+async def note_seen(store: BlobStore, namespace_id: str, workflow_id: str) -> None:
+    """Note whose a thread is that no sweep may have seen, before its last history goes."""
+    stamp = f"{time.time_ns() // 1_000_000:013d}-{os.urandom(4).hex()}"
+    await Records(store, namespace_id, stamp).write_seen(Seen(frozenset({workflow_id})))
+
+
 class Records:
     """The records of one namespace."""
 
@@ -78,14 +86,14 @@ class Records:
         A new index asks Temporal for each id that is not listed: those that are gone must not pile up.
         """
         if new:
-            await self._write_seen(new)
+            await self.write_seen(new)
         records = await self._stamped("seen")
         is_stale = len(gone.workflow_ids) > max(_GONE_MIN, len(known.workflow_ids) // 2)
         if is_stale or len(records) > limits.SWEEP_RECORDS_MAX:
             # Written before the others are deleted, and read from them again: another sweep may have
             # added one.
             everyone, read = await self._read_seen(records)
-            await self._write_seen(everyone - gone, "-1")
+            await self.write_seen(everyone - gone, "-1")
             await self._store.delete(read)
 
     async def _read_seen(self, records: Iterable[str]) -> tuple[Seen, list[str]]:
@@ -101,7 +109,8 @@ class Records:
             read.append(key)
         return found, read
 
-    async def _write_seen(self, seen: Seen, end: str = "") -> None:
+    async def write_seen(self, seen: Seen, end: str = "") -> None:
+        """Add a record of ids."""
         await self._store.put(f"{self._place}/seen/{self._stamp}{end}.json", _SEEN.dump_json(seen))
 
     async def log(self, action: str, objects: Sequence[tuple[str, int]]) -> None:

@@ -18,6 +18,7 @@ from temporalio.converter import PayloadCodec
 from everlong import limits
 from everlong.errors import ConfigError
 from everlong.models import (
+    SWEEP_REASONS_MAX,
     SWEEP_THREADS_MAX,
     SweepOptions,
     SweepReport,
@@ -155,7 +156,7 @@ class Sweep:
                 purged=taker.taken.tally("purged"),
                 classes=taker.classes(),
                 threads=_threads(index),
-                incomplete=tuple(marker.incomplete),
+                incomplete=(*marker.incomplete, *taker.faults)[:SWEEP_REASONS_MAX],
                 archived=self._preserved.archived,
                 not_archived=self._preserved.failed,
             )
@@ -192,10 +193,10 @@ class Sweep:
             named_ms = now_ms - int(1000 * limits.SWEEP_ON_ITS_WAY_SECONDS)
             await index.think(partial(index.finish, named_ms), self._tell)
             await taker.quarantine(now_ms)
-        if not marker.incomplete and taker.has_old_copies(now_ms):
+        if not (marker.incomplete or taker.faults) and taker.has_old_copies(now_ms):
             await marker.mark_exactly(taker.oldest_ms(now_ms))
             await taker.restore(now_ms)
-            if not marker.incomplete:
+            if not (marker.incomplete or taker.faults):
                 await taker.purge(now_ms)
         unreached = counts["unreached"]
         taken = taker.taken.tally("quarantined")

@@ -12,11 +12,11 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from everlong import limits
-from everlong.errors import BlobMissing
-from everlong.models import SweepClass, Tally
+from everlong.errors import BlobMissing, StoreError
+from everlong.models import SweepClass, Tally, printable
 from everlong.policy import Retention
 from everlong.storage import quarantine
 from everlong.storage.blobs import BlobStore
@@ -26,12 +26,20 @@ from everlong.sweep.reading import Reader
 from everlong.sweep.records import Records
 from everlong.sweep.waiting import alive
 
-_UNREACHED: Final = "name NOT IN (SELECT name FROM marked) AND thread IN (SELECT thread FROM owned)"
+T = TypeVar("T")
+
+# Each has cost a few seconds of tries.
+_FAULTS_MAX: Final = 16
+# With a plus, a column's index is not used: all of these go by the key, from batch to batch, and would
+# else sort the whole table for each.
+_UNREACHED: Final = (
+    "+name NOT IN (SELECT name FROM marked) AND +thread IN (SELECT thread FROM owned)"
+)
 # Copies of what is reachable: the newest of each object that is not in its place, and those whose time
 # is over.
 _NEEDED: Final = """
 SELECT key, original, quarantined_ms, size_bytes, thread, name, quarantined_ms <= :oldest AS is_old
-FROM copies WHERE key > :after AND name IN (SELECT name FROM marked) AND (is_old OR (
+FROM copies WHERE key > :after AND +name IN (SELECT name FROM marked) AND (is_old OR (
     original NOT IN (SELECT key FROM objects)
     AND key = (SELECT MAX(each.key) FROM copies AS each WHERE each.original = copies.original)))
 ORDER BY key LIMIT :count
@@ -122,6 +130,8 @@ class Taker:
         self._dry_run = dry_run
         self._tell = tell
         self.taken = Taken()
+        self.faults: list[str] = []
+        """Objects that the store could not read or move, and why."""
 
     async def restore(self, now_ms: int) -> None:
         """Put back what is reachable again, and drop copies of such objects whose time is over.
@@ -133,7 +143,7 @@ class Taker:
             "after": "",
             "count": limits.SWEEP_BATCH,
         }
-        while rows := self._index.run_named(_NEEDED, values):
+        while rows := await self._thinking(partial(self._index.run_named, _NEEDED, values)):
             batch = [_Needed(quarantine.Copy(*row[:4]), *row[4:]) for row in rows]
             values["after"] = batch[-1].copy.key
             if not self._dry_run:
@@ -144,6 +154,21 @@ class Taker:
             await self._some(batch, partial(self._restore, now_ms), what)
 
     async def _restore(self, now_ms: int, needed: _Needed) -> None:
+        try:
+            await self._put_back(now_ms, needed)
+        except StoreError as error:
+            self._note(needed.copy.key, error)
+
+    def _note(self, key: str, error: StoreError) -> None:
+        """Go on without an object that the store does not give. With many, it is the store."""
+        self.faults.append(f"{key}: {type(error).__name__}: {printable(str(error), 200)}")
+        if len(self.faults) >= _FAULTS_MAX:
+            raise error
+
+    async def _thinking(self, work: Callable[[], T]) -> T:
+        return await self._index.think(work, self._tell)
+
+    async def _put_back(self, now_ms: int, needed: _Needed) -> None:
         copy = needed.copy
         is_there = needed.is_old and await quarantine.is_there(self._store, copy.original)
         if self._dry_run:
@@ -170,7 +195,7 @@ class Taker:
     async def quarantine(self, now_ms: int) -> None:
         """Move what is unreachable and old enough into quarantine."""
         after = ""
-        while batch := self._candidates(after, now_ms):
+        while batch := await self._thinking(partial(self._candidates, after, now_ms)):
             after = batch[-1].key
             if not self._dry_run:
                 objects = [(each.key, each.size_bytes) for each in batch]
@@ -205,7 +230,7 @@ class Taker:
                 kind = kind or await self._reader.class_of(
                     key, data, candidate.thread, candidate.name
                 )
-            if candidate.modified_ms > self._limit_ms(kind, now_ms):
+            if self._age_ms(candidate) > self._limit_ms(kind, now_ms):
                 self._index.run("UPDATE objects SET class = ? WHERE key = ?", kind, key)
                 return
             if not self._dry_run:
@@ -216,6 +241,9 @@ class Taker:
                 self._note_moved(candidate, copy, max(since_ms, now_ms + 1))
         except BlobMissing:  # Another sweep has it, or the listing lags.
             return
+        except StoreError as error:
+            self._note(key, error)
+            return
         self.taken.add("quarantined", size_bytes)
         self.taken.add(f"class {kind}", size_bytes)
         self._index.run(
@@ -224,6 +252,15 @@ class Taker:
             candidate.thread,
             size_bytes,
         )
+
+    def _age_ms(self, candidate: _Candidate) -> int:
+        """Return since when an object counts. An archive's file is as old as its manifest."""
+        stem, _, end = candidate.key.rpartition(".")
+        beside = None
+        if end == "parquet":
+            statement = "SELECT modified_ms FROM objects WHERE key = ?"
+            beside = self._index.one(statement, f"{stem}.json")
+        return max(candidate.modified_ms, beside or 0)
 
     def _note_moved(self, candidate: _Candidate, copy: str, since_ms: int) -> None:
         """Note a copy: an exact mark may find that it is needed. It is newer than this sweep."""
@@ -250,7 +287,8 @@ class Taker:
     async def purge(self, now_ms: int) -> None:
         """Delete copies whose time is over. The marks have to be exact, and newer than the copies."""
         after = ""
-        while batch := self._old_copies(after, now_ms, limits.SWEEP_BATCH):
+        old = self._old_copies
+        while batch := await self._thinking(partial(old, after, now_ms, limits.SWEEP_BATCH)):
             after = batch[-1][0]
             if not self._dry_run:
                 await self._records.log("purge", batch)

@@ -193,6 +193,9 @@ async def test_a_thread_without_a_worker_shows_what_the_server_and_the_store_kno
             assert found["last_seq"] > 0  # As of the last roll.
             page = await shown(client, f"/threads/{thread_id}/entries")
             assert page["entries"][-1]["seq"] == found["last_seq"]
+            grown = await shown(client, f"/threads/{thread_id}/series")
+            assert grown["entries"] == found["last_seq"]
+            assert grown["points"]
 
 
 async def test_the_list_has_one_row_for_each_thread_and_asks_none_of_them(

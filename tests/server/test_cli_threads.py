@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from everlong import Policy
 from everlong.admin import service
 from everlong.cli import app
 from everlong.embedded import TemporalServer
@@ -254,3 +255,22 @@ def test_an_unknown_thread_is_a_message_and_an_exit_code(
     assert result.returncode == 6, result.stderr
     assert result.stderr.startswith(f"error: there is no running thread '{thread_id}'")
     assert "Traceback" not in result.stderr
+
+
+async def test_runs_are_paged_from_the_newest_to_the_first(
+    server: TemporalServer, tmp_path: Path, thread_id: str
+) -> None:
+    async with open_cli(server, tmp_path) as cli:
+        await cli.threads.start(thread_id, Policy(run_events_max=50))
+        while (await service.status(cli.threads.client, thread_id)).counters.runs < 3:
+            number = await cli.threads.send(thread_id, "hello")
+            await cli.threads.answered(thread_id, number)
+        every = await cli.json("runs", thread_id)
+        seen: list[str] = []
+        page = await cli.json("runs", thread_id, "--limit", "1")
+        while page["next_run_id"] and len(seen) < 10:
+            seen += [each["run_id"] for each in page["runs"]]
+            page = await cli.json("runs", thread_id, "--limit", "1", "--from", page["next_run_id"])
+        seen += [each["run_id"] for each in page["runs"]]
+    assert len(seen) >= 3
+    assert seen == [each["run_id"] for each in every["runs"]]

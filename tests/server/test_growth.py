@@ -141,9 +141,11 @@ async def test_a_cold_resume_writes_nothing_and_takes_no_longer_than_with_tiny_p
     )
     puts = large_store.puts
     tiny_seconds, large_seconds = [], []
-    for _ in range(4):
+    for turn in range(10):  # What others do on this machine only adds to either.
         tiny_seconds.append(await cold_resume(server.address, tiny_threads, tiny_handle, asking))
         large_seconds.append(await cold_resume(server.address, large_threads, large_handle, asking))
+        if turn >= 3 and min(large_seconds) < 1.5 * min(tiny_seconds):
+            break
     assert large_store.puts == puts
     assert min(large_seconds) < 1.5 * min(tiny_seconds)
     await cold_resume(server.address, large_threads, large_handle, going_on)

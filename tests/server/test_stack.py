@@ -8,16 +8,17 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
 from temporalio.client import Client
 
+from everlong import EverlongPlugin
+from everlong.admin.service import wait_for_status
 from everlong.codecs.codec import INLINE_ENCODING
+from everlong.config import store_url
 from everlong.embedded import ManagedProcess, TemporalServer, start_server
 from everlong.embedded.server import find_temporal, free_port
 from everlong.models import SEARCH_ATTRIBUTES
@@ -76,13 +77,8 @@ def run(*arguments: str, data_dir: Path, port: int) -> str:
     ).stdout
 
 
-def until(found: Callable[[], Any]) -> Any:
-    """Ask until there is something."""
-    deadline = time.monotonic() + 120
-    while not (something := found()):
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
-    return something
+def plugin(data_dir: Path) -> EverlongPlugin:
+    return EverlongPlugin(store=store_url(data_dir))
 
 
 async def test_dev_runs_what_it_says_and_ctrl_c_stops_all_of_it(
@@ -97,10 +93,14 @@ async def test_dev_runs_what_it_says_and_ctrl_c_stops_all_of_it(
         return run(*EVERLONG, *arguments, data_dir=data_dir, port=port)
 
     assert "queued" in everlong("send", "kept", "Hello", "--agent", "demo", "--no-wait")
-    approval = until(lambda: json.loads(everlong("approvals", "kept", "--json")))[0]
+    client = await Client.connect(f"127.0.0.1:{port}", plugins=[plugin(data_dir)])
+    await wait_for_status(client, "kept", lambda found: found.pending == 1, seconds_max=120)
+    [approval] = json.loads(everlong("approvals", "kept", "--json"))
     assert approval["tool"] == "restart"
     everlong("approve", "kept", approval["id"], "--by", "tester", "--reason", "why not")
-    until(lambda: json.loads(everlong("show", "kept", "--json"))["counters"]["answered"])
+    await wait_for_status(
+        client, "kept", lambda found: found.counters.answered > 0, seconds_max=120
+    )
     assert "Read 60 pages; billing restarted." in everlong("journal", "kept")
     os.kill(dev.pid, signal.SIGINT)
     assert await dev.wait() == 0

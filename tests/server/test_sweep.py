@@ -133,6 +133,25 @@ async def test_what_has_not_changed_is_not_read_again(threads: Threads, tmp_path
 
 
 @pytest.mark.parametrize("url", ["file"], indirect=True)
+@pytest.mark.parametrize("thread_id", ["ops", "a\\", "it's \\n"])
+async def test_what_is_freed_before_any_sweep_is_swept(threads: Threads, thread_id: str) -> None:
+    client, packs = threads.client, PackStore(threads.store)
+    async with threads.worker():
+        await talk(threads, thread_id)
+        await end(client, thread_id)
+        done = await service.archive(client, packs, thread_id, then="free")
+        assert done.runs_deleted > 0
+        await gone(client)
+        for _ in range(2):
+            report = await sweep(client, threads.store)
+            assert not report.incomplete
+    assert not await stored(threads.store)
+    assert len(await stored(threads.store, "archive/")) >= 2
+    found = await service.query(client, packs, "select thread_id from threads", threads=[thread_id])
+    assert found.rows == ((thread_id,),)
+
+
+@pytest.mark.parametrize("url", ["file"], indirect=True)
 async def test_the_sweeper_sweeps_in_a_worker(threads: Threads) -> None:
     async with threads.worker():
         await talk(threads, "ops")

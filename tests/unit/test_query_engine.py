@@ -170,6 +170,15 @@ def test_a_statement_that_is_nested_too_deeply_is_refused() -> None:
             needs_of(deep)
 
 
+@pytest.mark.parametrize("unclosed", ["(", "[", "{", "case when ", "(select ", "cast("])
+def test_what_a_parser_cannot_take_in_is_refused_elsewhere(unclosed: str) -> None:
+    """DuckDB's parser takes memory with the square of brackets that are not closed."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(QueryRefused):
+        needs_of("select " + unclosed * (19_000 // len(unclosed)))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
+
+
 def test_values_are_what_json_has(tmp_path: Path) -> None:
     found = run(
         tmp_path / "q",

@@ -231,5 +231,5 @@ async def test_records_that_are_merged_while_they_are_read_are_all_found() -> No
     store = Merging()
     for number in range(2):
         records = Records(store, "n", f"176327640000{number}-00000000")
-        await records._write_seen(Seen(frozenset({f"w{number}"})))
+        await records.write_seen(Seen(frozenset({f"w{number}"})))
     assert (await records.seen()).workflow_ids == {"w0", "w1"}

@@ -129,7 +129,7 @@ async def test_numbers_that_json_does_not_have_are_refused(changes: str) -> None
     assert answer.status_code == 422
 
 
-@pytest.mark.parametrize("thread_id", ["%00", "a%0Ab", "x" * 1001, "%E2%80%AE"])
+@pytest.mark.parametrize("thread_id", ["%00", "a%0Ab", "x" * 1001])
 async def test_ids_that_temporal_has_not_are_refused(thread_id: str) -> None:
     async with browsing() as client:
         answer = await client.get(f"/api/v1/threads/{thread_id}")

@@ -38,6 +38,8 @@ from everlong.errors import (
 )
 from everlong.models import ThreadStatus, printable, seq_after, thread_key
 from everlong.storage.packstore import PackStore
+from everlong.storage.quarantine import bare
+from everlong.sweep import Histories, note_seen
 from everlong.telemetry import Spans, Telemetry
 from everlong.telemetry.spans import AGENT, ARCHIVE, THREAD
 
@@ -258,6 +260,8 @@ async def _free(
         reason=printable(reason, limits.REASON_CHARS_MAX),
     )
     await freed.write(packs, record)
+    # A sweep takes from no thread that it has not seen, and here its last history goes.
+    await note_seen(bare(packs.store), await Histories(client).namespace_id(), thread_id)
     await delete_runs(client, thread_id, runs)
     return len(runs)
 

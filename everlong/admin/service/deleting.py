@@ -8,6 +8,7 @@ from temporalio.api.workflowservice.v1 import DeleteWorkflowExecutionRequest
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
+from everlong.admin.service.rows import quoted
 from everlong.admin.service.sizes import previous_run
 from everlong.admin.service.translating import translated, translated_rpc
 from everlong.admin.service.watching import ended_as
@@ -55,9 +56,9 @@ async def runs_of(client: Client, thread_id: str, newest: str) -> list[str]:
         if not run_id:
             break
         runs[run_id] = None
-    quoted = thread_id.replace("'", "''")
+    query = f"WorkflowId = {quoted(thread_id)}"
     with translated(thread_id):
-        async for each in client.list_workflows(f"WorkflowId = '{quoted}'", limit=_RUNS_MAX):
+        async for each in client.list_workflows(query, limit=_RUNS_MAX):
             if each.status != WorkflowExecutionStatus.RUNNING:
                 runs.setdefault(each.run_id)
     return list(runs)

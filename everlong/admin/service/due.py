@@ -16,6 +16,7 @@ from everlong.archive import manifest as manifests
 from everlong.errors import EverlongError, SetupRefused, ThreadNotFound
 from everlong.models import AGENT_WORKFLOW, thread_key
 from everlong.storage.packstore import PackStore
+from everlong.telemetry import Spans
 
 # In one call. Whoever calls comes again: a sweep does, after an hour at most.
 DUE_MAX: Final = 20
@@ -41,7 +42,9 @@ class Due:
     """Whether nothing else is due. False also if there were more threads than are looked at."""
 
 
-async def archive_due(client: Client, packs: PackStore, *, count_max: int = DUE_MAX) -> Due:
+async def archive_due(
+    client: Client, packs: PackStore, *, count_max: int = DUE_MAX, spans: Spans | None = None
+) -> Due:
     """Archive threads that have ended as `archived` and have no archive, at most so many of them."""
     done: list[Manifest] = []
     failed: list[str] = []
@@ -59,17 +62,25 @@ async def archive_due(client: Client, packs: PackStore, *, count_max: int = DUE_
                 is_complete = False
                 break
             if is_due:
-                done.append(await _archived(client, packs, thread))
+                done.append(await _archived(client, packs, thread, spans))
         except EverlongError as error:
             failed.append(f"{thread.id}: {error}")
+        except ModuleNotFoundError:  # Of what no thread can be archived with.
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, the others are due as well.
+            failed.append(f"{thread.id}: {type(error).__name__}")
     return Due(archived=tuple(done), failed=tuple(failed), is_complete=is_complete)
 
 
-async def _archived(client: Client, packs: PackStore, thread: WorkflowExecution) -> Manifest:
+async def _archived(
+    client: Client, packs: PackStore, thread: WorkflowExecution, spans: Spans | None
+) -> Manifest:
     limit = thread.typed_search_attributes.get(_REASON, "")
     reason = f"limit {limit}" if limit else ""
     # It has ended. Were it reset at this moment, it would go on: nobody has asked to end it again.
-    found = await archive(client, packs, thread.id, then="keep", by="policy", reason=reason)
+    found = await archive(
+        client, packs, thread.id, then="keep", by="policy", reason=reason, spans=spans
+    )
     return found.manifest
 
 

@@ -13,7 +13,7 @@ from temporalio.client import Client
 from everlong import limits
 from everlong.admin.service.archiving import archives
 from everlong.admin.service.heads import head_of
-from everlong.admin.service.rows import PAGE_ROWS, QUERY, ThreadRow, cards_of, read_rows
+from everlong.admin.service.rows import PAGE_ROWS, QUERY, ThreadRow, cards_of, quoted, read_rows
 from everlong.admin.service.rows import row_of as thread_row
 from everlong.admin.service.translating import translated
 from everlong.archive import Manifest, StoredArchive, writing
@@ -77,8 +77,7 @@ class Gathering:
         """List the threads that the server knows; return their ids."""
         where = QUERY
         if self._chosen:
-            quoted = ", ".join("'" + each.replace("'", "''") + "'" for each in self._chosen)
-            where += f" AND WorkflowId IN ({quoted})"
+            where += f" AND WorkflowId IN ({', '.join(map(quoted, self._chosen))})"
         most, listed = self._reach.listed_max, 0
         seen: set[str] = set()
         async for row in self._listed(where):

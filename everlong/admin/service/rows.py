@@ -41,6 +41,12 @@ _CARD: Final = TypeAdapter(ThreadCard)
 _ENDS: Final = frozenset({"stopped", "archived"})
 
 
+def quoted(text: str) -> str:
+    """Return a text as it stands in a query of visibility."""
+    text = text.replace("\\", "\\\\").replace("'", "''")
+    return f"'{text}'"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ThreadRow:
     """One thread of a list."""

@@ -11,7 +11,7 @@ from typing import Final
 
 from temporalio.client import Client
 
-from everlong.admin.service.past import Past
+from everlong.admin.service.standing import standing
 from everlong.models import Entry, seq_after
 from everlong.storage.packstore import PackStore, gathered
 
@@ -59,11 +59,10 @@ async def series(
     client: Client, packs: PackStore, thread_id: str, *, points_max: int = POINTS_MAX
 ) -> Series:
     """Return how a thread has grown: at most about `points_max` points, evenly spread over its life."""
-    past = await Past.open(client, packs, thread_id)
-    head = past.status.head
+    found = await standing(client, packs, thread_id)
+    journal, head = found.journal, found.head
     if head is None:
         return Series(points=(), resumes=(), entries=0, is_sampled=False)
-    journal = past.journal
     last_seq = seq_after(head) - 1
     recent_seq = max(1, last_seq - _RECENT_ENTRIES + 1)
     # First, alone: the samples then find the folds that it has read in the cache.

@@ -13,7 +13,7 @@ from everlong.admin import service
 from everlong.admin.web.api.bodies import Ask, By, Fields, Text
 from everlong.admin.web.api.parameters import SEQ_MAX
 from everlong.admin.web.desk import Desk
-from everlong.admin.web.ids import BodyId, ThreadId
+from everlong.admin.web.ids import NewId, ThreadId
 from everlong.admin.web.needs import CurrentUser, needs
 
 
@@ -44,7 +44,7 @@ class ForkAsk(Ask):
     """Where a new thread begins, and its id."""
 
     seq: Annotated[int, Field(ge=1, le=SEQ_MAX)]
-    new_id: BodyId
+    new_id: NewId
     agent: Annotated[Text, Field(max_length=64)] = ""
 
 

@@ -11,7 +11,7 @@ from everlong.admin import service
 from everlong.admin.web.api.bodies import Ask, By, Reason, Text
 from everlong.admin.web.api.parameters import ARCHIVE_ID, SEQ_MAX
 from everlong.admin.web.desk import Desk
-from everlong.admin.web.ids import BodyId, ThreadId
+from everlong.admin.web.ids import NewId, ThreadId
 from everlong.admin.web.jobs import Job, LongAction, Outcome, Tell
 from everlong.admin.web.needs import CurrentUser, check_may, needs
 from everlong.admin.web.permissions import ARCHIVE_THEN
@@ -38,7 +38,7 @@ class ArchiveAsk(Ask):
 class ReviveAsk(Ask):
     """The new thread, and what it begins with: the newest archive, all of it."""
 
-    new_id: BodyId
+    new_id: NewId
     archive_id: ArchiveId = ""
     seq: Annotated[int, Field(ge=1, le=SEQ_MAX)] | None = None
     agent: Annotated[Text, Field(max_length=64)] = ""

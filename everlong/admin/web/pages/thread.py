@@ -1,7 +1,6 @@
 """One thread: how it is and why, what it takes up, its limits, its growth, and what can be done."""
 
 import asyncio
-import dataclasses
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Request, Response
@@ -42,14 +41,6 @@ _ACTIONS: Final = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class PolicyField:
-    """A limit that can be set, and what it is now."""
-
-    name: str
-    shown: str
-
-
 def routes(frame: Frame) -> APIRouter:
     """Return the routes of a thread's page."""
     router = APIRouter()
@@ -67,7 +58,7 @@ def routes(frame: Frame) -> APIRouter:
         values = around | head | journal | charts
         values |= {
             "api": {action: words.api_url(thread_id, action) for action in _ACTIONS},
-            "policy_fields": policy_fields(found),
+            "limit_names": _OFFERED,
             "live_url": f"/fragments/thread?id={words.query(thread_id)}",
             "charts_url": f"/fragments/charts?id={words.query(thread_id)}",
             "past_url": f"/fragments/past?id={words.query(thread_id)}",
@@ -132,22 +123,23 @@ def head_values(found: ThreadOverview) -> dict[str, Any]:
         "approvals": found.approvals,
         "figures": _figures(found),
         "gauges": sorted(found.gauges, key=lambda each: -each.share),
+        "limits_now": limits_now(found),
     }
 
 
-def policy_fields(found: ThreadOverview) -> list[PolicyField]:
-    """Return the limits that the dialog offers."""
+def limits_now(found: ThreadOverview) -> dict[str, str]:
+    """Return what the limits are that the dialog offers, in words; none if nobody runs the thread."""
     if found.status is None:
-        return []
+        return {}
     policy = found.status.policy
-    fields = []
+    fields = {}
     for name in _OFFERED:
         value = getattr(policy, name)
         unit = "bytes" if "bytes" in name else "usd" if "usd" in name else ""
         shown = "no limit" if value is None else words.gauge_value(value, unit)
         if unit == "bytes" and value is not None:
             shown = f"{words.number(value)} ({shown})"
-        fields.append(PolicyField(name, shown))
+        fields[name] = shown
     assert set(_OFFERED) >= LIMITS - {"step_bytes_max"}  # noqa: S101 - the table above is whole
     return fields
 

@@ -23,6 +23,11 @@ function open(dialog, opener) {
   for (const [name, value] of Object.entries(opener.dataset)) {
     if (name.startsWith("set")) form.elements[name.slice(3).toLowerCase()].value = value;
   }
+  // What holds now is told by the button, which follows the thread.
+  const now = JSON.parse(opener.dataset.now || "{}");
+  for (const hint of form.querySelectorAll("[data-hint]")) {
+    hint.textContent = hint.dataset.hint in now ? `now ${now[hint.dataset.hint]}` : "";
+  }
   dialog.showModal();
   form.dispatchEvent(new CustomEvent("opened"));
 }

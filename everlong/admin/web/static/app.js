@@ -10,6 +10,8 @@ import { startSweeping } from "./sweeping.js";
 import { startTheme } from "./themes.js";
 import { localise } from "./times.js";
 
+const FILTERED = "everlong-filtered";
+
 localise(document);
 startTheme();
 startLive();
@@ -32,10 +34,16 @@ for (const form of document.querySelectorAll("form[data-filters]")) {
 // A filter that is chosen is meant, also one that was chosen before this script had come; a search is
 // sent by Enter, as everywhere.
 for (const filter of document.querySelectorAll("form[data-filters] select")) {
-  filter.addEventListener("change", () => filter.form.requestSubmit());
+  const submit = () => {
+    sessionStorage.setItem(FILTERED, filter.id); // With the keyboard, each step is a choice.
+    filter.form.requestSubmit();
+  };
+  filter.addEventListener("change", submit);
+  if (sessionStorage.getItem(FILTERED) === filter.id) filter.focus();
   const sent = filter.querySelector("option[selected]") || filter.options[0];
-  if (!sent.selected) filter.form.requestSubmit();
+  if (!sent.selected) submit();
 }
+sessionStorage.removeItem(FILTERED);
 document.querySelector("[data-logout]")?.addEventListener("click", async () => {
   await fetch("/api/v1/session", { method: "DELETE" });
   location.assign("/login");

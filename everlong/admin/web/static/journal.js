@@ -25,7 +25,9 @@ export function startJournal() {
   document.addEventListener("updated", (event) => {
     const head = event.target.querySelector("[data-last-seq]")?.dataset.lastSeq;
     const list = journal.querySelector("[data-entries]");
-    if (head && list && list.dataset.newest === "true" && list.dataset.lastSeq !== head) {
+    // Before the first entry there is no list.
+    const isNewest = list ? list.dataset.newest === "true" && list.dataset.lastSeq !== head : head !== "0";
+    if (head && isNewest) {
       turn(journal, journal.dataset.url, true);
     }
   });
@@ -62,24 +64,36 @@ async function grow(button) {
     fresh.innerHTML = await fragment(button.dataset.more);
     const text = fresh.content.querySelector("[data-slice]").textContent;
     button.closest("[data-body]").querySelector("[data-slice]").append(text);
-    button.closest("[data-rest]").replaceWith(...fresh.content.querySelectorAll("[data-rest]"));
+    const rest = fresh.content.querySelector("[data-rest]");
+    const place = button.closest("[data-body]");
+    button.closest("[data-rest]").replaceWith(rest);
+    (rest.querySelector("button") || place.querySelector("[data-slice]")).focus();
   } catch (error) {
     button.disabled = false;
     button.textContent = error.message;
   }
 }
 
+// What is being read now. A page that somebody asked for comes before one that follows the thread.
+let turning = null;
+
 async function turn(journal, url, isLive = false) {
+  if (isLive && turning && !turning.isLive) return;
+  turning?.reading.abort();
+  const mine = (turning = { isLive, reading: new AbortController() });
   journal.setAttribute("aria-busy", "true");
   try {
     const fresh = document.createElement("template");
-    fresh.innerHTML = await fragment(url);
+    fresh.innerHTML = await fragment(url, { signal: mine.reading.signal });
+    if (mine !== turning) return;
     morph(journal, fresh.content);
     localise(journal);
     if (!isLive) journal.querySelector("[data-entries]")?.focus();
   } catch (error) {
+    if (mine !== turning) return;
     const said = journal.querySelector("[data-journal-error]");
     if (said) said.textContent = error.message;
   }
+  turning = null;
   journal.removeAttribute("aria-busy");
 }

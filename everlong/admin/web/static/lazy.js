@@ -12,7 +12,7 @@ export function startLazy() {
     readIfOpen(); // Somebody may have been faster than this script.
     part.addEventListener("click", (event) => {
       const next = event.target.closest("[data-lazy-next]");
-      if (next) read(place, next.dataset.lazyNext);
+      if (next) read(place, next.dataset.lazyNext).then(() => place.focus());
     });
   }
 }

@@ -38,11 +38,16 @@ class Part {
     clearTimeout(this.timer);
     if (document.hidden) return;
     const began = performance.now();
+    // What was asked before tells of earlier: its answer must not come after this one's.
+    this.asking?.abort();
+    const { signal } = (this.asking = new AbortController());
     try {
-      await this.ask();
+      await this.ask(signal);
+      if (signal.aborted) return;
       this.failures = 0;
       this.say("live", "Live");
     } catch (error) {
+      if (signal.aborted) return;
       this.failures += 1;
       this.say("lost", "Not live: the server does not answer");
     }
@@ -50,16 +55,20 @@ class Part {
     this.schedule(Math.min(EVERY_MS_MAX, Math.max(this.every, 4 * took) * 2 ** Math.min(this.failures, 4)));
   }
 
-  async ask() {
+  async ask(signal) {
     const headers = this.etag ? { "If-None-Match": this.etag } : {};
-    const response = await fetch(this.element.dataset.live, { headers, cache: "no-store" });
+    const response = await fetch(this.element.dataset.live, { headers, cache: "no-store", signal });
     if (response.status === 304) return;
     toLoginIfNeeded(response);
     if (!response.ok) throw new Error(`${response.status}`);
-    this.etag = response.headers.get("ETag") || "";
     const fresh = document.createElement("template");
     fresh.innerHTML = await response.text();
+    if (signal.aborted) return;
+    this.etag = response.headers.get("ETag") || "";
+    const focused = document.activeElement;
     const changed = morph(this.element, fresh.content);
+    // A row that moved has lost it.
+    if (focused !== document.activeElement && this.element.contains(focused)) focused.focus({ preventScroll: true });
     localise(this.element);
     for (const each of changed) mark(each);
     tellWaiting(this.element.querySelector("[data-waiting]"));

@@ -43,7 +43,9 @@ export function startPast() {
   number.addEventListener("input", () => moved(number, range));
   document.addEventListener("updated", (event) => {
     const last = event.target.querySelector("[data-last-seq]")?.dataset.lastSeq;
-    if (last && Number(last) > Number(range.max)) {
+    if (!last || Number(last) < 1) return;
+    past.hidden = false;
+    if (Number(last) > Number(range.max)) {
       range.max = last;
       number.max = last;
     }

@@ -10,21 +10,28 @@ export function startQuery() {
   const download = document.querySelector("[data-download]");
   const leftOut = document.querySelector("[data-left-out]");
   let last = null;
+  let asking = null;
 
   async function run() {
+    // What was asked before is given up: its rows are not those of what stands in the editor now.
+    asking?.abort();
+    const { signal } = (asking = new AbortController());
     const button = form.querySelector("[type=submit]");
     button.disabled = true;
     said.className = "muted";
     said.textContent = "Running …";
     const began = performance.now();
     try {
-      last = await send(form.dataset.query, { sql: editor.value });
+      const found = await send(form.dataset.query, { sql: editor.value }, { signal });
+      if (signal.aborted) return;
+      last = found;
       results.replaceChildren(table(last));
       leftOut.replaceChildren(...(last.left_out || []).map(item));
       const seconds = ((performance.now() - began) / 1000).toFixed(2);
       const more = last.truncated ? ", and there are more" : "";
       said.textContent = `${last.rows.length} ${last.rows.length === 1 ? "row" : "rows"}${more}, in ${seconds} s.`;
     } catch (error) {
+      if (signal.aborted) return;
       last = null;
       const none = document.createElement("p");
       none.className = "empty";

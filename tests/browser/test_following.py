@@ -1,0 +1,120 @@
+"""A page that is open while its thread goes on: what it offers holds for the thread as it is now."""
+
+import asyncio
+import contextlib
+
+from playwright.async_api import Error, Page, Route, expect
+
+from tests.browser.stage import Stage
+
+
+async def test_a_thread_that_has_grown_is_forked_where_it_is_now(stage: Stage, page: Page) -> None:
+    await stage.said("grown-1", "hello")
+    await page.goto("/threads/grown-1")
+    await expect(page.locator("[data-entries]")).to_have_attribute("data-last-seq", "2")
+    await stage.said("grown-1", "hello")
+    await expect(page.locator("[data-entries]")).to_have_attribute("data-last-seq", "4")
+    await page.get_by_role("button", name="Fork …").click()
+    dialog = page.get_by_role("dialog")
+    await expect(dialog.get_by_label("At entry")).to_have_value("4")
+    await dialog.get_by_role("button", name="Fork", exact=True).click()
+    await expect(page.get_by_role("heading", level=1)).to_have_text("grown-1-fork")
+
+
+async def test_limits_are_shown_as_they_are_now(stage: Stage, page: Page) -> None:
+    await stage.said("bounded-1", "hello")
+    await page.goto("/threads/bounded-1")
+    dialog = page.get_by_role("dialog")
+    for wanted, hint in (("50", "now 100,000"), ("60", "now 50")):
+        await page.get_by_role("button", name="Set limits …").click()
+        await expect(dialog.locator("[data-hint=steps_max]")).to_have_text(hint)
+        await dialog.get_by_label("Steps", exact=True).fill(wanted)
+        await dialog.get_by_role("button", name="Set limits", exact=True).click()
+        await expect(dialog).to_be_hidden()
+        await expect(page.get_by_role("img", name=f"Steps: 1 of {wanted}")).to_be_visible()
+
+
+async def test_a_page_that_was_opened_before_the_first_entry_fills(
+    stage: Stage, page: Page
+) -> None:
+    await stage.threads.start("early-1")
+    await page.goto("/threads/early-1")
+    await expect(page.get_by_text("Nothing is journalled yet")).to_be_visible()
+    await expect(page.get_by_text("Time travel")).to_be_hidden()
+    await stage.said("early-1", "hello")
+    await expect(page.locator("[data-entries]")).to_contain_text("you said hello")
+    await page.get_by_text("Time travel").click()
+    await expect(page.get_by_role("heading", name="After entry")).to_be_visible()
+    await page.get_by_role("button", name="Fork …").click()
+    await expect(page.get_by_role("dialog").get_by_label("At entry")).to_have_value("2")
+
+
+async def test_rows_of_a_statement_that_come_late_are_not_shown_for_another(
+    stage: Stage, page: Page
+) -> None:
+    go = asyncio.Event()
+
+    async def slow_first(route: Route) -> None:
+        if "the first" in (route.request.post_data or ""):
+            await go.wait()
+        with contextlib.suppress(Error):  # The page has given it up by then.
+            await route.continue_()
+
+    await page.route("**/api/v1/query", slow_first)
+    await page.goto("/query")
+    for text in ("the first", "the second"):
+        await page.get_by_label("SQL").fill(f"select '{text}' as said")
+        await page.keyboard.press("Control+Enter")
+    rows = page.get_by_role("region", name="Results").last.locator("tbody")
+    await expect(rows).to_have_text("the second")
+    go.set()
+    await page.wait_for_timeout(800)
+    await expect(rows).to_have_text("the second")
+
+
+async def test_who_reads_older_entries_is_not_thrown_back_by_what_comes(
+    stage: Stage, page: Page
+) -> None:
+    await stage.said("busy-1", "read 30")
+    go, asked = asyncio.Event(), asyncio.Event()
+
+    async def slow_newest(route: Route) -> None:
+        if "before=" not in route.request.url:
+            asked.set()
+            await go.wait()
+        with contextlib.suppress(Error):
+            await route.continue_()
+
+    await page.goto("/threads/busy-1")
+    await page.route("**/fragments/journal*", slow_newest)
+    await stage.said("busy-1", "hello")
+    await asyncio.wait_for(asked.wait(), 20)
+    await page.get_by_role("button", name="Older").click()
+    await expect(page.locator("[data-entries]")).to_have_attribute("data-newest", "false")
+    go.set()
+    await page.wait_for_timeout(800)
+    await expect(page.locator("[data-entries]")).to_have_attribute("data-newest", "false")
+
+
+async def test_the_focus_stays_in_a_row_that_moves(stage: Stage, page: Page) -> None:
+    for number in (1, 2):
+        await stage.said(f"moving-{number}", "hello")
+        await stage.listed(f"moving-{number}")
+    await page.goto("/?text=moving-&sort=-stored")
+    ids = page.locator("table.threads td.c-id a")
+    await expect(ids).to_have_count(2)
+    last = await ids.nth(1).inner_text()
+    await ids.nth(1).focus()
+    await stage.said(last, "read 12")
+    await expect(ids.nth(0)).to_have_text(last)
+    await expect(ids.nth(0)).to_be_focused()
+
+
+async def test_a_filter_is_chosen_with_the_keyboard_step_by_step(stage: Stage, page: Page) -> None:
+    await stage.said("stepped-1", "hello")
+    await stage.listed("stepped-1")
+    await page.goto("/")
+    agents = page.get_by_label("Agent")
+    await agents.select_option(index=1)
+    await expect(page.get_by_role("link", name="Clear")).to_be_visible()
+    await expect(agents).to_be_focused()
