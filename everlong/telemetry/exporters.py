@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from opentelemetry import metrics, trace
+from opentelemetry import trace
 from opentelemetry.metrics import MeterProvider, NoOpMeterProvider
 from opentelemetry.sdk.metrics import MeterProvider as SdkMeterProvider
 from opentelemetry.sdk.metrics.export import (
@@ -85,11 +85,9 @@ class Providers:
         return isinstance(self.meter_provider, SdkMeterProvider)
 
     def install(self) -> None:
-        """Make them this process's own, where they go anywhere: for a command that is all of it."""
+        """Have all spans of this process go there, if anywhere: for a command that is all of it."""
         if isinstance(self.tracer_provider, SdkTracerProvider):
             trace.set_tracer_provider(self.tracer_provider)
-        if self.measures:
-            metrics.set_meter_provider(self.meter_provider)
 
     @property
     def meters(self) -> Meters:

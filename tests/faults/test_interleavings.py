@@ -15,12 +15,12 @@ async def test_nothing_is_lost_repeated_or_out_of_order_while_workers_die(
 ) -> None:
     monkeypatch.chdir(ROOT)
     settings = worker_settings(server.address, tmp_path, thread_id)
-    campaign = Campaign(server.address, settings, seed=7, count=16, deaths_max=5)
+    campaign = Campaign(server.address, settings, seed=7, count=12, deaths_max=5)
     campaign.pause_seconds = (1.0, 2.0)  # So that several fit in, however fast the machine is.
     await campaign.run()
     assert campaign.faults == []
-    assert campaign.totals["lives"] == 16
-    assert campaign.totals["messages"] >= 60
-    assert campaign.totals["decisions"] >= 15
-    assert campaign.totals["runs"] >= 45
+    assert campaign.totals["lives"] == 12
+    assert campaign.totals["messages"] >= 45
+    assert campaign.totals["decisions"] >= 12
+    assert campaign.totals["runs"] >= 34
     assert campaign.totals["kills"] >= 3

@@ -2,7 +2,10 @@
 
 from typing import Any
 
+import pytest
+
 from everlong.admin import service
+from everlong.admin.service import standing
 from everlong.admin.web.permissions import Role
 from everlong.embedded import TemporalServer
 from everlong.errors import ThreadNotFound
@@ -11,6 +14,25 @@ from tests.agents import reading_agent
 from tests.browser.stage import until
 from tests.conftest import open_threads
 from tests.server.test_admin_api import done, governed, shown
+
+
+async def test_a_thread_that_goes_while_it_is_looked_at_is_read_from_its_archive(
+    server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_threads(server.address, store, reading_agent(3)) as threads:
+        async with threads.worker(), governed(threads) as client:
+            await threads.send(thread_id, "read")
+            await threads.answered(thread_id, 1)
+            await done(client, f"/threads/{thread_id}/archive")
+
+            async def gone(*_: object) -> None:
+                raise ThreadNotFound("its history was deleted a moment ago")
+
+            # It was still there to be described.
+            monkeypatch.setattr(standing, "observe", gone)
+            found = await shown(client, f"/threads/{thread_id}")
+            assert found["is_gone"]
+            assert (await shown(client, f"/threads/{thread_id}/series"))["points"]
 
 
 async def test_a_forgotten_thread_is_read_from_its_archive_by_every_route(

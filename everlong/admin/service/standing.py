@@ -56,13 +56,17 @@ async def standing(
 ) -> Standing:
     """Look at a thread once. Only a thread that there is none of, and no archive, raises."""
     try:
-        with translated(thread_id):
-            description = await client.get_workflow_handle(thread_id).describe()
+        return await _alive(client, packs, thread_id, seconds_max)
     except ThreadNotFound:
         archive = await archive_of(client, packs, thread_id)
         if archive is None:
             raise
         return _archived(archive)
+
+
+async def _alive(client: Client, packs: PackStore, thread_id: str, seconds_max: float) -> Standing:
+    with translated(thread_id):
+        description = await client.get_workflow_handle(thread_id).describe()
     info = description.raw_description.workflow_execution_info
     status, head, unavailable = None, None, ""
     try:
