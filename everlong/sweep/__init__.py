@@ -1,6 +1,6 @@
 """Sweeps: finding what nothing reaches any more, and taking it away without haste.
 
-The invariant: what any retained history, fork, schedule or archive reaches is never deleted for good.
+The invariant: what any retained history, fork or schedule reaches is never deleted for good.
 Marks may be wrong for a while, since others write meanwhile; what is deleted for good was found
 unreachable twice, by an exact look the second time, with the time of the quarantine in between.
 """
