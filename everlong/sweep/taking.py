@@ -230,7 +230,7 @@ class Taker:
                 kind = kind or await self._reader.class_of(
                     key, data, candidate.thread, candidate.name
                 )
-            if self._age_ms(candidate) > self._limit_ms(kind, now_ms):
+            if self._written_ms(candidate) > self._limit_ms(kind, now_ms):
                 self._index.run("UPDATE objects SET class = ? WHERE key = ?", kind, key)
                 return
             if not self._dry_run:
@@ -253,8 +253,8 @@ class Taker:
             size_bytes,
         )
 
-    def _age_ms(self, candidate: _Candidate) -> int:
-        """Return since when an object counts. An archive's file is as old as its manifest."""
+    def _written_ms(self, candidate: _Candidate) -> int:
+        """Return when an object was written. An archive's file counts from its manifest on."""
         stem, _, end = candidate.key.rpartition(".")
         beside = None
         if end == "parquet":
