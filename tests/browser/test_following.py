@@ -118,3 +118,13 @@ async def test_a_filter_is_chosen_with_the_keyboard_step_by_step(stage: Stage, p
     await agents.select_option(index=1)
     await expect(page.get_by_role("link", name="Clear")).to_be_visible()
     await expect(agents).to_be_focused()
+
+
+async def test_the_badge_follows_on_a_page_of_one_thread(stage: Stage, page: Page) -> None:
+    await stage.said("badge-1", "hello")
+    await page.goto("/threads/badge-1")
+    await expect(page.get_by_text("Waits for a message.")).to_be_visible()
+    badge = page.locator("[data-badge-count]")
+    before = int((await badge.text_content() or "0").replace(",", ""))
+    await stage.send("badge-1", "restart billing")
+    await expect(badge).to_have_text(str(before + 1))

@@ -161,6 +161,8 @@ async def test_a_thread_that_was_freed_is_read_from_its_archive_and_revived(
         "by": "bob",
         "reason": "back",
     }
+    page = await service.entry_page(client, packs, new_id)
+    assert all(each.summary for each in page.entries)
     revived = await service.state_at(client, packs, new_id, last_seq)
     assert (revived.context, revived.facts) == (view.context, view.facts)
     newest = await service.state_at(client, packs, new_id, len(entries))

@@ -10,7 +10,7 @@ from temporalio.client import Client
 from everlong import limits
 from everlong.admin.service.standing import Standing, checked_head, standing
 from everlong.admin.wording import message_text, note_text, one_line
-from everlong.errors import EntryNotFound
+from everlong.errors import EntryNotFound, StoreError
 from everlong.models import Entry, Kind, Message, message_of
 from everlong.storage.journal import JournalReader
 from everlong.storage.packstore import PackStore
@@ -85,7 +85,7 @@ async def entry_page(
     limit: int = 50,
     found: Standing | None = None,
 ) -> EntryPage:
-    """Return entries before or after a seq, or the newest ones. No stored body is read."""
+    """Return entries before or after a seq, or the newest ones, each on one line."""
     found = found or await standing(client, packs, thread_id)
     limit = max(1, min(limit, ENTRIES_MAX))
     if after is not None:
@@ -97,12 +97,7 @@ async def entry_page(
     entries: list[Entry] = []
     if found.head is not None and first <= last:
         entries = await found.journal.read(found.head, first, last)
-    said: dict[int, Message] = {}
-    if found.archive is not None:
-        # Entries of an archive come without their messages: these are in the same row groups.
-        spoken = [entry for entry in entries if entry.kind in MESSAGE_KINDS]
-        messages = await found.journal.messages(spoken)
-        said = {entry.seq: each for entry, each in zip(spoken, messages, strict=True)}
+    said = await _messages(found, [entry for entry in entries if _is_mute(entry)])
     return EntryPage(
         thread_id=thread_id,
         entries=tuple(summary_of(entry, said.get(entry.seq)) for entry in entries),
@@ -110,6 +105,23 @@ async def entry_page(
         not_journalled=found.status.tail_entries if found.status else 0,
         unavailable=found.unavailable,
     )
+
+
+def _is_mute(entry: Entry) -> bool:
+    """Tell whether an entry says nothing of its message: in an archive, or revived from one."""
+    has_preview = entry.ref is not None and entry.ref.preview != ""
+    return entry.kind in MESSAGE_KINDS and entry.body is None and not has_preview
+
+
+async def _messages(found: Standing, entries: list[Entry]) -> dict[int, Message]:
+    """Return the messages of entries, as far as a model is shown them, by their seq."""
+    try:
+        messages = await found.journal.messages(entries)
+    except StoreError:
+        if found.archive is not None:
+            raise
+        return {}  # Whoever opens the entry is told.
+    return {entry.seq: each for entry, each in zip(entries, messages, strict=True)}
 
 
 def summary_of(entry: Entry, message: Message | None = None) -> EntrySummary:
