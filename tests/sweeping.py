@@ -45,6 +45,8 @@ INLINE_BYTES_MAX = 512
 ENCODER_SECONDS, ENCODER_PACK_SECONDS = 1.5, 3.0
 NOTHING = dataclasses.replace(AT_ONCE, archive_seconds=0)
 PAUSE_SECONDS_MAX = 3.0
+# More than live at once: where runs wait for a place, Core 1.35 once did not let its worker end.
+CACHED = 200
 """Between two sweeps of the one that lives on: the others need something to take."""
 KILLERS = 2
 # A process that has imported everything, of which each mortal sweeper is a fork.
@@ -320,12 +322,12 @@ async def run(threads: int, seconds: float, tell: Callable[[str], None]) -> Outc
         with server.process:
             client = await _connect(server.address, root)
             living = Soak(client, server.address, root, threads)
-            async with Worker(client, task_queue=QUEUE, max_cached_workflows=threads):
+            async with Worker(client, task_queue=QUEUE, max_cached_workflows=CACHED):
                 await living.live(seconds)
             tell("reading everything")
             # With a client, a worker and a store that know nothing.
             living.client = await _connect(server.address, root)
-            async with Worker(living.client, task_queue=QUEUE, max_cached_workflows=threads):
+            async with Worker(living.client, task_queue=QUEUE, max_cached_workflows=CACHED):
                 await living.check()
             tell("deleting the histories")
             await living.forget()
