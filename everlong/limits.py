@@ -46,19 +46,26 @@ OBJECT_BYTES_MAX: Final = 256 * MIB
 # takes about 2 ms, and the event loop has other threads to serve.
 LOOP_BYTES_MAX: Final = 256 * KIB
 
-# What an encoder remembers of a thread so that it writes only what is new: the newest payloads of
-# each of a few series (a thread may have several lists under way), and where chunks lie. An entry of
-# the index takes about 350 bytes and stands for up to 16 KiB: 32,768 are 11 MiB.
-ENCODER_RECENT_MAX: Final = 4
+# What an encoder remembers of a thread so that it writes only what is new: the newest payload of each
+# of a few lists that grow (a thread may have several under way), the newest single payloads (results
+# that the next list will hold), and where chunks lie. An entry of the index takes about 350 bytes and
+# stands for up to 16 KiB: 32,768 are 11 MiB.
+ENCODER_LISTS_MAX: Final = 16
+ENCODER_SINGLES_MAX: Final = 32
 ENCODER_CHUNKS_MAX: Final = 32_768
 # Payloads of a moderate size are known again by their digest, so that a task which is tried again
-# after it took too long to write them does not begin anew.
+# after it took too long to write them does not write them twice.
 ENCODER_REPEATS_MAX: Final = 1024
 ENCODER_REPEAT_BYTES_MAX: Final = 256 * KIB
 ENCODER_ENTRY_COST_BYTES: Final = 350
-# Over all threads of a process. Beyond it, the thread that was not encoded for longest is forgotten:
-# its next payload is written whole, once.
+# Over all threads of a process, by default. Beyond it, the bytes of payloads that were unused for longest
+# are dropped, and digests of them are kept: a thread that comes back still points to its packs. 10 KiB
+# a thread remain, so that 128 MiB serve about 13,000 threads. Beyond that whole threads are forgotten,
+# and each that comes back writes one payload whole.
 ENCODER_BYTES_MAX: Final = 128 * MIB
+ENCODER_BYTES_MIN: Final = MIB
+# Forgotten threads that are known again, to say what forgetting them has cost: 10 MiB.
+ENCODER_FORGOTTEN_MAX: Final = 65_536
 # A pack that no payload has named for this long is not pointed to again: a sweep may be about to
 # delete it, and its grace period is a day at least.
 ENCODER_SECONDS_MAX: Final = 3600.0
@@ -73,17 +80,29 @@ MATCH_BYTES_MIN: Final = KIB
 # Chunks by content. They are only looked up where the bytes differ from the last payload, and a hit
 # is extended to where the bytes differ again, so they may be large.
 CHUNK_BYTES_MEAN: Final = 16 * KIB
-# Packs are merged while the older one holds at most this share of what is being written: a lower one
-# writes less, and reads take more GETs. See docs/benchmarks.md.
-MERGE_RATIO: Final = 0.3
+# How packs are merged, and why that is bounded: see `codecs.merge`. A payload needs at most this many
+# packs that are not settled, itself included, and the settled ones: 2 for each MiB, 64 in all.
+PACKS_MAX: Final = 24
+SETTLED_BYTES_MIN: Final = 384 * KIB
+SETTLED_MAX: Final = 64
+MERGE_LEVEL_BYTES: Final = 8 * KIB
+MERGE_FACTOR: Final = 5
+# Small packs are merged early where all of them hold at most this share of what is written anyway.
+ABSORB_RATIO: Final = 0.3
+# A pack with a stream of at most this is compressed with a dictionary: a run of an earlier pack, with so
+# many bytes of it, and with so many dictionaries in a row. On a real session of 453 steps that saves a
+# third of what is written.
+DICTIONARY_USE_BYTES_MAX: Final = 256 * KIB
+DICTIONARY_BYTES_MIN: Final = KIB
+DICTIONARY_BYTES_MAX: Final = 32 * KIB
+DICTIONARIES_MAX: Final = 3
 # A pack of which a payload uses less than this is copied from instead of pointed to, so a cold read
 # never inflates over 4 times the bytes that it needs.
 SPARSE_RATIO: Final = 0.25
-# Runs that a payload may consist of; with more it is written whole. They come of many small changes
-# in the middle, two of each, and take 10 bytes each: so 2 MB are written whole every 256 changes.
+# Runs that a payload may consist of; with more, neighbours are written again as one, in groups of 8. They
+# come of results that are packs of their own, and of changes in the middle: two of each.
 EXTENTS_MAX: Final = 512
-# Packs that one payload may point into, itself included: what a cold read takes in GETs at most.
-PACKS_MAX: Final = 24
+EXTENTS_GROUP: Final = 8
 
 # Operational state rides in every continue-as-new. 64 KiB is 1/32 of the server's 2 MB payload
 # limit, and small enough to be read by a person.

@@ -3,10 +3,13 @@
 import zlib
 
 from everlong import limits
-from everlong.codecs.matching import Plan, _chunk_id
+from everlong.codecs import merge
+from everlong.codecs.layout import Plan
+from everlong.codecs.matching import _chunk_id
 from everlong.codecs.memory import ThreadMemory
 from everlong.storage.objects import thread_key
 from everlong.storage.packs import Pack, build_pack
+from everlong.storage.packstore import Reading
 from tests.payloads import noise
 
 THREAD = thread_key("default", "ops-7")
@@ -20,11 +23,11 @@ class Store:
         self.streams: dict[bytes, bytes] = {}
 
     def payload(self, plan: Plan) -> bytes:
-        own = b"".join(plan.contents.stream)
-        streams = [own, *(self.streams[name] for name in plan.contents.sources)]
-        parts = [streams[s][start : start + n] for s, start, n in plan.contents.extents]
-        assert [len(part) for part in parts] == [n for _, _, n in plan.contents.extents]
-        return b"".join(parts)
+        """Build the pack, and read it back with what it needs of the others."""
+        name, data = build_pack(plan.contents, THREAD, None)
+        reading = self._read(Pack(data, name, THREAD, None))
+        assert plan.packs == 1 + len(reading.sources)
+        return reading.data
 
     def add(self, plan: Plan) -> bytes:
         name, pack = build_pack(plan.contents, THREAD, None)
@@ -35,32 +38,45 @@ class Store:
     def open(self, name: bytes) -> Pack:
         return Pack(self.packs[name], name, THREAD, None)
 
+    def read(self, name: bytes) -> Reading:
+        return self._read(self.open(name))
+
     def learn(self, memory: ThreadMemory, name: bytes, now: float) -> None:
-        pack = self.open(name)
-        sources = [self.open(each) for each in pack.sources]
-        memory.learn(pack, sources, pack.assemble(sources), now)
+        memory.learn(self.read(name), now)
+
+    def _read(self, pack: Pack) -> Reading:
+        names, extents = pack.resolve(None if pack.base is None else self.open(pack.base))
+        sources = [self.open(each) for each in names]
+        return Reading(pack, sources, extents, pack.assemble(sources, extents))
 
 
 def check(store: Store, memory: ThreadMemory, plan: Plan, data: bytes) -> None:
     """See that a plan gives its payload, within the bounds."""
     if plan.same_as is not None:
-        pack = store.open(plan.same_as.name)
-        assert pack.assemble([store.open(each) for each in pack.sources]) == data
+        assert store.read(plan.same_as.name).data == data
         return
     contents = plan.contents
     assert store.payload(plan) == data
     assert (contents.size_bytes, contents.crc) == (len(data), zlib.crc32(data))
-    assert plan.packs == 1 + len(contents.sources) <= limits.PACKS_MAX
+    # One more: a base of which no byte may be used.
+    assert plan.packs <= merge.packs_max(len(data)) + 1
     assert len(set(contents.sources)) == len(contents.sources)
-    for number, name in enumerate(contents.sources, 1):
-        used = sum(extent.length for extent in contents.extents if extent.source == number)
-        assert used >= limits.SPARSE_RATIO * len(store.streams[name])
+    packs = {run.pack for run in plan.runs}
+    used: dict[bytes, int] = {}
+    for run in plan.runs:
+        if run.pack is not None:
+            assert run.pack.dictionary is None or run.pack.dictionary in packs
+            used[run.pack.name] = used.get(run.pack.name, 0) + run.length
+    for name, used_bytes in used.items():
+        assert used_bytes >= limits.SPARSE_RATIO * len(store.streams[name])
     check_memory(store, memory)
 
 
 def check_memory(store: Store, memory: ThreadMemory) -> None:
     """See that all that is remembered lies where it is said to lie."""
-    assert len(memory._recent) <= limits.ENCODER_RECENT_MAX
+    lists = sum(recent.is_list for recent in memory._recent)
+    assert lists <= limits.ENCODER_LISTS_MAX
+    assert len(memory._recent) - lists <= limits.ENCODER_SINGLES_MAX
     assert len({recent.name for recent in memory._recent}) == len(memory._recent)
     for recent in memory._recent:
         parts = [
@@ -68,7 +84,7 @@ def check_memory(store: Store, memory: ThreadMemory) -> None:
             for run in recent.runs
             if run.pack
         ]
-        assert b"".join(parts) == recent.data
+        assert recent.data is None or b"".join(parts) == recent.data
     assert len(memory._index) <= limits.ENCODER_CHUNKS_MAX
     for chunk_id, (pack, start) in memory._index.items():
         [length] = {n for at, n, each in pack.chunks if (at, each) == (start, chunk_id)}
@@ -85,4 +101,4 @@ def planned(memory: ThreadMemory, data: bytes, now: float = 0.0, key_id: str = "
 
 
 def new_bytes(plan: Plan) -> int:
-    return sum(map(len, plan.contents.stream))
+    return plan.new_bytes

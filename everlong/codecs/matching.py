@@ -1,12 +1,9 @@
-"""What of a payload is new, and how it is laid out in a pack. Pure functions.
+"""Matching: finds the bytes of a payload that the thread has stored already.
 
-A new payload is compared byte by byte with one that is remembered, from both ends, at the speed of
-memcmp. Only what lies between is cut into chunks by content and looked up by a keyed digest; a chunk
-that the thread has is followed for as long as the bytes agree. What remains is new.
-
-Merging is an LSM tree's idea, done while encoding: when the newest packs that a payload points to
-are small beside what is written anyway, their bytes, which are at hand, are written again into the
-new pack. So a payload touches O(log n) packs, and each byte is written O(log n) times.
+A payload mostly repeats an earlier one. It is compared with the closest of those from both ends, at the
+speed of memcmp. In what lies between, the single payloads of the thread are looked for (a list holds
+the results that came just before it), and the rest is cut into chunks by content, which are looked up
+by a keyed digest. The bytes that remain are new.
 """
 
 import bisect
@@ -14,7 +11,7 @@ import dataclasses
 import hashlib
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from pyfastcdc import FastCDC
@@ -22,7 +19,6 @@ from pyfastcdc import FastCDC
 from everlong import limits
 from everlong.codecs import comparing
 from everlong.codecs.comparing import common_end, common_start
-from everlong.storage.packs import Contents, Extent
 
 # Digests stay in this process, so a key that ends with it keeps them apart from all others. SHA-256
 # takes half the time of BLAKE2b where the processor has instructions for it, as most servers' do.
@@ -36,8 +32,15 @@ _CUTTER: Final = FastCDC(
 _PROBES: Final = (64, 256, 1024, 4096, 16_384)
 _PROBE_BYTES: Final = 48
 _PROBE_WINDOW_BYTES: Final = 64 * limits.KIB
-# What a run takes in memory, nearly.
+# Where a single payload is looked for: by a piece from its middle, its start and its end. The last two
+# find it where only its beginning or its end was kept.
+_PIECE_PLACES: Final = (0.5, 0.0, 1.0)
+_PIECE_MARGIN_BYTES: Final = 64
+# What a run, and a mark, take in memory, nearly.
 _RUN_COST_BYTES: Final = 130
+_MARK_COST_BYTES: Final = 130
+# Marks are set at these distances from the end of a payload, by factors of 4, and after its first bytes.
+_MARK_BYTES_FIRST: Final = 4 * limits.KIB
 
 
 @dataclasses.dataclass(eq=False, weakref_slot=True, slots=True)
@@ -52,6 +55,13 @@ class Known:
     """When it was last written or read: then the store had it."""
     chunks: list[tuple[int, int, bytes]] = dataclasses.field(default_factory=list)
     """Start, length and id of the chunks that are looked up in it."""
+    dictionary: "Known | None" = None
+    """The pack that it is compressed with: to read it, both are needed."""
+
+    @property
+    def dictionaries(self) -> int:
+        """How many dictionaries have to be read before this pack."""
+        return 0 if self.dictionary is None else 1 + self.dictionary.dictionaries
 
 
 def is_fresh(known: Known, now: float) -> bool:
@@ -74,20 +84,36 @@ class Run(NamedTuple):
     start: int
 
 
+class Key(NamedTuple):
+    """The pack of the thread whose manifest the next one may begin with."""
+
+    pack: Known
+    size_bytes: int
+    """The beginning of its data that lies where the newest payload has it too."""
+    spent_bytes: int
+    """What the manifests that begin with it have taken so far."""
+
+
 @dataclasses.dataclass(eq=False)
 class Recent:
-    """A payload as it was encoded last."""
+    """A payload as it was encoded or read last.
+
+    Its bytes may be dropped to save memory. Then its marks are left: digests of its beginning, up to
+    places that are dense near its end, where the next payload differs.
+    """
 
     envelope: bytes = dataclasses.field(repr=False)
-    data: bytes = dataclasses.field(repr=False)
+    data: bytes | None = dataclasses.field(repr=False)
     runs: list[Run]
     pack: Known
     packs: int
     used_at: float
     crcs: list[int]
     """See `running_crcs`; empty for a payload that was only read."""
-    continued: bool = False
-    """Whether it continues another: of a list that grows, more are to come."""
+    key: Key | None = None
+    is_list: bool = False
+    """Whether it continues another: more of a list that grows are to come."""
+    marks: list[tuple[int, bytes]] = dataclasses.field(default_factory=list, repr=False)
     ends: list[int] = dataclasses.field(init=False)
 
     @property
@@ -96,29 +122,46 @@ class Recent:
         return self.pack.name
 
     @property
+    def size_bytes(self) -> int:
+        """The size of its data."""
+        return self.ends[-1] if self.ends else 0
+
+    @property
     def used(self) -> tuple[Known, ...]:
         """The packs that it needs, its own included."""
-        return tuple({self.pack, *(run.pack for run in self.runs if run.pack is not None)})
+        key = {self.key.pack} if self.key else set()
+        return tuple({self.pack, *key, *(run.pack for run in self.runs if run.pack is not None)})
 
     @property
     def cost_bytes(self) -> int:
         """What this takes of the process's memory, nearly."""
-        return len(self.data) + len(self.envelope) + _RUN_COST_BYTES * len(self.runs)
+        kept = len(self.envelope) + (0 if self.data is None else len(self.data))
+        return kept + _RUN_COST_BYTES * len(self.runs) + _MARK_COST_BYTES * len(self.marks)
 
     def __post_init__(self) -> None:
         self.ends = list(itertools.accumulate(run.length for run in self.runs))
 
+    def drop_data(self) -> None:
+        """Keep the marks of the data, and not the data."""
+        if self.data is not None:
+            self.marks = list(_marks(self.data, _mark_places(len(self.data))))
+            self.data = None
+
+    def common_start(self, data: bytes) -> int:
+        """Return how many bytes of a payload agree with this one from the start."""
+        if self.data is not None:
+            return common_start(data, self.data, 0, 0, min(len(data), len(self.data)))
+        agreed = 0
+        places = [place for place, _ in self.marks if place <= len(data)]
+        for (place, digest), (_, own) in zip(_marks(data, places), self.marks, strict=False):
+            if digest != own:
+                break
+            agreed = place
+        return agreed
+
     def cut(self, start: int, length: int) -> Iterator[Run]:
         """Yield the runs of a part of this payload."""
-        number = bisect.bisect_right(self.ends, start)
-        while length > 0:
-            run = self.runs[number]
-            inside = start - (self.ends[number] - run.length)
-            piece = min(length, run.length - inside)
-            yield Run(piece, run.pack, run.start + inside)
-            start += piece
-            length -= piece
-            number += 1
+        return cut_runs(self.runs, self.ends, start, length)
 
     def crcs_within(self, prefix: int) -> list[int]:
         """Return those checksums that hold for every payload that begins alike."""
@@ -132,55 +175,48 @@ class Recent:
         return None
 
 
-class Stored(NamedTuple):
-    """A payload that is durable."""
+def cut_runs(
+    runs: Sequence[Run], ends: Sequence[int], start: int, length: int
+) -> Iterator[Run]:
+    """Yield the runs of a part of a payload; `ends` are where its runs end."""
+    number = bisect.bisect_right(ends, start)
+    while length > 0:
+        run = runs[number]
+        inside = start - (ends[number] - run.length)
+        piece = min(length, run.length - inside)
+        yield Run(piece, run.pack, run.start + inside)
+        start += piece
+        length -= piece
+        number += 1
 
-    name: bytes
-    packs: int
-    used: tuple[Known, ...]
-    """The packs that it needs, its own included."""
+
+def _mark_places(size_bytes: int) -> list[int]:
+    """Return where marks are set, in ascending order."""
+    places = {size_bytes - 4**power for power in range(16)} | {size_bytes, _MARK_BYTES_FIRST}
+    return sorted(place for place in places if 0 < place <= size_bytes)
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """How a payload is to be written, and what to remember once that is durable."""
-
-    contents: Contents
-    key_id: str
-    data: bytes = dataclasses.field(repr=False)
-    crcs: list[int]
-    base: Recent | None
-    runs: list[Run]
-    """Those without a pack lie in the new one."""
-    moved: list[tuple[Known, int, int, int]]
-    """Pack, start and length of runs that are written again, and where they will lie."""
-    chunks: list[tuple[int, int, bytes]]
-    """Of the new pack's stream: start, length, id."""
-    from_base: int
-    """How many bytes it has in common with its base."""
-    repeat_id: bytes = b""
-    """By what it is known again; empty if it is too large for that."""
-    same_as: Stored | None = None
-    """A payload that is equal and durable: nothing needs to be written."""
-
-    @property
-    def packs(self) -> int:
-        """How many packs a reader will need."""
-        return 1 + len(self.contents.sources)
-
-    @property
-    def continues_base(self) -> bool:
-        """Whether this payload takes its base's place: it has most of it."""
-        return self.base is not None and 2 * self.from_base > len(self.base.data)
+def _marks(data: bytes, places: Sequence[int]) -> Iterator[tuple[int, bytes]]:
+    """Yield each place with a digest of the data up to it."""
+    digest = _KEYED.copy()
+    digest.update(b"mark")
+    view, done = memoryview(data), 0
+    for place in places:
+        digest.update(view[done:place])
+        done = place
+        yield place, digest.copy().digest()
 
 
 def closest(recents: list[Recent], data: bytes) -> tuple[Recent | None, int, int]:
     """Return the remembered payload that agrees most, and how far from the start and the end."""
     best: tuple[Recent | None, int, int] = (None, 0, 0)
-    for recent in recents:
-        prefix = common_start(data, recent.data, 0, 0, min(len(data), len(recent.data)))
-        rest = min(len(data), len(recent.data)) - prefix
-        suffix = common_end(data, recent.data, rest)
+    # Those with bytes first: once one agrees nearly to its end, no digests need to be made.
+    for recent in sorted(recents, key=lambda each: each.data is None):
+        if recent.data is None and 2 * best[1] > len(data):
+            break
+        most = min(len(data), recent.size_bytes)
+        prefix = recent.common_start(data)
+        suffix = 0 if recent.data is None else common_end(data, recent.data, most - prefix)
         found = (
             recent,
             prefix if prefix >= limits.MATCH_BYTES_MIN else 0,
@@ -191,30 +227,53 @@ def closest(recents: list[Recent], data: bytes) -> tuple[Recent | None, int, int
     return best
 
 
+class _Hit(NamedTuple):
+    """A stretch of a payload that a single payload has too."""
+
+    start: int
+    length: int
+    single: Recent
+    offset: int
+
+
 class Matching:
     """Goes through a payload from start to end, and takes from its base and from known packs.
 
-    Afterwards `runs` is all of it, `ids` are the chunks of what is new (offset, length, id), and
-    `from_base` is how much it has of its base.
+    Afterwards `runs` is all of it, `ids` are the chunks of what is new (offset, length, id),
+    `from_base` is how much it has of its base, `prefix` how much of that from the start, and `found`
+    are the single payloads that it holds.
     """
 
     def __init__(
-        self, data: bytes, base: Recent | None, prefix: int, suffix: int, look_up: LookUp
+        self,
+        data: bytes,
+        base: Recent | None,
+        prefix: int,
+        suffix: int,
+        look_up: LookUp,
+        singles: Sequence[Recent] = (),
     ) -> None:
         self.runs: list[Run] = []
         self.ids: list[tuple[int, int, bytes]] = []
         self.from_base = 0
+        self.prefix = prefix if base is not None else 0
+        self.found: set[Recent] = set()
         self._data = data
         self._base = base
+        self._base_data = b"" if base is None or base.data is None else base.data
         self._look_up = look_up
         self._place = self._base_place = 0
         self._end = len(data) - suffix
         self._take(0, prefix)
+        hits = self._find_singles(singles)
         while self._place < self._end:
-            if not self._find_again():
-                self._take_chunks()
+            hits = [hit for hit in hits if hit.start + hit.length > self._place]
+            if hits and hits[0].start <= self._place:
+                self._take_hit(hits[0])
+            elif not self._find_again(hits[0].start if hits else self._end):
+                self._take_chunks(hits[0].start if hits else self._end)
         if base is not None:
-            self._take(len(base.data) - suffix, suffix)
+            self._take(base.size_bytes - suffix, suffix)
 
     def _take(self, base_start: int, length: int) -> None:
         """Take what comes next from the base."""
@@ -224,21 +283,61 @@ class Matching:
             self._place += length
             self._base_place = base_start + length
 
+    def _find_singles(self, singles: Sequence[Recent]) -> list[_Hit]:
+        """Find where single payloads lie in the stretch that is not the base's, in order."""
+        hits: list[_Hit] = []
+        if self._end - self._place < limits.MATCH_BYTES_MIN:
+            return hits
+        for single in singles:
+            if single is not self._base:
+                for part in _PIECE_PLACES:
+                    self._find_piece(single, part, hits)
+        hits.sort(key=lambda hit: (hit.start, -hit.length))
+        apart: list[_Hit] = []
+        for hit in hits:
+            if not apart or hit.start >= apart[-1].start + apart[-1].length:
+                apart.append(hit)
+        return apart
+
+    def _find_piece(self, single: Recent, part: float, hits: list[_Hit]) -> None:
+        """Look for one piece of a single payload; if it is there, add what agrees around it."""
+        other = single.data
+        if other is None or len(other) < limits.MATCH_BYTES_MIN:
+            return
+        span = len(other) - _PROBE_BYTES - 2 * _PIECE_MARGIN_BYTES
+        at = _PIECE_MARGIN_BYTES + int(part * span)
+        if any(hit.single is single and 0 <= at - hit.offset < hit.length for hit in hits):
+            return
+        found = self._data.find(other[at : at + _PROBE_BYTES], self._place, self._end)
+        if found < 0:
+            return
+        most = min(self._end - found, len(other) - at)
+        length = common_start(self._data, other, found, at, most)
+        before = min(found - self._place, at)
+        back = common_end(self._data[found - before : found], other[at - before : at], before)
+        if length + back >= limits.MATCH_BYTES_MIN:
+            hits.append(_Hit(found - back, length + back, single, at - back))
+
+    def _take_hit(self, hit: _Hit) -> None:
+        skipped = self._place - hit.start
+        length = min(hit.start + hit.length, self._end) - self._place
+        self.runs += hit.single.cut(hit.offset + skipped, length)
+        self.found.add(hit.single)
+        self._place += length
+
     def _take_new(self, end: int) -> None:
         if end > self._place:
             self.runs.append(Run(end - self._place, None, self._place))
             self._place = end
 
-    def _find_again(self) -> bool:
+    def _find_again(self, end: int) -> bool:
         """After a difference, look for where the base goes on: most changes are small."""
-        if self._base is None:
-            return False
-        data, base = self._data, self._base.data
+        data, base = self._data, self._base_data
         for ahead in _PROBES:
             probe = base[self._base_place + ahead : self._base_place + ahead + _PROBE_BYTES]
             if len(probe) < _PROBE_BYTES:
                 return False
-            window_end = min(self._end, self._place + ahead + _PROBE_WINDOW_BYTES)
+            window_end = min(end, self._place + ahead + _PROBE_WINDOW_BYTES)
             start = data.find(probe, self._place, window_end)
             if start < 0:
                 continue
@@ -261,10 +360,10 @@ class Matching:
             if chunk.length >= limits.MATCH_BYTES_MIN:
                 self.ids.append((start + chunk.offset, chunk.length, _chunk_id(chunk.data)))
 
-    def _take_chunks(self) -> None:
+    def _take_chunks(self, end: int) -> None:
         """Take chunks until one is known, and that as far as it leads."""
         place = self._place
-        for chunk in _CUTTER.cut_buf(memoryview(self._data)[place : self._end]):
+        for chunk in _CUTTER.cut_buf(memoryview(self._data)[place:end]):
             start, length = place + chunk.offset, chunk.length
             chunk_id = _chunk_id(chunk.data)
             known = self._look_up(chunk_id)
@@ -274,103 +373,18 @@ class Matching:
                 return
             if length >= limits.MATCH_BYTES_MIN:
                 self.ids.append((start, length, chunk_id))
-        self._take_new(self._end)
+        self._take_new(end)
 
     def _take_known(self, length: int, pack: Known, pack_start: int) -> None:
-        offset = self._base.find(pack, pack_start) if self._base else None
-        if self._base is not None and offset is not None:
-            most = min(self._end - self._place, len(self._base.data) - offset)
-            common = common_start(self._data, self._base.data, self._place, offset, most)
+        offset = self._base.find(pack, pack_start) if self._base and self._base_data else None
+        if offset is not None:
+            most = min(self._end - self._place, len(self._base_data) - offset)
+            common = common_start(self._data, self._base_data, self._place, offset, most)
             if common > length:
                 self._take(offset, common)
                 return
         self.runs.append(Run(length, pack, pack_start))
         self._place += length
-
-
-def _merged_packs(runs: list[Run]) -> set[Known]:
-    """Choose the packs whose part of this payload is written again."""
-    held: dict[Known, int] = {}
-    growing = 0
-    for run in runs:
-        if run.pack is None:
-            growing += run.length
-        else:
-            held[run.pack] = held.get(run.pack, 0) + run.length
-    if len(runs) > limits.EXTENTS_MAX:
-        return set(held)
-    merged = {pack for pack, used in held.items() if used < limits.SPARSE_RATIO * pack.stream_bytes}
-    growing += sum(held[pack] for pack in merged)
-    newest_first = sorted(held.keys() - merged, key=lambda pack: -pack.number)
-    for index, pack in enumerate(newest_first):
-        too_many = len(newest_first) - index > limits.PACKS_MAX - 1
-        if held[pack] > limits.MERGE_RATIO * growing and not too_many:
-            break
-        merged.add(pack)
-        growing += held[pack]
-    return merged
-
-
-def lay_out(
-    envelope: bytes,
-    key_id: str,
-    data: bytes,
-    crcs: list[int],
-    base: Recent | None,
-    matching: Matching,
-    repeat_id: bytes,
-) -> Plan:
-    """Lay out the new pack: its stream, and the extents of the payload."""
-    runs = matching.runs
-    merged = _merged_packs(runs)
-    view = memoryview(data)
-    stream: list[memoryview] = []
-    stream_bytes = offset = 0
-    placed: list[Run] = []
-    moved: list[tuple[Known, int, int, int]] = []
-    shift: list[tuple[int, int]] = []  # Offset in the data, and in the stream, of what is new.
-    # Oldest first, so that whoever reads the pack knows their order too.
-    pointed = {run.pack for run in runs if run.pack is not None} - merged
-    sources = {pack: n for n, pack in enumerate(sorted(pointed, key=lambda p: p.number), 1)}
-    extents: list[Extent] = []
-    for length, pack, start in runs:
-        if pack is None or pack in merged:
-            if pack is None:
-                shift.append((offset, stream_bytes))
-            else:
-                moved.append((pack, start, length, stream_bytes))
-            stream.append(view[offset : offset + length])
-            pack, start = None, stream_bytes
-            stream_bytes += length
-        source = 0 if pack is None else sources[pack]
-        last = extents[-1] if extents else None
-        if last and last.source == source and last.start + last.length == start:
-            extents[-1] = Extent(source, last.start, last.length + length)
-            placed[-1] = Run(placed[-1].length + length, pack, placed[-1].start)
-        else:
-            extents.append(Extent(source, start, length))
-            placed.append(Run(length, pack, start))
-        offset += length
-    offsets = [at for at, _ in shift]
-    chunks = []
-    for start, length, chunk_id in matching.ids:
-        data_start, stream_start = shift[bisect.bisect_right(offsets, start) - 1]
-        chunks.append((stream_start + start - data_start, length, chunk_id))
-    contents = Contents(
-        envelope=envelope,
-        size_bytes=len(data),
-        crc=crcs[-1] if crcs else 0,
-        extents=extents,
-        sources=[pack.name for pack in sources],
-        stream=_joined(stream),
-    )
-    return Plan(
-        contents, key_id, data, crcs, base, placed, moved, chunks, matching.from_base, repeat_id
-    )
-
-
-def _joined(stream: list[memoryview]) -> list[memoryview]:
-    return stream if len(stream) < 2 else [memoryview(b"".join(stream))]
 
 
 def repeat_id(envelope: bytes, data: bytes) -> bytes:

@@ -1,11 +1,12 @@
-"""What the encoder remembers of a thread, so that a payload costs what is new in it.
+"""Encoder memory: what a process remembers of a thread's payloads, so that it writes only what is new.
 
 An agent's payload mostly repeats the one before. So the newest payloads are kept, and where their
-bytes and chunks lie; `matching` finds out what a new one has in common with them. Nothing here is
-shared between threads, and a process that has forgotten a thread only writes one payload whole.
+bytes and chunks lie; `matching` finds what a new one has in common with them. Nothing is shared between
+threads. A process that has forgotten a thread writes one payload of it whole.
 """
 
 import bisect
+import dataclasses
 import itertools
 import threading
 import time
@@ -16,19 +17,19 @@ from weakref import WeakValueDictionary
 
 from everlong import limits
 from everlong.codecs.comparing import running_crcs
+from everlong.codecs.layout import Plan, Stored, lay_out
 from everlong.codecs.matching import (
+    Key,
     Known,
     Matching,
-    Plan,
     Recent,
     Run,
-    Stored,
     closest,
     is_fresh,
-    lay_out,
     repeat_id,
 )
-from everlong.storage.packs import Contents, Pack
+from everlong.storage.packs import Contents
+from everlong.storage.packstore import Reading
 
 # What a thread takes of which nothing is remembered yet, as measured.
 _THREAD_COST_BYTES: Final = 1400
@@ -46,7 +47,7 @@ class ThreadMemory:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._recent: list[Recent] = []
+        self._recent: list[Recent] = []  # The one used last stands last.
         self._index: dict[bytes, tuple[Known, int]] = {}
         self._repeats: dict[bytes, Stored] = {}
         self._packs: WeakValueDictionary[bytes, Known] = WeakValueDictionary()
@@ -61,11 +62,24 @@ class ThreadMemory:
         entries = len(self._index) + len(self._repeats)
         return _THREAD_COST_BYTES + kept + entries * limits.ENCODER_ENTRY_COST_BYTES
 
+    @property
+    def data_bytes(self) -> int:
+        """How many bytes of payloads it holds: those that `drop_data` would free."""
+        with self._lock:
+            return sum(len(recent.data) for recent in self._recent if recent.data is not None)
+
+    def drop_data(self) -> None:
+        """Drop the bytes of payloads. Of lists, keep digests by which their packs are found again."""
+        with self._lock:
+            self._recent = [recent for recent in self._recent if recent.is_list]
+            for recent in self._recent:
+                recent.drop_data()
+
     def find(self, name: bytes, key_id: str) -> tuple[bytes, bytes] | None:
         """Return the envelope and data of a payload that was encoded or decoded lately."""
         with self._lock:
             for recent in self._recent:
-                if recent.name == name and self._key_id == key_id:
+                if recent.name == name and self._key_id == key_id and recent.data is not None:
                     return recent.envelope, recent.data
         return None
 
@@ -78,7 +92,9 @@ class ThreadMemory:
             same_as = self._same(recents, envelope, data, known_by, now)
         if same_as is not None:
             nothing = Contents(envelope=envelope, size_bytes=len(data), crc=0, extents=[])
-            return Plan(nothing, key_id, data, [], None, [], [], [], 0, known_by, same_as)
+            return Plan(
+                nothing, key_id, data, [], None, [], [], [], 0, repeat_id=known_by, same_as=same_as
+            )
         # The rest takes its time, and the event loop may want the lock. What others add to the index
         # meanwhile is passed over, so that equal payloads give equal packs.
 
@@ -89,7 +105,8 @@ class ThreadMemory:
             return known
 
         base, prefix, suffix = closest(recents, data)
-        matching = Matching(data, base, prefix, suffix, look_up)
+        singles = [recent for recent in reversed(recents) if not recent.is_list]
+        matching = Matching(data, base, prefix, suffix, look_up, singles)
         crcs = running_crcs(data, base.crcs_within(prefix) if base else ())
         return lay_out(envelope, key_id, data, crcs, base, matching, known_by)
 
@@ -101,6 +118,8 @@ class ThreadMemory:
         if found is not None and not all(is_fresh(pack, now) for pack in found.used):
             found = None
         for recent in recents:
+            if recent.data is None:
+                continue
             # The ends first: of two lists of one length those differ, and all the rest is the same.
             if recent.data[-64:] != data[-64:] or len(recent.data) != len(data):
                 continue
@@ -116,7 +135,8 @@ class ThreadMemory:
         with self._lock:
             if plan.key_id != self._key_id:
                 return  # The key was rotated meanwhile.
-            new = self._known(name, sum(map(len, plan.contents.stream)), now)
+            new = self._known(name, plan.new_bytes, now)
+            new.dictionary = plan.dictionary
             # An equal pack may have been written before, and most of it forgotten since.
             new.chunks = list(dict.fromkeys([*new.chunks, *plan.chunks]))
             for start, _, chunk_id in plan.chunks:
@@ -128,7 +148,14 @@ class ThreadMemory:
                     self._move(pack, list(group), new)
             runs = [Run(run.length, run.pack or new, run.start) for run in plan.runs]
             recent = Recent(
-                plan.contents.envelope, plan.data, runs, new, plan.packs, now, plan.crcs
+                plan.contents.envelope,
+                plan.data,
+                runs,
+                new,
+                plan.packs,
+                now,
+                plan.crcs,
+                key=plan.key or Key(new, len(plan.data), 0),
             )
             for pack in recent.used:
                 pack.used_at = now
@@ -139,25 +166,43 @@ class ThreadMemory:
                     del self._repeats[next(iter(self._repeats))]
             if plan.base in self._recent and plan.continues_base:
                 self._recent.remove(plan.base)
-                recent.continued = True
+                recent.is_list = True
+            # A result is looked for until a list holds it. After that its chunks are known.
+            self._recent = [each for each in self._recent if each not in plan.found]
             self._remember(recent)
             for chunk_id in list(
                 itertools.islice(self._index, max(0, len(self._index) - limits.ENCODER_CHUNKS_MAX))
             ):
                 del self._index[chunk_id]
 
-    def learn(self, pack: Pack, sources: Sequence[Pack], data: bytes, now: float) -> None:
+    def learn(self, reading: Reading, now: float) -> None:
         """Remember a payload that was read: what follows it can point to where it lies."""
+        pack = reading.pack
         with self._lock:
             if pack.key_id != self._key_id and (self._recent or self._index):
                 return
             if any(recent.name == pack.name for recent in self._recent):
                 return
             self._key_id = pack.key_id
-            known = [self._known(each.name, each.stream_bytes, now) for each in (*sources, pack)]
-            packs = [known[-1], *known[:-1]]
-            runs = [Run(length, packs[source], start) for source, start, length in pack.extents]
-            self._remember(Recent(pack.envelope, data, runs, known[-1], len(known), now, []))
+            packs = [pack, *reading.sources]
+            used = {packs[extent.source].name for extent in reading.extents} | {pack.name}
+            known = {
+                each.name: self._known(each.name, each.stream_bytes, now)
+                for each in packs
+                if each.name in used
+            }
+            for each in packs:
+                if each.name in used and each.dictionary_name is not None:
+                    known[each.name].dictionary = known[each.dictionary_name]
+            runs = [
+                Run(length, known[packs[source].name], start)
+                for source, start, length in reading.extents
+            ]
+            self._remember(
+                Recent(
+                    pack.envelope, reading.data, runs, known[pack.name], len(packs), now, []
+                )
+            )
 
     def _known(self, name: bytes, stream_bytes: int, now: float) -> Known:
         known = self._packs.get(name)
@@ -170,13 +215,11 @@ class ThreadMemory:
     def _remember(self, recent: Recent) -> None:
         if any(recent.name == each.name for each in self._recent):
             return  # It was encoded twice at once.
-        if recent.cost_bytes > limits.ENCODER_BYTES_MAX // 4:
-            return
         self._recent.append(recent)
-        if len(self._recent) > limits.ENCODER_RECENT_MAX:
-            # What stands alone goes first, and of those the one that costs least to write again.
-            candidates = self._recent[:-1]
-            self._recent.remove(min(candidates, key=lambda each: (each.continued, len(each.data))))
+        for is_list, most in ((True, limits.ENCODER_LISTS_MAX), (False, limits.ENCODER_SINGLES_MAX)):
+            alike = [each for each in self._recent if each.is_list == is_list]
+            if len(alike) > most:
+                self._recent.remove(alike[0])
 
     def _forget_stale(self, key_id: str, now: float) -> None:
         if key_id != self._key_id:
@@ -206,16 +249,42 @@ class ThreadMemory:
                 self._index[chunk_id] = (new, place)
 
 
-class EncoderMemory:
-    """The memory of all threads, bounded in bytes: the one unused for longest goes first."""
+@dataclasses.dataclass
+class MemoryStats:
+    """What the bound on the encoder's memory has cost."""
 
-    def __init__(self, clock: Callable[[], float] = _seconds) -> None:
+    dropped_bytes: int = 0
+    """Bytes of payloads that were dropped; digests of them were kept."""
+    forgotten_threads: int = 0
+    returned_threads: int = 0
+    """Forgotten threads that were encoded again, and so wrote a payload whole."""
+
+
+class EncoderMemory:
+    """The memory of all threads, bounded in bytes.
+
+    Beyond the bound, the bytes of the threads unused for longest are dropped, and then whole threads.
+    """
+
+    def __init__(
+        self, bytes_max: int = limits.ENCODER_BYTES_MAX, clock: Callable[[], float] = _seconds
+    ) -> None:
+        self.stats = MemoryStats()
+        self._bytes_max = bytes_max
         self._threads: OrderedDict[str, ThreadMemory] = OrderedDict()
+        # Threads that may have bytes to drop, in the order of use.
+        self._full: OrderedDict[str, None] = OrderedDict()
         # What each thread took when it was last looked at: to look at all takes too long.
         self._costs: dict[str, int] = {}
         self._cost_bytes = 0
+        self._forgotten: OrderedDict[str, None] = OrderedDict()
         self._lock = threading.Lock()
         self._clock = clock
+
+    @property
+    def cost_bytes(self) -> int:
+        """What this takes of the process's memory, nearly."""
+        return self._cost_bytes
 
     def of(self, thread: str) -> ThreadMemory:
         """Return the memory of a thread, a fresh one if it has none."""
@@ -223,6 +292,9 @@ class EncoderMemory:
             memory = self._threads.get(thread)
             if memory is None:
                 memory = self._threads[thread] = ThreadMemory()
+                if thread in self._forgotten:
+                    del self._forgotten[thread]
+                    self.stats.returned_threads += 1
                 self._trim(thread, memory)
             self._threads.move_to_end(thread)
             return memory
@@ -237,6 +309,7 @@ class EncoderMemory:
         """Forget a thread: something that it points to is lost."""
         with self._lock:
             if self._threads.pop(thread, None) is not None:
+                self._full.pop(thread, None)
                 self._cost_bytes -= self._costs.pop(thread)
 
     def now(self) -> float:
@@ -244,16 +317,30 @@ class EncoderMemory:
         return self._clock()
 
     def trim(self, thread: str) -> None:
-        """Forget other threads until the rest fits, after this one has grown."""
+        """Drop what was unused for longest until the rest fits, after this thread has grown."""
         with self._lock:
             memory = self._threads.get(thread)
             if memory is not None:
                 self._trim(thread, memory)
 
     def _trim(self, thread: str, memory: ThreadMemory) -> None:
+        self._measure(thread, memory)
+        self._full[thread] = None
+        self._full.move_to_end(thread)
+        while self._cost_bytes > self._bytes_max and self._full:
+            oldest, _ = self._full.popitem(last=False)
+            self.stats.dropped_bytes += self._threads[oldest].data_bytes
+            self._threads[oldest].drop_data()
+            self._measure(oldest, self._threads[oldest])
+        while self._cost_bytes > self._bytes_max and len(self._threads) > 1:
+            forgotten, _ = self._threads.popitem(last=False)
+            self._cost_bytes -= self._costs.pop(forgotten)
+            self.stats.forgotten_threads += 1
+            self._forgotten[forgotten] = None
+            if len(self._forgotten) > limits.ENCODER_FORGOTTEN_MAX:
+                self._forgotten.popitem(last=False)
+
+    def _measure(self, thread: str, memory: ThreadMemory) -> None:
         cost_bytes = memory.cost_bytes
         self._cost_bytes += cost_bytes - self._costs.get(thread, 0)
         self._costs[thread] = cost_bytes
-        while self._cost_bytes > limits.ENCODER_BYTES_MAX and len(self._threads) > 1:
-            forgotten, _ = self._threads.popitem(last=False)
-            self._cost_bytes -= self._costs.pop(forgotten)

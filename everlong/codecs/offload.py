@@ -16,7 +16,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from temporalio.api.common.v1 import Payload
 
 from everlong import limits
-from everlong.codecs.matching import Plan
+from everlong.codecs.layout import Plan
 from everlong.codecs.memory import EncoderMemory, ThreadMemory
 from everlong.codecs.refs import PackRef
 from everlong.errors import BlobCorrupt, BlobMissing, StoreUnavailable
@@ -84,7 +84,7 @@ class Offloader:
         await self._put(pack_key(where, name), pack)
         memory.commit(plan, name, self._memory.now())
         self._memory.trim(thread)
-        new_bytes = min(len(data), sum(map(len, plan.contents.stream)))
+        new_bytes = min(len(data), plan.new_bytes)
         self._count(data, repeated_bytes=len(data) - new_bytes, written_bytes=len(pack))
         return PackRef(where, name, len(data), plan.packs, key_id), len(pack)
 
@@ -123,7 +123,7 @@ class Offloader:
             raise
         if learn and ref.thread != NO_THREAD:
             memory = self._memory.of(ref.thread)
-            memory.learn(reading.pack, reading.sources, reading.data, self._memory.now())
+            memory.learn(reading, self._memory.now())
             self._memory.trim(ref.thread)
         return _payload(reading.pack.envelope, reading.data)
 

@@ -115,13 +115,19 @@ def _opened(data: bytes, header_bytes: int, keys: Keys | None) -> bytes:
     return open_bytes(key, 0, data[header_bytes:], data[:header_bytes])
 
 
-def inflate(body: bytes, size_bytes: int) -> bytes:
+def raw_dictionary(data: bytes) -> zstandard.ZstdCompressionDict:
+    """Return bytes as a dictionary for zstd: content that frames may repeat."""
+    return zstandard.ZstdCompressionDict(data, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+
+
+def inflate(body: bytes, size_bytes: int, dictionary: bytes = b"") -> bytes:
     """Decompress one zstd frame that has to give exactly that many bytes."""
     try:
         # zstandard allocates what the frame's own header claims, so that claim is checked first.
         if zstandard.frame_content_size(body) != size_bytes:
             raise BlobCorrupt("compressed frame and header disagree on the size")
-        return zstandard.ZstdDecompressor().decompress(body, allow_extra_data=False)
+        given = raw_dictionary(dictionary) if dictionary else None
+        return zstandard.ZstdDecompressor(given).decompress(body, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise BlobCorrupt(f"it does not decompress: {error}") from error
 

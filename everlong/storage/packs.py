@@ -1,10 +1,17 @@
 """The pack format: one immutable object for one payload or body (docs/wire-format.md).
 
-A pack holds a head and frames. The head's manifest tells of what extents the data consists: some lie
-in the pack's own frames, the others in the frames of earlier packs of the same thread. A pack is
-named by the digest of its head, the head holds the digest of every frame, and a manifest names the
-packs that it points into: so a ref fixes every byte, and whatever does not match is found before it
-is decompressed. Here are only the bytes; `packstore` reads and writes them.
+A pack holds a head and frames. The head's manifest lists the extents that the data consists of: some
+lie in the pack's own frames, the others in the frames of earlier packs of the same thread. A manifest
+may also name a **base**, an earlier pack whose data this one begins with; then it lists only the
+extents that follow. A base has no base itself, so a reader needs two manifests at most.
+
+A small pack may be compressed with a **dictionary**: a run of an earlier pack that the payload points
+to anyway. Every payload that points to such a pack points to its dictionary's pack too. That one may
+have a dictionary itself, but not many in a row.
+
+A pack is named by the digest of its head, the head holds the digest of every frame, and a manifest
+names the packs that it points into. So a ref fixes every byte, and a byte that does not match is found
+before it is decompressed. This module has only the bytes; `packstore` reads and writes them.
 """
 
 import dataclasses
@@ -13,7 +20,7 @@ import os
 import struct
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -29,28 +36,35 @@ from everlong.storage.keys import (
     open_bytes,
     seal_bytes,
 )
-from everlong.storage.objects import LEVEL, inflate
+from everlong.storage.objects import LEVEL, inflate, raw_dictionary
 from everlong.storage.threads import side_by_side
 
 MAGIC: Final = b"EVPK"
-VERSION: Final = 1
+VERSION: Final = 2
 DIGEST_BYTES: Final = 32
 # Frames begin at multiples of this in the pack's stream, so an offset tells its frame. zstd gains
 # little from more, and a reader that needs one extent inflates one frame.
 FRAME_BYTES: Final = limits.MIB
 
-# Writers stay at `limits.PACKS_MAX` and `limits.EXTENTS_MAX`; a reader does not insist on those, but
-# on some bound.
+# Writers stay within `limits.PACKS_MAX`, the settled packs, and `limits.EXTENTS_MAX`. A reader accepts
+# more, within these bounds.
 SOURCES_MAX: Final = 1024
 EXTENTS_MAX: Final = 65_536
+DICTIONARY_BYTES_MAX: Final = 64 * limits.KIB
+# Dictionaries in a row: each has to be read before the next.
+DICTIONARIES_MAX: Final = 8
 
 # Little-endian. Magic, version, length of the key id, two reserved zero bytes, length of the head.
 _PRELUDE: Final = struct.Struct("<4sBBHI")
-# Data bytes, CRC-32 of the data, then how much follows: envelope bytes, sources, frames, extents.
-_COUNTS: Final = struct.Struct("<QIIHII")
+# Data bytes, CRC-32 of the data, bytes taken from the base, then how much follows: envelope bytes,
+# sources, frames, extents. If bytes are taken from a base, it is the first source.
+_COUNTS: Final = struct.Struct("<QIQIHII")
+# The dictionary, after the counts: a source, the start in its stream, a length. All 0 if there is none.
+_DICTIONARY: Final = struct.Struct("<HII")
 _FRAME: Final = struct.Struct("<BII32s")  # Compression, stored bytes, plain bytes, digest.
 _EXTENT: Final = struct.Struct("<HII")  # Source (0: this pack), start in its stream, length.
-_STORED, _ZSTD = 0, 1
+EXTENT_BYTES: Final = _EXTENT.size
+_STORED, _ZSTD, _ZSTD_DICTIONARY = 0, 1, 2
 # A writer uses at least a quarter of every pack that it points to (limits.SPARSE_RATIO). What needs
 # far more than that to be inflated was made to fill a reader's memory.
 _INFLATE_FACTOR_MAX: Final = 16
@@ -92,8 +106,13 @@ class Contents:
     extents: Sequence[Extent]
     sources: Sequence[bytes] = ()
     """Digests of the packs that extents point into: source n is the n-th, from 1."""
+    base_bytes: int = 0
+    """Bytes of the data that are the beginning of the first source's data; the extents follow them."""
     stream: Sequence[memoryview] = ()
     """The bytes that no earlier pack has, in order."""
+    dictionary: Extent | None = None
+    """Where the dictionary lies, if there is one."""
+    dictionary_data: bytes = dataclasses.field(default=b"", repr=False)
 
 
 def whole(data: bytes) -> Contents:
@@ -119,7 +138,7 @@ def build_pack(contents: Contents, thread: str, keys: Keys | None) -> tuple[byte
         key_id, salt = keys.active.encode(), os.urandom(SALT_BYTES)
         key = keys.derive(keys.active, PACK_PURPOSE, salt)
     pieces = _framed(contents.stream)
-    build = partial(_build_frame, key)
+    build = partial(_build_frame, key, contents.dictionary_data)
     if len(pieces) > 1:
         built = side_by_side(build, range(len(pieces)), pieces)
     else:
@@ -128,6 +147,7 @@ def build_pack(contents: Contents, thread: str, keys: Keys | None) -> tuple[byte
     counts = _COUNTS.pack(
         contents.size_bytes,
         contents.crc,
+        contents.base_bytes,
         len(contents.envelope),
         len(contents.sources),
         len(table),
@@ -136,6 +156,7 @@ def build_pack(contents: Contents, thread: str, keys: Keys | None) -> tuple[byte
     manifest = b"".join(
         [
             counts,
+            _DICTIONARY.pack(*(contents.dictionary or (0, 0, 0))),
             contents.envelope,
             *contents.sources,
             *(_FRAME.pack(*frame) for frame in table),
@@ -150,8 +171,13 @@ def build_pack(contents: Contents, thread: str, keys: Keys | None) -> tuple[byte
     return _digest(head), b"".join([head, *frames])
 
 
-def _build_frame(key: bytes, number: int, plain: memoryview) -> tuple[_Frame, bytes]:
-    stored, compression = _compressor().compress(plain), _ZSTD
+def _build_frame(
+    key: bytes, dictionary: bytes, number: int, plain: memoryview
+) -> tuple[_Frame, bytes]:
+    if dictionary:
+        stored, compression = _compressor_with(dictionary).compress(plain), _ZSTD_DICTIONARY
+    else:
+        stored, compression = _compressor().compress(plain), _ZSTD
     if len(stored) >= len(plain):
         stored, compression = bytes(plain), _STORED
     if key:
@@ -166,6 +192,10 @@ def _compressor() -> zstandard.ZstdCompressor:
         found = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True)
         _THREAD.compressor = found
     return found
+
+
+def _compressor_with(dictionary: bytes) -> zstandard.ZstdCompressor:
+    return zstandard.ZstdCompressor(level=LEVEL, write_checksum=True, dict_data=raw_dictionary(dictionary))
 
 
 class Pack:
@@ -192,16 +222,18 @@ class Pack:
         self._frames: list[_Frame] = []
         self._offsets: list[int] = []
         self._plain: dict[int, bytes] = {}
+        self._read_with: Mapping[bytes, Pack] = {}
         self._parse_manifest(manifest, manifest_end)
 
     def _parse_manifest(self, manifest: bytes, offset: int) -> None:
         try:
-            size_bytes, crc, envelope_bytes, sources, frames, extents = _COUNTS.unpack_from(
-                manifest
+            size_bytes, crc, base_bytes, envelope_bytes, sources, frames, extents = (
+                _COUNTS.unpack_from(manifest)
             )
             if sources > SOURCES_MAX or extents > EXTENTS_MAX:
                 raise BlobCorrupt(f"it lists {sources} packs and {extents} extents: too many")
-            place = _COUNTS.size
+            dictionary = Extent(*_DICTIONARY.unpack_from(manifest, _COUNTS.size))
+            place = _COUNTS.size + _DICTIONARY.size
             self.envelope = manifest[place : place + envelope_bytes]
             place += envelope_bytes
             self.sources = [
@@ -218,7 +250,7 @@ class Pack:
         for frame in self._frames:
             self._offsets.append(offset)
             offset += frame.stored_bytes
-        extent_bytes = sum(extent.length for extent in self.extents)
+        extent_bytes = base_bytes + sum(extent.length for extent in self.extents)
         if end != len(manifest) or offset != len(self._data):
             raise BlobCorrupt("its parts do not add up to its length")
         if extent_bytes != size_bytes or size_bytes > limits.OBJECT_BYTES_MAX:
@@ -227,6 +259,12 @@ class Pack:
             raise BlobCorrupt("an extent names a pack that is not listed")
         if any(extent.length == 0 for extent in self.extents):
             raise BlobCorrupt("an extent is empty")
+        if base_bytes and not sources:
+            raise BlobCorrupt("it begins with the data of a base, and names none")
+        if dictionary.source > sources or dictionary.length > DICTIONARY_BYTES_MAX:
+            raise BlobCorrupt("it names a dictionary that is not listed, or is too large")
+        self.dictionary = dictionary if dictionary.length else None
+        self.base_bytes = int(base_bytes)
         self.size_bytes = int(size_bytes)
         self._crc = int(crc)
 
@@ -235,14 +273,49 @@ class Pack:
         """How many bytes lie in this pack itself, uncompressed."""
         return sum(frame.plain_bytes for frame in self._frames)
 
-    def assemble(self, sources: Sequence["Pack"]) -> bytes:
-        """Return the data, from this pack's frames and those of its sources, in their order."""
+    @property
+    def base(self) -> bytes | None:
+        """The name of the pack whose data this one begins with, if it has one."""
+        return self.sources[0] if self.base_bytes else None
+
+    def resolve(self, base: "Pack | None") -> tuple[list[bytes], list[Extent]]:
+        """Return the packs to read, in order, and the extents of all of the data in them.
+
+        Source 0 is this pack and source n the n-th of the list, as in a manifest without a base.
+        """
+        if base is None:
+            return list(self.sources), list(self.extents)
+        if base.base_bytes:
+            raise BlobCorrupt("its base has a base")
+        if base.size_bytes < self.base_bytes:
+            raise BlobCorrupt(f"its base has {base.size_bytes} bytes, not {self.base_bytes}")
+        numbers = {name: number for number, name in enumerate(self.sources, 1)}
+        numbers[self.name] = 0
+        extents: list[Extent] = []
+        left_bytes = self.base_bytes
+        for source, start, length in base.extents:
+            if not left_bytes:
+                break
+            name = base.sources[source - 1] if source else base.name
+            taken = min(length, left_bytes)
+            extents.append(Extent(numbers.setdefault(name, len(numbers)), start, taken))
+            left_bytes -= taken
+        names = sorted(numbers, key=lambda name: numbers[name])
+        return names[1:], extents + self.extents
+
+    def assemble(self, sources: Sequence["Pack"], extents: Sequence[Extent] | None = None) -> bytes:
+        """Return the data, from this pack's frames and those of the packs that `resolve` names."""
+        if extents is None:
+            _, extents = self.resolve(sources[0] if self.base_bytes else None)
         packs = [self, *sources]
+        by_name = {pack.name: pack for pack in packs}
+        for pack in packs:
+            pack._read_with = by_name
         stream_bytes = sum(pack.stream_bytes for pack in packs)
         if stream_bytes > _INFLATE_FACTOR_MAX * self.size_bytes:
             raise BlobCorrupt(f"{stream_bytes} bytes would be inflated for {self.size_bytes}")
         parts: list[memoryview] = []
-        for source, start, length in self.extents:
+        for source, start, length in extents:
             try:
                 parts.extend(packs[source].slices(start, length))
             except BlobCorrupt as error:
@@ -251,6 +324,24 @@ class Pack:
         if len(data) != self.size_bytes or zlib.crc32(data) != self._crc:
             raise BlobCorrupt("its extents do not give the data that was written")
         return data
+
+    @property
+    def dictionary_name(self) -> bytes | None:
+        """The name of the pack that its dictionary is taken from, if it has one."""
+        if self.dictionary is None or not self.dictionary.source:
+            return None
+        return self.sources[self.dictionary.source - 1]
+
+    def _read_dictionary(self) -> bytes:
+        """Return the dictionary, from the packs that are read with this one."""
+        pack: Pack | None = self
+        for _ in range(DICTIONARIES_MAX):
+            pack = None if pack is None else self._read_with.get(pack.dictionary_name or b"")
+        holder = self._read_with.get(self.dictionary_name or b"")
+        if self.dictionary is None or holder is None or pack is not None:
+            raise BlobCorrupt("the pack of its dictionary is not read with it, or leads too far")
+        _, start, length = self.dictionary
+        return b"".join(holder.slices(start, length))
 
     def slices(self, start: int, length: int) -> list[memoryview]:
         """Return a run of the pack's stream, in pieces, each from a frame that has been checked."""
@@ -280,6 +371,8 @@ class Pack:
             raise BlobCorrupt(f"frame {number} declares {frame.plain_bytes} bytes")
         if frame.compression == _ZSTD:
             stored = inflate(stored, frame.plain_bytes)
+        elif frame.compression == _ZSTD_DICTIONARY:
+            stored = inflate(stored, frame.plain_bytes, self._read_dictionary())
         elif frame.compression != _STORED:
             raise BlobCorrupt(f"frame {number} names compression {frame.compression}")
         if len(stored) != frame.plain_bytes:

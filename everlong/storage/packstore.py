@@ -13,7 +13,7 @@ from everlong.models import Kind, Ref, printable
 from everlong.storage.blobs import BlobStore
 from everlong.storage.keys import Keyring, Keys
 from everlong.storage.objects import object_key, open_stored, thread_prefix
-from everlong.storage.packs import Contents, DamagedPack, Pack, build_pack, key_id_of, whole
+from everlong.storage.packs import Contents, DamagedPack, Extent, Pack, build_pack, key_id_of, whole
 from everlong.storage.threads import in_thread
 
 T = TypeVar("T")
@@ -40,6 +40,8 @@ class Reading:
 
     pack: Pack
     sources: list[Pack]
+    extents: list[Extent]
+    """All of the data: source 0 is the pack itself, and source n the n-th of `sources`."""
     data: bytes = dataclasses.field(repr=False)
 
 
@@ -105,7 +107,7 @@ class PackStore:
                 pack_key(thread, name),
                 BlobCorrupt(f"it holds {pack.size_bytes} bytes, and its ref says {size_bytes}"),
             )
-        sources = await gathered([partial(self.open, thread, each) for each in pack.sources])
+        sources, extents = await self._resolve(thread, pack)
         if any(source.key_id != pack.key_id for source in sources):
             # No writer mixes keys. An unsealed pack could read a sealed one that way.
             raise RefRefused(
@@ -114,27 +116,55 @@ class PackStore:
             )
         try:
             if pack.size_bytes < limits.LOOP_BYTES_MAX:
-                return Reading(pack, sources, pack.assemble(sources))
-            return Reading(pack, sources, await in_thread(pack.assemble, sources))
+                data = pack.assemble(sources, extents)
+            else:
+                data = await in_thread(pack.assemble, sources, extents)
+            return Reading(pack, sources, extents, data)
         except DamagedPack as error:
             raise _damaged(pack_key(thread, error.name), error) from error
         except BlobCorrupt as error:
             raise _damaged(pack_key(thread, name), error) from error
+
+    async def _resolve(self, thread: str, pack: Pack) -> tuple[list[Pack], list[Extent]]:
+        """Open the packs that a pack needs: those that it names, then those that its base names."""
+        opened = await self._open_all(thread, pack.sources)
+        try:
+            names, extents = pack.resolve(opened[0] if pack.base_bytes else None)
+        except BlobCorrupt as error:
+            raise _damaged(pack_key(thread, pack.name), error) from error
+        return opened + await self._open_all(thread, names[len(opened) :]), extents
+
+    async def _open_all(self, thread: str, names: Sequence[bytes]) -> list[Pack]:
+        return await gathered([partial(self.open, thread, name) for name in names])
+
+    async def needed(self, thread: str, pack: Pack) -> set[bytes]:
+        """Return the names of all packs that a pack cannot be read without, itself excepted."""
+        base = None if pack.base is None else await self.open(thread, pack.base)
+        return {*pack.sources, *(base.sources if base else ())}
 
     async def _forget(self, store: _Forgetful, thread: str, name: bytes) -> None:
         """Drop the cached copies of a pack and of all that it points to."""
         await store.forget([pack_key(thread, name)])
         pack = await self.open(thread, name)
         await store.forget([pack_key(thread, each) for each in pack.sources])
+        if pack.base is not None:
+            base = await self.open(thread, pack.base)
+            await store.forget([pack_key(thread, each) for each in base.sources])
 
     async def warm(self, thread: str, name: bytes, *, alone: bool) -> int:
         """Fetch a pack and, unless it stands alone, those that it points to; return the bytes."""
         size_bytes = await self._fetch(thread, name)
         if not alone:
             pack = await self.open(thread, name)
-            reads = [partial(self._fetch, thread, each) for each in pack.sources]
-            size_bytes += sum(await gathered(reads))
+            size_bytes += await self._fetch_all(thread, pack.sources)
+            if pack.base is not None:
+                base = await self.open(thread, pack.base)
+                others = [each for each in base.sources if each not in pack.sources]
+                size_bytes += await self._fetch_all(thread, others)
         return size_bytes
+
+    async def _fetch_all(self, thread: str, names: Sequence[bytes]) -> int:
+        return sum(await gathered([partial(self._fetch, thread, name) for name in names]))
 
     async def _fetch(self, thread: str, name: bytes) -> int:
         return len(await self.store.get(pack_key(thread, name)))

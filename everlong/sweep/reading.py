@@ -120,7 +120,7 @@ class Reader:
         if not self._index.is_decoded(name):
             links = await self._search(codec, payload)
             if isinstance(ref, PackRef):
-                links |= self._sources(thread, await self._open(thread, name))
+                links |= await self._sources(thread, await self._open(thread, name))
             others = {each for each in links if each.name != name}
             self._index.add_scanned(name, others, is_decoded=True)
         return {link}
@@ -196,7 +196,7 @@ class Reader:
             raise
         except EverlongError as error:
             raise Unreadable(f"{type(error).__name__}: {error}") from error
-        links = await search(reading.data) | self._sources(thread, pack)
+        links = await search(reading.data) | await self._sources(thread, pack)
         return links if pack.envelope else links | vouched_in_segment(reading.data)
 
     async def class_of(self, key: str, data: bytes, thread: str, name: bytes) -> SweepClass:
@@ -219,10 +219,16 @@ class Reader:
         """Read an object as they were before there were packs."""
         return await unseal_object(await self._packs.store.get(thread_prefix(thread) + name.hex()))
 
-    @staticmethod
-    def _sources(thread: str, pack: Pack) -> set[Link]:
-        # A pack reads the frames of its sources, and not what those point to.
-        return {Link(source, thread, is_leaf=True) for source in pack.sources}
+    async def _sources(self, thread: str, pack: Pack) -> set[Link]:
+        """Return the packs that a pack needs: its sources, and those of its base.
+
+        They are leaves: their frames are read, and not what their own manifests point to.
+        """
+        try:
+            names = await self._packs.needed(thread, pack)
+        except EverlongError as error:
+            raise Unreadable(f"{type(error).__name__}: {error}") from error
+        return {Link(name, thread, is_leaf=True) for name in names}
 
 
 def _batches(payloads: Sequence[Payload]) -> Iterable[list[Payload]]:

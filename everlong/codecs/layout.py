@@ -1,0 +1,243 @@
+"""Layout of a new pack: its stream, its manifest, and what the encoder remembers of it."""
+
+import bisect
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from everlong import limits
+from everlong.codecs import merge
+from everlong.codecs.matching import Key, Known, Matching, Recent, Run, cut_runs
+from everlong.storage.packs import DIGEST_BYTES, EXTENT_BYTES, Contents, Extent
+
+# A list that grows has the same manifest at each step, but for its end. So a manifest begins with that
+# of an earlier pack, its base, and lists what follows: one pack more at each step. Once the manifests
+# that begin with a base have taken as much as a full one would, a full one is written, and is the next
+# base. With p packs a step takes about 2 * sqrt(20 * p * 42) bytes instead of p * 42.
+_BASE_BYTES: Final = DIGEST_BYTES
+
+
+class Stored(NamedTuple):
+    """A payload that is durable."""
+
+    name: bytes
+    packs: int
+    used: tuple[Known, ...]
+    """The packs that it needs, its own included."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How a payload is to be written, and what to remember once that is durable."""
+
+    contents: Contents
+    key_id: str
+    data: bytes = dataclasses.field(repr=False)
+    crcs: list[int]
+    base: Recent | None
+    runs: list[Run]
+    """Those without a pack lie in the new one."""
+    moved: list[tuple[Known, int, int, int]]
+    """Pack, start and length of runs that are written again, and where they will lie."""
+    chunks: list[tuple[int, int, bytes]]
+    """Of the new pack's stream: start, length, id."""
+    from_base: int
+    """How many bytes it has in common with its base."""
+    packs: int = 1
+    """How many packs a reader will need."""
+    key: Key | None = None
+    """The base of its manifest; none if the manifest is full."""
+    dictionary: Known | None = None
+    """The pack that it is compressed with."""
+    found: frozenset[Recent] = frozenset()
+    """Single payloads that it holds."""
+    repeat_id: bytes = b""
+    """By what it is known again; empty if it is too large for that."""
+    same_as: Stored | None = None
+    """A payload that is equal and durable: nothing needs to be written."""
+
+    @property
+    def continues_base(self) -> bool:
+        """Whether this payload takes its base's place: it has most of it."""
+        return self.base is not None and 2 * self.from_base > self.base.size_bytes
+
+    @property
+    def new_bytes(self) -> int:
+        """The size of the new pack's stream."""
+        return sum(map(len, self.contents.stream))
+
+
+class _Placed(NamedTuple):
+    """A payload with a place for each of its bytes."""
+
+    runs: list[Run]
+    stream: list[memoryview]
+    moved: list[tuple[Known, int, int, int]]
+    shift: list[tuple[int, int]]
+    """Offset in the data, and in the stream, of the bytes that are new."""
+
+
+def lay_out(
+    envelope: bytes,
+    key_id: str,
+    data: bytes,
+    crcs: list[int],
+    base: Recent | None,
+    matching: Matching,
+    repeat_id: bytes,
+) -> Plan:
+    """Lay out the new pack: its stream, and the extents of the payload."""
+    merged = merge.choose_packs(matching.runs, len(data))
+    rewritten = merge.choose_runs(matching.runs)
+    placed = _place(data, matching.runs, merged, rewritten)
+    key = None
+    if base is not None and base.key is not None:
+        untouched = _untouched_bytes(matching.runs, merged, rewritten)
+        shared = min(base.key.size_bytes, matching.prefix, untouched)
+        key = _next_key(base.key, shared, placed.runs, len(data))
+    base_bytes = key.size_bytes if key else 0
+    dictionary = _choose_dictionary(placed)
+    ends = list(itertools.accumulate(run.length for run in placed.runs))
+    listed = list(cut_runs(placed.runs, ends, base_bytes, len(data) - base_bytes))
+    pointed = {run.pack for run in listed if run.pack is not None}
+    if dictionary is not None:
+        pointed.add(dictionary.pack)
+    sources = sorted(pointed, key=lambda pack: pack.number)
+    if key is not None:
+        sources = [key.pack, *(pack for pack in sources if pack is not key.pack)]
+    numbers = {pack: number for number, pack in enumerate(sources, 1)}
+    contents = Contents(
+        envelope=envelope,
+        size_bytes=len(data),
+        crc=crcs[-1] if crcs else 0,
+        extents=[
+            Extent(0 if run.pack is None else numbers[run.pack], run.start, run.length)
+            for run in listed
+        ],
+        sources=[pack.name for pack in sources],
+        base_bytes=base_bytes,
+        stream=_joined(placed.stream),
+        dictionary=dictionary
+        and Extent(numbers[dictionary.pack], dictionary.start, dictionary.length),
+        dictionary_data=data[dictionary.offset :][: dictionary.length] if dictionary else b"",
+    )
+    needed = {run.pack for run in placed.runs if run.pack is not None} | ({key.pack} if key else set())
+    return Plan(
+        contents=contents,
+        key_id=key_id,
+        data=data,
+        crcs=crcs,
+        base=base,
+        runs=placed.runs,
+        moved=placed.moved,
+        chunks=_chunks(matching, placed.shift),
+        from_base=matching.from_base,
+        packs=1 + len(needed),
+        key=key,
+        dictionary=dictionary.pack if dictionary else None,
+        found=frozenset(matching.found),
+        repeat_id=repeat_id,
+    )
+
+
+class _Dictionary(NamedTuple):
+    pack: Known
+    start: int
+    length: int
+    offset: int
+    """Where it lies in the payload."""
+
+
+def _choose_dictionary(placed: _Placed) -> _Dictionary | None:
+    """Choose the run that a small pack is compressed with: the longest, and of long ones the last.
+
+    The text of an agent repeats itself, and zstd has little to go by in a few KiB alone. The run's pack
+    holds no less than the new one, so that a merge never takes it alone.
+    """
+    stream_bytes = sum(map(len, placed.stream))
+    if not 0 < stream_bytes <= limits.DICTIONARY_USE_BYTES_MAX:
+        return None
+    held: dict[Known, int] = {}
+    for run in placed.runs:
+        if run.pack is not None:
+            held[run.pack] = held.get(run.pack, 0) + run.length
+    least = merge.level(stream_bytes)
+    best: _Dictionary | None = None
+    end = sum(run.length for run in placed.runs)
+    for run in reversed(placed.runs):
+        length = min(run.length, limits.DICTIONARY_BYTES_MAX)
+        if (
+            run.pack is not None
+            and length > (best.length if best else limits.DICTIONARY_BYTES_MIN)
+            and run.pack.dictionaries < limits.DICTIONARIES_MAX
+            and merge.level(held[run.pack]) >= least
+        ):
+            best = _Dictionary(run.pack, run.start + run.length - length, length, end - length)
+        end -= run.length
+    return best
+
+
+def _place(
+    data: bytes, runs: Sequence[Run], merged: set[Known], rewritten: set[int]
+) -> _Placed:
+    """Give each byte its place: in an earlier pack, or in the stream of the new one."""
+    view = memoryview(data)
+    found = _Placed([], [], [], [])
+    stream_bytes = offset = 0
+    for index, (length, pack, start) in enumerate(runs):
+        if pack is None or pack in merged or index in rewritten:
+            if pack is None:
+                found.shift.append((offset, stream_bytes))
+            else:
+                found.moved.append((pack, start, length, stream_bytes))
+            found.stream.append(view[offset : offset + length])
+            pack, start = None, stream_bytes
+            stream_bytes += length
+        last = found.runs[-1] if found.runs else None
+        if last and last.pack is pack and last.start + last.length == start:
+            found.runs[-1] = Run(last.length + length, pack, last.start)
+        else:
+            found.runs.append(Run(length, pack, start))
+        offset += length
+    return found
+
+
+def _untouched_bytes(runs: Sequence[Run], merged: set[Known], rewritten: set[int]) -> int:
+    """Return how many bytes from the start on stay where they were."""
+    size_bytes = 0
+    for index, run in enumerate(runs):
+        if run.pack is None or run.pack in merged or index in rewritten:
+            break
+        size_bytes += run.length
+    return size_bytes
+
+
+def _next_key(key: Key, shared_bytes: int, runs: list[Run], size_bytes: int) -> Key | None:
+    """Return the base of the next manifest, or none if a full one is due."""
+    if not shared_bytes:
+        return None
+    ends = list(itertools.accumulate(run.length for run in runs))
+    listed = list(cut_runs(runs, ends, shared_bytes, size_bytes - shared_bytes))
+    full_bytes = _manifest_bytes(runs)
+    spent_bytes = key.spent_bytes + _BASE_BYTES + _manifest_bytes(listed)
+    return Key(key.pack, shared_bytes, spent_bytes) if spent_bytes < full_bytes else None
+
+
+def _manifest_bytes(runs: Sequence[Run]) -> int:
+    packs = {run.pack for run in runs if run.pack is not None}
+    return DIGEST_BYTES * len(packs) + EXTENT_BYTES * len(runs)
+
+
+def _chunks(matching: Matching, shift: list[tuple[int, int]]) -> list[tuple[int, int, bytes]]:
+    """Return where the chunks of what is new lie in the new pack's stream."""
+    offsets = [at for at, _ in shift]
+    chunks = []
+    for start, length, chunk_id in matching.ids:
+        data_start, stream_start = shift[bisect.bisect_right(offsets, start) - 1]
+        chunks.append((stream_start + start - data_start, length, chunk_id))
+    return chunks
+
+
+def _joined(stream: list[memoryview]) -> list[memoryview]:
+    return stream if len(stream) < 2 else [memoryview(b"".join(stream))]
