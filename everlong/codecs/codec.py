@@ -23,10 +23,9 @@ from temporalio.converter import (
 
 from everlong import limits
 from everlong.codecs.budget import BUDGET, CompletionBudget
-from everlong.codecs.offload import Offloader, OffloadStats, patiently, store_seconds
+from everlong.codecs.offload import Offloader, OffloadStats
 from everlong.codecs.refs import ENCODING as REF_ENCODING
-from everlong.codecs.refs import V1_ENCODING as V1_REF_ENCODING
-from everlong.codecs.refs import PackRef, check_ref, is_ref, parse_ref
+from everlong.codecs.refs import RETIRED_ENCODING, PackRef, check_ref, is_ref, parse_ref
 from everlong.codecs.watching import FallbackLog, offloading, timed
 from everlong.errors import (
     BlobCorrupt,
@@ -50,7 +49,7 @@ from everlong.storage.packstore import PackStore, gathered
 from everlong.telemetry import Spans, Telemetry
 
 INLINE_ENCODING: Final = b"binary/everlong"
-_OURS: Final = (INLINE_ENCODING, REF_ENCODING, V1_REF_ENCODING)
+_OURS: Final = (INLINE_ENCODING, REF_ENCODING, RETIRED_ENCODING)
 # What protobuf takes for a field beside its bytes: tags and lengths.
 _FIELD_BYTES: Final = 8
 
@@ -199,10 +198,8 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
     async def warm(self, payload: Payload) -> int:
         """Fetch what a ref will need when it is decoded; return the bytes that it took."""
         ref = parse_ref(payload)
-        if isinstance(ref, PackRef):
-            await check_ref(self.packs, payload, ref)
-            return await self.packs.warm(ref.thread, ref.pack, alone=ref.packs == 1)
-        return len(await self.packs.read_body(ref))
+        await check_ref(self.packs, payload, ref)
+        return await self.packs.warm(ref.thread, ref.pack, alone=ref.packs == 1)
 
     async def _encode(self, payload: Payload, room: "_Room") -> Payload:
         # Once: each access copies it. And no payload.ByteSize(), which takes longer than all that is
@@ -293,11 +290,7 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
             keys = await self.packs.keys(sealing_key_id(payload.data))
             return _parse(await unseal_object(payload.data, keys))
         if is_ref(payload):
-            ref = parse_ref(payload)
-            if isinstance(ref, PackRef):
-                return await self._fetch(payload, ref)
-            seconds = store_seconds(ref.size_bytes)
-            return _parse(await patiently(lambda: self.packs.read_body(ref), seconds))
+            return await self._fetch(payload, parse_ref(payload))
         return payload
 
     async def _fetch(self, payload: Payload, ref: PackRef) -> Payload:

@@ -294,9 +294,7 @@ async def test_archives_go_by_their_age_alone() -> None:
 @pytest.mark.parametrize("in_order", [True, False], ids=["in order", "sorted"])
 @pytest.mark.parametrize("kind", [Kind.SEGMENT, Kind.SNAPSHOT, Kind.MESSAGE])
 def test_refs_are_found_with_the_place_that_they_name(kind: Kind, in_order: bool) -> None:
-    ref = Ref(
-        thread="7" * 32, digest="ab" * 32, size_bytes=12, kind=kind, preview='a "b" ö', pack=True
-    )
+    ref = Ref(thread="7" * 32, digest="ab" * 32, size_bytes=12, kind=kind, preview='a "b" ö')
     data = json.dumps(dataclasses.asdict(ref), sort_keys=not in_order, separators=(",", ":"))
     [link] = links_in(f'[{data},"{"0" * 63}"]'.encode())
     assert link == Link(bytes.fromhex("ab" * 32), "7" * 32, kind is Kind.MESSAGE)
