@@ -193,7 +193,7 @@ async def test_what_does_not_follow_is_refused() -> None:
 async def test_a_segment_of_a_newer_version_is_refused_by_name() -> None:
     store = MemoryBlobStore()
     head = await segment_ref(store, b'{"before":[],"entries":[],"version":3,"secret":"hunter2"}')
-    with pytest.raises(UnknownVersion, match="version") as raised:
+    with pytest.raises(UnknownVersion, match="segment version 3 is not") as raised:
         await journal(store).read(head)
     assert "hunter2" not in str(raised.value)
     head = await segment_ref(store, b'{"before":[],"entries":[{"seq":"hunter2"}],"version":2}')
@@ -274,8 +274,10 @@ async def test_a_lost_or_damaged_segment_is_named() -> None:
         await log.read(head)
 
 
-@pytest.mark.parametrize("version", [{"version": 1}, {"version": 3}, {}], ids=["1", "3", "none"])
-async def test_a_segment_of_another_version_is_refused_by_name(version: dict[str, int]) -> None:
+@pytest.mark.parametrize("version", [{"version": 1}, {}], ids=["1", "none"])
+async def test_a_segment_of_version_1_or_of_none_is_refused_by_name(
+    version: dict[str, int],
+) -> None:
     store = MemoryBlobStore()
     packs = PackStore(store)
     said = {"role": "user", "text": "hello", "tool_calls": [], "call_id": ""}
