@@ -265,6 +265,7 @@ async def test_what_is_no_object_of_ours_is_never_touched() -> None:
     world = await small()
     names = ["v1/notes.txt", "v1/abc/def.pack", "doctor/probe", "other/thing", "archive/readme"]
     names += [f"v1/{thread_key('', '')}/{'0' * 64}.pack", "quarantine/mine", "sweep/mine"]
+    names.append(f"v1/{thread_key(NAMESPACE, 'w0')}/{'0' * 64}")  # No pack.
     for name in names:
         await world.store.put(name, b"not ours")
     for _ in range(SWEEPS):
