@@ -31,6 +31,11 @@ types: $(READY)
 fast: $(READY)
 	$(BIN)/pytest -q -m "not server"
 
+.PHONY: stored
+stored: $(READY) ## Write the golden files and stored histories again; only before the first tag
+	$(BIN)/python -m tests.golden.generate
+	$(BIN)/python -m tests.replay.generate --replace
+
 clean: ## Remove the virtual environment and what the demo and dev stack stored
 	rm -rf .venv .everlong .mypy_cache .pytest_cache .ruff_cache .hypothesis
 

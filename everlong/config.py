@@ -39,6 +39,8 @@ class Settings:
     """`EVERLONG_TASK_QUEUE`: where threads and workers meet."""
     inline_bytes_max: int
     """`EVERLONG_INLINE_BYTES_MAX`: larger payloads go to the store."""
+    encoder_bytes_max: int
+    """`EVERLONG_ENCODER_BYTES_MAX`: memory by which the encoder knows what threads have stored."""
     traces_exporter: str
     """`OTEL_TRACES_EXPORTER`: none (the default), console or otlp."""
     metrics_exporter: str
@@ -102,6 +104,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         store=env.get("EVERLONG_STORE") or _dev_store(data_dir),
         task_queue=env.get("EVERLONG_TASK_QUEUE") or TASK_QUEUE_DEFAULT,
         inline_bytes_max=_bytes(env, "EVERLONG_INLINE_BYTES_MAX", limits.INLINE_BYTES_MAX),
+        encoder_bytes_max=_bytes(env, "EVERLONG_ENCODER_BYTES_MAX", limits.ENCODER_BYTES_MAX),
         traces_exporter="none" if is_silent else env.get("OTEL_TRACES_EXPORTER") or "none",
         metrics_exporter="none" if is_silent else env.get("OTEL_METRICS_EXPORTER") or "none",
         traces_protocol=env.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or protocol,
@@ -197,6 +200,7 @@ def embedded_environment(settings: Settings) -> dict[str, str]:
         "EVERLONG_STORE": settings.store,
         "EVERLONG_TASK_QUEUE": settings.task_queue,
         "EVERLONG_INLINE_BYTES_MAX": str(settings.inline_bytes_max),
+        "EVERLONG_ENCODER_BYTES_MAX": str(settings.encoder_bytes_max),
         _CAPTURE: "1" if settings.record_contents else "",
         "EVERLONG_CACHE_DIR": settings.cache_dir,
         "EVERLONG_RETENTION": settings.retention,

@@ -35,6 +35,7 @@ async def connect(
         accept_unsealed=settings.accept_unsealed,
         cache_dir=settings.cache_dir or None,
         inline_bytes_max=settings.inline_bytes_max,
+        encoder_bytes_max=settings.encoder_bytes_max,
         tracer_provider=tracer_provider,
         meter_provider=meter_provider,
         record_contents=settings.record_contents,

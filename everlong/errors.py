@@ -142,7 +142,7 @@ class PayloadTooLarge(StoreError):
 
 
 class UnknownVersion(StoreError):
-    """The bytes were written by a newer Everlong than this one."""
+    """The bytes have a format version that this Everlong does not read: mostly a newer one's."""
 
 
 class ThreadError(EverlongError):

@@ -58,8 +58,8 @@ ENCODER_CHUNKS_MAX: Final = 32_768
 ENCODER_REPEATS_MAX: Final = 1024
 ENCODER_REPEAT_BYTES_MAX: Final = 256 * KIB
 ENCODER_ENTRY_COST_BYTES: Final = 350
-# Over all threads of a process, by default. Beyond it, the bytes of payloads that were unused for longest
-# are dropped, and digests of them are kept: a thread that comes back still points to its packs. 10 KiB
+# Over all threads of a process, by default. Beyond it, the bytes of the payloads unused for longest are
+# dropped, and digests of them are kept: a thread that comes back still points to its packs. Some 10 KiB
 # a thread remain, so that 128 MiB serve about 13,000 threads. Beyond that whole threads are forgotten,
 # and each that comes back writes one payload whole.
 ENCODER_BYTES_MAX: Final = 128 * MIB
@@ -99,8 +99,8 @@ DICTIONARIES_MAX: Final = 3
 # A pack of which a payload uses less than this is copied from instead of pointed to, so a cold read
 # never inflates over 4 times the bytes that it needs.
 SPARSE_RATIO: Final = 0.25
-# Runs that a payload may consist of; with more, neighbours are written again as one, in groups of 8. They
-# come of results that are packs of their own, and of changes in the middle: two of each.
+# Runs that a payload may consist of; with more, neighbours are written again as one, in groups of 8.
+# They come of results that are packs of their own, and of changes in the middle: two of each.
 EXTENTS_MAX: Final = 512
 EXTENTS_GROUP: Final = 8
 

@@ -70,6 +70,8 @@ class EverlongPlugin(SimplePlugin):
         cache_dir: A directory in which stored objects are kept for the next read, also by other
             processes. They are always kept in memory, within a bound.
         inline_bytes_max: Payloads above this, after compression, go to the store.
+        encoder_bytes_max: Memory by which the encoder knows what the threads of this process have
+            stored. 128 MiB by default; about 10 KiB a thread is the least that helps.
         nexus_offload: Offload Nexus payloads too; the other namespace then needs the same store.
         tracer_provider: Where spans go; OpenTelemetry's global provider if not given.
         meter_provider: Where metrics go; the global one if not given.
@@ -88,6 +90,7 @@ class EverlongPlugin(SimplePlugin):
         accept_unsealed: bool = False,
         cache_dir: str | Path | None = None,
         inline_bytes_max: int = limits.INLINE_BYTES_MAX,
+        encoder_bytes_max: int = limits.ENCODER_BYTES_MAX,
         nexus_offload: bool = False,
         tracer_provider: TracerProvider | None = None,
         meter_provider: MeterProvider | None = None,
@@ -113,11 +116,14 @@ class EverlongPlugin(SimplePlugin):
         self.codec = EverlongCodec(
             self.packs,
             inline_bytes_max=inline_bytes_max,
+            encoder_bytes_max=encoder_bytes_max,
             read_only=mode == "read",
             nexus_offload=nexus_offload,
             spans=telemetry.spans,
         )
-        measuring.observe(telemetry.meters, self.packs.store, self.codec.stats)
+        measuring.observe(
+            telemetry.meters, self.packs.store, self.codec.stats, self.codec.memory_stats
+        )
         self._resumes = Resumes(telemetry)
         self._prefetchers: list[Prefetcher] = []
         self._workers: list[Worker] = []

@@ -146,7 +146,9 @@ async def lived(packs: PackStore, thread_id: str = "ops-7") -> Life:
     await life.step(tool="restart", result="error: no such service")
     asked = Approval(id="9-1-aa", tool="restart", arguments="{}", asked_ms=NOW_MS)
     await life.note(Kind.ASKED, asked)
-    decided = Decided(id="9-1-aa", approve=True, by="ann", reason="go on")
+    decided = Decided(
+        id="9-1-aa", tool="restart", asked_ms=NOW_MS, approve=True, by="ann", reason="go on"
+    )
     await life.note(Kind.DECIDED, decided)
     fact = Fact(key="region", text="eu-1", time_ms=NOW_MS)
     await life.note(Kind.MEMORY, MemoryChange(remembered=fact))

@@ -19,7 +19,7 @@ from temporalio.api.workflowservice.v1 import DescribeScheduleResponse
 from temporalio.converter import WorkflowSerializationContext
 
 from everlong.codecs import EverlongCodec
-from everlong.codecs.refs import PackRef, is_ref, parse_ref
+from everlong.codecs.refs import is_ref, parse_ref
 from everlong.models import Kind, Segment, SegmentRef, SweepOptions, SweepReport, thread_key
 from everlong.policy import Retention
 from everlong.storage.blobs import BlobStore
@@ -199,7 +199,6 @@ class MadeUp:
         found: set[str] = set()
         if is_ref(encoded):
             ref = parse_ref(encoded)
-            assert isinstance(ref, PackRef)
             pack = await self.packs.open(ref.thread, ref.pack)
             found |= {pack_key(ref.thread, each) for each in (ref.pack, *pack.sources)}
         [plain] = await EverlongCodec(self.packs).decode([encoded])

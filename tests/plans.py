@@ -58,8 +58,7 @@ def check(store: Store, memory: ThreadMemory, plan: Plan, data: bytes) -> None:
     contents = plan.contents
     assert store.payload(plan) == data
     assert (contents.size_bytes, contents.crc) == (len(data), zlib.crc32(data))
-    # One more: a base of which no byte may be used.
-    assert plan.packs <= merge.packs_max(len(data)) + 1
+    assert plan.packs <= merge.packs_max(len(data))
     assert len(set(contents.sources)) == len(contents.sources)
     packs = {run.pack for run in plan.runs}
     used: dict[bytes, int] = {}

@@ -149,7 +149,6 @@ class AgentActivities:
             evicted=evicted(past),
             time_ms=now_ms,
             attributes=self.has_attributes,
-            asked_at=self.has_attributes,
             resume_ms=resumed.ms,
         )
 

@@ -240,9 +240,7 @@ class Teller:
     def _tell_of_approval(
         self, data: dict[str, Any], decided_ms: int, agent: str, turn: Turn | None
     ) -> None:
-        asked_ms = int(data.get("asked_ms") or 0)
-        if not asked_ms:  # An earlier release did not say.
-            return
+        asked_ms = int(data.get("asked_ms", decided_ms))
         expired = data.get("by") == "deadline"
         decision = "expired" if expired else "approved" if data.get("approve") else "denied"
         span = self._spans.start(

@@ -23,10 +23,10 @@ from temporalio.converter import (
 
 from everlong import limits
 from everlong.codecs.budget import BUDGET, CompletionBudget
-from everlong.codecs.offload import Offloader, OffloadStats, patiently, store_seconds
+from everlong.codecs.memory import MemoryStats
+from everlong.codecs.offload import Offloader, OffloadStats
 from everlong.codecs.refs import ENCODING as REF_ENCODING
-from everlong.codecs.refs import V1_ENCODING as V1_REF_ENCODING
-from everlong.codecs.refs import PackRef, check_ref, is_ref, parse_ref
+from everlong.codecs.refs import RETIRED_ENCODING, PackRef, check_ref, is_ref, parse_ref
 from everlong.codecs.watching import FallbackLog, offloading, timed
 from everlong.errors import (
     BlobCorrupt,
@@ -50,7 +50,7 @@ from everlong.storage.packstore import PackStore, gathered
 from everlong.telemetry import Spans, Telemetry
 
 INLINE_ENCODING: Final = b"binary/everlong"
-_OURS: Final = (INLINE_ENCODING, REF_ENCODING, V1_REF_ENCODING)
+_OURS: Final = (INLINE_ENCODING, REF_ENCODING, RETIRED_ENCODING)
 # What protobuf takes for a field beside its bytes: tags and lengths.
 _FIELD_BYTES: Final = 8
 
@@ -69,6 +69,7 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         read_only: Decode as ever, and leave what is encoded as it is.
         nexus_offload: Offload Nexus payloads too. They leave the namespace, so the other side needs
             the same store, and the same keys.
+        encoder_bytes_max: Memory that the encoder may take, over all threads, to know what is stored.
         spans: Where spans of offloads go; OpenTelemetry's global provider if not given.
 
     """
@@ -82,6 +83,7 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         keys: KeySource | None = None,
         read_only: bool = False,
         nexus_offload: bool = False,
+        encoder_bytes_max: int = limits.ENCODER_BYTES_MAX,
         spans: Spans | None = None,
     ) -> None:
         if inline_bytes_max < 0:
@@ -94,12 +96,17 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
                 f"inline_bytes_max is {inline_bytes_max}; the server takes payloads of "
                 f"{limits.FALLBACK_BYTES_MAX} bytes at most"
             )
+        if encoder_bytes_max < limits.ENCODER_BYTES_MIN:
+            raise ConfigError(
+                f"encoder_bytes_max is {encoder_bytes_max}; give at least {limits.ENCODER_BYTES_MIN} "
+                f"bytes (default {limits.ENCODER_BYTES_MAX})"
+            )
         if not isinstance(store, PackStore):
             store = PackStore(store, None if keys is None else Keyring(keys))
         elif keys is not None:
             raise ConfigError("a PackStore has its own keys: give the keys to it, not to the codec")
         self.packs = store
-        self._offloader = Offloader(store)
+        self._offloader = Offloader(store, encoder_bytes_max)
         self._inline_bytes_max = inline_bytes_max
         self._inner = inner
         self._read_only = read_only
@@ -117,6 +124,11 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
     def stats(self) -> OffloadStats:
         """What this codec and its copies have offloaded."""
         return self._offloader.stats
+
+    @property
+    def memory_stats(self) -> MemoryStats:
+        """What the bound on the encoder's memory has cost this codec and its copies."""
+        return self._offloader.memory_stats
 
     def with_context(self, context: SerializationContext) -> Self:
         """Return a codec that files what it offloads under the context's thread."""
@@ -199,10 +211,8 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
     async def warm(self, payload: Payload) -> int:
         """Fetch what a ref will need when it is decoded; return the bytes that it took."""
         ref = parse_ref(payload)
-        if isinstance(ref, PackRef):
-            await check_ref(self.packs, payload, ref)
-            return await self.packs.warm(ref.thread, ref.pack, alone=ref.packs == 1)
-        return len(await self.packs.read_body(ref))
+        await check_ref(self.packs, payload, ref)
+        return await self.packs.warm(ref.thread, ref.pack, alone=ref.packs == 1)
 
     async def _encode(self, payload: Payload, room: "_Room") -> Payload:
         # Once: each access copies it. And no payload.ByteSize(), which takes longer than all that is
@@ -293,11 +303,7 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
             keys = await self.packs.keys(sealing_key_id(payload.data))
             return _parse(await unseal_object(payload.data, keys))
         if is_ref(payload):
-            ref = parse_ref(payload)
-            if isinstance(ref, PackRef):
-                return await self._fetch(payload, ref)
-            seconds = store_seconds(ref.size_bytes)
-            return _parse(await patiently(lambda: self.packs.read_body(ref), seconds))
+            return await self._fetch(payload, parse_ref(payload))
         return payload
 
     async def _fetch(self, payload: Payload, ref: PackRef) -> Payload:

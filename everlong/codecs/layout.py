@@ -122,7 +122,7 @@ def lay_out(
         and Extent(numbers[dictionary.pack], dictionary.start, dictionary.length),
         dictionary_data=data[dictionary.offset :][: dictionary.length] if dictionary else b"",
     )
-    needed = {run.pack for run in placed.runs if run.pack is not None} | ({key.pack} if key else set())
+    needed = {run.pack for run in placed.runs if run.pack is not None}
     return Plan(
         contents=contents,
         key_id=key_id,
@@ -178,9 +178,7 @@ def _choose_dictionary(placed: _Placed) -> _Dictionary | None:
     return best
 
 
-def _place(
-    data: bytes, runs: Sequence[Run], merged: set[Known], rewritten: set[int]
-) -> _Placed:
+def _place(data: bytes, runs: Sequence[Run], merged: set[Known], rewritten: set[int]) -> _Placed:
     """Give each byte its place: in an earlier pack, or in the stream of the new one."""
     view = memoryview(data)
     found = _Placed([], [], [], [])
@@ -215,7 +213,8 @@ def _untouched_bytes(runs: Sequence[Run], merged: set[Known], rewritten: set[int
 
 def _next_key(key: Key, shared_bytes: int, runs: list[Run], size_bytes: int) -> Key | None:
     """Return the base of the next manifest, or none if a full one is due."""
-    if not shared_bytes:
+    # A reader fetches the base whole. So it has to be one that the payload points to anyway.
+    if not shared_bytes or all(run.pack is not key.pack for run in runs):
         return None
     ends = list(itertools.accumulate(run.length for run in runs))
     listed = list(cut_runs(runs, ends, shared_bytes, size_bytes - shared_bytes))

@@ -175,9 +175,7 @@ class Recent:
         return None
 
 
-def cut_runs(
-    runs: Sequence[Run], ends: Sequence[int], start: int, length: int
-) -> Iterator[Run]:
+def cut_runs(runs: Sequence[Run], ends: Sequence[int], start: int, length: int) -> Iterator[Run]:
     """Yield the runs of a part of a payload; `ends` are where its runs end."""
     number = bisect.bisect_right(ends, start)
     while length > 0:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from everlong.codecs.memory import MemoryStats
 from everlong.codecs.offload import OffloadStats
 from everlong.storage import BlobStore
 from everlong.storage.cache import CachedBlobStore
@@ -23,7 +24,7 @@ def store_called(
         meters.add("everlong.store.errors", 1, {"operation": operation, "error": kind})
 
 
-def observe(meters: Meters, store: BlobStore, offloaded: OffloadStats) -> None:
+def observe(meters: Meters, store: BlobStore, offloaded: OffloadStats, memory: MemoryStats) -> None:
     """Have counters read that are kept anyway, when metrics are collected."""
 
     def payloads() -> Iterable[tuple[float, Labels]]:
@@ -34,6 +35,9 @@ def observe(meters: Meters, store: BlobStore, offloaded: OffloadStats) -> None:
 
     meters.observe("everlong.offload.payload", payloads)
     meters.observe("everlong.offload.written", lambda: [(offloaded.written_bytes, {})])
+    meters.observe("everlong.encoder.dropped", lambda: [(memory.dropped_bytes, {})])
+    meters.observe("everlong.encoder.forgotten", lambda: [(memory.forgotten_threads, {})])
+    meters.observe("everlong.encoder.rewritten", lambda: [(memory.rewritten_bytes, {})])
     if isinstance(store, CachedBlobStore):
         cache = store
 

@@ -11,7 +11,7 @@ import itertools
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -54,6 +54,8 @@ class ThreadMemory:
         self._number = 0  # Of the next pack.
         # The key of all that is remembered: after a rotation, nothing of an older key is used.
         self._key_id = ""
+        self.was_forgotten = False
+        """Whether all of it was forgotten before, and nothing has been written since."""
 
     @property
     def cost_bytes(self) -> int:
@@ -62,18 +64,19 @@ class ThreadMemory:
         entries = len(self._index) + len(self._repeats)
         return _THREAD_COST_BYTES + kept + entries * limits.ENCODER_ENTRY_COST_BYTES
 
-    @property
-    def data_bytes(self) -> int:
-        """How many bytes of payloads it holds: those that `drop_data` would free."""
-        with self._lock:
-            return sum(len(recent.data) for recent in self._recent if recent.data is not None)
+    def drop_data(self) -> int:
+        """Drop the bytes of payloads, and return how many.
 
-    def drop_data(self) -> None:
-        """Drop the bytes of payloads. Of lists, keep digests by which their packs are found again."""
+        Of lists, digests are kept, by which their packs are found again.
+        """
         with self._lock:
-            self._recent = [recent for recent in self._recent if recent.is_list]
+            before_bytes = self.cost_bytes
+            # One that stands alone may be the first payload of a list, so the last of them is kept too.
+            singles = [recent for recent in self._recent if not recent.is_list]
+            self._recent = [each for each in self._recent if each.is_list or each in singles[-1:]]
             for recent in self._recent:
                 recent.drop_data()
+            return before_bytes - self.cost_bytes
 
     def find(self, name: bytes, key_id: str) -> tuple[bytes, bytes] | None:
         """Return the envelope and data of a payload that was encoded or decoded lately."""
@@ -199,9 +202,7 @@ class ThreadMemory:
                 for source, start, length in reading.extents
             ]
             self._remember(
-                Recent(
-                    pack.envelope, reading.data, runs, known[pack.name], len(packs), now, []
-                )
+                Recent(pack.envelope, reading.data, runs, known[pack.name], len(packs), now, [])
             )
 
     def _known(self, name: bytes, stream_bytes: int, now: float) -> Known:
@@ -213,10 +214,18 @@ class ThreadMemory:
         return known
 
     def _remember(self, recent: Recent) -> None:
-        if any(recent.name == each.name for each in self._recent):
-            return  # It was encoded twice at once.
+        for each in self._recent:
+            if each.name == recent.name and each.data is not None:
+                return  # It was encoded twice at once.
+            if each.name == recent.name:  # Its bytes were dropped, and are here again.
+                recent.is_list |= each.is_list
+                self._recent.remove(each)
+                break
         self._recent.append(recent)
-        for is_list, most in ((True, limits.ENCODER_LISTS_MAX), (False, limits.ENCODER_SINGLES_MAX)):
+        for is_list, most in (
+            (True, limits.ENCODER_LISTS_MAX),
+            (False, limits.ENCODER_SINGLES_MAX),
+        ):
             alike = [each for each in self._recent if each.is_list == is_list]
             if len(alike) > most:
                 self._recent.remove(alike[0])
@@ -256,8 +265,8 @@ class MemoryStats:
     dropped_bytes: int = 0
     """Bytes of payloads that were dropped; digests of them were kept."""
     forgotten_threads: int = 0
-    returned_threads: int = 0
-    """Forgotten threads that were encoded again, and so wrote a payload whole."""
+    rewritten_bytes: int = 0
+    """Bytes that forgotten threads wrote with their first payload after that, compressed."""
 
 
 class EncoderMemory:
@@ -292,10 +301,9 @@ class EncoderMemory:
             memory = self._threads.get(thread)
             if memory is None:
                 memory = self._threads[thread] = ThreadMemory()
-                if thread in self._forgotten:
-                    del self._forgotten[thread]
-                    self.stats.returned_threads += 1
-                self._trim(thread, memory)
+                memory.was_forgotten = thread in self._forgotten
+                self._forgotten.pop(thread, None)
+                self._measure(thread, memory)
             self._threads.move_to_end(thread)
             return memory
 
@@ -320,23 +328,42 @@ class EncoderMemory:
         """Drop what was unused for longest until the rest fits, after this thread has grown."""
         with self._lock:
             memory = self._threads.get(thread)
-            if memory is not None:
-                self._trim(thread, memory)
+            if memory is None:
+                return
+            self._measure(thread, memory)
+            self._full[thread] = None
+            self._full.move_to_end(thread)
+        while (victim := self._next_full()) is not None:
+            # Outside of the lock: the digests of a large list take some milliseconds.
+            dropped_bytes = victim[1].drop_data()
+            with self._lock:
+                self.stats.dropped_bytes += dropped_bytes
+                if self._threads.get(victim[0]) is victim[1]:
+                    self._measure(*victim)
+        with self._lock:
+            self._forget_oldest()
 
-    def _trim(self, thread: str, memory: ThreadMemory) -> None:
-        self._measure(thread, memory)
-        self._full[thread] = None
-        self._full.move_to_end(thread)
-        while self._cost_bytes > self._bytes_max and self._full:
-            oldest, _ = self._full.popitem(last=False)
-            self.stats.dropped_bytes += self._threads[oldest].data_bytes
-            self._threads[oldest].drop_data()
-            self._measure(oldest, self._threads[oldest])
-        while self._cost_bytes > self._bytes_max and len(self._threads) > 1:
-            forgotten, _ = self._threads.popitem(last=False)
-            self._cost_bytes -= self._costs.pop(forgotten)
+    @property
+    def is_full(self) -> bool:
+        """Whether the next `trim` has something to drop."""
+        return self._cost_bytes > self._bytes_max
+
+    def _next_full(self) -> tuple[str, ThreadMemory] | None:
+        """Return the thread unused for longest that has bytes to drop, if any have to go."""
+        with self._lock:
+            while self.is_full and self._full:
+                thread, _ = self._full.popitem(last=False)
+                if thread in self._threads:
+                    return thread, self._threads[thread]
+        return None
+
+    def _forget_oldest(self) -> None:
+        while self.is_full and len(self._threads) > 1:
+            thread, _ = self._threads.popitem(last=False)
+            self._full.pop(thread, None)
+            self._cost_bytes -= self._costs.pop(thread)
             self.stats.forgotten_threads += 1
-            self._forgotten[forgotten] = None
+            self._forgotten[thread] = None
             if len(self._forgotten) > limits.ENCODER_FORGOTTEN_MAX:
                 self._forgotten.popitem(last=False)
 

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from everlong import limits
 from everlong.codecs.matching import Known, Run
 
+
 def settled_bytes(size_bytes: int) -> int:
     """Return from how many bytes of a payload on a pack is never merged."""
     return max(limits.SETTLED_BYTES_MIN, size_bytes // limits.SETTLED_MAX)

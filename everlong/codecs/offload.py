@@ -6,6 +6,7 @@ without it. While it is known to be down nobody waits for it again.
 
 import asyncio
 import dataclasses
+import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -17,7 +18,7 @@ from temporalio.api.common.v1 import Payload
 
 from everlong import limits
 from everlong.codecs.layout import Plan
-from everlong.codecs.memory import EncoderMemory, ThreadMemory
+from everlong.codecs.memory import EncoderMemory, MemoryStats, ThreadMemory
 from everlong.codecs.refs import PackRef
 from everlong.errors import BlobCorrupt, BlobMissing, StoreUnavailable
 from everlong.storage.keys import Keys
@@ -25,6 +26,8 @@ from everlong.storage.objects import NO_THREAD
 from everlong.storage.packs import build_pack
 from everlong.storage.packstore import PackStore, pack_key
 from everlong.storage.threads import in_thread
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -51,10 +54,11 @@ class OffloadStats:
 class Offloader:
     """Writes and reads payloads as packs, for all threads of a process."""
 
-    def __init__(self, packs: PackStore) -> None:
+    def __init__(self, packs: PackStore, bytes_max: int = limits.ENCODER_BYTES_MAX) -> None:
         self.packs = packs
         self.stats = OffloadStats()
-        self._memory = EncoderMemory()
+        self._memory = EncoderMemory(bytes_max)
+        self._is_warned = False
         self._down_until = 0.0
         self._failed_key = ""
 
@@ -70,6 +74,8 @@ class Offloader:
         """
         envelope = _envelope(payload)
         memory = self._memory.of(thread) if thread else ThreadMemory()
+        if self._memory.is_full:
+            await self._trim(thread)
         keys = await self.packs.keys()
         key_id = "" if keys is None else keys.active
         where = thread or NO_THREAD
@@ -83,7 +89,9 @@ class Offloader:
             return PackRef(where, plan.same_as.name, len(data), plan.same_as.packs, key_id), 0
         await self._put(pack_key(where, name), pack)
         memory.commit(plan, name, self._memory.now())
-        self._memory.trim(thread)
+        await self._trim(thread)
+        if memory.was_forgotten:
+            self._count_rewritten(memory, len(pack))
         new_bytes = min(len(data), plan.new_bytes)
         self._count(data, repeated_bytes=len(data) - new_bytes, written_bytes=len(pack))
         return PackRef(where, name, len(data), plan.packs, key_id), len(pack)
@@ -124,8 +132,32 @@ class Offloader:
         if learn and ref.thread != NO_THREAD:
             memory = self._memory.of(ref.thread)
             memory.learn(reading, self._memory.now())
-            self._memory.trim(ref.thread)
+            await self._trim(ref.thread)
         return _payload(reading.pack.envelope, reading.data)
+
+    @property
+    def memory_stats(self) -> MemoryStats:
+        """What the bound on the encoder's memory has cost."""
+        return self._memory.stats
+
+    async def _trim(self, thread: str) -> None:
+        if self._memory.is_full:
+            await in_thread(self._memory.trim, thread)
+        else:
+            self._memory.trim(thread)
+
+    def _count_rewritten(self, memory: ThreadMemory, written_bytes: int) -> None:
+        memory.was_forgotten = False
+        self._memory.stats.rewritten_bytes += written_bytes
+        if not self._is_warned:
+            self._is_warned = True
+            logger.warning(
+                "the encoder's memory is too small for the threads of this process: a thread that it "
+                "had forgotten wrote %d bytes again. Raise encoder_bytes_max "
+                "(EVERLONG_ENCODER_BYTES_MAX), or run fewer threads on a worker. The metric "
+                "everlong.encoder.rewritten says how many bytes that costs; this is logged once.",
+                written_bytes,
+            )
 
     async def _put(self, key: str, data: bytes) -> None:
         try:

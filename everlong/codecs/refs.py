@@ -8,11 +8,9 @@ import dataclasses
 import struct
 from typing import Final
 
-from pydantic import TypeAdapter, ValidationError
 from temporalio.api.common.v1 import Payload
 
 from everlong.errors import BlobCorrupt, KeyMissing, RefRefused, UnknownVersion
-from everlong.models import Kind, Ref
 from everlong.storage.keys import TAG_BYTES, Keys
 from everlong.storage.packstore import PackStore
 
@@ -22,11 +20,9 @@ VERSION: Final = 2
 _START: Final = struct.Struct("<BB")
 _REST: Final = struct.Struct("<16s32sQH")
 
-# Written before there were packs: a `models.Ref` as JSON, which names an object of version 1.
-V1_ENCODING: Final = b"json/everlong-ref"
-_V1_VERSION: Final = b"1"
-_V1_VERSION_KEY: Final = "everlong-version"
-_V1_REF: Final = TypeAdapter(Ref)
+# Refs of version 1, which no release writes or reads. They are recognised to be refused: otherwise they
+# would pass through as payloads that Everlong did not write.
+RETIRED_ENCODING: Final = b"json/everlong-ref"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,13 +56,16 @@ class PackRef:
 
 def is_ref(payload: Payload) -> bool:
     """Tell whether a payload stands for one in the store."""
-    return payload.metadata.get("encoding") in (ENCODING, V1_ENCODING)
+    return payload.metadata.get("encoding") in (ENCODING, RETIRED_ENCODING)
 
 
-def parse_ref(payload: Payload) -> PackRef | Ref:
-    """Read a ref of any version. Its tag is not checked yet."""
-    if payload.metadata.get("encoding") == V1_ENCODING:
-        return _parse_v1(payload)
+def parse_ref(payload: Payload) -> PackRef:
+    """Read a ref. Its tag is not checked yet."""
+    if payload.metadata.get("encoding") == RETIRED_ENCODING:
+        raise UnknownVersion(
+            "payload ref version 1 was written before the first release, and no Everlong reads it. "
+            "Start the workflow again."
+        )
     data = payload.data
     if not data or data[0] != VERSION:
         raise _unknown_version(data[:1].hex())
@@ -98,20 +97,6 @@ async def check_ref(packs: PackStore, payload: Payload, ref: PackRef) -> None:
             f"a payload ref names key {ref.key_id!r} and was not written with it: it is damaged or "
             "forged. Find out who wrote this payload; nothing was read."
         )
-
-
-def _parse_v1(payload: Payload) -> Ref:
-    version = payload.metadata.get(_V1_VERSION_KEY, b"")
-    if version != _V1_VERSION:
-        raise _unknown_version(repr(version[:20]))
-    try:
-        ref = _V1_REF.validate_json(payload.data)
-    except ValidationError:
-        # Not chained: pydantic's message quotes the input.
-        raise _damaged() from None
-    if ref.pack or ref.kind is not Kind.PAYLOAD:
-        raise _damaged()  # Version 1 had no packs: this one would get around the tag.
-    return ref
 
 
 def _unknown_version(version: str) -> UnknownVersion:

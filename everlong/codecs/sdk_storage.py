@@ -24,7 +24,7 @@ from temporalio.converter import (
 )
 
 from everlong.codecs.offload import Offloader
-from everlong.codecs.refs import ENCODING, PackRef, check_ref, parse_ref
+from everlong.codecs.refs import ENCODING, check_ref, parse_ref
 from everlong.errors import BlobCorrupt
 from everlong.storage import BlobStore
 from everlong.storage.keys import KeySource
@@ -100,7 +100,5 @@ class EverlongStorageDriver(StorageDriver):
             raise BlobCorrupt("an external storage reference holds no Everlong ref") from None
         payload = Payload(metadata={"encoding": ENCODING}, data=data)
         ref = parse_ref(payload)
-        if not isinstance(ref, PackRef):
-            raise BlobCorrupt("an external storage reference holds no Everlong ref")
         await check_ref(self._packs, payload, ref)
         return await self._offloader.read(ref, learn=False)

@@ -80,8 +80,6 @@ class ModelTurn:
     """When the reply was journalled."""
     attributes: bool = False
     """Whether the server has our search attributes."""
-    asked_at: bool = False
-    """Whether it also has the one that the first release did not: when a person was asked."""
     resume_ms: Annotated[float, Field(ge=0)] = 0.0
     """What the last resume of the run took, if it was by this worker."""
 

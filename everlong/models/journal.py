@@ -31,8 +31,6 @@ def thread_key(namespace: str, thread_id: str) -> str:
 class Kind(StrEnum):
     """What a stored object or a journal entry holds."""
 
-    PAYLOAD = "payload"
-    """A Temporal payload that the codec moved out of history."""
     SEGMENT = "segment"
     """A piece of a thread's journal."""
     SNAPSHOT = "snapshot"
@@ -65,20 +63,17 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Ref:
-    """A handle to stored bytes. It describes itself completely: no context is needed to read it."""
+    """A handle to a pack. It describes itself completely: no context is needed to read it."""
 
     thread: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     """Which thread's bytes these are: a digest of its namespace and id, and part of the key."""
     digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    """BLAKE2b-256, in hex: of a pack's head, or of the plaintext of an object of version 1. Every
-    read is checked against it."""
+    """Name of the pack: BLAKE2b-256 of its head, in hex. Every read is checked against it."""
     size_bytes: Bytes
     """Size of the plaintext."""
     kind: Kind
     preview: Annotated[str, Field(max_length=limits.PREVIEW_CHARS_MAX)] = ""
-    """The first characters, for people and logs. Empty for payloads."""
-    pack: bool = False
-    """Whether the bytes are a pack. Refs from before there were packs do not say so."""
+    """The first characters, for people and logs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +154,7 @@ class Entry:
     cost_usd: Annotated[float, Field(ge=0)] = 0.0
     """Of a reply: what it cost, where the price is known."""
     step: Annotated[StepInfo | None, Field(exclude_if=lambda step: step is None)] = None
-    """Of a reply: how the thread was. Replies from before this was noted have none."""
+    """State of the thread when the model was called; None where the entry is not a reply."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +178,7 @@ class Segment:
     shares: tuple[str, ...] = ()
     """Other threads whose packs this journal may point into, by thread key: those it was forked
     from. It counts only in a segment that lies in the thread's own place in the store."""
-    version: Literal[1, 2] = 2
+    version: Literal[2] = 2
     """Of this JSON and that of the entries. A reader refuses a version that it does not know."""
 
 

@@ -240,8 +240,6 @@ class ThreadState:
     """What the search attributes say."""
     attributes: bool = False
     """Whether the server is known to have our search attributes."""
-    asked_at: bool = False
-    """The same, of the one that the first release did not have."""
     published_size: PublishedSize | None = None
     """What the search attributes say of the thread's size."""
     resume_ms: Annotated[float, Field(ge=0)] = 0.0

@@ -58,9 +58,12 @@ class Approval:
 
 @dataclass(frozen=True, kw_only=True)
 class Decided:
-    """Data of a `decided` entry, beside `asked_ms` and `tool`."""
+    """Data of a `decided` entry."""
 
     id: str
+    tool: str
+    asked_ms: int
+    """Unix time in milliseconds at which the approval was asked for."""
     approve: bool
     by: str
     """Who; `deadline` if nobody was in time."""

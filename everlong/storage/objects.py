@@ -1,11 +1,8 @@
 """The object format: a header and a body, which may be compressed and sealed (docs/wire-format.md).
 
-It is what an inline payload holds. Version 1 is plain; version 2 is sealed with a key. Before there
-were packs, stored objects were of version 1 as well, named by their thread and the digest of their
-plaintext: they are still read, and not written any more.
+It is what an inline payload holds. Version 1 is plain; version 2 is sealed with a key.
 """
 
-import hashlib
 import os
 import struct
 from typing import Final
@@ -41,7 +38,7 @@ def thread_prefix(thread: str) -> str:
 
 def object_key(ref: Ref) -> str:
     """Return the store key of what a ref names."""
-    return f"{thread_prefix(ref.thread)}{ref.digest}{'.pack' if ref.pack else ''}"
+    return f"{thread_prefix(ref.thread)}{ref.digest}.pack"
 
 
 def seal(plaintext: bytes, keys: Keys | None = None) -> bytes:
@@ -144,13 +141,3 @@ async def unseal_object(data: bytes, keys: Keys | None = None) -> bytes:
     if declared_bytes(data) < limits.LOOP_BYTES_MAX:
         return unseal(data, keys)
     return await in_thread(unseal, data, keys)
-
-
-def open_stored(data: bytes, ref: Ref) -> bytes:
-    """Return the plaintext of a stored object of version 1, checked against its ref."""
-    if declared_bytes(data) != ref.size_bytes:
-        raise BlobCorrupt("its size is not the one of its ref")
-    plaintext = unseal(data)
-    if hashlib.blake2b(plaintext, digest_size=32).hexdigest() != ref.digest:
-        raise BlobCorrupt("its content does not match its digest")
-    return plaintext

@@ -195,7 +195,9 @@ def _compressor() -> zstandard.ZstdCompressor:
 
 
 def _compressor_with(dictionary: bytes) -> zstandard.ZstdCompressor:
-    return zstandard.ZstdCompressor(level=LEVEL, write_checksum=True, dict_data=raw_dictionary(dictionary))
+    return zstandard.ZstdCompressor(
+        level=LEVEL, write_checksum=True, dict_data=raw_dictionary(dictionary)
+    )
 
 
 class Pack:

@@ -12,7 +12,7 @@ from everlong.errors import BlobCorrupt, BlobMissing, KeyMissing, RefRefused, Un
 from everlong.models import Kind, Ref, printable
 from everlong.storage.blobs import BlobStore
 from everlong.storage.keys import Keyring, Keys
-from everlong.storage.objects import object_key, open_stored, thread_prefix
+from everlong.storage.objects import thread_prefix
 from everlong.storage.packs import Contents, DamagedPack, Extent, Pack, build_pack, key_id_of, whole
 from everlong.storage.threads import in_thread
 
@@ -199,7 +199,6 @@ class PackStore:
             size_bytes=len(plaintext),
             kind=kind,
             preview=printable(preview, limits.PREVIEW_CHARS_MAX),
-            pack=True,
         )
         return ref, size_bytes
 
@@ -215,30 +214,14 @@ class PackStore:
 
     async def read_body(self, ref: Ref) -> bytes:
         """Return the plaintext that a ref names, checked against its digest and size."""
-        if ref.pack:
-            reading = await self.read(ref.thread, bytes.fromhex(ref.digest), ref.size_bytes)
-            if reading.pack.envelope:
-                # What workflows pass around may look like anything, also like a journal.
-                raise RefRefused(
-                    f"{ref.kind} {pack_key(ref.thread, reading.pack.name)!r} is a workflow's payload "
-                    "and no part of a journal: the ref is forged. Find out who gave it to this thread."
-                )
-            return reading.data
-        self.check_sealed("", f"{ref.kind} {object_key(ref)!r}")
-        try:
-            data = await self.store.get(object_key(ref))
-        except BlobMissing as error:
-            raise BlobMissing(f"{ref.kind} of {ref.size_bytes} bytes: {error}") from error
-        try:
-            if ref.size_bytes < limits.LOOP_BYTES_MAX:
-                return open_stored(data, ref)
-            return await in_thread(open_stored, data, ref)
-        except (BlobCorrupt, UnknownVersion) as error:
-            if isinstance(self.store, _Forgetful):
-                await self.store.forget([object_key(ref)])
-            if isinstance(error, BlobCorrupt):
-                raise _damaged(object_key(ref), error) from error
-            raise UnknownVersion(f"{ref.kind} {object_key(ref)!r}: {error}") from error
+        reading = await self.read(ref.thread, bytes.fromhex(ref.digest), ref.size_bytes)
+        if reading.pack.envelope:
+            # What workflows pass around may look like anything, also like a journal.
+            raise RefRefused(
+                f"{ref.kind} {pack_key(ref.thread, reading.pack.name)!r} is a workflow's payload "
+                "and no part of a journal: the ref is forged. Find out who gave it to this thread."
+            )
+        return reading.data
 
 
 def pack_key(thread: str, name: bytes) -> str:

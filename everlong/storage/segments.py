@@ -24,7 +24,6 @@ from everlong.models import (
     Segment,
     SegmentRef,
     Slice,
-    body_of,
     message_of,
     seq_after,
 )
@@ -33,37 +32,18 @@ from everlong.storage.objects import object_key
 
 T = TypeVar("T")
 
+SEGMENT_VERSION: Final = 2
 MESSAGE_KINDS: Final = frozenset({Kind.MESSAGE, Kind.REPLY, Kind.TOOL_RESULT, Kind.FAILURE})
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Versioned:
-    version: int = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Entry1:
-    """An entry of a segment of version 1."""
-
-    seq: int
-    kind: Kind
-    time_ms: int
-    size_bytes: int
-    message: Message | None = None
-    ref: Ref | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Segment1:
-    before: tuple[SegmentRef, ...]
-    entries: tuple[_Entry1, ...]
+    version: int
 
 
 _VERSIONED = TypeAdapter(_Versioned)
-_SEGMENT_1 = TypeAdapter(_Segment1)
 _SEGMENT = TypeAdapter(Segment)
 _BODY = TypeAdapter(Body)
-_MESSAGE = TypeAdapter(Message)
 _COMPACTED = TypeAdapter(Compacted)
 
 
@@ -129,11 +109,7 @@ def body_in(plaintext: bytes, entry: Entry) -> Body:
                 "out who wrote it."
             )
         plaintext = plaintext[part.start : part.start + part.size_bytes]
-    body = parsed(_BODY, plaintext)
-    if "role" in body and "parts" not in body:
-        # As messages were stored beside segments of version 1.
-        return body_of(parsed(_MESSAGE, plaintext))
-    return body
+    return parsed(_BODY, plaintext)
 
 
 def parsed_compaction(entry: Entry) -> Compacted:
@@ -186,21 +162,13 @@ def parsed(adapter: TypeAdapter[T], data: bytes) -> T:
 
 
 def _parse_segment(text: bytes) -> Segment:
-    if parsed(_VERSIONED, text).version != 1:
-        return parsed(_SEGMENT, text)
-    old = parsed(_SEGMENT_1, text)
-    entries = tuple(
-        Entry(
-            seq=entry.seq,
-            kind=entry.kind,
-            time_ms=entry.time_ms,
-            size_bytes=entry.size_bytes,
-            body=None if entry.message is None else body_of(entry.message),
-            ref=entry.ref,
+    version = parsed(_VERSIONED, text).version
+    if version != SEGMENT_VERSION:
+        raise UnknownVersion(
+            f"segment version {version} is not one that this Everlong reads ({SEGMENT_VERSION}). "
+            "Upgrade Everlong on this worker or client."
         )
-        for entry in old.entries
-    )
-    return Segment(before=old.before, entries=entries)
+    return parsed(_SEGMENT, text)
 
 
 def _alone(entry: Entry, ref: Ref) -> Entry:

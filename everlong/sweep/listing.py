@@ -10,7 +10,7 @@ from everlong.storage.blobs import BlobInfo, BlobStore
 from everlong.storage.objects import NO_THREAD
 from everlong.sweep.index import SweepIndex
 
-_OBJECT: Final = re.compile(r"v1/([0-9a-f]{32})/([0-9a-f]{64})(?:\.pack)?")
+_OBJECT: Final = re.compile(r"v1/([0-9a-f]{32})/([0-9a-f]{64})\.pack")
 _ARCHIVE: Final = re.compile(r"archive/v1/([0-9a-f]{32})/[0-9A-Za-z-]+\.(?:json|parquet)")
 _ADD: Final = (
     "INSERT INTO objects (key, thread, name, size_bytes, modified_ms, class, is_new, listed) "

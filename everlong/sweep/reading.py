@@ -17,7 +17,7 @@ from temporalio.converter import (
 from everlong import limits
 from everlong.codecs import EverlongCodec
 from everlong.codecs.codec import plain_bytes
-from everlong.codecs.refs import ENCODING, PackRef, is_ref, parse_ref
+from everlong.codecs.refs import ENCODING, is_ref, parse_ref
 from everlong.errors import (
     BlobCorrupt,
     BlobMissing,
@@ -27,7 +27,6 @@ from everlong.errors import (
     UnknownVersion,
 )
 from everlong.models import SweepClass
-from everlong.storage.objects import thread_prefix, unseal_object
 from everlong.storage.packs import Pack, key_id_of
 from everlong.storage.packstore import ASKED, PackStore, gathered
 from everlong.sweep.index import SweepIndex
@@ -110,17 +109,12 @@ class Reader:
             ref = parse_ref(payload)
         except EverlongError as error:
             raise Unreadable(str(error)) from error
-        thread, name = (
-            (ref.thread, ref.pack)
-            if isinstance(ref, PackRef)
-            else (ref.thread, bytes.fromhex(ref.digest))
-        )
+        thread, name = ref.thread, ref.pack
         # Only the pack itself: what that leads to is noted once, for all who name it.
         link = Link(name, thread, is_vouched=True)
         if not self._index.is_decoded(name):
             links = await self._search(codec, payload)
-            if isinstance(ref, PackRef):
-                links |= await self._sources(thread, await self._open(thread, name))
+            links |= await self._sources(thread, await self._open(thread, name))
             others = {each for each in links if each.name != name}
             self._index.add_scanned(name, others, is_decoded=True)
         return {link}
@@ -180,17 +174,13 @@ class Reader:
         return links
 
     async def scan(self, thread: str, name: bytes) -> set[Link]:
-        """Return what a stored object leads to, by its bytes; `BlobMissing` if it is not there.
+        """Return what a pack leads to, by its bytes; `BlobMissing` if it is not there.
 
         Of a payload that is not all: only a ref tells how to decode it.
         """
         self.packs_read += 1
         try:
-            try:
-                pack = await self._packs.open(thread, name)
-            except BlobMissing:
-                data = await self._read_object(thread, name)
-                return await search(data) | vouched_in_segment(data)
+            pack = await self._packs.open(thread, name)
             reading = await self._packs.read(thread, name, pack.size_bytes)
         except (BlobMissing, StoreUnavailable):
             raise
@@ -199,10 +189,8 @@ class Reader:
         links = await search(reading.data) | await self._sources(thread, pack)
         return links if pack.envelope else links | vouched_in_segment(reading.data)
 
-    async def class_of(self, key: str, data: bytes, thread: str, name: bytes) -> SweepClass:
-        """Return what a stored object is, as far as it can be read here."""
-        if not key.endswith(".pack"):
-            return "unknown"
+    async def class_of(self, data: bytes, thread: str, name: bytes) -> SweepClass:
+        """Return what a pack holds, as far as it can be read here."""
         try:
             pack = Pack(data, name, thread, await self._packs.keys(key_id_of(data)))
         except EverlongError:
@@ -214,10 +202,6 @@ class Reader:
             return await self._packs.open(thread, name)
         except EverlongError as error:
             raise Unreadable(f"{type(error).__name__}: {error}") from error
-
-    async def _read_object(self, thread: str, name: bytes) -> bytes:
-        """Read an object as they were before there were packs."""
-        return await unseal_object(await self._packs.store.get(thread_prefix(thread) + name.hex()))
 
     async def _sources(self, thread: str, pack: Pack) -> set[Link]:
         """Return the packs that a pack needs: its sources, and those of its base.

@@ -227,9 +227,7 @@ class Taker:
             # An archive may be larger than what is kept in memory, and its class is known.
             data = None if kind == "archive" else await self._store.get(key)
             if data is not None:
-                kind = kind or await self._reader.class_of(
-                    key, data, candidate.thread, candidate.name
-                )
+                kind = kind or await self._reader.class_of(data, candidate.thread, candidate.name)
             if self._written_ms(candidate) > self._limit_ms(kind, now_ms):
                 self._index.run("UPDATE objects SET class = ? WHERE key = ?", kind, key)
                 return

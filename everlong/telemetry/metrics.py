@@ -134,6 +134,24 @@ METRICS: Final = (
         "What offloaded payloads took in the store, compressed.",
     ),
     Metric(
+        "everlong.encoder.dropped",
+        "observed_counter",
+        "By",
+        "Payload bytes that the encoder's memory had no room for. Digests of them were kept.",
+    ),
+    Metric(
+        "everlong.encoder.forgotten",
+        "observed_counter",
+        "{thread}",
+        "Threads that the encoder's memory had no room for.",
+    ),
+    Metric(
+        "everlong.encoder.rewritten",
+        "observed_counter",
+        "By",
+        "Bytes that forgotten threads wrote again with their next payload.",
+    ),
+    Metric(
         "everlong.cache.reads",
         "observed_counter",
         "{read}",

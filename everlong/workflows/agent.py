@@ -47,8 +47,6 @@ from everlong.workflows.notes import control_note, may_be_replaced
 from everlong.workflows.showing import next_memo, publish, status_of
 from everlong.workflows.thread import Thread
 
-_NOTES_PATCH = "everlong-notes"
-
 
 @workflow.defn(name=AGENT_WORKFLOW)
 class AgentWorkflow:
@@ -346,8 +344,6 @@ class AgentWorkflow:
     @workflow.signal(name=NOTE_SIGNAL)
     def note(self, note: ControlNote) -> None:
         """Have the journal say what somebody did about the thread. It changes nothing else."""
-        if not workflow.patched(_NOTES_PATCH):
-            return  # A worker of the first releases has passed it over.
         action = printable(note.action, limits.CALL_NAME_CHARS_MAX)
         self._note(control_note(action, Control(by=note.by, reason=note.reason)))
 

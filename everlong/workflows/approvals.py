@@ -97,9 +97,12 @@ def decide(
     state = expire(state, time_ms)
     if why_refused(state, decision, time_ms) or _mark(decision.id, key) in state.decided:
         return state
+    [approval] = [each for each in pending(state) if each.id == decision.id]
     # A control character takes six bytes in the state.
     decided = Decided(
-        id=decision.id,
+        id=approval.id,
+        tool=approval.tool,
+        asked_ms=approval.asked_ms,
         approve=decision.approve,
         by=printable(decision.by, len(decision.by)),
         reason=printable(decision.reason, len(decision.reason)),
@@ -119,13 +122,21 @@ def expire(state: ThreadState, time_ms: int) -> ThreadState:
         if approval.deadline_ms is None or approval.deadline_ms > time_ms:
             continue
         if approval.on_deadline == "deny" or approval.escalated:
-            late = Decided(
-                id=approval.id, approve=False, by=DEADLINE, reason="nobody decided in time"
-            )
+            late = dataclasses.replace(_overdue(approval), reason="nobody decided in time")
             state = _decided(state, late, time_ms)
         else:
             state = _escalated(state, approval, time_ms)
     return state
+
+
+def _overdue(approval: Approval) -> Decided:
+    return Decided(
+        id=approval.id,
+        tool=approval.tool,
+        asked_ms=approval.asked_ms,
+        approve=False,
+        by=DEADLINE,
+    )
 
 
 def _escalated(state: ThreadState, approval: Approval, time_ms: int) -> ThreadState:
@@ -136,7 +147,7 @@ def _escalated(state: ThreadState, approval: Approval, time_ms: int) -> ThreadSt
         asked_ms=approval.asked_ms, deadline_ms=time_ms + int(seconds * 1000), escalated=True
     )
     state = transitions.with_call(state, dataclasses.replace(call, waits=waits))
-    decided = Decided(id=approval.id, approve=False, by=DEADLINE, escalated=True)
+    decided = dataclasses.replace(_overdue(approval), escalated=True)
     return transitions.add_note(state, Kind.DECIDED, decided, time_ms)
 
 
@@ -148,15 +159,12 @@ def _decided(
     sent: Sent | None = None,
 ) -> ThreadState:
     [call] = [each for each in state.calls if each.id == decided.id]
-    asked_ms = 0 if call.waits is None else call.waits.asked_ms
     state = dataclasses.replace(
         state,
         decided=(*state.decided, _mark(decided.id, key))[-limits.DECIDED_MAX :],
         rested=False,
     )
-    state = transitions.add_note(
-        state, Kind.DECIDED, decided, time_ms, asked_ms=asked_ms, tool=call.tool
-    )
+    state = transitions.add_note(state, Kind.DECIDED, decided, time_ms)
     if decided.approve:
         approved = dataclasses.replace(call, waits=None, approved=True, sent=sent)
         return transitions.with_call(state, approved)

@@ -23,8 +23,6 @@ _ASKED_AT: Final = SearchAttributeKey.for_datetime("EverlongAskedAt")
 _STATE_BYTES: Final = SearchAttributeKey.for_int("EverlongStateBytes")
 _GROWTH: Final = SearchAttributeKey.for_float("EverlongGrowthBytesPerHour")
 _LAST_RESUME: Final = SearchAttributeKey.for_float("EverlongLastResumeMs")
-_SIZES_PATCH: Final = "everlong-sizes"
-_CARDS_PATCH: Final = "everlong-cards"
 
 
 def status_of(thread: Thread, *, stopped: bool) -> ThreadStatus:
@@ -80,14 +78,11 @@ def publish(thread: Thread) -> None:
     state = thread.state
     now_ms = thread.now_ms()
     waits = not thread.has_work or state.pause is not None
-    # Histories of the first releases have no such events.
-    has_card = sizes.is_card_due(state, now_ms, waits=waits) and workflow.patched(_CARDS_PATCH)
-    is_due = has_card or sizes.is_due(state, now_ms)
-    if is_due:  # Growth is measured from here on, also where nothing is published.
+    is_due = sizes.is_due(state, now_ms, waits=waits)
+    if is_due:
         size = sizes.published(state, now_ms)
         trend = sizes.trend(state, now_ms)
         thread.state = dataclasses.replace(state, published_size=size, trend=trend)
-    if has_card:
         workflow.upsert_memo({CARD_MEMO: _card(thread, now_ms)})
     if not state.attributes:
         return
@@ -101,10 +96,9 @@ def publish(thread: Thread) -> None:
             _STATUS.value_set(status),
             _REASON.value_set(reason),
             _PENDING.value_set(len(pending)),
+            _asked_at(pending),
         ]
-        if state.asked_at:
-            updates.append(_asked_at(pending))
-    if has_card or (is_due and workflow.patched(_SIZES_PATCH)):
+    if is_due:
         updates += _size(state, now_ms)
     if updates:
         thread.state = dataclasses.replace(thread.state, published=published)

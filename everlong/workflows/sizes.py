@@ -1,10 +1,9 @@
-"""When a thread's size is worth telling: pure functions of its state.
+"""When a thread publishes its size: pure functions of its state.
 
-An upsert of search attributes is an event. So there is one when a thread has grown by a quarter, and by
-1 MiB at least; when it has grown at all and an hour has passed; when it comes to rest; and when a
-resume takes half or double of what the last did. A card, which is a memo, is written also when it has
-grown by 64 KiB, or made a quarter more steps; when it waits after some, or has compacted; and when
-it ends.
+Publishing writes a card, which is a memo, and search attributes: two events. So a thread publishes when
+it has grown by a quarter, and by 64 KiB at least, or made a quarter more steps; when it has grown at all
+and an hour has passed; when it waits after a step, or has compacted; when it comes to rest, or ends; and
+when a resume takes half or double of what the last did.
 """
 
 from typing import Final
@@ -13,10 +12,9 @@ from everlong import limits
 from everlong.models import PublishedSize, ThreadState
 
 _GROWN: Final = 1.25
-_GROWN_BYTES_MIN: Final = limits.MIB
 # Up to 4 GiB that is some 55 cards in all.
-_CARD_BYTES_MIN: Final = 64 * limits.KIB
-_CARD_STEPS_MIN: Final = 8
+_GROWN_BYTES_MIN: Final = 64 * limits.KIB
+_GROWN_STEPS_MIN: Final = 8
 _HOUR_MS: Final = 3_600_000
 # Over less than this, a rate says little.
 _WINDOW_MS_MIN: Final = 60_000
@@ -42,35 +40,31 @@ def _since(last: PublishedSize, now_ms: int) -> tuple[int, int]:
     return last.ms, last.thread_bytes
 
 
-def is_due(state: ThreadState, now_ms: int) -> bool:
-    """Whether what search attributes say of a thread's size has become untrue enough."""
-    size_bytes = state.counters.written_bytes
+def is_due(state: ThreadState, now_ms: int, *, waits: bool) -> bool:
+    """Whether what the thread last published has become untrue enough."""
     last = state.published_size
+    size_bytes, steps = state.counters.written_bytes, state.counters.steps
     if last is None:
         return size_bytes > 0
     if state.rested and not last.rested:
         return True
-    if size_bytes > last.thread_bytes and now_ms - last.ms >= _HOUR_MS:
-        return True
-    if size_bytes >= max(last.thread_bytes * _GROWN, last.thread_bytes + _GROWN_BYTES_MIN):
-        return True
-    slower = state.resume_ms > 2 * last.resume_ms
-    return slower or 0 < state.resume_ms < last.resume_ms / 2
-
-
-def is_card_due(state: ThreadState, now_ms: int, *, waits: bool) -> bool:
-    """Whether what the card says has become untrue enough: sooner, since people watch it."""
-    last = state.published_size
-    if last is None or is_due(state, now_ms):
-        return is_due(state, now_ms)
-    size_bytes, steps = state.counters.written_bytes, state.counters.steps
     if waits and (steps > last.steps or state.context_bytes != last.context_bytes):
         return True
-    if size_bytes > last.thread_bytes and state.stopping:
+    if size_bytes > last.thread_bytes and (state.stopping or now_ms - last.ms >= _HOUR_MS):
         return True
-    return steps >= max(last.steps * _GROWN, last.steps + _CARD_STEPS_MIN) or size_bytes >= max(
-        last.thread_bytes * _GROWN, last.thread_bytes + _CARD_BYTES_MIN
+    return _has_grown(state, last) or _has_other_resumes(state, last)
+
+
+def _has_grown(state: ThreadState, last: PublishedSize) -> bool:
+    size_bytes, steps = state.counters.written_bytes, state.counters.steps
+    return steps >= max(last.steps * _GROWN, last.steps + _GROWN_STEPS_MIN) or size_bytes >= max(
+        last.thread_bytes * _GROWN, last.thread_bytes + _GROWN_BYTES_MIN
     )
+
+
+def _has_other_resumes(state: ThreadState, last: PublishedSize) -> bool:
+    slower = state.resume_ms > 2 * last.resume_ms
+    return slower or 0 < state.resume_ms < last.resume_ms / 2
 
 
 def trend(state: ThreadState, now_ms: int) -> tuple[tuple[int, int], ...]:

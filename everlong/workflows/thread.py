@@ -107,7 +107,7 @@ class Thread:
         if (number := transitions.number_of(self.state, message)) is not None:
             return number
         self.state = transitions.queue(self.state, message)
-        self._executor.count_read(transitions.read_bytes(message))
+        self._executor.count_read(transitions.queued_bytes(message))
         return self.state.counters.messages
 
     @property

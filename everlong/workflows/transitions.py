@@ -82,11 +82,6 @@ def queued_bytes(message: SendMessage) -> int:
     return len(_MESSAGE.dump_json(message)) + 1
 
 
-def read_bytes(message: SendMessage) -> int:
-    """Return the size of a message as the first release had it: it decides when a run ends."""
-    return len(_MESSAGE.dump_json(message, exclude={"by", "sent"})) + 1
-
-
 def queue(state: ThreadState, message: SendMessage) -> ThreadState:
     """Take in a message that has arrived."""
     state = counted(state, messages=1)
@@ -194,7 +189,6 @@ def after_model(state: ThreadState, turn: ModelTurn) -> ThreadState:
         context_tokens=turn.context_tokens,
         acts_on=(),
         attributes=state.attributes or turn.attributes,
-        asked_at=state.asked_at or turn.asked_at,
         resume_ms=turn.resume_ms or state.resume_ms,
     )
     if turn.evicted:
@@ -321,18 +315,9 @@ def add_message(state: ThreadState, kind: Kind, message: Message, time_ms: int) 
     return dataclasses.replace(state, tail=(*state.tail, entry))
 
 
-def add_note(
-    state: ThreadState, kind: Kind, data: object, time_ms: int, **beside: object
-) -> ThreadState:
-    """Add something that is no message. It gets its seq later: a model call may be under way.
-
-    What is told `beside` is not counted: sizes decide when to flush, and histories of the first release
-    were made without it.
-    """
-    added = note(1, kind, data, time_ms)
-    if beside:
-        added = dataclasses.replace(added, data={**(added.data or {}), **beside})
-    return dataclasses.replace(state, notes=(*state.notes, added))
+def add_note(state: ThreadState, kind: Kind, data: object, time_ms: int) -> ThreadState:
+    """Add something that is no message. It gets its seq later: a model call may be under way."""
+    return dataclasses.replace(state, notes=(*state.notes, note(1, kind, data, time_ms)))
 
 
 def take_notes(state: ThreadState) -> ThreadState:

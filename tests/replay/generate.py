@@ -1,7 +1,8 @@
-"""Makes the stored histories: `python -m tests.replay.generate`. Those that are there stay as they are.
+"""Records the stored histories: `python -m tests.replay.generate`, of scenes that have none.
 
-Each is a thread that did something that workflow code decides about. A change to that code has to
-replay them all, by a patch if need be. A new scenario adds files; none is ever written again.
+With `--replace` it records all of them again, which is allowed before the first tag only. From then on
+a change to workflow code has to replay what is stored, by a patch if need be. Each history is a thread
+that did something that workflow code decides about.
 """
 
 import asyncio
@@ -28,8 +29,7 @@ from tests.agents import call, calls_done, reading_agent
 from tests.conftest import Threads, open_threads
 
 HERE: Final = Path(__file__).parent
-# Of the release that is being made. v2: sizes are search attributes. v3: threads publish cards.
-NEWEST: Final = "v3"
+NEWEST: Final = "v1"
 _SECONDS_MAX: Final = 60.0
 # All inline: a history then needs no store to be replayed.
 _INLINE_BYTES_MAX: Final = limits.MIB
@@ -324,7 +324,7 @@ async def crowds(scene: Scene) -> None:
 
 
 async def endings(scene: Scene) -> None:
-    """Noted, and ended as archived. That of v2 is an old worker's, which has passed the note over."""
+    """Noted, and ended as archived."""
     await scene.threads.start(scene.thread_id, agent="reader")
     await scene.say("read", "reader")
     await scene.until(lambda status: status.counters.answered == 1)
@@ -355,9 +355,12 @@ async def record(threads: Threads, name: str) -> dict[str, str]:
     return {f"{name}-{number}": history for number, history in enumerate(histories, 1)}
 
 
-async def generate(directory: Path) -> None:
-    """Record the scenes that have no files yet."""
+async def generate(directory: Path, *, replace: bool = False) -> None:
+    """Record the scenes that have no files yet; with `replace`, all of them."""
     directory.mkdir(exist_ok=True)
+    if replace:
+        for path in directory.glob("*.json"):
+            path.unlink()
     with tempfile.TemporaryDirectory() as data_dir:
         server = await start_server(Path(data_dir))
         with server.process:
@@ -376,4 +379,4 @@ async def generate(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(generate(HERE / NEWEST))
+    asyncio.run(generate(HERE / NEWEST, replace="--replace" in sys.argv[1:]))

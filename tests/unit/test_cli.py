@@ -270,12 +270,12 @@ NOTES: list[tuple[Kind, object, str]] = [
     ),
     (
         Kind.DECIDED,
-        Decided(id="2-1", approve=False, by="ann", reason="no"),
+        Decided(id="2-1", tool="restart", asked_ms=1, approve=False, by="ann", reason="no"),
         "2-1 denied by ann: no",
     ),
     (
         Kind.DECIDED,
-        Decided(id="2-1", approve=False, by="deadline", escalated=True),
+        Decided(id="2-1", tool="restart", asked_ms=1, approve=False, by="deadline", escalated=True),
         "2-1 escalated by deadline",
     ),
     (

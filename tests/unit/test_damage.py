@@ -13,7 +13,7 @@ from temporalio.api.common.v1 import Payload
 
 from everlong.codecs import EverlongCodec
 from everlong.codecs.codec import _OURS
-from everlong.codecs.refs import PackRef, parse_ref
+from everlong.codecs.refs import parse_ref
 from everlong.errors import (
     BlobCorrupt,
     BlobMissing,
@@ -46,7 +46,6 @@ async def chain(store: MemoryBlobStore, keys: Keys, workflow_id: str = "ops-7") 
         body += noise(size, seed)
     [ref] = await codec.encode([payload(body, extra=SECRET)])
     found = parse_ref(ref)
-    assert isinstance(found, PackRef)
     assert found.packs == len(await stored(store)) == 3
     return [ref, payload(body, extra=SECRET)]
 
@@ -182,7 +181,6 @@ async def test_a_ref_to_another_thread_is_refused_where_there_are_keys() -> None
     with pytest.raises(RefRefused, match="damaged or forged"):
         await EverlongCodec(store, keys=keys).decode([damaged])
     found = parse_ref(damaged)
-    assert isinstance(found, PackRef)
     tagged = found.to_payload(keys_module.Keys(keys))
     with pytest.raises(BlobCorrupt, match="does not open with its key"):
         await EverlongCodec(store, keys=keys).decode([tagged])
@@ -209,7 +207,6 @@ async def test_a_fault_is_named_and_heals_once_the_bytes_are_restored(
     written = MemoryBlobStore()
     ref, original = await chain(written, keys)
     found = parse_ref(ref)
-    assert isinstance(found, PackRef)
     top = pack_key(found.thread, found.pack)
     objects = await stored(written)
     pack = Pack(objects[top], found.pack, THREAD, None if keys is None else keys_module.Keys(keys))
@@ -266,7 +263,6 @@ async def test_what_is_not_sealed_is_refused_where_there_are_keys_unless_it_is_a
     accepting = open_packs(store, keys={"k1": KEY_1}, accept_unsealed=True)
     assert await EverlongCodec(accepting).decode([ref]) == [original]
     found = parse_ref((await chain(sealing := MemoryBlobStore(), {"k1": KEY_1}))[0])
-    assert isinstance(found, PackRef)
     untagged = dataclasses.replace(found, key_id="").to_payload(None)
     with pytest.raises(RefRefused, match="a payload ref to pack"):
         await EverlongCodec(sealing, keys={"k1": KEY_1}).decode([untagged])
@@ -280,7 +276,6 @@ async def test_what_was_read_does_not_show_itself() -> None:
     store = MemoryBlobStore()
     ref, _ = await chain(store, {"k1": KEY_1})
     found = parse_ref(ref)
-    assert isinstance(found, PackRef)
     packs = open_packs(store, keys={"k1": KEY_1})
     reading = await packs.read(found.thread, found.pack, found.size_bytes)
     for shown in (reading, reading.pack, packs, packs.keyring, found, EverlongCodec(packs)):

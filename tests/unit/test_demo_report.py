@@ -28,7 +28,7 @@ TRUE = Report(
     blob_bytes=600_000,
     context_bytes=naive_bytes(EXPECTED) // 5,
     compactions=3,
-    decisions=[Decided(id="130-1", approve=True, by=APPROVER)],
+    decisions=[Decided(id="130-1", tool="restart", asked_ms=1, approve=True, by=APPROVER)],
     by_person=False,
     runaway=RUNAWAY,
     runs=2,
@@ -105,7 +105,9 @@ def test_the_workload_is_the_same_everywhere_and_of_the_promised_sizes() -> None
 
 
 def test_a_person_may_decide_otherwise_and_the_report_is_true_all_the_same() -> None:
-    denied = Decided(id="130-1", approve=False, by="ana", reason="not now")
+    denied = Decided(
+        id="130-1", tool="restart", asked_ms=1, approve=False, by="ana", reason="not now"
+    )
     expected = expected_conversation("What happened?", denied)
     assert expected[-1].text == f"Read {STEPS} pages; error: denied by ana: not now."
     report = dataclasses.replace(TRUE, conversation=expected, decisions=[denied], by_person=True)

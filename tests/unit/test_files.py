@@ -27,7 +27,7 @@ async def main():
     packs = PackStore(open_store(sys.argv[1]))
     for i in range(100_000):
         body = f"{i} ".encode() * 20_000
-        await packs.write_body(thread_key("n", "t"), Kind.PAYLOAD, body)
+        await packs.write_body(thread_key("n", "t"), Kind.MESSAGE, body)
         print(i, flush=True)
 asyncio.run(main())
 """
@@ -84,7 +84,7 @@ async def test_a_failed_put_leaves_nothing_behind(tmp_path: Path) -> None:
     packs = PackStore(FileBlobStore(tmp_path))
     (tmp_path / "v1").write_bytes(b"a file where a directory should be")
     with pytest.raises(StoreUnavailable, match=r"cannot write to the blob store file:///.*Check"):
-        await packs.write_body(thread_key("n", "t"), Kind.PAYLOAD, b"x")
+        await packs.write_body(thread_key("n", "t"), Kind.MESSAGE, b"x")
     assert list((tmp_path / ".partial").iterdir()) == []
 
 

@@ -52,7 +52,8 @@ def asked(seq: int, name: str, **more: object) -> Entry:
 
 
 def decided(seq: int, name: str, **more: object) -> Entry:
-    decision = Decided(id=name, **{"approve": True, "by": "ann", **more})  # type: ignore[arg-type]
+    said = {"tool": "restart", "asked_ms": 1, "approve": True, "by": "ann", **more}
+    decision = Decided(id=name, **said)  # type: ignore[arg-type]
     return note(seq, Kind.DECIDED, decision, 1000 * seq)
 
 

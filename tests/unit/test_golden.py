@@ -1,7 +1,6 @@
-"""Bytes that an earlier version wrote are read for ever. The files are never edited."""
+"""Bytes of each stored format are read as they were written. From the first tag on they stay."""
 
 import base64
-import hashlib
 import json
 from pathlib import Path
 
@@ -12,78 +11,45 @@ from temporalio.api.common.v1 import Payload
 from everlong.archive import ArchivedJournal, parquet, reviving, writing
 from everlong.archive import manifest as manifests
 from everlong.codecs import EverlongCodec
-from everlong.codecs.refs import PackRef, parse_ref
-from everlong.models import Kind, Message, Ref, SegmentRef, ToolCall, note
+from everlong.codecs.refs import parse_ref
+from everlong.models import Kind, Message, SegmentRef, note
 from everlong.storage.journal import Journal
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.objects import object_key, thread_key, unseal
+from everlong.storage.objects import thread_key
 from everlong.storage.packstore import PackStore, pack_key
 from everlong.storage.segments import MESSAGE_KINDS
-from tests.golden.archive1 import generate as archive1
-from tests.golden.v2 import generate
+from tests.golden import generate
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-LOG = b"".join(b"2026-11-16T07:00:%02d INFO request %d served\n" % (i % 60, i) for i in range(200))
-PAYLOAD = Payload(metadata={"encoding": b"json/plain", "extra": b"\x00\xff"}, data=LOG)
-DIGEST = "8f4a553f5fb254a7cc8a686d77940bf15e258dd1d5b946551cacc1c63223fcf2"
 THREAD = thread_key("default", "ops-7")
 
 # Ref, pack, and what they stand for. The second pack of each two points into the first.
 PLAIN = [
-    ("v2/ref-plain-first.bin", "v2/pack-plain-first.bin", generate.FIRST),
-    ("v2/ref-plain-second.bin", "v2/pack-plain-second.bin", generate.SECOND),
-    ("v2/ref-plain-empty.bin", "v2/pack-plain-empty.bin", generate.EMPTY),
+    ("v1/ref-plain-first.bin", "v1/pack-plain-first.bin", generate.FIRST),
+    ("v1/ref-plain-second.bin", "v1/pack-plain-second.bin", generate.SECOND),
+    ("v1/ref-plain-empty.bin", "v1/pack-plain-empty.bin", generate.EMPTY),
 ]
 SEALED = [
-    ("v2/ref-sealed-first.bin", "v2/pack-sealed-first.bin", generate.FIRST),
-    ("v2/ref-sealed-second.bin", "v2/pack-sealed-second.bin", generate.SECOND),
-    ("v2/ref-sealed-empty.bin", "v2/pack-sealed-empty.bin", generate.EMPTY),
+    ("v1/ref-sealed-first.bin", "v1/pack-sealed-first.bin", generate.FIRST),
+    ("v1/ref-sealed-second.bin", "v1/pack-sealed-second.bin", generate.SECOND),
+    ("v1/ref-sealed-empty.bin", "v1/pack-sealed-empty.bin", generate.EMPTY),
 ]
-NOT_WRITTEN_ANY_MORE = ("v2/journal-head.bin", "v2/journal-segment.bin", "v2/journal-body.bin")
 
 
 def golden(name: str) -> bytes:
     return (GOLDEN / name).read_bytes()
 
 
-def test_objects_of_version_1() -> None:
-    assert unseal(golden("v1/object-stored.bin")) == b"hello"
-    assert unseal(golden("v1/object-zstd.bin")) == LOG
-
-
-async def test_payloads_of_version_1() -> None:
-    store = MemoryBlobStore()
-    await store.put(f"v1/{THREAD}/{DIGEST}", golden("v1/payload-ref-object.bin"))
-    payloads = [
-        Payload.FromString(golden(name)) for name in ("v1/payload-inline.bin", "v1/payload-ref.bin")
-    ]
-    assert await EverlongCodec(store).decode(payloads) == [PAYLOAD, PAYLOAD]
-
-
-async def test_journal_segments_of_version_1() -> None:
-    plaintext = unseal(golden("v1/segment.bin"))
-    digest = hashlib.blake2b(plaintext, digest_size=32).hexdigest()
-    ref = Ref(thread=THREAD, digest=digest, size_bytes=len(plaintext), kind=Kind.SEGMENT)
-    store = MemoryBlobStore()
-    await store.put(object_key(ref), golden("v1/segment.bin"))
-    journal = Journal(PackStore(store), THREAD)
-    entries = await journal.read(SegmentRef(ref=ref, first_seq=1, count=2))
-    assert [entry.kind for entry in entries] == [Kind.MESSAGE, Kind.REPLY]
-    call = ToolCall(id="c1", tool="read_log", arguments='{"service":"api"}')
-    [_, reply] = await journal.messages(entries)
-    assert reply == Message(role="assistant", text="Look.", tool_calls=(call,))
-
-
 @pytest.mark.parametrize(
     ("files", "inline", "keys"),
     [
-        (PLAIN, "v2/inline-plain.bin", None),
-        (SEALED, "v2/inline-sealed.bin", generate.KEYS),
+        (PLAIN, "v1/inline-plain.bin", None),
+        (SEALED, "v1/inline-sealed.bin", generate.KEYS),
     ],
     ids=["plain", "sealed"],
 )
-async def test_payloads_of_version_2(
+async def test_payloads_are_read_as_they_were_written(
     files: list[tuple[str, str, Payload]], inline: str, keys: dict[str, bytes] | None
 ) -> None:
     store = MemoryBlobStore()
@@ -92,7 +58,6 @@ async def test_payloads_of_version_2(
     for name, pack, _ in files:
         refs.append(Payload.FromString(golden(name)))
         ref = parse_ref(refs[-1])
-        assert isinstance(ref, PackRef)
         assert ref.key_id == ("" if keys is None else "2026-11")
         await store.put(pack_key(ref.thread, ref.pack), golden(pack))
         packs.append(ref.packs)
@@ -102,22 +67,11 @@ async def test_payloads_of_version_2(
     assert await codec.decode([Payload.FromString(golden(inline))]) == [generate.INLINE]
 
 
-async def test_journal_segments_of_version_1_in_packs() -> None:
-    head = TypeAdapter(SegmentRef).validate_json(golden("v2/journal-head.bin"))
+async def test_a_journal_is_read_as_it_was_written() -> None:
     store = MemoryBlobStore()
-    journal = Journal(PackStore(store), THREAD)
-    await store.put(object_key(head.ref), golden("v2/journal-segment.bin"))
-    [entry] = await journal.read(head)
-    assert entry.ref is not None
-    await store.put(object_key(entry.ref), golden("v2/journal-body.bin"))
-    assert await journal.messages([entry]) == [Message(role="user", text=generate.BODY)]
-
-
-async def test_a_journal_of_version_2() -> None:
-    store = MemoryBlobStore()
-    for key, data in json.loads(golden("v2/journal2-objects.bin")).items():
+    for key, data in json.loads(golden("v1/journal-objects.bin")).items():
         await store.put(key, base64.b64decode(data))
-    head = TypeAdapter(SegmentRef).validate_json(golden("v2/journal2-head.bin"))
+    head = TypeAdapter(SegmentRef).validate_json(golden("v1/journal-head.bin"))
     journal = Journal(PackStore(store), THREAD)
     entries = await journal.read(head)
     assert [entry.seq for entry in entries] == list(range(1, 302))
@@ -128,7 +82,7 @@ async def test_a_journal_of_version_2() -> None:
     assert messages[299] == generate.RESULT
     assert await journal.messages(entries[299:300], whole=True) == [generate.RESULT]
     assert messages[300] == Message(role="failure", text=generate.BODY)
-    branch = TypeAdapter(SegmentRef).validate_json(golden("v2/journal2-fork.bin"))
+    branch = TypeAdapter(SegmentRef).validate_json(golden("v1/journal-fork.bin"))
     fork = Journal(PackStore(store), thread_key("default", "ops-7-fork"))
     branched = await fork.read(branch)
     assert branched[:-1] == entries[:300]
@@ -139,12 +93,14 @@ async def test_a_journal_of_version_2() -> None:
 @pytest.mark.parametrize(
     ("listed", "file", "keys"),
     [
-        ("archive1/plain-manifest.bin", "archive1/plain-file.bin", None),
-        ("archive1/sealed-manifest.bin", "archive1/sealed-file.bin", Keyring(archive1.KEYS)),
+        ("v1/archive-plain-manifest.bin", "v1/archive-plain-file.bin", None),
+        ("v1/archive-sealed-manifest.bin", "v1/archive-sealed-file.bin", Keyring(generate.KEYS)),
     ],
     ids=["plain", "sealed"],
 )
-async def test_archives_of_version_1(listed: str, file: str, keys: Keyring | None) -> None:
+async def test_archives_are_read_as_they_were_written(
+    listed: str, file: str, keys: Keyring | None
+) -> None:
     store = MemoryBlobStore()
     packs = PackStore(store, keys)
     told = json.loads(golden(listed))
@@ -183,16 +139,16 @@ async def test_archives_of_version_1(listed: str, file: str, keys: Keyring | Non
 
 
 async def test_what_is_written_today_has_the_form_of_the_golden_files(tmp_path: Path) -> None:
-    """A change of the format needs a version of its own, and files of its own."""
+    """From the first tag on, a change of the format needs a version and files of its own."""
     await generate.write(tmp_path)
     written = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    kept = {path.name for path in (GOLDEN / "v2").glob("*.bin")}
-    assert written.keys() == kept - {Path(name).name for name in NOT_WRITTEN_ANY_MORE}
+    kept = {path.name for path in (GOLDEN / "v1").glob("*.bin")}
+    assert written.keys() == {name for name in kept if not name.startswith("archive-")}
     for name, data in written.items():
         if name.startswith("ref-plain"):
             # A ref holds the digest of a pack, whose frames another release of zstd may write.
-            assert data[:50] == golden(f"v2/{name}")[:50]
-        assert abs(len(data) - len(golden(f"v2/{name}"))) < 200
+            assert data[:50] == golden(f"v1/{name}")[:50]
+        assert abs(len(data) - len(golden(f"v1/{name}"))) < 200
 
 
 def test_every_golden_file_is_opened_by_a_test() -> None:

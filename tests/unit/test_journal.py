@@ -1,5 +1,4 @@
 import dataclasses
-import hashlib
 import json
 
 import pytest
@@ -13,7 +12,6 @@ from everlong.models import (
     Entry,
     Kind,
     Message,
-    Ref,
     Segment,
     SegmentRef,
     Slice,
@@ -23,7 +21,7 @@ from everlong.models import (
 from everlong.storage.journal import Journal
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.objects import object_key, seal
+from everlong.storage.objects import object_key
 from everlong.storage.packstore import PackStore
 from everlong.storage.segments import to_plaintext
 from tests.journals import THREAD, entry, grown, journal, newest_segment, noisy, texts
@@ -195,7 +193,7 @@ async def test_what_does_not_follow_is_refused() -> None:
 async def test_a_segment_of_a_newer_version_is_refused_by_name() -> None:
     store = MemoryBlobStore()
     head = await segment_ref(store, b'{"before":[],"entries":[],"version":3,"secret":"hunter2"}')
-    with pytest.raises(UnknownVersion, match="version") as raised:
+    with pytest.raises(UnknownVersion, match="segment version 3 is not") as raised:
         await journal(store).read(head)
     assert "hunter2" not in str(raised.value)
     head = await segment_ref(store, b'{"before":[],"entries":[{"seq":"hunter2"}],"version":2}')
@@ -276,37 +274,19 @@ async def test_a_lost_or_damaged_segment_is_named() -> None:
         await log.read(head)
 
 
-async def test_a_journal_from_before_there_were_packs_goes_on() -> None:
+@pytest.mark.parametrize("version", [{"version": 1}, {}], ids=["1", "none"])
+async def test_a_segment_of_version_1_or_of_none_is_refused_by_name(
+    version: dict[str, int],
+) -> None:
     store = MemoryBlobStore()
-    log = journal(store)
-    long = b'{"role":"tool","text":"%s","tool_calls":[],"call_id":"c1"}' % (b"x" * 900)
-
-    async def put(plaintext: bytes, kind: Kind) -> Ref:
-        digest = hashlib.blake2b(plaintext, digest_size=32).hexdigest()
-        ref = Ref(thread=THREAD, digest=digest, size_bytes=len(plaintext), kind=kind)
-        await store.put(object_key(ref), seal(plaintext))
-        return ref
-
-    short = {"role": "user", "text": "hello", "tool_calls": [], "call_id": ""}
-    result = json.loads(to_json(await put(long, Kind.TOOL_RESULT)))
-    base = {"time_ms": 1, "size_bytes": 9}
-    entries = [
-        {**base, "seq": 1, "kind": "message", "message": short},
-        {**base, "seq": 2, "kind": "tool_result", "message": None, "ref": result},
-        # It fitted into its entry as it was written then, and is too long for it now.
-        {**base, "seq": 3, "kind": "message", "message": {**short, "text": "y" * 460}},
-    ]
-    ref = await put(to_json({"before": [], "entries": entries}), Kind.SEGMENT)
-    head: SegmentRef = SegmentRef(ref=ref, first_seq=1, count=3)
-    expected = ["hello", "x" * 900, "y" * 460]
-    assert await texts(log, head) == expected
-    for seq in (4, 5):
-        head, _ = await log.append(head, [entry(seq)])
-    assert (await newest_segment(log, head)).before == ()
-    assert head.ref.pack
-    assert await texts(log, head) == [*expected, "hello", "hello"]
-    [_, result_message] = await log.messages(await log.read(head, 1, 2))
-    assert (result_message.role, result_message.call_id) == ("tool", "c1")
+    packs = PackStore(store)
+    said = {"role": "user", "text": "hello", "tool_calls": [], "call_id": ""}
+    entries = [{"seq": 1, "kind": "message", "time_ms": 1, "size_bytes": 9, "message": said}]
+    text = to_json({"before": [], "entries": entries, **version})
+    ref, _ = await packs.write_body(THREAD, Kind.SEGMENT, text)
+    named = f"segment version {version['version']} is not" if version else r"at \('version',\)"
+    with pytest.raises(UnknownVersion, match=named):
+        await Journal(packs, THREAD).read(SegmentRef(ref=ref, first_seq=1, count=1))
 
 
 @settings(max_examples=20, deadline=None)

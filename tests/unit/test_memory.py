@@ -7,7 +7,7 @@ import pytest
 from everlong import limits
 from everlong.codecs.memory import EncoderMemory, ThreadMemory
 from tests.payloads import noise
-from tests.plans import Store, new_bytes, planned
+from tests.plans import Store, check, new_bytes, planned
 
 SECONDS = limits.ENCODER_SECONDS_MAX
 
@@ -78,7 +78,7 @@ def test_what_is_equal_and_encoded_at_once_is_remembered_once() -> None:
     plans = [memory.plan(b"", noise(9000, 2), "", 0.0) for _ in range(5)]
     for plan in plans:
         memory.commit(plan, b"n" * 32, 0.0)
-    assert [len(recent.data) for recent in memory._recent] == [9000, 9000]
+    assert [recent.size_bytes for recent in memory._recent] == [9000, 9000]
 
 
 @pytest.mark.parametrize("data", [b"", noise(5000), noise(200_000)])
@@ -146,39 +146,114 @@ def test_what_was_read_with_an_old_key_is_not_pointed_to() -> None:
 
 def test_the_memory_of_a_thread_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "ENCODER_CHUNKS_MAX", 20)
-    monkeypatch.setattr(limits, "ENCODER_BYTES_MAX", 1_000_000)
+    monkeypatch.setattr(limits, "ENCODER_SINGLES_MAX", 4)
     memory = ThreadMemory()
     for seed in range(12):
         planned(memory, noise(100_000, seed))
-        assert len(memory._recent) <= limits.ENCODER_RECENT_MAX
+        assert len(memory._recent) <= 4
         assert len(memory._index) <= 20
     assert 400_000 <= memory.cost_bytes < 420_000
-    planned(memory, noise(300_000, 99))
-    assert all(len(recent.data) == 100_000 for recent in memory._recent)
 
 
-def test_the_memory_of_all_threads_is_bounded_and_the_oldest_goes_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(limits, "ENCODER_BYTES_MAX", 1_000_000)
-    memory = EncoderMemory()
+def test_eight_lists_grow_side_by_side_with_results_between_them() -> None:
+    memory = ThreadMemory()
+    lists = [noise(100_000, which) for which in range(8)]
+    for step in range(6):
+        for which in range(8):
+            result = noise(9000, 100 * step + which + 1000)
+            planned(memory, result)
+            lists[which] += noise(500, 100 * step + which + 5000) + result
+            plan = planned(memory, lists[which])
+            assert step == 0 or new_bytes(plan) <= 9500
+
+
+def test_a_result_is_found_in_the_list_that_holds_it_to_the_byte() -> None:
+    memory = ThreadMemory()
+    body = noise(50_000)
+    planned(memory, body)
+    for size in (1024, 5000, 30_000, 600_000):
+        result = noise(size, size)
+        planned(memory, result)
+        body += b"before" + result + b"after"
+        plan = memory.plan(b"", body, "", 0.0)
+        held = sum(run.length for run in plan.runs if run.pack is not None)
+        # A merge may write again what is small; nothing of it is new.
+        moved = sum(length for _, _, length, _ in plan.moved)
+        assert len(body) - held - moved == len(b"beforeafter")
+        planned(memory, body)
+
+
+def test_head_and_tail_of_a_result_are_found_where_its_middle_was_cut_out() -> None:
+    memory = ThreadMemory()
+    body, result = noise(50_000), noise(200_000, 1)
+    planned(memory, body)
+    planned(memory, result)
+    shown = body + b"{" + result[:40_000] + b" ... " + result[-20_000:] + b"}"
+    assert new_bytes(memory.plan(b"", shown, "", 0.0)) < 100
+
+
+def test_without_its_bytes_a_list_is_still_continued() -> None:
+    store, memory = Store(), ThreadMemory()
+    body = noise(300_000)
+    for step in range(40):
+        body += noise(1000, step + 1)
+        data = b"[" + body + b"]"
+        plan = memory.plan(b"", data, "", 0.0)
+        check(store, memory, plan, data)
+        assert step == 0 or new_bytes(plan) - sum(each[2] for each in plan.moved) < 1010
+        memory.commit(plan, store.add(plan), 0.0)
+        dropped = memory.drop_data()
+        assert step == 0 or dropped > 290_000
+        assert memory.find(memory._recent[-1].name, "") is None
+    assert memory.cost_bytes < 30_000
+
+
+def test_marks_lead_to_no_list_that_differs() -> None:
+    memory = ThreadMemory()
+    body = noise(100_000)
+    planned(memory, body)
+    planned(memory, body + noise(10, 1))
+    memory.drop_data()
+    assert new_bytes(memory.plan(b"", body[:50] + b"x" + body[51:] + noise(900, 2), "", 0.0)) > 900
+    changed = body[:-5000] + b"x" + body[-4999:]
+    assert new_bytes(memory.plan(b"", changed, "", 0.0)) >= 4096
+
+
+def test_the_memory_of_all_threads_is_bounded_and_bytes_go_before_threads() -> None:
+    memory = EncoderMemory(1_000_000)
     for number in range(50):
         planned(memory.of(f"thread {number}"), noise(100_000, number))
+        planned(memory.of(f"thread {number}"), noise(100_000, number) + noise(2000, 99))
         memory.of("thread 0")
         memory.trim(f"thread {number}")
         assert sum(each.cost_bytes for each in memory._threads.values()) <= 1_000_000
-    assert {"thread 0", "thread 49"} <= memory._threads.keys()
-    assert "thread 1" not in memory._threads
-    assert len(memory._threads) >= 8
+        assert memory.cost_bytes <= 1_000_000
+    assert len(memory._threads) == 50
+    assert memory.stats.dropped_bytes > 3_000_000
+    assert memory.stats.forgotten_threads == 0
+    for number in range(50):
+        data = noise(100_000, number) + noise(2000, 99) + noise(3000, 98)
+        assert new_bytes(memory.of(f"thread {number}").plan(b"", data, "", 0.0)) < 6000
 
 
-def test_threads_of_which_nothing_became_durable_are_bounded_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(limits, "ENCODER_BYTES_MAX", 1_000_000)
-    memory = EncoderMemory()
+def test_threads_are_forgotten_when_even_digests_do_not_fit() -> None:
+    memory = EncoderMemory(200_000)
+    for number in range(60):
+        planned(memory.of(f"thread {number}"), noise(50_000, number))
+        memory.trim(f"thread {number}")
+        assert memory.cost_bytes <= 200_000
+    assert 10 < len(memory._threads) < 60
+    assert memory.stats.forgotten_threads == 60 - len(memory._threads)
+    assert "thread 59" in memory._threads
+    assert memory.of("thread 0").was_forgotten
+    assert not memory.of("thread 59").was_forgotten
+
+
+def test_threads_of_which_nothing_became_durable_are_bounded_too() -> None:
+    memory = EncoderMemory(1_000_000)
     for number in range(5000):
         memory.of(f"thread {number}")
+        memory.trim(f"thread {number}")
     assert len(memory._threads) < 1000
     assert sys.getsizeof(memory._threads) < 1_000_000
 

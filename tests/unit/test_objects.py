@@ -1,8 +1,6 @@
-"""The object format: what an inline payload holds, and what was stored before there were packs."""
+"""The object format, which is what an inline payload holds; and bodies, which are packs."""
 
-import hashlib
 import struct
-from pathlib import Path
 
 import pytest
 import zstandard
@@ -15,7 +13,6 @@ from everlong.errors import (
     BlobMissing,
     KeyMissing,
     ObjectTooLarge,
-    RefRefused,
     UnknownVersion,
 )
 from everlong.models import Kind, Ref
@@ -37,13 +34,6 @@ THREAD = thread_key("default", "ops-7")
 TEXT = b"the same sentence again and again. " * 200
 KEYS = Keys({"k1": KEY_1, "k2": KEY_2})
 EITHER = pytest.mark.parametrize("keys", [None, KEYS], ids=["plain", "sealed"])
-
-
-def old(plaintext: bytes) -> tuple[Ref, bytes]:
-    """Return an object of version 1 as it was stored, and its ref."""
-    digest = hashlib.blake2b(plaintext, digest_size=32).hexdigest()
-    ref = Ref(thread=THREAD, digest=digest, size_bytes=len(plaintext), kind=Kind.PAYLOAD)
-    return ref, seal(plaintext)
 
 
 @EITHER
@@ -131,74 +121,32 @@ def test_a_newer_format_is_refused_by_name() -> None:
         unseal(struct.pack("<4sBBHQ", b"EVLG", 3, 0, 0, 0))
 
 
-async def test_an_object_from_before_there_were_packs_is_read_and_checked() -> None:
-    store = MemoryBlobStore()
-    for plaintext in (b"short", TEXT):
-        ref, sealed = old(plaintext)
-        detected = 0
-        for bit in range(8 * len(sealed)):
-            await store.put(object_key(ref), flipped(sealed, bit))
-            try:
-                assert await PackStore(store).read_body(ref) == plaintext
-            except (BlobCorrupt, UnknownVersion):
-                detected += 1
-        assert detected > 0.9 * 8 * len(sealed)
-        for length in range(len(sealed)):
-            await store.put(object_key(ref), sealed[:length])
-            with pytest.raises(BlobCorrupt, match=r"is damaged: .*Restore it"):
-                await PackStore(store).read_body(ref)
-
-
-@pytest.mark.parametrize("place", [0, 4, 8, -1])
-async def test_an_old_object_heals_once_its_bytes_are_restored(place: int, tmp_path: Path) -> None:
-    store = MemoryBlobStore()
-    packs = open_packs(store, cache_dir=tmp_path)
-    ref, sealed = old(TEXT)
-    await store.put(object_key(ref), flipped(sealed, 8 * (place % len(sealed)) + 3))
-    for _ in range(2):
-        with pytest.raises((BlobCorrupt, UnknownVersion), match=ref.digest):
-            await packs.read_body(ref)
-    await store.put(object_key(ref), sealed)
-    assert await packs.read_body(ref) == TEXT
-
-
-async def test_an_old_object_is_refused_where_there_are_keys_unless_it_is_accepted() -> None:
-    store = MemoryBlobStore()
-    ref, sealed = old(TEXT)
-    await store.put(object_key(ref), sealed)
-    with pytest.raises(RefRefused, match=r"payload .* is not sealed"):
-        await open_packs(store, keys={"k1": KEY_1}).read_body(ref)
-    accepting = open_packs(store, keys={"k1": KEY_1}, accept_unsealed=True)
-    assert await accepting.read_body(ref) == TEXT
-
-
-async def test_a_missing_object_is_named_with_its_remedy() -> None:
-    ref = Ref(thread=THREAD, digest="ab" * 32, size_bytes=10, kind=Kind.TOOL_RESULT)
-    with pytest.raises(BlobMissing, match="tool_result of 10 bytes"):
-        await PackStore(MemoryBlobStore()).read_body(ref)
-
-
 @pytest.mark.parametrize("keys", [None, {"k1": KEY_1}], ids=["plain", "sealed"])
 async def test_a_body_is_a_pack_that_is_checked_against_its_ref(
     keys: dict[str, bytes] | None,
 ) -> None:
     packs = open_packs(MemoryBlobStore(), keys=keys)
     ref, written = await packs.write_body(THREAD, Kind.MESSAGE, TEXT)
-    assert ref.pack
     assert ref.size_bytes == len(TEXT)
     assert written == len(await packs.store.get(object_key(ref))) < len(TEXT)
     assert await packs.read_body(ref) == TEXT
-    wrong = Ref(thread=THREAD, digest=ref.digest, size_bytes=9, kind=ref.kind, pack=True)
+    wrong = Ref(thread=THREAD, digest=ref.digest, size_bytes=9, kind=ref.kind)
     with pytest.raises(BlobCorrupt, match="its ref says 9"):
         await packs.read_body(wrong)
+
+
+async def test_a_body_that_is_missing_is_named() -> None:
+    ref = Ref(thread=THREAD, digest="ab" * 32, size_bytes=10, kind=Kind.TOOL_RESULT)
+    with pytest.raises(BlobMissing, match=rf"pack 'v1/{THREAD}/{ref.digest}.pack' is missing"):
+        await PackStore(MemoryBlobStore()).read_body(ref)
 
 
 async def test_a_body_that_is_too_large_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "OBJECT_BYTES_MAX", 1000)
     packs = PackStore(MemoryBlobStore())
-    await packs.write_body(THREAD, Kind.PAYLOAD, b"x" * 1000)
+    await packs.write_body(THREAD, Kind.MESSAGE, b"x" * 1000)
     with pytest.raises(ObjectTooLarge, match="1001 bytes are not stored"):
-        await packs.write_body(THREAD, Kind.PAYLOAD, b"x" * 1001)
+        await packs.write_body(THREAD, Kind.MESSAGE, b"x" * 1001)
     assert len([info async for info in packs.store.list("")]) == 1
 
 

@@ -1,5 +1,6 @@
 """The pack format: what is written is read back, and what was not written is refused."""
 
+import dataclasses
 import random
 import struct
 import tracemalloc
@@ -16,6 +17,8 @@ from everlong.errors import BlobCorrupt, EverlongError, KeyMissing, ObjectTooLar
 from everlong.storage.keys import Keys
 from everlong.storage.objects import thread_key
 from everlong.storage.packs import (
+    DICTIONARIES_MAX,
+    DICTIONARY_BYTES_MAX,
     FRAME_BYTES,
     MAGIC,
     SOURCES_MAX,
@@ -192,10 +195,11 @@ def test_a_pack_says_which_key_it_needs() -> None:
         read(stored, name, Keys({"k1": KEY_2}))
 
 
-def test_a_pack_of_a_newer_version_is_refused_by_name() -> None:
+@pytest.mark.parametrize("version", [0, 1, 3, 255])
+def test_a_pack_of_another_version_is_refused_by_name(version: int) -> None:
     name, stored = build_pack(whole(b"x"), THREAD, None)
-    with pytest.raises(UnknownVersion, match=r"version 2 .*Upgrade"):
-        read(stored[:4] + b"\x02" + stored[5:], name, None)
+    with pytest.raises(UnknownVersion, match=rf"version {version} .*Upgrade"):
+        read(stored[:4] + bytes([version]) + stored[5:], name, None)
 
 
 def test_what_could_not_be_read_again_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,17 +223,20 @@ def forged(
     extents: Sequence[tuple[int, int, int]] = (),
     sources: Sequence[bytes] = (),
     counts: tuple[int, int, int, int] | None = None,
+    base_bytes: int = 0,
+    dictionary: tuple[int, int, int] = (0, 0, 0),
     data: bytes = b"",
 ) -> tuple[bytes, bytes]:
     """Return name and bytes of a pack with any manifest. Frames: compression, plain bytes, stored."""
     numbers = counts or (0, len(sources), len(frames), len(extents))
-    manifest = struct.pack("<QIIHII", size_bytes, zlib.crc32(data), *numbers)
+    manifest = struct.pack("<QIQIHII", size_bytes, zlib.crc32(data), base_bytes, *numbers)
+    manifest += struct.pack("<HII", *dictionary)
     manifest += b"".join(sources)
     for compression, plain_bytes, stored in frames:
         manifest += struct.pack("<BII32s", compression, len(stored), plain_bytes, _digest(stored))
     for extent in extents:
         manifest += struct.pack("<HII", *extent)
-    head = struct.pack("<4sBBHI", MAGIC, 1, 0, 0, len(manifest)) + manifest
+    head = struct.pack("<4sBBHI", MAGIC, 2, 0, 0, len(manifest)) + manifest
     return _digest(head), head + b"".join(stored for _, _, stored in frames)
 
 
@@ -273,7 +280,8 @@ def test_what_is_forged_here_is_otherwise_in_order() -> None:
         ((0, 5, b"abcd"), "holds 4 bytes"),
         ((0, 4, b"abcde"), "holds 5 bytes"),
         ((0, FRAME_BYTES + 1, bytes(FRAME_BYTES + 1)), "declares"),
-        ((2, 4, b"abcd"), "compression 2"),
+        ((2, 4, b"abcd"), "the pack of its dictionary is not read with it"),
+        ((3, 4, b"abcd"), "compression 3"),
     ],
 )
 def test_a_frame_that_is_not_what_it_declares_is_refused(
@@ -373,7 +381,121 @@ def test_frames_of_which_hardly_anything_is_used_are_not_inflated() -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=200), st.binary(max_size=60))
 def test_bytes_that_are_no_pack_are_refused(head: bytes, rest: bytes) -> None:
-    for start in (b"", MAGIC, MAGIC + b"\x01\x00\x00\x00" + struct.pack("<I", len(head))):
+    for start in (b"", MAGIC, MAGIC + b"\x02\x00\x00\x00" + struct.pack("<I", len(head))):
         data = start + head + rest
         with pytest.raises(EverlongError):
             read(data, _digest(data[: len(start) + len(head)]), None)
+
+
+def continued(
+    base: tuple[bytes, bytes], base_data: bytes, added: bytes, *, base_bytes: int | None = None
+) -> Contents:
+    """The contents of a pack that begins with the data of another."""
+    taken = len(base_data) if base_bytes is None else base_bytes
+    data = base_data[:taken] + added
+    return Contents(
+        envelope=b"envelope",
+        size_bytes=len(data),
+        crc=zlib.crc32(data),
+        extents=[Extent(0, 0, len(added))] if added else [],
+        sources=[base[0]],
+        base_bytes=taken,
+        stream=[memoryview(added)] if added else [],
+    )
+
+
+@EITHER
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 3000), st.integers(0, 500), st.integers(1, 2000))
+def test_a_pack_continues_the_data_of_its_base_up_to_any_byte(
+    keys: Keys | None, taken: int, added: int, first_bytes: int
+) -> None:
+    first_data = noise(first_bytes, 1)
+    first = build_pack(whole(first_data), THREAD, keys)
+    own = noise(150, 2)
+    extents = [Extent(1, 0, first_bytes), Extent(0, 10, 140)]
+    base = build_pack(pointing(own, extents, [(first[0], first_data)]), THREAD, keys)
+    base_data = first_data + own[10:]
+    taken = max(len(base_data) // 8, min(taken, len(base_data)))
+    name, stored = build_pack(
+        continued(base, base_data, noise(added, 3), base_bytes=taken), THREAD, keys
+    )
+    pack = Pack(stored, name, THREAD, keys)
+    opened = {each: Pack(data, each, THREAD, keys) for each, data in (first, base)}
+    names, resolved = pack.resolve(opened[base[0]])
+    assert names[0] == pack.base == base[0]
+    data = pack.assemble([opened[each] for each in names], resolved)
+    assert data == base_data[:taken] + noise(added, 3)
+
+
+def test_a_base_with_a_base_or_with_too_few_bytes_is_refused() -> None:
+    first = build_pack(whole(b"first"), THREAD, None)
+    second = build_pack(continued(first, b"first", b"second"), THREAD, None)
+    third = build_pack(continued(second, b"firstsecond", b"third"), THREAD, None)
+    opened = Pack(second[1], second[0], THREAD, None)
+    with pytest.raises(BlobCorrupt, match="its base has a base"):
+        Pack(third[1], third[0], THREAD, None).resolve(opened)
+    name, stored = forged(size_bytes=9, sources=[first[0]], base_bytes=9)
+    with pytest.raises(BlobCorrupt, match="its base has 5 bytes, not 9"):
+        Pack(stored, name, THREAD, None).resolve(Pack(first[1], first[0], THREAD, None))
+    assert "names none" in refused(forged(size_bytes=9, base_bytes=9))
+    assert "add up to 10" in refused(forged(size_bytes=9, sources=[first[0]], base_bytes=10))
+
+
+def with_dictionary(own: bytes, holder: tuple[bytes, bytes], extent: Extent) -> Contents:
+    """The contents of a pack that is compressed with a run of another, and points to it."""
+    dictionary = holder[1][extent.start :][: extent.length]
+    contents = pointing(own, [Extent(1, 0, len(holder[1])), Extent(0, 0, len(own))], [holder])
+    return dataclasses.replace(contents, dictionary=extent, dictionary_data=dictionary)
+
+
+@EITHER
+def test_a_pack_is_compressed_with_a_run_of_another(keys: Keys | None) -> None:
+    shared, own = text(8000, 1), text(8000, 1)[2000:6000] + b"and a little more"
+    holder = build_pack(whole(shared), THREAD, keys)
+    contents = with_dictionary(own, (holder[0], shared), Extent(1, 1000, 6000))
+    name, stored = build_pack(contents, THREAD, keys)
+    alone = dataclasses.replace(contents, dictionary=None, dictionary_data=b"")
+    assert len(stored) < len(build_pack(alone, THREAD, keys)[1]) / 3
+    opened = Pack(holder[1], holder[0], THREAD, keys)
+    assert read(stored, name, keys, [opened]) == shared + own
+    with pytest.raises(BlobCorrupt):
+        read(stored, name, keys, [Pack(stored, name, THREAD, keys)])
+
+
+def test_dictionaries_in_a_row_are_read_up_to_a_bound() -> None:
+    packs: list[Pack] = []
+    last, plain = build_pack(whole(text(3000, 0)), THREAD, None), text(3000, 0)
+    for number in range(DICTIONARIES_MAX + 1):
+        packs.insert(0, Pack(last[1], last[0], THREAD, None))
+        own = text(3000, number + 1)
+        contents = with_dictionary(own, (last[0], plain), Extent(1, 0, 3000))
+        last, plain = build_pack(contents, THREAD, None), own
+        top = Pack(last[1], last[0], THREAD, None)
+        if number + 1 < DICTIONARIES_MAX:
+            assert top.assemble(packs).endswith(own)
+    with pytest.raises(BlobCorrupt, match="leads too far"):
+        top.assemble(packs)
+
+
+@pytest.mark.parametrize(
+    "dictionary", [(2, 0, 5), (0xFFFF, 0, 5), (1, 0, DICTIONARY_BYTES_MAX + 1)]
+)
+def test_a_dictionary_that_is_not_listed_or_too_large_is_refused(
+    dictionary: tuple[int, int, int],
+) -> None:
+    pack = forged(size_bytes=0, sources=[noise(32)], dictionary=dictionary)
+    assert "names a dictionary" in refused(pack)
+
+
+def test_a_dictionary_beyond_the_end_of_its_pack_is_refused() -> None:
+    holder = build_pack(whole(b"abcd"), THREAD, None)
+    opened = Pack(holder[1], holder[0], THREAD, None)
+    pack = forged(
+        size_bytes=4,
+        frames=[(2, 4, b"abcd")],
+        extents=[(0, 0, 4)],
+        sources=[holder[0]],
+        dictionary=(1, 2, 50),
+    )
+    assert "beyond the end" in refused(pack, [opened])

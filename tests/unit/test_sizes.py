@@ -19,8 +19,8 @@ def thread(size_bytes: int, last: PublishedSize | None, **fields: object) -> Thr
 
 
 def test_a_thread_that_has_stored_nothing_is_not_told_of() -> None:
-    assert not sizes.is_due(thread(0, None), 0)
-    assert sizes.is_due(thread(1, None), 0)
+    assert not sizes.is_due(thread(0, None), 0, waits=True)
+    assert sizes.is_due(thread(1, None), 0, waits=False)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_a_thread_that_has_stored_nothing_is_not_told_of() -> None:
 )
 def test_a_size_is_told_when_it_has_changed_enough(size_bytes: int, now_ms: int, due: bool) -> None:
     last = PublishedSize(ms=0, thread_bytes=10 * MIB)
-    assert sizes.is_due(thread(size_bytes, last), now_ms) == due
+    assert sizes.is_due(thread(size_bytes, last), now_ms, waits=False) == due
 
 
 def test_a_small_thread_is_not_told_of_at_every_step() -> None:
@@ -44,18 +44,18 @@ def test_a_small_thread_is_not_told_of_at_every_step() -> None:
     for step in range(200):
         written = state.counters.written_bytes + 12_000
         state = dataclasses.replace(state, counters=Counters(written_bytes=written))
-        if sizes.is_due(state, step * 1000):
+        if sizes.is_due(state, step * 1000, waits=False):
             told += 1
             state = dataclasses.replace(state, published_size=sizes.published(state, step * 1000))
-    assert told == 2  # 2.3 MiB in all.
+    assert told == 13  # Of 200 steps, 2.3 MiB in all.
 
 
 def test_rest_is_told_of_once_and_is_no_growth() -> None:
     state = thread(2 * MIB, PublishedSize(ms=0, thread_bytes=MIB), rested=True)
-    assert sizes.is_due(state, 1000)
+    assert sizes.is_due(state, 1000, waits=False)
     assert sizes.growth(state, 1000) == 0
     state = dataclasses.replace(state, published_size=sizes.published(state, 1000))
-    assert not sizes.is_due(state, 2000)
+    assert not sizes.is_due(state, 2000, waits=False)
 
 
 def test_growth_is_what_has_come_since_and_never_what_was_there_before() -> None:
@@ -74,7 +74,7 @@ def test_a_resume_is_told_of_when_it_took_half_or_double(
     before_ms: float, now_ms: float, due: bool
 ) -> None:
     last = PublishedSize(ms=0, thread_bytes=MIB, resume_ms=before_ms)
-    assert sizes.is_due(thread(MIB, last, resume_ms=now_ms), 1) == due
+    assert sizes.is_due(thread(MIB, last, resume_ms=now_ms), 1, waits=False) == due
 
 
 def steps(number: int, size_bytes: int = MIB, **fields: object) -> ThreadState:
@@ -97,16 +97,8 @@ def steps(number: int, size_bytes: int = MIB, **fields: object) -> ThreadState:
         (steps(100, MIB + MIB // 4), False, True),
     ],
 )
-def test_a_card_is_written_sooner(state: ThreadState, waits: bool, due: bool) -> None:
-    assert sizes.is_card_due(state, 1, waits=waits) == due
-    assert not sizes.is_due(state, 1)
-
-
-def test_what_search_attributes_say_the_card_says() -> None:
-    assert not sizes.is_card_due(thread(0, None), 0, waits=True)
-    assert sizes.is_card_due(thread(1, None), 0, waits=False)
-    last = PublishedSize(ms=0, thread_bytes=MIB)
-    assert sizes.is_card_due(thread(2 * MIB, last), 1, waits=False)
+def test_steps_waits_and_ends_are_told_of(state: ThreadState, waits: bool, due: bool) -> None:
+    assert sizes.is_due(state, 1, waits=waits) == due
 
 
 def test_growth_is_right_however_often_cards_are_written() -> None:

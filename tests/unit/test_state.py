@@ -48,7 +48,6 @@ REF = Ref(
     size_bytes=limits.TEXT_BYTES_MAX,
     kind=Kind.TOOL_RESULT,
     preview=WIDE * limits.PREVIEW_CHARS_MAX,
-    pack=True,
 )
 HEAD = SegmentRef(ref=dataclasses.replace(REF, preview=""), first_seq=10**9, count=10**6)
 NOW_MS = 10**13

@@ -265,6 +265,7 @@ async def test_what_is_no_object_of_ours_is_never_touched() -> None:
     world = await small()
     names = ["v1/notes.txt", "v1/abc/def.pack", "doctor/probe", "other/thing", "archive/readme"]
     names += [f"v1/{thread_key('', '')}/{'0' * 64}.pack", "quarantine/mine", "sweep/mine"]
+    names.append(f"v1/{thread_key(NAMESPACE, 'w0')}/{'0' * 64}")  # No pack.
     for name in names:
         await world.store.put(name, b"not ours")
     for _ in range(SWEEPS):
@@ -294,9 +295,7 @@ async def test_archives_go_by_their_age_alone() -> None:
 @pytest.mark.parametrize("in_order", [True, False], ids=["in order", "sorted"])
 @pytest.mark.parametrize("kind", [Kind.SEGMENT, Kind.SNAPSHOT, Kind.MESSAGE])
 def test_refs_are_found_with_the_place_that_they_name(kind: Kind, in_order: bool) -> None:
-    ref = Ref(
-        thread="7" * 32, digest="ab" * 32, size_bytes=12, kind=kind, preview='a "b" ö', pack=True
-    )
+    ref = Ref(thread="7" * 32, digest="ab" * 32, size_bytes=12, kind=kind, preview='a "b" ö')
     data = json.dumps(dataclasses.asdict(ref), sort_keys=not in_order, separators=(",", ":"))
     [link] = links_in(f'[{data},"{"0" * 63}"]'.encode())
     assert link == Link(bytes.fromhex("ab" * 32), "7" * 32, kind is Kind.MESSAGE)

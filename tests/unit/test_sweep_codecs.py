@@ -101,7 +101,7 @@ async def test_text_that_names_a_payload_does_not_stand_for_its_ref(tmp_path: Pa
     for _ in range(2):
         named = await world.append(run, 400)  # A payload in the store, masked, names the head.
     ref = parse_ref(named)
-    said = f"pack 'v1/{ref.thread}/{ref.pack.hex()}.pack' is missing"  # type: ignore[union-attr]
+    said = f"pack 'v1/{ref.thread}/{ref.pack.hex()}.pack' is missing"
     run.payloads.append(await world.encoded("w0", payload(json.dumps(said).encode())))
     await swept(world, world.codec, NOTHING_YET, tmp_path)
     run.payloads.append(named)

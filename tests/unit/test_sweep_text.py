@@ -29,7 +29,7 @@ W0 = thread_key(NAMESPACE, "w0")
 
 def ref(thread: str = W0, digest: str = "ab" * 32, kind: str = "segment") -> dict[str, Any]:
     fields = {"thread": thread, "digest": digest, "size_bytes": 1, "kind": kind}
-    return {**fields, "preview": "", "pack": True}
+    return {**fields, "preview": ""}
 
 
 async def written() -> tuple[MadeUp, MadeUpRun]:

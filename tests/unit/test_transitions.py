@@ -34,7 +34,7 @@ from everlong.models import (
 from everlong.workflows import approvals, transitions
 
 THREAD = "a" * 32
-REF = Ref(thread=THREAD, digest="b" * 64, size_bytes=1, kind=Kind.SEGMENT, pack=True)
+REF = Ref(thread=THREAD, digest="b" * 64, size_bytes=1, kind=Kind.SEGMENT)
 STATE = TypeAdapter(ThreadState)
 
 

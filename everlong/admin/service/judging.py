@@ -70,7 +70,7 @@ def judge_workers(asker: Asker, listed: Sequence[str], reads: Iterable[Read]) ->
                 "warning",
                 f"no answer from {names}",
                 "A worker that has just stopped is listed for a minute. If it runs, look into its log; "
-                "it may be busy, or from before Everlong had a doctor.",
+                "it may be busy.",
             )
         )
     return [finding("workers", text, problems), *told]

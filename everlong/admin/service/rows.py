@@ -70,7 +70,7 @@ class ThreadRow:
     last_resume_ms: float
     task_queue: str = ""
     card: ThreadCard | None = None
-    """What the thread published of itself; threads from before there were cards have none."""
+    """What the thread published of itself; None before its first step, or if it cannot be decoded."""
 
     @property
     def is_open(self) -> bool:

@@ -90,7 +90,7 @@ def sample_seqs(last_seq: int, count: int) -> list[int]:
 
 
 def points_of(entries: Iterable[Entry]) -> list[Point]:
-    """Return the points that entries tell of: replies, unless they are from before that was noted."""
+    """Return a point for each reply."""
     return [
         Point(
             seq=entry.seq,

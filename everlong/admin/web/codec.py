@@ -37,11 +37,10 @@ from temporalio.api.sdk.v1.external_storage_pb2 import ExternalStorageReference
 from everlong import limits
 from everlong.codecs import EverlongCodec
 from everlong.codecs.codec import plain_bytes
-from everlong.codecs.refs import PackRef, is_ref, parse_ref
+from everlong.codecs.refs import is_ref, parse_ref
 from everlong.config import is_loopback
 from everlong.errors import ConfigError, EverlongError, StoreUnavailable
 from everlong.storage import BlobStore
-from everlong.storage.objects import object_key
 from everlong.storage.packstore import PackStore, pack_key
 
 logger = logging.getLogger(__name__)
@@ -219,7 +218,7 @@ async def _in_batches(codec: EverlongCodec, payloads: Sequence[Payload]) -> list
 def _placeholder(payload: Payload, size_bytes: int) -> Payload:
     """Return what the UI shows for a large value, with a button that downloads it."""
     ref = parse_ref(payload)
-    key = pack_key(ref.thread, ref.pack) if isinstance(ref, PackRef) else object_key(ref)
+    key = pack_key(ref.thread, ref.pack)
     reference = ExternalStorageReference(
         driver_name="everlong", claim_data={"key": key, "size": f"{size_bytes:,} bytes"}
     )
