@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
-from bench import amplification, codec, server
+from bench import amplification, codec, many_threads, server, shapes, stored
 from bench.objects import Place
 from bench.report import Report, finish, machine
 from bench.transcripts import measure_transcripts
@@ -19,7 +19,7 @@ from tests.weed import start_weed
 
 T = TypeVar("T")
 
-_PARTS: Final = ("codec", "loop", "server")
+_PARTS: Final = ("codec", "loop", "threads", "shapes", "stored", "server")
 _NAMES: Final = {arm: arm.lower().replace(" ", "-") for arm in ARMS}
 
 
@@ -51,14 +51,46 @@ def main(arguments: Sequence[str]) -> int:
 
 def _measure(part: str, asked: argparse.Namespace) -> Report:
     """Run one part, in the size that is asked for."""
-    if part == "codec":
-        size = _choose(asked, codec.QUICK, codec.Size(), codec.Size())
-        return asyncio.run(codec.measure_codec(size))
-    if part == "loop":
-        sizes = _choose(asked, amplification.QUICK, amplification.Size(), amplification.LONG)
-        return asyncio.run(amplification.measure_amplification(sizes))
-    through = _choose(asked, server.QUICK, server.Size(), server.LONG)
-    return asyncio.run(_through_a_server(through, asked.store))
+    run = {
+        "codec": _measure_codec,
+        "loop": _measure_loop,
+        "threads": _measure_threads,
+        "shapes": _measure_shapes,
+        "stored": _measure_stored,
+        "server": _measure_server,
+    }[part]
+    return asyncio.run(run(asked))
+
+
+async def _measure_codec(asked: argparse.Namespace) -> Report:
+    return await codec.measure_codec(_choose(asked, codec.QUICK, codec.Size(), codec.Size()))
+
+
+async def _measure_loop(asked: argparse.Namespace) -> Report:
+    size = _choose(asked, amplification.QUICK, amplification.Size(), amplification.LONG)
+    return await amplification.measure_amplification(size)
+
+
+async def _measure_threads(asked: argparse.Namespace) -> Report:
+    size = _choose(asked, many_threads.QUICK, many_threads.Size(), many_threads.LONG)
+    return await many_threads.measure_many_threads(size)
+
+
+async def _measure_shapes(asked: argparse.Namespace) -> Report:
+    return await shapes.measure_shapes(_choose(asked, shapes.QUICK, shapes.Size(), shapes.LONG))
+
+
+async def _measure_stored(asked: argparse.Namespace) -> Report:
+    size = _choose(asked, stored.QUICK, stored.Size(), stored.LONG)
+    with tempfile.TemporaryDirectory(prefix="everlong-bench-") as name:
+        running = await start_server(Path(name))
+        with running.process:
+            return await stored.measure_stored(running.address, Path(name), size)
+
+
+async def _measure_server(asked: argparse.Namespace) -> Report:
+    size = _choose(asked, server.QUICK, server.Size(), server.LONG)
+    return await _through_a_server(size, asked.store)
 
 
 def _choose(asked: argparse.Namespace, quick: T, usual: T, long: T) -> T:

@@ -73,8 +73,8 @@ class ColdRead:
 
     @property
     def gets_max(self) -> int:
-        """The bound on GETs. It grows with the payload, since GETs go 16 at a time."""
-        return _GETS_MAX + _GETS_PER_MIB * self.payload_bytes // MIB
+        """The bound on GETs."""
+        return gets_max(self.payload_bytes)
 
     @property
     def over_compressed(self) -> float:
@@ -134,6 +134,11 @@ class Loop:
         else:
             tally.inline_bytes += encoded.ByteSize()
         return encoded
+
+
+def gets_max(payload_bytes: int) -> int:
+    """Return the GETs of a cold read at most. They go 16 at a time, so a large list may take more."""
+    return _GETS_MAX + _GETS_PER_MIB * payload_bytes // MIB
 
 
 async def read_cold(store: CountingStore, loops: Sequence[Loop]) -> ColdRead:
