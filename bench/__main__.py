@@ -37,7 +37,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="and as tables in Markdown")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--quick", action="store_true", help="a short run; few bounds are judged")
-    length.add_argument("--long", action="store_true", help="longer loops and more shapes; see the docs")
+    length.add_argument(
+        "--long", action="store_true", help="longer loops and more shapes; see the docs"
+    )
     parser.add_argument("--store", choices=("s3", "file"), default="s3", help="for the server part")
     asked = parser.parse_args(arguments)
     about = machine()

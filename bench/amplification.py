@@ -42,6 +42,7 @@ MIXED: Final = Scenario("mixed sizes", mixed_turns)
 SESSION: Final = Scenario("session's sizes", session_turns)
 INTERLEAVED: Final = Scenario("8 lists", mixed_turns, lists=8)
 # 400 steps of each list, not of all together.
+INTERLEAVED_SESSIONS: Final = Scenario("8 sessions", session_turns, lists=8, steps_times=8)
 INTERLEAVED_LONG: Final = Scenario("8 long lists", mixed_turns, lists=8, steps_times=8)
 
 
@@ -51,11 +52,11 @@ class Size:
 
     steps: Sequence[int] = (100, 200, 400)
     seeds: Sequence[int] = (7, 8)
-    scenarios: Sequence[Scenario] = (MIXED, SESSION, INTERLEAVED)
+    scenarios: Sequence[Scenario] = (MIXED, SESSION, INTERLEAVED, INTERLEAVED_SESSIONS)
     judged: bool = True
 
 
-LONG: Final = Size(scenarios=(MIXED, SESSION, INTERLEAVED, INTERLEAVED_LONG))
+LONG: Final = Size(scenarios=(*Size.scenarios, INTERLEAVED_LONG))
 QUICK: Final = Size(steps=(10, 20, 40), judged=False)
 
 
