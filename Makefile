@@ -54,8 +54,9 @@ $(READY): pyproject.toml constraints.txt
 
 .PHONY: bench-codec
 BENCH ?=
-bench-codec: $(READY) ## Measure the codec alone and through a server; BENCH=--long for all of it
-	@$(BIN)/python -m bench $(BENCH)
+TRANSCRIPTS ?=
+bench-codec: $(READY) ## Measure the codec alone and through a server; BENCH=--long, or TRANSCRIPTS=dir
+	@$(BIN)/python -m bench $(BENCH) $(if $(TRANSCRIPTS),--transcripts "$(TRANSCRIPTS)")
 
 .PHONY: bench-thread bench-seeing bench-compaction soak
 bench-thread: $(READY) ## Measure threads: 2,000 steps, cold resumes, kills; BENCH=--quick for a look

@@ -7,40 +7,97 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
-from bench import codec, server
+from bench import amplification, codec, many_threads, server, shapes, stored
 from bench.objects import Place
 from bench.report import Report, finish, machine
+from bench.transcripts import measure_transcripts
 from bench.worker import ARMS
 from everlong.embedded import start_server
 from tests.weed import start_weed
 
-_PARTS: Final = ("codec", "server")
+T = TypeVar("T")
+
+_PARTS: Final = ("codec", "loop", "threads", "shapes", "stored", "server")
 _NAMES: Final = {arm: arm.lower().replace(" ", "-") for arm in ARMS}
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the parts that are asked for; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--only", choices=_PARTS, help="one part (docs/benchmarks.md)")
     parser.add_argument(
-        "--only", choices=_PARTS, help="one part: the codec alone, or with a server"
+        "--transcripts",
+        type=Path,
+        metavar="DIR",
+        help="only replay the recorded sessions (.jsonl of pi or OpenClaw) in a directory",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file too")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="and as tables in Markdown")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--quick", action="store_true", help="a short run; few bounds are judged")
-    length.add_argument("--long", action="store_true", help="200 steps through the server, not 60")
+    length.add_argument(
+        "--long", action="store_true", help="longer loops and more shapes; see the docs"
+    )
     parser.add_argument("--store", choices=("s3", "file"), default="s3", help="for the server part")
     asked = parser.parse_args(arguments)
-    about, reports = machine(), []
-    if asked.only != "server":
-        size = codec.QUICK if asked.quick else codec.Size()
-        reports.append(asyncio.run(codec.measure_codec(size)))
-    if asked.only != "codec":
-        through = server.QUICK if asked.quick else server.LONG if asked.long else server.Size()
-        reports.append(asyncio.run(_through_a_server(through, asked.store)))
+    about = machine()
+    if asked.transcripts is not None:
+        reports = [asyncio.run(measure_transcripts(asked.transcripts))]
+    else:
+        parts = [asked.only] if asked.only else _PARTS
+        reports = [_measure(part, asked) for part in parts]
     return finish(about, reports, asked.json, asked.markdown)
+
+
+def _measure(part: str, asked: argparse.Namespace) -> Report:
+    """Run one part, in the size that is asked for."""
+    run = {
+        "codec": _measure_codec,
+        "loop": _measure_loop,
+        "threads": _measure_threads,
+        "shapes": _measure_shapes,
+        "stored": _measure_stored,
+        "server": _measure_server,
+    }[part]
+    return asyncio.run(run(asked))
+
+
+async def _measure_codec(asked: argparse.Namespace) -> Report:
+    return await codec.measure_codec(_choose(asked, codec.QUICK, codec.Size(), codec.Size()))
+
+
+async def _measure_loop(asked: argparse.Namespace) -> Report:
+    size = _choose(asked, amplification.QUICK, amplification.Size(), amplification.LONG)
+    return await amplification.measure_amplification(size)
+
+
+async def _measure_threads(asked: argparse.Namespace) -> Report:
+    size = _choose(asked, many_threads.QUICK, many_threads.Size(), many_threads.LONG)
+    return await many_threads.measure_many_threads(size)
+
+
+async def _measure_shapes(asked: argparse.Namespace) -> Report:
+    return await shapes.measure_shapes(_choose(asked, shapes.QUICK, shapes.Size(), shapes.LONG))
+
+
+async def _measure_stored(asked: argparse.Namespace) -> Report:
+    size = _choose(asked, stored.QUICK, stored.Size(), stored.LONG)
+    with tempfile.TemporaryDirectory(prefix="everlong-bench-") as name:
+        running = await start_server(Path(name))
+        with running.process:
+            return await stored.measure_stored(running.address, Path(name), size)
+
+
+async def _measure_server(asked: argparse.Namespace) -> Report:
+    size = _choose(asked, server.QUICK, server.Size(), server.LONG)
+    return await _through_a_server(size, asked.store)
+
+
+def _choose(asked: argparse.Namespace, quick: T, usual: T, long: T) -> T:
+    """Choose a size by the flags."""
+    return quick if asked.quick else long if asked.long else usual
 
 
 async def _through_a_server(size: server.Size, kind: str) -> Report:

@@ -8,13 +8,13 @@ import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
 from temporalio.service import RPCError
 
 from bench import probe
-from bench.loop import ListLoop
+from bench.loop import LIST_LOOP, RUN_UNTIL
 from bench.objects import Place
 from everlong.config import environment_without_temporal
 from everlong.embedded import ManagedProcess
@@ -43,8 +43,17 @@ class Resume:
 class Arm:
     """One loop, its worker process and its store."""
 
-    def __init__(self, name: str, client: Client, address: str, place: Place, folder: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        client: Client,
+        address: str,
+        place: Place,
+        folder: Path,
+        loop: str = LIST_LOOP,
+    ) -> None:
         self.name = name
+        self._loop = loop
         self.place = place
         self.step = 0
         self.step_seconds: dict[int, float] = {}
@@ -53,10 +62,10 @@ class Arm:
         self._address = address
         self._folder = folder
         self._workers: list[ManagedProcess] = []
-        self._handle: WorkflowHandle[ListLoop, None] | None = None
+        self._handle: WorkflowHandle[Any, Any] | None = None
 
     @property
-    def handle(self) -> WorkflowHandle[ListLoop, None]:
+    def handle(self) -> WorkflowHandle[Any, Any]:
         """The loop, once it has begun."""
         if self._handle is None:
             raise RuntimeError(f"the loop of {self.name} has not begun: call begin() first")
@@ -66,12 +75,12 @@ class Arm:
         """Start a worker and the loop."""
         await self._start_worker()
         self._handle = await self._client.start_workflow(
-            ListLoop.run, id=self._queue, task_queue=self._queue
+            self._loop, id=self._queue, task_queue=self._queue
         )
 
     async def advance(self, step: int) -> None:
         """Take steps up to this one, and note how long each took, but for the first."""
-        await self.handle.signal(ListLoop.run_until, step)
+        await self.handle.signal(RUN_UNTIL, step)
         worker = self._workers[-1]
         try:
             await worker.wait_for_output(probe.line_of("done", step), _ROUND_SECONDS_MAX)
@@ -90,7 +99,7 @@ class Arm:
         worker = await self._start_worker()
         step = self.step + 1
         started = time.time()
-        await self.handle.signal(ListLoop.run_until, step)
+        await self.handle.signal(RUN_UNTIL, step)
         try:
             await worker.wait_for_output(probe.line_of("done", step), _RESUME_SECONDS_MAX)
             self.step = step
@@ -101,7 +110,7 @@ class Arm:
 
     async def run_to_death(self) -> tuple[int, str]:
         """Run on until the server ends the loop; return the step that it was in, and why."""
-        await self.handle.signal(ListLoop.run_until, 10 * self.step)
+        await self.handle.signal(RUN_UNTIL, 10 * self.step)
         deadline = time.monotonic() + _ROUND_SECONDS_MAX
         while (await self.handle.describe()).status == WorkflowExecutionStatus.RUNNING:
             if time.monotonic() > deadline:

@@ -1,7 +1,7 @@
-"""The loop that every agent begins with: a message list, passed whole to an activity at each step."""
+"""The loops that an agent begins with: a message list, passed whole to an activity at each step."""
 
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 from temporalio import activity, workflow
 
@@ -10,6 +10,11 @@ with workflow.unsafe.imports_passed_through():
     from everlong.testing import workload
 
 RESULT_BYTES: Final = 20 * 1024
+LIST_LOOP: Final = "ListLoop"
+AGENT_LOOP: Final = "AgentLoop"
+RUN_UNTIL: Final = "run_until"
+
+Message = dict[str, Any]
 
 
 @activity.defn
@@ -18,7 +23,19 @@ def call_tool(messages: list[str]) -> str:
     return workload.passage(len(messages), RESULT_BYTES)
 
 
-@workflow.defn
+@activity.defn
+def call_model(messages: list[Message]) -> Message:
+    """Return the reply of the next step of the workload."""
+    return workload.step(len(messages) // 2)[0]
+
+
+@activity.defn
+def run_tool(index: int) -> Message:
+    """Return the tool's result of that step of the workload."""
+    return workload.step(index)[1]
+
+
+@workflow.defn(name=LIST_LOOP)
 class ListLoop:
     """Takes steps up to the one that it was told last. It is terminated from outside."""
 
@@ -38,7 +55,37 @@ class ListLoop:
             messages.append(result)
             _tell("done", len(messages))
 
-    @workflow.signal
+    @workflow.signal(name=RUN_UNTIL)
+    def run_until(self, step: int) -> None:
+        """Go on to that step, and wait there."""
+        self._until = step
+
+
+@workflow.defn(name=AGENT_LOOP)
+class AgentLoop:
+    """Takes steps of the agent workload: a model call with the whole list, then a tool call."""
+
+    def __init__(self) -> None:
+        self._until = 0
+
+    @workflow.run
+    async def run(self) -> None:
+        """Keep a list, pass it to the model, and append the reply and the tool's result."""
+        messages: list[Message] = [{"role": "user", "content": "Find out why it is slow."}]
+        while True:
+            await workflow.wait_condition(lambda: len(messages) // 2 < self._until)
+            step = len(messages) // 2
+            _tell("live", step + 1)
+            reply = await workflow.execute_activity(
+                call_model, messages, start_to_close_timeout=timedelta(seconds=120)
+            )
+            result = await workflow.execute_activity(
+                run_tool, step, start_to_close_timeout=timedelta(seconds=120)
+            )
+            messages.extend([reply, result])
+            _tell("done", step + 1)
+
+    @workflow.signal(name=RUN_UNTIL)
     def run_until(self, step: int) -> None:
         """Go on to that step, and wait there."""
         self._until = step

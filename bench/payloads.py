@@ -41,7 +41,12 @@ def json_payload(data: bytes) -> Payload:
 
 def json_bytes(messages: Sequence[Any]) -> bytes:
     """Return a list as the SDK's converter writes it."""
-    [payload] = DataConverter.default.payload_converter.to_payloads([list(messages)])
+    return json_value(list(messages))
+
+
+def json_value(value: Any) -> bytes:
+    """Return a JSON value as the SDK's converter writes it."""
+    [payload] = DataConverter.default.payload_converter.to_payloads([value])
     return payload.data
 
 

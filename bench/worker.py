@@ -14,7 +14,7 @@ from temporalio.converter import DataConverter, ExternalStorage
 from temporalio.worker import Worker
 
 from bench import probe
-from bench.loop import ListLoop, call_tool
+from bench.loop import AgentLoop, ListLoop, call_model, call_tool, run_tool
 from bench.objects import ObstoreClient, Place, open_objects
 from bench.stores import CountingStore
 from everlong import EverlongPlugin, open_store
@@ -49,8 +49,8 @@ async def run(arm: str, address: str, queue: str, url: str) -> None:
         async with Worker(
             client,
             task_queue=queue,
-            workflows=[ListLoop],
-            activities=[call_tool],
+            workflows=[ListLoop, AgentLoop],
+            activities=[call_tool, call_model, run_tool],
             activity_executor=threads,
         ):
             probe.tell("ready")

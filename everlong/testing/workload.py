@@ -13,7 +13,7 @@ from everlong import limits
 
 BLOCK: Final = 20
 _SIZES: Final = [512 * limits.KIB] + [32 * limits.KIB] * 3 + [2 * limits.KIB] * 16
-_SEED: Final = 7
+SEED: Final = 7
 _TOOLS: Final = ["search_logs", "read_file", "run_sql"]
 _SERVICES: Final = ["auth", "billing", "gateway", "search", "indexer", "scheduler"]
 _LEVELS: Final = ["INFO", "INFO", "INFO", "DEBUG", "WARN", "ERROR"]
@@ -34,7 +34,7 @@ _SYLLABLES: Final = [
 
 
 def _vocabulary() -> list[str]:
-    source = random.Random(_SEED)  # noqa: S311 - test data, not a secret
+    source = random.Random(SEED)  # noqa: S311 - test data, not a secret
     return ["".join(source.choices(_SYLLABLES, k=source.randint(1, 4))) for _ in range(3000)]
 
 
@@ -43,21 +43,27 @@ _WORDS: Final = _vocabulary()
 _WEIGHTS: Final = list(itertools.accumulate(1 / (rank + 3) for rank in range(len(_WORDS))))
 
 
-def result_bytes(index: int) -> int:
+def result_bytes(index: int, seed: int = SEED) -> int:
     """Return the size of the result of that number."""
     block = list(_SIZES)
-    random.Random(_SEED * 1009 + index // BLOCK).shuffle(block)  # noqa: S311
+    random.Random(seed * 1009 + index // BLOCK).shuffle(block)  # noqa: S311
     return block[index % BLOCK]
 
 
-def result(index: int) -> str:
-    """Return the result of that number: ASCII, exactly `result_bytes(index)` long."""
-    return passage(index, result_bytes(index))
+def result(index: int, seed: int = SEED) -> str:
+    """Return the result of that number: ASCII, exactly `result_bytes(index, seed)` long."""
+    return passage(index, result_bytes(index, seed), seed)
 
 
-def step(index: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what that step of an agent adds: its message with a tool call, and the tool's result."""
-    source = random.Random(f"{_SEED} step {index}")  # noqa: S311
+def step(
+    index: int, seed: int = SEED, size_bytes: int | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what that step of an agent adds: its message with a tool call, and the tool's result.
+
+    The result has `size_bytes`, or `result_bytes(index, seed)` if no size is given. Steps of two
+    seeds have nothing in common but their vocabulary.
+    """
+    source = random.Random(f"{seed} step {index}")  # noqa: S311
     call_id = f"call_{source.getrandbits(64):016x}"
     arguments = {
         "query": _prose(source, 8)[:64],
@@ -75,14 +81,14 @@ def step(index: int) -> tuple[dict[str, Any], dict[str, Any]]:
         "role": "tool",
         "id": f"tool-{index}",
         "tool_call_id": call_id,
-        "content": result(index),
+        "content": result(index, seed) if size_bytes is None else passage(index, size_bytes, seed),
     }
     return assistant, tool
 
 
-def passage(index: int, wanted: int) -> str:
+def passage(index: int, wanted: int, seed: int = SEED) -> str:
     """Return the text of that number: ASCII, exactly `wanted` characters long."""
-    source = random.Random(_SEED * 1_000_003 + index)  # noqa: S311
+    source = random.Random(seed * 1_000_003 + index)  # noqa: S311
     lines = [f"# result {index}"]
     length = len(lines[0])
     while length < wanted:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from bench import stored
 from bench.__main__ import in_files
 from bench.report import Report, Series, finish
 from bench.server import QUICK, measure_server
@@ -60,6 +61,31 @@ async def test_all_arms_run_and_resume_through_a_server(
         assert resume[arm]["PUTs"] > 0
     for row in resume.values():
         assert 0 < row["to the end of the next step, ms"] < 60_000
+
+
+async def test_a_loop_through_a_worker_stores_less_than_it_sends(
+    server: TemporalServer, tmp_path: Path
+) -> None:
+    size = stored.Size(steps=(4, 8), round_steps=4, seconds_max=60.0, judged=False)
+    report = await stored.measure_stored(server.address, tmp_path, size)
+    [series] = report.series
+    first, last = (dict(zip(series.columns, row, strict=True)) for row in series.rows)
+    assert (first["steps"], last["steps"]) == (4, 8)
+    assert 0 < int(str(last["stored bytes"])) < int(str(last["list bytes"]))
+    assert int(str(first["history bytes"])) < int(str(last["history bytes"]))
+    assert report.notes == []
+
+
+async def test_a_loop_that_takes_too_long_is_measured_where_it_is(
+    server: TemporalServer, tmp_path: Path
+) -> None:
+    size = stored.Size(steps=(1000,), round_steps=3, seconds_max=0.1, judged=True)
+    report = await stored.measure_stored(server.address, tmp_path, size)
+    [row] = report.series[0].rows
+    assert row[0] == 3
+    # What was not reached is no success.
+    assert [figure.value for figure in report.failed] == [None]
+    assert "stopped at step 3" in report.notes[0]
 
 
 def test_a_bound_that_does_not_hold_is_named_and_fails_the_run(tmp_path: Path) -> None:
