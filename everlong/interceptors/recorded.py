@@ -17,6 +17,7 @@ from temporalio.api.enums.v1 import WorkflowTaskFailedCause
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.bridge.proto.workflow_commands import WorkflowCommand
 
+from everlong.codecs.budget import Drain
 from everlong.storage.counting import Reads
 
 # The command that an event comes from, and how to tell one from another of the same kind.
@@ -112,9 +113,13 @@ class Recorded:
         self.prefetched = Reads()
         """What was read ahead of them."""
         self.waited_seconds = 0.0
+        self.drain: Drain | None = None
+        """Where the worker has `mode="read"`: whether the run goes on offloading."""
 
     def note(self, event: HistoryEvent) -> None:
         """Count an event of the history."""
+        if self.drain is not None:
+            self.drain.note(event)
         self.tasks = self.tasks.after(event)
         kind = event.WhichOneof("attributes")
         if kind in _EVENTS:
@@ -125,6 +130,15 @@ class Recorded:
         """Tell that no more of the history will be read."""
         self._complete = complete
         self._ended.set()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no more of the history will be read."""
+        return self._ended.is_set()
+
+    def is_draining(self) -> bool:
+        """Tell whether the run goes on offloading though its worker writes plain payloads."""
+        return self.drain is not None and self.drain.is_draining
 
     @property
     def is_complete(self) -> bool:
