@@ -33,6 +33,7 @@ from everlong.interceptors.drain import (
 from everlong.interceptors.nexus import answers_operation, ends_workflow, fails_workflow
 from everlong.interceptors.recorded import Recorded
 from everlong.interceptors.replay import TAKE, ReplayInterceptor, drop_recorded
+from everlong.models import CONSUMED_FUNCTION
 from everlong.storage.counting import READS
 
 logger = logging.getLogger(__name__)
@@ -144,6 +145,7 @@ def _intercepted(details: WorkflowInstanceDetails, recorded: Recorded) -> Workfl
             **details.extern_functions,
             TAKE: recorded.take,
             DRAINING: recorded.is_draining,
+            CONSUMED_FUNCTION: recorded.consumption.consumed_bytes,
         },
     )
 
@@ -191,7 +193,9 @@ class _HookedInstance(WorkflowInstance):
         ahead = self._run_ahead.noticed(act)
         if ahead:
             self._evict(act.run_id)
+        self._recorded.consumption.activating(act)
         completion = self._instance.activate(act)
+        self._recorded.consumption.activated(completion)
         asked = all(job.HasField("query_workflow") for job in act.jobs)
         if act.is_replaying:
             drop_recorded(completion, self._recorded)

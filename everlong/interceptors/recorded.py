@@ -18,6 +18,7 @@ from temporalio.api.history.v1 import HistoryEvent
 from temporalio.bridge.proto.workflow_commands import WorkflowCommand
 
 from everlong.codecs.budget import Drain
+from everlong.interceptors.consumption import Consumption
 from everlong.storage.counting import Reads
 
 # The command that an event comes from, and how to tell one from another of the same kind.
@@ -113,6 +114,7 @@ class Recorded:
         self.prefetched = Reads()
         """What was read ahead of them."""
         self.waited_seconds = 0.0
+        self.consumption = Consumption()
         self.drain: Drain | None = None
         """Where the worker has `mode="read"`: whether the run goes on offloading."""
 

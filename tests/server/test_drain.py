@@ -1,4 +1,4 @@
-"""The way back: with `mode="read"` a run that holds refs goes on offloading, and a new run writes plain."""
+"""The way back: with `mode="read"` a run that holds refs goes on offloading; new runs write plain."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,6 @@ from temporalio.worker import Worker
 
 from everlong import EverlongPlugin
 from everlong.embedded import TemporalServer
-from tests.edges import encodings_in
 from tests.loops import ACTIVITIES, WORKFLOWS, ListLoop, Loop, expected
 from tests.stores import CountingStore
 
@@ -109,7 +108,6 @@ async def test_a_loop_that_holds_refs_survives_the_way_back(fleet: Fleet, loop: 
         result = await finish(handle)
     described = await handle.describe()
     after = described.raw_info
-    print(f"history {before.history_size_bytes} -> {after.history_size_bytes} bytes")
     assert result == expected(loop)
     assert described.status is WorkflowExecutionStatus.COMPLETED
     steps = loop.steps - loop.wait_at
