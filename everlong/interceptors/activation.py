@@ -25,7 +25,7 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 from everlong.codecs.budget import BUDGET, CompletionBudget
 from everlong.interceptors.ahead import RunAhead
 from everlong.interceptors.drain import (
-    DRAINING,
+    HOLDS_REFS,
     continues_as_new,
     plain_bytes_max,
     returns_to_drain,
@@ -144,7 +144,7 @@ def _intercepted(details: WorkflowInstanceDetails, recorded: Recorded) -> Workfl
         extern_functions={
             **details.extern_functions,
             TAKE: recorded.take,
-            DRAINING: recorded.is_draining,
+            HOLDS_REFS: recorded.holds_refs,
             CONSUMED_FUNCTION: recorded.consumption.consumed_bytes,
         },
     )

@@ -5,15 +5,16 @@ again, and the server would terminate the run or refuse the payload for ever. Ne
 
 The activation hook decides for a run, since the codec gets no run id. A run drains once a ref was seen:
 in an activation, in the history that a replay reads, or in what the worker has written for it. While
-the history of a replayed run has not been read the run counts as one that holds refs: workers in this
-mode read refs, and a plain list could end the run.
+the history of a replayed run has not been read, the codec waits for it, and after a bounded time it
+takes the run for one that holds refs: workers in this mode read refs, and plain lists could end the run.
 
-An activity cannot see the history. Its input may hold a ref, which the codec notices, and the run's
-commands carry a header (`DRAIN_HEADER`), by which it offloads its result. A child has the same header,
-for its result only: the child is a new run, which writes plain.
+An activity cannot see the history. Its input may hold a ref, which the codec notices, and the commands
+of a run that is known to drain carry a header (`DRAIN_HEADER`), by which it offloads its result. A
+child has the same header, for its result only: the child is a new run, which writes plain.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import time
@@ -40,8 +41,10 @@ logger = logging.getLogger(__name__)
 _YES: Final = Payload(metadata={"encoding": b"json/plain"}, data=b"true")
 _PAGE_EVENTS: Final = 256
 _POLL_SECONDS: Final = 0.02
-# The name under which workflow code, in its sandbox, finds `Recorded.is_draining`.
-DRAINING: Final = "__everlong_draining"
+# A prefetch that was refused has not let the activation wait.
+_REFUSED_SECONDS_MAX: Final = 0.1
+# The name under which workflow code, in its sandbox, finds `Recorded.holds_refs`.
+HOLDS_REFS: Final = "__everlong_holds_refs"
 
 
 class Drains:
@@ -79,13 +82,23 @@ class RunDrain:
         self._has_ref = False
         self._is_known = False
         self._has_begun = False
+        self._is_reading = False
         self._retry_at = float("-inf")
+        self._loop = asyncio.get_running_loop()
 
     def begin(self, *, replaying: bool) -> None:
         """Take note of an activation. A run that does not begin with a replay has no history yet."""
-        if not self._has_begun:
-            self._is_known = not replaying
+        if self._has_begun:
+            return
         self._has_begun = True
+        self._is_known = not replaying
+        recorded = self._recorded
+        refused = recorded.has_ended and recorded.waited_seconds < _REFUSED_SECONDS_MAX
+        if replaying and refused and self._is_unknown and not in_event_loop():
+            # As long as a replay waits for a prefetch, so that commands get their header.
+            reading = asyncio.run_coroutine_threadsafe(self._read(), self._loop)
+            with contextlib.suppress(RPCError, TimeoutError):
+                reading.result(limits.HISTORY_SECONDS_MAX)
 
     def note(self, event: HistoryEvent) -> None:
         """Look for refs in an event of the run's history."""
@@ -103,12 +116,15 @@ class RunDrain:
     @property
     def is_draining(self) -> bool:
         """See `Drain`."""
-        return self.holds_refs or not (self._is_known or self._recorded.is_complete)
+        return self.holds_refs or self._is_unknown
+
+    @property
+    def _is_unknown(self) -> bool:
+        return not (self.holds_refs or self._is_known or self._recorded.is_complete)
 
     async def decide(self) -> bool:
         """See `Drain`."""
-        unknown = self.is_draining and not self.holds_refs
-        if unknown and time.monotonic() >= self._retry_at:
+        if self._is_unknown and time.monotonic() >= self._retry_at:
             # One wait for all payloads of a completion, not one for each.
             self._retry_at = time.monotonic() + limits.DRAIN_RETRY_SECONDS
             try:
@@ -125,13 +141,16 @@ class RunDrain:
         return self.is_draining
 
     async def _read(self) -> None:
-        while not self._recorded.has_ended:
-            if self.holds_refs:
-                return
+        # Set by the prefetch and by an earlier reader, in other tasks and threads.
+        while self._is_unknown and (self._is_reading or not self._recorded.has_ended):  # noqa: ASYNC110
             await asyncio.sleep(_POLL_SECONDS)
-        if not self._recorded.is_complete:
-            await self._drains.read(self._info, self)
-            self._is_known = True
+        if self._is_unknown:
+            self._is_reading = True
+            try:
+                await self._drains.read(self._info, self)
+                self._is_known = True
+            finally:
+                self._is_reading = False
 
 
 class DrainInterceptor(worker.Interceptor):
@@ -159,6 +178,15 @@ class _Receiver(worker.ActivityInboundInterceptor):
         return await super().execute_activity(input)
 
 
+def in_event_loop() -> bool:
+    """Return whether this is the event loop's own thread: so it is in the SDK's debug mode."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 def holds_ref(event: HistoryEvent) -> bool:
     """Return whether a payload of an event lies in the store."""
     # A search in bytes takes microseconds; most events end here.
@@ -167,7 +195,7 @@ def holds_ref(event: HistoryEvent) -> bool:
 
 def mark_result(call: Any) -> Any:
     """Return an outbound call of a draining run, with the header that has its result offloaded."""
-    if not workflow.extern_functions()[DRAINING]():
+    if not workflow.extern_functions()[HOLDS_REFS]():
         return call
     return dataclasses.replace(call, headers={**call.headers, DRAIN_HEADER: _YES})
 

@@ -138,9 +138,9 @@ class Recorded:
         """Whether no more of the history will be read."""
         return self._ended.is_set()
 
-    def is_draining(self) -> bool:
-        """Tell whether the run goes on offloading though its worker writes plain payloads."""
-        return self.drain is not None and self.drain.is_draining
+    def holds_refs(self) -> bool:
+        """Tell whether the run is known to drain: it offloads though its worker writes plain."""
+        return self.drain is not None and self.drain.holds_refs
 
     @property
     def is_complete(self) -> bool:
