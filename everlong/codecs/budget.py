@@ -122,3 +122,15 @@ ACTIVITY_RESULT: Final[ContextVar[ActivityResult | None]] = ContextVar(
     "everlong_activity_result", default=None
 )
 BUDGET: Final[ContextVar[CompletionBudget | None]] = ContextVar("everlong_budget", default=None)
+
+
+async def drains(*, in_activity: bool) -> bool:
+    """Return whether payloads that are encoded here go into the history of a draining run.
+
+    An activity may also use a client, whose codec has no activity id: a client writes plain.
+    """
+    budget = BUDGET.get()
+    if budget is not None:
+        return await budget.drains()
+    result = ACTIVITY_RESULT.get()
+    return in_activity and result is not None and result.offloads

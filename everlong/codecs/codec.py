@@ -22,7 +22,7 @@ from temporalio.converter import (
 )
 
 from everlong import limits
-from everlong.codecs.budget import ACTIVITY_RESULT, BUDGET, ActivityResult, CompletionBudget
+from everlong.codecs.budget import BUDGET, ActivityResult, CompletionBudget, drains
 from everlong.codecs.offload import Offloader, OffloadStats, patiently, store_seconds
 from everlong.codecs.refs import ENCODING as REF_ENCODING
 from everlong.codecs.refs import V1_ENCODING as V1_REF_ENCODING
@@ -175,7 +175,7 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         budget = BUDGET.get()
         if self._is_local and budget is not None:
             return list(payloads)
-        if self._read_only and not await self._drains(budget):
+        if self._read_only and not await drains(in_activity=self._learns):
             return list(payloads)
         if budget is not None:
             budget.begin()
@@ -214,14 +214,6 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
             await check_ref(self.packs, payload, ref)
             return await self.packs.warm(ref.thread, ref.pack, alone=ref.packs == 1)
         return len(await self.packs.read_body(ref))
-
-    async def _drains(self, budget: CompletionBudget | None) -> bool:
-        """Return whether these payloads go into the history of a run that holds refs."""
-        if budget is not None:
-            return await budget.drains()
-        result = ACTIVITY_RESULT.get()
-        # An activity may also use a client, whose codec has no activity id: a client writes plain.
-        return self._learns and result is not None and result.offloads
 
     async def _encode(self, payload: Payload, room: "_Room") -> Payload:
         # Once: each access copies it. And no payload.ByteSize(), which takes longer than all that is
