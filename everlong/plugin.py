@@ -64,7 +64,9 @@ class EverlongPlugin(SimplePlugin):
             for the codec alone.
         policy: For agents that have no policy of their own.
         mode: `read` decodes all that Everlong wrote, and writes plain payloads: for the first phase
-            of a rollout, and for the way back. They are plain also where there are keys.
+            of a rollout, and for the way back. They are plain also where there are keys. A run that
+            holds refs goes on offloading until it ends; `everlong drain` says how many such runs
+            there are.
         keys: Keys by id (32 bytes each), the first of which writes, or a callable that returns them.
             All that is stored, and every payload, is sealed with AES-256-GCM.
         accept_unsealed: With keys, also read what was stored before there were any.
