@@ -192,7 +192,7 @@ def test_the_command_says_that_there_is_no_worker(
     lines = result.stdout.splitlines()
     assert lines[-3] == f"warning  workers: no worker polls task queue {thread_id}"
     assert lines[-2].startswith("         fix: Start one with: everlong worker ")
-    assert lines[-1] == "6 checks: 5 ok, 1 warning"
+    assert lines[-1] == "7 checks: 6 ok, 1 warning"
 
 
 def test_what_cannot_be_opened_fails_and_the_rest_is_checked(
