@@ -48,8 +48,9 @@ OBJECT_BYTES_MAX: Final = 256 * MIB
 # and 800 until the server ends it (50 MiB). Larger arguments stay offloaded: the next run drains too.
 DRAIN_HANDOVER_BYTES_MAX: Final = 64 * KIB
 # A worker with mode="read" waits so long for a run's history to be read before it writes: with the 0.8 s
-# below and the 4 s for encoding, a task still ends within its 10 s. If the history is still unknown the
-# run counts as one that holds refs, and it is tried again after the second figure.
+# below and the 4 s for encoding, a task still ends within its 10 s. If the history is still unknown,
+# values over 64 KiB go to the store as if the run held refs, and the history is read again after the
+# second figure. One such task adds at most 3 MiB to a history.
 DRAIN_SECONDS_MAX: Final = 3.0
 DRAIN_RETRY_SECONDS: Final = 30.0
 # Histories that a worker reads at a time for this, when more runs resume at once than prefetches take.

@@ -85,6 +85,16 @@ class CompletionBudget:
             return self.drain.is_draining
         return await self.drain.decide()
 
+    @property
+    def stays_plain_bytes_max(self) -> int:
+        """The size up to which values stay plain in a run that drains, or may have to.
+
+        While it is not known whether a run holds refs, only larger values are offloaded: a worker
+        without the plugin may be the next to read them, as in the first phase of a rollout.
+        """
+        known = self.drain is None or self.drain.holds_refs or self.returns_to_drain
+        return self.plain_bytes_max if known else limits.DRAIN_HANDOVER_BYTES_MAX
+
     def begin(self) -> None:
         """Take note that payloads are being encoded: the task does not wait for ever."""
         if self._deadline == float("inf"):

@@ -333,11 +333,10 @@ class _Room:
         return True
 
     def take_plain(self, payloads: Sequence[Payload]) -> bool:
-        """Take bytes for values that a draining run hands to another run; tell whether they fit."""
-        if self.budget is None or not self.budget.plain_bytes_max:
-            return False
-        size_bytes = sum(map(_inline_bytes, payloads))
-        return size_bytes <= self.budget.plain_bytes_max and self.take(size_bytes)
+        """Take bytes for values that may stay plain in a draining run; tell whether they fit."""
+        bound = 0 if self.budget is None else self.budget.stays_plain_bytes_max
+        size_bytes = sum(map(_inline_bytes, payloads)) if bound else 0
+        return 0 < size_bytes <= bound and self.take(size_bytes)
 
 
 @contextlib.contextmanager

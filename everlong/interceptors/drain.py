@@ -5,8 +5,9 @@ again, and the server would terminate the run or refuse the payload for ever. Ne
 
 The activation hook decides for a run, since the codec gets no run id. A run drains once a ref was seen:
 in an activation, in the history that a replay reads, or in what the worker has written for it. While
-the history of a replayed run has not been read, the codec waits for it, and after a bounded time it
-takes the run for one that holds refs: workers in this mode read refs, and plain lists could end the run.
+the history of a replayed run has not been read, the codec waits for it. After a bounded time it
+offloads what is large, since plain lists could end the run, and leaves what is small plain, since a
+worker without the plugin may have to read it.
 
 An activity cannot see the history. Its input may hold a ref, which the codec notices, and the commands
 of a run that is known to drain carry a header (`DRAIN_HEADER`), by which it offloads its result. A
@@ -132,8 +133,8 @@ class RunDrain:
                     await self._read()
             except (RPCError, TimeoutError) as error:
                 logger.warning(
-                    "the history of workflow %s could not be read in %.0f s (%s): its payloads go to "
-                    "the store, as if it held refs",
+                    "the history of workflow %s could not be read in %.0f s (%s): its large payloads "
+                    "go to the store, as if it held refs",
                     self._info.workflow_id,
                     limits.DRAIN_SECONDS_MAX,
                     type(error).__name__,

@@ -104,6 +104,15 @@ async def test_what_a_draining_run_hands_over_is_plain_up_to_a_bound() -> None:
     assert all(map(is_ref, both))
 
 
+async def test_while_refs_are_only_suspected_what_is_small_stays_plain() -> None:
+    codec = reading().with_context(WORKFLOW)
+    drain = Held(holds=True)
+    drain.holds_refs = False
+    with completing(CompletionBudget(drain=drain)):
+        assert await codec.encode([LARGE]) == [LARGE]
+        assert all(map(is_ref, await codec.encode([LARGE, LARGE])))
+
+
 async def test_the_result_of_a_child_of_a_draining_run_is_offloaded() -> None:
     codec = reading().with_context(WORKFLOW)
     budget = CompletionBudget(drain=Held(holds=False))
