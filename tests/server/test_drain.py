@@ -24,6 +24,12 @@ REF = b"binary/everlong-ref"
 OURS = {REF, b"binary/everlong"}
 FEEDER: list[type] = [Feeder, Returner]
 RUN_SECONDS_MAX = 120.0
+AT_REST = ("workflow_task_completed", "workflow_execution_completed")
+RESULTS = (
+    "activity_task_completed",
+    "marker_recorded",
+    "child_workflow_execution_completed",
+)
 
 
 class Fleet:
@@ -87,6 +93,29 @@ async def reach(handle: WorkflowHandle[Any, Any], steps: int) -> None:
         await asyncio.sleep(0.05)
 
 
+async def reach_results(fleet: Fleet, count: int) -> None:
+    """Wait until a `Feeder` has taken so many results.
+
+    Without queries: those race with the tasks of cold runs. And at rest: a task that a stopped worker
+    was given is given to another after 10 s.
+    """
+    deadline = time.monotonic() + RUN_SECONDS_MAX
+    while time.monotonic() < deadline:
+        events = await fleet.events()
+        if sum(map(has_result, events)) >= count and kind_of(events[-1]) in AT_REST:
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"result {count} was not reached")
+
+
+def has_result(event: HistoryEvent) -> bool:
+    return kind_of(event) in RESULTS
+
+
+def kind_of(event: HistoryEvent) -> str:
+    return (event.WhichOneof("attributes") or "").removesuffix("_event_attributes")
+
+
 async def finish(handle: WorkflowHandle[Any, Any]) -> Any:
     async with asyncio.timeout(RUN_SECONDS_MAX):
         return await handle.result()
@@ -136,7 +165,7 @@ async def test_a_ref_in_a_recorded_input_is_enough_for_a_cold_run_to_drain(
     for rounds in (1, 2):
         async with fleet.worker("read", workflows=FEEDER, max_cached_workflows=cached):
             await handle.signal(Feeder.go)
-            await reach(handle, 1 + 4 * rounds)
+            await reach_results(fleet, 1 + 4 * rounds)
     assert await finish_with(fleet, handle) == [SIZE] * 9
     results = result_encodings((await fleet.events())[fed:])
     assert results == {
@@ -161,20 +190,13 @@ async def finish_with(fleet: Fleet, handle: WorkflowHandle[Any, Any]) -> Any:
 def result_encodings(events: Sequence[HistoryEvent]) -> dict[str, list[bytes]]:
     """Return the encodings of large results by the kind of event."""
     found: dict[str, list[bytes]] = {}
-    for event in events:
-        kind = (event.WhichOneof("attributes") or "").removesuffix("_event_attributes")
-        if kind not in (
-            "activity_task_completed",
-            "marker_recorded",
-            "child_workflow_execution_completed",
-        ):
-            continue
+    for event in filter(has_result, events):
         payloads = payloads_in(event)
         # A marker holds what Core notes about a local activity beside the result.
         large = [
             each for each in payloads if each.metadata["encoding"] in OURS or len(each.data) > SIZE
         ]
-        found.setdefault(kind, []).extend(each.metadata["encoding"] for each in large)
+        found.setdefault(kind_of(event), []).extend(each.metadata["encoding"] for each in large)
     return found
 
 
@@ -187,7 +209,7 @@ async def test_a_run_without_refs_writes_plain_warm_and_cold(
     for rounds, cached in ((1, 1000), (2, 0)):
         async with fleet.worker("read", workflows=FEEDER, max_cached_workflows=cached):
             await handle.signal(Feeder.go)
-            await reach(handle, 1 + 4 * rounds)
+            await reach_results(fleet, 1 + 4 * rounds)
     assert await finish_with(fleet, handle) == [SIZE] * 9
     assert fleet.store.puts == 0
     assert not encodings_in(await fleet.events()) & OURS
