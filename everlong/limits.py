@@ -42,6 +42,20 @@ COMPRESS_RATIO_MAX: Final = 0.9
 # leaves room for what the codec offloads, and fits a worker's memory a few times over.
 OBJECT_BYTES_MAX: Final = 256 * MIB
 
+# What a draining run (mode="read") hands to the next run by continue-as-new, or returns as its result,
+# stays plain up to this, so that the next run holds no refs. A list loop that starts with 64 KiB and
+# sends it at every step has 64 steps until the server suggests to continue as new (4 MiB of history),
+# and 800 until the server ends it (50 MiB). Larger arguments stay offloaded: the next run drains too.
+DRAIN_HANDOVER_BYTES_MAX: Final = 64 * KIB
+# A worker with mode="read" waits so long for a run's history to be read before it writes: with the 0.8 s
+# below and the 4 s for encoding, a task still ends within its 10 s. If the history is still unknown,
+# values over 64 KiB go to the store as if the run held refs, and the history is read again after the
+# second figure. One such task adds at most 3 MiB to a history.
+DRAIN_SECONDS_MAX: Final = 3.0
+DRAIN_RETRY_SECONDS: Final = 30.0
+# Histories that a worker reads at a time for this, when more runs resume at once than prefetches take.
+DRAIN_READS_MAX: Final = 16
+
 # Compressing or hashing more bytes than this is done in a thread: for 256 KiB of agent content that
 # takes about 2 ms, and the event loop has other threads to serve.
 LOOP_BYTES_MAX: Final = 256 * KIB

@@ -27,6 +27,7 @@ from everlong.agents import Agent
 from everlong.codecs import EverlongCodec, measuring
 from everlong.errors import ConfigError, LimitReached, PluginNotOnClient
 from everlong.interceptors.activation import ActivationHook, hooked, passing_through
+from everlong.interceptors.drain import DrainInterceptor, Drains
 from everlong.interceptors.nexus import NexusInterceptor
 from everlong.interceptors.prefetch import Prefetcher, PrefetchHook
 from everlong.interceptors.recorded import Recorded
@@ -63,7 +64,9 @@ class EverlongPlugin(SimplePlugin):
             for the codec alone.
         policy: For agents that have no policy of their own.
         mode: `read` decodes all that Everlong wrote, and writes plain payloads: for the first phase
-            of a rollout, and for the way back. They are plain also where there are keys.
+            of a rollout, and for the way back. They are plain also where there are keys. A run that
+            holds refs goes on offloading until it ends; `everlong drain` says how many such runs
+            there are.
         keys: Keys by id (32 bytes each), the first of which writes, or a callable that returns them.
             All that is stored, and every payload, is sealed with AES-256-GCM.
         accept_unsealed: With keys, also read what was stored before there were any.
@@ -113,6 +116,7 @@ class EverlongPlugin(SimplePlugin):
         if len(set(names)) != len(names) or len({id(each) for each in agents}) != len(agents):
             raise ConfigError(f"two agents have the same name: {names}")
         self._has_agents = bool(agents)
+        self._mode = mode
         self.codec = EverlongCodec(
             self.packs,
             inline_bytes_max=inline_bytes_max,
@@ -150,7 +154,7 @@ class EverlongPlugin(SimplePlugin):
         super().__init__(
             "everlong.EverlongPlugin",
             data_converter=self._with_codec,
-            interceptors=[NexusInterceptor(), SentInterceptor()],
+            interceptors=[NexusInterceptor(), SentInterceptor(), DrainInterceptor()],
             workflows=lambda existing: _joined(existing, _WORKFLOWS if agents else []),
             activities=lambda existing: _joined(existing, activities if agents else []),
             workflow_failure_exception_types=lambda existing: _joined(existing, [LimitReached]),
@@ -246,7 +250,11 @@ class EverlongPlugin(SimplePlugin):
             )
 
     def _with_hooks(self, runner: WorkflowRunner, prefetcher: Prefetcher) -> WorkflowRunner:
+        drains = Drains(prefetcher.client)
+
         def new_hooks(info: workflow.Info, recorded: Recorded) -> list[ActivationHook]:
+            if self._mode == "read":
+                drains.watch(info, recorded)
             # The second sees what the last makes a resume wait for.
             return [
                 RollHook(self._resumes.telemetry.spans, info),

@@ -3,6 +3,7 @@
 from everlong.cli import (
     archiving,
     checking,
+    drain,
     governing,
     listing,
     past,
@@ -14,7 +15,18 @@ from everlong.cli import (
 from everlong.cli.app import app, run
 
 # As the help lists them.
-for part in (stack, checking, listing, threads, governing, past, archiving, sweeping, querying):
+for part in (
+    stack,
+    checking,
+    listing,
+    threads,
+    governing,
+    past,
+    archiving,
+    sweeping,
+    querying,
+    drain,
+):
     app.add_typer(part.commands)
 
 __all__ = ["app", "run"]

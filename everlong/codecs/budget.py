@@ -7,9 +7,41 @@ same task of the event loop, finds it here.
 
 import time
 from contextvars import ContextVar
-from typing import Final
+from typing import Final, Protocol
+
+from temporalio.api.history.v1 import HistoryEvent
 
 from everlong import limits
+
+
+class Drain(Protocol):
+    """Whether one run goes on offloading though its worker has `mode="read"`."""
+
+    def begin(self, *, replaying: bool) -> None:
+        """Take note of an activation of the run."""
+        ...
+
+    def note(self, event: HistoryEvent) -> None:
+        """Look for refs in an event of the run's history."""
+        ...
+
+    @property
+    def holds_refs(self) -> bool:
+        """Whether a ref in the run's history is known."""
+        ...
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the run holds refs, or may hold some: its history has not been read yet."""
+        ...
+
+    async def decide(self) -> bool:
+        """Return `is_draining`, after waiting a bounded time for the history to be read."""
+        ...
+
+    def note_refs(self) -> None:
+        """Take note that a ref was written for the run."""
+        ...
 
 
 class CompletionBudget:
@@ -27,6 +59,7 @@ class CompletionBudget:
         leaving: bool = False,
         replaying: bool = False,
         run_id: str = "",
+        drain: Drain | None = None,
     ) -> None:
         self.left_bytes = limits.COMPLETION_BYTES_MAX
         self._deadline = float("inf")
@@ -34,6 +67,33 @@ class CompletionBudget:
         self.leaving = leaving
         self.replaying = replaying
         self.run_id = run_id
+        self.drain = drain
+        self.plain_bytes_max = 0
+        """Values that a draining run hands to another run stay plain up to this size."""
+        self.returns_to_drain = False
+        """Whether the payload at hand is a result that goes into the history of a draining run."""
+
+    async def drains(self) -> bool:
+        """Return whether a worker that writes plain payloads has to offload this completion."""
+        if self.drain is None:
+            return False
+        if self.returns_to_drain:
+            return True
+        if not self.lasting:
+            return self.drain.holds_refs
+        if self.replaying:
+            return self.drain.is_draining
+        return await self.drain.decide()
+
+    @property
+    def stays_plain_bytes_max(self) -> int:
+        """The size up to which values stay plain in a run that drains, or may have to.
+
+        While it is not known whether a run holds refs, only larger values are offloaded: a worker
+        without the plugin may be the next to read them, as in the first phase of a rollout.
+        """
+        known = self.drain is None or self.drain.holds_refs or self.returns_to_drain
+        return self.plain_bytes_max if known else limits.DRAIN_HANDOVER_BYTES_MAX
 
     def begin(self) -> None:
         """Take note that payloads are being encoded: the task does not wait for ever."""
@@ -53,4 +113,34 @@ class CompletionBudget:
         return True
 
 
+class ActivityResult:
+    """Whether the result of the activity under way goes into the history of a draining run."""
+
+    def __init__(self) -> None:
+        self.offloads = False
+
+    @staticmethod
+    def current() -> "ActivityResult":
+        """Return the one of this asyncio task, which decodes, runs and encodes one activity."""
+        result = ACTIVITY_RESULT.get()
+        if result is None:
+            ACTIVITY_RESULT.set(result := ActivityResult())
+        return result
+
+
+ACTIVITY_RESULT: Final[ContextVar[ActivityResult | None]] = ContextVar(
+    "everlong_activity_result", default=None
+)
 BUDGET: Final[ContextVar[CompletionBudget | None]] = ContextVar("everlong_budget", default=None)
+
+
+async def drains(*, in_activity: bool) -> bool:
+    """Return whether payloads that are encoded here go into the history of a draining run.
+
+    An activity may also use a client, whose codec has no activity id: a client writes plain.
+    """
+    budget = BUDGET.get()
+    if budget is not None:
+        return await budget.drains()
+    result = ACTIVITY_RESULT.get()
+    return in_activity and result is not None and result.offloads

@@ -22,7 +22,7 @@ from temporalio.converter import (
 )
 
 from everlong import limits
-from everlong.codecs.budget import BUDGET, CompletionBudget
+from everlong.codecs.budget import BUDGET, ActivityResult, CompletionBudget, drains
 from everlong.codecs.memory import MemoryStats
 from everlong.codecs.offload import Offloader, OffloadStats
 from everlong.codecs.refs import ENCODING as REF_ENCODING
@@ -66,7 +66,8 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         inline_bytes_max: Payloads above this, after compression, go to the store.
         inner: A codec that is applied before this one when encoding, and after it when decoding.
         keys: Keys by id, the first of which writes, or a callable that returns them.
-        read_only: Decode as ever, and leave what is encoded as it is.
+        read_only: Decode as ever, and encode to plain payloads. Only a run that holds refs, and the
+            activities of such a run, go on offloading (see `interceptors/drain.py`).
         nexus_offload: Offload Nexus payloads too. They leave the namespace, so the other side needs
             the same store, and the same keys.
         encoder_bytes_max: Memory that the encoder may take, over all threads, to know what is stored.
@@ -184,19 +185,29 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         # The arguments of a local activity never leave the worker, and a replay encodes them again.
         # Its result does: that is encoded on the activity's side, where there is no completion.
         budget = BUDGET.get()
-        if self._read_only or (self._is_local and budget is not None):
+        if self._is_local and budget is not None:
+            return list(payloads)
+        if self._read_only and not await drains(in_activity=self._learns):
             return list(payloads)
         if budget is not None:
             budget.begin()
         room = _Room(budget)
+        if self._read_only and room.take_plain(payloads):
+            return list(payloads)
         with _concise():
-            return [await self._encode(payload, room) for payload in payloads]
+            encoded = [await self._encode(payload, room) for payload in payloads]
+        if budget is not None and budget.drain is not None and any(map(is_ref, encoded)):
+            budget.drain.note_refs()
+        return encoded
 
     async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
         """See `PayloadCodec`."""
         if self._is_plain:
             return list(payloads)
-        with _concise(), timed(sum(map(is_ref, payloads))):
+        refs = sum(map(is_ref, payloads))
+        if refs and self._learns:
+            ActivityResult.current().offloads = True
+        with _concise(), timed(refs):
             _check_inflated(payloads)
             if len(payloads) == 1:
                 decoded = [await self._decode(payloads[0])]
@@ -329,6 +340,12 @@ class _Room:
             return False
         self._left_bytes -= size_bytes
         return True
+
+    def take_plain(self, payloads: Sequence[Payload]) -> bool:
+        """Take bytes for values that may stay plain in a draining run; tell whether they fit."""
+        bound = 0 if self.budget is None else self.budget.stays_plain_bytes_max
+        size_bytes = sum(map(_inline_bytes, payloads)) if bound else 0
+        return 0 < size_bytes <= bound and self.take(size_bytes)
 
 
 @contextlib.contextmanager

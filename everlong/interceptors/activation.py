@@ -24,9 +24,16 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from everlong.codecs.budget import BUDGET, CompletionBudget
 from everlong.interceptors.ahead import RunAhead
+from everlong.interceptors.drain import (
+    HOLDS_REFS,
+    continues_as_new,
+    plain_bytes_max,
+    returns_to_drain,
+)
 from everlong.interceptors.nexus import answers_operation, ends_workflow, fails_workflow
 from everlong.interceptors.recorded import Recorded
 from everlong.interceptors.replay import TAKE, ReplayInterceptor, drop_recorded
+from everlong.models import CONSUMED_FUNCTION
 from everlong.storage.counting import READS
 
 logger = logging.getLogger(__name__)
@@ -104,8 +111,8 @@ def hooked(
     if type(runner) is UnsandboxedWorkflowRunner:
         return HookedUnsandboxedRunner(new_hooks, evict)
     logger.warning(
-        "replays write payloads again, and there are no resume spans: the workflow runner %s is not "
-        "the SDK's",
+        "replays write payloads again, there are no resume spans, and mode='read' does not drain: the "
+        "workflow runner %s is not the SDK's",
         type(runner).__name__,
     )
     return runner
@@ -134,7 +141,12 @@ def _intercepted(details: WorkflowInstanceDetails, recorded: Recorded) -> Workfl
     return dataclasses.replace(
         details,
         interceptor_classes=classes,
-        extern_functions={**details.extern_functions, TAKE: recorded.take},
+        extern_functions={
+            **details.extern_functions,
+            TAKE: recorded.take,
+            HOLDS_REFS: recorded.holds_refs,
+            CONSUMED_FUNCTION: recorded.consumption.consumed_bytes,
+        },
     )
 
 
@@ -168,14 +180,22 @@ class _HookedInstance(WorkflowInstance):
         self._run_ahead = RunAhead()
         self._budget = CompletionBudget()
         self._fails = False
-        self._answers_operation = answers_operation(instance.get_info())
+        self._rolls = False
+        info = instance.get_info()
+        self._answers_operation = answers_operation(info)
+        self._returns_to_drain = returns_to_drain(info)
+        self._has_parent = info.parent is not None
 
     def activate(self, act: WorkflowActivation) -> WorkflowActivationCompletion:
         self._tell(lambda hook: hook.activating(act))
+        if self._recorded.drain is not None:
+            self._recorded.drain.begin(replaying=act.is_replaying)
         ahead = self._run_ahead.noticed(act)
         if ahead:
             self._evict(act.run_id)
+        self._recorded.consumption.activating(act)
         completion = self._instance.activate(act)
+        self._recorded.consumption.activated(completion)
         asked = all(job.HasField("query_workflow") for job in act.jobs)
         if act.is_replaying:
             drop_recorded(completion, self._recorded)
@@ -184,8 +204,10 @@ class _HookedInstance(WorkflowInstance):
             # What a run that is ahead wants is not carried out, so it is not stored either.
             replaying=ahead or (act.is_replaying and not asked and not self._recorded.went_beyond),
             run_id=act.run_id,
+            drain=self._recorded.drain,
         )
         self._fails = fails_workflow(completion)
+        self._rolls = continues_as_new(completion)
         self._tell(lambda hook: hook.activated(act, completion))
         return completion
 
@@ -201,7 +223,12 @@ class _HookedInstance(WorkflowInstance):
         # The SDK asks for this in the task that decodes an activation or encodes the completion,
         # before each payload.
         READS.set(self._recorded.reads)
-        self._budget.leaving = self._answers_operation and ends_workflow(command_info, self._fails)
+        ends = ends_workflow(command_info, self._fails)
+        self._budget.leaving = self._answers_operation and ends
+        self._budget.returns_to_drain = self._returns_to_drain and ends
+        self._budget.plain_bytes_max = plain_bytes_max(
+            command_info, ends=ends, rolls=self._rolls, has_parent=self._has_parent
+        )
         BUDGET.set(self._budget)
         return self._instance.get_serialization_context(command_info)
 

@@ -20,6 +20,7 @@ from temporalio.client import Client
 from everlong import limits
 from everlong.errors import EverlongError
 from everlong.interceptors.activation import ActivationHook
+from everlong.interceptors.drain import in_event_loop
 from everlong.interceptors.payloads import payloads_of
 from everlong.interceptors.recorded import Recorded
 from everlong.storage.counting import READS
@@ -132,19 +133,10 @@ class PrefetchHook(ActivationHook):
             self._loop.call_soon_threadsafe(
                 self._prefetcher.start, self._info.workflow_id, self._info.run_id, self._recorded
             )
-            if not _in_event_loop():
+            if not in_event_loop():
                 # What is not known to be in history by then is converted again, and not dropped.
                 self._recorded.wait(limits.HISTORY_SECONDS_MAX)
         self._first = False
-
-
-def _in_event_loop() -> bool:
-    """Tell whether this is the event loop's own thread: so it is in the SDK's debug mode."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def consumed_payloads(event: HistoryEvent) -> Iterator[Payload]:

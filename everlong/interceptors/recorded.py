@@ -17,6 +17,8 @@ from temporalio.api.enums.v1 import WorkflowTaskFailedCause
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.bridge.proto.workflow_commands import WorkflowCommand
 
+from everlong.codecs.budget import Drain
+from everlong.interceptors.consumption import Consumption
 from everlong.storage.counting import Reads
 
 # The command that an event comes from, and how to tell one from another of the same kind.
@@ -112,9 +114,14 @@ class Recorded:
         self.prefetched = Reads()
         """What was read ahead of them."""
         self.waited_seconds = 0.0
+        self.consumption = Consumption()
+        self.drain: Drain | None = None
+        """Where the worker has `mode="read"`: whether the run goes on offloading."""
 
     def note(self, event: HistoryEvent) -> None:
         """Count an event of the history."""
+        if self.drain is not None:
+            self.drain.note(event)
         self.tasks = self.tasks.after(event)
         kind = event.WhichOneof("attributes")
         if kind in _EVENTS:
@@ -125,6 +132,15 @@ class Recorded:
         """Tell that no more of the history will be read."""
         self._complete = complete
         self._ended.set()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no more of the history will be read."""
+        return self._ended.is_set()
+
+    def holds_refs(self) -> bool:
+        """Tell whether the run is known to drain: it offloads though its worker writes plain."""
+        return self.drain is not None and self.drain.holds_refs
 
     @property
     def is_complete(self) -> bool:

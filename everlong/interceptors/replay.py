@@ -17,11 +17,12 @@ from temporalio.worker import (
     ContinueAsNewInput,
     StartActivityInput,
     StartChildWorkflowInput,
+    StartLocalActivityInput,
     WorkflowInboundInterceptor,
     WorkflowOutboundInterceptor,
 )
 
-from everlong.interceptors.nexus import passed_on
+from everlong.interceptors import drain, nexus
 from everlong.interceptors.payloads import payloads_of
 from everlong.interceptors.recorded import Recorded
 
@@ -50,18 +51,26 @@ class _DropWhileReplaying(WorkflowOutboundInterceptor):
 
     def start_activity(self, input: StartActivityInput) -> workflow.ActivityHandle[Any]:  # noqa: A002
         activity_id = input.activity_id or _next_activity_id()
-        return super().start_activity(_dropped(input, "schedule_activity", activity_id))
+        marked = drain.mark_result(input)
+        return super().start_activity(_dropped(marked, "schedule_activity", activity_id))
+
+    def start_local_activity(
+        self,
+        input: StartLocalActivityInput,  # noqa: A002
+    ) -> workflow.ActivityHandle[Any]:
+        return super().start_local_activity(drain.mark_result(input))
 
     async def start_child_workflow(
         self,
         input: StartChildWorkflowInput,  # noqa: A002
     ) -> workflow.ChildWorkflowHandle[Any, Any]:
-        child = _dropped(input, "start_child_workflow_execution", input.id)
+        marked = drain.mark_result(input)
+        child = _dropped(marked, "start_child_workflow_execution", input.id)
         return await super().start_child_workflow(child)
 
     def continue_as_new(self, input: ContinueAsNewInput) -> NoReturn:  # noqa: A002
         dropped = _dropped(input, "continue_as_new_workflow_execution", "", memo=None)
-        headers = passed_on(input.headers)
+        headers = drain.passed_on(nexus.passed_on(input.headers))
         super().continue_as_new(dataclasses.replace(dropped, headers=headers))
 
 

@@ -42,6 +42,11 @@ REPORT_AGAIN_SIGNAL: Final = "everlong.report_again"
 STATUS_QUERY: Final = "status"
 PENDING_QUERY: Final = "pending"
 
+DRAIN_HEADER: Final = "everlong-drain"
+"""Header of activities and children whose result goes into the history of a draining run."""
+CONSUMED_FUNCTION: Final = "__everlong_consumed_bytes"
+"""Extern function of workflow instances: payload bytes that the run has consumed."""
+
 CARD_MEMO: Final = "everlong"
 """Key of the memo that holds a thread's `ThreadCard`."""
 

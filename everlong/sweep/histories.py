@@ -114,12 +114,20 @@ class Histories:
 
     async def runs(self) -> AsyncIterator[list[Run]]:
         """See `Kept`."""
+        async for page in self.find_runs(""):
+            yield page
+
+    async def find_runs(self, query: str) -> AsyncIterator[list[Run]]:
+        """Yield the runs that a visibility query finds, the newest first, in pages."""
         token = b""
         while True:
             with _translated():
                 page = await self._service.list_workflow_executions(
                     ListWorkflowExecutionsRequest(
-                        namespace=self.namespace, page_size=_RUNS_PAGE, next_page_token=token
+                        namespace=self.namespace,
+                        page_size=_RUNS_PAGE,
+                        next_page_token=token,
+                        query=query,
                     ),
                     retry=True,
                 )

@@ -2,7 +2,8 @@
 
 from everlong.workflows.agent import AgentWorkflow
 from everlong.workflows.checking import DoctorWorkflow
+from everlong.workflows.size_policy import should_continue_as_new
 from everlong.workflows.sweeper import SweeperWorkflow
 from everlong.workflows.thread import Thread
 
-__all__ = ["AgentWorkflow", "DoctorWorkflow", "SweeperWorkflow", "Thread"]
+__all__ = ["AgentWorkflow", "DoctorWorkflow", "SweeperWorkflow", "Thread", "should_continue_as_new"]

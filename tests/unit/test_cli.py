@@ -178,7 +178,7 @@ COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-def
 def test_help_lists_every_command(tmp_path: Path) -> None:
     result = everlong("--help", cwd=tmp_path)
     assert result.returncode == 0
-    assert len(COMMANDS) == 27
+    assert len(COMMANDS) == 28
     for command in COMMANDS:
         assert f" {command} " in result.stdout
 
@@ -187,7 +187,7 @@ def test_help_lists_every_command(tmp_path: Path) -> None:
 def test_help_of_a_command_teaches(command: str) -> None:
     result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
-    alone = {"demo", "dev", "worker", "serve", "setup", "doctor"}
+    alone = {"demo", "dev", "worker", "serve", "setup", "doctor", "drain"}
     if command not in alone | {"threads", "fleet", "query", "sweep"}:
         flat = " ".join(result.output.split())
         assert re.search(rf"Examples?: .*everlong {command} ops-7", flat), flat

@@ -37,6 +37,7 @@ from everlong.admin.service.directory import (
     ThreadPage,
 )
 from everlong.admin.service.doctoring import examine
+from everlong.admin.service.drain import DrainReport, HoldingCount, count_holdings
 from everlong.admin.service.due import Due, archive_due
 from everlong.admin.service.entries import (
     ENTRIES_MAX,
@@ -112,6 +113,7 @@ __all__ = [
     "BodySlice",
     "Bounds",
     "Directory",
+    "DrainReport",
     "Due",
     "EntryPage",
     "EntrySummary",
@@ -119,6 +121,7 @@ __all__ = [
     "FleetView",
     "Form",
     "Gauge",
+    "HoldingCount",
     "Manifest",
     "NamedQuery",
     "Past",
@@ -154,6 +157,7 @@ __all__ = [
     "ask",
     "compact",
     "configure",
+    "count_holdings",
     "decide",
     "diff",
     "entry_body",

@@ -19,11 +19,12 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from everlong import limits, probes
 from everlong.admin.service.attributes import clashing, listed_attributes
+from everlong.admin.service.drain import count_holdings
 from everlong.admin.service.findings import Finding
 from everlong.admin.service.judging import Asker, Read, judge_clock, judge_workers
 from everlong.admin.service.probing import Answer, Clock, ask_workers, new_id, pollers, read_clock
 from everlong.admin.service.trying import check_store, new_key, removed
-from everlong.errors import EverlongError, SetupRefused
+from everlong.errors import EverlongError, ServerUnreachable, SetupRefused
 from everlong.models import SEARCH_ATTRIBUTES, Check, printable, thread_key
 from everlong.storage import BlobStore
 from everlong.storage.cache import CachedBlobStore
@@ -37,6 +38,9 @@ _CHECK_SECONDS_MAX: Final = 30.0
 # Who has not answered is asked again: other workers may have been faster.
 _ROUNDS_MAX: Final = 4
 _ROUNDS_SECONDS_MAX: Final = 4.0
+# Runs that are looked at for Everlong payloads, two calls each; `everlong drain` looks at all.
+_DRAIN_RUNS_MAX: Final = 100
+_DRAIN_SECONDS_MAX: Final = 3.0
 
 
 async def examine(
@@ -58,7 +62,7 @@ async def examine(
         server = await _bounded("server", check_server(client))
     yield server
     if isinstance(client, EverlongError) or server.status == "failed":
-        for check in ("search attributes", "clock", "workers"):
+        for check in ("search attributes", "clock", "runs", "workers"):
             yield Finding(check, "skipped", "not checked, since the server cannot be asked")
         return
     attributes = await _bounded("search attributes", check_attributes(client))
@@ -71,6 +75,7 @@ async def examine(
         yield _failed("clock", error)
     else:
         yield judge_clock(clock)
+    yield await _bounded("runs", check_runs(client))
     if isinstance(packs, EverlongError):
         yield Finding("workers", "skipped", "not checked, since the store cannot be opened")
         return
@@ -159,6 +164,26 @@ async def check_attributes(client: Client) -> Finding:
             "Run: everlong setup. Then start the workers again.",
         )
     return Finding(check, "ok", f"all {wanted} are there")
+
+
+async def check_runs(client: Client) -> Finding:
+    """Say how many of the newest open runs hold payloads that need the plugin."""
+    try:
+        report = await count_holdings(
+            client, only_open=True, runs_max=_DRAIN_RUNS_MAX, seconds_max=_DRAIN_SECONDS_MAX
+        )
+    except ServerUnreachable as error:
+        # Threads run without it: the caller may lack the permission to list workflows.
+        return dataclasses.replace(_failed("runs", error), status="warning")
+    count = report.open_runs
+    which = "open runs" if report.is_complete else "newest open runs that were looked at"
+    text = (
+        f"of {count.looked_at} {which}, {count.refs} hold refs to the store and {count.inline} only "
+        "compressed or sealed payloads"
+    )
+    if count.holding:
+        text += ": the plugin has to stay as long as there are any (everlong drain counts them all)"
+    return Finding("runs", "ok", text)
 
 
 async def check_workers(

@@ -1,0 +1,236 @@
+"""Drain: with `mode="read"`, a run whose history holds refs goes on offloading until it ends.
+
+Without that, a loop that passes its list to every step would write the whole list into its history
+again, and the server would terminate the run or refuse the payload for ever. New runs write plain.
+
+The activation hook decides for a run, since the codec gets no run id. A run drains once a ref was seen:
+in an activation, in the history that a replay reads, or in what the worker has written for it. While
+the history of a replayed run has not been read, the codec waits for it. After a bounded time it
+offloads what is large, since plain lists could end the run, and leaves what is small plain, since a
+worker without the plugin may have to read it.
+
+An activity cannot see the history. Its input may hold a ref, which the codec notices, and the commands
+of a run that is known to drain carry a header (`DRAIN_HEADER`), by which it offloads its result. A
+child has the same header, for its result only: the child is a new run, which writes plain.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from temporalio import worker, workflow
+from temporalio.api.common.v1 import Payload
+from temporalio.api.enums.v1 import CommandType
+from temporalio.api.history.v1 import HistoryEvent
+from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
+from temporalio.client import Client
+from temporalio.service import RPCError
+
+from everlong import limits
+from everlong.codecs.budget import ActivityResult
+from everlong.codecs.refs import ENCODING, is_ref
+from everlong.interceptors.payloads import payloads_of
+from everlong.interceptors.recorded import Recorded
+from everlong.models import DRAIN_HEADER
+
+logger = logging.getLogger(__name__)
+
+_YES: Final = Payload(metadata={"encoding": b"json/plain"}, data=b"true")
+_PAGE_EVENTS: Final = 256
+_POLL_SECONDS: Final = 0.02
+# A prefetch that was refused has not let the activation wait.
+_REFUSED_SECONDS_MAX: Final = 0.1
+# The name under which workflow code, in its sandbox, finds `Recorded.holds_refs`.
+HOLDS_REFS: Final = "__everlong_holds_refs"
+
+
+class Drains:
+    """Reads histories for the draining runs of one worker that a prefetch has not read."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._slots = asyncio.Semaphore(limits.DRAIN_READS_MAX)
+
+    def watch(self, info: workflow.Info, recorded: Recorded) -> None:
+        """Decide for a run, by what its activations and its history hold, whether it drains."""
+        recorded.drain = RunDrain(self, info, recorded)
+
+    async def read(self, info: workflow.Info, drain: "RunDrain") -> None:
+        """Show a run's history to its drain, up to the first ref."""
+        handle = self._client.get_workflow_handle(info.workflow_id, run_id=info.run_id)
+        async with self._slots:
+            async for event in handle.fetch_history_events(page_size=_PAGE_EVENTS):
+                drain.note(event)
+                if drain.holds_refs:
+                    return
+
+
+class RunDrain:
+    """Whether one run drains; see `codecs.budget.Drain`.
+
+    Events are noted and `decide` is awaited in the worker's event loop; `is_draining` is also asked in
+    the SDK's workflow threads.
+    """
+
+    def __init__(self, drains: Drains, info: workflow.Info, recorded: Recorded) -> None:
+        self._drains = drains
+        self._info = info
+        self._recorded = recorded
+        self._has_ref = False
+        self._is_known = False
+        self._has_begun = False
+        self._is_reading = False
+        self._retry_at = float("-inf")
+        self._loop = asyncio.get_running_loop()
+
+    def begin(self, *, replaying: bool) -> None:
+        """Take note of an activation. A run that does not begin with a replay has no history yet."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        self._is_known = not replaying
+        recorded = self._recorded
+        refused = recorded.has_ended and recorded.waited_seconds < _REFUSED_SECONDS_MAX
+        if replaying and refused and self._is_unknown and not in_event_loop():
+            # As long as a replay waits for a prefetch, so that commands get their header.
+            reading = asyncio.run_coroutine_threadsafe(self._read(), self._loop)
+            with contextlib.suppress(RPCError, TimeoutError):
+                reading.result(limits.HISTORY_SECONDS_MAX)
+
+    def note(self, event: HistoryEvent) -> None:
+        """Look for refs in an event of the run's history."""
+        self._has_ref = self._has_ref or holds_ref(event)
+
+    def note_refs(self) -> None:
+        """See `Drain`."""
+        self._has_ref = True
+
+    @property
+    def holds_refs(self) -> bool:
+        """See `Drain`."""
+        return self._has_ref or self._recorded.reads.blobs > 0
+
+    @property
+    def is_draining(self) -> bool:
+        """See `Drain`."""
+        return self.holds_refs or self._is_unknown
+
+    @property
+    def _is_unknown(self) -> bool:
+        return not (self.holds_refs or self._is_known or self._recorded.is_complete)
+
+    async def decide(self) -> bool:
+        """See `Drain`."""
+        if self._is_unknown and time.monotonic() >= self._retry_at:
+            # One wait for all payloads of a completion, not one for each.
+            self._retry_at = time.monotonic() + limits.DRAIN_RETRY_SECONDS
+            try:
+                async with asyncio.timeout(limits.DRAIN_SECONDS_MAX):
+                    await self._read()
+            except (RPCError, TimeoutError) as error:
+                logger.warning(
+                    "the history of workflow %s could not be read in %.0f s (%s): its large payloads "
+                    "go to the store, as if it held refs",
+                    self._info.workflow_id,
+                    limits.DRAIN_SECONDS_MAX,
+                    type(error).__name__,
+                )
+        return self.is_draining
+
+    async def _read(self) -> None:
+        # Set by the prefetch and by an earlier reader, in other tasks and threads.
+        while self._is_unknown and (self._is_reading or not self._recorded.has_ended):  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_SECONDS)
+        if self._is_unknown:
+            self._is_reading = True
+            try:
+                await self._drains.read(self._info, self)
+                self._is_known = True
+            finally:
+                self._is_reading = False
+
+
+class DrainInterceptor(worker.Interceptor):
+    """Has an activity offload its result if the workflow's side has asked for it."""
+
+    def intercept_activity(
+        self,
+        next: worker.ActivityInboundInterceptor,  # noqa: A002
+    ) -> worker.ActivityInboundInterceptor:
+        """See `temporalio.worker.Interceptor`."""
+        # Called in the task that encodes the result. Interceptors may run what follows in another.
+        return _Receiver(next, ActivityResult.current())
+
+
+class _Receiver(worker.ActivityInboundInterceptor):
+    def __init__(
+        self, following: worker.ActivityInboundInterceptor, result: ActivityResult
+    ) -> None:
+        super().__init__(following)
+        self._result = result
+
+    async def execute_activity(self, input: worker.ExecuteActivityInput) -> Any:  # noqa: A002
+        if DRAIN_HEADER in input.headers:
+            self._result.offloads = True
+        return await super().execute_activity(input)
+
+
+def in_event_loop() -> bool:
+    """Return whether this is the event loop's own thread: so it is in the SDK's debug mode."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def holds_ref(event: HistoryEvent) -> bool:
+    """Return whether a payload of an event lies in the store."""
+    # A search in bytes takes microseconds; most events end here.
+    return ENCODING in event.SerializeToString() and any(map(is_ref, payloads_of(event)))
+
+
+def mark_result(call: Any) -> Any:
+    """Return an outbound call of a draining run, with the header that has its result offloaded."""
+    if not workflow.extern_functions()[HOLDS_REFS]():
+        return call
+    return dataclasses.replace(call, headers={**call.headers, DRAIN_HEADER: _YES})
+
+
+def passed_on(headers: Mapping[str, Payload]) -> dict[str, Payload]:
+    """Return the headers of a run that continues this one: its result goes where this one's would."""
+    mark = workflow.info().headers.get(DRAIN_HEADER)
+    return {**headers, DRAIN_HEADER: mark} if mark is not None else dict(headers)
+
+
+def returns_to_drain(info: workflow.Info) -> bool:
+    """Return whether a run's result goes into the history of a draining run."""
+    return DRAIN_HEADER in info.headers
+
+
+def continues_as_new(completion: WorkflowActivationCompletion) -> bool:
+    """Return whether a completion ends the run and begins the next."""
+    commands = completion.successful.commands
+    return any(each.HasField("continue_as_new_workflow_execution") for each in commands)
+
+
+def plain_bytes_max(command_info: Any, *, ends: bool, rolls: bool, has_parent: bool) -> int:
+    """Return up to which size a draining run leaves values plain that another run will hold.
+
+    Arguments of the next run, and the result of a run without a parent, are written once. Children
+    and signals may be many, and stay in this run's history too: for those it is no more than what
+    stays inline anyway. Results of children go into their parent's history, which may drain.
+    """
+    if ends:
+        return 0 if has_parent else limits.DRAIN_HANDOVER_BYTES_MAX
+    if command_info is None:
+        return limits.DRAIN_HANDOVER_BYTES_MAX if rolls else 0
+    begins = (
+        CommandType.COMMAND_TYPE_START_CHILD_WORKFLOW_EXECUTION,
+        CommandType.COMMAND_TYPE_SIGNAL_EXTERNAL_WORKFLOW_EXECUTION,
+    )
+    return limits.INLINE_BYTES_MAX if command_info.command_type in begins else 0

@@ -1,0 +1,290 @@
+"""Draining runs: what the codec writes in `mode="read"`, and how a run is known to hold refs."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from temporalio.api.common.v1 import Payload
+from temporalio.api.enums.v1 import CommandType
+from temporalio.api.history.v1 import HistoryEvent
+from temporalio.client import Client
+from temporalio.converter import WorkflowSerializationContext
+from temporalio.service import RPCError, RPCStatusCode
+
+from everlong import limits
+from everlong.codecs import EverlongCodec
+from everlong.codecs.budget import ACTIVITY_RESULT, BUDGET, CompletionBudget
+from everlong.codecs.refs import is_ref
+from everlong.interceptors.drain import Drains, RunDrain, holds_ref, plain_bytes_max
+from everlong.interceptors.recorded import Recorded
+from everlong.storage.memory import MemoryBlobStore
+from everlong.sweep.histories import Histories, Run
+from everlong.sweep.holdings import Holding, read_holding
+from tests.payloads import KEY_1, activity, payload
+
+WORKFLOW = WorkflowSerializationContext(namespace="default", workflow_id="w")
+INFO = cast("Any", SimpleNamespace(workflow_id="w", run_id="r"))
+LARGE = payload(b"".join(bytes([at % 251, at // 251]) for at in range(30_000)))
+
+
+class Held:
+    """A run that is known to hold refs, or known not to."""
+
+    def __init__(self, *, holds: bool) -> None:
+        self.holds_refs = self.is_draining = holds
+        self.noted = False
+
+    def begin(self, *, replaying: bool) -> None:
+        raise AssertionError("the codec does not activate")
+
+    def note(self, event: HistoryEvent) -> None:
+        raise AssertionError("the codec reads no events")
+
+    async def decide(self) -> bool:
+        return self.is_draining
+
+    def note_refs(self) -> None:
+        self.noted = True
+
+
+@contextmanager
+def completing(budget: CompletionBudget) -> Iterator[None]:
+    token = BUDGET.set(budget)
+    try:
+        yield
+    finally:
+        BUDGET.reset(token)
+
+
+def reading(**options: Any) -> EverlongCodec:
+    return EverlongCodec(MemoryBlobStore(), read_only=True, **options)
+
+
+async def large_ref() -> tuple[EverlongCodec, Payload]:
+    """Return a codec that reads, and a ref to a payload that it can read."""
+    store = MemoryBlobStore()
+    ref = (await EverlongCodec(store).with_context(WORKFLOW).encode([LARGE]))[0]
+    assert is_ref(ref)
+    return EverlongCodec(store, read_only=True), ref
+
+
+async def test_only_a_draining_run_offloads_in_read() -> None:
+    codec = reading().with_context(WORKFLOW)
+    for holds in (True, False):
+        drain = Held(holds=holds)
+        with completing(CompletionBudget(drain=drain)):
+            encoded = await codec.encode([LARGE])
+        assert is_ref(encoded[0]) is holds is drain.noted
+    assert await codec.encode([LARGE]) == [LARGE]
+
+
+async def test_a_draining_run_seals_and_others_do_not() -> None:
+    codec = reading(keys={"first": KEY_1}).with_context(WORKFLOW)
+    small = payload(b"secret")
+    with completing(CompletionBudget(drain=Held(holds=True))):
+        sealed = await codec.encode([small, LARGE])
+    assert not any(b"secret" in each.SerializeToString() for each in sealed)
+    assert is_ref(sealed[1])
+    with completing(CompletionBudget(drain=Held(holds=False))):
+        assert await codec.encode([small]) == [small]
+
+
+async def test_what_a_draining_run_hands_over_is_plain_up_to_a_bound() -> None:
+    codec = reading().with_context(WORKFLOW)
+    budget = CompletionBudget(drain=Held(holds=True))
+    budget.plain_bytes_max = limits.DRAIN_HANDOVER_BYTES_MAX
+    with completing(budget):
+        assert await codec.encode([LARGE]) == [LARGE]
+        both = await codec.encode([LARGE, LARGE])
+    # Together they are too large, and one of them would keep the next run draining anyway.
+    assert all(map(is_ref, both))
+
+
+async def test_while_refs_are_only_suspected_what_is_small_stays_plain() -> None:
+    codec = reading().with_context(WORKFLOW)
+    drain = Held(holds=True)
+    drain.holds_refs = False
+    with completing(CompletionBudget(drain=drain)):
+        assert await codec.encode([LARGE]) == [LARGE]
+        assert all(map(is_ref, await codec.encode([LARGE, LARGE])))
+
+
+async def test_the_result_of_a_child_of_a_draining_run_is_offloaded() -> None:
+    codec = reading().with_context(WORKFLOW)
+    budget = CompletionBudget(drain=Held(holds=False))
+    budget.returns_to_drain = True
+    with completing(budget):
+        assert is_ref((await codec.encode([LARGE]))[0])
+
+
+async def test_an_activity_offloads_its_result_if_its_input_held_a_ref() -> None:
+    codec, ref = await large_ref()
+
+    async def run(given: Payload) -> Payload:
+        mine = codec.with_context(activity(activity_id="1"))
+        await mine.decode([given])
+        return (await mine.encode([LARGE]))[0]
+
+    # Each in a task of its own, as the SDK runs activities.
+    assert is_ref(await asyncio.create_task(run(ref)))
+    assert await asyncio.create_task(run(LARGE)) == LARGE
+
+
+async def test_a_client_inside_such_an_activity_writes_plain() -> None:
+    codec, ref = await large_ref()
+
+    async def run() -> None:
+        await codec.with_context(activity(activity_id="1")).decode([ref])
+        result = ACTIVITY_RESULT.get()
+        assert result is not None
+        assert result.offloads
+        assert await codec.with_context(WORKFLOW).encode([LARGE]) == [LARGE]
+
+    await asyncio.create_task(run())
+
+
+class Server:
+    """A client whose histories have these events, or an error."""
+
+    def __init__(self, *events: HistoryEvent, error: Exception | None = None) -> None:
+        self.events = events
+        self.error = error
+        self.calls = 0
+
+    def get_workflow_handle(self, workflow_id: str, *, run_id: str) -> "Server":
+        return self
+
+    async def fetch_history_events(self, *, page_size: int) -> AsyncIterator[HistoryEvent]:
+        self.calls += 1
+        if self.error is not None:
+            raise self.error
+        for event in self.events:
+            yield event
+
+
+def run_drain(server: Server) -> tuple[RunDrain, Recorded]:
+    recorded = Recorded()
+    drain = RunDrain(Drains(cast("Client", server)), INFO, recorded)
+    recorded.drain = drain
+    return drain, recorded
+
+
+def scheduled(*inputs: Payload) -> HistoryEvent:
+    event = HistoryEvent()
+    event.activity_task_scheduled_event_attributes.input.payloads.extend(inputs)
+    return event
+
+
+async def test_a_ref_is_found_in_a_recorded_input_and_not_in_a_text_that_names_it() -> None:
+    _, ref = await large_ref()
+    assert holds_ref(scheduled(LARGE, ref))
+    assert not holds_ref(scheduled(payload(b"binary/everlong-ref")))
+
+
+async def test_a_run_that_begins_here_drains_once_a_ref_was_read_or_written() -> None:
+    drain, recorded = run_drain(Server())
+    drain.begin(replaying=False)
+    assert not await drain.decide()
+    recorded.reads.blobs = 1
+    assert await drain.decide()
+    drain, _ = run_drain(Server())
+    drain.begin(replaying=False)
+    drain.note_refs()
+    assert await drain.decide()
+
+
+async def test_a_replayed_run_is_decided_by_its_history() -> None:
+    _, ref = await large_ref()
+    for inputs, drains in (((LARGE, ref), True), ((LARGE,), False)):
+        drain, recorded = run_drain(Server())
+        drain.begin(replaying=True)
+        assert drain.is_draining
+        assert not drain.holds_refs
+        recorded.note(scheduled(*inputs))
+        recorded.finish(complete=True)
+        assert await drain.decide() is drains
+
+
+async def test_a_history_that_no_prefetch_reads_is_read_before_anything_is_written() -> None:
+    _, ref = await large_ref()
+    for events, drains in (((scheduled(ref),), True), ((scheduled(LARGE),), False)):
+        server = Server(*events)
+        drain, recorded = run_drain(server)
+        recorded.finish(complete=False)
+        await asyncio.to_thread(drain.begin, replaying=True)
+        assert drain.holds_refs is drains
+        assert await drain.decide() is drains
+        assert server.calls == 1
+
+
+async def test_an_unreadable_history_counts_as_one_with_refs_after_one_wait(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(limits, "DRAIN_SECONDS_MAX", 0.1)
+    server = Server(error=RPCError("away", RPCStatusCode.UNAVAILABLE, b""))
+    drain, recorded = run_drain(server)
+    recorded.finish(complete=False)
+    drain.begin(replaying=True)
+    assert await drain.decide()
+    assert await drain.decide()
+    assert server.calls == 1
+    assert "as if it held refs" in caplog.text
+    # One that is never read to its end.
+    slow, _ = run_drain(Server())
+    slow.begin(replaying=True)
+    began = time.monotonic()
+    assert await slow.decide()
+    assert await slow.decide()
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("command", "ends", "rolls", "has_parent", "bound"),
+    [
+        (None, False, True, False, limits.DRAIN_HANDOVER_BYTES_MAX),
+        (None, False, False, False, 0),
+        ("COMPLETE_WORKFLOW_EXECUTION", True, False, False, limits.DRAIN_HANDOVER_BYTES_MAX),
+        ("COMPLETE_WORKFLOW_EXECUTION", True, False, True, 0),
+        ("START_CHILD_WORKFLOW_EXECUTION", False, False, False, limits.INLINE_BYTES_MAX),
+        ("SIGNAL_EXTERNAL_WORKFLOW_EXECUTION", False, False, False, limits.INLINE_BYTES_MAX),
+        ("SCHEDULE_ACTIVITY_TASK", False, False, False, 0),
+    ],
+)
+def test_values_for_other_runs_stay_plain_up_to_their_bound(
+    command: str | None, ends: bool, rolls: bool, has_parent: bool, bound: int
+) -> None:
+    info = None
+    if command is not None:
+        info = SimpleNamespace(command_type=CommandType.Value(f"COMMAND_TYPE_{command}"))
+    assert plain_bytes_max(info, ends=ends, rolls=rolls, has_parent=has_parent) == bound
+
+
+class Rolling:
+    """Histories in which the run `first` has rolled to `second` since it was listed."""
+
+    def __init__(self, held: Payload) -> None:
+        self._held = held
+
+    async def events(
+        self, workflow_id: str, run_id: str, after: int
+    ) -> AsyncIterator[list[HistoryEvent]]:
+        event = scheduled(self._held if run_id == "second" else LARGE)
+        rolled = HistoryEvent()
+        if run_id == "first":
+            attributes = rolled.workflow_execution_continued_as_new_event_attributes
+            attributes.new_execution_run_id = "second"
+        yield [rolled, event]
+
+    async def describe(self, workflow_id: str, run_id: str) -> None:
+        return None
+
+
+async def test_a_run_that_rolls_while_it_is_looked_at_is_followed() -> None:
+    _, ref = await large_ref()
+    histories = cast("Histories", Rolling(ref))
+    assert await read_holding(histories, Run("first", "w", "w", is_open=True)) is Holding.REFS
+    assert await read_holding(histories, Run("first", "w", "w", is_open=False)) is Holding.NOTHING
