@@ -22,8 +22,8 @@ from temporalio.worker import (
 )
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
-from everlong.codecs.budget import BUDGET, CompletionBudget
-from everlong.interceptors.ahead import RunAhead
+from everlong.codecs.budget import BUDGET, CompletionBudget, TaskBudget
+from everlong.interceptors.ahead import LEGACY_QUERY_ID, RunAhead
 from everlong.interceptors.nexus import answers_operation, ends_workflow, fails_workflow
 from everlong.interceptors.recorded import Recorded
 from everlong.interceptors.replay import TAKE, ReplayInterceptor, drop_recorded
@@ -166,6 +166,7 @@ class _HookedInstance(WorkflowInstance):
         self._hooks = hooks
         self._evict = evict
         self._run_ahead = RunAhead()
+        self._task_budget = TaskBudget()
         self._budget = CompletionBudget()
         self._fails = False
         self._answers_operation = answers_operation(instance.get_info())
@@ -173,21 +174,35 @@ class _HookedInstance(WorkflowInstance):
     def activate(self, act: WorkflowActivation) -> WorkflowActivationCompletion:
         self._tell(lambda hook: hook.activating(act))
         ahead = self._run_ahead.noticed(act)
-        if ahead:
+        if self._run_ahead.must_leave(act):
             self._evict(act.run_id)
+        # Asked before this activation adds commands of its own.
+        settled = act.is_replaying and self._recorded.holds_all()
         completion = self._instance.activate(act)
-        asked = all(job.HasField("query_workflow") for job in act.jobs)
         if act.is_replaying:
             drop_recorded(completion, self._recorded)
-        self._budget = CompletionBudget(
-            lasting=not asked,
-            # What a run that is ahead wants is not carried out, so it is not stored either.
-            replaying=ahead or (act.is_replaying and not asked and not self._recorded.went_beyond),
-            run_id=act.run_id,
-        )
+        self._budget = self._open_budget(act, ahead=ahead, settled=settled)
         self._fails = fails_workflow(completion)
         self._tell(lambda hook: hook.activated(act, completion))
         return completion
+
+    def _open_budget(
+        self, act: WorkflowActivation, *, ahead: bool, settled: bool
+    ) -> CompletionBudget:
+        if all(job.HasField("query_workflow") for job in act.jobs):
+            alone = any(job.query_workflow.query_id == LEGACY_QUERY_ID for job in act.jobs)
+            return self._task_budget.open_for_answers(
+                act.history_length, alone=alone, run_id=act.run_id
+            )
+        # The commands of a run that is ahead are not carried out, so they are not stored either.
+        repeats = act.is_replaying and not self._recorded.went_beyond
+        return self._task_budget.open(
+            act.history_length,
+            live=not (ahead or act.is_replaying),
+            replaying=ahead or repeats,
+            settled=settled,
+            run_id=act.run_id,
+        )
 
     def _tell(self, call: Callable[[ActivationHook], None]) -> None:
         for hook in self._hooks:
