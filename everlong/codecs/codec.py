@@ -231,12 +231,10 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         data = payload.data
         size_bytes = len(data) + sum(len(k) + len(v) for k, v in payload.metadata.items())
         budget = room.budget
-        if budget is not None and budget.replaying:
-            return await self._inline(payload, size_bytes)
         leaves = self._is_nexus or (budget is not None and budget.leaving)
         offloads = self._nexus_offload or not leaves
         inline_max = self._inline_bytes_max
-        if not offloads or (budget is not None and not budget.lasting):
+        if not offloads or (budget is not None and budget.prefers_inline):
             inline_max = limits.FALLBACK_BYTES_MAX
         inline: Payload | None = None
         if size_bytes <= limits.INLINE_TRIAL_FACTOR * inline_max or not offloads:

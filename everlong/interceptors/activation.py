@@ -22,8 +22,8 @@ from temporalio.worker import (
 )
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
-from everlong.codecs.budget import BUDGET, CompletionBudget
-from everlong.interceptors.ahead import RunAhead
+from everlong.codecs.budget import BUDGET, CompletionBudget, TaskBudget
+from everlong.interceptors.ahead import LEGACY_QUERY_ID, RunAhead
 from everlong.interceptors.drain import (
     HOLDS_REFS,
     continues_as_new,
@@ -178,6 +178,7 @@ class _HookedInstance(WorkflowInstance):
         self._hooks = hooks
         self._evict = evict
         self._run_ahead = RunAhead()
+        self._task_budget = TaskBudget()
         self._budget = CompletionBudget()
         self._fails = False
         self._rolls = False
@@ -191,25 +192,39 @@ class _HookedInstance(WorkflowInstance):
         if self._recorded.drain is not None:
             self._recorded.drain.begin(replaying=act.is_replaying)
         ahead = self._run_ahead.noticed(act)
-        if ahead:
+        if self._run_ahead.must_leave(act):
             self._evict(act.run_id)
+        # Asked before this activation adds commands of its own.
+        settled = act.is_replaying and self._recorded.holds_all()
         self._recorded.consumption.activating(act)
         completion = self._instance.activate(act)
         self._recorded.consumption.activated(completion)
-        asked = all(job.HasField("query_workflow") for job in act.jobs)
         if act.is_replaying:
             drop_recorded(completion, self._recorded)
-        self._budget = CompletionBudget(
-            lasting=not asked,
-            # What a run that is ahead wants is not carried out, so it is not stored either.
-            replaying=ahead or (act.is_replaying and not asked and not self._recorded.went_beyond),
-            run_id=act.run_id,
-            drain=self._recorded.drain,
-        )
+        self._budget = self._open_budget(act, ahead=ahead, settled=settled)
+        self._budget.drain = self._recorded.drain
         self._fails = fails_workflow(completion)
         self._rolls = continues_as_new(completion)
         self._tell(lambda hook: hook.activated(act, completion))
         return completion
+
+    def _open_budget(
+        self, act: WorkflowActivation, *, ahead: bool, settled: bool
+    ) -> CompletionBudget:
+        if all(job.HasField("query_workflow") for job in act.jobs):
+            alone = any(job.query_workflow.query_id == LEGACY_QUERY_ID for job in act.jobs)
+            return self._task_budget.open_for_answers(
+                act.history_length, alone=alone, run_id=act.run_id
+            )
+        # The commands of a run that is ahead are not carried out, so they are not stored either.
+        repeats = act.is_replaying and not self._recorded.went_beyond
+        return self._task_budget.open(
+            act.history_length,
+            live=not (ahead or act.is_replaying),
+            replaying=ahead or repeats,
+            settled=settled,
+            run_id=act.run_id,
+        )
 
     def _tell(self, call: Callable[[ActivationHook], None]) -> None:
         for hook in self._hooks:

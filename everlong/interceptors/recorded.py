@@ -104,6 +104,7 @@ class Recorded:
     def __init__(self) -> None:
         self._events: collections.Counter[tuple[str, str]] = collections.Counter()
         self._taken: collections.Counter[tuple[str, str]] = collections.Counter()
+        self._unseen: set[tuple[str, str]] = set()
         self._ended = threading.Event()
         self._complete = False
         self.went_beyond = False
@@ -159,9 +160,18 @@ class Recorded:
         self._taken[key] += 1
         if self._taken[key] <= self._events[key]:
             return True
+        self._unseen.add(key)
         if self._complete:
             self.went_beyond = True
         return False
+
+    def holds_all(self) -> bool:
+        """Whether history is known by now to hold all commands that were taken.
+
+        Only the workflow's thread may ask: it is the one that takes.
+        """
+        self._unseen = {key for key in self._unseen if self._taken[key] > self._events[key]}
+        return not self._unseen
 
     def take_command(self, command: WorkflowCommand) -> bool:
         """Do the same for a command as it is sent to Core."""

@@ -1,10 +1,10 @@
-"""A replay writes nothing.
+"""A replay writes nothing, unless it issues more than the server takes in one completion.
 
 The SDK converts and encodes every command again when it replays, though Core discards those that it
 finds in history. So while replaying, arguments that history is known to hold are dropped before they
 are converted, and other values that it holds are taken out of the completion. What it may not hold
-is kept, for Core may send it; the codec keeps it inline. Local activities are left alone, since Core
-may run them again; their arguments never leave the worker.
+is kept, for Core may send it; the codec keeps it inline where it fits. Local activities are left
+alone, since Core may run them again; their arguments never leave the worker.
 """
 
 import dataclasses
