@@ -41,6 +41,7 @@ def packs_of(client: Client) -> PackStore:
     """Return the store of the plugin that a client was made with."""
     for plugin in client.config()["plugins"]:
         if isinstance(plugin, EverlongPlugin):
+            plugin.check_client(client)
             return plugin.packs
     raise PluginNotOnClient(
         "this client has no EverlongPlugin, so nobody knows where the answer is stored. Give it one: "
