@@ -277,9 +277,10 @@ async def test_a_sweep_with_the_outer_codec_keeps_what_is_referenced() -> None:
     assert len(left) == 3
     assert left < before
     fresh = EverlongCodec(PackStore(world.store, Keyring(KEYS)), inline_bytes_max=512)
-    assert await OuterCodec(fresh, NeedsContext()).with_context(context).decode(
-        kept.payloads
-    ) == [payload(b'"start"'), *large[:3]]
+    assert await OuterCodec(fresh, NeedsContext()).with_context(context).decode(kept.payloads) == [
+        payload(b'"start"'),
+        *large[:3],
+    ]
 
 
 @pytest.mark.parametrize("outer", [None, Failing()], ids=["none", "another"])
