@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -91,20 +90,32 @@ async def asking(
 
 
 @pytest.mark.parametrize("there", [{"second": KEY_2}, None], ids=["other", "none"])
-async def test_a_worker_with_other_keys_is_named_and_the_answer_comes_once_they_agree(
+async def test_a_worker_with_other_keys_is_named(
     server: TemporalServer, store: BlobStore, thread_id: str, there: Keys
 ) -> None:
     client = await connect(server, store, {"first": KEY_1})
     wrong = await connect(server, store, there, [reading_agent(1)])
+    async with (
+        Worker(wrong, task_queue=thread_id, identity="it"),
+        asking(client, thread_id) as (told, _),
+    ):
+        said = await told.first()
+    assert said.startswith(
+        "worker it cannot read what this client writes: run everlong doctor (KeyMissing: "
+    )
+    assert "key 'first'" in said
+
+
+async def test_a_caller_is_told_once_and_answered_once_the_keys_agree(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    client = await connect(server, store, {"first": KEY_1})
+    wrong = await connect(server, store, {"second": KEY_2}, [reading_agent(1)])
     async with asking(client, thread_id) as (told, answer):
         async with Worker(wrong, task_queue=thread_id, identity="it"):
             said = await told.first()
             await asyncio.sleep(EVERY_SECONDS)
             assert told.texts == [said]
-        assert said.startswith(
-            "worker it cannot read what this client writes: run everlong doctor (KeyMissing: "
-        )
-        assert "key 'first'" in said
         right = await connect(server, store, {"first": KEY_1}, [reading_agent(1)])
         async with Worker(right, task_queue=thread_id):
             assert await answer == pages_answer(1)
@@ -140,12 +151,13 @@ async def test_a_client_without_the_keys_says_so_at_once(
 async def test_a_worker_with_another_store_is_named(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
-    """The message is too long to stay in history, so the worker's task needs the store."""
-    client = await connect(server, store)
+    """The client offloads the update itself, so the worker's task needs the store."""
+    plugin = EverlongPlugin(store=store, inline_bytes_max=256)
+    client = await Client.connect(server.address, plugins=[plugin])
     wrong = await connect(server, MemoryBlobStore(), agents=[reading_agent(1)])
     async with (
-        asking(client, thread_id, noise(thread_id, 7000)) as (told, _),
         Worker(wrong, task_queue=thread_id, identity="it"),
+        asking(client, thread_id, noise(thread_id, 3000)) as (told, _),
     ):
         said = await told.first()
     assert said.startswith(
@@ -185,12 +197,22 @@ async def test_an_agent_that_another_worker_may_have_is_not_called_missing(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     client = await connect(server, store, agents=[reading_agent(1)])
-    async with Worker(client, task_queue=thread_id, identity="it"):
-        async with asking(client, thread_id, agent="late") as (told, answer):
-            await told.first()
-            late = await connect(server, store, agents=[reading_agent(1, "late")])
-            async with Worker(late, task_queue=thread_id, identity="late"):
-                assert await answer == pages_answer(1)
+    async with (
+        Worker(client, task_queue=thread_id, identity="it"),
+        asking(client, thread_id, agent="opps") as (told, _),
+    ):
+        assert (await told.first()).startswith("no worker has agent 'opps'")
+        another = await connect(server, store, agents=[reading_agent(1, "late")])
+        async with (
+            Worker(another, task_queue=thread_id, identity="new"),
+            asyncio.timeout(SECONDS_MAX),
+        ):
+            while True:
+                found = await diagnose(client, thread_id)
+                if found is not None and found.text.startswith("worker it has no agent 'opps'"):
+                    break
+                await asyncio.sleep(0.1)
+    assert found.text.endswith("or wait for another")
 
 
 async def test_a_task_queue_without_workers_is_named(
@@ -301,17 +323,16 @@ async def test_a_worker_without_the_plugin_is_recognised_by_what_it_says(
         assert "Workflow class everlong.Agent is not registered" in said
         own = f"{thread_id}-own"
         await client.start_workflow(Theirs.run, "x" * 20_000, id=own, task_queue=thread_id)
-        found = await until_diagnosed(client, own)
+        found = await until_diagnosed(client, own, "no_plugin")
         await client.get_workflow_handle(own).terminate()
-    assert found.kind == "no_plugin"
     assert "Unknown payload encoding binary/everlong" in found.text
 
 
-async def until_diagnosed(client: Client, thread_id: str) -> Diagnosis:
+async def until_diagnosed(client: Client, thread_id: str, kind: str) -> Diagnosis:
     async with asyncio.timeout(SECONDS_MAX):
         while True:
             found = await diagnose(client, thread_id)
-            if found is not None:
+            if found is not None and found.kind == kind:
                 return found
             await asyncio.sleep(0.2)
 
@@ -332,8 +353,11 @@ async def test_a_diagnosis_takes_four_calls_at_most(
     server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = await connect(server, store, agents=[reading_agent(1)])
-    async with Worker(client, task_queue=thread_id), asking(client, thread_id, agent="opps"):
-        await until_diagnosed(client, thread_id)
+    async with (
+        Worker(client, task_queue=thread_id),
+        asking(client, thread_id, agent="opps") as (told, _),
+    ):
+        await told.first()
         counting = Counting(client.workflow_service)
         monkeypatch.setattr(Client, "workflow_service", counting)
         found = await diagnose(client, thread_id)
@@ -345,7 +369,6 @@ async def test_a_diagnosis_takes_four_calls_at_most(
 def test_the_command_says_it_on_standard_error(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
-    began = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-m", "everlong", "send", thread_id, "hello", "--agent", "ops"],
         cwd=tmp_path,
@@ -363,7 +386,6 @@ def test_the_command_says_it_on_standard_error(
     try:
         assert process.stderr is not None
         line = process.stderr.readline()
-        assert time.monotonic() - began < SECONDS_MAX + timedelta(seconds=5).total_seconds()
     finally:
         process.kill()
         process.communicate(timeout=10)
