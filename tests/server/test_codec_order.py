@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from temporalio.client import Client
 from temporalio.converter import DataConverter, PayloadCodec
-from temporalio.worker import Worker
+from temporalio.worker import Replayer, Worker
 
 from everlong import EverlongPlugin
 from everlong.admin import service
@@ -176,6 +176,8 @@ async def test_under_an_outer_codec_a_loop_runs_resumes_with_prefetch_and_surviv
     assert resume["everlong.resume.prefetch.bytes"] > 10 * LOOP.result_bytes / 2
     history = await again.fetch_history()
     assert encodings_in(history.events) == {ENCRYPTED}
+    _, fresh = await outside.connect()
+    await Replayer(workflows=[ListLoop], plugins=[fresh]).replay_workflow(history)
     size_bytes = sum([info.size_bytes async for info in store.list("v1/")])
     assert size_bytes < 2 * LOOP.steps * LOOP.result_bytes
 

@@ -1,6 +1,7 @@
 """A team's codec inside Everlong's and around it: what it costs, what is refused, what still works."""
 
 import asyncio
+import base64
 import json
 import os
 import zlib
@@ -26,6 +27,8 @@ from everlong.codecs import EverlongCodec, inspection
 from everlong.codecs.inspection import inspect
 from everlong.codecs.layers import OuterCodec, holds_everlong, own_codec
 from everlong.codecs.refs import is_ref
+from everlong.config import load_settings
+from everlong.connection import connect
 from everlong.errors import ConfigError
 from everlong.models import CHECK, SweepOptions, SweepReport
 from everlong.storage.keys import Keyring
@@ -218,6 +221,28 @@ def test_an_outer_codec_without_keys_is_refused() -> None:
         EverlongPlugin(
             store="memory:", keys=KEYS, outer_codec=Chain(EverlongCodec(MemoryBlobStore()))
         )
+
+
+async def test_the_command_loads_the_outer_codec_that_its_environment_names() -> None:
+    env = {
+        "EVERLONG_STORE": "memory:",
+        "EVERLONG_KEYS": f"first:{base64.b64encode(KEY_1).decode()}",
+        "TEMPORAL_ADDRESS": "127.0.0.1:1",
+        "TEMPORAL_CONFIG_FILE": os.devnull,
+    }
+
+    async def connected(name: str) -> Client:
+        settings = load_settings({**env, "EVERLONG_OUTER_CODEC": name})
+        settings.temporal["lazy"] = True  # type: ignore[typeddict-unknown-key] # of Client.connect
+        return await connect(settings)
+
+    codec = (await connected("tests.ciphers:Cipher")).data_converter.payload_codec
+    assert isinstance(codec, OuterCodec)
+    assert isinstance(codec.outer, Cipher)
+    assert (await connected("")).data_converter.payload_codec is not None
+    for wrong in ("tests.ciphers:Missing", "tests.ciphers:ENCRYPTED", "tests.absent:Cipher", "x"):
+        with pytest.raises(ConfigError, match="EVERLONG_OUTER_CODEC"):
+            await connected(wrong)
 
 
 async def test_an_outer_codec_sees_refs_and_the_store_holds_sealed_bodies_once() -> None:

@@ -29,6 +29,7 @@ from everlong.admin.service.controlling import (
     stop,
     unpause,
 )
+from everlong.admin.service.diagnosis import Diagnosis, diagnose
 from everlong.admin.service.directory import (
     PAGE_LIMIT_MAX,
     TEXT_CHARS_MAX,
@@ -111,6 +112,7 @@ __all__ = [
     "Archived",
     "BodySlice",
     "Bounds",
+    "Diagnosis",
     "Directory",
     "Due",
     "EntryPage",
@@ -155,6 +157,7 @@ __all__ = [
     "compact",
     "configure",
     "decide",
+    "diagnose",
     "diff",
     "entry_body",
     "entry_download",

@@ -33,7 +33,6 @@ from temporalio.api.workflowservice.v1 import (
     GetWorkflowExecutionHistoryReverseRequest,
 )
 from temporalio.client import Client
-from temporalio.service import RPCError
 
 from everlong.admin.service.translating import START_ONE
 from everlong.errors import NoWorker
@@ -247,7 +246,7 @@ class Watch:
         try:
             async with asyncio.timeout(_DIAGNOSIS_SECONDS_MAX):
                 found = await diagnose(self._client, self._thread_id)
-        except (RPCError, TimeoutError) as error:
+        except Exception as error:  # noqa: BLE001 - it must not fail the wait that it explains
             logger.debug("no diagnosis of thread %s: %s", self._thread_id, type(error).__name__)
             return
         before, self.latest = self.latest, found
