@@ -2,17 +2,14 @@
 
 import asyncio
 import contextlib
-import os
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 from temporalio import workflow
+from temporalio.api.common.v1 import Payload
 from temporalio.client import Client
+from temporalio.converter import DataConverter, PayloadCodec
 from temporalio.worker import Worker
 
 from everlong import Agent, EverlongPlugin, Reply, tool
@@ -289,6 +286,45 @@ async def until_tool(client: Client, thread_id: str) -> None:
             await asyncio.sleep(0.05)
 
 
+class Slow(PayloadCodec):
+    """Decodes so slowly that workflow tasks keep their slots."""
+
+    async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        return list(payloads)
+
+    async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        await asyncio.sleep(6)
+        return list(payloads)
+
+
+async def test_a_worker_without_a_slot_for_workflow_tasks_is_busy_and_not_missing(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    client = await connect(server, store)
+    slow_client = await Client.connect(
+        server.address,
+        data_converter=DataConverter(payload_codec=Slow()),
+        plugins=[EverlongPlugin(store=store, agents=[reading_agent(1)])],
+    )
+    worker = Worker(
+        slow_client,
+        task_queue=thread_id,
+        workflows=[Theirs],
+        identity="it",
+        max_concurrent_workflow_tasks=2,
+    )
+    async with worker:
+        for number in range(2):
+            await client.start_workflow(
+                Theirs.run, "x", id=f"{thread_id}-{number}", task_queue=thread_id
+            )
+        await asyncio.sleep(0.5)
+        async with asking(client, thread_id) as (told, _):
+            said = await told.first()
+    assert said.startswith(f"worker it polls task queue '{thread_id}' and has not taken")
+    assert "workflow task yet: it is busy" in said
+
+
 async def test_a_thread_at_work_is_not_diagnosed(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -335,58 +371,3 @@ async def until_diagnosed(client: Client, thread_id: str, kind: str) -> Diagnosi
             if found is not None and found.kind == kind:
                 return found
             await asyncio.sleep(0.2)
-
-
-class Counting:
-    """Counts the calls of a workflow service."""
-
-    def __init__(self, service: Any) -> None:
-        self._service = service
-        self.calls: list[str] = []
-
-    def __getattr__(self, name: str) -> Any:
-        self.calls.append(name)
-        return getattr(self._service, name)
-
-
-async def test_a_diagnosis_takes_four_calls_at_most(
-    server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client = await connect(server, store, agents=[reading_agent(1)])
-    async with (
-        Worker(client, task_queue=thread_id),
-        asking(client, thread_id, agent="opps") as (told, _),
-    ):
-        await told.first()
-        counting = Counting(client.workflow_service)
-        monkeypatch.setattr(Client, "workflow_service", counting)
-        found = await diagnose(client, thread_id)
-        monkeypatch.undo()
-    assert found is None or found.kind == "no_agent"
-    assert len(counting.calls) <= 4
-
-
-def test_the_command_says_it_on_standard_error(
-    server: TemporalServer, tmp_path: Path, thread_id: str
-) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "everlong", "send", thread_id, "hello", "--agent", "ops"],
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "TEMPORAL_CONFIG_FILE": os.devnull,
-            "TEMPORAL_ADDRESS": server.address,
-            "EVERLONG_STORE": (tmp_path / "blobs").as_uri(),
-            "EVERLONG_TASK_QUEUE": thread_id,
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stderr is not None
-        line = process.stderr.readline()
-    finally:
-        process.kill()
-        process.communicate(timeout=10)
-    assert line.startswith(f"{thread_id} waits: no worker polls task queue '{thread_id}': start")
