@@ -51,7 +51,7 @@ class Told:
         self.seconds.append(time.monotonic() - self._begun)
 
     async def first(self) -> str:
-        async with asyncio.timeout(SECONDS_MAX):
+        async with asyncio.timeout(3 * SECONDS_MAX):
             while not self.texts:
                 await asyncio.sleep(0.05)
         assert self.seconds[0] < SECONDS_MAX
@@ -108,8 +108,9 @@ async def test_a_caller_is_told_once_and_answered_once_the_keys_agree(
 ) -> None:
     client = await connect(server, store, {"first": KEY_1})
     wrong = await connect(server, store, {"second": KEY_2}, [reading_agent(1)])
-    async with asking(client, thread_id) as (told, answer):
+    async with contextlib.AsyncExitStack() as stack:
         async with Worker(wrong, task_queue=thread_id, identity="it"):
+            told, answer = await stack.enter_async_context(asking(client, thread_id))
             said = await told.first()
             await asyncio.sleep(EVERY_SECONDS)
             assert told.texts == [said]
@@ -188,28 +189,6 @@ async def test_an_agent_that_no_worker_has_is_named_with_those_there_are(
         assert said.startswith("no worker has agent 'opps'; workers have: deploy, ops. Start")
         with pytest.raises(NotAnswered, match=r"It waits: no worker has agent 'opps'"):
             await answer
-
-
-async def test_an_agent_that_another_worker_may_have_is_not_called_missing(
-    server: TemporalServer, store: BlobStore, thread_id: str
-) -> None:
-    client = await connect(server, store, agents=[reading_agent(1)])
-    async with (
-        Worker(client, task_queue=thread_id, identity="it"),
-        asking(client, thread_id, agent="opps") as (told, _),
-    ):
-        assert (await told.first()).startswith("no worker has agent 'opps'")
-        another = await connect(server, store, agents=[reading_agent(1, "late")])
-        async with (
-            Worker(another, task_queue=thread_id, identity="new"),
-            asyncio.timeout(SECONDS_MAX),
-        ):
-            while True:
-                found = await diagnose(client, thread_id)
-                if found is not None and found.text.startswith("worker it has no agent 'opps'"):
-                    break
-                await asyncio.sleep(0.1)
-    assert found.text.endswith("or wait for another")
 
 
 async def test_a_task_queue_without_workers_is_named(
@@ -365,7 +344,7 @@ async def test_a_worker_without_the_plugin_is_recognised_by_what_it_says(
 
 
 async def until_diagnosed(client: Client, thread_id: str, kind: str) -> Diagnosis:
-    async with asyncio.timeout(SECONDS_MAX):
+    async with asyncio.timeout(3 * SECONDS_MAX):
         while True:
             found = await diagnose(client, thread_id)
             if found is not None and found.kind == kind:

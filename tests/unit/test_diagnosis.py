@@ -3,7 +3,7 @@
 import pytest
 from temporalio.client import Client
 
-from everlong.admin.service.diagnosis import Diagnosis, Fault, Watch, explain_fault
+from everlong.admin.service.diagnosis import Diagnosis, Fault, Watch, explain_agent, explain_fault
 from everlong.admin.service.translating import START_ONE
 from everlong.errors import NoWorker
 from everlong.models import HELD
@@ -47,6 +47,20 @@ def test_a_fault_is_explained_with_the_worker_and_the_remedy(
     found = explain_fault(Fault("it", types, message))
     assert found.kind == kind
     assert found.text.startswith(text)
+
+
+def lacks(worker: str, agents: list[str]) -> Fault:
+    return Fault(worker, (HELD,), f"a worker runs no agent 'opps', only {agents}. Start one")
+
+
+def test_an_agent_that_another_worker_may_have_is_not_called_missing() -> None:
+    faults = [lacks("b", ["ops"]), lacks("a", ["deploy", "ops"])]
+    found = explain_agent("q", faults, {"a", "b"})
+    assert found.text.startswith("no worker has agent 'opps'; workers have: deploy, ops. Start")
+    found = explain_agent("q", faults[:1], {"a", "b"})
+    assert found.text.startswith("worker b has no agent 'opps'; it has: ops. Start")
+    assert found.text.endswith("or wait for another")
+    assert "workers have: none" in explain_agent("q", [lacks("a", [])], ["a"]).text
 
 
 async def test_a_diagnosis_takes_the_place_of_general_advice() -> None:

@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from types import TracebackType
 from typing import Final, Literal, Self, TypeAlias
 
@@ -48,6 +48,8 @@ Report: TypeAlias = Callable[[str], None]
 
 FIRST_SECONDS: Final = 3.0
 """After how long without an answer a thread is diagnosed. A cold resume takes a second or two."""
+SECOND_SECONDS: Final = 4.0
+"""Until the second look, if the first one finds nothing: a task may have been about to fail."""
 EVERY_SECONDS: Final = 10.0
 """Between two diagnoses; later a twentieth of the time so far, up to a minute."""
 _EVERY_SECONDS_MAX: Final = 60.0
@@ -147,16 +149,21 @@ async def _diagnose_activities(
 
 async def _explain_held(client: Client, queue: str, faults: Sequence[Fault]) -> Diagnosis:
     """Explain why a thread waits before it tries an activity again."""
-    found = [(each.worker, match) for each in faults if (match := _NO_AGENT.search(each.message))]
-    if not found:
+    if not _NO_AGENT.search(faults[0].message):
         return explain_fault(faults[0])
+    listed = {each.identity for each in await _pollers(client, queue, _ACTIVITIES)}
+    return explain_agent(queue, faults, listed)
+
+
+def explain_agent(queue: str, faults: Sequence[Fault], listed: Collection[str]) -> Diagnosis:
+    """Return which agent workers lack, by what they said. Others that are listed may have it."""
+    found = [(each.worker, match) for each in faults if (match := _NO_AGENT.search(each.message))]
     name = found[0][1]["name"]
     lacking = {worker: match["has"] for worker, match in found if match["name"] == name}
-    listed = {each.identity for each in await _pollers(client, queue, _ACTIVITIES)}
     agents = sorted({each.strip(" '\"") for has in lacking.values() for each in has.split(",")})
     has = ", ".join(each for each in agents if each) or "none"
     remedy = f"Start a worker that has it on task queue {queue!r}"
-    if listed <= set(lacking):
+    if set(listed) <= set(lacking):
         return Diagnosis("no_agent", f"no worker has agent {name!r}; workers have: {has}. {remedy}")
     workers = _names(sorted(lacking))
     return Diagnosis(
@@ -240,7 +247,10 @@ class Watch:
             await asyncio.sleep(pause_seconds)
             await self._diagnose()
             elapsed = time.monotonic() - begun
-            pause_seconds = min(max(EVERY_SECONDS, elapsed / 20), _EVERY_SECONDS_MAX)
+            if pause_seconds == FIRST_SECONDS and self.latest is None:
+                pause_seconds = SECOND_SECONDS
+            else:
+                pause_seconds = min(max(EVERY_SECONDS, elapsed / 20), _EVERY_SECONDS_MAX)
 
     async def _diagnose(self) -> None:
         try:
