@@ -20,7 +20,8 @@ async def ask(
     """Send a message to a thread and return the answer. The client needs the plugin.
 
     It waits across rolls, crashed workers and approvals, for as long as it takes or `seconds_max`,
-    and adds nothing to the history meanwhile. With an agent, the thread is started on the task queue
+    and adds nothing to the history meanwhile. What the thread waits for, if that is no work of its own,
+    is logged as a warning within seconds. With an agent, the thread is started on the task queue
     if it does not exist. Raises `TurnFailed`, `ThreadPaused` or `NotAnswered` if there is no answer.
     """
     # Here: a worker that asks nobody need not wait for it.
@@ -41,6 +42,7 @@ def packs_of(client: Client) -> PackStore:
     """Return the store of the plugin that a client was made with."""
     for plugin in client.config()["plugins"]:
         if isinstance(plugin, EverlongPlugin):
+            plugin.check_client(client)
             return plugin.packs
     raise PluginNotOnClient(
         "this client has no EverlongPlugin, so nobody knows where the answer is stored. Give it one: "

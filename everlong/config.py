@@ -68,6 +68,9 @@ class Settings:
     """`EVERLONG_KEYS`: `id:base64` of 32 bytes, comma-separated; the first writes. Empty: none."""
     accept_unsealed: bool
     """`EVERLONG_ACCEPT_UNSEALED`: with keys, also read what was stored before there were any."""
+    outer_codec: str
+    """`EVERLONG_OUTER_CODEC`: `module:name` of a payload codec, or of what makes one, that is around
+    Everlong's. It needs keys. Empty: none."""
     token: str = dataclasses.field(repr=False)
     """`EVERLONG_TOKEN`: what `everlong serve` and the metrics ask for beyond loopback."""
     tokens: str = dataclasses.field(repr=False)
@@ -117,6 +120,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         retention=env.get("EVERLONG_RETENTION", ""),
         keys=env.get("EVERLONG_KEYS", ""),
         accept_unsealed=_flag(env, "EVERLONG_ACCEPT_UNSEALED"),
+        outer_codec=env.get("EVERLONG_OUTER_CODEC", ""),
         token=env.get("EVERLONG_TOKEN", ""),
         tokens=env.get("EVERLONG_TOKENS", ""),
         hosts=env.get("EVERLONG_HOSTS", ""),
@@ -206,6 +210,7 @@ def embedded_environment(settings: Settings) -> dict[str, str]:
         "EVERLONG_RETENTION": settings.retention,
         "EVERLONG_KEYS": settings.keys,
         "EVERLONG_ACCEPT_UNSEALED": "1" if settings.accept_unsealed else "",
+        "EVERLONG_OUTER_CODEC": settings.outer_codec,
         "EVERLONG_TOKEN": "",
         "EVERLONG_TOKENS": "",
         "EVERLONG_HOSTS": "",

@@ -1,15 +1,18 @@
 """From settings to a connected client, to the store, and to where spans and metrics go."""
 
+import importlib
+import sys
 from collections.abc import Sequence
 
 from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import TracerProvider
 from temporalio.client import Client
+from temporalio.converter import PayloadCodec
 from temporalio.runtime import Runtime
 
 from everlong.agents import Agent
 from everlong.config import Settings, checked_metrics_host, checked_store
-from everlong.errors import ServerUnreachable
+from everlong.errors import ConfigError, ServerUnreachable
 from everlong.models import printable
 from everlong.plugin import EverlongPlugin
 from everlong.storage.keys import parse_keys
@@ -33,6 +36,7 @@ async def connect(
         agents=agents,
         keys=_keys(settings),
         accept_unsealed=settings.accept_unsealed,
+        outer_codec=_outer_codec(settings.outer_codec),
         cache_dir=settings.cache_dir or None,
         inline_bytes_max=settings.inline_bytes_max,
         encoder_bytes_max=settings.encoder_bytes_max,
@@ -78,6 +82,26 @@ def open_configured_providers(settings: Settings, service_name: str) -> Provider
             ),
         )
     )
+
+
+def _outer_codec(path: str) -> PayloadCodec | None:
+    """Return the codec that `module:name` leads to, or what that returns when it is called."""
+    if not path:
+        return None
+    module_name, _, name = path.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found = getattr(importlib.import_module(module_name), name)
+        codec = found if isinstance(found, PayloadCodec) else found()
+    except Exception as error:  # The module is the team's: it may raise anything.
+        raise ConfigError(
+            f"EVERLONG_OUTER_CODEC is {path!r}, which cannot be loaded ({type(error).__name__}). Give "
+            "module:name of a PayloadCodec, or of a callable that returns one."
+        ) from error
+    if not isinstance(codec, PayloadCodec):
+        raise ConfigError(f"EVERLONG_OUTER_CODEC is {path!r}, which is no PayloadCodec")
+    return codec
 
 
 def _keys(settings: Settings) -> dict[str, bytes] | None:

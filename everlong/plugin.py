@@ -1,5 +1,6 @@
 """`EverlongPlugin`: the composition root. Give it to the client; its workers inherit it."""
 
+import asyncio
 import dataclasses
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,7 +17,7 @@ from temporalio import workflow
 from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
 from temporalio.client import Client
-from temporalio.converter import DataConverter
+from temporalio.converter import DataConverter, PayloadCodec
 from temporalio.plugin import SimplePlugin
 from temporalio.service import RPCError
 from temporalio.worker import ReplayerConfig, Worker, WorkerConfig, WorkflowRunner
@@ -25,6 +26,8 @@ from everlong import limits
 from everlong.activities import AgentActivities, CheckActivities, SweepActivities
 from everlong.agents import Agent
 from everlong.codecs import EverlongCodec, measuring
+from everlong.codecs.inspection import REMEDY, inspect
+from everlong.codecs.layers import OuterCodec, check_inside, check_order, holds_everlong, own_codec
 from everlong.errors import ConfigError, LimitReached, PluginNotOnClient
 from everlong.interceptors.activation import ActivationHook, hooked, passing_through
 from everlong.interceptors.drain import DrainInterceptor, Drains
@@ -70,6 +73,9 @@ class EverlongPlugin(SimplePlugin):
         keys: Keys by id (32 bytes each), the first of which writes, or a callable that returns them.
             All that is stored, and every payload, is sealed with AES-256-GCM.
         accept_unsealed: With keys, also read what was stored before there were any.
+        outer_codec: A team's codec that has to stay around Everlong's, applied to refs and inline
+            payloads. It needs `keys`, since bodies in the store do not pass through it. A codec that
+            the client's data converter has already stays inside.
         cache_dir: A directory in which stored objects are kept for the next read, also by other
             processes. They are always kept in memory, within a bound.
         inline_bytes_max: Payloads above this, after compression, go to the store.
@@ -91,6 +97,7 @@ class EverlongPlugin(SimplePlugin):
         mode: Literal["write", "read"] = "write",
         keys: KeySource | None = None,
         accept_unsealed: bool = False,
+        outer_codec: PayloadCodec | None = None,
         cache_dir: str | Path | None = None,
         inline_bytes_max: int = limits.INLINE_BYTES_MAX,
         encoder_bytes_max: int = limits.ENCODER_BYTES_MAX,
@@ -103,6 +110,8 @@ class EverlongPlugin(SimplePlugin):
             raise ConfigError(f"mode is {mode!r}; use 'write', or 'read' to write plain payloads")
         if mode == "read" and agents:
             raise ConfigError("agents write to the store: mode='read' is for other workflows")
+        if outer_codec is not None:
+            _check_outer(outer_codec, has_keys=keys is not None)
         telemetry = Telemetry(tracer_provider, meter_provider, record_contents=record_contents)
         self.packs = open_packs(
             store,
@@ -125,6 +134,9 @@ class EverlongPlugin(SimplePlugin):
             nexus_offload=nexus_offload,
             spans=telemetry.spans,
         )
+        self._outer_codec = outer_codec
+        self._is_inspected = False
+        self._codec_warning = ""
         measuring.observe(
             telemetry.meters, self.packs.store, self.codec.stats, self.codec.memory_stats
         )
@@ -139,6 +151,7 @@ class EverlongPlugin(SimplePlugin):
             names,
             inline_bytes_max=inline_bytes_max,
             has_attributes=lambda: self._activities.has_attributes,
+            codec_warning=lambda: self._codec_warning,
         )
         self.sweeps = SweepActivities(
             self.packs,
@@ -170,8 +183,9 @@ class EverlongPlugin(SimplePlugin):
                 "not be encoded. Pass it to Client.connect(..., plugins=[plugin]); workers made from "
                 "that client inherit it."
             )
+        self.check_client(config["client"])
         # Each worker has its own: it asks that worker's client, and ends with that worker.
-        prefetcher = Prefetcher(config["client"], self.codec)
+        prefetcher = Prefetcher(config["client"], self._around(self.codec))
         self._prefetchers.append(prefetcher)
         config = super().configure_worker(config)
         config["workflow_runner"] = self._with_hooks(config["workflow_runner"], prefetcher)
@@ -184,6 +198,13 @@ class EverlongPlugin(SimplePlugin):
         )
         return config
 
+    def check_client(self, client: Client) -> None:
+        """Refuse a client whose codec hides Everlong's, or has taken its place.
+
+        Plugins that come later may change the data converter, so this can be seen only on the client.
+        """
+        check_order(client.data_converter.payload_codec)
+
     async def run_worker(
         self,
         worker: Worker,
@@ -193,11 +214,14 @@ class EverlongPlugin(SimplePlugin):
         if self._has_agents:
             self._activities.has_attributes = await _has_attributes(worker.client)
         self._workers.append(worker)
+        # A task: a slow codec, or its key service, does not keep the worker from starting.
+        inspection = asyncio.create_task(self._inspect_codec(worker.client))
         # What whoever starts the worker reads and traces is not what the worker does.
         counted, traced = READS.set(None), context.attach(Context())
         try:
             await super().run_worker(worker, next)
         finally:
+            inspection.cancel()
             context.detach(traced)
             READS.reset(counted)
             self._workers.remove(worker)
@@ -212,7 +236,7 @@ class EverlongPlugin(SimplePlugin):
         """See `temporalio.worker.Plugin`. A replayer writes no blobs and emits no spans."""
         config = super().configure_replayer(config)
         converter = config["data_converter"]
-        if isinstance(converter.payload_codec, EverlongCodec):
+        if isinstance(converter.payload_codec, EverlongCodec | OuterCodec):
             config["data_converter"] = dataclasses.replace(
                 converter, payload_codec=converter.payload_codec.reading()
             )
@@ -222,15 +246,32 @@ class EverlongPlugin(SimplePlugin):
     def _with_codec(self, converter: DataConverter | None) -> DataConverter:
         """Wrap the codec that is there. The SDK may apply a plugin twice, so ours stays as it is."""
         converter = converter or DataConverter.default
-        if isinstance(converter.payload_codec, EverlongCodec):
-            if converter.payload_codec.packs is not self.packs:
+        found = converter.payload_codec
+        ours = own_codec(found)
+        if ours is not None:
+            if ours.packs is not self.packs:
                 raise ConfigError(
                     "this client has another EverlongPlugin already; give it one, with all agents"
                 )
             return converter
-        return dataclasses.replace(
-            converter, payload_codec=self.codec.around(converter.payload_codec)
-        )
+        if found is not None:
+            check_inside(found)
+        return dataclasses.replace(converter, payload_codec=self._around(self.codec.around(found)))
+
+    def _around(self, codec: EverlongCodec) -> EverlongCodec | OuterCodec:
+        """Return the codec with the team's outer codec around it, if there is one."""
+        return codec if self._outer_codec is None else OuterCodec(codec, self._outer_codec)
+
+    async def _inspect_codec(self, client: Client) -> None:
+        """Warn once if a codec inside Everlong's makes every payload new."""
+        ours = own_codec(client.data_converter.payload_codec)
+        if self._is_inspected or ours is None or ours.inner is None:
+            return
+        self._is_inspected = True
+        found = await inspect(ours.inner, client.namespace)
+        self._codec_warning = found.warning
+        if found.warning:
+            _LOG.warning("%s. %s", found.warning, REMEDY)
 
     async def _archive_due(self, client: Client, packs: PackStore) -> Preserved:
         """Archive what is due. Archives need packages that a worker may do without."""
@@ -270,6 +311,20 @@ class EverlongPlugin(SimplePlugin):
             bridge = worker._bridge_worker  # The SDK has no other way.
             if bridge is not None:
                 bridge.request_workflow_eviction(run_id)
+
+
+def _check_outer(codec: PayloadCodec, *, has_keys: bool) -> None:
+    name = type(codec).__name__
+    if not has_keys:
+        raise ConfigError(
+            f"outer_codec={name} needs keys: bodies in the store do not pass through {name}, so without "
+            "keys of Everlong's own they would be stored unencrypted. Give keys= (EVERLONG_KEYS) too."
+        )
+    if holds_everlong(codec):
+        raise ConfigError(
+            f"outer_codec={name} holds Everlong's codec already. Give the outer codec alone: the plugin "
+            "puts it around Everlong's."
+        )
 
 
 async def _has_attributes(client: Client) -> bool:

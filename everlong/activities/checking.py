@@ -18,6 +18,7 @@ from everlong.storage.packstore import PackStore
 from everlong.versions import versions
 
 _STORE_CHARS_MAX: Final = 300
+_WARNING_CHARS_MAX: Final = 400
 # Names that are told; a worker with more agents than this is rare.
 _AGENTS_MAX: Final = 50
 
@@ -32,11 +33,13 @@ class CheckActivities:
         *,
         inline_bytes_max: int,
         has_attributes: Callable[[], bool],
+        codec_warning: Callable[[], str] = lambda: "",
     ) -> None:
         self._packs = packs
         self._agents = tuple(agents[:_AGENTS_MAX])
         self._inline_bytes_max = inline_bytes_max
         self._has_attributes = has_attributes
+        self._codec_warning = codec_warning
 
     @activity.defn(name=CHECK)
     async def check(self, check: Check) -> Checked:
@@ -76,6 +79,7 @@ class CheckActivities:
             payload=payload,
             answer=answer,
             answer_payload=answer_payload,
+            codec_warning=printable(self._codec_warning(), _WARNING_CHARS_MAX),
         )
 
     async def _read(self, key: str) -> bytes:

@@ -114,8 +114,23 @@ async def _send(
 ) -> None:
     client = await connect(settings)
     packs = open_configured_packs(settings)
+    said: list[str] = []
+
+    def print_wait(text: str) -> None:
+        """Print what the thread waits for, once for each change."""
+        if said[-1:] != [text]:
+            err.print(plain(f"{thread_id} waits: {text}"), markup=False, soft_wrap=True)
+        said[:] = [text]
+
     number = await service.send(
-        client, thread_id, text, task_queue=settings.task_queue, agent=agent, packs=packs, by=by
+        client,
+        thread_id,
+        text,
+        task_queue=settings.task_queue,
+        agent=agent,
+        packs=packs,
+        by=by,
+        on_wait=print_wait,
     )
     queued = f"message {number} is queued"
     if not seconds_max:
@@ -131,6 +146,7 @@ async def _send(
             on_status=lambda status: line.update(
                 escape(plain(f"{queued}; {_waiting_for(thread_id, status)}"))
             ),
+            on_wait=print_wait,
         )
     out.print(plain(answer), markup=False, soft_wrap=True)
 

@@ -131,6 +131,16 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         """What the bound on the encoder's memory has cost this codec and its copies."""
         return self._offloader.memory_stats
 
+    @property
+    def inner(self) -> PayloadCodec | None:
+        """The codec that is applied before this one when encoding."""
+        return self._inner
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether payloads pass as they are: those of the activity that `everlong doctor` uses."""
+        return self._is_plain
+
     def with_context(self, context: SerializationContext) -> Self:
         """Return a codec that files what it offloads under the context's thread."""
         codec = copy.copy(self)

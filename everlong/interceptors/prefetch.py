@@ -9,13 +9,14 @@ cache, some at a time. It only warms the cache: whatever goes wrong is noticed b
 import asyncio
 import logging
 from collections.abc import Iterator
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
 from temporalio import workflow
 from temporalio.api.common.v1 import Payload
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.bridge.proto.workflow_activation import WorkflowActivation
 from temporalio.client import Client
+from temporalio.converter import SerializationContext, WorkflowSerializationContext
 
 from everlong import limits
 from everlong.errors import EverlongError
@@ -50,12 +51,16 @@ _CONSUMED: Final = (
 class Warmer(Protocol):
     """What can fetch the bytes behind a payload ahead of time."""
 
-    def is_wanted(self, payload: Payload) -> bool:
-        """Tell whether there is something to fetch for a payload."""
+    def with_context(self, context: SerializationContext) -> Self:
+        """Return a warmer for the payloads of one workflow."""
         ...
 
-    async def warm(self, payload: Payload) -> int:
-        """Fetch it; return the bytes that it took."""
+    def is_wanted(self, payload: Payload) -> bool:
+        """Return whether there may be something to fetch for a payload."""
+        ...
+
+    async def warm(self, payload: Payload) -> int | None:
+        """Fetch it; return the bytes that it took, None if there was nothing to fetch."""
         ...
 
 
@@ -95,6 +100,9 @@ class Prefetcher:
     async def _fetch(self, workflow_id: str, run_id: str, recorded: Recorded) -> None:
         slots = asyncio.Semaphore(limits.STORE_READS_MAX)
         left_bytes = limits.PREFETCH_BYTES_MAX
+        warmer = self._warmer.with_context(
+            WorkflowSerializationContext(namespace=self.client.namespace, workflow_id=workflow_id)
+        )
 
         async def one(payload: Payload) -> None:
             nonlocal left_bytes
@@ -103,7 +111,11 @@ class Prefetcher:
                     return
                 recorded.prefetched.blobs += 1
                 try:
-                    left_bytes -= await self._warmer.warm(payload)
+                    taken_bytes = await warmer.warm(payload)
+                    if taken_bytes is None:
+                        recorded.prefetched.blobs -= 1
+                    else:
+                        left_bytes -= taken_bytes
                 except EverlongError as error:
                     logger.debug("not prefetched: %s", type(error).__name__)
 
@@ -112,7 +124,7 @@ class Prefetcher:
             async for event in handle.fetch_history_events(page_size=_PAGE_EVENTS):
                 recorded.note(event)
                 for payload in consumed_payloads(event):
-                    if self._warmer.is_wanted(payload):
+                    if warmer.is_wanted(payload):
                         fetches.create_task(one(payload))
             recorded.finish(complete=True)
 

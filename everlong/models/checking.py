@@ -66,3 +66,5 @@ class Checked:
     """Random bytes of the worker's own."""
     answer_payload: str = ""
     """Them, as the worker's data converter encodes them: a payload in base64."""
+    codec_warning: str = ""
+    """Warning about a codec inside Everlong's; empty if there is none."""

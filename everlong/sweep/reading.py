@@ -17,6 +17,7 @@ from temporalio.converter import (
 from everlong import limits
 from everlong.codecs import EverlongCodec
 from everlong.codecs.codec import plain_bytes
+from everlong.codecs.layers import OuterCodec, own_codec
 from everlong.codecs.refs import ENCODING, is_ref, parse_ref
 from everlong.errors import (
     BlobCorrupt,
@@ -48,12 +49,13 @@ class Unreadable(Exception):
 
 
 def check_codec(codec: PayloadCodec | None) -> None:
-    """Refuse a codec around ours: what it writes may hide refs, and they would not be missed."""
-    if codec is not None and not isinstance(codec, EverlongCodec):
+    """Refuse an unknown codec around ours: it may hide refs, and what they name would be freed."""
+    if codec is not None and own_codec(codec) is None:
         raise ConfigError(
             f"the client's codec is {type(codec).__name__}, and refs may be hidden in what it writes, "
             "so nothing can be freed safely. Sweep with a client that has the EverlongPlugin, last of "
-            "its plugins: then Everlong's codec is around the others, and sees its refs."
+            "its plugins: then Everlong's codec is around the others, and sees its refs. A codec that "
+            "has to stay around Everlong's is given to the plugin: outer_codec=."
         )
 
 
@@ -71,7 +73,7 @@ class Reader:
         check_codec(codec)
         self._index = index
         self._packs = packs
-        self._codec = codec.over(packs) if isinstance(codec, EverlongCodec) else codec
+        self._codec = codec.over(packs) if isinstance(codec, EverlongCodec | OuterCodec) else codec
         self._namespace = namespace
         self._legible = _LEGIBLE | set(encodings)
         self.packs_read = 0
@@ -97,6 +99,9 @@ class Reader:
                 namespace=self._namespace, workflow_id=workflow_id
             )
             codec = codec.with_context(context)
+        if isinstance(codec, OuterCodec):
+            encoded = await _unwrap(codec, encoded)
+            codec = codec.ours
         for batch in _batches(encoded):
             for found in await gathered([partial(self._links, codec, each) for each in batch]):
                 links |= found
@@ -213,6 +218,20 @@ class Reader:
         except EverlongError as error:
             raise Unreadable(f"{type(error).__name__}: {error}") from error
         return {Link(name, thread, is_leaf=True) for name in names}
+
+
+async def _unwrap(codec: OuterCodec, payloads: Sequence[Payload]) -> list[Payload]:
+    """Remove the outer layer, one payload at a time: its neighbours are not what it was encoded with."""
+    found: list[Payload] = []
+    for payload in payloads:
+        try:
+            found += await codec.unwrap([payload])
+        except Exception as error:  # A team's own codec may raise anything, and quote anything.
+            raise Unreadable(
+                f"the outer codec {type(codec.outer).__name__} does not decode a payload "
+                f"({type(error).__name__}). Sweep where it has the keys of the workers."
+            ) from error
+    return found
 
 
 def _batches(payloads: Sequence[Payload]) -> Iterable[list[Payload]]:

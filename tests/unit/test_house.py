@@ -111,7 +111,6 @@ def test_constraints_pin_every_package_and_name_no_host() -> None:
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", pin) for pin in pins)
 
 
-
 def test_every_test_that_a_guarantee_names_is_there() -> None:
     text = (ROOT / "docs" / "guarantees.md").read_text()
     contract = (ROOT / "everlong" / "testing" / "contract.py").read_text()

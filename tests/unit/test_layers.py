@@ -96,6 +96,7 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
             "archive",
             "past",
             "queries",
+            "codecs",
             "compaction",
             "errors",
             "limits",

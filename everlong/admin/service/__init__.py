@@ -29,6 +29,7 @@ from everlong.admin.service.controlling import (
     stop,
     unpause,
 )
+from everlong.admin.service.diagnosis import Diagnosis, diagnose
 from everlong.admin.service.directory import (
     PAGE_LIMIT_MAX,
     TEXT_CHARS_MAX,
@@ -112,6 +113,7 @@ __all__ = [
     "Archived",
     "BodySlice",
     "Bounds",
+    "Diagnosis",
     "Directory",
     "DrainReport",
     "Due",
@@ -159,6 +161,7 @@ __all__ = [
     "configure",
     "count_holdings",
     "decide",
+    "diagnose",
     "diff",
     "entry_body",
     "entry_download",

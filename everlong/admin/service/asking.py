@@ -4,14 +4,16 @@ Workers and the server may come and go meanwhile, runs may end, people may take 
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
 from temporalio.client import Client
 
+from everlong.admin.service.diagnosis import Report, Watch
 from everlong.admin.service.sending import deliver, stored_message
-from everlong.admin.service.translating import translated
+from everlong.admin.service.translating import readable, translated
 from everlong.admin.service.watching import (
     WORKER_SECONDS_MAX,
     Observation,
@@ -33,6 +35,8 @@ from everlong.storage.journal import Journal
 from everlong.storage.packstore import PackStore
 from everlong.storage.segments import MESSAGE_KINDS
 
+logger = logging.getLogger(__name__)
+
 _POLL_SECONDS_MIN: Final = 0.1
 _POLL_SECONDS_MAX: Final = 2.0
 # Somebody who waits for longer than this waits for a person.
@@ -46,6 +50,11 @@ def _ignore(_: ThreadStatus) -> None:
     """Do nothing with a status."""
 
 
+def _log(thread_id: str) -> Report:
+    """Return what logs a diagnosis, for callers that do not take it themselves."""
+    return lambda text: logger.warning("thread %s waits: %s", thread_id, text)
+
+
 async def ask(
     client: Client,
     packs: PackStore,
@@ -56,19 +65,21 @@ async def ask(
     agent: str | None = None,
     seconds_max: float | None = None,
     on_status: Callable[[ThreadStatus], None] = _ignore,
+    on_wait: Report | None = None,
 ) -> str:
     """Send a message and return the answer. With an agent, the thread is started if need be.
 
     It waits for as long as it takes, unless `seconds_max` is given. Raises `TurnFailed` if the turn
     ends without an answer, and `ThreadPaused` if the thread takes no steps: the message stays queued.
+    `on_wait` is called with what the thread waits for, if that is no work of its own: a worker, a key,
+    an agent. By default it is logged.
     """
     deadline = None if seconds_max is None else time.monotonic() + seconds_max
     message = await stored_message(client, packs, thread_id, text)
-    number = await _delivered(client, thread_id, message, task_queue, agent, deadline)
-    left = None if deadline is None else max(0.0, deadline - time.monotonic())
-    return await wait_for_answer(
-        client, packs, thread_id, number, seconds_max=left, on_status=on_status
-    )
+    async with Watch(client, thread_id, on_wait or _log(thread_id)) as watch:
+        number = await _delivered(client, thread_id, message, task_queue, agent, deadline, watch)
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        return await _answered(client, packs, thread_id, number, left, on_status, watch)
 
 
 async def wait_for_answer(
@@ -79,12 +90,27 @@ async def wait_for_answer(
     *,
     seconds_max: float | None = None,
     on_status: Callable[[ThreadStatus], None] = _ignore,
+    on_wait: Report | None = None,
 ) -> str:
     """Return the answer to a message that was sent, by its number. See `ask`."""
-    async for seen in observations(client, thread_id, seconds_max):
+    async with Watch(client, thread_id, on_wait or _log(thread_id)) as watch:
+        return await _answered(client, packs, thread_id, number, seconds_max, on_status, watch)
+
+
+async def _answered(
+    client: Client,
+    packs: PackStore,
+    thread_id: str,
+    number: int,
+    seconds_max: float | None,
+    on_status: Callable[[ThreadStatus], None],
+    watch: Watch,
+) -> str:
+    async for seen in observations(client, thread_id, seconds_max, watch):
         on_status(seen.status)
         if seen.status.counters.answered >= number:
-            return await answer_to(client, packs, thread_id, number, seen.status)
+            with readable(thread_id):
+                return await answer_to(client, packs, thread_id, number, seen.status)
         if seen.status.status == "paused" and not seen.is_busy:
             raise ThreadPaused(
                 f"thread {thread_id!r} is paused ({_why_paused(seen.status)}). Message {number} stays "
@@ -110,9 +136,12 @@ async def wait_for_status(
 
 
 async def observations(
-    client: Client, thread_id: str, seconds_max: float | None
+    client: Client, thread_id: str, seconds_max: float | None, watch: Watch | None = None
 ) -> AsyncIterator[Observation]:
-    """Look at a thread again and again; raise `NotAnswered` once it has ended or time is over."""
+    """Look at a thread again and again; raise `NotAnswered` once it has ended or time is over.
+
+    What a `watch` has found is in that error.
+    """
     started = time.monotonic()
     last_known = ""
     while True:
@@ -135,6 +164,8 @@ async def observations(
                 break
             pause_seconds = min(pause_seconds, seconds_max - elapsed)
         await asyncio.sleep(pause_seconds)
+    if watch is not None and watch.latest is not None:
+        last_known = f". It waits: {watch.latest.text}"
     raise NotAnswered(
         f"thread {thread_id!r} is not done after {seconds_max:.0f} s. It goes on by itself; see how "
         f"far it is with: everlong show {thread_id}{last_known}"
@@ -205,6 +236,7 @@ async def _delivered(
     task_queue: str,
     agent: str | None,
     deadline: float | None,
+    watch: Watch,
 ) -> int:
     """Queue a message, however long it takes until a worker takes it. It is one message."""
     started = time.monotonic()
@@ -219,6 +251,7 @@ async def _delivered(
                 task_queue=task_queue,
                 agent=agent,
                 seconds_max=min(max(left, 0.1), WORKER_SECONDS_MAX),
+                watch=watch,
             )
         except (NoWorker, ServerUnreachable):
             if deadline is not None and time.monotonic() >= deadline:

@@ -20,10 +20,12 @@ from temporalio.service import RPCError, RPCStatusCode
 from everlong import limits, probes
 from everlong.admin.service.attributes import clashing, listed_attributes
 from everlong.admin.service.drain import count_holdings
-from everlong.admin.service.findings import Finding
+from everlong.admin.service.findings import Finding, Problem, finding
 from everlong.admin.service.judging import Asker, Read, judge_clock, judge_workers
 from everlong.admin.service.probing import Answer, Clock, ask_workers, new_id, pollers, read_clock
 from everlong.admin.service.trying import check_store, new_key, removed
+from everlong.codecs.inspection import REMEDY, inspect
+from everlong.codecs.layers import OuterCodec, check_order, own_codec
 from everlong.errors import EverlongError, ServerUnreachable, SetupRefused
 from everlong.models import SEARCH_ATTRIBUTES, Check, printable, thread_key
 from everlong.storage import BlobStore
@@ -65,16 +67,13 @@ async def examine(
         for check in ("search attributes", "clock", "runs", "workers"):
             yield Finding(check, "skipped", "not checked, since the server cannot be asked")
         return
+    codec = await check_codec(client)
+    if codec is not None:
+        yield codec
     attributes = await _bounded("search attributes", check_attributes(client))
     yield attributes
-    clock = Clock(0.0, 0.0)
-    try:
-        async with asyncio.timeout(_CHECK_SECONDS_MAX):
-            clock = await read_clock(client, task_queue)
-    except (EverlongError, RPCError, TimeoutError) as error:
-        yield _failed("clock", error)
-    else:
-        yield judge_clock(clock)
+    clock, judged = await _check_clock(client, task_queue)
+    yield judged
     yield await _bounded("runs", check_runs(client))
     if isinstance(packs, EverlongError):
         yield Finding("workers", "skipped", "not checked, since the store cannot be opened")
@@ -93,6 +92,16 @@ async def examine(
         findings = [_failed("workers", error)]
     for each in findings:
         yield each
+
+
+async def _check_clock(client: Client, task_queue: str) -> tuple[Clock, Finding]:
+    """Compare clocks. If that fails, the machine's own is taken for right."""
+    try:
+        async with asyncio.timeout(_CHECK_SECONDS_MAX):
+            clock = await read_clock(client, task_queue)
+    except (EverlongError, RPCError, TimeoutError) as error:
+        return Clock(0.0, 0.0), _failed("clock", error)
+    return clock, judge_clock(clock)
 
 
 def check_versions() -> Finding:
@@ -137,6 +146,28 @@ async def check_server(client: Client) -> Finding:
         f"{client.namespace}: {statistics.median(latencies):.1f} ms in the median of "
         f"{_LATENCY_CALLS} calls; closed workflows are kept for {retention:g} h",
     )
+
+
+async def check_codec(client: Client) -> Finding | None:
+    """Check a codec of the team's on this client; None if there is Everlong's alone, or none."""
+    codec = client.data_converter.payload_codec
+    if codec is None:
+        return None
+    try:
+        check_order(codec)
+    except EverlongError as error:
+        return _failed("codec", error)
+    ours = own_codec(codec)
+    texts, problems = [], []
+    if isinstance(codec, OuterCodec):
+        texts.append(f"{type(codec.outer).__name__} is around Everlong's, and known to it")
+    if ours is not None and ours.inner is not None:
+        inspection = await inspect(ours.inner, client.namespace)
+        unknown = ", and could not be tried" if inspection.repeats is None else ""
+        texts.append(f"{inspection.codec} is inside Everlong's{unknown}")
+        if inspection.warning:
+            problems.append(Problem("warning", inspection.warning, REMEDY))
+    return finding("codec", "; ".join(texts), problems) if texts else None
 
 
 async def check_attributes(client: Client) -> Finding:

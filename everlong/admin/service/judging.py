@@ -6,6 +6,7 @@ from typing import Final
 
 from everlong.admin.service.findings import Finding, Problem, finding
 from everlong.admin.service.probing import Answer, Clock
+from everlong.codecs.inspection import REMEDY
 from everlong.models import Checked
 from everlong.versions import Versions
 
@@ -91,6 +92,8 @@ def judge_worker(asker: Asker, worker: str, reads: Sequence[Read]) -> Finding:
     problems += apart
     text = _described(checked) + ("" if apart else "; each side reads what the other writes")
     problems += _versions(asker, checked)
+    if checked.codec_warning:
+        problems.append(Problem("warning", checked.codec_warning, REMEDY))
     if asker.has_attributes and not checked.attributes:
         problems.append(
             Problem(

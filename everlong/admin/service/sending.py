@@ -11,6 +11,7 @@ from temporalio.client import Client, WithStartWorkflowOperation
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 
 from everlong import limits
+from everlong.admin.service.diagnosis import Report, Watch
 from everlong.admin.service.translating import argument
 from everlong.admin.service.updating import update
 from everlong.admin.service.watching import WORKER_SECONDS_MAX, journal_of
@@ -42,22 +43,26 @@ async def send(
     message_id: str = "",
     by: str = "",
     seconds_max: float = WORKER_SECONDS_MAX,
+    on_wait: Report | None = None,
 ) -> int:
     """Send a message and return its number. With an agent, the thread is started if need be.
 
     A text over 8 KiB needs `packs`. What was sent with a `message_id` can be sent again with it, say
-    after a time-out: it is one message. `by` is who sends it, for the journal.
+    after a time-out: it is one message. `by` is who sends it, for the journal. `on_wait` is called
+    with what the thread waits for, if no worker takes the message within seconds.
     """
     message = await stored_message(client, packs, thread_id, text, message_id)
     message = dataclasses.replace(message, by=printable(by, limits.CALL_NAME_CHARS_MAX))
-    return await deliver(
-        client,
-        thread_id,
-        message,
-        task_queue=task_queue,
-        agent=agent,
-        seconds_max=seconds_max,
-    )
+    async with Watch(client, thread_id, on_wait) as watch:
+        return await deliver(
+            client,
+            thread_id,
+            message,
+            task_queue=task_queue,
+            agent=agent,
+            seconds_max=seconds_max,
+            watch=watch,
+        )
 
 
 async def stored_message(
@@ -104,6 +109,7 @@ async def deliver(
     task_queue: str,
     agent: str | None,
     seconds_max: float = WORKER_SECONDS_MAX,
+    watch: Watch | None = None,
 ) -> int:
     """Queue a message and return its number, once it is durable."""
     return await update(
@@ -115,6 +121,7 @@ async def deliver(
         update_id=message.id,
         start=None if agent is None else partial(_start, thread_id, task_queue, agent),
         seconds_max=seconds_max,
+        watch=watch,
     )
 
 

@@ -15,11 +15,14 @@ from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from everlong.errors import (
+    BlobMissing,
     ControlRefused,
     DecisionRefused,
     EverlongError,
+    KeyMissing,
     MessageRefused,
     NoWorker,
+    RefRefused,
     ServerUnreachable,
     SetupRefused,
     ThreadEnded,
@@ -30,6 +33,8 @@ from everlong.models import printable
 
 T = TypeVar("T")
 
+START_ONE: Final = "Start one on its task queue."
+"""Advice for when nothing more is known; a diagnosis takes its place."""
 _WHAT: Final[dict[type[ThreadError], str]] = {
     MessageRefused: "the message",
     DecisionRefused: "the decision",
@@ -51,8 +56,8 @@ def translated(thread_id: str, refused: type[ThreadError] = MessageRefused) -> I
         ) from error
     except WorkflowUpdateRPCTimeoutOrCancelledError as error:
         raise NoWorker(
-            f"no worker has taken {what} for thread {thread_id!r}. Start one on its task queue. It may "
-            f"still arrive, so look before you send it again: everlong show {thread_id}"
+            f"no worker has taken {what} for thread {thread_id!r}. {START_ONE} It may still arrive, so "
+            f"look before you send it again: everlong show {thread_id}"
         ) from error
     except WorkflowQueryFailedError as error:
         raise NoWorker(
@@ -63,6 +68,18 @@ def translated(thread_id: str, refused: type[ThreadError] = MessageRefused) -> I
         raise has_ended(thread_id) from error
     except RPCError as error:
         raise translated_rpc(error, thread_id) from error
+
+
+@contextlib.contextmanager
+def readable(thread_id: str) -> Iterator[None]:
+    """Add the likely cause where this process cannot read what a thread's worker has written."""
+    try:
+        yield
+    except (BlobMissing, KeyMissing, RefRefused) as error:
+        raise type(error)(
+            f"this client cannot read what the worker of thread {thread_id!r} writes: they differ in "
+            f"store or keys, or the bytes are lost. Run: everlong doctor. ({error})"
+        ) from error
 
 
 def _said(cause: BaseException) -> str:
@@ -89,7 +106,7 @@ def translated_rpc(error: RPCError, thread_id: str) -> EverlongError:
             )
         return ThreadNotFound(f"the Temporal server does not take that for a thread: {said}")
     if error.status in (RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED):
-        return NoWorker(f"no worker answers for thread {thread_id!r}. Start one on its task queue.")
+        return NoWorker(f"no worker answers for thread {thread_id!r}. {START_ONE}")
     if error.status == RPCStatusCode.FAILED_PRECONDITION:
         return NoWorker(
             f"thread {thread_id!r} cannot take it now: {error.message} Its worker's log tells more."

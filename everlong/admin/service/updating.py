@@ -21,9 +21,10 @@ from temporalio.client import (
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from everlong.admin.service.translating import is_closed, translated
+from everlong.admin.service.diagnosis import Watch
+from everlong.admin.service.translating import is_closed, readable, translated
 from everlong.admin.service.watching import WORKER_SECONDS_MAX
-from everlong.errors import MessageRefused, ThreadError
+from everlong.errors import MessageRefused, NoWorker, ThreadError
 
 T = TypeVar("T")
 Start = Callable[[], WithStartWorkflowOperation[Any, Any]]
@@ -43,12 +44,46 @@ async def update(
     update_id: str = "",
     start: Start | None = None,
     seconds_max: float = WORKER_SECONDS_MAX,
+    watch: Watch | None = None,
 ) -> T:
-    """Send an update and return its result. With `start`, the thread is started if need be."""
+    """Send an update and return its result. With `start`, the thread is started if need be.
+
+    A `watch` that runs already says why no worker takes the update; without one, there is one here.
+    """
     update_id = update_id or str(uuid.uuid4())
+    async with contextlib.AsyncExitStack() as stack:
+        if watch is None:
+            watch = await stack.enter_async_context(Watch(client, thread_id))
+        try:
+            return await _update(
+                client,
+                thread_id,
+                name,
+                argument,
+                result_type,
+                refused,
+                update_id,
+                start,
+                seconds_max,
+            )
+        except NoWorker as error:
+            raise await watch.explain(error) from error
+
+
+async def _update(
+    client: Client,
+    thread_id: str,
+    name: str,
+    argument: object,
+    result_type: type[T],
+    refused: type[ThreadError],
+    update_id: str,
+    start: Start | None,
+    seconds_max: float,
+) -> T:
     deadline = time.monotonic() + seconds_max
     pause_seconds = _PAUSE_SECONDS_MIN
-    with translated(thread_id, refused):
+    with translated(thread_id, refused), readable(thread_id):
         while True:
             options: dict[str, Any] = {
                 "id": update_id,

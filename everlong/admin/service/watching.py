@@ -14,7 +14,7 @@ from temporalio.client import (
 )
 from temporalio.service import RPCError
 
-from everlong.admin.service.translating import translated
+from everlong.admin.service.translating import readable, translated
 from everlong.errors import EntryNotFound, NoWorker
 from everlong.models import (
     AGENT_WORKFLOW,
@@ -56,7 +56,7 @@ async def status(client: Client, thread_id: str) -> ThreadStatus:
 async def observe(client: Client, thread_id: str) -> Observation:
     """Look at a thread once."""
     handle = client.get_workflow_handle(thread_id, result_type=ThreadStatus)
-    with translated(thread_id):
+    with translated(thread_id), readable(thread_id):
         # First, so that what it says is not newer than the status.
         description = await handle.describe()
         ended = ended_as(description)

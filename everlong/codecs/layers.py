@@ -1,0 +1,147 @@
+"""A team's codec around Everlong's, and the search for Everlong's codec in what a client has.
+
+On encode the order is: inner codec, Everlong's, outer codec. Whatever reads raw payloads (prefetch,
+sweeps) has to remove the outer layer first, so an outer codec is given to the plugin by name.
+"""
+
+import types
+from collections.abc import Iterable, Sequence
+from typing import Final, Self
+
+from temporalio.api.common.v1 import Payload
+from temporalio.converter import PayloadCodec, SerializationContext, WithSerializationContext
+
+from everlong.codecs.codec import EverlongCodec
+from everlong.errors import ConfigError
+from everlong.storage.packstore import PackStore
+
+# A codec that holds another one holds it in an attribute, or in a list of codecs. Four levels are a
+# chain of codecs inside a wrapper; the number of objects bounds what a rich attribute may cost.
+_DEPTH_MAX: Final = 4
+_OBJECTS_MAX: Final = 256
+_OPAQUE: Final = (
+    *(str, bytes, bytearray, memoryview, int, float, type),
+    *(types.ModuleType, types.FunctionType, types.BuiltinFunctionType),
+)
+
+
+class OuterCodec(PayloadCodec, WithSerializationContext):
+    """Everlong's codec with a team's codec around it.
+
+    The outer codec sees inline payloads and refs. Bodies in the store do not pass through it, so the
+    plugin takes one only together with keys of its own.
+    """
+
+    def __init__(self, ours: EverlongCodec, outer: PayloadCodec) -> None:
+        self.ours = ours
+        self.outer = outer
+
+    def with_context(self, context: SerializationContext) -> Self:
+        """Return both codecs with the context, the outer one if it takes one."""
+        outer = self.outer
+        if isinstance(outer, WithSerializationContext):
+            outer = outer.with_context(context)
+        return type(self)(self.ours.with_context(context), outer)
+
+    def over(self, packs: PackStore) -> Self:
+        """Return this codec over another access path to the same store."""
+        return type(self)(self.ours.over(packs), self.outer)
+
+    def reading(self) -> Self:
+        """Return this codec without Everlong's writing half."""
+        return type(self)(self.ours.reading(), self.outer)
+
+    async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        """See `PayloadCodec`."""
+        encoded = await self.ours.encode(payloads)
+        return encoded if self.ours.is_plain else await self.outer.encode(encoded)
+
+    async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        """See `PayloadCodec`."""
+        return await self.ours.decode(await self.unwrap(payloads))
+
+    async def unwrap(self, payloads: Sequence[Payload]) -> list[Payload]:
+        """Decode the outer layer alone: what is left was written by Everlong's codec."""
+        return list(payloads) if self.ours.is_plain else await self.outer.decode(payloads)
+
+    def is_wanted(self, payload: Payload) -> bool:
+        """See `Warmer`. Only the outer codec can tell, so every payload may be a ref."""
+        return True
+
+    async def warm(self, payload: Payload) -> int | None:
+        """See `Warmer`."""
+        refs = [each for each in await self.unwrap([payload]) if self.ours.is_wanted(each)]
+        return sum([await self.ours.warm(each) for each in refs]) if refs else None
+
+
+def own_codec(codec: PayloadCodec | None) -> EverlongCodec | None:
+    """Return Everlong's codec if it is outermost, or inside an outer codec that the plugin knows."""
+    if isinstance(codec, OuterCodec):
+        return codec.ours
+    return codec if isinstance(codec, EverlongCodec) else None
+
+
+def check_order(codec: PayloadCodec | None) -> None:
+    """Refuse a client's codec that hides Everlong's, or that has taken its place."""
+    if own_codec(codec) is not None:
+        return
+    if codec is None:
+        raise ConfigError(
+            "the client has an EverlongPlugin, but its data converter has no payload codec: another "
+            "plugin has replaced the data converter, so payloads would not be encoded. Put "
+            "EverlongPlugin last of the client's plugins."
+        )
+    check_inside(codec)
+    raise ConfigError(
+        f"the client has an EverlongPlugin, but its payload codec is {type(codec).__name__}, and "
+        "Everlong's codec is not found in it: another plugin has replaced or hidden it, so payloads "
+        "would not be encoded. Put EverlongPlugin last of the client's plugins."
+    )
+
+
+def check_inside(codec: PayloadCodec) -> None:
+    """Refuse a codec of a team that holds Everlong's codec."""
+    if not holds_everlong(codec):
+        return
+    name = type(codec).__name__
+    raise ConfigError(
+        f"the payload codec {name} is around Everlong's: bodies would go to the store outside of "
+        f"{name}, and sweeps could not see the refs in what it writes. Put EverlongPlugin last of the "
+        f"client's plugins, so that {name} is inside; or use Everlong's own keys instead of {name} "
+        f"(keys=, EVERLONG_KEYS); or give EverlongPlugin both: outer_codec={name}(...) and keys."
+    )
+
+
+def holds_everlong(codec: object) -> bool:
+    """Return whether a codec of Everlong's is among an object's attributes, within bounds."""
+    level: list[object] = [codec]
+    seen: set[int] = set()
+    for _ in range(_DEPTH_MAX + 1):
+        following: list[object] = []
+        for each in level:
+            if isinstance(each, EverlongCodec | OuterCodec):
+                return True
+            if id(each) in seen or isinstance(each, _OPAQUE):
+                continue
+            seen.add(id(each))
+            if len(seen) > _OBJECTS_MAX:
+                return False
+            following += _parts(each)
+        level = following
+    return False
+
+
+def _parts(value: object) -> Iterable[object]:
+    """Return what an object holds, without running code of its own."""
+    if isinstance(value, dict):
+        return list(value.values())[:_OBJECTS_MAX]
+    if isinstance(value, list | tuple | set | frozenset):
+        return list(value)[:_OBJECTS_MAX]
+    attributes = list(getattr(value, "__dict__", {}).values())
+    for each in type(value).__mro__:
+        slots = each.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            member = each.__dict__.get(name)
+            if isinstance(member, types.MemberDescriptorType):
+                attributes.append(getattr(value, name, None))
+    return attributes

@@ -1,0 +1,352 @@
+"""What a caller is told, and how soon, when a thread does not answer."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+from temporalio import workflow
+from temporalio.api.common.v1 import Payload
+from temporalio.client import Client
+from temporalio.converter import DataConverter, PayloadCodec
+from temporalio.worker import Worker
+
+from everlong import Agent, EverlongPlugin, Reply, tool
+from everlong.admin import service
+from everlong.admin.service.diagnosis import EVERY_SECONDS, Diagnosis, diagnose
+from everlong.asking import packs_of
+from everlong.embedded import TemporalServer
+from everlong.errors import BlobMissing, EverlongError, KeyMissing, NotAnswered, NoWorker
+from everlong.models import Message
+from everlong.storage import BlobStore
+from everlong.storage.memory import MemoryBlobStore
+from everlong.testing import ScriptedModel
+from tests.agents import call, pages_answer, reading_agent, results
+from tests.loops import noise
+from tests.payloads import KEY_1, KEY_2
+
+Keys = dict[str, bytes] | None
+SECONDS_MAX = 10.0
+"""By when a caller has to know."""
+
+
+async def connect(
+    server: TemporalServer, store: BlobStore, keys: Keys = None, agents: Sequence[Agent] = ()
+) -> Client:
+    plugin = EverlongPlugin(store=store, keys=keys, agents=agents)
+    return await Client.connect(server.address, plugins=[plugin])
+
+
+class Told:
+    """Collects what a caller is told, and after how long."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.seconds: list[float] = []
+        self._begun = time.monotonic()
+
+    def __call__(self, text: str) -> None:
+        self.texts.append(text)
+        self.seconds.append(time.monotonic() - self._begun)
+
+    async def first(self) -> str:
+        async with asyncio.timeout(3 * SECONDS_MAX):
+            while not self.texts:
+                await asyncio.sleep(0.05)
+        assert self.seconds[0] < SECONDS_MAX
+        return self.texts[0]
+
+
+@contextlib.asynccontextmanager
+async def asking(
+    client: Client,
+    thread_id: str,
+    text: str = "hello",
+    agent: str = "ops",
+    seconds_max: float | None = None,
+) -> AsyncIterator[tuple[Told, "asyncio.Task[str]"]]:
+    told = Told()
+    asked = service.ask(
+        client,
+        packs_of(client),
+        thread_id,
+        text,
+        task_queue=thread_id,
+        agent=agent,
+        seconds_max=seconds_max,
+        on_wait=told,
+    )
+    task = asyncio.create_task(asked)
+    try:
+        yield told, task
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, EverlongError):
+            await task
+
+
+@pytest.mark.parametrize("there", [{"second": KEY_2}, None], ids=["other", "none"])
+async def test_a_worker_with_other_keys_is_named(
+    server: TemporalServer, store: BlobStore, thread_id: str, there: Keys
+) -> None:
+    client = await connect(server, store, {"first": KEY_1})
+    wrong = await connect(server, store, there, [reading_agent(1)])
+    async with (
+        Worker(wrong, task_queue=thread_id, identity="it"),
+        asking(client, thread_id) as (told, _),
+    ):
+        said = await told.first()
+    assert said.startswith(
+        "worker it cannot read what this client writes: run everlong doctor (KeyMissing: "
+    )
+    assert "key 'first'" in said
+
+
+async def test_a_caller_is_told_once_and_answered_once_the_keys_agree(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    client = await connect(server, store, {"first": KEY_1})
+    wrong = await connect(server, store, {"second": KEY_2}, [reading_agent(1)])
+    async with contextlib.AsyncExitStack() as stack:
+        async with Worker(wrong, task_queue=thread_id, identity="it"):
+            told, answer = await stack.enter_async_context(asking(client, thread_id))
+            said = await told.first()
+            await asyncio.sleep(EVERY_SECONDS)
+            assert told.texts == [said]
+        right = await connect(server, store, {"first": KEY_1}, [reading_agent(1)])
+        async with Worker(right, task_queue=thread_id):
+            assert await answer == pages_answer(1)
+
+
+async def test_the_error_at_the_end_says_what_the_thread_waited_for(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    client = await connect(server, store, {"first": KEY_1})
+    wrong = await connect(server, store, {"second": KEY_2}, [reading_agent(1)])
+    async with Worker(wrong, task_queue=thread_id, identity="it"):
+        with pytest.raises(
+            NoWorker, match=r"Worker it cannot read what this client writes: run everlong doctor"
+        ) as raised:
+            await service.send(
+                client, thread_id, "hello", task_queue=thread_id, agent="ops", seconds_max=2
+            )
+    assert "Start one on its task queue" not in str(raised.value)
+    assert f"everlong show {thread_id}" in str(raised.value)
+
+
+async def test_a_client_without_the_keys_says_so_at_once(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    client = await connect(server, store)
+    right = await connect(server, store, {"first": KEY_1}, [reading_agent(1)])
+    async with Worker(right, task_queue=thread_id):
+        with pytest.raises(KeyMissing, match=r"cannot read what the worker of.*everlong doctor"):
+            async with asyncio.timeout(SECONDS_MAX):
+                await service.send(client, thread_id, "hello", task_queue=thread_id, agent="ops")
+
+
+async def test_a_worker_with_another_store_is_named(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    """The client offloads the update itself, so the worker's task needs the store."""
+    plugin = EverlongPlugin(store=store, inline_bytes_max=256)
+    client = await Client.connect(server.address, plugins=[plugin])
+    wrong = await connect(server, MemoryBlobStore(), agents=[reading_agent(1)])
+    async with (
+        Worker(wrong, task_queue=thread_id, identity="it"),
+        asking(client, thread_id, noise(thread_id, 3000)) as (told, _),
+    ):
+        said = await told.first()
+    assert said.startswith(
+        "worker it cannot read what this client writes: run everlong doctor (BlobMissing: "
+    )
+
+
+async def test_an_answer_in_another_store_sends_to_the_doctor(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    client = await connect(server, store)
+    wrong = await connect(server, MemoryBlobStore(), agents=[reading_agent(1)])
+    async with (
+        Worker(wrong, task_queue=thread_id),
+        asking(client, thread_id) as (_, answer),
+    ):
+        with pytest.raises(BlobMissing, match=r"differ in store or keys.*Run: everlong doctor"):
+            async with asyncio.timeout(SECONDS_MAX):
+                await answer
+
+
+async def test_an_agent_that_no_worker_has_is_named_with_those_there_are(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    client = await connect(server, store, agents=[reading_agent(1), reading_agent(1, "deploy")])
+    async with (
+        Worker(client, task_queue=thread_id),
+        asking(client, thread_id, agent="opps", seconds_max=6) as (told, answer),
+    ):
+        said = await told.first()
+        assert said.startswith("no worker has agent 'opps'; workers have: deploy, ops. Start")
+        with pytest.raises(NotAnswered, match=r"It waits: no worker has agent 'opps'"):
+            await answer
+
+
+async def test_a_task_queue_without_workers_is_named(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    client = await connect(server, store)
+    async with asking(client, thread_id, seconds_max=4) as (told, answer):
+        said = await told.first()
+        assert said.startswith(
+            f"no worker polls task queue '{thread_id}': start one with: everlong"
+        )
+        with pytest.raises(NoWorker, match=f"No worker polls task queue '{thread_id}'"):
+            await answer
+
+
+async def test_a_thread_whose_worker_is_gone_is_not_called_busy_without_end(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    """An idle thread has no pending task: a message to it is an update that no worker takes."""
+    client = await connect(server, store, agents=[reading_agent(1)])
+    async with Worker(client, task_queue=thread_id, identity="it"):
+        async with asking(client, thread_id) as (_, answer):
+            await answer
+    async with asking(client, thread_id, "again") as (told, _):
+        said = await told.first()
+    # The server lists a worker that has stopped for some minutes.
+    assert "no worker" in said or "has just stopped" in said
+
+
+@tool
+async def slow() -> str:
+    """Take long."""
+    await asyncio.sleep(8)
+    return "done"
+
+
+def slow_script(turn: Sequence[Message]) -> Reply:
+    return Reply(text="done") if results(turn) else Reply(tool_calls=(call(0, "slow"),))
+
+
+async def test_a_worker_without_a_free_slot_is_busy_and_not_missing(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    agent = Agent(name="ops", model=ScriptedModel(slow_script), tools=[slow])
+    client = await connect(server, store, agents=[agent])
+    worker = Worker(client, task_queue=thread_id, identity="it", max_concurrent_activities=1)
+    async with worker, asking(client, thread_id) as (_, first):
+        await until_tool(client, thread_id)
+        other = f"{thread_id}-2"
+        told = Told()
+        async with asyncio.timeout(60):
+            answer = await service.ask(
+                client,
+                packs_of(client),
+                other,
+                "hello",
+                task_queue=thread_id,
+                agent="ops",
+                on_wait=told,
+            )
+        assert answer == "done"
+        assert await first == "done"
+    assert told.texts[0].startswith(f"worker it polls task queue '{thread_id}'")
+    assert "busy" in told.texts[0]
+    assert told.seconds[0] < SECONDS_MAX
+
+
+async def until_tool(client: Client, thread_id: str) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            with contextlib.suppress(EverlongError):
+                if (await service.status(client, thread_id)).counters.steps:
+                    return
+            await asyncio.sleep(0.05)
+
+
+class Slow(PayloadCodec):
+    """Decodes so slowly that workflow tasks keep their slots."""
+
+    async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        return list(payloads)
+
+    async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        await asyncio.sleep(6)
+        return list(payloads)
+
+
+async def test_a_worker_without_a_slot_for_workflow_tasks_is_busy_and_not_missing(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    client = await connect(server, store)
+    slow_client = await Client.connect(
+        server.address,
+        data_converter=DataConverter(payload_codec=Slow()),
+        plugins=[EverlongPlugin(store=store, agents=[reading_agent(1)])],
+    )
+    worker = Worker(
+        slow_client,
+        task_queue=thread_id,
+        workflows=[Theirs],
+        identity="it",
+        max_concurrent_workflow_tasks=2,
+    )
+    async with worker:
+        for number in range(2):
+            await client.start_workflow(
+                Theirs.run, "x", id=f"{thread_id}-{number}", task_queue=thread_id
+            )
+        await asyncio.sleep(0.5)
+        async with asking(client, thread_id) as (told, _):
+            said = await told.first()
+    assert said.startswith(f"worker it polls task queue '{thread_id}' and has not taken")
+    assert "workflow task yet: it is busy" in said
+
+
+async def test_a_thread_at_work_is_not_diagnosed(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    agent = Agent(name="ops", model=ScriptedModel(slow_script), tools=[slow])
+    client = await connect(server, store, agents=[agent])
+    async with (
+        Worker(client, task_queue=thread_id),
+        asking(client, thread_id) as (told, answer),
+    ):
+        assert await answer == "done"
+    assert told.texts == []
+
+
+@workflow.defn
+class Theirs:
+    @workflow.run
+    async def run(self, text: str) -> str:
+        return text
+
+
+async def test_a_worker_without_the_plugin_is_recognised_by_what_it_says(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    client = await connect(server, store)
+    plain = await Client.connect(server.address)
+    async with (
+        Worker(plain, task_queue=thread_id, workflows=[Theirs], identity="it"),
+        asking(client, thread_id) as (told, _),
+    ):
+        said = await told.first()
+        assert said.startswith("worker it runs without EverlongPlugin, or without its agents")
+        assert "Workflow class everlong.Agent is not registered" in said
+        own = f"{thread_id}-own"
+        await client.start_workflow(Theirs.run, "x" * 20_000, id=own, task_queue=thread_id)
+        found = await until_diagnosed(client, own, "no_plugin")
+        await client.get_workflow_handle(own).terminate()
+    assert "Unknown payload encoding binary/everlong" in found.text
+
+
+async def until_diagnosed(client: Client, thread_id: str, kind: str) -> Diagnosis:
+    async with asyncio.timeout(3 * SECONDS_MAX):
+        while True:
+            found = await diagnose(client, thread_id)
+            if found is not None and found.kind == kind:
+                return found
+            await asyncio.sleep(0.2)

@@ -1,0 +1,78 @@
+"""What a failed task says about its worker, and how a diagnosis becomes part of an error."""
+
+import pytest
+from temporalio.client import Client
+
+from everlong.admin.service.diagnosis import Diagnosis, Fault, Watch, explain_agent, explain_fault
+from everlong.admin.service.translating import START_ONE
+from everlong.errors import NoWorker
+from everlong.models import HELD
+
+
+@pytest.mark.parametrize(
+    ("types", "message", "kind", "text"),
+    [
+        (
+            ("KeyMissing",),
+            "stored bytes are sealed with key 'a'",
+            "unreadable",
+            "worker it cannot read what this client writes: run everlong doctor (KeyMissing: stored",
+        ),
+        (
+            (HELD,),
+            "BlobMissing: pack 'x' is missing",
+            "unreadable",
+            "worker it cannot read what this client writes: run everlong doctor (BlobMissing: pack",
+        ),
+        ((HELD,), "StoreUnavailable: no route", "no_store", "worker it cannot reach the store"),
+        ((HELD,), "something else", "held", "held on worker it: something else"),
+        (
+            ("RuntimeError", "KeyError"),
+            "Failed decoding arguments: 'Unknown payload encoding binary/everlong-ref'",
+            "no_plugin",
+            "worker it runs without EverlongPlugin",
+        ),
+        (
+            ("NotFoundError",),
+            "Workflow class everlong.Agent is not registered on this worker, available: A",
+            "no_plugin",
+            "worker it runs without EverlongPlugin",
+        ),
+        (("ValueError",), "a bug", "failing", "tasks fail on worker it: a bug. Its log"),
+    ],
+)
+def test_a_fault_is_explained_with_the_worker_and_the_remedy(
+    types: tuple[str, ...], message: str, kind: str, text: str
+) -> None:
+    found = explain_fault(Fault("it", types, message))
+    assert found.kind == kind
+    assert found.text.startswith(text)
+
+
+def lacks(worker: str, agents: list[str]) -> Fault:
+    return Fault(worker, (HELD,), f"a worker runs no agent 'opps', only {agents}. Start one")
+
+
+def test_an_agent_that_another_worker_may_have_is_not_called_missing() -> None:
+    faults = [lacks("b", ["ops"]), lacks("a", ["deploy", "ops"])]
+    found = explain_agent("q", faults, {"a", "b"})
+    assert found.text.startswith("no worker has agent 'opps'; workers have: deploy, ops. Start")
+    found = explain_agent("q", faults[:1], {"a", "b"})
+    assert found.text.startswith("worker b has no agent 'opps'; it has: ops. Start")
+    assert found.text.endswith("or wait for another")
+    assert "workers have: none" in explain_agent("q", [lacks("a", [])], ["a"]).text
+
+
+async def test_a_diagnosis_takes_the_place_of_general_advice() -> None:
+    watch = Watch(await Client.connect("127.0.0.1:1", lazy=True), "ops-7")
+    watch.latest = Diagnosis("busy", "worker it is busy")
+    error = await watch.explain(NoWorker(f"no worker answers. {START_ONE} Look again."))
+    assert str(error) == "no worker answers. Worker it is busy. Look again."
+    error = await watch.explain(NoWorker("it cannot take it now."))
+    assert str(error) == "it cannot take it now. Worker it is busy."
+
+
+async def test_without_a_server_the_error_stays_as_it_is() -> None:
+    watch = Watch(await Client.connect("127.0.0.1:1", lazy=True), "ops-7")
+    error = NoWorker(f"no worker answers. {START_ONE}")
+    assert await watch.explain(error) is error
