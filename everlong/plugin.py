@@ -291,7 +291,7 @@ class EverlongPlugin(SimplePlugin):
             )
 
     def _with_hooks(self, runner: WorkflowRunner, prefetcher: Prefetcher) -> WorkflowRunner:
-        drains = Drains(prefetcher.client)
+        drains = Drains(prefetcher.client, is_hidden=self._outer_codec is not None)
 
         def new_hooks(info: workflow.Info, recorded: Recorded) -> list[ActivationHook]:
             if self._mode == "read":

@@ -49,9 +49,14 @@ HOLDS_REFS: Final = "__everlong_holds_refs"
 
 
 class Drains:
-    """Reads histories for the draining runs of one worker that a prefetch has not read."""
+    """Reads histories for the draining runs of one worker that a prefetch has not read.
 
-    def __init__(self, client: Client) -> None:
+    With an outer codec (`is_hidden`) no ref can be seen in a history. Then every run that begins with a
+    replay drains: it may end later than it had to, and is never terminated for its size.
+    """
+
+    def __init__(self, client: Client, *, is_hidden: bool = False) -> None:
+        self.is_hidden = is_hidden
         self._client = client
         self._slots = asyncio.Semaphore(limits.DRAIN_READS_MAX)
 
@@ -93,6 +98,7 @@ class RunDrain:
             return
         self._has_begun = True
         self._is_known = not replaying
+        self._has_ref = self._has_ref or (replaying and self._drains.is_hidden)
         recorded = self._recorded
         refused = recorded.has_ended and recorded.waited_seconds < _REFUSED_SECONDS_MAX
         if replaying and refused and self._is_unknown and not in_event_loop():

@@ -16,9 +16,12 @@ from temporalio.converter import WorkflowSerializationContext
 from temporalio.service import RPCError, RPCStatusCode
 
 from everlong import limits
+from everlong.admin.service.drain import count_holdings
 from everlong.codecs import EverlongCodec
 from everlong.codecs.budget import ACTIVITY_RESULT, BUDGET, CompletionBudget
+from everlong.codecs.layers import OuterCodec
 from everlong.codecs.refs import is_ref
+from everlong.errors import ConfigError
 from everlong.interceptors.drain import Drains, RunDrain, holds_ref, plain_bytes_max
 from everlong.interceptors.recorded import Recorded
 from everlong.storage.memory import MemoryBlobStore
@@ -288,3 +291,23 @@ async def test_a_run_that_rolls_while_it_is_looked_at_is_followed() -> None:
     histories = cast("Histories", Rolling(ref))
     assert await read_holding(histories, Run("first", "w", "w", is_open=True)) is Holding.REFS
     assert await read_holding(histories, Run("first", "w", "w", is_open=False)) is Holding.NOTHING
+
+
+async def test_behind_an_outer_codec_a_run_that_is_replayed_counts_as_one_with_refs() -> None:
+    hidden = Drains(cast("Client", Server()), is_hidden=True)
+    replayed, begun = Recorded(), Recorded()
+    hidden.watch(INFO, replayed)
+    hidden.watch(INFO, begun)
+    assert replayed.drain is not None
+    assert begun.drain is not None
+    replayed.drain.begin(replaying=True)
+    begun.drain.begin(replaying=False)
+    assert replayed.drain.holds_refs
+    assert not begun.drain.is_draining
+
+
+async def test_runs_are_not_counted_behind_an_outer_codec() -> None:
+    outer = OuterCodec(reading(), reading())
+    client = SimpleNamespace(data_converter=SimpleNamespace(payload_codec=outer))
+    with pytest.raises(ConfigError, match="cannot be counted"):
+        await count_holdings(cast("Client", client))

@@ -19,7 +19,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from everlong import limits, probes
 from everlong.admin.service.attributes import clashing, listed_attributes
-from everlong.admin.service.drain import count_holdings
+from everlong.admin.service.drain import count_holdings, hides_refs
 from everlong.admin.service.findings import Finding, Problem, finding
 from everlong.admin.service.judging import Asker, Read, judge_clock, judge_workers
 from everlong.admin.service.probing import Answer, Clock, ask_workers, new_id, pollers, read_clock
@@ -199,6 +199,8 @@ async def check_attributes(client: Client) -> Finding:
 
 async def check_runs(client: Client) -> Finding:
     """Say how many of the newest open runs hold payloads that need the plugin."""
+    if hides_refs(client):
+        return Finding("runs", "skipped", "not counted: refs are inside the outer codec")
     try:
         report = await count_holdings(
             client, only_open=True, runs_max=_DRAIN_RUNS_MAX, seconds_max=_DRAIN_SECONDS_MAX

@@ -14,6 +14,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from everlong import limits
+from everlong.codecs.layers import OuterCodec
 from everlong.errors import ConfigError, ServerUnreachable
 from everlong.sweep.histories import Histories, Run
 from everlong.sweep.holdings import Holding, read_holding, read_schedule_holding
@@ -65,6 +66,11 @@ class DrainReport:
         return self.is_complete and not (self.open_runs.holding or self.schedules.holding)
 
 
+def hides_refs(client: Client) -> bool:
+    """Return whether refs in the histories of a client's namespace are inside another codec."""
+    return isinstance(client.data_converter.payload_codec, OuterCodec)
+
+
 async def count_holdings(
     client: Client,
     *,
@@ -85,6 +91,12 @@ async def count_holdings(
         tell: Called with a line about the progress.
 
     """
+    if hides_refs(client):
+        raise ConfigError(
+            "the client has an outer codec, and refs inside what it writes cannot be seen in a history, "
+            "so runs that hold them cannot be counted. Wait until every run that was started before the "
+            "workers had mode='read' has ended."
+        )
     count = _Count(
         Histories(client), runs_max, None if seconds_max is None else time.monotonic() + seconds_max
     )
