@@ -26,6 +26,7 @@ from everlong.activities import AgentActivities, CheckActivities, SweepActivitie
 from everlong.agents import Agent
 from everlong.codecs import EverlongCodec, measuring
 from everlong.errors import ConfigError, LimitReached, PluginNotOnClient
+from everlong.interceptors import sdk_internals
 from everlong.interceptors.activation import ActivationHook, hooked, passing_through
 from everlong.interceptors.nexus import NexusInterceptor
 from everlong.interceptors.prefetch import Prefetcher, PrefetchHook
@@ -97,6 +98,7 @@ class EverlongPlugin(SimplePlugin):
             raise ConfigError(f"mode is {mode!r}; use 'write', or 'read' to write plain payloads")
         if mode == "read" and agents:
             raise ConfigError("agents write to the store: mode='read' is for other workflows")
+        sdk_internals.probe()
         telemetry = Telemetry(tracer_provider, meter_provider, record_contents=record_contents)
         self.packs = open_packs(
             store,
@@ -147,7 +149,10 @@ class EverlongPlugin(SimplePlugin):
             interceptors=[NexusInterceptor(), SentInterceptor()],
             workflows=lambda existing: _joined(existing, _WORKFLOWS if agents else []),
             activities=lambda existing: _joined(existing, activities if agents else []),
-            workflow_failure_exception_types=lambda existing: _joined(existing, [LimitReached]),
+            # A sandbox imports the modules of these types, and ours only if it passes them through.
+            workflow_failure_exception_types=lambda existing: _joined(
+                existing, [LimitReached] if sdk_internals.is_on(sdk_internals.PASSTHROUGH) else []
+            ),
         )
 
     def configure_worker(self, config: WorkerConfig) -> WorkerConfig:
@@ -182,6 +187,7 @@ class EverlongPlugin(SimplePlugin):
         """See `temporalio.worker.Plugin`."""
         if self._has_agents:
             self._activities.has_attributes = await _has_attributes(worker.client)
+        sdk_internals.probe_worker(worker)
         self._workers.append(worker)
         # What whoever starts the worker reads and traces is not what the worker does.
         counted, traced = READS.set(None), context.attach(Context())
@@ -253,9 +259,7 @@ class EverlongPlugin(SimplePlugin):
     def _evict(self, run_id: str) -> None:
         """Have a run leave the cache. A worker that does not have it ignores that."""
         for worker in list(self._workers):
-            bridge = worker._bridge_worker  # The SDK has no other way.
-            if bridge is not None:
-                bridge.request_workflow_eviction(run_id)
+            sdk_internals.evict(worker, run_id)
 
 
 async def _has_attributes(client: Client) -> bool:

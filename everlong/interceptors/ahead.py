@@ -7,7 +7,7 @@ is then applied after them; every replay applies it before them, so the history 
 the task is then carried out by another, from the beginning.
 """
 
-from temporalio.bridge.proto.workflow_activation import WorkflowActivation
+from everlong.interceptors.sdk_internals import WorkflowActivation
 
 _ASIDE = frozenset({"query_workflow", "remove_from_cache"})
 

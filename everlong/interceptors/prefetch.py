@@ -14,7 +14,6 @@ from typing import Final, Protocol
 from temporalio import workflow
 from temporalio.api.common.v1 import Payload
 from temporalio.api.history.v1 import HistoryEvent
-from temporalio.bridge.proto.workflow_activation import WorkflowActivation
 from temporalio.client import Client
 
 from everlong import limits
@@ -22,6 +21,7 @@ from everlong.errors import EverlongError
 from everlong.interceptors.activation import ActivationHook
 from everlong.interceptors.payloads import payloads_of
 from everlong.interceptors.recorded import Recorded
+from everlong.interceptors.sdk_internals import WorkflowActivation
 from everlong.storage.counting import READS
 
 logger = logging.getLogger(__name__)
