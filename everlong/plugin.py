@@ -1,8 +1,10 @@
 """`EverlongPlugin`: the composition root. Give it to the client; its workers inherit it."""
 
+import asyncio
+import contextlib
 import dataclasses
-import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextvars import ContextVar
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -13,12 +15,9 @@ from opentelemetry.context import Context
 from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import TracerProvider
 from temporalio import workflow
-from temporalio.api.enums.v1 import IndexedValueType
-from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
 from temporalio.client import Client
 from temporalio.converter import DataConverter
 from temporalio.plugin import SimplePlugin
-from temporalio.service import RPCError
 from temporalio.worker import ReplayerConfig, Worker, WorkerConfig, WorkflowRunner
 
 from everlong import limits
@@ -34,8 +33,8 @@ from everlong.interceptors.recorded import Recorded
 from everlong.interceptors.resume import ResumeHook, Resumes
 from everlong.interceptors.rolls import RollHook
 from everlong.interceptors.sent import SentInterceptor
-from everlong.models import SEARCH_ATTRIBUTES
 from everlong.policy import Policy
+from everlong.search_attributes import AttributeWatch
 from everlong.storage import BlobStore
 from everlong.storage.counting import READS
 from everlong.storage.keys import KeySource
@@ -47,7 +46,6 @@ from everlong.workflows import AgentWorkflow, DoctorWorkflow, SweeperWorkflow
 
 T = TypeVar("T")
 
-_LOG: Final = logging.getLogger(__name__)
 _WORKFLOWS: Final[list[type]] = [AgentWorkflow, DoctorWorkflow, SweeperWorkflow]
 _STICKY: Final = "sticky_queue_schedule_to_start_timeout"
 # What the extra `admin` brings, and archives need.
@@ -121,7 +119,8 @@ class EverlongPlugin(SimplePlugin):
         )
         measuring.observe(telemetry.meters, self.packs.store, self.codec.stats)
         self._resumes = Resumes(telemetry)
-        self._prefetchers: list[Prefetcher] = []
+        self._prefetcher: ContextVar[Prefetcher] = ContextVar("everlong_prefetcher")
+        """That of the worker whose task this is."""
         self._workers: list[Worker] = []
         self._activities = AgentActivities(
             self.packs, agents, policy or Policy(), telemetry, self._resumes.last
@@ -165,17 +164,14 @@ class EverlongPlugin(SimplePlugin):
                 "not be encoded. Pass it to Client.connect(..., plugins=[plugin]); workers made from "
                 "that client inherit it."
             )
-        # Each worker has its own: it asks that worker's client, and ends with that worker.
-        prefetcher = Prefetcher(config["client"], self.codec)
-        self._prefetchers.append(prefetcher)
         config = super().configure_worker(config)
-        config["workflow_runner"] = self._with_hooks(config["workflow_runner"], prefetcher)
+        config["workflow_runner"] = self._with_hooks(config["workflow_runner"])
         # Threads replay cheaply; a team's other workflows may not. A team's own setting wins, and
         # only its value tells it from the SDK's default.
         if self._has_agents and config[_STICKY] == _SDK_STICKY_DEFAULT:
             config[_STICKY] = timedelta(seconds=limits.STICKY_SECONDS)
         config["unsandboxed_workflow_runner"] = self._with_hooks(
-            config["unsandboxed_workflow_runner"], prefetcher
+            config["unsandboxed_workflow_runner"]
         )
         return config
 
@@ -185,24 +181,40 @@ class EverlongPlugin(SimplePlugin):
         next: Callable[[Worker], Awaitable[None]],  # noqa: A002
     ) -> None:
         """See `temporalio.worker.Plugin`."""
-        if self._has_agents:
-            self._activities.has_attributes = await _has_attributes(worker.client)
         sdk_internals.probe_worker(worker)
         self._workers.append(worker)
         # What whoever starts the worker reads and traces is not what the worker does.
         counted, traced = READS.set(None), context.attach(Context())
+        # The SDK makes workflow instances in tasks of this worker, which inherit the variable.
+        prefetcher = Prefetcher(worker.client, self.codec)
+        prefetching = self._prefetcher.set(prefetcher)
         try:
-            await super().run_worker(worker, next)
+            async with self._watching_attributes(worker):
+                await super().run_worker(worker, next)
         finally:
+            self._prefetcher.reset(prefetching)
             context.detach(traced)
             READS.reset(counted)
             self._workers.remove(worker)
-            for prefetcher in list(self._prefetchers):
-                if prefetcher.client is worker.client:
-                    self._prefetchers.remove(prefetcher)
-                    await prefetcher.stop()
+            await prefetcher.stop()
             if not self._workers:  # They share the models' connections.
                 await self._activities.close()
+
+    @contextlib.asynccontextmanager
+    async def _watching_attributes(self, worker: Worker) -> AsyncIterator[None]:
+        """Find out whether the server has our search attributes, and ask again while it has not."""
+        if not self._has_agents:
+            yield
+            return
+        found = self._activities.attribute_namespaces.add
+        watch = AttributeWatch(lambda: worker.client, found)
+        # The first answer is waited for, so that a thread's first step shows already.
+        task = asyncio.create_task(watch.run(await watch.ask()))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     def configure_replayer(self, config: ReplayerConfig) -> ReplayerConfig:
         """See `temporalio.worker.Plugin`. A replayer writes no blobs and emits no spans."""
@@ -245,13 +257,13 @@ class EverlongPlugin(SimplePlugin):
                 )
             )
 
-    def _with_hooks(self, runner: WorkflowRunner, prefetcher: Prefetcher) -> WorkflowRunner:
+    def _with_hooks(self, runner: WorkflowRunner) -> WorkflowRunner:
         def new_hooks(info: workflow.Info, recorded: Recorded) -> list[ActivationHook]:
             # The second sees what the last makes a resume wait for.
             return [
                 RollHook(self._resumes.telemetry.spans, info),
                 ResumeHook(self._resumes, info, recorded),
-                PrefetchHook(prefetcher, info, recorded),
+                PrefetchHook(self._prefetcher.get(), info, recorded),
             ]
 
         return hooked(passing_through(runner), new_hooks, self._evict)
@@ -260,32 +272,6 @@ class EverlongPlugin(SimplePlugin):
         """Have a run leave the cache. A worker that does not have it ignores that."""
         for worker in list(self._workers):
             sdk_internals.evict(worker, run_id)
-
-
-async def _has_attributes(client: Client) -> bool:
-    """Return whether the server has our search attributes. Threads run on without."""
-    try:
-        found = await client.operator_service.list_search_attributes(
-            ListSearchAttributesRequest(namespace=client.namespace)
-        )
-    except RPCError as error:
-        _LOG.warning(
-            "threads write no search attributes: they cannot be listed (%s)", error.message
-        )
-        return False
-    missing = [
-        name
-        for name, kind in SEARCH_ATTRIBUTES.items()
-        if found.custom_attributes.get(name)
-        != IndexedValueType.Value(f"INDEXED_VALUE_TYPE_{kind.upper()}")
-    ]
-    if missing:
-        _LOG.warning(
-            "threads write no search attributes, since the server lacks %s, or has it with another "
-            "type. Add them with: everlong setup. Then start this worker again",
-            ", ".join(missing),
-        )
-    return not missing
 
 
 def _joined(existing: Sequence[T] | None, added: Sequence[T]) -> list[T]:

@@ -162,7 +162,7 @@ PROBLEMS = [
     (changed(probe=Seen(error="not there")), "failed", "(not there)", "same place"),
     (changed(everlong="0.9"), "warning", "here it is everlong 1.0", "one version"),
     (changed(sdk="1.40.0", sdk_fits=False), "warning", "1.40.0 was not tried", "<1.36,>=1.35"),
-    (changed(attributes=False), "warning", "no search attributes", "Start it again"),
+    (changed(attributes=False), "warning", "no search attributes", "asks again by itself"),
     (changed(time_ms=3000), "warning", "1.990 s behind", "NTP"),
     (changed(time_ms=7000), "warning", "1.990 s ahead of", "NTP"),
     (read(None, "everlong.check is not registered"), "failed", "does not know", "this version"),

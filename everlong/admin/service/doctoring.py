@@ -156,7 +156,7 @@ async def check_attributes(client: Client) -> Finding:
             "warning",
             f"{len(missing)} of {wanted} are missing ({', '.join(missing)}): threads run without, and "
             "cannot be found by status or agent",
-            "Run: everlong setup. Then start the workers again.",
+            "Run: everlong setup. Workers notice within a minute.",
         )
     return Finding(check, "ok", f"all {wanted} are there")
 

@@ -95,8 +95,9 @@ def judge_worker(asker: Asker, worker: str, reads: Sequence[Read]) -> Finding:
         problems.append(
             Problem(
                 "warning",
-                "it writes no search attributes, since they were not there when it started",
-                "Start it again.",
+                "it writes no search attributes yet: they were not there when it last asked",
+                "It asks again by itself, within a minute or, after failed calls, within five. Its log "
+                "says why.",
             )
         )
     skew = min((_skew_seconds(read.answer) for read in answers), key=abs)
