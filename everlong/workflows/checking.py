@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Final
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy
+from temporalio.common import RetryPolicy, VersioningBehavior
 
 from everlong.models import CHECK, DOCTOR_WORKFLOW, Checked, Checkup
 
@@ -13,7 +13,8 @@ from everlong.models import CHECK, DOCTOR_WORKFLOW, Checked, Checkup
 _CHECK: Final = timedelta(seconds=10)
 
 
-@workflow.defn(name=DOCTOR_WORKFLOW)
+# The doctor asks each version of a deployment by an override, which this does not touch.
+@workflow.defn(name=DOCTOR_WORKFLOW, versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class DoctorWorkflow:
     """One check-up. Who asked reads the answers in the history, where it finds their workers too."""
 

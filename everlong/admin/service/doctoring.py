@@ -190,11 +190,16 @@ async def check_workers(
         await store.put(probe_key, os.urandom(limits.KIB))
         check = Check(probe_key=probe_key, payload=await probes.encoded(converter, data))
         reads: list[Read] = []
+        silent = listed
         deadline = time.monotonic() + _ROUNDS_SECONDS_MAX
         for _ in range(_ROUNDS_MAX):
-            answers = await ask_workers(client, workflow_id, task_queue, check, len(listed))
-            reads += [await _read(converter, answer) for answer in answers]
-            silent = set(listed) - {read.answer.worker for read in reads}
+            for version in dict.fromkeys(each.version for each in silent):
+                answers = await ask_workers(
+                    client, workflow_id, task_queue, check, len(listed), version
+                )
+                reads += [await _read(converter, answer) for answer in answers]
+            answered = {read.answer.worker for read in reads}
+            silent = [each for each in listed if each.identity not in answered]
             if not silent or time.monotonic() > deadline:
                 break
     asker = Asker(
@@ -204,7 +209,7 @@ async def check_workers(
         payload_digest=probes.digest(data),
         has_attributes=has_attributes,
     )
-    return judge_workers(asker, listed, reads)
+    return judge_workers(asker, [each.identity for each in listed], reads)
 
 
 async def _read(converter: DataConverter, answer: Answer) -> Read:
