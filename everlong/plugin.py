@@ -42,6 +42,7 @@ from everlong.storage.opening import open_packs
 from everlong.storage.packstore import PackStore
 from everlong.sweep import Preserved
 from everlong.telemetry import Telemetry
+from everlong.versions import sdk_version, warn_of_untested_sdk
 from everlong.workflows import AgentWorkflow, DoctorWorkflow, SweeperWorkflow
 
 T = TypeVar("T")
@@ -96,6 +97,7 @@ class EverlongPlugin(SimplePlugin):
             raise ConfigError(f"mode is {mode!r}; use 'write', or 'read' to write plain payloads")
         if mode == "read" and agents:
             raise ConfigError("agents write to the store: mode='read' is for other workflows")
+        warn_of_untested_sdk(sdk_version())
         sdk_internals.probe()
         telemetry = Telemetry(tracer_provider, meter_provider, record_contents=record_contents)
         self.packs = open_packs(

@@ -76,6 +76,7 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
             "storage",
             "sweep",
             "telemetry",
+            "versions",
             "workflows",
         },
         {"temporalio", "opentelemetry"},

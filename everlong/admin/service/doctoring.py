@@ -20,7 +20,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from everlong import limits, probes
 from everlong.admin.service.attributes import clashing, listed_attributes
 from everlong.admin.service.findings import Finding
-from everlong.admin.service.judging import Asker, Read, judge_clock, judge_workers
+from everlong.admin.service.judging import Asker, Read, judge_clock, judge_versions, judge_workers
 from everlong.admin.service.probing import Answer, Clock, ask_workers, new_id, pollers, read_clock
 from everlong.admin.service.trying import check_store, new_key, removed
 from everlong.errors import EverlongError, SetupRefused
@@ -29,7 +29,7 @@ from everlong.storage import BlobStore
 from everlong.storage.cache import CachedBlobStore
 from everlong.storage.objects import thread_prefix
 from everlong.storage.packstore import PackStore
-from everlong.versions import SDK, versions
+from everlong.versions import versions
 
 _LATENCY_CALLS: Final = 5
 # The longest one is that of the workers: 12 s for those that hang, and a few more rounds.
@@ -91,17 +91,8 @@ async def examine(
 
 
 def check_versions() -> Finding:
-    """Check that this Everlong was tried with the SDK that is installed."""
-    here = versions()
-    text = f"everlong {here.everlong}, {SDK} {here.sdk} ({here.sdk_wanted}), Python {here.python}"
-    if here.sdk_fits:
-        return Finding("versions", "ok", text)
-    return Finding(
-        "versions",
-        "failed",
-        f"{text}: this {SDK} is not one that this everlong was tried with",
-        f"Run: pip install '{SDK}{here.sdk_wanted}'",
-    )
+    """Check that Everlong can use the SDK that is installed, and that it was tested with it."""
+    return judge_versions(versions())
 
 
 async def check_server(client: Client) -> Finding:
