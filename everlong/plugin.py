@@ -44,6 +44,7 @@ from everlong.sweep import Preserved
 from everlong.telemetry import Telemetry
 from everlong.versions import sdk_version, warn_of_untested_sdk
 from everlong.workflows import AgentWorkflow, DoctorWorkflow, SweeperWorkflow
+from everlong.workflows.versioned import VERSIONED
 
 T = TypeVar("T")
 
@@ -167,6 +168,10 @@ class EverlongPlugin(SimplePlugin):
                 "that client inherit it."
             )
         config = super().configure_worker(config)
+        deployment = config.get("deployment_config")
+        if deployment is not None and deployment.use_worker_versioning:
+            swapped = (VERSIONED.get(each, each) for each in config["workflows"])
+            config["workflows"] = list(dict.fromkeys(swapped))  # The plugin may be applied twice.
         config["workflow_runner"] = self._with_hooks(config["workflow_runner"])
         # Threads replay cheaply; a team's other workflows may not. A team's own setting wins, and
         # only its value tells it from the SDK's default.

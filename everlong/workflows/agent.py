@@ -8,7 +8,7 @@ import dataclasses
 from datetime import timedelta
 
 from pydantic_core import to_json
-from temporalio import common, workflow
+from temporalio import workflow
 from temporalio.exceptions import FailureError, is_cancelled_exception
 
 from everlong import limits
@@ -50,8 +50,7 @@ from everlong.workflows.thread import Thread
 _NOTES_PATCH = "everlong-notes"
 
 
-# Pinned, a thread that waits for days would keep an old deployment from draining.
-@workflow.defn(name=AGENT_WORKFLOW, versioning_behavior=common.VersioningBehavior.AUTO_UPGRADE)
+@workflow.defn(name=AGENT_WORKFLOW)
 class AgentWorkflow:
     """One run of a thread. The workflow id is the thread's id."""
 

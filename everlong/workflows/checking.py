@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Final
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy, VersioningBehavior
+from temporalio.common import RetryPolicy
 
 from everlong.models import CHECK, DOCTOR_WORKFLOW, Checked, Checkup
 
@@ -13,8 +13,7 @@ from everlong.models import CHECK, DOCTOR_WORKFLOW, Checked, Checkup
 _CHECK: Final = timedelta(seconds=10)
 
 
-# The doctor asks each version of a deployment by an override, which this does not touch.
-@workflow.defn(name=DOCTOR_WORKFLOW, versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
+@workflow.defn(name=DOCTOR_WORKFLOW)
 class DoctorWorkflow:
     """One check-up. Who asked reads the answers in the history, where it finds their workers too."""
 

@@ -4,7 +4,7 @@ from datetime import timedelta
 from typing import Final
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy, VersioningBehavior
+from temporalio.common import RetryPolicy
 
 from everlong.models import SWEEP, SWEEPER_WORKFLOW, SweepOptions, SweepReport
 
@@ -15,8 +15,7 @@ _HEARTBEAT: Final = timedelta(minutes=2)
 _ATTEMPTS_MAX: Final = 5
 
 
-# A sweep may take a day. After a rollout, its next attempt runs on the new deployment.
-@workflow.defn(name=SWEEPER_WORKFLOW, versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
+@workflow.defn(name=SWEEPER_WORKFLOW)
 class SweeperWorkflow:
     """One sweep of the namespace that it runs in."""
 

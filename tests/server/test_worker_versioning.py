@@ -2,7 +2,9 @@
 
 import asyncio
 import time
+from typing import Any
 
+import pytest
 from temporalio.api.workflowservice.v1 import SetWorkerDeploymentCurrentVersionRequest
 from temporalio.client import Client
 from temporalio.common import WorkerDeploymentVersion
@@ -16,6 +18,7 @@ from everlong.embedded import TemporalServer
 from everlong.limits import INLINE_BYTES_MAX
 from everlong.storage import BlobStore
 from everlong.testing import ScriptedModel
+from everlong.workflows.versioned import VERSIONED
 from tests.conftest import Threads, open_threads
 from tests.driving import Driven
 
@@ -25,7 +28,7 @@ def agent_of(build_id: str) -> Agent:
     return Agent(name="ops", model=ScriptedModel(lambda turn: Reply(text=build_id)))
 
 
-def versioned(client: Client, queue: str, build_id: str) -> Worker:
+def versioned(client: Client, queue: str, build_id: str, **options: Any) -> Worker:
     return Worker(
         client,
         task_queue=queue,
@@ -34,6 +37,7 @@ def versioned(client: Client, queue: str, build_id: str) -> Worker:
             version=WorkerDeploymentVersion(deployment_name=queue, build_id=build_id),
             use_worker_versioning=True,
         ),
+        **options,
     )
 
 
@@ -68,7 +72,13 @@ async def test_workers_with_versioning_and_no_default_take_our_workflows(
     plugin = EverlongPlugin(store=store, agents=[agent_of("v1")])
     client = await Client.connect(server.address, plugins=[plugin])
     config = versioned(client, "q", "v1").config(active_config=True)
-    assert len(config["workflows"]) == 3
+    assert set(config["workflows"]) == set(VERSIONED.values())
+    # The server refuses tasks of a worker that names a behaviour and has no version.
+    plain = Worker(client, task_queue="q").config(active_config=True)
+    assert set(plain["workflows"]) == set(VERSIONED)
+    with pytest.warns(UserWarning, match="present from both"):
+        twice = versioned(client, "q", "v1", plugins=[plugin]).config(active_config=True)
+    assert set(twice["workflows"]) == set(VERSIONED.values())
 
 
 async def test_a_thread_moves_on_to_the_next_deployment_and_its_old_worker_can_go(
