@@ -74,10 +74,10 @@ async def test_workers_with_versioning_and_no_default_take_our_workflows(
     config = versioned(client, "q", "v1").config(active_config=True)
     assert set(config["workflows"]) == set(VERSIONED.values())
     # The server refuses tasks of a worker that names a behaviour and has no version.
-    plain = Worker(client, task_queue="q").config(active_config=True)
+    plain = Worker(client, task_queue="plain").config(active_config=True)
     assert set(plain["workflows"]) == set(VERSIONED)
     with pytest.warns(UserWarning, match="present from both"):
-        twice = versioned(client, "q", "v1", plugins=[plugin]).config(active_config=True)
+        twice = versioned(client, "q", "v2", plugins=[plugin]).config(active_config=True)
     assert set(twice["workflows"]) == set(VERSIONED.values())
 
 
