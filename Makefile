@@ -17,6 +17,32 @@ demo: $(READY) ## Run an agent for 60 steps, kill its worker, resume it, and sho
 test: $(READY) ## Run all tests, against a real Temporal server
 	$(BIN)/pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
+# What depends on the SDK, its private APIs first.
+SDK ?=
+SDK_VENV = .venv-sdk-$(SDK)
+SDK_TESTS := \
+	$(addprefix tests/unit/test_,sdk_internals.py plugin.py codec.py codec_door.py activities.py golden.py \
+		attribute_watch.py core_metrics.py config.py spans.py keys.py) \
+	tests/replay \
+	$(addprefix tests/server/test_,sdk_internals.py plugin.py replay.py nexus.py queries.py thread.py \
+		approvals.py resume.py worker_versioning.py)
+.PHONY: test-sdk
+test-sdk: ## Run the tests that depend on the Temporal SDK with another version of it; SDK=1.33.0
+	@test -n "$(SDK)" || { echo "error: name a version of temporalio, as in: make test-sdk SDK=1.33.0"; exit 1; }
+	@if command -v uv >/dev/null; then \
+		uv venv -q --seed --allow-existing --python $(PYTHON) $(SDK_VENV); \
+	else \
+		$(PYTHON) -m venv $(SDK_VENV); \
+	fi
+	@grep -v '^temporalio==' constraints.txt > $(SDK_VENV)/constraints.txt
+	@if command -v uv >/dev/null; then \
+		uv pip install -q --python $(SDK_VENV)/bin/python -c $(SDK_VENV)/constraints.txt -e '.[dev]' temporalio==$(SDK); \
+	else \
+		$(SDK_VENV)/bin/python -m pip install -q --disable-pip-version-check -c $(SDK_VENV)/constraints.txt \
+			-e '.[dev]' temporalio==$(SDK); \
+	fi
+	$(SDK_VENV)/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile $(SDK_TESTS)
+
 check: format lint types fast ## Format, lint, check types, and run the tests that need no server
 
 format: $(READY)
@@ -37,7 +63,7 @@ stored: $(READY) ## Write the golden files and stored histories again; only befo
 	$(BIN)/python -m tests.replay.generate --replace
 
 clean: ## Remove the virtual environment and what the demo and dev stack stored
-	rm -rf .venv .everlong .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-sdk-* .everlong .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

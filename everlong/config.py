@@ -37,6 +37,11 @@ class Settings:
     Empty if neither is there: nobody gets a store in some directory by accident."""
     task_queue: str
     """`EVERLONG_TASK_QUEUE`: where threads and workers meet."""
+    deployment: str
+    """`EVERLONG_DEPLOYMENT`: the worker deployment that `everlong worker` belongs to. Empty: none, and
+    no worker versioning."""
+    build_id: str
+    """`EVERLONG_BUILD_ID`: the worker's version within that deployment."""
     inline_bytes_max: int
     """`EVERLONG_INLINE_BYTES_MAX`: larger payloads go to the store."""
     encoder_bytes_max: int
@@ -106,6 +111,8 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         data_dir=data_dir,
         store=env.get("EVERLONG_STORE") or _dev_store(data_dir),
         task_queue=env.get("EVERLONG_TASK_QUEUE") or TASK_QUEUE_DEFAULT,
+        deployment=env.get("EVERLONG_DEPLOYMENT", ""),
+        build_id=env.get("EVERLONG_BUILD_ID", ""),
         inline_bytes_max=_bytes(env, "EVERLONG_INLINE_BYTES_MAX", limits.INLINE_BYTES_MAX),
         encoder_bytes_max=_bytes(env, "EVERLONG_ENCODER_BYTES_MAX", limits.ENCODER_BYTES_MAX),
         traces_exporter="none" if is_silent else env.get("OTEL_TRACES_EXPORTER") or "none",
@@ -151,6 +158,23 @@ def checked_store(settings: Settings) -> str:
             f"`everlong dev` has run: there is none in {settings.data_dir}."
         )
     return settings.store
+
+
+def checked_deployment(settings: Settings) -> tuple[str, str] | None:
+    """Return the worker's deployment and build id, or None without worker versioning."""
+    if not settings.deployment and not settings.build_id:
+        return None
+    if not settings.deployment or not settings.build_id:
+        missing = "EVERLONG_BUILD_ID" if settings.deployment else "EVERLONG_DEPLOYMENT"
+        raise ConfigError(
+            f"{missing} is not set. Worker versioning takes a deployment's name (EVERLONG_DEPLOYMENT) "
+            "and a build id (EVERLONG_BUILD_ID); without versioning, set neither."
+        )
+    if "." in settings.deployment:
+        raise ConfigError(
+            f"EVERLONG_DEPLOYMENT is {settings.deployment[:60]!r}; a deployment's name has no dot"
+        )
+    return settings.deployment, settings.build_id
 
 
 def checked_metrics_host(settings: Settings) -> str:
@@ -203,6 +227,9 @@ def embedded_environment(settings: Settings) -> dict[str, str]:
         "EVERLONG_DATA_DIR": str(settings.data_dir),
         "EVERLONG_STORE": settings.store,
         "EVERLONG_TASK_QUEUE": settings.task_queue,
+        # No command sets a current version on the embedded server.
+        "EVERLONG_DEPLOYMENT": "",
+        "EVERLONG_BUILD_ID": "",
         "EVERLONG_INLINE_BYTES_MAX": str(settings.inline_bytes_max),
         "EVERLONG_ENCODER_BYTES_MAX": str(settings.encoder_bytes_max),
         _CAPTURE: "1" if settings.record_contents else "",

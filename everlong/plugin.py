@@ -1,9 +1,11 @@
 """`EverlongPlugin`: the composition root. Give it to the client; its workers inherit it."""
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextvars import ContextVar
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -14,12 +16,9 @@ from opentelemetry.context import Context
 from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import TracerProvider
 from temporalio import workflow
-from temporalio.api.enums.v1 import IndexedValueType
-from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
 from temporalio.client import Client
 from temporalio.converter import DataConverter, PayloadCodec
 from temporalio.plugin import SimplePlugin
-from temporalio.service import RPCError
 from temporalio.worker import ReplayerConfig, Worker, WorkerConfig, WorkflowRunner
 
 from everlong import limits
@@ -29,6 +28,7 @@ from everlong.codecs import EverlongCodec, measuring
 from everlong.codecs.inspection import REMEDY, inspect
 from everlong.codecs.layers import OuterCodec, check_inside, check_order, holds_everlong, own_codec
 from everlong.errors import ConfigError, LimitReached, PluginNotOnClient
+from everlong.interceptors import sdk_internals
 from everlong.interceptors.activation import ActivationHook, hooked, passing_through
 from everlong.interceptors.drain import DrainInterceptor, Drains
 from everlong.interceptors.nexus import NexusInterceptor
@@ -37,8 +37,8 @@ from everlong.interceptors.recorded import Recorded
 from everlong.interceptors.resume import ResumeHook, Resumes
 from everlong.interceptors.rolls import RollHook
 from everlong.interceptors.sent import SentInterceptor
-from everlong.models import SEARCH_ATTRIBUTES
 from everlong.policy import Policy
+from everlong.search_attributes import AttributeWatch
 from everlong.storage import BlobStore
 from everlong.storage.counting import READS
 from everlong.storage.keys import KeySource
@@ -46,16 +46,27 @@ from everlong.storage.opening import open_packs
 from everlong.storage.packstore import PackStore
 from everlong.sweep import Preserved
 from everlong.telemetry import Telemetry
+from everlong.versions import sdk_version, warn_of_untested_sdk
 from everlong.workflows import AgentWorkflow, DoctorWorkflow, SweeperWorkflow
+from everlong.workflows.versioned import VERSIONED
 
 T = TypeVar("T")
 
 _LOG: Final = logging.getLogger(__name__)
+
 _WORKFLOWS: Final[list[type]] = [AgentWorkflow, DoctorWorkflow, SweeperWorkflow]
 _STICKY: Final = "sticky_queue_schedule_to_start_timeout"
 # What the extra `admin` brings, and archives need.
 _ARCHIVE_PACKAGES: Final = ("pyarrow", "duckdb")
 _SDK_STICKY_DEFAULT: Final = timedelta(seconds=10)
+
+
+@dataclasses.dataclass(frozen=True)
+class _WorkerParts:
+    """What each worker has for itself: it asks that worker's client, and ends with that worker."""
+
+    prefetcher: Prefetcher
+    drains: Drains
 
 
 class EverlongPlugin(SimplePlugin):
@@ -110,6 +121,8 @@ class EverlongPlugin(SimplePlugin):
             raise ConfigError(f"mode is {mode!r}; use 'write', or 'read' to write plain payloads")
         if mode == "read" and agents:
             raise ConfigError("agents write to the store: mode='read' is for other workflows")
+        warn_of_untested_sdk(sdk_version())
+        sdk_internals.probe()
         if outer_codec is not None:
             _check_outer(outer_codec, has_keys=keys is not None)
         telemetry = Telemetry(tracer_provider, meter_provider, record_contents=record_contents)
@@ -141,7 +154,8 @@ class EverlongPlugin(SimplePlugin):
             telemetry.meters, self.packs.store, self.codec.stats, self.codec.memory_stats
         )
         self._resumes = Resumes(telemetry)
-        self._prefetchers: list[Prefetcher] = []
+        self._parts: ContextVar[_WorkerParts] = ContextVar("everlong_worker_parts")
+        """Those of the worker whose task this is."""
         self._workers: list[Worker] = []
         self._activities = AgentActivities(
             self.packs, agents, policy or Policy(), telemetry, self._resumes.last
@@ -170,7 +184,10 @@ class EverlongPlugin(SimplePlugin):
             interceptors=[NexusInterceptor(), SentInterceptor(), DrainInterceptor()],
             workflows=lambda existing: _joined(existing, _WORKFLOWS if agents else []),
             activities=lambda existing: _joined(existing, activities if agents else []),
-            workflow_failure_exception_types=lambda existing: _joined(existing, [LimitReached]),
+            # A sandbox imports the modules of these types, and ours only if it passes them through.
+            workflow_failure_exception_types=lambda existing: _joined(
+                existing, [LimitReached] if sdk_internals.is_on(sdk_internals.PASSTHROUGH) else []
+            ),
         )
 
     def configure_worker(self, config: WorkerConfig) -> WorkerConfig:
@@ -184,17 +201,18 @@ class EverlongPlugin(SimplePlugin):
                 "that client inherit it."
             )
         self.check_client(config["client"])
-        # Each worker has its own: it asks that worker's client, and ends with that worker.
-        prefetcher = Prefetcher(config["client"], self._around(self.codec))
-        self._prefetchers.append(prefetcher)
         config = super().configure_worker(config)
-        config["workflow_runner"] = self._with_hooks(config["workflow_runner"], prefetcher)
+        deployment = config.get("deployment_config")
+        if deployment is not None and deployment.use_worker_versioning:
+            swapped = (VERSIONED.get(each, each) for each in config["workflows"])
+            config["workflows"] = list(dict.fromkeys(swapped))  # The plugin may be applied twice.
+        config["workflow_runner"] = self._with_hooks(config["workflow_runner"])
         # Threads replay cheaply; a team's other workflows may not. A team's own setting wins, and
         # only its value tells it from the SDK's default.
         if self._has_agents and config[_STICKY] == _SDK_STICKY_DEFAULT:
             config[_STICKY] = timedelta(seconds=limits.STICKY_SECONDS)
         config["unsandboxed_workflow_runner"] = self._with_hooks(
-            config["unsandboxed_workflow_runner"], prefetcher
+            config["unsandboxed_workflow_runner"]
         )
         return config
 
@@ -211,26 +229,46 @@ class EverlongPlugin(SimplePlugin):
         next: Callable[[Worker], Awaitable[None]],  # noqa: A002
     ) -> None:
         """See `temporalio.worker.Plugin`."""
-        if self._has_agents:
-            self._activities.has_attributes = await _has_attributes(worker.client)
+        sdk_internals.probe_worker(worker)
         self._workers.append(worker)
         # A task: a slow codec, or its key service, does not keep the worker from starting.
         inspection = asyncio.create_task(self._inspect_codec(worker.client))
         # What whoever starts the worker reads and traces is not what the worker does.
         counted, traced = READS.set(None), context.attach(Context())
+        # The SDK makes workflow instances in tasks of this worker, which inherit the variable.
+        own = _WorkerParts(
+            Prefetcher(worker.client, self._around(self.codec)),
+            Drains(worker.client, is_hidden=self._outer_codec is not None),
+        )
+        token = self._parts.set(own)
         try:
-            await super().run_worker(worker, next)
+            async with self._watching_attributes(worker):
+                await super().run_worker(worker, next)
         finally:
             inspection.cancel()
+            self._parts.reset(token)
             context.detach(traced)
             READS.reset(counted)
             self._workers.remove(worker)
-            for prefetcher in list(self._prefetchers):
-                if prefetcher.client is worker.client:
-                    self._prefetchers.remove(prefetcher)
-                    await prefetcher.stop()
+            await own.prefetcher.stop()
             if not self._workers:  # They share the models' connections.
                 await self._activities.close()
+
+    @contextlib.asynccontextmanager
+    async def _watching_attributes(self, worker: Worker) -> AsyncIterator[None]:
+        """Find out whether the server has our search attributes, and ask again while it has not."""
+        if not self._has_agents:
+            yield
+            return
+        found = self._activities.attribute_namespaces.add
+        watch = AttributeWatch(lambda: worker.client, found)
+        # The first answer is waited for, so that a thread's first step shows already.
+        task = asyncio.create_task(watch.run(await watch.ask()))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     def configure_replayer(self, config: ReplayerConfig) -> ReplayerConfig:
         """See `temporalio.worker.Plugin`. A replayer writes no blobs and emits no spans."""
@@ -290,17 +328,16 @@ class EverlongPlugin(SimplePlugin):
                 )
             )
 
-    def _with_hooks(self, runner: WorkflowRunner, prefetcher: Prefetcher) -> WorkflowRunner:
-        drains = Drains(prefetcher.client, is_hidden=self._outer_codec is not None)
-
+    def _with_hooks(self, runner: WorkflowRunner) -> WorkflowRunner:
         def new_hooks(info: workflow.Info, recorded: Recorded) -> list[ActivationHook]:
+            own = self._parts.get()
             if self._mode == "read":
-                drains.watch(info, recorded)
+                own.drains.watch(info, recorded)
             # The second sees what the last makes a resume wait for.
             return [
                 RollHook(self._resumes.telemetry.spans, info),
                 ResumeHook(self._resumes, info, recorded),
-                PrefetchHook(prefetcher, info, recorded),
+                PrefetchHook(own.prefetcher, info, recorded),
             ]
 
         return hooked(passing_through(runner), new_hooks, self._evict)
@@ -308,9 +345,7 @@ class EverlongPlugin(SimplePlugin):
     def _evict(self, run_id: str) -> None:
         """Have a run leave the cache. A worker that does not have it ignores that."""
         for worker in list(self._workers):
-            bridge = worker._bridge_worker  # The SDK has no other way.
-            if bridge is not None:
-                bridge.request_workflow_eviction(run_id)
+            sdk_internals.evict(worker, run_id)
 
 
 def _check_outer(codec: PayloadCodec, *, has_keys: bool) -> None:
@@ -325,32 +360,6 @@ def _check_outer(codec: PayloadCodec, *, has_keys: bool) -> None:
             f"outer_codec={name} holds Everlong's codec already. Give the outer codec alone: the plugin "
             "puts it around Everlong's."
         )
-
-
-async def _has_attributes(client: Client) -> bool:
-    """Return whether the server has our search attributes. Threads run on without."""
-    try:
-        found = await client.operator_service.list_search_attributes(
-            ListSearchAttributesRequest(namespace=client.namespace)
-        )
-    except RPCError as error:
-        _LOG.warning(
-            "threads write no search attributes: they cannot be listed (%s)", error.message
-        )
-        return False
-    missing = [
-        name
-        for name, kind in SEARCH_ATTRIBUTES.items()
-        if found.custom_attributes.get(name)
-        != IndexedValueType.Value(f"INDEXED_VALUE_TYPE_{kind.upper()}")
-    ]
-    if missing:
-        _LOG.warning(
-            "threads write no search attributes, since the server lacks %s, or has it with another "
-            "type. Add them with: everlong setup. Then start this worker again",
-            ", ".join(missing),
-        )
-    return not missing
 
 
 def _joined(existing: Sequence[T] | None, added: Sequence[T]) -> list[T]:

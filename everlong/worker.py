@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final
 
-from temporalio.worker import Worker
+from temporalio.common import WorkerDeploymentVersion
+from temporalio.worker import Worker, WorkerDeploymentConfig
 
 from everlong.agents import Agent
-from everlong.config import Settings
+from everlong.config import Settings, checked_deployment
 from everlong.connection import connect, open_configured_providers
 from everlong.errors import AgentNotFound, ServerUnreachable
 from everlong.models import printable
@@ -44,6 +45,7 @@ def load_agent(path: str) -> Agent:
 
 async def run_worker(settings: Settings, agents: Sequence[Agent]) -> None:
     """Run agents until SIGINT or SIGTERM; then let the steps under way finish."""
+    deployment = _deployment_of(settings)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -60,11 +62,18 @@ async def run_worker(settings: Settings, agents: Sequence[Agent]) -> None:
             meter_provider=providers.meter_provider,
             runtime=core.runtime if core else None,
         )
-        worker = Worker(client, task_queue=settings.task_queue, graceful_shutdown_timeout=_GRACE)
+        worker = Worker(
+            client,
+            task_queue=settings.task_queue,
+            graceful_shutdown_timeout=_GRACE,
+            deployment_config=deployment,
+        )
         try:
             async with worker:
                 names = ", ".join(agent.name for agent in agents)
                 ready = f"{READY}: {names} on task queue {settings.task_queue}"
+                if deployment is not None:
+                    ready += f", version {deployment.version.to_canonical_string()}"
                 print(ready, flush=True)  # noqa: T201
                 await stopping.wait()
         except RuntimeError as error:
@@ -75,3 +84,13 @@ async def run_worker(settings: Settings, agents: Sequence[Agent]) -> None:
     finally:
         # What waits is sent now: the command ends without the interpreter's own clean-up.
         await asyncio.to_thread(providers.shutdown)
+
+
+def _deployment_of(settings: Settings) -> WorkerDeploymentConfig | None:
+    """Return the worker's version, if it has one. Our workflows declare how they move on."""
+    checked = checked_deployment(settings)
+    if checked is None:
+        return None
+    name, build_id = checked
+    version = WorkerDeploymentVersion(deployment_name=name, build_id=build_id)
+    return WorkerDeploymentConfig(version=version, use_worker_versioning=True)

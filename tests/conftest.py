@@ -21,6 +21,7 @@ from temporalio.worker import Worker
 from everlong import Agent, EverlongPlugin, Policy, ThreadStart
 from everlong.admin import service
 from everlong.embedded import TemporalServer, start_server
+from everlong.interceptors import sdk_internals
 from everlong.models import AGENT_WORKFLOW, Message, ThreadStatus
 from everlong.storage import BlobStore, open_store
 from everlong.storage.packstore import PackStore
@@ -70,6 +71,14 @@ def pytest_collection_finish() -> None:
 def pytest_sessionfinish() -> None:
     """Have all of it be freed in the end: extensions look whether it was."""
     gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def features_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail a test in which a private API of the SDK was found missing. One that wants that resets it."""
+    monkeypatch.setattr(sdk_internals, "_off", set())
+    yield
+    assert sdk_internals._off == set()
 
 
 @pytest.fixture(scope="session")

@@ -83,8 +83,13 @@ class AgentActivities:
         self._tools = ToolThreads()
         self._teller = Teller(telemetry or Telemetry())
         self._resumes = resumes or Recent()
-        self.has_attributes = False
-        """Whether the server has our search attributes; the plugin finds out."""
+        self.attribute_namespaces: set[str] = set()
+        """Namespaces that are known to have our search attributes; the plugin finds out."""
+
+    @property
+    def has_attributes(self) -> bool:
+        """Whether threads in the namespace of this activity may write our search attributes."""
+        return activity.info().namespace in self.attribute_namespaces
 
     def all(self) -> list[Callable[..., Any]]:
         """Return the activities that a worker has to register."""

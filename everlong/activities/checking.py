@@ -68,7 +68,7 @@ class CheckActivities:
             time_ms=time_ms,
             everlong=running.everlong,
             sdk=running.sdk,
-            sdk_fits=running.sdk_fits,
+            sdk_tested=running.sdk_tested,
             python=running.python,
             agents=self._agents,
             store=printable(repr(self._packs.store), _STORE_CHARS_MAX),

@@ -71,6 +71,16 @@ def dev(
 @commands.command()
 def worker(
     agents: Annotated[list[str], typer.Argument(help="Agents to run, as module:agent.")],
+    deployment: Annotated[
+        str,
+        typer.Option(
+            help="Worker deployment, for worker versioning; or EVERLONG_DEPLOYMENT. It takes no "
+            "threads until one of its versions is current."
+        ),
+    ] = "",
+    build_id: Annotated[
+        str, typer.Option(help="Version within the deployment; or EVERLONG_BUILD_ID.")
+    ] = "",
 ) -> None:
     """Run agents against the Temporal server of the environment, until Ctrl-C.
 
@@ -78,6 +88,11 @@ def worker(
     OTEL_METRICS_EXPORTER are read.
     """
     settings = load_settings()
+    settings = dataclasses.replace(
+        settings,
+        deployment=deployment or settings.deployment,
+        build_id=build_id or settings.build_id,
+    )
     asyncio.run(run_worker(settings, [load_agent(path) for path in agents]))
 
 

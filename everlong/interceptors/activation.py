@@ -1,28 +1,25 @@
 """The activation hook: sees every workflow activation and its completion, outside the sandbox.
 
-The SDK's interceptors run after decoding and have no call for an activation, so this subclasses the
-workflow runners, an API that the SDK calls unstable. Nothing else in Everlong touches it.
+The SDK's interceptors run after decoding and have no call for an activation, so the workflow runners
+are rebuilt with instances that report to hooks (`sdk_internals`). If the SDK's API has another shape,
+the hooks are off, and workflows run as they do without Everlong's hooks.
 """
 
-import copy
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from temporalio import workflow
-from temporalio.bridge.proto.workflow_activation import WorkflowActivation
-from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
 from temporalio.worker import (
-    UnsandboxedWorkflowRunner,
     WorkflowInboundInterceptor,
     WorkflowInstance,
     WorkflowInstanceDetails,
     WorkflowRunner,
 )
-from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from everlong.codecs.budget import BUDGET, CompletionBudget, TaskBudget
+from everlong.interceptors import sdk_internals
 from everlong.interceptors.ahead import LEGACY_QUERY_ID, RunAhead
 from everlong.interceptors.drain import (
     HOLDS_REFS,
@@ -33,6 +30,11 @@ from everlong.interceptors.drain import (
 from everlong.interceptors.nexus import answers_operation, ends_workflow, fails_workflow
 from everlong.interceptors.recorded import Recorded
 from everlong.interceptors.replay import TAKE, ReplayInterceptor, drop_recorded
+from everlong.interceptors.sdk_internals import (
+    HOOKS,
+    WorkflowActivation,
+    WorkflowActivationCompletion,
+)
 from everlong.models import CONSUMED_FUNCTION
 from everlong.storage.counting import READS
 
@@ -64,34 +66,6 @@ def evict_nothing(run_id: str) -> None:
     """Do nothing: a `Replayer` answers no queries."""
 
 
-@dataclasses.dataclass(frozen=True)
-class HookedSandboxedRunner(SandboxedWorkflowRunner):
-    """The sandboxed runner with a hook. A subclass, since other plugins test for the type."""
-
-    new_hooks: NewHooks | None = None
-    evict: Evict = evict_nothing
-
-    def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
-        """See `WorkflowRunner`."""
-        recorded = Recorded()
-        instance = super().create_instance(_intercepted(det, recorded))
-        return _with_hooks(instance, recorded, self.new_hooks, self.evict)
-
-
-class HookedUnsandboxedRunner(UnsandboxedWorkflowRunner):
-    """The unsandboxed runner with a hook."""
-
-    def __init__(self, new_hooks: NewHooks | None, evict: Evict = evict_nothing) -> None:
-        self._new_hooks = new_hooks
-        self._evict = evict
-
-    def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
-        """See `WorkflowRunner`."""
-        recorded = Recorded()
-        instance = super().create_instance(_intercepted(det, recorded))
-        return _with_hooks(instance, recorded, self._new_hooks, self._evict)
-
-
 def hooked(
     runner: WorkflowRunner, new_hooks: NewHooks | None, evict: Evict = evict_nothing
 ) -> WorkflowRunner:
@@ -99,23 +73,21 @@ def hooked(
 
     One that has hooks, or that we do not know, stays as it is.
     """
-    if isinstance(runner, HookedSandboxedRunner | HookedUnsandboxedRunner):
-        return runner
-    if type(runner) is SandboxedWorkflowRunner:
-        return HookedSandboxedRunner(
-            restrictions=runner.restrictions,
-            runner_class=runner.runner_class,
-            new_hooks=new_hooks,
-            evict=evict,
-        )
-    if type(runner) is UnsandboxedWorkflowRunner:
-        return HookedUnsandboxedRunner(new_hooks, evict)
-    logger.warning(
-        "replays write payloads again, there are no resume spans, and mode='read' does not drain: the "
-        "workflow runner %s is not the SDK's",
-        type(runner).__name__,
-    )
-    return runner
+
+    def new_instance(
+        details: WorkflowInstanceDetails,
+        create: Callable[[WorkflowInstanceDetails], WorkflowInstance],
+    ) -> WorkflowInstance:
+        recorded = Recorded()
+        with sdk_internals.guard(HOOKS):
+            details = _intercepted(details, recorded)
+        instance = create(details)  # Not guarded: it may raise what a team's own code does.
+        if sdk_internals.is_on(HOOKS):
+            with sdk_internals.guard(HOOKS):
+                return _with_hooks(instance, recorded, new_hooks, evict)
+        return instance
+
+    return sdk_internals.rebuild_runner(runner, new_instance)
 
 
 def passing_through(runner: WorkflowRunner) -> WorkflowRunner:
@@ -123,13 +95,7 @@ def passing_through(runner: WorkflowRunner) -> WorkflowRunner:
 
     Our modules are deterministic where workflows import them, and costly to import again for each.
     """
-    if not isinstance(runner, SandboxedWorkflowRunner):
-        return runner
-    # A copy keeps what another plugin's subclass has added; its constructor may be any.
-    passing = copy.copy(runner)
-    restrictions = runner.restrictions.with_passthrough_modules("everlong")
-    object.__setattr__(passing, "restrictions", restrictions)
-    return passing
+    return sdk_internals.pass_through(runner, "everlong")
 
 
 def _intercepted(details: WorkflowInstanceDetails, recorded: Recorded) -> WorkflowInstanceDetails:
@@ -163,6 +129,7 @@ def _with_hooks(
     return _HookedInstance(instance, recorded, hooks, evict)
 
 
+@sdk_internals.delegate_rest
 class _HookedInstance(WorkflowInstance):
     """Delegates to an instance and reports what it did."""
 
@@ -189,15 +156,32 @@ class _HookedInstance(WorkflowInstance):
 
     def activate(self, act: WorkflowActivation) -> WorkflowActivationCompletion:
         self._tell(lambda hook: hook.activating(act))
-        if self._recorded.drain is not None:
-            self._recorded.drain.begin(replaying=act.is_replaying)
-        ahead = self._run_ahead.noticed(act)
-        if self._run_ahead.must_leave(act):
-            self._evict(act.run_id)
-        # Asked before this activation adds commands of its own.
-        settled = act.is_replaying and self._recorded.holds_all()
-        self._recorded.consumption.activating(act)
+        ahead = settled = False
+        with sdk_internals.guard(HOOKS):
+            if self._recorded.drain is not None:
+                self._recorded.drain.begin(replaying=act.is_replaying)
+            ahead = self._run_ahead.noticed(act)
+            if self._run_ahead.must_leave(act):
+                self._evict(act.run_id)
+            # Asked before this activation adds commands of its own.
+            settled = act.is_replaying and self._recorded.holds_all()
+            self._recorded.consumption.activating(act)
         completion = self._instance.activate(act)
+        self._budget = CompletionBudget(drain=self._recorded.drain)
+        with sdk_internals.guard(HOOKS):
+            self._complete(act, completion, ahead=ahead, settled=settled)
+        self._tell(lambda hook: hook.activated(act, completion))
+        return completion
+
+    def _complete(
+        self,
+        act: WorkflowActivation,
+        completion: WorkflowActivationCompletion,
+        *,
+        ahead: bool,
+        settled: bool,
+    ) -> None:
+        """Drop what history holds from a completion, and set the bounds for encoding the rest."""
         self._recorded.consumption.activated(completion)
         if act.is_replaying:
             drop_recorded(completion, self._recorded)
@@ -205,8 +189,6 @@ class _HookedInstance(WorkflowInstance):
         self._budget.drain = self._recorded.drain
         self._fails = fails_workflow(completion)
         self._rolls = continues_as_new(completion)
-        self._tell(lambda hook: hook.activated(act, completion))
-        return completion
 
     def _open_budget(
         self, act: WorkflowActivation, *, ahead: bool, settled: bool
@@ -234,7 +216,7 @@ class _HookedInstance(WorkflowInstance):
                 # What watches a workflow must not fail it.
                 logger.exception("the activation hook failed")
 
-    def get_serialization_context(self, command_info: Any) -> Any:
+    def get_serialization_context(self, command_info: Any, *others: Any, **named: Any) -> Any:
         # The SDK asks for this in the task that decodes an activation or encodes the completion,
         # before each payload.
         READS.set(self._recorded.reads)
@@ -245,13 +227,10 @@ class _HookedInstance(WorkflowInstance):
             command_info, ends=ends, rolls=self._rolls, has_parent=self._has_parent
         )
         BUDGET.set(self._budget)
-        return self._instance.get_serialization_context(command_info)
+        return self._instance.get_serialization_context(command_info, *others, **named)
 
-    def get_external_store_context(self, command_info: Any) -> Any:
-        return self._instance.get_external_store_context(command_info)
+    def get_external_store_context(self, *args: Any, **named: Any) -> Any:
+        return self._instance.get_external_store_context(*args, **named)
 
     def get_info(self) -> workflow.Info:
         return self._instance.get_info()
-
-    def get_thread_id(self) -> int | None:
-        return self._instance.get_thread_id()

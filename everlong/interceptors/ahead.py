@@ -12,7 +12,7 @@ task that has not been started, and then the query.
 
 from typing import Final
 
-from temporalio.bridge.proto.workflow_activation import WorkflowActivation
+from everlong.interceptors.sdk_internals import WorkflowActivation
 
 # The id that Core gives to a query that is not part of a workflow task: only such a query runs ahead.
 LEGACY_QUERY_ID: Final = "legacy_query"

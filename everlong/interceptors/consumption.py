@@ -8,10 +8,8 @@ next run would be started with it too.
 
 from typing import Final
 
-from temporalio.bridge.proto.workflow_activation import WorkflowActivation
-from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
-
 from everlong.interceptors.payloads import payloads_of
+from everlong.interceptors.sdk_internals import WorkflowActivation, WorkflowActivationCompletion
 
 _NOT_CONSUMED: Final = frozenset({"initialize_workflow", "query_workflow"})
 

@@ -26,7 +26,6 @@ from temporalio import worker, workflow
 from temporalio.api.common.v1 import Payload
 from temporalio.api.enums.v1 import CommandType
 from temporalio.api.history.v1 import HistoryEvent
-from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
 from temporalio.client import Client
 from temporalio.service import RPCError
 
@@ -35,6 +34,7 @@ from everlong.codecs.budget import ActivityResult
 from everlong.codecs.refs import ENCODING, is_ref
 from everlong.interceptors.payloads import payloads_of
 from everlong.interceptors.recorded import Recorded
+from everlong.interceptors.sdk_internals import WorkflowActivationCompletion
 from everlong.models import DRAIN_HEADER
 
 logger = logging.getLogger(__name__)

@@ -12,10 +12,9 @@ from typing import Any, Final
 from temporalio import client, workflow
 from temporalio.api.common.v1 import Payload
 from temporalio.api.enums.v1 import CommandType
-from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
 
-# The SDK knows at this point whether a start answers an operation, and tells nobody else.
-from temporalio.nexus._operation_context import _in_nexus_backing_start_context
+from everlong.interceptors import sdk_internals
+from everlong.interceptors.sdk_internals import WorkflowActivationCompletion
 
 MARK: Final = "everlong-nexus"
 _YES: Final = Payload(metadata={"encoding": b"json/plain"}, data=b"true")
@@ -34,7 +33,7 @@ class _Marking(client.OutboundInterceptor):
         self,
         input: client.StartWorkflowInput,  # noqa: A002
     ) -> client.WorkflowHandle[Any, Any]:
-        if _in_nexus_backing_start_context():
+        if sdk_internals.starts_for_operation():
             input = dataclasses.replace(input, headers={**input.headers, MARK: _YES})  # noqa: A001
         return await super().start_workflow(input)
 
@@ -60,4 +59,5 @@ def ends_workflow(command_info: Any, fails: bool) -> bool:
     """Tell whether a payload is of the workflow's result, or may be of its failure."""
     if command_info is None:
         return fails
-    return bool(command_info.command_type == CommandType.COMMAND_TYPE_COMPLETE_WORKFLOW_EXECUTION)
+    command_type = getattr(command_info, "command_type", None)
+    return bool(command_type == CommandType.COMMAND_TYPE_COMPLETE_WORKFLOW_EXECUTION)

@@ -14,7 +14,6 @@ from typing import Final, Protocol, Self
 from temporalio import workflow
 from temporalio.api.common.v1 import Payload
 from temporalio.api.history.v1 import HistoryEvent
-from temporalio.bridge.proto.workflow_activation import WorkflowActivation
 from temporalio.client import Client
 from temporalio.converter import SerializationContext, WorkflowSerializationContext
 
@@ -24,6 +23,7 @@ from everlong.interceptors.activation import ActivationHook
 from everlong.interceptors.drain import in_event_loop
 from everlong.interceptors.payloads import payloads_of
 from everlong.interceptors.recorded import Recorded
+from everlong.interceptors.sdk_internals import WorkflowActivation
 from everlong.storage.counting import READS
 
 logger = logging.getLogger(__name__)

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from temporalio.api.enums.v1 import WorkflowTaskFailedCause
 from temporalio.api.history.v1 import HistoryEvent
-from temporalio.bridge.proto.workflow_commands import WorkflowCommand
 
 from everlong.codecs.budget import Drain
 from everlong.interceptors.consumption import Consumption
+from everlong.interceptors.sdk_internals import WorkflowCommand
 from everlong.storage.counting import Reads
 
 # The command that an event comes from, and how to tell one from another of the same kind.
@@ -178,6 +178,8 @@ class Recorded:
         kind = command.WhichOneof("variant") or ""
         if kind not in _COMMANDS:
             return False
+        if kind == "schedule_activity":
+            return self.take(kind, command.schedule_activity.activity_id)
         is_answer = kind == "update_response"
         if is_answer and not command.update_response.HasField("completed"):
             return False

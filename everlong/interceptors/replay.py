@@ -12,7 +12,6 @@ from typing import Any, Final, NoReturn
 
 from temporalio import workflow
 from temporalio.api.common.v1 import Payload
-from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
 from temporalio.worker import (
     ContinueAsNewInput,
     StartActivityInput,
@@ -22,9 +21,10 @@ from temporalio.worker import (
     WorkflowOutboundInterceptor,
 )
 
-from everlong.interceptors import drain, nexus
+from everlong.interceptors import drain, nexus, sdk_internals
 from everlong.interceptors.payloads import payloads_of
 from everlong.interceptors.recorded import Recorded
+from everlong.interceptors.sdk_internals import WorkflowActivationCompletion
 
 # The name under which workflow code, in its sandbox, finds `Recorded.take`.
 TAKE: Final = "__everlong_take"
@@ -50,9 +50,12 @@ class _DropWhileReplaying(WorkflowOutboundInterceptor):
     """Drops the arguments that go out. What other interceptors see of them is untouched."""
 
     def start_activity(self, input: StartActivityInput) -> workflow.ActivityHandle[Any]:  # noqa: A002
-        activity_id = input.activity_id or _next_activity_id()
-        marked = drain.mark_result(input)
-        return super().start_activity(_dropped(marked, "schedule_activity", activity_id))
+        input = drain.mark_result(input)  # noqa: A001
+        # Asked first: without ids of its own, all activities are left to `drop_recorded`.
+        next_id = sdk_internals.next_activity_id()
+        if sdk_internals.is_on(sdk_internals.ACTIVITY_IDS):
+            input = _dropped(input, "schedule_activity", input.activity_id or next_id)  # noqa: A001
+        return super().start_activity(input)
 
     def start_local_activity(
         self,
@@ -74,13 +77,6 @@ class _DropWhileReplaying(WorkflowOutboundInterceptor):
         super().continue_as_new(dataclasses.replace(dropped, headers=headers))
 
 
-def _next_activity_id() -> str:
-    """Return the id that the SDK will give to the next activity; empty if that cannot be told."""
-    runtime = workflow._Runtime.current()
-    seqs = getattr(runtime, "_curr_seqs", None)
-    return str(seqs.get("activity", 0) + 1) if isinstance(seqs, dict) else ""
-
-
 def _dropped(call: Any, command: str, command_id: str, **beside: None) -> Any:
     if not workflow.unsafe.is_replaying():
         return call
@@ -90,8 +86,12 @@ def _dropped(call: Any, command: str, command_id: str, **beside: None) -> Any:
 
 def drop_recorded(completion: WorkflowActivationCompletion, recorded: Recorded) -> None:
     """Take out what history holds and no outbound interceptor sees: results, failures, memos."""
+    intercepted = _INTERCEPTED
+    if not sdk_internals.is_on(sdk_internals.ACTIVITY_IDS):
+        # A command has its id, so its arguments, though converted by now, are not written again.
+        intercepted = _INTERCEPTED - {"schedule_activity"}
     for command in completion.successful.commands:
-        if command.WhichOneof("variant") in _INTERCEPTED:
+        if command.WhichOneof("variant") in intercepted:
             continue
         if recorded.take_command(command):
             for payload in payloads_of(command):

@@ -16,12 +16,11 @@ from typing import Final
 from opentelemetry import trace
 from opentelemetry.context import Context
 from temporalio import workflow
-from temporalio.bridge.proto.workflow_activation import WorkflowActivation
-from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
 
 from everlong.interceptors.activation import ActivationHook
 from everlong.interceptors.recorded import Recorded
 from everlong.interceptors.rolls import identity, started_with
+from everlong.interceptors.sdk_internals import WorkflowActivation, WorkflowActivationCompletion
 from everlong.telemetry import Telemetry
 from everlong.telemetry.recent import Recent, Resumed
 from everlong.telemetry.spans import RESUME, Attributes

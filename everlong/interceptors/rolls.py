@@ -11,9 +11,9 @@ from typing import Any
 
 from temporalio import workflow
 from temporalio.api.enums.v1 import ContinueAsNewInitiator
-from temporalio.bridge.proto.workflow_activation import InitializeWorkflow, WorkflowActivation
 
 from everlong.interceptors.activation import ActivationHook
+from everlong.interceptors.sdk_internals import InitializeWorkflow, WorkflowActivation
 from everlong.models import AGENT_WORKFLOW
 from everlong.telemetry import Spans
 from everlong.telemetry.spans import AGENT, CONTINUE_AS_NEW, RUN, THREAD, Attributes

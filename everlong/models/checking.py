@@ -50,7 +50,7 @@ class Checked:
     """The worker's clock when it began."""
     everlong: str
     sdk: str
-    sdk_fits: bool
+    sdk_tested: bool
     python: str
     agents: tuple[str, ...]
     store: str

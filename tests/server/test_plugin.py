@@ -20,7 +20,7 @@ from everlong import Agent, EverlongPlugin, Reply
 from everlong.codecs import EverlongCodec
 from everlong.embedded import TemporalServer
 from everlong.errors import ConfigError
-from everlong.interceptors.activation import HookedSandboxedRunner, HookedUnsandboxedRunner
+from everlong.interceptors.sdk_internals import HookedRunner
 from everlong.storage import BlobStore
 from everlong.testing import ScriptedModel
 from tests.conftest import open_threads
@@ -150,8 +150,8 @@ async def test_workers_inherit_agents_hook_and_short_sticky_timeout(server: Temp
     plugin = EverlongPlugin(store="memory:", agents=[AGENT])
     client = await Client.connect(server.address, plugins=[plugin])
     config = Worker(client, task_queue="q").config(active_config=True)
-    assert isinstance(config["workflow_runner"], HookedSandboxedRunner)
-    assert isinstance(config["unsandboxed_workflow_runner"], HookedUnsandboxedRunner)
+    assert isinstance(config["workflow_runner"], HookedRunner)
+    assert isinstance(config["unsandboxed_workflow_runner"], HookedRunner)
     assert config["sticky_queue_schedule_to_start_timeout"] == timedelta(seconds=1)
     assert len(config["activities"]) == 8
 
@@ -184,7 +184,7 @@ async def test_without_agents_no_workflow_is_added(server: TemporalServer) -> No
     ).config(active_config=True)
     assert list(config["workflows"]) == [Growing]
     assert config["sticky_queue_schedule_to_start_timeout"] == timedelta(seconds=10)
-    assert isinstance(config["workflow_runner"], HookedUnsandboxedRunner)
+    assert isinstance(config["workflow_runner"], HookedRunner)
 
 
 @pytest.mark.parametrize("runner", [SandboxedWorkflowRunner(), UnsandboxedWorkflowRunner()])

@@ -3,7 +3,11 @@
 import asyncio
 from typing import Any
 
+from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
+
 from everlong import Agent, Policy, Reply, tool
+from everlong.search_attributes import AttributeWatch
 from everlong.testing import ScriptedModel
 from tests.agents import call, reading_agent
 from tests.driving import Driven, calls_then_says
@@ -96,12 +100,65 @@ async def test_attributes_outlive_a_roll_and_are_not_written_again(drive: Drive)
 async def test_without_the_attributes_on_the_server_threads_run_all_the_same(
     drive: Drive, monkeypatch: Any
 ) -> None:
-    async def none(_: object) -> bool:
-        return False
+    async def some(*_: object) -> list[str]:
+        return ["EverlongStatus"]
 
-    monkeypatch.setattr("everlong.plugin._has_attributes", none)
+    monkeypatch.setattr("everlong.search_attributes.AttributeWatch._missing", some)
     async with drive([ECHO]) as thread:
         assert await thread.ask() == "heard"
         await thread.handle.signal("pause")
         await thread.is_("paused")
         assert "EverlongStatus" not in await thread.attributes()
+
+
+async def test_a_worker_whose_first_calls_fail_writes_attributes_once_one_succeeds(
+    drive: Drive, monkeypatch: Any
+) -> None:
+    heals = asyncio.Event()
+    asked = 0
+    real = AttributeWatch._missing
+
+    async def failing(watch: AttributeWatch, client: Client) -> list[str]:
+        nonlocal asked
+        asked += 1
+        if not heals.is_set():
+            raise RPCError("down", RPCStatusCode.UNAVAILABLE, b"")
+        return await real(watch, client)
+
+    monkeypatch.setattr(AttributeWatch, "_missing", failing)
+    monkeypatch.setattr("everlong.search_attributes.RETRY_SECONDS", 0.02)
+    agent = Agent(name="ops", model=calls_then_says(call(0, "pay")), tools=[pay])
+    async with drive([agent]) as thread:
+        async with asyncio.timeout(10):
+            while asked < 3:
+                await asyncio.sleep(0.02)
+        heals.set()
+        async with asyncio.timeout(10):
+            while not thread.threads.plugin._activities.attribute_namespaces:
+                await asyncio.sleep(0.02)
+        calls = asked
+        await thread.send()
+        await thread.pending(1)
+        await says(thread, Status="approval", PendingApprovals=1)
+    assert asked == calls, "once the answer is known, the server is left alone"
+
+
+async def test_attributes_that_are_added_later_need_no_new_worker(
+    drive: Drive, monkeypatch: Any
+) -> None:
+    lacking = ["EverlongStatus"]
+
+    async def missing(*_: object) -> list[str]:
+        return lacking
+
+    monkeypatch.setattr(AttributeWatch, "_missing", missing)
+    monkeypatch.setattr("everlong.search_attributes.MISSING_SECONDS", 0.05)
+    async with drive([ECHO]) as thread:
+        assert await thread.ask() == "heard"
+        assert "EverlongStatus" not in await thread.attributes()
+        lacking.clear()
+        async with asyncio.timeout(10):
+            while not thread.threads.plugin._activities.attribute_namespaces:
+                await asyncio.sleep(0.02)
+        await thread.ask()
+        await says(thread, Agent="ops")

@@ -3,8 +3,15 @@ from pathlib import Path
 import pytest
 
 from everlong import limits
-from everlong.config import checked_store, embedded, embedded_environment, load_settings
+from everlong.config import (
+    checked_deployment,
+    checked_store,
+    embedded,
+    embedded_environment,
+    load_settings,
+)
 from everlong.errors import ConfigError
+from everlong.worker import _deployment_of
 
 
 def test_without_settings_everything_has_a_default(
@@ -52,6 +59,29 @@ def test_a_broken_temporal_config_file_is_a_clear_error(tmp_path: Path) -> None:
     broken.write_text("this is = not [ toml")
     with pytest.raises(ConfigError, match="Temporal configuration"):
         load_settings({"TEMPORAL_CONFIG_FILE": str(broken)})
+
+
+def test_a_worker_has_a_version_only_if_the_environment_names_one() -> None:
+    assert _deployment_of(load_settings({})) is None
+    found = _deployment_of(
+        load_settings({"EVERLONG_DEPLOYMENT": "ops", "EVERLONG_BUILD_ID": "2.1"})
+    )
+    assert found is not None
+    assert found.use_worker_versioning
+    assert found.version.to_canonical_string() == "ops.2.1"
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"EVERLONG_DEPLOYMENT": "ops"}, "EVERLONG_BUILD_ID is not set"),
+        ({"EVERLONG_BUILD_ID": "2"}, "EVERLONG_DEPLOYMENT is not set"),
+        ({"EVERLONG_DEPLOYMENT": "o.ps", "EVERLONG_BUILD_ID": "2"}, "has no dot"),
+    ],
+)
+def test_half_a_version_is_refused(environment: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        checked_deployment(load_settings(environment))
 
 
 def test_secrets_are_not_printed() -> None:

@@ -12,9 +12,16 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 from typer.testing import CliRunner
 
-from everlong import limits
+from everlong import EverlongPlugin, limits
 from everlong.admin.service.attributes import _refusal
-from everlong.admin.service.judging import Asker, Read, judge_clock, judge_worker, judge_workers
+from everlong.admin.service.judging import (
+    Asker,
+    Read,
+    judge_clock,
+    judge_versions,
+    judge_worker,
+    judge_workers,
+)
 from everlong.admin.service.probing import Answer, Clock
 from everlong.admin.service.trying import check_store
 from everlong.cli import app
@@ -24,17 +31,17 @@ from everlong.models import CHECK, SEARCH_ATTRIBUTES, Checked, Seen
 from everlong.storage.blobs import BlobInfo
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.opening import open_packs
-from everlong.versions import Versions, fits, versions
+from everlong.versions import SDK_TESTED, Versions, fits, versions
 from tests.payloads import KEY_1, activity, payload
 from tests.unit.test_cli import everlong
 
-HERE = Versions(everlong="1.0", sdk="1.35.0", sdk_wanted="<1.36,>=1.35", python="3.11.9")
+HERE = Versions(everlong="1.0", sdk="1.35.0", sdk_wanted="<2,>=1.33", python="3.11.9")
 ASKER = Asker(versions=HERE, store="s3://a", key_ids=(), payload_digest="ours", has_attributes=True)
 WELL = Checked(
     time_ms=5000,
     everlong="1.0",
     sdk="1.35.0",
-    sdk_fits=True,
+    sdk_tested=True,
     python="3.11.9",
     agents=("ops",),
     store="s3://a",
@@ -161,8 +168,8 @@ PROBLEMS = [
     (changed(store="s3://b", probe=Seen(error="x")), "failed", "another store, s3://b", "_STORE"),
     (changed(probe=Seen(error="not there")), "failed", "(not there)", "same place"),
     (changed(everlong="0.9"), "warning", "here it is everlong 1.0", "one version"),
-    (changed(sdk="1.40.0", sdk_fits=False), "warning", "1.40.0 was not tried", "<1.36,>=1.35"),
-    (changed(attributes=False), "warning", "no search attributes", "Start it again"),
+    (changed(sdk="1.40.0", sdk_tested=False), "warning", "with temporalio 1.40.0", ">=1.35,<1.36"),
+    (changed(attributes=False), "warning", "no search attributes", "asks again by itself"),
     (changed(time_ms=3000), "warning", "1.990 s behind", "NTP"),
     (changed(time_ms=7000), "warning", "1.990 s ahead of", "NTP"),
     (read(None, "everlong.check is not registered"), "failed", "does not know", "this version"),
@@ -209,6 +216,35 @@ def test_the_range_of_the_sdk_is_that_of_the_project() -> None:
     lower, upper = found.sdk_wanted.split(",")[::-1]
     assert f'"temporalio{lower},{upper}"' in project
     assert found.sdk_fits
+    assert found.sdk_tested, "the tests run with it: say so in versions.py"
+
+
+@pytest.mark.parametrize(
+    ("sdk", "status", "fix"),
+    [
+        ("1.33.0", "warning", "pip install"),
+        ("1.35.9", "ok", ""),
+        ("1.36.0", "warning", "pip install 'temporalio>=1.35,<1.36'"),
+        ("1.32.4", "failed", "pip install 'temporalio<2,>=1.33'"),
+        ("2.0.0", "failed", "pip install 'temporalio<2,>=1.33'"),
+    ],
+)
+def test_an_untested_minor_version_is_a_warning_and_another_major_one_a_failure(
+    sdk: str, status: str, fix: str
+) -> None:
+    found = judge_versions(dataclasses.replace(HERE, sdk=sdk))
+    assert found.status == status
+    assert fix in found.fix
+
+
+def test_an_untested_version_is_warned_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("everlong.plugin.sdk_version", lambda: "1.99.0")
+    for _ in range(3):
+        EverlongPlugin(store="memory:")
+    [warning] = [each for each in caplog.messages if "1.99.0" in each]
+    assert SDK_TESTED in warning
 
 
 @pytest.mark.parametrize(

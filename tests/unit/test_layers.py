@@ -58,6 +58,7 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
         PURE | {"google", "temporalio", "opentelemetry"},
     ),
     "config": ({"errors", "limits"}, {"temporalio"}),
+    "search_attributes": ({"models"}, {"temporalio"}),
     "telemetry": ({"errors", "limits"}, {"opentelemetry", "prometheus_client", "temporalio"}),
     "plugin": (
         {
@@ -71,9 +72,11 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
             "limits",
             "models",
             "policy",
+            "search_attributes",
             "storage",
             "sweep",
             "telemetry",
+            "versions",
             "workflows",
         },
         {"temporalio", "opentelemetry"},

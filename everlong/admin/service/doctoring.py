@@ -21,7 +21,7 @@ from everlong import limits, probes
 from everlong.admin.service.attributes import clashing, listed_attributes
 from everlong.admin.service.drain import count_holdings, hides_refs
 from everlong.admin.service.findings import Finding, Problem, finding
-from everlong.admin.service.judging import Asker, Read, judge_clock, judge_workers
+from everlong.admin.service.judging import Asker, Read, judge_clock, judge_versions, judge_workers
 from everlong.admin.service.probing import Answer, Clock, ask_workers, new_id, pollers, read_clock
 from everlong.admin.service.trying import check_store, new_key, removed
 from everlong.codecs.inspection import REMEDY, inspect
@@ -32,7 +32,7 @@ from everlong.storage import BlobStore
 from everlong.storage.cache import CachedBlobStore
 from everlong.storage.objects import thread_prefix
 from everlong.storage.packstore import PackStore
-from everlong.versions import SDK, versions
+from everlong.versions import versions
 
 _LATENCY_CALLS: Final = 5
 # The longest one is that of the workers: 12 s for those that hang, and a few more rounds.
@@ -105,17 +105,8 @@ async def _check_clock(client: Client, task_queue: str) -> tuple[Clock, Finding]
 
 
 def check_versions() -> Finding:
-    """Check that this Everlong was tried with the SDK that is installed."""
-    here = versions()
-    text = f"everlong {here.everlong}, {SDK} {here.sdk} ({here.sdk_wanted}), Python {here.python}"
-    if here.sdk_fits:
-        return Finding("versions", "ok", text)
-    return Finding(
-        "versions",
-        "failed",
-        f"{text}: this {SDK} is not one that this everlong was tried with",
-        f"Run: pip install '{SDK}{here.sdk_wanted}'",
-    )
+    """Check that Everlong can use the SDK that is installed, and that it was tested with it."""
+    return judge_versions(versions())
 
 
 async def check_server(client: Client) -> Finding:
@@ -192,7 +183,7 @@ async def check_attributes(client: Client) -> Finding:
             "warning",
             f"{len(missing)} of {wanted} are missing ({', '.join(missing)}): threads run without, and "
             "cannot be found by status or agent",
-            "Run: everlong setup. Then start the workers again.",
+            "Run: everlong setup. Workers notice within a minute.",
         )
     return Finding(check, "ok", f"all {wanted} are there")
 
@@ -248,11 +239,16 @@ async def check_workers(
         await store.put(probe_key, os.urandom(limits.KIB))
         check = Check(probe_key=probe_key, payload=await probes.encoded(converter, data))
         reads: list[Read] = []
+        silent = listed
         deadline = time.monotonic() + _ROUNDS_SECONDS_MAX
         for _ in range(_ROUNDS_MAX):
-            answers = await ask_workers(client, workflow_id, task_queue, check, len(listed))
-            reads += [await _read(converter, answer) for answer in answers]
-            silent = set(listed) - {read.answer.worker for read in reads}
+            for version in dict.fromkeys(each.version for each in silent):
+                answers = await ask_workers(
+                    client, workflow_id, task_queue, check, len(listed), version
+                )
+                reads += [await _read(converter, answer) for answer in answers]
+            answered = {read.answer.worker for read in reads}
+            silent = [each for each in listed if each.identity not in answered]
             if not silent or time.monotonic() > deadline:
                 break
     asker = Asker(
@@ -262,7 +258,7 @@ async def check_workers(
         payload_digest=probes.digest(data),
         has_attributes=has_attributes,
     )
-    return judge_workers(asker, listed, reads)
+    return judge_workers(asker, [each.identity for each in listed], reads)
 
 
 async def _read(converter: DataConverter, answer: Answer) -> Read:

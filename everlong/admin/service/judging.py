@@ -8,7 +8,7 @@ from everlong.admin.service.findings import Finding, Problem, finding
 from everlong.admin.service.probing import Answer, Clock
 from everlong.codecs.inspection import REMEDY
 from everlong.models import Checked
-from everlong.versions import Versions
+from everlong.versions import SDK, SDK_TESTED, Versions
 
 SKEW_SECONDS_MAX: Final = 1.0
 """Clocks that differ by more are told of: spans and deadlines are off by as much."""
@@ -35,6 +35,27 @@ class Read:
     answer: Answer
     digest: str = ""
     error: str = ""
+
+
+def judge_versions(here: Versions) -> Finding:
+    """Return what is to be said of the versions that are installed here."""
+    text = f"everlong {here.everlong}, {SDK} {here.sdk} (tested with {SDK_TESTED}), Python {here.python}"
+    if not here.sdk_fits:
+        return Finding(
+            "versions",
+            "failed",
+            f"{text}: this everlong does not work with this {SDK}",
+            f"Run: pip install '{SDK}{here.sdk_wanted}'",
+        )
+    if not here.sdk_tested:
+        return Finding(
+            "versions",
+            "warning",
+            f"{text}: this everlong was not tested with this {SDK}",
+            "Look into the log for features that are switched off. To be sure, run: pip install "
+            f"'{SDK}{SDK_TESTED}'",
+        )
+    return Finding("versions", "ok", text)
 
 
 def judge_clock(clock: Clock) -> Finding:
@@ -98,8 +119,9 @@ def judge_worker(asker: Asker, worker: str, reads: Sequence[Read]) -> Finding:
         problems.append(
             Problem(
                 "warning",
-                "it writes no search attributes, since they were not there when it started",
-                "Start it again.",
+                "it writes no search attributes yet: they were not there when it last asked",
+                "It asks again by itself, within a minute or, after failed calls, within five. Its log "
+                "says why.",
             )
         )
     skew = min((_skew_seconds(read.answer) for read in answers), key=abs)
@@ -202,12 +224,12 @@ def _versions(asker: Asker, checked: Checked) -> list[Problem]:
                 "Bring both to one version: workers first, if the newer one writes a new format.",
             )
         )
-    if not checked.sdk_fits:
+    if not checked.sdk_tested:
         problems.append(
             Problem(
                 "warning",
-                f"temporalio {checked.sdk} was not tried with that",
-                f"Install temporalio{asker.versions.sdk_wanted} there.",
+                f"its everlong was not tested with temporalio {checked.sdk}",
+                f"Its log says what is switched off. Here, temporalio{SDK_TESTED} was tested.",
             )
         )
     return problems

@@ -13,13 +13,14 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
-from temporalio.api.enums.v1 import TaskQueueType
+from temporalio.api.enums.v1 import TaskQueueType, WorkerVersioningMode
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
+from temporalio.common import PinnedVersioningOverride, WorkerDeploymentVersion
 from temporalio.converter import DataConverter
-from temporalio.service import RPCError
+from temporalio.service import RPCError, RPCStatusCode
 
 from everlong.models import CHECKS_MAX, DOCTOR_WORKFLOW, Check, Checked, Checkup, printable
 
@@ -33,6 +34,14 @@ _POLLER_AGE_SECONDS_MAX: Final = 70.0
 _ANSWERS_SECONDS_MAX: Final = 12.0
 _FAILED_SECONDS_MAX: Final = 2.0
 _POLL_SECONDS: Final = 0.1
+# The server's answer if it does not know a version, or does not know it on this task queue.
+_UNKNOWN_VERSION: Final = frozenset(
+    {
+        RPCStatusCode.FAILED_PRECONDITION,
+        RPCStatusCode.INVALID_ARGUMENT,
+        RPCStatusCode.NOT_FOUND,
+    }
+)
 # Of what a worker or the server said, what is told.
 _REASON_CHARS_MAX: Final = 300
 
@@ -44,6 +53,15 @@ class Clock:
     ahead_seconds: float
     error_seconds: float
     """By how much that may be wrong: half of a round trip."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Poller:
+    """A worker that polls a task queue."""
+
+    identity: str
+    version: WorkerDeploymentVersion | None = None
+    """None without worker versioning."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,13 +92,13 @@ async def read_clock(client: Client, task_queue: str) -> Clock:
     return Clock((before + after) / 2 - started, (after - before) / 2)
 
 
-async def pollers(client: Client, task_queue: str, clock: Clock) -> list[str]:
-    """Return the identities of workers that poll a task queue, waiting a moment for the first."""
+async def pollers(client: Client, task_queue: str, clock: Clock) -> list[Poller]:
+    """Return the workers that poll a task queue, waiting a moment for the first."""
     deadline = time.monotonic() + _POLLERS_SECONDS_MAX
     while True:
         oldest = time.time() - clock.ahead_seconds - _POLLER_AGE_SECONDS_MAX
         found = {
-            each.identity
+            each.identity: Poller(each.identity, _version(each.deployment_options))
             for kind in (
                 TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
                 TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
@@ -89,18 +107,31 @@ async def pollers(client: Client, task_queue: str, clock: Clock) -> list[str]:
             if each.last_access_time.ToMilliseconds() > 1000 * oldest
         }
         if found or time.monotonic() > deadline:
-            return sorted(found)
+            return [found[identity] for identity in sorted(found)]
         await asyncio.sleep(_POLL_SECONDS)
 
 
 async def ask_workers(
-    client: Client, workflow_id: str, task_queue: str, check: Check, workers: int
+    client: Client,
+    workflow_id: str,
+    task_queue: str,
+    check: Check,
+    workers: int,
+    version: WorkerDeploymentVersion | None = None,
 ) -> list[Answer]:
-    """Have the workers of a task queue answer; return what they said, also where they failed."""
+    """Have the workers of a task queue answer; return what they said, also where they failed.
+
+    With worker versioning, the server sends tasks to one version: that which is named, if any.
+    """
     times = min(CHECKS_MAX, 2 * max(1, workers))
     checkup = Checkup(check=check, times=times)
-    async with _started(client, workflow_id, task_queue, checkup) as handle:
-        return answers_in(await _followed(handle))
+    try:
+        async with _started(client, workflow_id, task_queue, checkup, version) as handle:
+            return answers_in(await _followed(handle))
+    except RPCError as error:
+        if version is None or error.status not in _UNKNOWN_VERSION:
+            raise
+        return []  # Its workers have just come, or just gone.
 
 
 def answers_in(events: Iterable[HistoryEvent]) -> list[Answer]:
@@ -135,7 +166,11 @@ def answers_in(events: Iterable[HistoryEvent]) -> list[Answer]:
 
 @contextlib.asynccontextmanager
 async def _started(
-    client: Client, workflow_id: str, task_queue: str, checkup: Checkup
+    client: Client,
+    workflow_id: str,
+    task_queue: str,
+    checkup: Checkup,
+    version: WorkerDeploymentVersion | None = None,
 ) -> AsyncIterator[WorkflowHandle[Any, Any]]:
     """Start a check-up, without our codec and any other; see to it that it ends."""
     plain = Client(client.service_client, namespace=client.namespace)
@@ -145,6 +180,7 @@ async def _started(
         id=workflow_id,
         task_queue=task_queue,
         execution_timeout=_WORKFLOW,
+        versioning_override=None if version is None else PinnedVersioningOverride(version),
     )
     try:
         yield handle
@@ -180,6 +216,12 @@ async def _described(client: Client, task_queue: str, kind: TaskQueueType.ValueT
             task_queue_type=kind,
         )
     )
+
+
+def _version(options: Any) -> WorkerDeploymentVersion | None:
+    if options.worker_versioning_mode != WorkerVersioningMode.WORKER_VERSIONING_MODE_VERSIONED:
+        return None
+    return WorkerDeploymentVersion(options.deployment_name, options.build_id)
 
 
 def _parsed(payloads: Sequence[Any]) -> tuple[Checked | None, str]:

@@ -1,0 +1,91 @@
+"""Search attributes of a namespace: a worker asks for them until it knows that they are there.
+
+A thread that writes an attribute that its namespace lacks does not go on, so threads write none until
+then. A failed call is no answer. Neither an outage while a worker starts nor an `everlong setup` after
+that needs the worker to be started again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Final
+
+from temporalio.api.enums.v1 import IndexedValueType
+from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
+from temporalio.client import Client
+from temporalio.service import RPCError
+
+from everlong.models import SEARCH_ATTRIBUTES
+
+_LOG: Final = logging.getLogger(__name__)
+_CALL: Final = timedelta(seconds=5)
+# After a failed call: 1, 2, 4 s and so on. A server that refuses the call is asked 12 times an hour.
+RETRY_SECONDS: Final = 1.0
+RETRY_SECONDS_MAX: Final = 300.0
+# After the answer that some are missing: 60 calls an hour, for a worker.
+MISSING_SECONDS: Final = 60.0
+
+
+class AttributeWatch:
+    """Asks a worker's server for Everlong's search attributes, until they are all there."""
+
+    def __init__(self, client: Callable[[], Client], found: Callable[[str], None]) -> None:
+        self._client = client
+        self._found = found
+        """Called once, with the namespace that has them."""
+        self._retry_seconds = RETRY_SECONDS
+        self._told: set[str] = set()
+        self.calls = 0
+        """How often the server was asked."""
+
+    async def ask(self) -> float | None:
+        """Ask once. Return after how many seconds to ask again; None if all attributes are there."""
+        client = self._client()
+        try:
+            missing = await self._missing(client)
+        except (RPCError, RuntimeError) as error:  # The second, if a lazy client cannot connect.
+            self._warn(
+                "failed",
+                "threads write no search attributes yet, and cannot be found by status or agent: the "
+                f"server did not list those that it has ({error}). It is asked again",
+            )
+            seconds = self._retry_seconds
+            self._retry_seconds = min(2 * seconds, RETRY_SECONDS_MAX)
+            return seconds
+        self._retry_seconds = RETRY_SECONDS
+        if missing:
+            self._warn(
+                "missing",
+                f"threads write no search attributes, since the server lacks {', '.join(missing)}, or "
+                "has it with another type. Add them with: everlong setup. This worker asks again each "
+                f"{MISSING_SECONDS:.0f} s",
+            )
+            return MISSING_SECONDS
+        if self._told:
+            _LOG.info("the server has all search attributes now: threads write them")
+        self._found(client.namespace)
+        return None
+
+    async def run(self, seconds: float | None) -> None:
+        """Ask again after so many seconds, and so on. It ends once all attributes are there."""
+        while seconds is not None:
+            await asyncio.sleep(seconds)
+            seconds = await self.ask()
+
+    async def _missing(self, client: Client) -> list[str]:
+        self.calls += 1
+        listed = await client.operator_service.list_search_attributes(
+            ListSearchAttributesRequest(namespace=client.namespace), timeout=_CALL
+        )
+        return [
+            name
+            for name, kind in SEARCH_ATTRIBUTES.items()
+            if listed.custom_attributes.get(name)
+            != IndexedValueType.Value(f"INDEXED_VALUE_TYPE_{kind.upper()}")
+        ]
+
+    def _warn(self, about: str, text: str) -> None:
+        if about not in self._told:
+            self._told.add(about)
+            _LOG.warning("%s", text)

@@ -1,0 +1,130 @@
+"""Worker versioning: threads move on to a new deployment, and the doctor reaches each version."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from temporalio.api.workflowservice.v1 import SetWorkerDeploymentCurrentVersionRequest
+from temporalio.client import Client
+from temporalio.common import WorkerDeploymentVersion
+from temporalio.service import RPCError
+from temporalio.worker import Worker, WorkerDeploymentConfig
+
+from everlong import Agent, EverlongPlugin, Reply
+from everlong.admin.service.doctoring import check_workers
+from everlong.admin.service.probing import Clock
+from everlong.embedded import TemporalServer
+from everlong.limits import INLINE_BYTES_MAX
+from everlong.storage import BlobStore
+from everlong.testing import ScriptedModel
+from everlong.workflows.versioned import VERSIONED
+from tests.conftest import Threads, open_threads
+from tests.driving import Driven
+
+
+def agent_of(build_id: str) -> Agent:
+    """An agent that answers with the version of its worker."""
+    return Agent(name="ops", model=ScriptedModel(lambda turn: Reply(text=build_id)))
+
+
+def versioned(client: Client, queue: str, build_id: str, **options: Any) -> Worker:
+    return Worker(
+        client,
+        task_queue=queue,
+        identity=f"worker-{build_id}",
+        deployment_config=WorkerDeploymentConfig(
+            version=WorkerDeploymentVersion(deployment_name=queue, build_id=build_id),
+            use_worker_versioning=True,
+        ),
+        **options,
+    )
+
+
+async def make_current(client: Client, deployment: str, build_id: str) -> None:
+    """Set the current version of a deployment, once the server knows of it."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            await client.workflow_service.set_worker_deployment_current_version(
+                SetWorkerDeploymentCurrentVersionRequest(
+                    namespace=client.namespace, deployment_name=deployment, build_id=build_id
+                )
+            )
+        except RPCError:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(0.2)
+        else:
+            return
+
+
+async def ran_on(threads: Threads, thread_id: str) -> str:
+    """The build id that the server notes for a thread."""
+    described = await threads.client.get_workflow_handle(thread_id).describe()
+    info = described.raw_description.workflow_execution_info.versioning_info
+    return str(info.deployment_version.build_id)
+
+
+async def test_workers_with_versioning_and_no_default_take_our_workflows(
+    server: TemporalServer, store: BlobStore
+) -> None:
+    plugin = EverlongPlugin(store=store, agents=[agent_of("v1")])
+    client = await Client.connect(server.address, plugins=[plugin])
+    config = versioned(client, "q", "v1").config(active_config=True)
+    assert set(config["workflows"]) == set(VERSIONED.values())
+    # The server refuses tasks of a worker that names a behaviour and has no version.
+    plain = Worker(client, task_queue="plain").config(active_config=True)
+    assert set(plain["workflows"]) == set(VERSIONED)
+    with pytest.warns(UserWarning, match="present from both"):
+        twice = versioned(client, "q", "v2", plugins=[plugin]).config(active_config=True)
+    assert set(twice["workflows"]) == set(VERSIONED.values())
+
+
+async def test_a_thread_moves_on_to_the_next_deployment_and_its_old_worker_can_go(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    async with (
+        open_threads(server.address, store, agent_of("v1")) as first,
+        open_threads(server.address, store, agent_of("v2")) as second,
+    ):
+        first.task_queue = second.task_queue = queue = thread_id
+        v1, v2 = (
+            versioned(threads.client, queue, build_id)
+            for threads, build_id in ((first, "v1"), (second, "v2"))
+        )
+        thread = Driven(first, thread_id)
+
+        async def begin() -> None:
+            async with v1:
+                await make_current(first.client, queue, "v1")
+                assert await thread.ask() == "v1"
+                assert await ran_on(first, thread_id) == "v1"
+                # The doctor sees both, though the server sends new workflows to one of them.
+                await asked_by_doctor(first, queue)
+                await make_current(first.client, queue, "v2")
+
+        async with v2:
+            await asyncio.create_task(begin())
+            # It waited, idle, on a worker that is gone now.
+            assert await Driven(second, thread_id).ask() == "v2"
+            assert await ran_on(second, thread_id) == "v2"
+
+
+async def asked_by_doctor(threads: Threads, queue: str) -> None:
+    """Wait until the doctor has answers from both versions: a new one takes a moment to be known."""
+    async with asyncio.timeout(60):
+        while True:
+            findings = await check_workers(
+                threads.client,
+                threads.plugin.packs,
+                queue,
+                INLINE_BYTES_MAX,
+                clock=Clock(0.0, 0.0),
+                has_attributes=False,
+            )
+            found = {each.check: each.status for each in findings}
+            if {"worker worker-v1", "worker worker-v2"} <= set(found):
+                break
+            await asyncio.sleep(0.2)
+    assert set(found.values()) == {"ok"}

@@ -1,0 +1,95 @@
+"""Search attributes are asked for until the answer is known."""
+
+import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from temporalio.api.enums.v1 import IndexedValueType
+from temporalio.api.operatorservice.v1 import ListSearchAttributesResponse
+from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
+
+from everlong import search_attributes
+from everlong.models import SEARCH_ATTRIBUTES
+from everlong.search_attributes import MISSING_SECONDS, RETRY_SECONDS_MAX, AttributeWatch
+
+DOWN = RPCError("down", RPCStatusCode.UNAVAILABLE, b"")
+REFUSED = RPCError("no", RPCStatusCode.PERMISSION_DENIED, b"")
+ALL = ListSearchAttributesResponse(
+    custom_attributes={
+        name: IndexedValueType.Value(f"INDEXED_VALUE_TYPE_{kind.upper()}")
+        for name, kind in SEARCH_ATTRIBUTES.items()
+    }
+)
+NONE = ListSearchAttributesResponse()
+
+
+class Operator:
+    """An operator service that answers so, and with the last answer from then on."""
+
+    def __init__(self, *answers: ListSearchAttributesResponse | Exception) -> None:
+        self._answers = list(answers)
+
+    async def list_search_attributes(self, *_: Any, **__: Any) -> ListSearchAttributesResponse:
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def watch_of(
+    *answers: ListSearchAttributesResponse | Exception,
+) -> tuple[AttributeWatch, list[str]]:
+    found: list[str] = []
+    client = SimpleNamespace(operator_service=Operator(*answers), namespace="ours")
+    return AttributeWatch(lambda: cast("Client", client), found.append), found
+
+
+async def paces(watch: AttributeWatch, times: int) -> Sequence[float | None]:
+    return [await watch.ask() for _ in range(times)]
+
+
+async def test_attributes_that_are_there_take_one_call() -> None:
+    watch, found = watch_of(ALL)
+    await watch.run(await watch.ask())
+    assert (found, watch.calls) == (["ours"], 1)
+
+
+async def test_failed_calls_are_repeated_until_the_answer_is_known(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(search_attributes, "RETRY_SECONDS", 0.001)
+    watch, found = watch_of(DOWN, REFUSED, RuntimeError("cannot connect"), ALL)
+    async with asyncio.timeout(5):
+        await watch.run(await watch.ask())
+    assert (found, watch.calls) == (["ours"], 4)
+    assert len(caplog.records) == 1, "a warning for the first failure alone"
+
+
+async def test_a_server_that_keeps_failing_is_asked_ever_less_often() -> None:
+    watch, found = watch_of(DOWN)
+    asked = await paces(watch, 12)
+    assert asked[:4] == [1, 2, 4, 8]
+    assert asked[-1] == RETRY_SECONDS_MAX
+    assert found == []
+
+
+async def test_missing_attributes_are_asked_for_at_a_slow_pace_and_warned_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    watch, found = watch_of(NONE)
+    assert await paces(watch, 3) == [MISSING_SECONDS] * 3
+    assert found == []
+    [warning] = caplog.messages
+    assert "everlong setup" in warning
+
+
+async def test_an_attribute_of_another_type_counts_as_missing() -> None:
+    wrong = ListSearchAttributesResponse()
+    wrong.CopyFrom(ALL)
+    wrong.custom_attributes["EverlongStatus"] = IndexedValueType.INDEXED_VALUE_TYPE_INT
+    watch, found = watch_of(wrong, NONE, ALL)
+    assert await paces(watch, 3) == [MISSING_SECONDS, MISSING_SECONDS, None]
+    assert found == ["ours"]
