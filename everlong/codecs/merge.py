@@ -16,7 +16,7 @@ the first included, however long the thread lives. Only merges that stay below 8
 each of those writes less than 8 KiB and makes room for 4 packs, so they add 2 KiB a payload at most.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from everlong import limits
 from everlong.codecs.matching import Known, Run
@@ -38,12 +38,18 @@ def packs_max(size_bytes: int) -> int:
     return unsettled_max(size_bytes) + size_bytes // settled_bytes(size_bytes)
 
 
-def choose_packs(runs: Sequence[Run], size_bytes: int) -> set[Known]:
-    """Choose the packs whose part of the payload is written again."""
+def choose_packs(
+    runs: Sequence[Run], size_bytes: int, rewritten: Collection[int] = ()
+) -> set[Known]:
+    """Choose the packs whose part of the payload is written again.
+
+    The runs in `rewritten`, by index, are written in any case. So a pack keeps only its other runs, and
+    one whose runs are all among them serves no other as a dictionary.
+    """
     held: dict[Known, int] = {}
     growing = 0
-    for run in runs:
-        if run.pack is None:
+    for index, run in enumerate(runs):
+        if run.pack is None or index in rewritten:
             growing += run.length
         else:
             held[run.pack] = held.get(run.pack, 0) + run.length
