@@ -103,7 +103,9 @@ def choose_runs(runs: Sequence[Run]) -> set[int]:
     """Choose runs, by their index, that are written again because there are too many of them.
 
     Neighbours become one run. They are taken in groups, and the half of the groups that holds the fewest
-    bytes is written: a run that is long already is left alone until most others are.
+    bytes is written: a run that is long already is left alone until most others are. Where one payload
+    has far too many runs, more than half are written. k groups that are kept, with what is written
+    between them, make at most k * (EXTENTS_GROUP + 1) + 1 runs.
     """
     if len(runs) <= limits.EXTENTS_MAX:
         return set()
@@ -112,5 +114,6 @@ def choose_runs(runs: Sequence[Run]) -> set[int]:
         for start in range(0, len(runs), limits.EXTENTS_GROUP)
     ]
     groups.sort(key=lambda group: (sum(runs[each].length for each in group), group.start))
-    chosen = groups[: (len(groups) + 1) // 2]
+    kept = min(len(groups) // 2, (limits.EXTENTS_MAX - 1) // (limits.EXTENTS_GROUP + 1))
+    chosen = groups[: len(groups) - kept]
     return {each for group in chosen for each in group}

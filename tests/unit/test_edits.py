@@ -52,6 +52,20 @@ def test_many_small_changes_do_not_make_the_head_grow_for_ever() -> None:
     assert sorted(written)[len(written) // 2] < 3000
 
 
+@pytest.mark.parametrize("changes", [250, 300, 600, 1500])
+def test_many_changes_at_once_do_not_make_the_head_longer_than_its_bound(changes: int) -> None:
+    memory, store = ThreadMemory(), Store()
+    body = bytearray(noise(3_000_000))
+    new_bytes(memory, store, bytes(body))
+    for change in range(changes):
+        place = change * 2000 + 100
+        body[place : place + 8] = noise(8, change)
+    plan = memory.plan(b"", bytes(body), "", 0.0)
+    check(store, memory, plan, bytes(body))
+    assert len(plan.runs) <= limits.EXTENTS_MAX
+    assert changes > 250 or plan.new_bytes <= 20 * changes
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_runs_that_are_written_again_leave_no_pack_without_its_dictionary(
     monkeypatch: pytest.MonkeyPatch, seed: int
