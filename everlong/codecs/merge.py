@@ -4,10 +4,12 @@ A payload points into earlier packs, and a reader fetches each of them. So their
 a merge keeps it there: the bytes of several packs, which the encoder has at hand, are written again
 into the new one. A good merge buys many steps and leaves large packs alone.
 
-A pack that holds at least `settled_bytes` of the payload is **settled** and never merged. There are at
-most as many as fit into the payload: two for each MiB, and 64 in all. The others have a level by their
-size: below 8 KiB, below 40, 200, 1000 KiB, and so on by factors of 5. When a payload would need more
-than 24 that are not settled, the lowest level with 5 packs or more is merged, with all below it.
+A pack that holds at least `settled_bytes` of the payload (384 KiB, or a 64th of a larger payload) is
+**settled**: it is counted separately. As many as fit into the payload may be settled: 8 for each 3 MiB,
+and 64 in all. Each pack has a level by its size: below 8 KiB, below 40, 200, 1000 KiB, and so on by
+factors of 5. When a payload would need more packs than 24 and as many as may be settled, the lowest
+level with 5 packs or more is merged, with all below it. A settled pack is merged only if it is on that
+level, or if it is small beside the new bytes.
 
 Such a level exists: below the largest settled size (4 MiB, for a payload of 256 MiB) there are 5
 levels, and 24 packs with at most 4 on each would be 20. A merge of 5 packs of a level makes one of a
