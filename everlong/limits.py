@@ -95,7 +95,7 @@ MATCH_BYTES_MIN: Final = KIB
 # is extended to where the bytes differ again, so they may be large.
 CHUNK_BYTES_MEAN: Final = 16 * KIB
 # How packs are merged, and why that is bounded: see `codecs.merge`. A payload needs at most this many
-# packs that are not settled, itself included, and the settled ones: 2 for each MiB, 64 in all.
+# packs that are not settled, itself included, and the settled ones: 8 for each 3 MiB, 64 in all.
 PACKS_MAX: Final = 24
 SETTLED_BYTES_MIN: Final = 384 * KIB
 SETTLED_MAX: Final = 64
