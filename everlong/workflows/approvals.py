@@ -122,7 +122,7 @@ def expire(state: ThreadState, time_ms: int) -> ThreadState:
         if approval.deadline_ms is None or approval.deadline_ms > time_ms:
             continue
         if approval.on_deadline == "deny" or approval.escalated:
-            late = dataclasses.replace(_overdue(approval), reason="nobody decided in time")
+            late = dataclasses.replace(_overdue(approval), reason="no decision came in time")
             state = _decided(state, late, time_ms)
         else:
             state = _escalated(state, approval, time_ms)
