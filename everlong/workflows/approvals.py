@@ -117,7 +117,7 @@ def until_deadline(state: ThreadState, time_ms: int) -> timedelta | None:
 
 
 def expire(state: ThreadState, time_ms: int) -> ThreadState:
-    """Deny or pass on what nobody decided in time."""
+    """Deny or pass on the calls for which no decision came in time."""
     for approval in pending(state):
         if approval.deadline_ms is None or approval.deadline_ms > time_ms:
             continue
