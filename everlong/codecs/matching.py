@@ -344,7 +344,9 @@ class Matching:
             length = common_start(data, base, start, base_start, most)
             if length >= limits.MATCH_BYTES_MIN:
                 back = common_end(
-                    data[self._place : start], base[base_start - ahead : base_start], ahead
+                    data[self._place : start],
+                    base[base_start - ahead : base_start],
+                    min(ahead, start - self._place),
                 )
                 self._note_chunks(self._place, start - back)
                 self._take_new(start - back)
