@@ -88,8 +88,8 @@ def lay_out(
     repeat_id: bytes,
 ) -> Plan:
     """Lay out the new pack: its stream, and the extents of the payload."""
-    merged = merge.choose_packs(matching.runs, len(data))
     rewritten = merge.choose_runs(matching.runs)
+    merged = merge.choose_packs(matching.runs, len(data), rewritten)
     placed = _place(data, matching.runs, merged, rewritten)
     key = None
     if base is not None and base.key is not None:
@@ -120,7 +120,9 @@ def lay_out(
         stream=_joined(placed.stream),
         dictionary=dictionary
         and Extent(numbers[dictionary.pack], dictionary.start, dictionary.length),
-        dictionary_data=data[dictionary.offset :][: dictionary.length] if dictionary else b"",
+        dictionary_data=data[dictionary.offset : dictionary.offset + dictionary.length]
+        if dictionary
+        else b"",
     )
     needed = {run.pack for run in placed.runs if run.pack is not None}
     return Plan(

@@ -16,7 +16,7 @@ the first included, however long the thread lives. Only merges that stay below 8
 each of those writes less than 8 KiB and makes room for 4 packs, so they add 2 KiB a payload at most.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from everlong import limits
 from everlong.codecs.matching import Known, Run
@@ -38,12 +38,17 @@ def packs_max(size_bytes: int) -> int:
     return unsettled_max(size_bytes) + size_bytes // settled_bytes(size_bytes)
 
 
-def choose_packs(runs: Sequence[Run], size_bytes: int) -> set[Known]:
-    """Choose the packs whose part of the payload is written again."""
+def choose_packs(
+    runs: Sequence[Run], size_bytes: int, rewritten: Collection[int] = ()
+) -> set[Known]:
+    """Choose the packs whose part of the payload is written again.
+
+    `rewritten` are runs, by their index, that are written again in any case.
+    """
     held: dict[Known, int] = {}
     growing = 0
-    for run in runs:
-        if run.pack is None:
+    for index, run in enumerate(runs):
+        if run.pack is None or index in rewritten:
             growing += run.length
         else:
             held[run.pack] = held.get(run.pack, 0) + run.length
@@ -97,7 +102,8 @@ def choose_runs(runs: Sequence[Run]) -> set[int]:
     """Choose runs, by their index, that are written again because there are too many of them.
 
     Neighbours become one run. They are taken in groups, and the half of the groups that holds the fewest
-    bytes is written: a run that is long already is left alone until most others are.
+    bytes is written: a run that is long already is left alone until most others are. A payload with far
+    too many runs keeps fewer groups, so that never more than `EXTENTS_MAX` runs are left.
     """
     if len(runs) <= limits.EXTENTS_MAX:
         return set()
@@ -106,5 +112,6 @@ def choose_runs(runs: Sequence[Run]) -> set[int]:
         for start in range(0, len(runs), limits.EXTENTS_GROUP)
     ]
     groups.sort(key=lambda group: (sum(runs[each].length for each in group), group.start))
-    chosen = groups[: (len(groups) + 1) // 2]
-    return {each for group in chosen for each in group}
+    # Between any two groups that are kept there is at most one run that is written.
+    kept = min(len(groups) // 2, (limits.EXTENTS_MAX - 1) // (limits.EXTENTS_GROUP + 1))
+    return {each for group in groups[: len(groups) - kept] for each in group}
