@@ -61,7 +61,10 @@ class Known:
     @property
     def dictionaries(self) -> int:
         """How many dictionaries have to be read before this pack."""
-        return 0 if self.dictionary is None else 1 + self.dictionary.dictionaries
+        count, pack = 0, self.dictionary
+        while pack is not None:
+            count, pack = count + 1, pack.dictionary
+        return count
 
 
 def is_fresh(known: Known, now: float) -> bool:
@@ -98,8 +101,9 @@ class Key(NamedTuple):
 class Recent:
     """A payload as it was encoded or read last.
 
-    Its bytes may be dropped to save memory. Then its marks are left: digests of its beginning, up to
-    places that are dense near its end, where the next payload differs.
+    Its bytes may be dropped to save memory, by another thread of the process at any moment. Then its
+    marks are left: digests of its beginning, up to places that are dense near its end, where the next
+    payload differs.
     """
 
     envelope: bytes = dataclasses.field(repr=False)
@@ -135,7 +139,7 @@ class Recent:
     @property
     def cost_bytes(self) -> int:
         """What this takes of the process's memory, nearly."""
-        kept = len(self.envelope) + (0 if self.data is None else len(self.data))
+        kept = len(self.envelope) + len(self.data or b"")
         return kept + _RUN_COST_BYTES * len(self.runs) + _MARK_COST_BYTES * len(self.marks)
 
     def __post_init__(self) -> None:
@@ -143,14 +147,16 @@ class Recent:
 
     def drop_data(self) -> None:
         """Keep the marks of the data, and not the data."""
-        if self.data is not None:
-            self.marks = list(_marks(self.data, _mark_places(len(self.data))))
+        data = self.data
+        if data is not None:
+            self.marks = list(_marks(data, _mark_places(len(data))))
             self.data = None
 
     def common_start(self, data: bytes) -> int:
         """Return how many bytes of a payload agree with this one from the start."""
-        if self.data is not None:
-            return common_start(data, self.data, 0, 0, min(len(data), len(self.data)))
+        own_data = self.data
+        if own_data is not None:
+            return common_start(data, own_data, 0, 0, min(len(data), len(own_data)))
         agreed = 0
         places = [place for place, _ in self.marks if place <= len(data)]
         for (place, digest), (_, own) in zip(_marks(data, places), self.marks, strict=False):
@@ -214,7 +220,8 @@ def closest(recents: list[Recent], data: bytes) -> tuple[Recent | None, int, int
             break
         most = min(len(data), recent.size_bytes)
         prefix = recent.common_start(data)
-        suffix = 0 if recent.data is None else common_end(data, recent.data, most - prefix)
+        own_data = recent.data
+        suffix = 0 if own_data is None else common_end(data, own_data, most - prefix)
         found = (
             recent,
             prefix if prefix >= limits.MATCH_BYTES_MIN else 0,
@@ -258,7 +265,7 @@ class Matching:
         self.found: set[Recent] = set()
         self._data = data
         self._base = base
-        self._base_data = b"" if base is None or base.data is None else base.data
+        self._base_data = (base.data if base is not None else None) or b""
         self._look_up = look_up
         self._place = self._base_place = 0
         self._end = len(data) - suffix

@@ -1,15 +1,21 @@
 """Payloads and packs of unusual shapes: what is written is read back, at a bounded cost."""
 
+import dataclasses
 import random
+import threading
+import zlib
+from collections.abc import Iterator
 
 import pytest
 
 from everlong import limits
-from everlong.codecs import merge
-from everlong.codecs.matching import Known, Run
+from everlong.codecs import EverlongCodec, matching, merge
+from everlong.codecs.matching import Known, Recent, Run
 from everlong.codecs.memory import ThreadMemory
-from tests.payloads import noise
-from tests.plans import Store, check
+from everlong.storage.memory import MemoryBlobStore
+from everlong.storage.packs import Contents, Extent, build_pack, whole
+from tests.payloads import noise, payload, workflow
+from tests.plans import THREAD, Store, check
 
 
 def written(store: Store, memory: ThreadMemory, data: bytes) -> bytes:
@@ -79,3 +85,109 @@ def test_however_many_runs_a_payload_has_only_a_bounded_number_is_left(
         was_new = is_new
     assert left <= limits.EXTENTS_MAX
     assert len(chosen) < runs
+
+
+class Fleeting(Recent):
+    """A payload whose bytes are dropped by another thread, after they were looked at so many times."""
+
+    looks = 10**6
+
+    @property
+    def data(self) -> bytes | None:
+        type(self).looks -= 1
+        return self._data if type(self).looks >= 0 else None
+
+    @data.setter
+    def data(self, data: bytes | None) -> None:
+        self._data = data
+
+
+@pytest.mark.parametrize("looks", range(12))
+def test_bytes_may_be_dropped_while_a_payload_is_compared_with_them(
+    looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, memory = Store(), ThreadMemory()
+    start, end = noise(9000), noise(5000, 1)
+    monkeypatch.setattr(Fleeting, "looks", 10**6)
+    monkeypatch.setattr("everlong.codecs.memory.Recent", Fleeting)
+    written(store, memory, start + end)
+    assert isinstance(memory._recent[0], Fleeting)
+    memory._recent[0].marks = list(matching._marks(start + end, [4096, 9000]))
+    Fleeting.looks = looks
+    changed = start + noise(2000, 2) + end
+    plan = memory.plan(b"", changed, "", 0.0)
+    assert memory.cost_bytes > 0
+    assert store.payload(plan) == changed
+
+
+def test_the_memory_of_a_thread_is_free_while_digests_of_its_bytes_are_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    memory, is_free = ThreadMemory(), []
+    memory.commit(memory.plan(b"", noise(50_000), "", 0.0), b"n" * 32, 0.0)
+    marks = matching._marks
+
+    def look(data: bytes, places: list[int]) -> Iterator[tuple[int, bytes]]:
+        is_free.append(not memory._lock.locked())
+        return marks(data, places)
+
+    monkeypatch.setattr(matching, "_marks", look)
+    assert memory.drop_data() > 40_000
+    assert is_free == [True]
+
+
+async def test_bytes_are_dropped_beside_the_event_loop_and_not_on_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[threading.Thread] = []
+    marks = matching._marks
+
+    def look(data: bytes, places: list[int]) -> Iterator[tuple[int, bytes]]:
+        threads.append(threading.current_thread())
+        return marks(data, places)
+
+    monkeypatch.setattr(matching, "_marks", look)
+    codec = EverlongCodec(MemoryBlobStore(), encoder_bytes_max=limits.ENCODER_BYTES_MIN)
+    for seed in range(8):
+        data = noise(200_000, seed)
+        await codec.with_context(workflow(f"ops-{seed}")).encode([payload(data)])
+    assert threads
+    assert threading.main_thread() not in threads
+
+
+def test_a_pack_whose_dictionary_is_not_among_its_sources_is_not_learned_from() -> None:
+    store, memory = Store(), ThreadMemory()
+
+    def add(contents: Contents) -> bytes:
+        name, data = build_pack(contents, THREAD, None)
+        store.packs[name] = data
+        return name
+
+    first = add(whole(noise(3000, 1)))
+    second = add(
+        dataclasses.replace(
+            whole(noise(3000, 2)),
+            sources=[first],
+            dictionary=Extent(1, 0, 2000),
+            dictionary_data=noise(3000, 1)[:2000],
+        )
+    )
+    forged = add(
+        Contents(
+            envelope=b"\0",
+            size_bytes=3000,
+            crc=zlib.crc32(noise(3000, 2)),
+            extents=[Extent(1, 0, 3000)],
+            sources=[second],
+        )
+    )
+    assert store.read(forged).data == noise(3000, 2)
+    store.learn(memory, forged, 0.0)
+    assert not memory._recent
+
+
+def test_a_long_row_of_dictionaries_is_counted_and_not_used() -> None:
+    known = Known(b"n" * 32, 0, 5000, 0.0, 0.0)
+    for number in range(1, 3000):
+        known = Known(b"n" * 32, number, 5000, 0.0, 0.0, dictionary=known)
+    assert known.dictionaries == 2999
