@@ -70,12 +70,14 @@ ENCODER_CHUNKS_MAX: Final = 32_768
 # Payloads of a moderate size are known again by their digest, so that a task which is tried again
 # after it took too long to write them does not write them twice.
 ENCODER_REPEATS_MAX: Final = 1024
+ENCODER_REPEATS_MIN: Final = 32
 ENCODER_REPEAT_BYTES_MAX: Final = 256 * KIB
 ENCODER_ENTRY_COST_BYTES: Final = 350
 # Over all threads of a process, by default. Beyond it, the bytes of the payloads unused for longest are
-# dropped, and digests of them are kept: a thread that comes back still points to its packs. Some 10 KiB
-# a thread remain, so that 128 MiB serve about 13,000 threads. Beyond that whole threads are forgotten,
-# and each that comes back writes one payload whole.
+# dropped, and digests of them are kept: a thread that comes back still points to its packs. What remains
+# grows with the thread: 10 KiB at first, 80 KiB after 100 steps, 300 KiB after 400, mostly the index of
+# chunks. So 128 MiB serve 13,000 young threads, or 1,600 of 100 steps. Beyond that whole threads are
+# forgotten, and each that comes back writes one payload whole.
 ENCODER_BYTES_MAX: Final = 128 * MIB
 ENCODER_BYTES_MIN: Final = MIB
 # Forgotten threads that are known again, to say what forgetting them has cost: 10 MiB.

@@ -36,6 +36,10 @@ _PROBE_WINDOW_BYTES: Final = 64 * limits.KIB
 # find it where only its beginning or its end was kept.
 _PIECE_PLACES: Final = (0.5, 0.0, 1.0)
 _PIECE_MARGIN_BYTES: Final = 64
+# All searches for single payloads in one payload together: 0.1 s. Each holds Python's lock, so that it
+# goes by parts. What is not found is still found by its chunks, if it has some KiB.
+_SEARCH_BYTES_MAX: Final = 128 * limits.MIB
+_SEARCH_PART_BYTES: Final = 4 * limits.MIB
 # What a run, and a mark, take in memory, nearly.
 _RUN_COST_BYTES: Final = 130
 _MARK_COST_BYTES: Final = 130
@@ -119,6 +123,8 @@ class Recent:
     """Whether it continues another: more of a list that grows are to come."""
     marks: list[tuple[int, bytes]] = dataclasses.field(default_factory=list, repr=False)
     ends: list[int] = dataclasses.field(init=False)
+    used: tuple[Known, ...] = dataclasses.field(init=False, repr=False)
+    """The packs that it needs, its own included."""
 
     @property
     def name(self) -> bytes:
@@ -131,12 +137,6 @@ class Recent:
         return self.ends[-1] if self.ends else 0
 
     @property
-    def used(self) -> tuple[Known, ...]:
-        """The packs that it needs, its own included."""
-        key = {self.key.pack} if self.key else set()
-        return tuple({self.pack, *key, *(run.pack for run in self.runs if run.pack is not None)})
-
-    @property
     def cost_bytes(self) -> int:
         """What this takes of the process's memory, nearly."""
         kept = len(self.envelope) + len(self.data or b"")
@@ -144,6 +144,10 @@ class Recent:
 
     def __post_init__(self) -> None:
         self.ends = list(itertools.accumulate(run.length for run in self.runs))
+        key = {self.key.pack} if self.key else set()
+        self.used = tuple(
+            {self.pack, *key, *(run.pack for run in self.runs if run.pack is not None)}
+        )
 
     def drop_data(self) -> None:
         """Keep the marks of the data, and not the data."""
@@ -293,10 +297,10 @@ class Matching:
         hits: list[_Hit] = []
         if self._end - self._place < limits.MATCH_BYTES_MIN:
             return hits
-        for single in singles:
-            if single is not self._base:
-                for part in _PIECE_PLACES:
-                    self._find_piece(single, part, hits)
+        most = max(1, _SEARCH_BYTES_MAX // (self._end - self._place))
+        others = (single for single in singles if single is not self._base)
+        for single, part in itertools.islice(itertools.product(others, _PIECE_PLACES), most):
+            self._find_piece(single, part, hits)
         hits.sort(key=lambda hit: (hit.start, -hit.length))
         apart: list[_Hit] = []
         for hit in hits:
@@ -313,7 +317,7 @@ class Matching:
         at = _PIECE_MARGIN_BYTES + int(part * span)
         if any(hit.single is single and 0 <= at - hit.offset < hit.length for hit in hits):
             return
-        found = self._data.find(other[at : at + _PROBE_BYTES], self._place, self._end)
+        found = self._search(other[at : at + _PROBE_BYTES])
         if found < 0:
             return
         most = min(self._end - found, len(other) - at)
@@ -322,6 +326,14 @@ class Matching:
         back = common_end(self._data[found - before : found], other[at - before : at], before)
         if length + back >= limits.MATCH_BYTES_MIN:
             hits.append(_Hit(found - back, length + back, single, at - back))
+
+    def _search(self, piece: bytes) -> int:
+        """Return where a piece lies in the stretch that is not the base's, or -1."""
+        for start in range(self._place, self._end, _SEARCH_PART_BYTES):
+            end = min(self._end, start + _SEARCH_PART_BYTES + len(piece) - 1)
+            if (found := self._data.find(piece, start, end)) >= 0:
+                return found
+        return -1
 
     def _take_hit(self, hit: _Hit) -> None:
         skipped = self._place - hit.start

@@ -67,7 +67,8 @@ class ThreadMemory:
     def drop_data(self) -> int:
         """Drop the bytes of payloads, and return how many.
 
-        Of lists, digests are kept, by which their packs are found again.
+        Of lists, digests are kept, by which their packs are found again. Of payloads that are known by
+        their digest, the newest are kept: those of a task that may be tried again.
         """
         with self._lock:
             before = self._recent
@@ -76,6 +77,8 @@ class ThreadMemory:
             kept = [each for each in before if each.is_list or each in singles[-1:]]
             self._recent = list(kept)
             before_bytes = sum(recent.cost_bytes for recent in before)
+            for known_by in list(self._repeats)[: -limits.ENCODER_REPEATS_MIN]:
+                del self._repeats[known_by]
         # The digests of a large list take a while, and the event loop may want the lock.
         for recent in kept:
             recent.drop_data()

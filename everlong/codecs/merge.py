@@ -4,16 +4,19 @@ A payload points into earlier packs, and a reader fetches each of them. So their
 a merge keeps it there: the bytes of several packs, which the encoder has at hand, are written again
 into the new one. A good merge buys many steps and leaves large packs alone.
 
-A pack that holds at least `settled_bytes` of the payload is **settled** and never merged. There are at
-most as many as fit into the payload: two for each MiB, and 64 in all. The others have a level by their
-size: below 8 KiB, below 40, 200, 1000 KiB, and so on by factors of 5. When a payload would need more
-than 24 that are not settled, the lowest level with 5 packs or more is merged, with all below it.
+A pack that holds at least `settled_bytes` of the payload is **settled**. There are at most as many as
+fit into the payload: 8 for each 3 MiB, and 64 in all. A payload may need that many packs, and 24 more
+(`packs_max`; fewer for a small payload). All packs have a level by what the payload uses of them: below
+8 KiB, below 40, 200, 1000 KiB, and so on by factors of 5. When a payload would need more packs than it
+may, the lowest level with 5 packs or more is merged, with all below it.
 
-Such a level exists: below the largest settled size (4 MiB, for a payload of 256 MiB) there are 5
-levels, and 24 packs with at most 4 on each would be 20. A merge of 5 packs of a level makes one of a
-higher level. So each merge lifts each byte by a level or more, and a byte is written at most 6 times,
-the first included, however long the thread lives. Only merges that stay below 8 KiB may lift nothing;
-each of those writes less than 8 KiB and makes room for 4 packs, so they add 2 KiB a payload at most.
+Such a level exists, and none above the one in which settled packs begin is ever merged: at least 24 of
+the packs are then not settled, they have 5 levels at most (settled packs begin at 4 MiB or less), and
+with at most 4 on each they would be 20. A merge of 5 packs of a level makes one of a higher level. So
+each merge lifts each byte by a level or more, and a byte of a list that is appended to is written at
+most 6 times, the first included, however long the thread lives. Only merges that stay below 8 KiB may
+lift nothing; each of those writes less than 8 KiB and makes room for 4 packs, so they add 2 KiB a
+payload at most.
 """
 
 from collections.abc import Collection, Mapping, Sequence

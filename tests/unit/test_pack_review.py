@@ -191,3 +191,45 @@ def test_a_long_row_of_dictionaries_is_counted_and_not_used() -> None:
     for number in range(1, 3000):
         known = Known(b"n" * 32, number, 5000, 0.0, 0.0, dictionary=known)
     assert known.dictionaries == 2999
+
+
+def test_the_search_for_single_payloads_in_a_large_one_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    memory, searched = ThreadMemory(), 0
+    for seed in range(limits.ENCODER_SINGLES_MAX):
+        memory.commit(memory.plan(b"", noise(2000, seed), "", 0.0), b"%032d" % seed, 0.0)
+    search = matching.Matching._search
+
+    def look(self: matching.Matching, piece: bytes) -> int:
+        nonlocal searched
+        searched += self._end - self._place
+        return search(self, piece)
+
+    monkeypatch.setattr(matching.Matching, "_search", look)
+    memory.plan(b"", noise(20_000_000, 50), "", 0.0)
+    assert 0 < searched <= 128 * limits.MIB
+
+
+@pytest.mark.parametrize("shift", [-3000, -1000, -24, 0])
+def test_a_single_payload_is_found_where_two_parts_of_a_search_meet(
+    shift: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matching, "_SEARCH_PART_BYTES", 10_000)
+    store, memory, single = Store(), ThreadMemory(), noise(3000, 1)
+    written(store, memory, noise(3000, 9))
+    written(store, memory, single)
+    large = noise(10_000 + shift, 2) + single + noise(9000, 3)
+    plan = memory.plan(b"", large, "", 0.0)
+    assert plan.found
+    assert sum(length for _, _, length, _ in plan.moved) == len(single)
+    assert store.payload(plan) == large
+
+
+def test_of_a_long_thread_whose_bytes_are_dropped_few_digests_of_payloads_remain() -> None:
+    memory = ThreadMemory()
+    for seed in range(100):
+        memory.commit(memory.plan(b"", noise(1500, seed), "", 0.0), b"%032d" % seed, 0.0)
+    memory.drop_data()
+    assert len(memory._repeats) == limits.ENCODER_REPEATS_MIN
+    assert memory.plan(b"", noise(1500, 99), "", 0.0).same_as is not None
