@@ -75,9 +75,10 @@ ENCODER_REPEAT_BYTES_MAX: Final = 256 * KIB
 ENCODER_REPEATS_KEPT: Final = 8
 ENCODER_ENTRY_COST_BYTES: Final = 350
 # Over all threads of a process, by default. Beyond it, the bytes of the payloads unused for longest are
-# dropped, and digests of them are kept: a thread that comes back still points to its packs. About a
-# twentieth of a list remains, so 128 MiB serve some 6,000 lists of 400 KB. Beyond that whole threads
-# are forgotten, and each that comes back writes one payload whole.
+# dropped, and digests of them are kept: a thread that comes back still points to its packs. What remains
+# is mostly the index of chunks: 20 KB of a thread after 20 steps, 100 to 300 KB after some hundreds. So
+# 128 MiB serve 6,000 young threads, or 400 to 1,200 old ones. Beyond that whole threads are forgotten,
+# and each that comes back writes one payload whole.
 ENCODER_BYTES_MAX: Final = 128 * MIB
 ENCODER_BYTES_MIN: Final = MIB
 # Forgotten threads that are known again, to say what forgetting them has cost: 10 MiB.

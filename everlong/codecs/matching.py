@@ -36,6 +36,10 @@ _PROBE_WINDOW_BYTES: Final = 64 * limits.KIB
 # find it where only its beginning or its end was kept.
 _PIECE_PLACES: Final = (0.5, 0.0, 1.0)
 _PIECE_MARGIN_BYTES: Final = 64
+# All searches for single payloads in one payload together: 0.1 s. Each holds Python's lock, so that it
+# goes by parts. What is not found is still found by its chunks, if it has some KiB.
+_SEARCH_BYTES_MAX: Final = 128 * limits.MIB
+_SEARCH_PART_BYTES: Final = 4 * limits.MIB
 # What a run, and a mark, take in memory, nearly.
 _RUN_COST_BYTES: Final = 130
 _MARK_COST_BYTES: Final = 130
@@ -61,7 +65,10 @@ class Known:
     @property
     def dictionaries(self) -> int:
         """How many dictionaries have to be read before this pack."""
-        return 0 if self.dictionary is None else 1 + self.dictionary.dictionaries
+        count, pack = 0, self.dictionary
+        while pack is not None:
+            count, pack = count + 1, pack.dictionary
+        return count
 
 
 def is_fresh(known: Known, now: float) -> bool:
@@ -98,8 +105,9 @@ class Key(NamedTuple):
 class Recent:
     """A payload as it was encoded or read last.
 
-    Its bytes may be dropped to save memory. Then its marks are left: digests of its beginning, up to
-    places that are dense near its end, where the next payload differs.
+    Its bytes may be dropped to save memory, by another thread of the process at any moment. Then its
+    marks are left: digests of its beginning, up to places that are dense near its end, where the next
+    payload differs.
     """
 
     envelope: bytes = dataclasses.field(repr=False)
@@ -115,6 +123,8 @@ class Recent:
     """Whether it continues another: more of a list that grows are to come."""
     marks: list[tuple[int, bytes]] = dataclasses.field(default_factory=list, repr=False)
     ends: list[int] = dataclasses.field(init=False)
+    used: tuple[Known, ...] = dataclasses.field(init=False, repr=False)
+    """The packs that it needs, its own included."""
 
     @property
     def name(self) -> bytes:
@@ -127,30 +137,30 @@ class Recent:
         return self.ends[-1] if self.ends else 0
 
     @property
-    def used(self) -> tuple[Known, ...]:
-        """The packs that it needs, its own included."""
-        key = {self.key.pack} if self.key else set()
-        return tuple({self.pack, *key, *(run.pack for run in self.runs if run.pack is not None)})
-
-    @property
     def cost_bytes(self) -> int:
         """What this takes of the process's memory, nearly."""
-        kept = len(self.envelope) + (0 if self.data is None else len(self.data))
+        kept = len(self.envelope) + len(self.data or b"")
         return kept + _RUN_COST_BYTES * len(self.runs) + _MARK_COST_BYTES * len(self.marks)
 
     def __post_init__(self) -> None:
         self.ends = list(itertools.accumulate(run.length for run in self.runs))
+        key = {self.key.pack} if self.key else set()
+        self.used = tuple(
+            {self.pack, *key, *(run.pack for run in self.runs if run.pack is not None)}
+        )
 
     def drop_data(self) -> None:
         """Keep the marks of the data, and not the data."""
-        if self.data is not None:
-            self.marks = list(_marks(self.data, _mark_places(len(self.data))))
+        data = self.data
+        if data is not None:
+            self.marks = list(_marks(data, _mark_places(len(data))))
             self.data = None
 
     def common_start(self, data: bytes) -> int:
         """Return how many bytes of a payload agree with this one from the start."""
-        if self.data is not None:
-            return common_start(data, self.data, 0, 0, min(len(data), len(self.data)))
+        own_data = self.data
+        if own_data is not None:
+            return common_start(data, own_data, 0, 0, min(len(data), len(own_data)))
         agreed = 0
         places = [place for place, _ in self.marks if place <= len(data)]
         for (place, digest), (_, own) in zip(_marks(data, places), self.marks, strict=False):
@@ -214,7 +224,8 @@ def closest(recents: list[Recent], data: bytes) -> tuple[Recent | None, int, int
             break
         most = min(len(data), recent.size_bytes)
         prefix = recent.common_start(data)
-        suffix = 0 if recent.data is None else common_end(data, recent.data, most - prefix)
+        own_data = recent.data
+        suffix = 0 if own_data is None else common_end(data, own_data, most - prefix)
         found = (
             recent,
             prefix if prefix >= limits.MATCH_BYTES_MIN else 0,
@@ -258,7 +269,7 @@ class Matching:
         self.found: set[Recent] = set()
         self._data = data
         self._base = base
-        self._base_data = b"" if base is None or base.data is None else base.data
+        self._base_data = (base.data if base is not None else None) or b""
         self._look_up = look_up
         self._place = self._base_place = 0
         self._end = len(data) - suffix
@@ -286,10 +297,10 @@ class Matching:
         hits: list[_Hit] = []
         if self._end - self._place < limits.MATCH_BYTES_MIN:
             return hits
-        for single in singles:
-            if single is not self._base:
-                for part in _PIECE_PLACES:
-                    self._find_piece(single, part, hits)
+        most = max(1, _SEARCH_BYTES_MAX // (self._end - self._place))
+        others = (single for single in singles if single is not self._base)
+        for single, part in itertools.islice(itertools.product(others, _PIECE_PLACES), most):
+            self._find_piece(single, part, hits)
         hits.sort(key=lambda hit: (hit.start, -hit.length))
         apart: list[_Hit] = []
         for hit in hits:
@@ -306,7 +317,7 @@ class Matching:
         at = _PIECE_MARGIN_BYTES + int(part * span)
         if any(hit.single is single and 0 <= at - hit.offset < hit.length for hit in hits):
             return
-        found = self._data.find(other[at : at + _PROBE_BYTES], self._place, self._end)
+        found = self._search(other[at : at + _PROBE_BYTES])
         if found < 0:
             return
         most = min(self._end - found, len(other) - at)
@@ -315,6 +326,14 @@ class Matching:
         back = common_end(self._data[found - before : found], other[at - before : at], before)
         if length + back >= limits.MATCH_BYTES_MIN:
             hits.append(_Hit(found - back, length + back, single, at - back))
+
+    def _search(self, piece: bytes) -> int:
+        """Return where a piece lies in the stretch that is not the base's, or -1."""
+        for start in range(self._place, self._end, _SEARCH_PART_BYTES):
+            end = min(self._end, start + _SEARCH_PART_BYTES + len(piece) - 1)
+            if (found := self._data.find(piece, start, end)) >= 0:
+                return found
+        return -1
 
     def _take_hit(self, hit: _Hit) -> None:
         skipped = self._place - hit.start
@@ -344,7 +363,9 @@ class Matching:
             length = common_start(data, base, start, base_start, most)
             if length >= limits.MATCH_BYTES_MIN:
                 back = common_end(
-                    data[self._place : start], base[base_start - ahead : base_start], ahead
+                    data[self._place : start],
+                    base[base_start - ahead : base_start],
+                    min(ahead, start - self._place),
                 )
                 self._note_chunks(self._place, start - back)
                 self._take_new(start - back)

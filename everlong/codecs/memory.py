@@ -67,26 +67,30 @@ class ThreadMemory:
     def drop_data(self) -> int:
         """Drop the bytes of payloads, and return how many.
 
-        Of lists, digests are kept, by which their packs are found again.
+        Of lists, digests are kept, by which their packs are found again. Of payloads that are known by
+        their digest, the newest are kept: those of a task that may be tried again.
         """
         with self._lock:
-            before_bytes = self.cost_bytes
+            before = self._recent
             # One that stands alone may be the first payload of a list, so the last of them is kept too.
-            singles = [recent for recent in self._recent if not recent.is_list]
-            self._recent = [each for each in self._recent if each.is_list or each in singles[-1:]]
-            for recent in self._recent:
-                recent.drop_data()
-            # Those of a task that may be tried again; a thread that waits needs no more.
-            for repeat in list(self._repeats)[: -limits.ENCODER_REPEATS_KEPT]:
-                del self._repeats[repeat]
-            return before_bytes - self.cost_bytes
+            singles = [recent for recent in before if not recent.is_list]
+            kept = [each for each in before if each.is_list or each in singles[-1:]]
+            self._recent = list(kept)
+            before_bytes = sum(recent.cost_bytes for recent in before)
+            for known_by in list(self._repeats)[: -limits.ENCODER_REPEATS_KEPT]:
+                del self._repeats[known_by]
+        # The digests of a large list take a while, and the event loop may want the lock.
+        for recent in kept:
+            recent.drop_data()
+        return before_bytes - sum(recent.cost_bytes for recent in kept)
 
     def find(self, name: bytes, key_id: str) -> tuple[bytes, bytes] | None:
         """Return the envelope and data of a payload that was encoded or decoded lately."""
         with self._lock:
             for recent in self._recent:
-                if recent.name == name and self._key_id == key_id and recent.data is not None:
-                    return recent.envelope, recent.data
+                data = recent.data
+                if recent.name == name and self._key_id == key_id and data is not None:
+                    return recent.envelope, data
         return None
 
     def plan(self, envelope: bytes, data: bytes, key_id: str, now: float) -> Plan:
@@ -124,12 +128,13 @@ class ThreadMemory:
         if found is not None and not all(is_fresh(pack, now) for pack in found.used):
             found = None
         for recent in recents:
-            if recent.data is None:
+            own_data = recent.data
+            if own_data is None:
                 continue
             # The ends first: of two lists of one length those differ, and all the rest is the same.
-            if recent.data[-64:] != data[-64:] or len(recent.data) != len(data):
+            if own_data[-64:] != data[-64:] or len(own_data) != len(data):
                 continue
-            if recent.envelope == envelope and recent.data == data:
+            if recent.envelope == envelope and own_data == data:
                 found = Stored(recent.name, recent.packs, recent.used)
                 recent.used_at = now
         for pack in found.used if found else ():
@@ -189,9 +194,12 @@ class ThreadMemory:
                 return
             if any(recent.name == pack.name for recent in self._recent):
                 return
-            self._key_id = pack.key_id
             packs = [pack, *reading.sources]
             used = {packs[extent.source].name for extent in reading.extents} | {pack.name}
+            dictionaries = {each.dictionary_name for each in packs if each.name in used}
+            if not dictionaries - {None} <= used:
+                return  # No encoder wrote that: it is read, and not pointed to.
+            self._key_id = pack.key_id
             known = {
                 each.name: self._known(each.name, each.stream_bytes, now)
                 for each in packs
@@ -199,10 +207,7 @@ class ThreadMemory:
             }
             for each in packs:
                 if each.name in used and each.dictionary_name is not None:
-                    dictionary = known.get(each.dictionary_name)
-                    if dictionary is None:
-                        return  # No encoder wrote that: it is read, and not pointed to.
-                    known[each.name].dictionary = dictionary
+                    known[each.name].dictionary = known[each.dictionary_name]
             runs = [
                 Run(length, known[packs[source].name], start)
                 for source, start, length in reading.extents
@@ -330,15 +335,18 @@ class EncoderMemory:
         """Return the time by which packs grow old."""
         return self._clock()
 
-    def trim(self, thread: str) -> None:
-        """Drop what was unused for longest until the rest fits, after this thread has grown."""
+    def note_growth(self, thread: str) -> None:
+        """Count what a thread takes, after it has grown."""
         with self._lock:
             memory = self._threads.get(thread)
-            if memory is None:
-                return
-            self._measure(thread, memory)
-            self._full[thread] = None
-            self._full.move_to_end(thread)
+            if memory is not None:
+                self._measure(thread, memory)
+                self._full[thread] = None
+                self._full.move_to_end(thread)
+
+    def trim(self, thread: str) -> None:
+        """Drop what was unused for longest until the rest fits, after this thread has grown."""
+        self.note_growth(thread)
         while (victim := self._next_full()) is not None:
             # Outside of the lock: the digests of a large list take some milliseconds.
             dropped_bytes = victim[1].drop_data()

@@ -11,11 +11,13 @@ factors of 5. When a payload would need more packs than 24 and as many as may be
 level with 5 packs or more is merged, with all below it. A settled pack is merged only if it is on that
 level, or if it is small beside the new bytes.
 
-Such a level exists: below the largest settled size (4 MiB, for a payload of 256 MiB) there are 5
-levels, and 24 packs with at most 4 on each would be 20. A merge of 5 packs of a level makes one of a
-higher level. So each merge lifts each byte by a level or more, and a byte is written at most 6 times,
-the first included, however long the thread lives. Only merges that stay below 8 KiB may lift nothing;
-each of those writes less than 8 KiB and makes room for 4 packs, so they add 2 KiB a payload at most.
+Such a level exists, and none above the one in which settled packs begin is ever merged: at least 24 of
+the packs are then not settled, they have 5 levels at most (settled packs begin at 4 MiB or less), and
+with at most 4 on each they would be 20. A merge of 5 packs of a level makes one of a higher level. So
+each merge lifts each byte by a level or more. Only merges that stay below 8 KiB may lift nothing; each
+of those writes less than 8 KiB and makes room for 4 packs. So lists that are appended to write at most
+6 times their new bytes (the first write, and 5 levels) and 2 KiB for each payload, however long the
+thread lives.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -25,7 +27,7 @@ from everlong.codecs.matching import Known, Run
 
 
 def settled_bytes(size_bytes: int) -> int:
-    """Return from how many bytes of a payload on a pack is never merged."""
+    """Return from how many bytes of a payload on a pack counts as settled."""
     return max(limits.SETTLED_BYTES_MIN, size_bytes // limits.SETTLED_MAX)
 
 
@@ -116,6 +118,6 @@ def choose_runs(runs: Sequence[Run]) -> set[int]:
         for start in range(0, len(runs), limits.EXTENTS_GROUP)
     ]
     groups.sort(key=lambda group: (sum(runs[each].length for each in group), group.start))
+    # Between any two groups that are kept there is at most one run that is written.
     kept = min(len(groups) // 2, (limits.EXTENTS_MAX - 1) // (limits.EXTENTS_GROUP + 1))
-    chosen = groups[: len(groups) - kept]
-    return {each for group in chosen for each in group}
+    return {each for group in groups[: len(groups) - kept] for each in group}

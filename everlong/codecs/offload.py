@@ -141,10 +141,9 @@ class Offloader:
         return self._memory.stats
 
     async def _trim(self, thread: str) -> None:
+        self._memory.note_growth(thread)
         if self._memory.is_full:
             await in_thread(self._memory.trim, thread)
-        else:
-            self._memory.trim(thread)
 
     def _count_rewritten(self, memory: ThreadMemory, written_bytes: int) -> None:
         memory.was_forgotten = False
