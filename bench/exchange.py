@@ -16,6 +16,7 @@ from bench.conversation import Turn, list_data
 from bench.payloads import json_payload
 from bench.stores import CountingStore
 from everlong.codecs import EverlongCodec
+from everlong.codecs.budget import BUDGET, CompletionBudget
 from everlong.codecs.refs import is_ref
 from everlong.limits import MIB
 
@@ -118,13 +119,24 @@ class Loop:
         sent = Payload()
         if given is not None:
             sent = await self._send(workflow, running, given)
-        await self._send(running, workflow, returned)
+        await self._send(running, workflow, returned, budget=CompletionBudget())
         return sent
 
-    async def _send(self, sender: EverlongCodec, receiver: EverlongCodec, data: bytes) -> Payload:
+    async def _send(
+        self,
+        sender: EverlongCodec,
+        receiver: EverlongCodec,
+        data: bytes,
+        budget: CompletionBudget | None = None,
+    ) -> Payload:
+        """Send a payload. A receiver that is a workflow task has a budget: the hook opens it."""
         payload = json_payload(data)
         [encoded] = await sender.encode([payload])
-        [decoded] = await receiver.decode([encoded])
+        token = BUDGET.set(budget)
+        try:
+            [decoded] = await receiver.decode([encoded])
+        finally:
+            BUDGET.reset(token)
         tally = self._tally
         tally.payloads += 1
         tally.raw_bytes += len(data)

@@ -71,11 +71,13 @@ ENCODER_CHUNKS_MAX: Final = 32_768
 # after it took too long to write them does not write them twice.
 ENCODER_REPEATS_MAX: Final = 1024
 ENCODER_REPEAT_BYTES_MAX: Final = 256 * KIB
+# So many are left of a thread whose bytes were dropped.
+ENCODER_REPEATS_KEPT: Final = 8
 ENCODER_ENTRY_COST_BYTES: Final = 350
 # Over all threads of a process, by default. Beyond it, the bytes of the payloads unused for longest are
-# dropped, and digests of them are kept: a thread that comes back still points to its packs. Some 10 KiB
-# a thread remain, so that 128 MiB serve about 13,000 threads. Beyond that whole threads are forgotten,
-# and each that comes back writes one payload whole.
+# dropped, and digests of them are kept: a thread that comes back still points to its packs. About a
+# twentieth of a list remains, so 128 MiB serve some 6,000 lists of 400 KB. Beyond that whole threads
+# are forgotten, and each that comes back writes one payload whole.
 ENCODER_BYTES_MAX: Final = 128 * MIB
 ENCODER_BYTES_MIN: Final = MIB
 # Forgotten threads that are known again, to say what forgetting them has cost: 10 MiB.
@@ -95,7 +97,7 @@ MATCH_BYTES_MIN: Final = KIB
 # is extended to where the bytes differ again, so they may be large.
 CHUNK_BYTES_MEAN: Final = 16 * KIB
 # How packs are merged, and why that is bounded: see `codecs.merge`. A payload needs at most this many
-# packs that are not settled, itself included, and the settled ones: 2 for each MiB, 64 in all.
+# packs that are not settled, itself included, and the settled ones: 8 for each 3 MiB, 64 in all.
 PACKS_MAX: Final = 24
 SETTLED_BYTES_MIN: Final = 384 * KIB
 SETTLED_MAX: Final = 64
@@ -105,7 +107,7 @@ MERGE_FACTOR: Final = 5
 ABSORB_RATIO: Final = 0.3
 # A pack with a stream of at most this is compressed with a dictionary: a run of an earlier pack, with so
 # many bytes of it, and with so many dictionaries in a row. On a real session of 453 steps that saves a
-# third of what is written.
+# sixth of what is written.
 DICTIONARY_USE_BYTES_MAX: Final = 256 * KIB
 DICTIONARY_BYTES_MIN: Final = KIB
 DICTIONARY_BYTES_MAX: Final = 32 * KIB

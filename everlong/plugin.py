@@ -92,7 +92,7 @@ class EverlongPlugin(SimplePlugin):
             processes. They are always kept in memory, within a bound.
         inline_bytes_max: Payloads above this, after compression, go to the store.
         encoder_bytes_max: Memory by which the encoder knows what the threads of this process have
-            stored. 128 MiB by default; about 10 KiB a thread is the least that helps.
+            stored. 128 MiB by default; a twentieth of all lists is the least that helps.
         nexus_offload: Offload Nexus payloads too; the other namespace then needs the same store.
         tracer_provider: Where spans go; OpenTelemetry's global provider if not given.
         meter_provider: Where metrics go; the global one if not given.

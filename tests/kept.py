@@ -201,6 +201,9 @@ class MadeUp:
             ref = parse_ref(encoded)
             pack = await self.packs.open(ref.thread, ref.pack)
             found |= {pack_key(ref.thread, each) for each in (ref.pack, *pack.sources)}
+            if pack.base is not None:
+                base = await self.packs.open(ref.thread, pack.base)
+                found |= {pack_key(ref.thread, each) for each in base.sources}
         [plain] = await EverlongCodec(self.packs).decode([encoded])
         if plain.data.startswith(b'{"head"'):
             found |= await self._journal(_STATE.validate_json(plain.data)["head"])

@@ -14,7 +14,10 @@ from everlong.storage.packs import DIGEST_BYTES, EXTENT_BYTES, Contents, Extent
 # A list that grows has the same manifest at each step, but for its end. So a manifest begins with that
 # of an earlier pack, its base, and lists what follows: one pack more at each step. Once the manifests
 # that begin with a base have taken as much as a full one would, a full one is written, and is the next
-# base. With p packs a step takes about 2 * sqrt(20 * p * 42) bytes instead of p * 42.
+# base. A pack takes 42 bytes of a manifest: 32 for its name and 10 for an extent. The k-th manifest
+# after a full one lists k packs, so k of them take 21 * k * (k + 1) bytes together, and a full one takes
+# 42 * p. These are equal near k = sqrt(2 * p), so a step takes 84 * p / k = 42 * sqrt(2 * p) bytes in
+# the mean, instead of 42 * p: with 20 packs 266 instead of 840. Measured with 19: 257 instead of 785.
 _BASE_BYTES: Final = DIGEST_BYTES
 
 
@@ -88,8 +91,8 @@ def lay_out(
     repeat_id: bytes,
 ) -> Plan:
     """Lay out the new pack: its stream, and the extents of the payload."""
-    merged = merge.choose_packs(matching.runs, len(data))
     rewritten = merge.choose_runs(matching.runs)
+    merged = merge.choose_packs(matching.runs, len(data), rewritten)
     placed = _place(data, matching.runs, merged, rewritten)
     key = None
     if base is not None and base.key is not None:
@@ -120,7 +123,9 @@ def lay_out(
         stream=_joined(placed.stream),
         dictionary=dictionary
         and Extent(numbers[dictionary.pack], dictionary.start, dictionary.length),
-        dictionary_data=data[dictionary.offset :][: dictionary.length] if dictionary else b"",
+        dictionary_data=(
+            data[dictionary.offset : dictionary.offset + dictionary.length] if dictionary else b""
+        ),
     )
     needed = {run.pack for run in placed.runs if run.pack is not None}
     return Plan(
@@ -153,7 +158,7 @@ def _choose_dictionary(placed: _Placed) -> _Dictionary | None:
     """Choose the run that a small pack is compressed with: the longest, and of long ones the last.
 
     The text of an agent repeats itself, and zstd has little to go by in a few KiB alone. The run's pack
-    holds no less than the new one, so that a merge never takes it alone.
+    is on the same level as the new one or a higher one, so that a merge of a level takes both.
     """
     stream_bytes = sum(map(len, placed.stream))
     if not 0 < stream_bytes <= limits.DICTIONARY_USE_BYTES_MAX:

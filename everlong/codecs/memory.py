@@ -76,6 +76,9 @@ class ThreadMemory:
             self._recent = [each for each in self._recent if each.is_list or each in singles[-1:]]
             for recent in self._recent:
                 recent.drop_data()
+            # Those of a task that may be tried again; a thread that waits needs no more.
+            for repeat in list(self._repeats)[: -limits.ENCODER_REPEATS_KEPT]:
+                del self._repeats[repeat]
             return before_bytes - self.cost_bytes
 
     def find(self, name: bytes, key_id: str) -> tuple[bytes, bytes] | None:
@@ -196,7 +199,10 @@ class ThreadMemory:
             }
             for each in packs:
                 if each.name in used and each.dictionary_name is not None:
-                    known[each.name].dictionary = known[each.dictionary_name]
+                    dictionary = known.get(each.dictionary_name)
+                    if dictionary is None:
+                        return  # No encoder wrote that: it is read, and not pointed to.
+                    known[each.name].dictionary = dictionary
             runs = [
                 Run(length, known[packs[source].name], start)
                 for source, start, length in reading.extents

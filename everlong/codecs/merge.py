@@ -4,10 +4,12 @@ A payload points into earlier packs, and a reader fetches each of them. So their
 a merge keeps it there: the bytes of several packs, which the encoder has at hand, are written again
 into the new one. A good merge buys many steps and leaves large packs alone.
 
-A pack that holds at least `settled_bytes` of the payload is **settled** and never merged. There are at
-most as many as fit into the payload: two for each MiB, and 64 in all. The others have a level by their
-size: below 8 KiB, below 40, 200, 1000 KiB, and so on by factors of 5. When a payload would need more
-than 24 that are not settled, the lowest level with 5 packs or more is merged, with all below it.
+A pack that holds at least `settled_bytes` of the payload (384 KiB, or a 64th of a larger payload) is
+**settled**: it is counted separately. As many as fit into the payload may be settled: 8 for each 3 MiB,
+and 64 in all. Each pack has a level by its size: below 8 KiB, below 40, 200, 1000 KiB, and so on by
+factors of 5. When a payload would need more packs than 24 and as many as may be settled, the lowest
+level with 5 packs or more is merged, with all below it. A settled pack is merged only if it is on that
+level, or if it is small beside the new bytes.
 
 Such a level exists: below the largest settled size (4 MiB, for a payload of 256 MiB) there are 5
 levels, and 24 packs with at most 4 on each would be 20. A merge of 5 packs of a level makes one of a
@@ -16,7 +18,7 @@ the first included, however long the thread lives. Only merges that stay below 8
 each of those writes less than 8 KiB and makes room for 4 packs, so they add 2 KiB a payload at most.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from everlong import limits
 from everlong.codecs.matching import Known, Run
@@ -38,12 +40,18 @@ def packs_max(size_bytes: int) -> int:
     return unsettled_max(size_bytes) + size_bytes // settled_bytes(size_bytes)
 
 
-def choose_packs(runs: Sequence[Run], size_bytes: int) -> set[Known]:
-    """Choose the packs whose part of the payload is written again."""
+def choose_packs(
+    runs: Sequence[Run], size_bytes: int, rewritten: Collection[int] = ()
+) -> set[Known]:
+    """Choose the packs whose part of the payload is written again.
+
+    The runs in `rewritten`, by index, are written in any case. So a pack keeps only its other runs, and
+    one whose runs are all among them serves no other as a dictionary.
+    """
     held: dict[Known, int] = {}
     growing = 0
-    for run in runs:
-        if run.pack is None:
+    for index, run in enumerate(runs):
+        if run.pack is None or index in rewritten:
             growing += run.length
         else:
             held[run.pack] = held.get(run.pack, 0) + run.length
@@ -97,7 +105,9 @@ def choose_runs(runs: Sequence[Run]) -> set[int]:
     """Choose runs, by their index, that are written again because there are too many of them.
 
     Neighbours become one run. They are taken in groups, and the half of the groups that holds the fewest
-    bytes is written: a run that is long already is left alone until most others are.
+    bytes is written: a run that is long already is left alone until most others are. Where one payload
+    has far too many runs, more than half are written. k groups that are kept, with what is written
+    between them, make at most k * (EXTENTS_GROUP + 1) + 1 runs.
     """
     if len(runs) <= limits.EXTENTS_MAX:
         return set()
@@ -106,5 +116,6 @@ def choose_runs(runs: Sequence[Run]) -> set[int]:
         for start in range(0, len(runs), limits.EXTENTS_GROUP)
     ]
     groups.sort(key=lambda group: (sum(runs[each].length for each in group), group.start))
-    chosen = groups[: (len(groups) + 1) // 2]
+    kept = min(len(groups) // 2, (limits.EXTENTS_MAX - 1) // (limits.EXTENTS_GROUP + 1))
+    chosen = groups[: len(groups) - kept]
     return {each for group in chosen for each in group}

@@ -117,12 +117,12 @@ def until_deadline(state: ThreadState, time_ms: int) -> timedelta | None:
 
 
 def expire(state: ThreadState, time_ms: int) -> ThreadState:
-    """Deny or pass on what nobody decided in time."""
+    """Deny or pass on the calls for which no decision came in time."""
     for approval in pending(state):
         if approval.deadline_ms is None or approval.deadline_ms > time_ms:
             continue
         if approval.on_deadline == "deny" or approval.escalated:
-            late = dataclasses.replace(_overdue(approval), reason="nobody decided in time")
+            late = dataclasses.replace(_overdue(approval), reason="no decision came in time")
             state = _decided(state, late, time_ms)
         else:
             state = _escalated(state, approval, time_ms)

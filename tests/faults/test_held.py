@@ -162,5 +162,5 @@ async def test_a_deadline_holds_while_the_journal_cannot_be_written(
         store.down = True  # What was asked is about to be journalled, or is.
         await thread.until(lambda status: status.pending == 0)
         store.down = False
-        assert "nobody decided in time" in await thread.answer()
+        assert "no decision came in time" in await thread.answer()
         await thread.check()

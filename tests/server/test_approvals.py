@@ -188,7 +188,7 @@ async def test_a_deadline_denies(drive: Drive) -> None:
         await thread.send()
         [approval] = await thread.pending()
         assert approval.deadline_ms == approval.asked_ms + 1500
-        assert await thread.answer() == "error: denied by deadline: nobody decided in time"
+        assert await thread.answer() == "error: denied by deadline: no decision came in time"
         [decided] = await thread.entries(Kind.DECIDED)
         assert decided.data is not None
         assert decided.data["by"] == "deadline"
@@ -229,7 +229,7 @@ async def test_a_deadline_escalates_to_those_who_may_then_decide(drive: Drive) -
 
 async def test_an_escalated_call_that_nobody_decides_is_denied_in_the_end(drive: Drive) -> None:
     async with drive([spender(with_deadline(0.4, escalate=True))]) as thread:
-        assert await thread.ask() == "error: denied by deadline: nobody decided in time"
+        assert await thread.ask() == "error: denied by deadline: no decision came in time"
         assert len(await thread.data(Kind.DECIDED)) == 2
 
 

@@ -12,7 +12,7 @@ from everlong.codecs.memory import ThreadMemory
 from everlong.codecs.refs import is_ref
 from everlong.errors import BlobMissing
 from everlong.storage.memory import MemoryBlobStore
-from tests.payloads import noise, payload, stored, workflow
+from tests.payloads import noise, payload, stored, text, workflow
 from tests.plans import Store, check
 from tests.stores import CountingStore
 
@@ -50,6 +50,41 @@ def test_many_small_changes_do_not_make_the_head_grow_for_ever() -> None:
     # The first, and one whole again every 256 changes.
     assert sum(size >= 200_000 for size in written) <= 1 + 800 // 200
     assert sorted(written)[len(written) // 2] < 3000
+
+
+@pytest.mark.parametrize("changes", [250, 300, 600, 1500])
+def test_many_changes_at_once_do_not_make_the_head_longer_than_its_bound(changes: int) -> None:
+    memory, store = ThreadMemory(), Store()
+    body = bytearray(noise(3_000_000))
+    new_bytes(memory, store, bytes(body))
+    for change in range(changes):
+        place = change * 2000 + 100
+        body[place : place + 8] = noise(8, change)
+    plan = memory.plan(b"", bytes(body), "", 0.0)
+    check(store, memory, plan, bytes(body))
+    assert len(plan.runs) <= limits.EXTENTS_MAX
+    assert changes > 250 or plan.new_bytes <= 20 * changes
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_runs_that_are_written_again_leave_no_pack_without_its_dictionary(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(limits, "EXTENTS_MAX", 64)
+    memory, store = ThreadMemory(), Store()
+    source = random.Random(seed)
+    parts = [text(3000, 10 * seed + part) for part in range(4)]
+    was_bounded = False
+    for _ in range(130):
+        data = b"".join(parts)
+        plan = memory.plan(b"", data, "", 0.0)
+        check(store, memory, plan, data)
+        was_bounded |= bool(plan.moved) and len(plan.runs) > 20
+        memory.commit(plan, store.add(plan), 0.0)
+        for _ in range(source.randint(1, 4)):
+            size = source.choice([300, 1500, 3000, 6000, 12_000])
+            parts.insert(source.randrange(len(parts) + 1), text(size, source.randrange(10**9)))
+    assert was_bounded  # Or else this showed nothing.
 
 
 async def test_a_task_that_is_tried_again_does_not_write_again() -> None:

@@ -137,7 +137,7 @@ def adversary(seed: int) -> Iterator[bytes]:
 def growing(seed: int) -> Iterator[bytes]:
     """A list that grows, and results that it holds a step later."""
     chooser, body = random.Random(seed), noise(400, seed)
-    for step in range(120):
+    for step in range(60):
         result = noise(chooser.choice([100, 300, 900, 3000]), 1000 * seed + step)
         yield result
         body += noise(30, step) + result
@@ -147,7 +147,7 @@ def growing(seed: int) -> Iterator[bytes]:
 @SMALL
 def test_no_series_makes_a_payload_touch_more_packs_than_the_bound() -> None:
     most = 0.0
-    for seed in range(6):
+    for seed in range(4):
         store, memory = Store(), ThreadMemory()
         for data in itertools.chain(adversary(seed), growing(seed)):
             plan = memory.plan(b"", data, "", 0.0)

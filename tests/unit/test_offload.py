@@ -291,7 +291,7 @@ async def test_a_payload_that_is_encoded_twice_is_one_object_with_one_ref() -> N
     assert len(await stored(store)) == 2
 
 
-async def test_an_activity_learns_from_its_input_and_a_workflow_does_not() -> None:
+async def test_an_activity_learns_from_its_input_and_a_client_does_not() -> None:
     store = FaultyStore()
     body = noise(200_000)
     [ref] = await EverlongCodec(store).with_context(workflow()).encode([payload(body)])
@@ -307,6 +307,32 @@ async def test_an_activity_learns_from_its_input_and_a_workflow_does_not() -> No
         [encoded] = await codec.with_context(workflow()).encode([grown])
         assert (codec.stats.written_bytes < 10_000) == writes_little
         assert await EverlongCodec(store).decode([encoded]) == [grown]
+
+
+async def test_a_workflow_task_learns_from_results_so_a_list_does_not_store_them_again() -> None:
+    store = FaultyStore()
+    activities, workflows = EverlongCodec(store), EverlongCodec(store)
+    body = noise(50_000)
+    token = BUDGET.set(CompletionBudget())
+    try:
+        await workflows.with_context(workflow()).encode([payload(body)])
+    finally:
+        BUDGET.reset(token)
+    for step in range(1, 4):
+        result = noise(100_000, step)
+        [ref] = await activities.with_context(activity()).encode([payload(result)])
+        token = BUDGET.set(CompletionBudget())
+        try:
+            # The result of an activity, decoded on the side of the workflow: there is no activity id.
+            decoder = workflows.with_context(activity(activity_id=None))
+            assert await decoder.decode([ref]) == [payload(result)]
+            before_bytes = workflows.stats.written_bytes
+            body += b"result: " + result
+            [grown] = await workflows.with_context(workflow()).encode([payload(body)])
+        finally:
+            BUDGET.reset(token)
+        assert workflows.stats.written_bytes - before_bytes < 1000
+        assert await EverlongCodec(store).decode([grown]) == [payload(body)]
 
 
 async def test_a_payload_of_no_thread_is_not_deduplicated() -> None:

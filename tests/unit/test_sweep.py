@@ -11,17 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from everlong.codecs import EverlongCodec
+from everlong.codecs.refs import parse_ref
 from everlong.errors import BlobMissing, ConfigError
 from everlong.models import Kind, Ref, SweepOptions, thread_key
 from everlong.policy import Retention
 from everlong.storage.files import FileBlobStore
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.opening import open_packs
-from everlong.storage.packstore import PackStore
+from everlong.storage.packstore import PackStore, pack_key
 from everlong.sweep import Sweep
 from everlong.sweep.searching import Link, links_in
 from tests.kept import AT_ONCE, NAMESPACE, MadeUp, lived
-from tests.payloads import payload
+from tests.payloads import noise, payload
 
 SWEEPS = 3
 """The first quarantines, the second deletes for good; and the third finds nothing more to do."""
@@ -127,6 +129,34 @@ async def test_a_store_that_tells_no_times_is_timed_by_the_index(tmp_path: Path)
         await asyncio.sleep(0.2)
         report = await world.sweep(kept, index_dir=tmp_path)
     assert report.quarantined.objects == 2
+
+
+@pytest.mark.parametrize("is_remembered", [False, True])
+async def test_the_base_of_a_pack_and_the_sources_of_the_base_stay(
+    tmp_path: Path, is_remembered: bool
+) -> None:
+    world = MadeUp(MemoryBlobStore())
+    run = world.start("w0")
+    body, through_base = b"", set[bytes]()
+    for step in range(40):
+        body += noise(3000, step)
+        encoded = await world.encoded("w0", payload(body))
+        ref = parse_ref(encoded)
+        pack = await world.packs.open(ref.thread, ref.pack)
+        if pack.base is not None:
+            # The history names the newest list alone, and its manifest leaves these packs to its base.
+            base = await world.packs.open(ref.thread, pack.base)
+            through_base = set(base.sources) - set(pack.sources)
+        if len(through_base) > 3:
+            break
+    run.payloads.append(encoded)
+    assert len(through_base) > 3
+    left = await world.reachable()
+    assert {pack_key(ref.thread, each) for each in through_base} <= left
+    for _ in range(SWEEPS):
+        await world.sweep(index_dir=tmp_path if is_remembered else None, whole_store=True)
+    assert await world.keys() == left
+    assert await EverlongCodec(world.store).decode([encoded]) == [payload(body)]
 
 
 async def test_a_dry_run_tells_what_would_go_and_changes_nothing() -> None:
