@@ -25,6 +25,7 @@ from everlong import limits
 from everlong.activities import AgentActivities, CheckActivities, SweepActivities
 from everlong.agents import Agent
 from everlong.codecs import EverlongCodec, measuring
+from everlong.codecs.budget import UNWATCHED
 from everlong.codecs.inspection import REMEDY, inspect
 from everlong.codecs.layers import OuterCodec, check_inside, check_order, holds_everlong, own_codec
 from everlong.errors import ConfigError, LimitReached, PluginNotOnClient
@@ -157,6 +158,7 @@ class EverlongPlugin(SimplePlugin):
         self._parts: ContextVar[_WorkerParts] = ContextVar("everlong_worker_parts")
         """Those of the worker whose task this is."""
         self._workers: list[Worker] = []
+        self._has_foreign_runner = False
         self._activities = AgentActivities(
             self.packs, agents, policy or Policy(), telemetry, self._resumes.last
         )
@@ -236,17 +238,19 @@ class EverlongPlugin(SimplePlugin):
         # What whoever starts the worker reads and traces is not what the worker does.
         counted, traced = READS.set(None), context.attach(Context())
         # The SDK makes workflow instances in tasks of this worker, which inherit the variable.
+        around = self._around(self.codec)
         own = _WorkerParts(
-            Prefetcher(worker.client, self._around(self.codec)),
-            Drains(worker.client, is_hidden=self._outer_codec is not None),
+            Prefetcher(worker.client, around),
+            Drains(worker.client, around if isinstance(around, OuterCodec) else None),
         )
-        token = self._parts.set(own)
+        token, unwatched = self._parts.set(own), UNWATCHED.set(self._is_unwatched)
         try:
             async with self._watching_attributes(worker):
                 await super().run_worker(worker, next)
         finally:
             inspection.cancel()
             self._parts.reset(token)
+            UNWATCHED.reset(unwatched)
             context.detach(traced)
             READS.reset(counted)
             self._workers.remove(worker)
@@ -340,7 +344,14 @@ class EverlongPlugin(SimplePlugin):
                 PrefetchHook(own.prefetcher, info, recorded),
             ]
 
-        return hooked(passing_through(runner), new_hooks, self._evict)
+        rebuilt = hooked(passing_through(runner), new_hooks, self._evict)
+        if not isinstance(rebuilt, sdk_internals.HookedRunner):
+            self._has_foreign_runner = True
+        return rebuilt
+
+    def _is_unwatched(self) -> bool:
+        """Return whether workflow tasks of this plugin's workers may have no activation hook."""
+        return self._has_foreign_runner or not sdk_internals.is_on(sdk_internals.HOOKS)
 
     def _evict(self, run_id: str) -> None:
         """Have a run leave the cache. A worker that does not have it ignores that."""

@@ -43,8 +43,10 @@ def drain(
 
 
 async def _drain(settings: Settings, query: str, only_open: bool, as_json: bool) -> DrainReport:
-    # Payloads are only looked at as they are stored, so neither the store nor the keys are needed.
-    client = await connect(dataclasses.replace(settings, store="memory:", keys="", cache_dir=""))
+    # Payloads are only looked at as they are stored, so neither the store nor the keys are needed. An
+    # outer codec is: refs are inside it, and the plugin takes one only with keys.
+    keys = settings.keys if settings.outer_codec else ""
+    client = await connect(dataclasses.replace(settings, store="memory:", keys=keys, cache_dir=""))
     with _progress(as_json) as status:
         report = await service.count_holdings(
             client,

@@ -6,6 +6,7 @@ payloads in the same task of the event loop, finds it here.
 """
 
 import time
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Final, Protocol
 
@@ -202,16 +203,27 @@ class ActivityResult:
 ACTIVITY_RESULT: Final[ContextVar[ActivityResult | None]] = ContextVar(
     "everlong_activity_result", default=None
 )
+UNWATCHED: Final[ContextVar[Callable[[], bool]]] = ContextVar("everlong_unwatched")
+"""Set by a worker: whether its workflow tasks have no activation hook, and so no budget."""
 BUDGET: Final[ContextVar[CompletionBudget | None]] = ContextVar("everlong_budget", default=None)
 
 
 async def drains(*, in_activity: bool) -> bool:
     """Return whether payloads that are encoded here go into the history of a draining run.
 
-    An activity may also use a client, whose codec has no activity id: a client writes plain.
+    An activity may also use a client, whose codec has no activity id: a client writes plain. A workflow
+    task without an activation hook may belong to a run that drains.
     """
     budget = BUDGET.get()
     if budget is not None:
         return await budget.drains()
     result = ACTIVITY_RESULT.get()
-    return in_activity and result is not None and result.offloads
+    if in_activity or result is not None:
+        return in_activity and result is not None and result.offloads
+    return is_unwatched()
+
+
+def is_unwatched() -> bool:
+    """Return whether this is a task of a worker whose workflows have no activation hook."""
+    unwatched = UNWATCHED.get(None)
+    return unwatched is not None and unwatched()

@@ -22,7 +22,13 @@ from temporalio.converter import (
 )
 
 from everlong import limits
-from everlong.codecs.budget import BUDGET, ActivityResult, CompletionBudget, drains
+from everlong.codecs.budget import (
+    ACTIVITY_RESULT,
+    BUDGET,
+    ActivityResult,
+    CompletionBudget,
+    drains,
+)
 from everlong.codecs.memory import MemoryStats
 from everlong.codecs.offload import Offloader, OffloadStats
 from everlong.codecs.refs import ENCODING as REF_ENCODING
@@ -214,10 +220,10 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         """See `PayloadCodec`."""
         if self._is_plain:
             return list(payloads)
-        refs = sum(map(is_ref, payloads))
-        if refs and self._learns:
+        held, refs = sum(map(is_held, payloads)), sum(map(is_ref, payloads))
+        if held and self._learns:
             ActivityResult.current().offloads = True
-        with _concise(), timed(refs):
+        with _concise(), timed(refs, held):
             _check_inflated(payloads)
             if len(payloads) == 1:
                 decoded = [await self._decode(payloads[0])]
@@ -351,7 +357,11 @@ class _Room:
 
     def take_plain(self, payloads: Sequence[Payload]) -> bool:
         """Take bytes for values that may stay plain in a draining run; tell whether they fit."""
-        bound = 0 if self.budget is None else self.budget.stays_plain_bytes_max
+        if self.budget is not None:
+            bound = self.budget.stays_plain_bytes_max
+        else:
+            # The result of an activity is encoded; a run without a hook is only suspected to drain.
+            bound = 0 if ACTIVITY_RESULT.get() else limits.DRAIN_HANDOVER_BYTES_MAX
         size_bytes = sum(map(_inline_bytes, payloads)) if bound else 0
         return 0 < size_bytes <= bound and self.take(size_bytes)
 
@@ -392,6 +402,20 @@ def plain_bytes(payload: Payload) -> int:
     if is_ref(payload):
         return parse_ref(payload).size_bytes
     return payload.ByteSize()
+
+
+def is_held(payload: Payload) -> bool:
+    """Return whether a payload, plain, may be too large for a history: a run that has it drains.
+
+    It is a ref, or a large value that was left inline: `inline_bytes_max` may be set high, and while
+    the store is down values stay inline.
+    """
+    if payload.metadata.get("encoding") != INLINE_ENCODING:
+        return is_ref(payload)
+    try:
+        return declared_bytes(payload.data) > limits.DRAIN_HANDOVER_BYTES_MAX
+    except EverlongError:
+        return True  # Damaged, or of a newer version: decode says so.
 
 
 def _is_ours(context: ActivitySerializationContext) -> bool:

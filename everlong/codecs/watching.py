@@ -22,18 +22,22 @@ _FALLBACK_LOG_SECONDS: Final = 60.0
 
 
 @contextlib.contextmanager
-def timed(refs: int) -> Iterator[None]:
-    """Count what payloads that lie in the store take to decode.
+def timed(refs: int, held: int) -> Iterator[None]:
+    """Count what payloads that lie in the store take to decode, and those by which a run drains.
 
     The worker's task that decodes a workflow's first payloads is the one that then makes the workflow
     instance: that finds here what it took.
     """
-    if not refs:
+    if not held:
         yield
         return
     reads = READS.get()
     if reads is None:
         READS.set(reads := Reads())
+    reads.held += held
+    if not refs:
+        yield
+        return
     started = time.monotonic()
     try:
         yield

@@ -158,6 +158,9 @@ class _HookedInstance(WorkflowInstance):
         self._tell(lambda hook: hook.activating(act))
         ahead = settled = False
         with sdk_internals.guard(HOOKS):
+            # Alone: a count that lacks an activation would differ from that of a replay.
+            self._recorded.consumption.activating(act)
+        with sdk_internals.guard(HOOKS):
             if self._recorded.drain is not None:
                 self._recorded.drain.begin(replaying=act.is_replaying)
             ahead = self._run_ahead.noticed(act)
@@ -165,9 +168,10 @@ class _HookedInstance(WorkflowInstance):
                 self._evict(act.run_id)
             # Asked before this activation adds commands of its own.
             settled = act.is_replaying and self._recorded.holds_all()
-            self._recorded.consumption.activating(act)
         completion = self._instance.activate(act)
         self._budget = CompletionBudget(drain=self._recorded.drain)
+        with sdk_internals.guard(HOOKS):
+            self._recorded.consumption.activated(completion)
         with sdk_internals.guard(HOOKS):
             self._complete(act, completion, ahead=ahead, settled=settled)
         self._tell(lambda hook: hook.activated(act, completion))
@@ -182,7 +186,6 @@ class _HookedInstance(WorkflowInstance):
         settled: bool,
     ) -> None:
         """Drop what history holds from a completion, and set the bounds for encoding the rest."""
-        self._recorded.consumption.activated(completion)
         if act.is_replaying:
             drop_recorded(completion, self._recorded)
         self._budget = self._open_budget(act, ahead=ahead, settled=settled)

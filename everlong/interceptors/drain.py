@@ -2,6 +2,7 @@
 
 Without that, a loop that passes its list to every step would write the whole list into its history
 again, and the server would terminate the run or refuse the payload for ever. New runs write plain.
+Large values that stayed inline, compressed, count as refs do (`codecs.codec.is_held`).
 
 The activation hook decides for a run, since the codec gets no run id. A run drains once a ref was seen:
 in an activation, in the history that a replay reads, or in what the worker has written for it. While
@@ -15,7 +16,6 @@ child has the same header, for its result only: the child is a new run, which wr
 """
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 import time
@@ -27,11 +27,13 @@ from temporalio.api.common.v1 import Payload
 from temporalio.api.enums.v1 import CommandType
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
+from temporalio.converter import WorkflowSerializationContext
 from temporalio.service import RPCError
 
 from everlong import limits
 from everlong.codecs.budget import ActivityResult
-from everlong.codecs.refs import ENCODING, is_ref
+from everlong.codecs.codec import INLINE_ENCODING, is_held
+from everlong.codecs.layers import OuterCodec
 from everlong.interceptors.payloads import payloads_of
 from everlong.interceptors.recorded import Recorded
 from everlong.interceptors.sdk_internals import WorkflowActivationCompletion
@@ -51,12 +53,13 @@ HOLDS_REFS: Final = "__everlong_holds_refs"
 class Drains:
     """Reads histories for the draining runs of one worker that a prefetch has not read.
 
-    With an outer codec (`is_hidden`) no ref can be seen in a history. Then every run that begins with a
-    replay drains: it may end later than it had to, and is never terminated for its size.
+    With an outer codec no ref can be seen in a history before that layer is removed, which a prefetch
+    does not do. Then the histories of all runs that begin with a replay are read here.
     """
 
-    def __init__(self, client: Client, *, is_hidden: bool = False) -> None:
-        self.is_hidden = is_hidden
+    def __init__(self, client: Client, outer: OuterCodec | None = None) -> None:
+        self.is_hidden = outer is not None
+        self._outer = outer
         self._client = client
         self._slots = asyncio.Semaphore(limits.DRAIN_READS_MAX)
 
@@ -69,9 +72,32 @@ class Drains:
         handle = self._client.get_workflow_handle(info.workflow_id, run_id=info.run_id)
         async with self._slots:
             async for event in handle.fetch_history_events(page_size=_PAGE_EVENTS):
-                drain.note(event)
+                if self._outer is None:
+                    drain.note(event)
+                elif await self._hides_ref(self._outer, info.workflow_id, event):
+                    drain.note_refs()
                 if drain.holds_refs:
                     return
+
+    async def _hides_ref(self, outer: OuterCodec, workflow_id: str, event: HistoryEvent) -> bool:
+        """Return whether a payload of an event holds a ref inside the outer codec, or may hold one."""
+        context = WorkflowSerializationContext(
+            namespace=self._client.namespace, workflow_id=workflow_id
+        )
+        codec = outer.with_context(context)
+        try:
+            for payload in payloads_of(event):
+                if any(map(is_held, await codec.unwrap([payload]))):
+                    return True
+        except Exception as error:  # noqa: BLE001 - a team's codec may raise anything
+            logger.warning(
+                "the outer codec does not decode a payload in the history of workflow %s (%s): the run "
+                "goes on offloading, as if it held refs",
+                workflow_id,
+                type(error).__name__,
+            )
+            return True
+        return False
 
 
 class RunDrain:
@@ -98,14 +124,16 @@ class RunDrain:
             return
         self._has_begun = True
         self._is_known = not replaying
-        self._has_ref = self._has_ref or (replaying and self._drains.is_hidden)
         recorded = self._recorded
         refused = recorded.has_ended and recorded.waited_seconds < _REFUSED_SECONDS_MAX
-        if replaying and refused and self._is_unknown and not in_event_loop():
+        reads = refused or self._drains.is_hidden
+        if replaying and reads and self._is_unknown and not in_event_loop():
             # As long as a replay waits for a prefetch, so that commands get their header.
             reading = asyncio.run_coroutine_threadsafe(self._read(), self._loop)
-            with contextlib.suppress(RPCError, TimeoutError):
+            try:
                 reading.result(limits.HISTORY_SECONDS_MAX)
+            except Exception as error:  # noqa: BLE001 - `decide` tries again; the hooks stay on
+                logger.debug("a history was not read in time: %s", type(error).__name__)
 
     def note(self, event: HistoryEvent) -> None:
         """Look for refs in an event of the run's history."""
@@ -118,7 +146,7 @@ class RunDrain:
     @property
     def holds_refs(self) -> bool:
         """See `Drain`."""
-        return self._has_ref or self._recorded.reads.blobs > 0
+        return self._has_ref or self._recorded.reads.held > 0
 
     @property
     def is_draining(self) -> bool:
@@ -127,7 +155,8 @@ class RunDrain:
 
     @property
     def _is_unknown(self) -> bool:
-        return not (self.holds_refs or self._is_known or self._recorded.is_complete)
+        is_read = self._recorded.is_complete and not self._drains.is_hidden
+        return not (self.holds_refs or self._is_known or is_read)
 
     async def decide(self) -> bool:
         """See `Drain`."""
@@ -195,9 +224,9 @@ def in_event_loop() -> bool:
 
 
 def holds_ref(event: HistoryEvent) -> bool:
-    """Return whether a payload of an event lies in the store."""
-    # A search in bytes takes microseconds; most events end here.
-    return ENCODING in event.SerializeToString() and any(map(is_ref, payloads_of(event)))
+    """Return whether a payload of an event lies in the store, or would be large if it were plain."""
+    # A search in bytes takes microseconds; most events end here. A ref's encoding begins with it too.
+    return INLINE_ENCODING in event.SerializeToString() and any(map(is_held, payloads_of(event)))
 
 
 def mark_result(call: Any) -> Any:

@@ -18,7 +18,6 @@ from temporalio.client import Client
 from temporalio.converter import SerializationContext, WorkflowSerializationContext
 
 from everlong import limits
-from everlong.errors import EverlongError
 from everlong.interceptors.activation import ActivationHook
 from everlong.interceptors.drain import in_event_loop
 from everlong.interceptors.payloads import payloads_of
@@ -116,7 +115,8 @@ class Prefetcher:
                         recorded.prefetched.blobs -= 1
                     else:
                         left_bytes -= taken_bytes
-                except EverlongError as error:
+                except Exception as error:  # noqa: BLE001 - an outer codec may raise anything
+                    # Here, or the group would give up the history too, by which replays write nothing.
                     logger.debug("not prefetched: %s", type(error).__name__)
 
         handle = self.client.get_workflow_handle(workflow_id, run_id=run_id)

@@ -63,7 +63,8 @@ HOOKS: Final = Feature(
     "activation hooks",
     "the workflow runners of temporalio.worker and the messages of temporalio.bridge.proto",
     "replays convert and store payloads again, large histories resume slowly, there are no resume "
-    "spans, and the size of a workflow task's completion is not bounded",
+    "spans, the size of a workflow task's completion is not bounded, with mode='read' every run "
+    "offloads what is over 64 KiB, and should_continue_as_new does not see what is offloaded",
 )
 PASSTHROUGH: Final = Feature(
     "sandbox passthrough",
@@ -224,8 +225,9 @@ def rebuild_runner(runner: WorkflowRunner, new_instance: NewInstance) -> Workflo
             return _rebuild_unsandboxed(new_instance)
     if is_on(HOOKS):
         logger.warning(
-            "replays write payloads again, and there are no resume spans: the workflow runner %s is "
-            "not the SDK's",
+            "replays write payloads again, there are no resume spans, with mode='read' every run "
+            "offloads what is over 64 KiB, and should_continue_as_new does not see what is offloaded: "
+            "the workflow runner %s is not the SDK's",
             type(runner).__name__,
         )
     return runner

@@ -24,6 +24,8 @@ class Reads:
 
     blobs: int = 0
     """Refs that were followed."""
+    held: int = 0
+    """Payloads that would be large in a history if they were plain: refs, and large inline values."""
     bytes: int = 0
     """Read from the store."""
     hits: int = 0

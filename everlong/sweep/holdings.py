@@ -4,9 +4,13 @@ from enum import IntEnum
 from typing import Final
 
 from google.protobuf.message import Message
+from temporalio.api.common.v1 import Payload
+from temporalio.converter import PayloadCodec, WorkflowSerializationContext
 
 from everlong.codecs.codec import INLINE_ENCODING
+from everlong.codecs.layers import OuterCodec
 from everlong.codecs.refs import is_ref
+from everlong.errors import ConfigError
 from everlong.sweep.histories import Histories, Run
 from everlong.sweep.searching import payloads_in
 
@@ -25,50 +29,78 @@ class Holding(IntEnum):
     REFS = 2
 
 
-def holding_of(message: Message) -> Holding:
-    """Return what a message holds, however deep."""
-    found = Holding.NOTHING
-    if _MARK not in message.SerializeToString():
+class HoldingReader:
+    """Looks at what is stored in a namespace.
+
+    Args:
+        histories: Of the namespace.
+        codec: The client's; with an outer codec around Everlong's, that layer is removed first.
+
+    """
+
+    def __init__(self, histories: Histories, codec: PayloadCodec | None = None) -> None:
+        self._histories = histories
+        self._outer = codec if isinstance(codec, OuterCodec) else None
+
+    async def run(self, run: Run) -> Holding:
+        """Return what a run holds: its history, and for an open run its memo and activities too."""
+        run_id, found = run.run_id, Holding.NOTHING
+        for _ in range(_ROLLS_MAX):
+            held, next_run_id = await self._history(run.workflow_id, run_id)
+            found = max(found, held)
+            if run.is_open and found is not Holding.REFS:
+                described = await self._histories.describe(run.workflow_id, run_id)
+                for message in described.holds if described is not None else ():
+                    found = max(found, await self._message(message, run.workflow_id))
+            if found is Holding.REFS or not (run.is_open and next_run_id):
+                break
+            # It was open when it was listed; the next run is in no page of the listing.
+            run_id = next_run_id
         return found
-    for payload, _ in payloads_in(message):
-        if is_ref(payload):
-            return Holding.REFS
-        if payload.metadata.get("encoding") == INLINE_ENCODING:
-            found = Holding.INLINE
-    return found
 
+    async def schedule(self, schedule_id: str) -> Holding:
+        """Return what a schedule holds: the runs that it starts begin with it."""
+        schedule = await self._histories.schedule(schedule_id)
+        if schedule is None:
+            return Holding.NOTHING
+        return await self._message(schedule, schedule.schedule.action.start_workflow.workflow_id)
 
-async def read_holding(histories: Histories, run: Run) -> Holding:
-    """Return what a run holds: its history, and for an open run its memo and activities too."""
-    run_id, found = run.run_id, Holding.NOTHING
-    for _ in range(_ROLLS_MAX):
-        held, next_run_id = await _read_history(histories, run.workflow_id, run_id)
-        found = max(found, held)
-        if run.is_open and found is not Holding.REFS:
-            described = await histories.describe(run.workflow_id, run_id)
-            for message in described.holds if described is not None else ():
-                found = max(found, holding_of(message))
-        if found is Holding.REFS or not (run.is_open and next_run_id):
-            break
-        # It was open when it was listed; the next run is in no page of the listing.
-        run_id = next_run_id
-    return found
+    async def _history(self, workflow_id: str, run_id: str) -> tuple[Holding, str]:
+        """Return what a history holds, up to its newest ref, and the run that continues it."""
+        found, next_run_id = Holding.NOTHING, ""
+        async for page in self._histories.events(workflow_id, run_id, 0):
+            for event in page:
+                rolled = event.workflow_execution_continued_as_new_event_attributes
+                next_run_id = next_run_id or rolled.new_execution_run_id
+                found = max(found, await self._message(event, workflow_id))
+                if found is Holding.REFS:
+                    return found, next_run_id
+        return found, next_run_id
 
+    async def _message(self, message: Message, workflow_id: str) -> Holding:
+        """Return what a message holds, however deep."""
+        found = Holding.NOTHING
+        if self._outer is None and _MARK not in message.SerializeToString():
+            return found
+        for payload, has_passed in payloads_in(message):
+            for each in await self._unwrapped(payload, workflow_id) if has_passed else [payload]:
+                if is_ref(each):
+                    return Holding.REFS
+                if each.metadata.get("encoding") == INLINE_ENCODING:
+                    found = Holding.INLINE
+        return found
 
-async def read_schedule_holding(histories: Histories, schedule_id: str) -> Holding:
-    """Return what a schedule holds: the runs that it starts begin with it."""
-    schedule = await histories.schedule(schedule_id)
-    return Holding.NOTHING if schedule is None else holding_of(schedule)
-
-
-async def _read_history(histories: Histories, workflow_id: str, run_id: str) -> tuple[Holding, str]:
-    """Return what a history holds, up to its newest ref, and the run that continues it."""
-    found, next_run_id = Holding.NOTHING, ""
-    async for page in histories.events(workflow_id, run_id, 0):
-        for event in page:
-            rolled = event.workflow_execution_continued_as_new_event_attributes
-            next_run_id = next_run_id or rolled.new_execution_run_id
-            found = max(found, holding_of(event))
-            if found is Holding.REFS:
-                return found, next_run_id
-    return found, next_run_id
+    async def _unwrapped(self, payload: Payload, workflow_id: str) -> list[Payload]:
+        if self._outer is None:
+            return [payload]
+        context = WorkflowSerializationContext(
+            namespace=self._histories.namespace, workflow_id=workflow_id
+        )
+        try:
+            return await self._outer.with_context(context).unwrap([payload])
+        except Exception as error:  # A team's own codec may raise anything, and quote anything.
+            raise ConfigError(
+                f"the outer codec {type(self._outer.outer).__name__} does not decode a payload of "
+                f"workflow {workflow_id!r} ({type(error).__name__}), so what holds refs cannot be "
+                "counted. Ask where it has the keys of the workers."
+            ) from error

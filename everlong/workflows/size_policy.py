@@ -16,7 +16,9 @@ def should_continue_as_new(policy: Policy | None = None) -> bool:
     workflow code, at the end of a step.
 
     The answer is the same in a replay. A change of the policy is a change of workflow code: patch it
-    as any other. On a worker without the plugin only the history and the server's suggestion count.
+    as any other. On a worker without the plugin, or without its activation hooks (its log says so), only
+    the history and the server's suggestion count. So a run whose payloads are offloaded must not move
+    from such a worker to one with hooks: a replay there would end the run earlier than it did.
 
     Args:
         policy: Bounds `run_*_max` and `resume_seconds_max`; the defaults if not given.

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
-from temporalio.worker import Replayer, Worker
+from temporalio.worker import Replayer, UnsandboxedWorkflowRunner, Worker
 
 from everlong import EverlongPlugin, limits
 from everlong.embedded import TemporalServer
@@ -145,6 +145,23 @@ async def test_a_loop_that_holds_refs_survives_the_way_back(fleet: Fleet, loop: 
     assert described.status is WorkflowExecutionStatus.COMPLETED
     steps = loop.steps - loop.wait_at
     assert after.history_size_bytes - before.history_size_bytes < 4_000 * steps
+
+
+class ForeignRunner(UnsandboxedWorkflowRunner):
+    """A team's own runner, which gets no activation hook."""
+
+
+async def test_a_loop_survives_the_way_back_without_an_activation_hook(fleet: Fleet) -> None:
+    # Plain, the list of the next step is over the server's 2 MB for a payload.
+    loop = Loop(38, 60_000, wait_at=36)
+    handle = await fleet.start("write", ListLoop.run, loop)
+    async with fleet.worker("write"):
+        await reach(handle, loop.wait_at)
+    async with fleet.worker("read", workflow_runner=ForeignRunner()):
+        handle = await fleet.handle("read")
+        await handle.signal(ListLoop.go)
+        async with asyncio.timeout(30):
+            assert await handle.result() == expected(loop)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,12 @@
 """What a failed task says about its worker, and how a diagnosis becomes part of an error."""
 
+import asyncio
+from typing import cast
+
 import pytest
 from temporalio.client import Client
 
+from everlong.admin.service import diagnosis
 from everlong.admin.service.diagnosis import Diagnosis, Fault, Watch, explain_agent, explain_fault
 from everlong.admin.service.translating import START_ONE
 from everlong.errors import NoWorker
@@ -76,3 +80,55 @@ async def test_without_a_server_the_error_stays_as_it_is() -> None:
     watch = Watch(await Client.connect("127.0.0.1:1", lazy=True), "ops-7")
     error = NoWorker(f"no worker answers. {START_ONE}")
     assert await watch.explain(error) is error
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every diagnosis find the same, at once."""
+
+    async def diagnose(client: Client, thread_id: str) -> Diagnosis:
+        return Diagnosis("busy", "it is busy")
+
+    monkeypatch.setattr(diagnosis, "diagnose", diagnose)
+    monkeypatch.setattr(diagnosis, "FIRST_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("found")
+async def test_a_report_that_fails_does_not_fail_the_wait(caplog: pytest.LogCaptureFixture) -> None:
+    reported = asyncio.Event()
+
+    def report(text: str) -> None:
+        reported.set()
+        raise BrokenPipeError
+
+    async with asyncio.timeout(10), Watch(cast("Client", None), "t", report) as watch:
+        await reported.wait()
+        await asyncio.sleep(0)
+    assert watch.latest == Diagnosis("busy", "it is busy")
+    assert "was not reported" in caplog.text
+
+
+async def test_a_cancelled_caller_stays_cancelled_while_its_watch_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, ending = asyncio.Event(), asyncio.Event()
+
+    async def run(watch: Watch) -> None:
+        try:
+            begun.set()
+            await asyncio.sleep(60)
+        finally:
+            ending.set()
+            await asyncio.sleep(0.01)
+
+    async def wait() -> str:
+        async with Watch(cast("Client", None), "t"):
+            await begun.wait()
+        return "not cancelled"
+
+    monkeypatch.setattr(Watch, "_run", run)
+    caller = asyncio.create_task(wait())
+    await ending.wait()
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller

@@ -1,8 +1,10 @@
 """Draining runs: what the codec writes in `mode="read"`, and how a run is known to hold refs."""
 
 import asyncio
+import base64
+import dataclasses
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,21 +14,30 @@ from temporalio.api.common.v1 import Payload
 from temporalio.api.enums.v1 import CommandType
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
-from temporalio.converter import WorkflowSerializationContext
+from temporalio.converter import PayloadCodec, WorkflowSerializationContext
 from temporalio.service import RPCError, RPCStatusCode
 
 from everlong import limits
-from everlong.admin.service.drain import count_holdings
+from everlong.cli import drain as cli_drain
 from everlong.codecs import EverlongCodec
-from everlong.codecs.budget import ACTIVITY_RESULT, BUDGET, CompletionBudget
+from everlong.codecs.budget import (
+    ACTIVITY_RESULT,
+    BUDGET,
+    UNWATCHED,
+    ActivityResult,
+    CompletionBudget,
+)
+from everlong.codecs.codec import INLINE_ENCODING
 from everlong.codecs.layers import OuterCodec
 from everlong.codecs.refs import is_ref
-from everlong.errors import ConfigError
+from everlong.config import Settings, load_settings
+from everlong.errors import ConfigError, ServerUnreachable
 from everlong.interceptors.drain import Drains, RunDrain, holds_ref, plain_bytes_max
 from everlong.interceptors.recorded import Recorded
+from everlong.storage.counting import counting
 from everlong.storage.memory import MemoryBlobStore
 from everlong.sweep.histories import Histories, Run
-from everlong.sweep.holdings import Holding, read_holding
+from everlong.sweep.holdings import Holding, HoldingReader
 from tests.payloads import KEY_1, activity, payload
 
 WORKFLOW = WorkflowSerializationContext(namespace="default", workflow_id="w")
@@ -158,6 +169,8 @@ class Server:
         self.error = error
         self.calls = 0
 
+    namespace = "default"
+
     def get_workflow_handle(self, workflow_id: str, *, run_id: str) -> "Server":
         return self
 
@@ -192,7 +205,7 @@ async def test_a_run_that_begins_here_drains_once_a_ref_was_read_or_written() ->
     drain, recorded = run_drain(Server())
     drain.begin(replaying=False)
     assert not await drain.decide()
-    recorded.reads.blobs = 1
+    recorded.reads.held = 1
     assert await drain.decide()
     drain, _ = run_drain(Server())
     drain.begin(replaying=False)
@@ -269,13 +282,16 @@ def test_values_for_other_runs_stay_plain_up_to_their_bound(
 class Rolling:
     """Histories in which the run `first` has rolled to `second` since it was listed."""
 
-    def __init__(self, held: Payload) -> None:
+    def __init__(self, held: Payload, other: Payload = LARGE) -> None:
         self._held = held
+        self._other = other
+
+    namespace = "default"
 
     async def events(
         self, workflow_id: str, run_id: str, after: int
     ) -> AsyncIterator[list[HistoryEvent]]:
-        event = scheduled(self._held if run_id == "second" else LARGE)
+        event = scheduled(self._held if run_id == "second" else self._other)
         rolled = HistoryEvent()
         if run_id == "first":
             attributes = rolled.workflow_execution_continued_as_new_event_attributes
@@ -289,25 +305,125 @@ class Rolling:
 async def test_a_run_that_rolls_while_it_is_looked_at_is_followed() -> None:
     _, ref = await large_ref()
     histories = cast("Histories", Rolling(ref))
-    assert await read_holding(histories, Run("first", "w", "w", is_open=True)) is Holding.REFS
-    assert await read_holding(histories, Run("first", "w", "w", is_open=False)) is Holding.NOTHING
+    reader = HoldingReader(histories)
+    assert await reader.run(Run("first", "w", "w", is_open=True)) is Holding.REFS
+    assert await reader.run(Run("first", "w", "w", is_open=False)) is Holding.NOTHING
 
 
-async def test_behind_an_outer_codec_a_run_that_is_replayed_counts_as_one_with_refs() -> None:
-    hidden = Drains(cast("Client", Server()), is_hidden=True)
-    replayed, begun = Recorded(), Recorded()
-    hidden.watch(INFO, replayed)
-    hidden.watch(INFO, begun)
-    assert replayed.drain is not None
-    assert begun.drain is not None
-    replayed.drain.begin(replaying=True)
-    begun.drain.begin(replaying=False)
-    assert replayed.drain.holds_refs
-    assert not begun.drain.is_draining
+class Masked(PayloadCodec):
+    """An outer codec: flips all bits, so that no encoding can be seen."""
+
+    async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        return [
+            Payload(
+                metadata={"encoding": b"binary/masked"},
+                data=bytes(255 - each for each in one.SerializeToString()),
+            )
+            for one in payloads
+        ]
+
+    async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        if any(each.metadata["encoding"] != b"binary/masked" for each in payloads):
+            raise ValueError("not masked")
+        return [Payload.FromString(bytes(255 - each for each in one.data)) for one in payloads]
 
 
-async def test_runs_are_not_counted_behind_an_outer_codec() -> None:
-    outer = OuterCodec(reading(), reading())
-    client = SimpleNamespace(data_converter=SimpleNamespace(payload_codec=outer))
-    with pytest.raises(ConfigError, match="cannot be counted"):
-        await count_holdings(cast("Client", client))
+@pytest.mark.parametrize("held", [True, False, None], ids=["a ref", "plain", "not decodable"])
+async def test_behind_an_outer_codec_only_a_replayed_run_with_refs_drains(
+    held: bool | None,
+) -> None:
+    codec, ref = await large_ref()
+    outer = OuterCodec(codec, Masked())
+    given = ref if held else LARGE
+    recorded = Recorded()
+    inputs = [given] if held is None else await outer.outer.encode([given])
+    Drains(cast("Client", Server(scheduled(*inputs))), outer).watch(INFO, recorded)
+    assert recorded.drain is not None
+    recorded.note(scheduled(*inputs))
+    recorded.finish(complete=True)  # The prefetch cannot have seen it.
+    await asyncio.to_thread(recorded.drain.begin, replaying=True)
+    assert await recorded.drain.decide() is (held is not False)
+    assert recorded.drain.holds_refs is (held is not False)
+
+
+async def test_runs_are_counted_behind_an_outer_codec() -> None:
+    codec, ref = await large_ref()
+    outer = OuterCodec(codec, Masked())
+    run = Run("second", "w", "w", is_open=True)
+    for given, holding in ((ref, Holding.REFS), (LARGE, Holding.NOTHING)):
+        [masked] = await outer.outer.encode([given])
+        [other] = await outer.outer.encode([LARGE])
+        reader = HoldingReader(cast("Histories", Rolling(masked, other)), outer)
+        assert await reader.run(run) is holding
+    with pytest.raises(ConfigError, match="Masked does not decode a payload of workflow 'w'"):
+        await HoldingReader(cast("Histories", Rolling(LARGE)), outer).run(run)
+
+
+async def test_the_command_needs_the_keys_only_behind_an_outer_codec(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = load_settings(
+        {
+            "EVERLONG_OUTER_CODEC": "tests.unit.test_drain:Masked",
+            "EVERLONG_KEYS": f"a:{base64.b64encode(KEY_1).decode()}",
+        }
+    )
+    seen: list[Settings] = []
+
+    async def connect(settings: Settings) -> None:
+        seen.append(settings)
+        raise ServerUnreachable("no server")
+
+    monkeypatch.setattr(cli_drain, "connect", connect)
+    for each in (settings, dataclasses.replace(settings, outer_codec="")):
+        with pytest.raises(ServerUnreachable):
+            await cli_drain._drain(each, "", False, True)
+    assert [each.keys != "" for each in seen] == [True, False]
+
+
+async def test_a_large_value_that_stayed_inline_keeps_a_run_draining() -> None:
+    """`inline_bytes_max` may be set high, and values stay inline while the store is down."""
+    text = b"the same again " * 100_000
+    writes = EverlongCodec(MemoryBlobStore(), inline_bytes_max=limits.FALLBACK_BYTES_MAX)
+    [inline] = await writes.with_context(WORKFLOW).encode([payload(text)])
+    [small] = await writes.with_context(WORKFLOW).encode([payload(text[:20_000])])
+    assert inline.metadata["encoding"] == small.metadata["encoding"] == INLINE_ENCODING
+    assert holds_ref(scheduled(inline))
+    assert not holds_ref(scheduled(small))
+
+    async def run(given: Payload) -> tuple[int, Payload]:
+        mine = reading().with_context(activity(activity_id="1"))
+        with counting() as reads:
+            await mine.decode([given])
+        return reads.held, (await mine.encode([LARGE]))[0]
+
+    held, result = await asyncio.create_task(run(inline))
+    assert held == 1
+    assert is_ref(result)
+    held, result = await asyncio.create_task(run(small))
+    assert held == 0
+    assert result == LARGE
+
+
+async def test_without_an_activation_hook_what_is_large_goes_to_the_store() -> None:
+    codec = reading().with_context(WORKFLOW)
+
+    async def task() -> None:
+        UNWATCHED.set(lambda: True)
+        assert await codec.encode([LARGE]) == [LARGE]
+        assert all(map(is_ref, await codec.encode([LARGE, LARGE])))
+        # In an activity: its result, and what its client sends.
+        ActivityResult.current()
+        assert await codec.encode([LARGE, LARGE]) == [LARGE, LARGE]
+        mine = reading().with_context(activity(activity_id="1"))
+        assert await mine.encode([LARGE, LARGE]) == [LARGE, LARGE]
+
+    await asyncio.create_task(task())
+    assert await codec.encode([LARGE, LARGE]) == [LARGE, LARGE]
+
+
+async def test_a_history_that_fails_to_be_read_leaves_the_hooks_on() -> None:
+    drain, recorded = run_drain(Server(error=ValueError("odd")))
+    recorded.finish(complete=False)
+    await asyncio.to_thread(drain.begin, replaying=True)
+    assert drain.is_draining

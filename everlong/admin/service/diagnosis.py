@@ -6,7 +6,6 @@ history, and the pollers of its task queue (workflows and activities).
 """
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 import re
@@ -225,8 +224,8 @@ class Watch:
         """Watch no more."""
         if self._task is not None:
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            # Not `suppress(CancelledError)`, which would also take a cancellation of the caller.
+            await asyncio.wait([self._task])
 
     async def explain(self, error: NoWorker) -> NoWorker:
         """Return an error that says why no worker has answered, if that can be found out."""
@@ -261,7 +260,10 @@ class Watch:
             return
         before, self.latest = self.latest, found
         if found is not None and found != before and self._report is not None:
-            self._report(found.text)
+            try:
+                self._report(found.text)
+            except Exception:
+                logger.exception("a diagnosis of thread %s was not reported", self._thread_id)
 
 
 class _Pollers:

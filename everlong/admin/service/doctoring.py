@@ -19,14 +19,14 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from everlong import limits, probes
 from everlong.admin.service.attributes import clashing, listed_attributes
-from everlong.admin.service.drain import count_holdings, hides_refs
+from everlong.admin.service.drain import count_holdings
 from everlong.admin.service.findings import Finding, Problem, finding
 from everlong.admin.service.judging import Asker, Read, judge_clock, judge_versions, judge_workers
 from everlong.admin.service.probing import Answer, Clock, ask_workers, new_id, pollers, read_clock
 from everlong.admin.service.trying import check_store, new_key, removed
 from everlong.codecs.inspection import REMEDY, inspect
 from everlong.codecs.layers import OuterCodec, check_order, own_codec
-from everlong.errors import EverlongError, ServerUnreachable, SetupRefused
+from everlong.errors import ConfigError, EverlongError, ServerUnreachable, SetupRefused
 from everlong.models import SEARCH_ATTRIBUTES, Check, printable, thread_key
 from everlong.storage import BlobStore
 from everlong.storage.cache import CachedBlobStore
@@ -190,14 +190,12 @@ async def check_attributes(client: Client) -> Finding:
 
 async def check_runs(client: Client) -> Finding:
     """Say how many of the newest open runs hold payloads that need the plugin."""
-    if hides_refs(client):
-        return Finding("runs", "skipped", "not counted: refs are inside the outer codec")
     try:
         report = await count_holdings(
             client, only_open=True, runs_max=_DRAIN_RUNS_MAX, seconds_max=_DRAIN_SECONDS_MAX
         )
-    except ServerUnreachable as error:
-        # Threads run without it: the caller may lack the permission to list workflows.
+    except (ConfigError, ServerUnreachable) as error:
+        # Threads run without it: the caller may lack the permission to list workflows, or a key.
         return dataclasses.replace(_failed("runs", error), status="warning")
     count = report.open_runs
     which = "open runs" if report.is_complete else "newest open runs that were looked at"

@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Final
 
 from temporalio.client import Client
+from temporalio.converter import PayloadCodec
 from temporalio.service import RPCError, RPCStatusCode
 
 from everlong import limits
-from everlong.codecs.layers import OuterCodec
 from everlong.errors import ConfigError, ServerUnreachable
 from everlong.sweep.histories import Histories, Run
-from everlong.sweep.holdings import Holding, read_holding, read_schedule_holding
+from everlong.sweep.holdings import Holding, HoldingReader
 
 EXAMPLES_MAX: Final = 20
 _OPEN: Final = "CloseTime IS NULL"
@@ -66,11 +66,6 @@ class DrainReport:
         return self.is_complete and not (self.open_runs.holding or self.schedules.holding)
 
 
-def hides_refs(client: Client) -> bool:
-    """Return whether refs in the histories of a client's namespace are inside another codec."""
-    return isinstance(client.data_converter.payload_codec, OuterCodec)
-
-
 async def count_holdings(
     client: Client,
     *,
@@ -91,14 +86,11 @@ async def count_holdings(
         tell: Called with a line about the progress.
 
     """
-    if hides_refs(client):
-        raise ConfigError(
-            "the client has an outer codec, and refs inside what it writes cannot be seen in a history, "
-            "so runs that hold them cannot be counted. Wait until every run that was started before the "
-            "workers had mode='read' has ended."
-        )
     count = _Count(
-        Histories(client), runs_max, None if seconds_max is None else time.monotonic() + seconds_max
+        Histories(client),
+        client.data_converter.payload_codec,
+        runs_max,
+        None if seconds_max is None else time.monotonic() + seconds_max,
     )
     closed, schedules = HoldingCount(), HoldingCount()
     with _translate_query(query):
@@ -114,8 +106,15 @@ async def count_holdings(
 class _Count:
     """Looks at runs, some at a time."""
 
-    def __init__(self, histories: Histories, runs_max: int | None, deadline: float | None) -> None:
+    def __init__(
+        self,
+        histories: Histories,
+        codec: PayloadCodec | None,
+        runs_max: int | None,
+        deadline: float | None,
+    ) -> None:
         self._histories = histories
+        self._reader = HoldingReader(histories, codec)
         self._left = runs_max
         self._deadline = deadline
         self.is_complete = True
@@ -126,7 +125,7 @@ class _Count:
         async for batch in self._batches(query):
             for run, holding in zip(
                 batch,
-                await asyncio.gather(*(read_holding(self._histories, each) for each in batch)),
+                await asyncio.gather(*(self._reader.run(each) for each in batch)),
                 strict=True,
             ):
                 count = count.plus(holding)
@@ -140,7 +139,7 @@ class _Count:
         count = HoldingCount()
         async for page in self._histories.schedules():
             for schedule_id in page:
-                count = count.plus(await read_schedule_holding(self._histories, schedule_id))
+                count = count.plus(await self._reader.schedule(schedule_id))
         return count
 
     async def _batches(self, query: str) -> AsyncIterator[list[Run]]:
