@@ -1,10 +1,9 @@
 """`EverlongPlugin`: the composition root. Give it to the client; its workers inherit it."""
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from datetime import timedelta
 from functools import partial
@@ -59,6 +58,10 @@ _STICKY: Final = "sticky_queue_schedule_to_start_timeout"
 # What the extra `admin` brings, and archives need.
 _ARCHIVE_PACKAGES: Final = ("pyarrow", "duckdb")
 _SDK_STICKY_DEFAULT: Final = timedelta(seconds=10)
+# SDK 1.35 added this option. Since then `async with worker` waits for the clean-up of plugins.
+_SDK_AWAITS_CLEAN_UP: Final = "plugin_shutdown_timeout" in WorkerConfig.__annotations__
+# The SDK's own default, where it waits.
+_CLEAN_UP_SECONDS_MAX: Final = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,34 +244,33 @@ class EverlongPlugin(SimplePlugin):
             Drains(worker.client, is_hidden=self._outer_codec is not None),
         )
         token = self._parts.set(own)
+        tasks = [inspection]
         try:
-            async with self._watching_attributes(worker):
-                await super().run_worker(worker, next)
+            if self._has_agents:
+                tasks.append(await self._watch_attributes(worker))
+            await super().run_worker(worker, next)
         finally:
-            inspection.cancel()
             self._parts.reset(token)
             context.detach(traced)
             READS.reset(counted)
             self._workers.remove(worker)
-            await own.prefetcher.stop()
-            if not self._workers:  # They share the models' connections.
-                await self._activities.close()
+            await _complete(self._clean_up(own, tasks))
 
-    @contextlib.asynccontextmanager
-    async def _watching_attributes(self, worker: Worker) -> AsyncIterator[None]:
+    async def _watch_attributes(self, worker: Worker) -> asyncio.Task[None]:
         """Find out whether the server has our search attributes, and ask again while it has not."""
-        if not self._has_agents:
-            yield
-            return
         found = self._activities.attribute_namespaces.add
         watch = AttributeWatch(lambda: worker.client, found)
         # The first answer is waited for, so that a thread's first step shows already.
-        task = asyncio.create_task(watch.run(await watch.ask()))
-        try:
-            yield
-        finally:
+        return asyncio.create_task(watch.run(await watch.ask()))
+
+    async def _clean_up(self, own: _WorkerParts, tasks: Sequence[asyncio.Task[None]]) -> None:
+        """End what belongs to a worker that has ended."""
+        for task in tasks:
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await own.prefetcher.stop()
+        if not self._workers:  # They share the models' connections.
+            await self._activities.close()
 
     def configure_replayer(self, config: ReplayerConfig) -> ReplayerConfig:
         """See `temporalio.worker.Plugin`. A replayer writes no blobs and emits no spans."""
@@ -345,7 +347,32 @@ class EverlongPlugin(SimplePlugin):
     def _evict(self, run_id: str) -> None:
         """Have a run leave the cache. A worker that does not have it ignores that."""
         for worker in list(self._workers):
-            sdk_internals.evict(worker, run_id)
+            # Core logs an error for a worker that runs activities only.
+            if worker.config(active_config=True)["workflows"]:
+                sdk_internals.evict(worker, run_id)
+
+
+async def _complete(clean_up: Coroutine[Any, Any, None]) -> None:
+    """Await a worker's clean-up, also where the SDK does not wait for it.
+
+    Before 1.35, `async with worker` cancels `run_worker` as soon as the worker has shut down. If
+    `run_worker` then raised, the SDK would cancel the caller's task, in the code after the block.
+    """
+    if _SDK_AWAITS_CLEAN_UP:
+        await clean_up
+        return
+    task = asyncio.create_task(clean_up)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if (current := asyncio.current_task()) is not None:
+            current.uncancel()
+        # A second cancellation is passed on, and ends the clean-up.
+        try:
+            async with asyncio.timeout(_CLEAN_UP_SECONDS_MAX):
+                await task
+        except TimeoutError:
+            _LOG.warning("a worker's clean-up was given up after %.0f s", _CLEAN_UP_SECONDS_MAX)
 
 
 def _check_outer(codec: PayloadCodec, *, has_keys: bool) -> None:
