@@ -1,10 +1,9 @@
 """`EverlongPlugin`: the composition root. Give it to the client; its workers inherit it."""
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from datetime import timedelta
 from functools import partial
@@ -60,6 +59,10 @@ _STICKY: Final = "sticky_queue_schedule_to_start_timeout"
 # What the extra `admin` brings, and archives need.
 _ARCHIVE_PACKAGES: Final = ("pyarrow", "duckdb")
 _SDK_STICKY_DEFAULT: Final = timedelta(seconds=10)
+# SDK 1.35 added this option. Since then `async with worker` waits for the clean-up of plugins.
+_SDK_AWAITS_CLEAN_UP: Final = "plugin_shutdown_timeout" in WorkerConfig.__annotations__
+# The SDK's own default, where it waits.
+_CLEAN_UP_SECONDS_MAX: Final = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,7 +238,7 @@ class EverlongPlugin(SimplePlugin):
         self._workers.append(worker)
         # A task: a slow codec, or its key service, does not keep the worker from starting.
         inspection = asyncio.create_task(self._inspect_codec(worker.client))
-        # What whoever starts the worker reads and traces is not what the worker does.
+        # Don't inherit the caller's read counter or trace context.
         counted, traced = READS.set(None), context.attach(Context())
         # The SDK makes workflow instances in tasks of this worker, which inherit the variable.
         around = self._around(self.codec)
@@ -244,35 +247,34 @@ class EverlongPlugin(SimplePlugin):
             Drains(worker.client, around if isinstance(around, OuterCodec) else None),
         )
         token, unwatched = self._parts.set(own), UNWATCHED.set(self._is_unwatched)
+        tasks = [inspection]
         try:
-            async with self._watching_attributes(worker):
-                await super().run_worker(worker, next)
+            if self._has_agents:
+                tasks.append(await self._watch_attributes(worker))
+            await super().run_worker(worker, next)
         finally:
-            inspection.cancel()
             self._parts.reset(token)
             UNWATCHED.reset(unwatched)
             context.detach(traced)
             READS.reset(counted)
             self._workers.remove(worker)
-            await own.prefetcher.stop()
-            if not self._workers:  # They share the models' connections.
-                await self._activities.close()
+            await _complete(self._clean_up(own, tasks))
 
-    @contextlib.asynccontextmanager
-    async def _watching_attributes(self, worker: Worker) -> AsyncIterator[None]:
+    async def _watch_attributes(self, worker: Worker) -> asyncio.Task[None]:
         """Find out whether the server has our search attributes, and ask again while it has not."""
-        if not self._has_agents:
-            yield
-            return
         found = self._activities.attribute_namespaces.add
         watch = AttributeWatch(lambda: worker.client, found)
         # The first answer is waited for, so that a thread's first step shows already.
-        task = asyncio.create_task(watch.run(await watch.ask()))
-        try:
-            yield
-        finally:
+        return asyncio.create_task(watch.run(await watch.ask()))
+
+    async def _clean_up(self, own: _WorkerParts, tasks: Sequence[asyncio.Task[None]]) -> None:
+        """End what belongs to a worker that has ended."""
+        for task in tasks:
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await own.prefetcher.stop()
+        if not self._workers:  # They share the models' connections.
+            await self._activities.close()
 
     def configure_replayer(self, config: ReplayerConfig) -> ReplayerConfig:
         """See `temporalio.worker.Plugin`. A replayer writes no blobs and emits no spans."""
@@ -337,7 +339,7 @@ class EverlongPlugin(SimplePlugin):
             own = self._parts.get()
             if self._mode == "read":
                 own.drains.watch(info, recorded)
-            # The second sees what the last makes a resume wait for.
+            # Order matters: ResumeHook must wrap PrefetchHook's wait.
             return [
                 RollHook(self._resumes.telemetry.spans, info),
                 ResumeHook(self._resumes, info, recorded),
@@ -356,7 +358,32 @@ class EverlongPlugin(SimplePlugin):
     def _evict(self, run_id: str) -> None:
         """Have a run leave the cache. A worker that does not have it ignores that."""
         for worker in list(self._workers):
-            sdk_internals.evict(worker, run_id)
+            # Core logs an error for a worker that runs activities only.
+            if worker.config(active_config=True)["workflows"]:
+                sdk_internals.evict(worker, run_id)
+
+
+async def _complete(clean_up: Coroutine[Any, Any, None]) -> None:
+    """Await a worker's clean-up, also where the SDK does not wait for it.
+
+    Before 1.35, `async with worker` cancels `run_worker` as soon as the worker has shut down. If
+    `run_worker` then raised, the SDK would cancel the caller's task, in the code after the block.
+    """
+    if _SDK_AWAITS_CLEAN_UP:
+        await clean_up
+        return
+    task = asyncio.create_task(clean_up)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if (current := asyncio.current_task()) is not None:
+            current.uncancel()
+        # A second cancellation is passed on, and ends the clean-up.
+        try:
+            async with asyncio.timeout(_CLEAN_UP_SECONDS_MAX):
+                await task
+        except TimeoutError:
+            _LOG.warning("a worker's clean-up was given up after %.0f s", _CLEAN_UP_SECONDS_MAX)
 
 
 def _check_outer(codec: PayloadCodec, *, has_keys: bool) -> None:

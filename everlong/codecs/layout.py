@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from everlong import limits
 from everlong.codecs import merge
-from everlong.codecs.matching import Key, Known, Matching, Recent, Run, cut_runs
+from everlong.codecs.matching import Known, ManifestBase, Matching, Recent, Run, cut_runs
 from everlong.storage.packs import DIGEST_BYTES, EXTENT_BYTES, Contents, Extent
 
 # A list that grows has the same manifest at each step, but for its end. So a manifest begins with that
@@ -49,7 +49,7 @@ class Plan:
     """How many bytes it has in common with its base."""
     packs: int = 1
     """How many packs a reader will need."""
-    key: Key | None = None
+    manifest_base: ManifestBase | None = None
     """The base of its manifest; none if the manifest is full."""
     dictionary: Known | None = None
     """The pack that it is compressed with."""
@@ -94,12 +94,12 @@ def lay_out(
     rewritten = merge.choose_runs(matching.runs)
     merged = merge.choose_packs(matching.runs, len(data), rewritten)
     placed = _place(data, matching.runs, merged, rewritten)
-    key = None
-    if base is not None and base.key is not None:
+    manifest_base = None
+    if base is not None and base.manifest_base is not None:
         untouched = _untouched_bytes(matching.runs, merged, rewritten)
-        shared = min(base.key.size_bytes, matching.prefix, untouched)
-        key = _next_key(base.key, shared, placed.runs, len(data))
-    base_bytes = key.size_bytes if key else 0
+        shared = min(base.manifest_base.size_bytes, matching.prefix, untouched)
+        manifest_base = _next_base(base.manifest_base, shared, placed.runs, len(data))
+    base_bytes = manifest_base.size_bytes if manifest_base else 0
     dictionary = _choose_dictionary(placed)
     ends = list(itertools.accumulate(run.length for run in placed.runs))
     listed = list(cut_runs(placed.runs, ends, base_bytes, len(data) - base_bytes))
@@ -107,8 +107,9 @@ def lay_out(
     if dictionary is not None:
         pointed.add(dictionary.pack)
     sources = sorted(pointed, key=lambda pack: pack.number)
-    if key is not None:
-        sources = [key.pack, *(pack for pack in sources if pack is not key.pack)]
+    if manifest_base is not None:
+        first = manifest_base.pack
+        sources = [first, *(pack for pack in sources if pack is not first)]
     numbers = {pack: number for number, pack in enumerate(sources, 1)}
     contents = Contents(
         envelope=envelope,
@@ -139,7 +140,7 @@ def lay_out(
         chunks=_chunks(matching, placed.shift),
         from_base=matching.from_base,
         packs=1 + len(needed),
-        key=key,
+        manifest_base=manifest_base,
         dictionary=dictionary.pack if dictionary else None,
         found=frozenset(matching.found),
         repeat_id=repeat_id,
@@ -216,16 +217,22 @@ def _untouched_bytes(runs: Sequence[Run], merged: set[Known], rewritten: set[int
     return size_bytes
 
 
-def _next_key(key: Key, shared_bytes: int, runs: list[Run], size_bytes: int) -> Key | None:
+def _next_base(
+    manifest_base: ManifestBase, shared_bytes: int, runs: list[Run], size_bytes: int
+) -> ManifestBase | None:
     """Return the base of the next manifest, or none if a full one is due."""
     # A reader fetches the base whole. So it has to be one that the payload points to anyway.
-    if not shared_bytes or all(run.pack is not key.pack for run in runs):
+    if not shared_bytes or all(run.pack is not manifest_base.pack for run in runs):
         return None
     ends = list(itertools.accumulate(run.length for run in runs))
     listed = list(cut_runs(runs, ends, shared_bytes, size_bytes - shared_bytes))
     full_bytes = _manifest_bytes(runs)
-    spent_bytes = key.spent_bytes + _BASE_BYTES + _manifest_bytes(listed)
-    return Key(key.pack, shared_bytes, spent_bytes) if spent_bytes < full_bytes else None
+    spent_bytes = manifest_base.spent_bytes + _BASE_BYTES + _manifest_bytes(listed)
+    return (
+        ManifestBase(manifest_base.pack, shared_bytes, spent_bytes)
+        if spent_bytes < full_bytes
+        else None
+    )
 
 
 def _manifest_bytes(runs: Sequence[Run]) -> int:

@@ -91,7 +91,7 @@ class Run(NamedTuple):
     start: int
 
 
-class Key(NamedTuple):
+class ManifestBase(NamedTuple):
     """The pack of the thread whose manifest the next one may begin with."""
 
     pack: Known
@@ -118,7 +118,7 @@ class Recent:
     used_at: float
     crcs: list[int]
     """See `running_crcs`; empty for a payload that was only read."""
-    key: Key | None = None
+    manifest_base: ManifestBase | None = None
     is_list: bool = False
     """Whether it continues another: more of a list that grows are to come."""
     marks: list[tuple[int, bytes]] = dataclasses.field(default_factory=list, repr=False)
@@ -144,9 +144,9 @@ class Recent:
 
     def __post_init__(self) -> None:
         self.ends = list(itertools.accumulate(run.length for run in self.runs))
-        key = {self.key.pack} if self.key else set()
+        base = {self.manifest_base.pack} if self.manifest_base else set()
         self.used = tuple(
-            {self.pack, *key, *(run.pack for run in self.runs if run.pack is not None)}
+            {self.pack, *base, *(run.pack for run in self.runs if run.pack is not None)}
         )
 
     def drop_data(self) -> None:

@@ -19,8 +19,8 @@ from everlong import limits
 from everlong.codecs.comparing import running_crcs
 from everlong.codecs.layout import Plan, Stored, lay_out
 from everlong.codecs.matching import (
-    Key,
     Known,
+    ManifestBase,
     Matching,
     Recent,
     Run,
@@ -166,7 +166,7 @@ class ThreadMemory:
                 plan.packs,
                 now,
                 plan.crcs,
-                key=plan.key or Key(new, len(plan.data), 0),
+                manifest_base=plan.manifest_base or ManifestBase(new, len(plan.data), 0),
             )
             for pack in recent.used:
                 pack.used_at = now

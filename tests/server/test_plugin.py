@@ -1,5 +1,6 @@
 """The plugin on a real client: what workers get, and what payloads become."""
 
+import asyncio
 import dataclasses
 import hashlib
 from collections.abc import Sequence
@@ -17,9 +18,11 @@ from temporalio.worker import Replayer, UnsandboxedWorkflowRunner, Worker, Workf
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 from everlong import Agent, EverlongPlugin, Reply
+from everlong.activities import AgentActivities
 from everlong.codecs import EverlongCodec
 from everlong.embedded import TemporalServer
 from everlong.errors import ConfigError
+from everlong.interceptors import sdk_internals
 from everlong.interceptors.sdk_internals import HookedRunner
 from everlong.storage import BlobStore
 from everlong.testing import ScriptedModel
@@ -280,3 +283,47 @@ async def test_two_plugins_with_two_stores_are_refused(server: TemporalServer) -
     plugins = [EverlongPlugin(store="memory:"), EverlongPlugin(store="memory:")]
     with pytest.raises(ConfigError, match="another EverlongPlugin"):
         await Client.connect(server.address, plugins=plugins)
+
+
+async def test_the_clean_up_of_a_worker_is_completed_and_cancels_no_caller(
+    server: TemporalServer, thread_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = asyncio.Event()
+
+    async def close(self: AgentActivities) -> None:
+        await asyncio.sleep(0.05)
+        closed.set()
+
+    monkeypatch.setattr(AgentActivities, "close", close)
+    plugin = EverlongPlugin(store="memory:", agents=[AGENT])
+    client = await Client.connect(server.address, plugins=[plugin])
+
+    async def call() -> str:
+        async with Worker(client, task_queue=thread_id):
+            pass
+        await closed.wait()
+        await asyncio.sleep(0.05)  # SDKs before 1.35 cancelled the task here.
+        return "went on"
+
+    async with asyncio.timeout(30):
+        # A task, so that a stray cancellation ends it and not the test's own.
+        assert await asyncio.create_task(call()) == "went on"
+
+
+async def test_only_workers_with_workflows_are_asked_to_evict_a_run(
+    server: TemporalServer, thread_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(sdk_internals, "evict", lambda worker, _: asked.append(worker.task_queue))
+    plugin = EverlongPlugin(store="memory:")
+    client = await Client.connect(server.address, plugins=[plugin])
+    queues = {kind: f"{thread_id}-{kind}" for kind in ("workflows", "activities")}
+    async with (
+        Worker(client, task_queue=queues["workflows"], workflows=[Growing]),
+        Worker(client, task_queue=queues["activities"], activities=[grow]),
+        asyncio.timeout(30),
+    ):
+        while len(plugin._workers) < len(queues):
+            await asyncio.sleep(0.01)
+        plugin._evict("a run")
+    assert asked == [queues["workflows"]]

@@ -94,8 +94,7 @@ async def test_a_thread_moves_on_to_the_next_deployment_and_its_old_worker_can_g
             for threads, build_id in ((first, "v1"), (second, "v2"))
         )
         thread = Driven(first, thread_id)
-
-        async def begin() -> None:
+        async with v2:
             async with v1:
                 await make_current(first.client, queue, "v1")
                 assert await thread.ask() == "v1"
@@ -103,9 +102,6 @@ async def test_a_thread_moves_on_to_the_next_deployment_and_its_old_worker_can_g
                 # The doctor sees both, though the server sends new workflows to one of them.
                 await asked_by_doctor(first, queue)
                 await make_current(first.client, queue, "v2")
-
-        async with v2:
-            await asyncio.create_task(begin())
             # It waited, idle, on a worker that is gone now.
             assert await Driven(second, thread_id).ask() == "v2"
             assert await ran_on(second, thread_id) == "v2"

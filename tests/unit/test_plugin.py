@@ -1,3 +1,7 @@
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 from opentelemetry import trace
 from temporalio import workflow
@@ -7,6 +11,8 @@ from temporalio.converter import DataConverter
 from temporalio.worker import Worker
 
 from everlong import Agent, EverlongPlugin, Reply
+from everlong import plugin as plugin_module
+from everlong.activities import AgentActivities
 from everlong.admin import service
 from everlong.codecs import EverlongCodec
 from everlong.errors import ConfigError, PluginNotOnClient
@@ -81,3 +87,69 @@ async def test_a_sweep_by_a_worker_without_pyarrow_says_that_it_does_not_archive
     assert found.archived == 0
     [reason] = found.failed
     assert "it lacks 'pyarrow'" in reason
+
+
+@pytest.mark.parametrize(
+    ("sdk_awaits", "cancellations", "ended"),
+    [
+        # An SDK before 1.35: `async with worker` cancels once, as soon as the worker has shut down.
+        (False, 1, "closed"),
+        (False, 2, "cancelled"),
+        # A newer SDK cancels only a clean-up that takes too long.
+        (True, 1, "cancelled"),
+    ],
+)
+async def test_a_clean_up_outlives_the_cancellation_of_an_older_sdk(
+    monkeypatch: pytest.MonkeyPatch, sdk_awaits: bool, cancellations: int, ended: str
+) -> None:
+    closing, may_close = asyncio.Event(), asyncio.Event()
+    closed: list[str] = []
+
+    async def close(self: AgentActivities) -> None:
+        closing.set()
+        try:
+            await may_close.wait()
+        except asyncio.CancelledError:
+            closed.append("cancelled")
+            raise
+        closed.append("closed")
+
+    async def shut_down(_: Worker) -> None:
+        pass
+
+    monkeypatch.setattr(plugin_module, "_SDK_AWAITS_CLEAN_UP", sdk_awaits)
+    monkeypatch.setattr(AgentActivities, "close", close)
+    plugin = EverlongPlugin(store="memory:")
+    client = await lazy_client(plugin, converter=DataConverter.default)
+    worker = cast("Any", SimpleNamespace(client=client, _bridge_worker=None))
+    running = asyncio.create_task(plugin.run_worker(worker, shut_down))
+    async with asyncio.timeout(10):
+        await closing.wait()
+        for _ in range(cancellations):
+            running.cancel()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        may_close.set()
+        await asyncio.wait([running])
+    assert closed == [ended]
+    assert running.cancelled() == (ended == "cancelled")
+    assert running.cancelling() == cancellations - (not sdk_awaits)
+
+
+async def test_a_clean_up_that_hangs_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    closing = asyncio.Event()
+
+    async def hang() -> None:
+        closing.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(plugin_module, "_SDK_AWAITS_CLEAN_UP", False)
+    monkeypatch.setattr(plugin_module, "_CLEAN_UP_SECONDS_MAX", 0.01)
+    completing = asyncio.create_task(plugin_module._complete(hang()))
+    async with asyncio.timeout(10):
+        await closing.wait()
+        completing.cancel()
+        await completing
+    assert "given up" in caplog.text
