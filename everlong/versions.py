@@ -13,7 +13,7 @@ from importlib import metadata
 from typing import Final
 
 SDK: Final = "temporalio"
-SDK_TESTED: Final = ">=1.35,<1.36"
+SDK_TESTED: Final = ">=1.33,<1.36"
 """Versions of the SDK that the tests were run with: `make test-sdk` runs them with another one."""
 _LOG: Final = logging.getLogger(__name__)
 # A bound of a range such as `<2,>=1.33`.

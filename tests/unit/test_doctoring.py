@@ -168,7 +168,7 @@ PROBLEMS = [
     (changed(store="s3://b", probe=Seen(error="x")), "failed", "another store, s3://b", "_STORE"),
     (changed(probe=Seen(error="not there")), "failed", "(not there)", "same place"),
     (changed(everlong="0.9"), "warning", "here it is everlong 1.0", "one version"),
-    (changed(sdk="1.40.0", sdk_tested=False), "warning", "with temporalio 1.40.0", ">=1.35,<1.36"),
+    (changed(sdk="1.40.0", sdk_tested=False), "warning", "with temporalio 1.40.0", ">=1.33,<1.36"),
     (changed(attributes=False), "warning", "no search attributes", "asks again by itself"),
     (changed(time_ms=3000), "warning", "1.990 s behind", "NTP"),
     (changed(time_ms=7000), "warning", "1.990 s ahead of", "NTP"),
@@ -222,9 +222,9 @@ def test_the_range_of_the_sdk_is_that_of_the_project() -> None:
 @pytest.mark.parametrize(
     ("sdk", "status", "fix"),
     [
-        ("1.33.0", "warning", "pip install"),
+        ("1.33.0", "ok", ""),
         ("1.35.9", "ok", ""),
-        ("1.36.0", "warning", "pip install 'temporalio>=1.35,<1.36'"),
+        ("1.36.0", "warning", "pip install 'temporalio>=1.33,<1.36'"),
         ("1.32.4", "failed", "pip install 'temporalio<2,>=1.33'"),
         ("2.0.0", "failed", "pip install 'temporalio<2,>=1.33'"),
     ],
@@ -245,6 +245,11 @@ def test_an_untested_version_is_warned_of_once(
         EverlongPlugin(store="memory:")
     [warning] = [each for each in caplog.messages if "1.99.0" in each]
     assert SDK_TESTED in warning
+
+
+def test_the_tested_versions_are_within_those_that_are_required() -> None:
+    lowest = SDK_TESTED.split(",")[0]
+    assert lowest in versions().sdk_wanted.split(",")
 
 
 @pytest.mark.parametrize(
