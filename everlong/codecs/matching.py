@@ -314,6 +314,8 @@ class Matching:
         if other is None or len(other) < limits.MATCH_BYTES_MIN:
             return
         span = len(other) - _PROBE_BYTES - 2 * _PIECE_MARGIN_BYTES
+        if span < 0:
+            return  # Too short for a piece and its margins.
         at = _PIECE_MARGIN_BYTES + int(part * span)
         if any(hit.single is single and 0 <= at - hit.offset < hit.length for hit in hits):
             return
