@@ -1,16 +1,13 @@
 """The command that says whether the plugin may go: drain."""
 
 import asyncio
-import contextlib
 import dataclasses
-from collections.abc import Iterator
 from typing import Annotated, Final
 
 import typer
-from rich.status import Status
 
 from everlong.admin import service
-from everlong.admin.console import err
+from everlong.admin.console import show_progress
 from everlong.admin.service import DrainReport, HoldingCount
 from everlong.cli.app import Json
 from everlong.cli.views import print_json, print_lines
@@ -47,7 +44,7 @@ async def _drain(settings: Settings, query: str, only_open: bool, as_json: bool)
     # outer codec is: refs are inside it, and the plugin takes one only with keys.
     keys = settings.keys if settings.outer_codec else ""
     client = await connect(dataclasses.replace(settings, store="memory:", keys=keys, cache_dir=""))
-    with _progress(as_json) as status:
+    with show_progress(as_json) as status:
         report = await service.count_holdings(
             client,
             query=query,
@@ -88,13 +85,3 @@ def _line(name: str, count: HoldingCount) -> str:
         f"{name:<12} {count.looked_at:>7} looked at: {count.refs} with refs to the store, "
         f"{count.inline} with compressed or sealed payloads only"
     )
-
-
-@contextlib.contextmanager
-def _progress(is_silent: bool) -> Iterator[Status]:
-    status = err.status("connecting …")
-    if is_silent or not err.is_terminal:
-        yield status
-        return
-    with status:
-        yield status

@@ -2,16 +2,15 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.status import Status
 from rich.table import Table
 
 from everlong.admin import service
-from everlong.admin.console import err, out, plain
+from everlong.admin.console import err, out, plain, show_progress
 from everlong.admin.wording import bytes_text
 from everlong.cli.app import By, Json, Reason, name_of
 from everlong.cli.views import print_json, print_lines, time_text
@@ -112,7 +111,7 @@ def _who(by: str) -> str:
 
 async def _sweep(settings: Settings, options: SweepOptions, as_json: bool) -> SweepReport:
     client = await connect(settings)
-    with _progress(as_json) as status:
+    with show_progress(as_json) as status:
         report = await service.sweep(
             client,
             open_configured_packs(settings),
@@ -197,16 +196,6 @@ def _print(report: SweepReport) -> None:
         err.print(plain(f"not archived: {reason}"), markup=False, soft_wrap=True)
     for reason in report.incomplete[1:]:
         err.print(plain(f"also: {reason}"), markup=False, soft_wrap=True)
-
-
-@contextlib.contextmanager
-def _progress(is_silent: bool) -> Iterator[Status]:
-    status = err.status("connecting …")
-    if is_silent or not err.is_terminal:
-        yield status
-        return
-    with status:
-        yield status
 
 
 def index_dir_of(settings: Settings) -> Path | None:
