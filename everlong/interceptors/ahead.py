@@ -1,7 +1,7 @@
 """Detection of a workflow instance that a query has run ahead of its history.
 
 On SDK 1.33 to 1.35, a query that a cold worker answers while a workflow task is scheduled but not yet
-started makes Core hand the events of that task to the workflow. What comes later in the task, an update say,
+started makes Core hand the events of that task to the workflow. What comes later, an update say,
 is then applied after them; every replay applies it before them, so the history could not be replayed
 (the SDK's issue 1591 is a case of it). Such an instance answers its query and has to leave the cache:
 the task is then carried out by another, from the beginning.
