@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import multiprocessing
+import multiprocessing.connection
 import random
 import signal
 import tempfile
@@ -111,6 +112,7 @@ class Soak:
         self._url = (root / "blobs").as_uri()
         self._count = threads
         self._source = random.Random(1)
+        self._polling = asyncio.Lock()
         self._numbers = 0
         self._ended: set[str] = set()
         self._archives: list[Manifest] = []
@@ -212,12 +214,17 @@ class Soak:
             after = self._source.random() < 0.5
             place = (self._address, self._root, self._root / f"mortal-{number}", told)
             process = FORKS.Process(target=live, args=(*place, phase, at, after), daemon=True)
-            await asyncio.to_thread(process.start)
+            # Starting a process polls all others. Two polls of one process at the same time
+            # read its exit code once, and report 255 for the other: hence the lock.
+            async with self._polling:
+                await asyncio.to_thread(process.start)
             try:
-                await asyncio.to_thread(process.join)
+                await asyncio.to_thread(multiprocessing.connection.wait, [process.sentinel])
             except BaseException:
                 process.kill()
                 raise
+            async with self._polling:
+                process.join()
             if process.exitcode == -signal.SIGKILL:
                 self.outcome.kills[json.loads(told.read_bytes())["died"]] += 1
             elif process.exitcode == 0:
