@@ -284,7 +284,8 @@ class EverlongPlugin(SimplePlugin):
             config["data_converter"] = dataclasses.replace(
                 converter, payload_codec=converter.payload_codec.reading()
             )
-        config["workflow_runner"] = hooked(passing_through(config["workflow_runner"]), None)
+        for runner in ("workflow_runner", "unsandboxed_workflow_runner"):
+            config[runner] = hooked(passing_through(config[runner]), None)
         return config
 
     def _with_codec(self, converter: DataConverter | None) -> DataConverter:

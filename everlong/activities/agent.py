@@ -8,12 +8,13 @@ the thread. A tool's own effects are at-least-once.
 import contextlib
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import to_json
 from temporalio import activity
+from temporalio.common import RawValue
 
 from everlong import compaction, limits
 from everlong.activities.arriving import arrived, check_arrived
@@ -27,6 +28,7 @@ from everlong.activities.telling import Teller
 from everlong.activities.user_code import ToolThreads
 from everlong.agents import Agent, Reply, running_call
 from everlong.errors import RefRefused
+from everlong.json_payloads import from_raw, to_raw
 from everlong.models import (
     APPEND_JOURNAL,
     BRIEF,
@@ -65,6 +67,8 @@ from everlong.telemetry import Telemetry
 from everlong.telemetry.recent import Recent, Resumed
 from everlong.telemetry.spans import COMPACT as COMPACT_SPAN
 
+InputT = TypeVar("InputT")
+
 
 class AgentActivities:
     """The activities of the agents that one worker runs."""
@@ -94,12 +98,12 @@ class AgentActivities:
     def all(self) -> list[Callable[..., Any]]:
         """Return the activities that a worker has to register."""
         return [
-            self.call_model,
-            self.run_tool,
-            self.append_journal,
-            self.compact,
-            self.brief,
-            self.collect,
+            _registered(CALL_MODEL, self.call_model, ModelCall),
+            _registered(RUN_TOOL, self.run_tool, ToolRun),
+            _registered(APPEND_JOURNAL, self.append_journal, Append),
+            _registered(COMPACT, self.compact, Compact),
+            _registered(BRIEF, self.brief, Brief),
+            _registered(COLLECT, self.collect, Collect),
         ]
 
     async def close(self) -> None:
@@ -109,7 +113,6 @@ class AgentActivities:
             if model is not None and model is not agent.model:  # Not one that a team has made.
                 await model.close()
 
-    @activity.defn(name=CALL_MODEL)
     async def call_model(self, call: ModelCall) -> ModelTurn:
         """Load the context, ask the model, and journal the tail and the reply together."""
         context = call.context
@@ -157,7 +160,6 @@ class AgentActivities:
             resume_ms=resumed.ms,
         )
 
-    @activity.defn(name=RUN_TOOL)
     async def run_tool(self, run: ToolRun) -> ToolResult:
         """Run one tool call of the newest reply and store what it returns."""
         agent = self._agent(run.context.agent)
@@ -196,7 +198,6 @@ class AgentActivities:
             memory=session.memory,
         )
 
-    @activity.defn(name=APPEND_JOURNAL)
     async def append_journal(self, append: Append) -> Appended:
         """Journal entries that no model call will."""
         reader, teller = self._reader(), self._teller
@@ -210,7 +211,6 @@ class AgentActivities:
         teller.turn_ended(append.agent, append.ended, append.last_run, "failed")
         return Appended(head=head, written_bytes=written_bytes)
 
-    @activity.defn(name=COMPACT)
     async def compact(self, compact: Compact) -> CompactDone:
         """Make a smaller snapshot of the last one and the entries since."""
         teller = self._teller
@@ -271,7 +271,6 @@ class AgentActivities:
             cost_usd=written.cost_usd,
         )
 
-    @activity.defn(name=BRIEF)
     async def brief(self, brief: Brief) -> Briefed:
         """Put a sub-agent's task into its thread's place, and say where it is."""
         agent = self._agent(brief.context.agent)
@@ -300,7 +299,6 @@ class AgentActivities:
             )
         return Briefed(message=SendMessage(ref=entry.ref, original=entry.original))
 
-    @activity.defn(name=COLLECT)
     async def collect(self, collect: Collect) -> ToolResult:
         """Take over a sub-agent's answer: it is stored again, as the result of a call here."""
         journal = self._reader().journal
@@ -361,6 +359,19 @@ class AgentActivities:
         info = activity.info()
         key = thread_key(info.namespace, thread_id or info.workflow_id or "")
         return Reader(self._packs, key)
+
+
+def _registered(
+    name: str, run: Callable[[InputT], Awaitable[object]], input_type: type[InputT]
+) -> Callable[[RawValue], Awaitable[RawValue]]:
+    """Return an activity whose payloads are converted here, and not by the SDK."""
+
+    @activity.defn(name=name)
+    async def execute(raw: RawValue) -> RawValue:
+        converter = activity.payload_converter()
+        return to_raw(await run(from_raw(raw, input_type, converter)), converter)
+
+    return execute
 
 
 def _refused(call: ToolCall, reason: str, time_ms: int) -> ToolResult:

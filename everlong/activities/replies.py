@@ -85,6 +85,8 @@ async def all_wanted(
 
     What says whether one needs approval may be a team's own function, so it has a thread, and a bound.
     """
+    if not any(_has_rule(agent, call) for call in calls):
+        return tuple(_wanted(agent, call) for call in calls)
     try:
         async with asyncio.timeout(limits.APPROVAL_RULE_SECONDS_MAX):
             return tuple([await threads.run(partial(_wanted, agent, call)) for call in calls])
@@ -106,6 +108,12 @@ async def lacks_approval(tool: Tool, run: ToolRun, call: ToolCall, threads: Tool
             return (await threads.run(partial(tool.options, call.arguments))).needs_approval
     except TimeoutError:
         return True
+
+
+def _has_rule(agent: Agent, call: ToolCall) -> bool:
+    """Tell whether a function decides if a call needs approval."""
+    tool = builtin(call.tool) or agent.tool(call.tool)
+    return tool is not None and not isinstance(tool.needs_approval, bool)
 
 
 def _wanted(agent: Agent, call: ToolCall, *, unsure: bool = False) -> WantedCall:

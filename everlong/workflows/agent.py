@@ -48,7 +48,7 @@ from everlong.workflows.showing import next_memo, publish, status_of
 from everlong.workflows.thread import Thread
 
 
-@workflow.defn(name=AGENT_WORKFLOW)
+@workflow.defn(name=AGENT_WORKFLOW, sandboxed=False)
 class AgentWorkflow:
     """One run of a thread. The workflow id is the thread's id."""
 

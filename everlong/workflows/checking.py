@@ -13,7 +13,7 @@ from everlong.models import CHECK, DOCTOR_WORKFLOW, Checked, Checkup
 _CHECK: Final = timedelta(seconds=10)
 
 
-@workflow.defn(name=DOCTOR_WORKFLOW)
+@workflow.defn(name=DOCTOR_WORKFLOW, sandboxed=False)
 class DoctorWorkflow:
     """One check-up. Who asked reads the answers in the history, where it finds their workers too."""
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from pydantic_core import to_json
 from temporalio import workflow
-from temporalio.common import RetryPolicy
+from temporalio.common import RawValue, RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError
 
 from everlong import limits
+from everlong.json_payloads import from_raw, to_raw
 from everlong.models import (
     APPEND_JOURNAL,
     BRIEF,
@@ -67,6 +67,8 @@ class Executor:
         token = object()
         thread = self._thread
         holds = thread.state.holds
+        converter = workflow.payload_converter()
+        raw = to_raw(argument, converter)
 
         def should_leave() -> bool:
             # A step is left when the thread is to end; what the journal must still get is not.
@@ -78,10 +80,10 @@ class Executor:
             while True:
                 self._held.pop(token, None)
                 try:
-                    result: T = await workflow.execute_activity(
+                    found: RawValue = await workflow.execute_activity(
                         name,
-                        argument,
-                        result_type=result_type,
+                        raw,
+                        result_type=RawValue,
                         start_to_close_timeout=_TIMEOUT,
                         heartbeat_timeout=_HEARTBEAT,
                         retry_policy=retry_policy,
@@ -92,9 +94,10 @@ class Executor:
                     self._held[token] = reason_of(name, error, limits.HELD_REASON_CHARS_MAX)
                 else:
                     # The codec keeps what our activities return in the history up to this size.
-                    self.count_read(len(to_json(result)), limits.STATE_BYTES_MAX)
-                    thread.state = dataclasses.replace(thread.state, holds=0)
-                    return result
+                    self.count_read(len(found.payload.data), limits.STATE_BYTES_MAX)
+                    if thread.state.holds:
+                        thread.state = dataclasses.replace(thread.state, holds=0)
+                    return from_raw(found, result_type, converter)
                 if not should_leave():
                     holds = await self._pause(holds, should_leave)
                 if should_leave() or thread.roll_reason() is not None:

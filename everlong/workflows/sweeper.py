@@ -15,7 +15,7 @@ _HEARTBEAT: Final = timedelta(minutes=2)
 _ATTEMPTS_MAX: Final = 5
 
 
-@workflow.defn(name=SWEEPER_WORKFLOW)
+@workflow.defn(name=SWEEPER_WORKFLOW, sandboxed=False)
 class SweeperWorkflow:
     """One sweep of the namespace that it runs in."""
 

@@ -26,7 +26,9 @@ from everlong.workflows.checking import DoctorWorkflow
 from everlong.workflows.sweeper import SweeperWorkflow
 
 
-@workflow.defn(name=AGENT_WORKFLOW, versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
+@workflow.defn(
+    name=AGENT_WORKFLOW, sandboxed=False, versioning_behavior=VersioningBehavior.AUTO_UPGRADE
+)
 class VersionedAgentWorkflow(AgentWorkflow):
     """A thread: its next task goes to the current version."""
 
@@ -40,7 +42,9 @@ class VersionedAgentWorkflow(AgentWorkflow):
         return await super().run(start)
 
 
-@workflow.defn(name=DOCTOR_WORKFLOW, versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
+@workflow.defn(
+    name=DOCTOR_WORKFLOW, sandboxed=False, versioning_behavior=VersioningBehavior.AUTO_UPGRADE
+)
 class VersionedDoctorWorkflow(DoctorWorkflow):
     """A check-up. The doctor names a version by an override, which comes before the behaviour."""
 
@@ -50,7 +54,9 @@ class VersionedDoctorWorkflow(DoctorWorkflow):
         await super().run(checkup)
 
 
-@workflow.defn(name=SWEEPER_WORKFLOW, versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
+@workflow.defn(
+    name=SWEEPER_WORKFLOW, sandboxed=False, versioning_behavior=VersioningBehavior.AUTO_UPGRADE
+)
 class VersionedSweeperWorkflow(SweeperWorkflow):
     """A sweep, which may take a day: after a rollout its next attempt runs on the new version."""
 

@@ -19,6 +19,7 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
     "policy": ({"limits"}, PURE),
     "versions": (set(), STDLIB_ONLY),
     "models": ({"limits", "policy"}, PURE),
+    "json_payloads": (set(), PURE | {"temporalio"}),
     "probes": ({"errors", "models"}, {"temporalio"}),
     "storage": ({"errors", "limits", "models"}, PURE),
     "compaction": ({"errors", "limits", "models", "policy"}, PURE),
@@ -35,12 +36,13 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
         {"codecs", "errors", "limits", "models", "policy", "storage", "telemetry"},
         PURE | {"temporalio", "google"},
     ),
-    "workflows": ({"errors", "limits", "models", "policy"}, PURE | {"temporalio"}),
+    "workflows": ({"errors", "json_payloads", "limits", "models", "policy"}, PURE | {"temporalio"}),
     "activities": (
         {
             "agents",
             "compaction",
             "errors",
+            "json_payloads",
             "limits",
             "models",
             "past",

@@ -1,0 +1,294 @@
+"""Many threads at once on one worker, beside a plain list-passing loop, and a storm of resumes.
+
+`make bench-load`. Both kinds take turns on the same server, each on a worker process of its own. Then
+the worker of the threads is killed, a new one starts, and each thread gets one message at the same
+moment.
+"""
+
+import argparse
+import asyncio
+import dataclasses
+import os
+import statistics
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from temporalio.api.enums.v1 import TimeoutType
+from temporalio.client import Client
+
+from bench import probe
+from bench.load_worker import AGENT, PLAIN_LOOP
+from bench.report import Report, Series, finish, machine
+from everlong import EverlongPlugin
+from everlong.admin import service
+from everlong.config import environment_without_temporal
+from everlong.embedded import ManagedProcess, start_server
+
+_ROOT: Final = Path(__file__).parents[1]
+_READY_SECONDS_MAX: Final = 60.0
+_TURN_SECONDS_MAX: Final = 900.0
+_TASK_SECONDS: Final = 10.0
+"""The server's default workflow task timeout."""
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """What one kind of worker did in one turn."""
+
+    seconds: float
+    cpu_seconds: float
+    """CPU of the worker process."""
+    caller_seconds: float
+    """CPU of the process that asks."""
+    memory_bytes: int
+    """The worker's largest resident size."""
+    calls: int
+    """Model calls."""
+    failed: int = 0
+    """Callers that got an error."""
+
+    @property
+    def calls_per_second(self) -> float:
+        """Model calls a second, over all threads."""
+        return self.calls / self.seconds
+
+    @property
+    def cpu_ms(self) -> float:
+        """CPU of the worker for each model call, in milliseconds."""
+        return 1000 * self.cpu_seconds / self.calls
+
+
+@dataclasses.dataclass(frozen=True)
+class Tasks:
+    """The workflow tasks of a storm, as histories have them."""
+
+    count: int
+    timed_out: int
+    """Tasks that a worker had taken and did not complete in time."""
+    sticky: int
+    """Tasks that waited in vain for the killed worker, or for a slot."""
+    slowest_seconds: float
+
+
+class Bed:
+    """A server, a store and the workers of one benchmark."""
+
+    def __init__(self, address: str, folder: Path) -> None:
+        self.address = address
+        self.folder = folder
+        self.store_url = (folder / "blobs").as_uri()
+        self.workers: list[ManagedProcess] = []
+
+    async def start_worker(self, kind: str, queue: str) -> ManagedProcess:
+        """Start a worker process; return once it polls."""
+        name = f"{kind}-{len(self.workers)}"
+        worker = ManagedProcess(
+            name,
+            [sys.executable, "-m", "bench.load_worker", self.address, queue, kind, self.store_url],
+            env={**environment_without_temporal(), "PYTHONPATH": str(_ROOT)},
+            log=self.folder / f"{name}.log",
+        )
+        self.workers.append(worker)
+        await worker.wait_for_output(probe.line_of("ready"), _READY_SECONDS_MAX)
+        return worker
+
+    def stop(self) -> None:
+        """Stop all workers."""
+        for worker in self.workers:
+            worker.stop()
+
+
+async def measure_load(
+    worker: ManagedProcess, ask: Callable[[int], Awaitable[object]], threads: int, calls: int
+) -> Load:
+    """Have all threads asked at once; return what that took."""
+    cpu_seconds, caller_seconds = _cpu_seconds(worker.pid), time.process_time()
+    started = time.monotonic()
+    async with asyncio.timeout(_TURN_SECONDS_MAX):
+        answers = await asyncio.gather(*map(ask, range(threads)), return_exceptions=True)
+    seconds = time.monotonic() - started
+    failures = [each for each in answers if isinstance(each, BaseException)]
+    for each in failures[:3]:
+        print(f"failed: {type(each).__name__}: {each}", file=sys.stderr)  # noqa: T201
+    return Load(
+        seconds=seconds,
+        cpu_seconds=_cpu_seconds(worker.pid) - cpu_seconds,
+        caller_seconds=time.process_time() - caller_seconds,
+        memory_bytes=_memory_bytes(worker.pid),
+        calls=calls * threads,
+        failed=len(failures),
+    )
+
+
+async def measure(
+    address: str, folder: Path, *, threads: int, steps: int, turns: int
+) -> list[Report]:
+    """Measure both kinds in turns, then the storm."""
+    bed = Bed(address, folder)
+    plain = await Client.connect(address)
+    plugin = EverlongPlugin(store=bed.store_url)
+    client = await Client.connect(address, plugins=[plugin])
+    loads: dict[str, list[Load]] = {"plain": [], "everlong": []}
+    storms: list[tuple[Load, Tasks]] = []
+    try:
+        for turn in range(turns):
+            kinds = ("plain", "everlong") if turn % 2 == 0 else ("everlong", "plain")
+            for kind in kinds:
+                queue = f"load-{kind}-{uuid.uuid4().hex[:8]}"
+                worker = await bed.start_worker(kind, queue)
+                if kind == "plain":
+                    ask = _plain_caller(plain, queue, steps)
+                else:
+                    ask = _caller(client, plugin, queue, f"read {steps}")
+                loads[kind].append(await measure_load(worker, ask, threads, steps + 1))
+                if kind == "everlong":
+                    worker.kill()
+                    storms.append(await _storm(bed, client, plugin, queue, threads))
+                bed.stop()
+    finally:
+        bed.stop()
+    return [_load_report(threads, steps, loads), _storm_report(threads, storms)]
+
+
+def _plain_caller(client: Client, queue: str, steps: int) -> Callable[[int], Awaitable[object]]:
+    async def ask(number: int) -> object:
+        return await client.execute_workflow(
+            PLAIN_LOOP, f"read {steps}", id=f"{queue}-{number}", task_queue=queue
+        )
+
+    return ask
+
+
+def _caller(
+    client: Client, plugin: EverlongPlugin, queue: str, text: str
+) -> Callable[[int], Awaitable[object]]:
+    async def ask(number: int) -> object:
+        return await service.ask(
+            client, plugin.packs, f"{queue}-{number}", text, task_queue=queue, agent=AGENT
+        )
+
+    return ask
+
+
+async def _storm(
+    bed: Bed, client: Client, plugin: EverlongPlugin, queue: str, threads: int
+) -> tuple[Load, Tasks]:
+    """Start a worker that knows nothing, and send one message to each thread at once."""
+    begun_ms = time.time_ns() // 1_000_000
+    worker = await bed.start_worker("everlong", queue)
+    load = await measure_load(worker, _caller(client, plugin, queue, "read 0"), threads, 1)
+    found = await _read_tasks(client, [f"{queue}-{each}" for each in range(threads)], begun_ms)
+    return load, found
+
+
+async def _read_tasks(client: Client, thread_ids: Sequence[str], since_ms: int) -> Tasks:
+    """Read from the newest runs what became of their workflow tasks."""
+    count = timed_out = sticky = 0
+    slowest_ms = 0
+    for thread_id in thread_ids:
+        started_ms: dict[int, int] = {}
+        async for event in client.get_workflow_handle(thread_id).fetch_history_events():
+            at_ms = event.event_time.ToMilliseconds()
+            if at_ms < since_ms:
+                continue
+            if event.HasField("workflow_task_started_event_attributes"):
+                count += 1
+                started_ms[event.event_id] = at_ms
+            elif event.HasField("workflow_task_timed_out_event_attributes"):
+                timeout = event.workflow_task_timed_out_event_attributes.timeout_type
+                is_sticky = timeout == TimeoutType.TIMEOUT_TYPE_SCHEDULE_TO_START
+                sticky += is_sticky
+                timed_out += not is_sticky
+            elif event.HasField("workflow_task_completed_event_attributes"):
+                begun = event.workflow_task_completed_event_attributes.started_event_id
+                slowest_ms = max(slowest_ms, at_ms - started_ms.get(begun, at_ms))
+    return Tasks(count, timed_out, sticky, slowest_ms / 1000)
+
+
+def _load_report(threads: int, steps: int, loads: dict[str, list[Load]]) -> Report:
+    report = Report(f"{threads} threads at once, {steps} steps of 2 KB each, beside a plain loop")
+    columns = ("turn", "calls/s", "CPU ms/call", "worker MiB", "caller CPU ms/call", "failed")
+    for kind, found in loads.items():
+        rows = [
+            (
+                f"{kind} {turn + 1}",
+                load.calls_per_second,
+                load.cpu_ms,
+                load.memory_bytes / 2**20,
+                1000 * load.caller_seconds / load.calls,
+                load.failed,
+            )
+            for turn, load in enumerate(found)
+        ]
+        report.series.append(Series(f"{threads} threads, {kind}", columns, rows))
+    ours, plain = loads["everlong"], loads["plain"]
+
+    def ratio(of: Callable[[Load], float]) -> float:
+        return statistics.median(map(of, ours)) / statistics.median(map(of, plain))
+
+    report.add(
+        "model calls a second, of the plain loop's",
+        ratio(lambda each: each.calls_per_second),
+        least=0.9,
+    )
+    report.add("worker CPU a model call, of the plain loop's", ratio(lambda e: e.cpu_ms), most=1.3)
+    report.add("callers that failed", sum(each.failed for each in ours), most=0)
+    report.add("worker's memory", max(each.memory_bytes for each in ours) / 2**20, "MiB")
+    report.add("plain worker's memory", max(each.memory_bytes for each in plain) / 2**20, "MiB")
+    return report
+
+
+def _storm_report(threads: int, storms: Sequence[tuple[Load, Tasks]]) -> Report:
+    report = Report(f"SIGKILL, a new worker, and one message to each of {threads} threads")
+    report.add("not answered", sum(load.failed for load, _ in storms), most=0)
+    report.add("until the last answer", max(load.seconds for load, _ in storms), "s")
+    report.add("workflow tasks", max(tasks.count for _, tasks in storms))
+    report.add("workflow tasks timed out", sum(tasks.timed_out for _, tasks in storms), most=0)
+    report.add("sticky time-outs", max(tasks.sticky for _, tasks in storms))
+    slowest = max(tasks.slowest_seconds for _, tasks in storms)
+    report.add("slowest workflow task", slowest, "s", most=_TASK_SECONDS / 2)
+    report.add("CPU an answer", max(load.cpu_ms for load, _ in storms), "ms")
+    return report
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def _memory_bytes(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run it; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m bench.load", description=__doc__)
+    parser.add_argument("--threads", type=int, default=200, help="threads at once (200)")
+    parser.add_argument("--steps", type=int, default=5, help="steps of a turn (5)")
+    parser.add_argument("--turns", type=int, default=2, help="turns of each kind (2)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file too")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="and as tables in Markdown")
+    asked = parser.parse_args(arguments)
+    about = machine()
+    with tempfile.TemporaryDirectory(prefix="everlong-bench-") as folder:
+        reports = asyncio.run(_run(Path(folder), asked.threads, asked.steps, asked.turns))
+    return finish(about, reports, asked.json, asked.markdown)
+
+
+async def _run(folder: Path, threads: int, steps: int, turns: int) -> list[Report]:
+    server = await start_server(folder)
+    with server.process:
+        return await measure(server.address, folder, threads=threads, steps=steps, turns=turns)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

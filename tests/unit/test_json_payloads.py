@@ -1,0 +1,70 @@
+"""Payloads of our own activities: the SDK's JSON where the converter writes that, else the converter's."""
+
+import pytest
+from temporalio.api.common.v1 import Payload
+from temporalio.common import RawValue
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.converter import (
+    CompositePayloadConverter,
+    DataConverter,
+    DefaultPayloadConverter,
+    JSONPlainPayloadConverter,
+    PayloadConverter,
+)
+
+from everlong.json_payloads import from_raw, to_raw
+from everlong.models import Brief, Context
+
+VALUE = Brief(
+    context=Context(agent="ops", head=None, snapshot=None, now_ms=1),
+    call_id="call-1",
+    tool="ask",
+    child_id="child",
+)
+
+
+class _Reversing(JSONPlainPayloadConverter):
+    """Stands for a converter that encrypts."""
+
+    def to_payload(self, value: object) -> Payload | None:
+        payload = super().to_payload(value)
+        return payload and Payload(metadata=payload.metadata, data=payload.data[::-1])
+
+    def from_payload(self, payload: Payload, type_hint: type | None = None) -> object:
+        plain = Payload(metadata=payload.metadata, data=payload.data[::-1])
+        return super().from_payload(plain, type_hint)
+
+
+class Reversing(CompositePayloadConverter):
+    """A composite converter, as teams write them."""
+
+    def __init__(self) -> None:
+        super().__init__(_Reversing())
+
+
+PLAIN = [DefaultPayloadConverter(), pydantic_data_converter.payload_converter]
+
+
+@pytest.mark.parametrize("converter", PLAIN, ids=["default", "pydantic"])
+def test_the_converter_reads_what_is_written_and_writes_what_is_read(
+    converter: PayloadConverter,
+) -> None:
+    raw = to_raw(VALUE, converter)
+    assert raw.payload.metadata["encoding"] == b"json/plain"
+    assert converter.from_payload(raw.payload, Brief) == VALUE
+    assert from_raw(RawValue(converter.to_payload(VALUE)), Brief, converter) == VALUE
+
+
+def test_a_converter_that_hides_its_values_is_used_as_it_is() -> None:
+    converter = Reversing()
+    to_raw(VALUE, PLAIN[0])  # One that is plain was seen before.
+    raw = to_raw(VALUE, converter)
+    assert raw.payload.data == converter.to_payload(VALUE).data
+    assert b'"agent"' not in raw.payload.data
+    assert from_raw(raw, Brief, converter) == VALUE
+
+
+def test_a_lone_surrogate_is_written_as_the_sdk_writes_it() -> None:
+    value = Brief(context=VALUE.context, call_id="\ud800", tool="ask", child_id="child")
+    raw = to_raw(value, DataConverter.default.payload_converter)
+    assert from_raw(raw, Brief, DefaultPayloadConverter()).call_id == "\ud800"
