@@ -1,4 +1,4 @@
-"""Payloads of our own activities: the SDK's JSON where the converter writes that, else the converter's."""
+"""Payloads of our own activities: plain JSON where the converter writes that, else its own."""
 
 import pytest
 from temporalio.api.common.v1 import Payload
