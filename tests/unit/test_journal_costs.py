@@ -1,7 +1,9 @@
 """What a journal writes and reads does not depend on how old it is."""
 
+import asyncio
 import dataclasses
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -203,3 +205,24 @@ async def test_an_append_reads_the_newest_segment_once() -> None:
     store.gets = 0
     head, _ = await log.append(head, [entry(2)])
     assert (head.first_seq, head.count, store.gets) == (1, 2, 1)
+
+
+async def test_an_append_and_a_read_of_one_segment_make_no_task() -> None:
+    """A task costs about as much as to parse a small segment."""
+    loop = asyncio.get_running_loop()
+    made: list[object] = []
+
+    def make(loop: asyncio.AbstractEventLoop, work: Any, **named: Any) -> asyncio.Task[Any]:
+        made.append(work)
+        return asyncio.Task(work, loop=loop, **named)
+
+    log = journal()
+    loop.set_task_factory(make)
+    try:
+        head, _ = await log.append(None, [entry(1, "x" * 2000)])
+        head, _ = await log.append(head, [entry(2)])
+        [first, second] = await log.read(head)
+        assert [each.text for each in await log.messages([first, second])] == ["x" * 2000, "hello"]
+    finally:
+        loop.set_task_factory(None)
+    assert made == []
