@@ -307,12 +307,10 @@ class AgentActivities:
 
             async def answer() -> Message:
                 try:
-                    newest = await child.last(collect.head, Kind.REPLY)
+                    # The newest of either kind stands within a step of the end of the journal.
+                    newest = await child.last(collect.head, (Kind.REPLY, Kind.FAILURE))
                 except RefRefused:  # Whoever reported was not the sub-agent.
                     return Message(role="failure", text="what was reported is not its journal")
-                failure = await child.last(collect.head, Kind.FAILURE)
-                if newest is None or (failure is not None and failure.seq > newest.seq):
-                    newest = failure
                 if newest is None:
                     return Message(role="failure", text="it ended before it could answer")
                 [message] = await child.messages([newest])

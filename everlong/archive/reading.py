@@ -4,14 +4,14 @@ import asyncio
 import io
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 from everlong.archive.digests import read_footer
 from everlong.archive.manifest import Facts, Manifest, check_sealed, facts_of
 from everlong.archive.rows import Row, entry_of, message_body, row_message
 from everlong.errors import BlobMissing, KeyMissing
-from everlong.models import Entry, Kind, Message, Ref, SegmentRef
+from everlong.models import Entry, Kind, Message, Ref, SegmentRef, Totals, add_up
 from everlong.models.journal import Body
 from everlong.storage.blobs import BlobStore
 from everlong.storage.keys import ARCHIVE_PURPOSE
@@ -201,12 +201,13 @@ class ArchivedJournal:
     async def last(
         self,
         head: SegmentRef | None,
-        kind: Kind,
+        kind: Kind | Collection[Kind],
         before_seq: int | None = None,
         *,
         first_seq: int = 1,
     ) -> Entry | None:
         """See `Journal`. It looks back a row group at a time."""
+        kinds = {kind} if isinstance(kind, Kind) else kind
         last_seq = self.archive.manifest.entries
         if before_seq is not None:
             last_seq = min(before_seq, last_seq)
@@ -215,9 +216,18 @@ class ArchivedJournal:
                 continue
             until = min(last_seq, group_seq + count - 1)
             for entry in reversed(await self.read(head, max(first_seq, group_seq), until)):
-                if entry.kind == kind:
+                if entry.kind in kinds:
                     return entry
         return None
+
+    async def totals(self, head: SegmentRef, seq: int) -> Totals:
+        """See `Journal`. It adds all entries up, a row group at a time."""
+        found = Totals()
+        for first_seq, count in self.archive.file.groups:
+            last_seq = min(seq, first_seq + count - 1)
+            if first_seq <= last_seq:
+                found = add_up(await self.read(head, first_seq, last_seq), found)
+        return found
 
     async def messages(self, entries: Sequence[Entry], *, whole: bool = False) -> list[Message]:
         """See `Journal`."""

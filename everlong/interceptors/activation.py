@@ -168,6 +168,8 @@ class _HookedInstance(WorkflowInstance):
                 self._evict(act.run_id)
             # Asked before this activation adds commands of its own.
             settled = act.is_replaying and self._recorded.holds_all()
+            if not act.is_replaying:
+                self._recorded.release()
         completion = self._instance.activate(act)
         self._budget = CompletionBudget(drain=self._recorded.drain)
         with sdk_internals.guard(HOOKS):

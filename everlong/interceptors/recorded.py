@@ -98,11 +98,14 @@ class Tasks:
 class Recorded:
     """The events of one run that commands led to, as far as they have been read.
 
-    Filled in the worker's event loop, asked in the SDK's workflow threads.
+    Filled in the worker's event loop, asked in the SDK's workflow threads. The counters are kept for
+    the replay only: a worker keeps the instance in its cache for as long as it can.
     """
 
     def __init__(self) -> None:
-        self._events: collections.Counter[tuple[str, str]] = collections.Counter()
+        # None after `release`. The event loop adds to the counter that it has just looked up, so what
+        # it adds while a workflow thread releases goes into a counter that is not kept.
+        self._events: collections.Counter[tuple[str, str]] | None = collections.Counter()
         self._taken: collections.Counter[tuple[str, str]] = collections.Counter()
         self._unseen: set[tuple[str, str]] = set()
         self._ended = threading.Event()
@@ -125,9 +128,10 @@ class Recorded:
             self.drain.note(event)
         self.tasks = self.tasks.after(event)
         kind = event.WhichOneof("attributes")
-        if kind in _EVENTS:
+        events = self._events
+        if events is not None and kind in _EVENTS:
             command, id_of = _EVENTS[kind]
-            self._events[command, id_of(getattr(event, kind))] += 1
+            events[command, id_of(getattr(event, kind))] += 1
 
     def finish(self, *, complete: bool) -> None:
         """Tell that no more of the history will be read."""
@@ -156,6 +160,8 @@ class Recorded:
 
     def take(self, command: str, command_id: str = "") -> bool:
         """Tell whether the next command of this kind and id is known to be in history."""
+        if self._events is None:
+            return False
         key = (command, command_id)
         self._taken[key] += 1
         if self._taken[key] <= self._events[key]:
@@ -170,8 +176,22 @@ class Recorded:
 
         Only the workflow's thread may ask: it is the one that takes.
         """
-        self._unseen = {key for key in self._unseen if self._taken[key] > self._events[key]}
+        events = self._events
+        if events is None:
+            return False
+        self._unseen = {key for key in self._unseen if self._taken[key] > events[key]}
         return not self._unseen
+
+    def release(self) -> None:
+        """Drop the counters: the replay is over.
+
+        If Core should replay to this instance again, no command counts as recorded. So their values
+        are kept, and Core discards what it does not need.
+        """
+        if self._events is not None:
+            self._events = None
+            self._taken.clear()
+            self._unseen.clear()
 
     def take_command(self, command: WorkflowCommand) -> bool:
         """Do the same for a command as it is sent to Core."""

@@ -2,11 +2,11 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, PlainSerializer
 from pydantic.dataclasses import dataclass
 from pydantic_core import to_json, to_jsonable_python
 
@@ -158,6 +158,56 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Totals:
+    """What a thread had done up to an entry, or between two. Sub-agents' own costs are not in it."""
+
+    messages: int = 0
+    steps: int = 0
+    """Replies of the model."""
+    tool_calls: int = 0
+    """Calls with a result."""
+    failures: int = 0
+    """Turns that ended without an answer."""
+    compactions: int = 0
+    tokens: int = 0
+    cost_usd: float = 0.0
+    body_bytes: int = 0
+    """Messages and data as JSON, as a model is shown them."""
+
+
+_COUNTED: Final = {
+    Kind.MESSAGE: "messages",
+    Kind.REPLY: "steps",
+    Kind.TOOL_RESULT: "tool_calls",
+    Kind.FAILURE: "failures",
+    Kind.COMPACTION: "compactions",
+}
+
+
+def add_up(entries: Iterable[Entry], before: Totals | None = None) -> Totals:
+    """Return the totals of entries, added to what was there before them."""
+    before = before or Totals()
+    counts = dict.fromkeys(_COUNTED.values(), 0)
+    tokens, cost_usd, body_bytes = before.tokens, before.cost_usd, before.body_bytes
+    for entry in entries:
+        if entry.kind in _COUNTED:
+            counts[_COUNTED[entry.kind]] += 1
+        tokens += entry.tokens
+        cost_usd += entry.cost_usd
+        body_bytes += entry.size_bytes
+    return Totals(
+        tokens=tokens,
+        cost_usd=cost_usd,
+        body_bytes=body_bytes,
+        **{name: getattr(before, name) + count for name, count in counts.items()},
+    )
+
+
+def _without_zeros(totals: Totals | None) -> dict[str, int | float]:
+    return {} if totals is None else {k: v for k, v in vars(totals).items() if v}
+
+
+@dataclass(frozen=True, kw_only=True)
 class SegmentRef:
     """Where a run of entries lies, and which ones they are, without reading them."""
 
@@ -178,6 +228,12 @@ class Segment:
     shares: tuple[str, ...] = ()
     """Other threads whose packs this journal may point into, by thread key: those it was forked
     from. It counts only in a segment that lies in the thread's own place in the store."""
+    totals: Annotated[
+        Totals | None,
+        Field(exclude_if=lambda totals: totals is None),
+        PlainSerializer(_without_zeros),
+    ] = None
+    """Totals of all entries before these; None in the first segment, in folds, and if unknown."""
     version: Literal[2] = 2
     """Of this JSON and that of the entries. A reader refuses a version that it does not know."""
 

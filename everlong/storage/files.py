@@ -3,9 +3,9 @@
 import asyncio
 import contextlib
 import errno
+import io
 import itertools
 import os
-import shutil
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
@@ -21,6 +21,8 @@ from everlong.storage.blobs import BlobInfo, checked_key
 _SCRATCH: Final = ".partial"
 _SCRATCH_SECONDS_MAX: Final = 3600.0
 _COPY_BYTES: Final = MIB
+# Directories that are known to be durable: about 300 bytes each, so 1.2 MB at most.
+_SYNCED_MAX: Final = 4096
 # Objects of a listing that are in memory at a time.
 _LIST_PAGE: Final = 1000
 
@@ -31,13 +33,18 @@ class FileBlobStore:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._scratch = root / _SCRATCH
+        # Directories whose own names are known to be durable. Sets are safe to use from OS threads; two
+        # that find the same directory missing sync its parents twice.
+        self._synced: set[Path] = set()
         with self._translated("open"):
             # Conversations are in here: they are for this user alone.
             if not root.exists():
                 root.mkdir(mode=0o700, parents=True, exist_ok=True)
                 _sync_directory(root.parent)
             self._scratch.mkdir(mode=0o700, exist_ok=True)
-            self._write_file(self._scratch / f"{uuid.uuid4().hex}.probe", b"").unlink()
+            probe = self._scratch / f"{uuid.uuid4().hex}.probe"
+            self._write_file(probe, b"")
+            probe.unlink()
             self._remove_abandoned()
 
     def __repr__(self) -> str:
@@ -71,22 +78,43 @@ class FileBlobStore:
         await asyncio.to_thread(self._delete, [checked_key(key) for key in keys])
 
     def _put(self, key: str, data: bytes | Path) -> None:
-        path = self._root / key
-        scratch = self._scratch / uuid.uuid4().hex
+        path, scratch = self._root / key, self._scratch / uuid.uuid4().hex
+        directory = path.parent
         with self._translated("write to"):
             try:
                 self._write_file(scratch, data)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                scratch.replace(path)
-            finally:
+                self._rename(scratch, path)
+            except BaseException:
                 scratch.unlink(missing_ok=True)
+                raise
             # The rename is durable once its directory is synced, and a directory once its parent is.
-            directory = path.parent
-            while True:
-                _sync_directory(directory)
-                if directory == self._root:
-                    break
-                directory = directory.parent
+            _sync_directory(directory)
+            self._sync_parents(directory)
+
+    def _rename(self, scratch: Path, path: Path) -> None:
+        """Give a complete file its name. Most objects come to a directory that is there already."""
+        try:
+            scratch.replace(path)
+        except FileNotFoundError:
+            self._synced.discard(path.parent)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            scratch.replace(path)
+
+    def _sync_parents(self, directory: Path) -> None:
+        """Make a directory's own name durable, once for each directory that this store writes to.
+
+        Another process may have made the directory and not have synced it yet. So it does not matter
+        who made it, only whether this store has synced its parents since.
+        """
+        if directory in self._synced:
+            return
+        parent = directory
+        while parent != self._root:
+            parent = parent.parent
+            _sync_directory(parent)
+        if len(self._synced) >= _SYNCED_MAX:
+            self._synced.clear()
+        self._synced.add(directory)
 
     def _read(self, key: str, start: int, length: int) -> bytes:
         with self._translated("read from"):
@@ -139,17 +167,17 @@ class FileBlobStore:
                     path.unlink()
 
     @staticmethod
-    def _write_file(path: Path, data: bytes | Path) -> Path:
+    def _write_file(path: Path, data: bytes | Path) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
+        # Without a buffer: the bytes are at hand as a whole.
+        with os.fdopen(descriptor, "wb", buffering=0) as file:
             if isinstance(data, Path):
                 with data.open("rb") as source:
-                    shutil.copyfileobj(source, file, _COPY_BYTES)
+                    while piece := source.read(_COPY_BYTES):
+                        _write_all(file, piece)
             else:
-                file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        return path
+                _write_all(file, data)
+            os.fsync(descriptor)
 
     @contextlib.contextmanager
     def _translated(self, action: str) -> Iterator[None]:
@@ -165,6 +193,12 @@ class FileBlobStore:
 def _raise_unless_gone(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise error
+
+
+def _write_all(file: io.FileIO, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
 
 
 def _sync_directory(path: Path) -> None:

@@ -10,20 +10,34 @@ A fork's journal begins as another thread's. It shares that thread's packs, and 
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 from pydantic_core import to_json
 
 from everlong import limits
 from everlong.errors import ThreadError
-from everlong.models import Entry, Kind, Message, Ref, Segment, SegmentRef, body_of, seq_after
+from everlong.models import (
+    Entry,
+    Kind,
+    Message,
+    Ref,
+    Segment,
+    SegmentRef,
+    Totals,
+    add_up,
+    body_of,
+    seq_after,
+)
 from everlong.models.journal import Body
 from everlong.storage.objects import object_key
 from everlong.storage.packstore import PackStore, gathered
 from everlong.storage.segments import MESSAGE_KINDS, body_in, parsed_compaction, to_message
 from everlong.storage.segmentstore import SegmentStore, check_refs, checked
+
+# Entries that a look through a journal has in memory at a time: as many segments as are read at once.
+_SCAN_ENTRIES: Final = limits.SEGMENT_ENTRIES_MAX * limits.STORE_READS_MAX
 
 
 class JournalReader(Protocol):
@@ -42,12 +56,16 @@ class JournalReader(Protocol):
     async def last(
         self,
         head: SegmentRef | None,
-        kind: Kind,
+        kind: Kind | Collection[Kind],
         before_seq: int | None = None,
         *,
         first_seq: int = 1,
     ) -> Entry | None:
-        """Return the newest entry of a kind, up to a seq."""
+        """Return the newest entry of a kind, or of one of several, up to a seq."""
+        ...
+
+    async def totals(self, head: SegmentRef, seq: int) -> Totals:
+        """Return the totals of all entries up to one."""
         ...
 
     async def messages(self, entries: Sequence[Entry], *, whole: bool = False) -> list[Message]:
@@ -79,15 +97,23 @@ class Journal:
             _check_new(entries, 1)
             check_refs(entries, self._segments.own)
             return await self._segments.write(Segment(before=(), entries=tuple(entries)))
-        newest, readable = await self._segments.head(head)
+        piece = await self._segments.head(head)
+        newest, readable = piece
         _check_new(entries, seq_after(head))
         check_refs(entries, readable)
-        before, older = await self._segments.merge([*newest.before, head], len(entries), readable)
+        merged = await self._segments.merge(
+            [*newest.before, head], len(entries), readable, piece.totals(), piece
+        )
         before, fold_bytes = await self._segments.fold(
-            before, entries[-1].seq + 1, readable, newest.shares
+            merged.before, entries[-1].seq + 1, readable, newest.shares
         )
         head, segment_bytes = await self._segments.write(
-            Segment(before=tuple(before), entries=(*older, *entries), shares=newest.shares)
+            Segment(
+                before=tuple(before),
+                entries=(*merged.entries, *entries),
+                shares=newest.shares,
+                totals=merged.totals if before else None,
+            )
         )
         return head, fold_bytes + segment_bytes
 
@@ -104,10 +130,15 @@ class Journal:
         shares = _shares([head.ref.thread, *newest.segment.shares], self._thread)
         readable = self._segments.own.union(shares)
         check_refs([entry], readable)
-        before, entries = await other.upto(head, newest, seq)
-        before, older = await self._segments.merge(before, len(entries) + 1, readable)
+        before, entries, totals = await other.upto(head, newest, seq)
+        merged = await self._segments.merge(before, len(entries) + 1, readable, totals)
         return await self._segments.write(
-            Segment(before=tuple(before), entries=(*older, *entries, entry), shares=shares)
+            Segment(
+                before=tuple(merged.before),
+                entries=(*merged.entries, *entries, entry),
+                shares=shares,
+                totals=merged.totals if merged.before else None,
+            )
         )
 
     async def read(
@@ -134,30 +165,52 @@ class Journal:
     async def last(
         self,
         head: SegmentRef | None,
-        kind: Kind,
+        kind: Kind | Collection[Kind],
         before_seq: int | None = None,
         *,
         first_seq: int = 1,
     ) -> Entry | None:
-        """Return the newest entry of a kind, at `before_seq` or before it, if there is one.
+        """Return the newest entry of a kind, or of one of several, at `before_seq` or before it.
 
-        It looks back in steps that double, from one segment to as many as are read at once.
+        It looks into the newest segment first, which takes no further read, and then back in steps that
+        double, up to as many segments as are read at once.
         """
         if head is None:
             return None
+        kinds = {kind} if isinstance(kind, Kind) else kind
         newest = await self._segments.head(head)
         last_seq = seq_after(head) - 1
         if before_seq is not None:
             last_seq = min(before_seq, last_seq)
         step = limits.SEGMENT_ENTRIES_MAX
         while last_seq >= first_seq:
-            from_seq = max(first_seq, last_seq - step + 1)
+            start_seq = head.first_seq if last_seq >= head.first_seq else last_seq - step + 1
+            from_seq = max(first_seq, start_seq)
             for entry in reversed(await self._segments.entries(newest, from_seq, last_seq)):
-                if entry.kind == kind:
+                if entry.kind in kinds:
                     return entry
+            if last_seq < head.first_seq:
+                step = min(2 * step, _SCAN_ENTRIES)
             last_seq = from_seq - 1
-            step = min(2 * step, limits.SEGMENT_ENTRIES_MAX * limits.STORE_READS_MAX)
         return None
+
+    async def totals(self, head: SegmentRef, seq: int) -> Totals:
+        """Return the totals of all entries up to one.
+
+        A segment has the totals of the entries before it, so this reads the way to one segment. If it
+        has none, which is so after an append by an Everlong that did not write them, all entries are
+        read, a bounded number at a time.
+        """
+        newest = await self._segments.head(head)
+        _, _, piece = await self._segments.find(head, newest, seq)
+        found = piece.totals(seq)
+        if found is not None:
+            return found
+        found = Totals()
+        for first_seq in range(1, seq + 1, _SCAN_ENTRIES):
+            last_seq = min(seq, first_seq + _SCAN_ENTRIES - 1)
+            found = add_up(await self._segments.entries(newest, first_seq, last_seq), found)
+        return found
 
     async def body_entry(
         self,

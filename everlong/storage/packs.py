@@ -18,7 +18,6 @@ import dataclasses
 import hashlib
 import os
 import struct
-import threading
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -36,7 +35,7 @@ from everlong.storage.keys import (
     open_bytes,
     seal_bytes,
 )
-from everlong.storage.objects import LEVEL, inflate, raw_dictionary
+from everlong.storage.objects import LEVEL, compressor, inflate, raw_dictionary
 from everlong.storage.threads import side_by_side
 
 MAGIC: Final = b"EVPK"
@@ -68,7 +67,6 @@ _STORED, _ZSTD, _ZSTD_DICTIONARY = 0, 1, 2
 # A writer uses at least a quarter of every pack that it points to (limits.SPARSE_RATIO). What needs
 # far more than that to be inflated was made to fill a reader's memory.
 _INFLATE_FACTOR_MAX: Final = 16
-_THREAD: Final = threading.local()
 _HEAD_PART, _FRAME_PART = 0, 1  # Numbers of the sealed parts: the head, then the frames.
 
 
@@ -177,21 +175,12 @@ def _build_frame(
     if dictionary:
         stored, compression = _compressor_with(dictionary).compress(plain), _ZSTD_DICTIONARY
     else:
-        stored, compression = _compressor().compress(plain), _ZSTD
+        stored, compression = compressor().compress(plain), _ZSTD
     if len(stored) >= len(plain):
         stored, compression = bytes(plain), _STORED
     if key:
         stored = seal_bytes(key, _FRAME_PART + number, stored)
     return _Frame(compression, len(stored), len(plain), _digest(stored)), stored
-
-
-def _compressor() -> zstandard.ZstdCompressor:
-    """Return this thread's own: one takes a while to make, and serves one thread at a time."""
-    found: zstandard.ZstdCompressor | None = getattr(_THREAD, "compressor", None)
-    if found is None:
-        found = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True)
-        _THREAD.compressor = found
-    return found
 
 
 def _compressor_with(dictionary: bytes) -> zstandard.ZstdCompressor:

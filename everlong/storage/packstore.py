@@ -127,6 +127,8 @@ class PackStore:
 
     async def _resolve(self, thread: str, pack: Pack) -> tuple[list[Pack], list[Extent]]:
         """Open the packs that a pack needs: those that it names, then those that its base names."""
+        if not pack.sources:
+            return [], list(pack.extents)
         opened = await self._open_all(thread, pack.sources)
         try:
             names, extents = pack.resolve(opened[0] if pack.base_bytes else None)
@@ -238,6 +240,8 @@ async def gathered(reads: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
 
     None is left running: whoever tries again would read beside it.
     """
+    if len(reads) <= 1:  # Most reads are of one pack that points to no other: they need no task.
+        return [await read() for read in reads]
     slots = asyncio.Semaphore(limits.STORE_READS_MAX)
 
     async def one(read: Callable[[], Awaitable[T]]) -> T:

@@ -5,6 +5,7 @@ names the part of the plaintext that is its body. So a body is at the same place
 pack, and a merge writes only where it lies. Here are only the bytes; `journal` reads and writes them.
 """
 
+import copy
 import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Final, TypeVar
@@ -33,6 +34,7 @@ from everlong.storage.objects import object_key
 T = TypeVar("T")
 
 SEGMENT_VERSION: Final = 2
+_VERSION_END: Final = b'"version":%d}' % SEGMENT_VERSION
 MESSAGE_KINDS: Final = frozenset({Kind.MESSAGE, Kind.REPLY, Kind.TOOL_RESULT, Kind.FAILURE})
 
 
@@ -162,7 +164,10 @@ def parsed(adapter: TypeAdapter[T], data: bytes) -> T:
 
 
 def _parse_segment(text: bytes) -> Segment:
-    version = parsed(_VERSIONED, text).version
+    # The version is the last field as it is written here, so most segments are parsed only once. What
+    # follows it closes the outermost object: nothing further inside can end with the same bytes.
+    is_ours = text.endswith(_VERSION_END)
+    version = SEGMENT_VERSION if is_ours else parsed(_VERSIONED, text).version
     if version != SEGMENT_VERSION:
         raise UnknownVersion(
             f"segment version {version} is not one that this Everlong reads ({SEGMENT_VERSION}). "
@@ -175,7 +180,10 @@ def _alone(entry: Entry, ref: Ref) -> Entry:
     """Return an entry that says itself in which pack its body lies."""
     if entry.part is None or entry.ref is not None:
         return entry
-    return dataclasses.replace(entry, ref=ref)
+    # Not `dataclasses.replace`, which validates all fields of the entry once more.
+    alone = copy.copy(entry)
+    object.__setattr__(alone, "ref", ref)
+    return alone
 
 
 def _upto(places: Sequence[SegmentRef], end_seq: int) -> Iterable[SegmentRef]:

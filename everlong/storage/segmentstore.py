@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from everlong import limits
 from everlong.errors import BlobCorrupt, RefRefused
-from everlong.models import Entry, Kind, Ref, Segment, SegmentRef, seq_after
+from everlong.models import Entry, Kind, Ref, Segment, SegmentRef, Totals, add_up, seq_after
 from everlong.storage.objects import object_key
 from everlong.storage.packstore import PackStore, gathered
 from everlong.storage.segments import from_plaintext, overlapping, to_plaintext
@@ -25,6 +25,29 @@ class Piece(NamedTuple):
 
     segment: Segment
     readable: frozenset[str]
+
+    def totals_before(self) -> Totals | None:
+        """Return the totals of all entries before those of this segment; None if it has none."""
+        return self.segment.totals if self.segment.before else Totals()
+
+    def totals(self, last_seq: int | None = None) -> Totals | None:
+        """Return the totals of all entries up to one of this segment, or to its last."""
+        before = self.totals_before()
+        if before is None:
+            return None
+        entries = self.segment.entries
+        if last_seq is not None:
+            entries = tuple(entry for entry in entries if entry.seq <= last_seq)
+        return add_up(entries, before)
+
+
+class Merged(NamedTuple):
+    """What the next segment leads to and begins with."""
+
+    before: list[SegmentRef]
+    entries: list[Entry]
+    totals: Totals | None
+    """Of all entries before these."""
 
 
 class SegmentStore:
@@ -97,42 +120,71 @@ class SegmentStore:
             if first_seq <= entry.seq <= last_seq
         ]
 
-    async def upto(
+    async def find(
         self, head: SegmentRef, newest: Piece, seq: int
-    ) -> tuple[list[SegmentRef], list[Entry]]:
+    ) -> tuple[SegmentRef, SegmentRef, Piece]:
+        """Return the segment that holds an entry, its place, and the newest segment's place on the way.
+
+        It costs one read for each fold on the way, however many entries there are.
+        """
+        if seq >= head.first_seq:
+            return head, head, newest
+        [top] = overlapping(newest.segment.before, seq, seq)
+        place, piece = top, await self.open(top, newest.readable)
+        for _ in range(limits.FOLD_LEVELS_MAX):
+            if not place.folded:
+                break
+            [place] = overlapping(piece.segment.before, seq, seq)
+            piece = await self.open(place, piece.readable)
+        if place.folded:
+            raise _too_deep(place)
+        return top, place, piece
+
+    async def upto(self, head: SegmentRef, newest: Piece, seq: int) -> Merged:
         """Return the places of whole segments before a seq, and the entries after them up to it."""
         before = list(newest.segment.before)
-        piece = newest
-        if seq < head.first_seq:
-            [top] = overlapping(before, seq, seq)
+        top, place, piece = await self.find(head, newest, seq)
+        if top is not head:
             before = before[: before.index(top)]
-            place, piece = top, await self.open(top, newest.readable)
-            for _ in range(limits.FOLD_LEVELS_MAX):
-                if not place.folded:
-                    break
-                [place] = overlapping(piece.segment.before, seq, seq)
-                piece = await self.open(place, piece.readable)
-            if place.folded:
-                raise _too_deep(place)
             if top.first_seq < place.first_seq:
                 before.append(dataclasses.replace(top, count=place.first_seq - top.first_seq))
-        return before, [entry for entry in piece.segment.entries if entry.seq <= seq]
+        entries = [entry for entry in piece.segment.entries if entry.seq <= seq]
+        return Merged(before, entries, piece.totals_before())
 
     async def merge(
-        self, before: Sequence[SegmentRef], count: int, readable: frozenset[str]
-    ) -> tuple[list[SegmentRef], list[Entry]]:
+        self,
+        before: Sequence[SegmentRef],
+        count: int,
+        readable: frozenset[str],
+        totals: Totals | None,
+        newest: Piece | None = None,
+    ) -> Merged:
         """Return the places that stay, and the entries of those that are written again.
 
         They are written with `count` new entries, newest first, while the next segment has fewer than
         twice the entries gathered so far.
+
+        Args:
+            before: Places of older segments, oldest first.
+            count: Number of new entries.
+            readable: Threads whose packs may be read.
+            totals: Totals of the entries of `before`.
+            newest: The last of `before`, if it has been read already.
+
         """
         kept = list(before)
         taken: list[SegmentRef] = []
         while kept and not kept[-1].folded and _should_merge(kept[-1].count, count):
             count += kept[-1].count
             taken.insert(0, kept.pop())
-        pieces = await gathered([partial(self.open, place, readable) for place in taken])
-        return kept, [entry for piece in pieces for entry in piece.segment.entries]
+        if not taken:
+            return Merged(kept, [], totals)
+        unread = taken if newest is None else taken[:-1]
+        pieces = await gathered([partial(self.open, place, readable) for place in unread])
+        if newest is not None:
+            pieces.append(newest)
+        entries = [entry for piece in pieces for entry in piece.segment.entries]
+        return Merged(kept, entries, pieces[0].totals_before())
 
     async def fold(
         self,

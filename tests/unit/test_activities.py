@@ -12,6 +12,7 @@ from everlong import Agent, Reply, limits, tool
 from everlong.activities import AgentActivities
 from everlong.models import (
     HELD,
+    Collect,
     Context,
     Kind,
     Message,
@@ -23,8 +24,11 @@ from everlong.models import (
 )
 from everlong.storage.journal import Journal
 from everlong.storage.opening import open_packs
+from everlong.storage.packstore import PackStore
 from everlong.testing import ScriptedModel
 from tests.agents import call
+from tests.journals import entry
+from tests.stores import CountingStore
 
 ASKED = new_entry(1, Kind.MESSAGE, Message(role="user", text="go"), 1)
 
@@ -115,3 +119,28 @@ async def test_recall_of_lost_bytes_is_held(
     assert held.value.type == HELD
     lost.write_bytes(kept)
     assert (await env.run(activities.run_tool, run)).outcome == "ok"
+
+
+@pytest.mark.parametrize("failed", [False, True], ids=["answer", "failure"])
+async def test_the_answer_of_a_subagent_is_collected_from_the_end_of_its_journal(
+    *, failed: bool
+) -> None:
+    """However long its journal is, and whether it has ever failed."""
+    store, env = CountingStore(), ActivityEnvironment()
+    packs = PackStore(store)
+    child = Journal(packs, thread_key(env.info.namespace, "child"))
+    head: SegmentRef | None = None
+    for first in range(1, 2000, 20):
+        texts = (entry(seq, f"text {seq}") for seq in range(first, first + 20))
+        head, _ = await child.append(head, list(texts))
+    said = (Kind.FAILURE, "no more money") if failed else (Kind.REPLY, "all is well")
+    assert head is not None
+    head, _ = await child.append(head, [entry(2001, "late", Kind.REPLY), entry(2002, *said[::-1])])
+    activities = AgentActivities(packs, [])
+    store.gets = 0
+    result = await env.run(
+        activities.collect, Collect(child_id="child", head=head, call_id="c1", tool="ask")
+    )
+    assert store.gets == 1
+    assert result.outcome == ("failed" if failed else "ok")
+    assert said[1] in str(result.entry.body)

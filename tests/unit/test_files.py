@@ -1,6 +1,7 @@
 """What the contract cannot see of the file store: the disk."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 
 from everlong.errors import ConfigError, StoreUnavailable, UnknownStoreScheme
 from everlong.models import Kind
-from everlong.storage import open_store
+from everlong.storage import files, open_store
 from everlong.storage.files import FileBlobStore
 from everlong.storage.objects import thread_key
 from everlong.storage.packs import Pack
@@ -139,3 +140,58 @@ def test_a_url_that_cannot_be_read_is_refused() -> None:
 def test_a_file_url_that_is_not_absolute_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="three slashes"):
         open_store(url)
+
+
+class Syncs:
+    """Notes what is synced, and what is renamed, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
+        self.seen: list[str] = []
+        fsync, rename = os.fsync, os.replace
+
+        def note_sync(descriptor: int) -> None:
+            path = Path(f"/proc/self/fd/{descriptor}").readlink().relative_to(root)
+            self.seen.append("file" if path.parts[:1] == (".partial",) else str(path))
+            fsync(descriptor)
+
+        def note_rename(source: Path, target: Path) -> None:
+            rename(source, target)
+            self.seen.append("rename")
+
+        monkeypatch.setattr(os, "fsync", note_sync)
+        monkeypatch.setattr(os, "replace", note_rename)
+
+    def taken(self) -> list[str]:
+        seen, self.seen = self.seen, []
+        return seen
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc what a descriptor stands for")
+async def test_a_put_syncs_the_file_and_its_directory_and_parents_only_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = FileBlobStore(tmp_path), FileBlobStore(tmp_path)
+    syncs = Syncs(monkeypatch, tmp_path)
+    first = ["file", "rename", "v1/t", "v1", "."]
+    await store.put("v1/t/a", b"a")
+    assert syncs.taken() == first
+    await store.put("v1/t/b", b"b")
+    assert syncs.taken() == ["file", "rename", "v1/t"]
+    # Another process may have made the directory, and not have synced its parents yet.
+    await other.put("v1/t/c", b"c")
+    assert syncs.taken() == first
+    shutil.rmtree(tmp_path / "v1")
+    await store.put("v1/t/a", b"a")
+    assert syncs.taken() == first
+    assert await store.get("v1/t/a") == b"a"
+    assert not list((tmp_path / ".partial").iterdir())
+
+
+async def test_the_directories_that_a_file_store_remembers_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_SYNCED_MAX", 3)
+    store = FileBlobStore(tmp_path)
+    for number in range(8):
+        await store.put(f"v1/{number}/a", b"a")
+        assert len(store._synced) <= 3

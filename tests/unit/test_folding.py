@@ -23,6 +23,7 @@ from everlong.models import (
     SnapshotRef,
     ThreadStatus,
     ToolCall,
+    add_up,
     new_entry,
     note,
     thread_key,
@@ -74,12 +75,12 @@ def a_turn() -> list[Entry]:
 
 def test_totals_count_each_kind_and_add_to_what_was_before() -> None:
     entries = a_turn()
-    found = folding.totals(entries)
+    found = add_up(entries)
     assert (found.messages, found.steps, found.tool_calls, found.failures) == (1, 2, 1, 0)
     assert (found.tokens, found.cost_usd) == (150, 0.75)
     assert found.body_bytes == sum(entry.size_bytes for entry in entries)
     for cut in range(len(entries) + 1):
-        assert folding.totals(entries[cut:], folding.totals(entries[:cut])) == found
+        assert add_up(entries[cut:], add_up(entries[:cut])) == found
 
 
 def test_an_approval_waits_from_its_asking_to_its_decision() -> None:
@@ -210,6 +211,6 @@ async def test_a_journal_without_entries_says_so() -> None:
 async def test_totals_at_an_entry_are_those_of_all_before_it() -> None:
     entries = a_turn()
     past = await past_of(entries)
-    assert await past.totals(5) == folding.totals(entries[:5])
+    assert await past.totals(5) == add_up(entries[:5])
     assert [each.id for each in await past.pending(3)] == ["2-1"]
     assert await past.pending(1) == ()

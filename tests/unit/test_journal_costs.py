@@ -1,13 +1,18 @@
 """What a journal writes and reads does not depend on how old it is."""
 
+import asyncio
+import dataclasses
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everlong import limits
-from everlong.models import SegmentRef
+from everlong.models import Entry, Kind, SegmentRef, Totals, add_up
+from everlong.storage.journal import Journal
+from everlong.storage.objects import thread_key
 from tests.journals import entry, grown, journal, newest_segment, noisy
 from tests.stores import CountingStore
 
@@ -111,3 +116,113 @@ async def test_segments_do_not_grow_beyond_their_bound() -> None:
     assert [each.seq for each in await log.read(head)] == list(range(1, 301))
     places = (await newest_segment(log, head)).before
     assert max(place.count for place in places if not place.folded) == limits.SEGMENT_ENTRIES_MAX
+
+
+KINDS = (Kind.MESSAGE, Kind.REPLY, Kind.TOOL_RESULT, Kind.FAILURE)
+
+
+def priced(seq: int) -> Entry:
+    """Return an entry of one of four kinds, every fifth with a long body."""
+    made = entry(seq, "x" * (700 if seq % 5 == 0 else 20), KINDS[seq % 4])
+    return dataclasses.replace(made, tokens=seq, cost_usd=seq / 7000)
+
+
+async def test_totals_at_any_entry_take_a_few_gets() -> None:
+    store = CountingStore()
+    log = journal(store)
+    head: SegmentRef | None = None
+    for first in range(1, 10_001, 20):
+        head, _ = await log.append(head, [priced(seq) for seq in range(first, first + 20)])
+    assert head is not None
+    entries = await log.read(head)
+    found = Totals()
+    expected: list[Totals] = []
+    for each in entries:
+        found = add_up([each], found)
+        expected.append(found)
+    for seq in (1, 33, 5000, 9600, 9990, 10_000):
+        store.gets = 0
+        assert await log.totals(head, seq) == expected[seq - 1]
+        assert store.gets <= 4
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.integers(min_value=1, max_value=40), min_size=1, max_size=40),
+    st.data(),
+)
+async def test_totals_are_those_of_all_entries_also_in_a_fork(
+    batches: list[int], data: st.DataObject
+) -> None:
+    log = journal()
+    head: SegmentRef | None = None
+    seq = 1
+    for size in batches:
+        head, _ = await log.append(head, [priced(seq + i) for i in range(size)])
+        seq += size
+    assert head is not None
+    cut = data.draw(st.integers(min_value=1, max_value=seq - 1))
+    fork = Journal(log._packs, thread_key("default", "fork"))
+    forked, _ = await fork.fork(head, cut, priced(cut + 1))
+    forked, _ = await fork.append(forked, [priced(cut + 2), priced(cut + 3)])
+    for of, at, last_seq in ((log, head, seq - 1), (fork, forked, cut + 3)):
+        upto = data.draw(st.integers(min_value=1, max_value=last_seq))
+        assert await of.totals(at, upto) == add_up(await of.read(at, 1, upto))
+
+
+async def test_totals_of_a_journal_without_them_are_added_up() -> None:
+    """An Everlong that does not know the field has appended: it has left it out."""
+    log = journal()
+    head = await grown(log, 70)
+    write = log._segments.write
+    bare = dataclasses.replace(await newest_segment(log, head), totals=None)
+    head, _ = await write(bare)
+    head, _ = await log.append(head, [priced(71)])
+    assert await log.totals(head, 71) == add_up(await log.read(head))
+
+
+async def test_the_newest_entry_of_some_kinds_takes_no_second_look() -> None:
+    store = CountingStore()
+    log = journal(store)
+    head = await grown(log, 4000, 10)
+    head, _ = await log.append(head, [entry(4001, "the answer", Kind.REPLY)])
+    store.gets = 0
+    found = await log.last(head, (Kind.REPLY, Kind.FAILURE))
+    assert found is not None
+    assert (found.seq, found.kind, store.gets) == (4001, Kind.REPLY, 1)
+    head, _ = await log.append(head, [entry(4002, "no", Kind.FAILURE), entry(4003)])
+    found = await log.last(head, (Kind.REPLY, Kind.FAILURE))
+    assert found is not None
+    assert found.seq == 4002
+    assert (await log.last(head, Kind.REPLY)) is not None
+    assert (await log.last(head, Kind.REPLY, 4000)) is None
+
+
+async def test_an_append_reads_the_newest_segment_once() -> None:
+    store = CountingStore()
+    log = journal(store)
+    head, _ = await log.append(None, [entry(1)])
+    store.gets = 0
+    head, _ = await log.append(head, [entry(2)])
+    assert (head.first_seq, head.count, store.gets) == (1, 2, 1)
+
+
+async def test_an_append_and_a_read_of_one_segment_make_no_task() -> None:
+    """A task costs about as much as to parse a small segment."""
+    loop = asyncio.get_running_loop()
+    made: list[object] = []
+
+    def make(loop: asyncio.AbstractEventLoop, work: Any, **named: Any) -> asyncio.Task[Any]:
+        made.append(work)
+        return asyncio.Task(work, loop=loop, **named)
+
+    log = journal()
+    loop.set_task_factory(make)
+    try:
+        head, _ = await log.append(None, [entry(1, "x" * 2000)])
+        head, _ = await log.append(head, [entry(2)])
+        [first, second] = await log.read(head)
+        assert [each.text for each in await log.messages([first, second])] == ["x" * 2000, "hello"]
+    finally:
+        loop.set_task_factory(None)
+    assert made == []

@@ -1,6 +1,8 @@
 """The object format, which is what an inline payload holds; and bodies, which are packs."""
 
 import struct
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import zstandard
@@ -167,3 +169,46 @@ def test_a_thread_key_is_safe_whatever_the_id(namespace: str, thread_id: str) ->
 
 def test_thread_keys_differ_by_namespace_and_id() -> None:
     assert len({thread_key("a", "b"), thread_key("a", "c"), thread_key("", "ab")}) == 3
+
+
+def test_a_thread_makes_one_compressor_and_one_decompressor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[str] = []
+
+    def counted(name: str) -> Any:
+        real = getattr(zstandard, name)
+
+        def make(*args: Any, **named: Any) -> Any:
+            made.append(name)
+            return real(*args, **named)
+
+        return make
+
+    for name in ("ZstdCompressor", "ZstdDecompressor"):
+        monkeypatch.setattr(zstandard, name, counted(name))
+
+    def use(seed: int) -> bool:
+        texts = [noise(2000, seed + n).hex().encode() for n in range(20)]
+        return [unseal(seal(text)) for text in texts] == texts
+
+    with ThreadPoolExecutor(1) as alone:  # A new thread has made none yet.
+        assert all(alone.map(use, range(0, 100, 20)))
+    assert sorted(made) == ["ZstdCompressor", "ZstdDecompressor"]
+
+
+def test_threads_that_seal_at_once_do_not_mix_up_their_bytes() -> None:
+    def use(seed: int) -> bool:
+        texts = [noise(60_000, seed + n).hex().encode() for n in range(10)]
+        return [unseal(seal(text)) for text in texts] == texts
+
+    with ThreadPoolExecutor(4) as together:
+        assert all(together.map(use, range(0, 80, 10)))
+
+
+def test_a_decompressor_that_met_damage_serves_the_next_object() -> None:
+    sealed = bytearray(seal(TEXT))
+    sealed[-8] ^= 0xFF
+    with pytest.raises(BlobCorrupt):
+        unseal(bytes(sealed))
+    assert unseal(seal(TEXT)) == TEXT

@@ -53,7 +53,6 @@ from everlong.admin.service.entries import (
 )
 from everlong.admin.service.findings import Finding
 from everlong.admin.service.fleet import FleetView, StoreHealth, fleet, store_health
-from everlong.admin.service.folding import Totals
 from everlong.admin.service.forking import fork
 from everlong.admin.service.gathering import Reach
 from everlong.admin.service.gauges import Gauge
@@ -96,6 +95,7 @@ from everlong.admin.service.watching import (
     status,
 )
 from everlong.archive import Manifest
+from everlong.models import Totals
 from everlong.queries import LIBRARY, Bounds, NamedQuery
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""What entries of a journal add up to: pure functions, the same on every machine."""
+"""Approvals and changes in entries of a journal: pure functions, the same on every machine."""
 
 import dataclasses
 from collections import Counter
@@ -16,53 +16,6 @@ _DECIDED: Final = TypeAdapter(Decided)
 _CONTROL: Final = TypeAdapter(ControlNote)
 # Calls belong to the newest reply. With one of these, none of them waits for a person any more.
 _ENDS_CALLS: Final = frozenset({Kind.MESSAGE, Kind.REPLY, Kind.FAILURE, Kind.FORK})
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Totals:
-    """What a thread had done up to an entry, or between two. Sub-agents' own costs are not in it."""
-
-    messages: int = 0
-    steps: int = 0
-    """Replies of the model."""
-    tool_calls: int = 0
-    """Calls with a result."""
-    failures: int = 0
-    """Turns that ended without an answer."""
-    compactions: int = 0
-    tokens: int = 0
-    cost_usd: float = 0.0
-    body_bytes: int = 0
-    """Messages and data as JSON, as a model is shown them."""
-
-
-_COUNTED: Final = {
-    Kind.MESSAGE: "messages",
-    Kind.REPLY: "steps",
-    Kind.TOOL_RESULT: "tool_calls",
-    Kind.FAILURE: "failures",
-    Kind.COMPACTION: "compactions",
-}
-
-
-def totals(entries: Iterable[Entry], before: Totals | None = None) -> Totals:
-    """Add entries up, to what was there before them."""
-    before = before or Totals()
-    counts: Counter[str] = Counter()
-    tokens, cost_usd, body_bytes = before.tokens, before.cost_usd, before.body_bytes
-    for entry in entries:
-        if entry.kind in _COUNTED:
-            counts[_COUNTED[entry.kind]] += 1
-        tokens += entry.tokens
-        cost_usd += entry.cost_usd
-        body_bytes += entry.size_bytes
-    return dataclasses.replace(
-        before,
-        tokens=tokens,
-        cost_usd=cost_usd,
-        body_bytes=body_bytes,
-        **{name: getattr(before, name) + count for name, count in counts.items()},
-    )
 
 
 def pending_after(entries: Iterable[Entry]) -> tuple[Approval, ...]:

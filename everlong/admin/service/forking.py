@@ -8,7 +8,6 @@ from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from everlong.admin.service.folding import Totals
 from everlong.admin.service.past import Past, Scene
 from everlong.admin.service.translating import translated, translated_rpc
 from everlong.archive import manifest as manifests
@@ -22,6 +21,7 @@ from everlong.models import (
     ThreadStart,
     ThreadState,
     ThreadStatus,
+    Totals,
     note,
     thread_key,
 )

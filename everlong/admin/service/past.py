@@ -11,7 +11,6 @@ from temporalio.client import Client
 
 from everlong import compaction, limits
 from everlong.admin.service import folding
-from everlong.admin.service.asking import SCAN_ENTRIES
 from everlong.admin.service.watching import journal_of
 from everlong.admin.service.watching import status as status_of
 from everlong.archive import ArchivedJournal, Manifest, StoredArchive
@@ -27,6 +26,8 @@ from everlong.models import (
     SegmentRef,
     SnapshotRef,
     ThreadStatus,
+    Totals,
+    add_up,
     seq_after,
     thread_key,
 )
@@ -44,8 +45,8 @@ class ThreadView:
     agent: str
     seq: int
     time_ms: int
-    totals: folding.Totals | None
-    """None if they were not asked for: all entries up to this one have to be read for them."""
+    totals: Totals | None
+    """None if they were not asked for: an archive has to be read up to this entry for them."""
     pending: tuple[Approval, ...]
     facts: tuple[Fact, ...]
     snapshot: SnapshotRef | None
@@ -66,7 +67,7 @@ class ThreadDiff:
     """Those after the first, up to the last; or the newest of them, if that was asked for."""
     left_out: int
     """Entries between the two that are not among these."""
-    totals: folding.Totals
+    totals: Totals
     """What these entries add."""
     context_added: tuple[Message, ...]
     context_removed: tuple[Message, ...]
@@ -185,14 +186,9 @@ class Past:
         )
         return before.context_bytes, compaction.size_of(context)
 
-    async def totals(self, seq: int) -> folding.Totals:
-        """Add up all entries to one. It reads them all, a bounded number at a time."""
-        head = self.head_with(seq)
-        found = folding.Totals()
-        for first_seq in range(1, seq + 1, SCAN_ENTRIES):
-            last_seq = min(seq, first_seq + SCAN_ENTRIES - 1)
-            found = folding.totals(await self.journal.read(head, first_seq, last_seq), found)
-        return found
+    async def totals(self, seq: int) -> Totals:
+        """Return the totals of all entries up to one. Only an archive is read whole for them."""
+        return await self.journal.totals(self.head_with(seq), seq)
 
     async def pending(self, seq: int) -> tuple[Approval, ...]:
         """Return the approvals that waited after an entry. They belong to the newest reply."""
@@ -240,7 +236,8 @@ async def state_at(
 ) -> ThreadView:
     """Return what a thread was right after an entry, and what its model would have read then.
 
-    Without totals, it costs no more in a long journal than in a short one.
+    It costs no more in a long journal than in a short one. Of an archive, totals take a read of all of
+    its entries up to this one.
     """
     past = await Past.open(client, packs, thread_id)
     scene = await past.scene(seq)
@@ -289,7 +286,7 @@ async def diff(
         last_seq=last_seq,
         entries=tuple(entries),
         left_out=between - listed,
-        totals=folding.totals(entries),
+        totals=add_up(entries),
         context_added=folding.added(before.context, after.context),
         context_removed=folding.added(after.context, before.context),
         context_bytes=(before.context_bytes, after.context_bytes),
