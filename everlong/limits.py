@@ -216,9 +216,12 @@ CACHE_SECONDS_MAX: Final = 0.5
 # A prefetch must not push out of the cache what it has fetched itself.
 PREFETCH_BYTES_MAX: Final = CACHE_MEMORY_BYTES_MAX // 2
 
-# An activity on a killed worker is noticed after this long. The SDK sends heartbeats at most every
-# 80% of it, however often it is asked to.
+# Default of the policy's `heartbeat_seconds`, where the arithmetic is.
 HEARTBEAT_SECONDS: Final = 5.0
+# An activity asks for a heartbeat twice in each timeout, for the first time after half of it: an event
+# loop that is blocked for up to half of the timeout costs no attempt. The SDK sends the first request at
+# once and then the newest one, 80% of the timeout (at most 60 s) after the last that it sent.
+HEARTBEATS_IN_TIMEOUT: Final = 2
 
 # A model call or a tool that takes longer than this counts as failed.
 CALL_SECONDS_MAX: Final = 600.0

@@ -1,7 +1,10 @@
 """Heartbeats, and patience with the store.
 
-A killed worker is noticed by its heartbeats, which need no help from the code that they cover. A
-fault of the store, or bytes that are missing, hold a thread: its activity waits, its heartbeats say
+The server notices a killed worker by missing heartbeats. They run beside the code that they cover and
+need no help from it. Each is a billed action, so an activity that ends within half of the heartbeat
+timeout sends none.
+
+A fault of the store, or bytes that are missing, hold a thread: its activity waits, its heartbeats say
 for what, and it goes on by itself once that is mended. One that has done nothing yet gives up its
 place after a while and is tried again; one that has run a tool waits on, and does not run it again.
 """
@@ -11,6 +14,7 @@ import contextlib
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import timedelta
 from typing import TypeVar
 
 from temporalio import activity
@@ -35,9 +39,10 @@ _MENDABLE = (StoreUnavailable, BlobMissing, BlobCorrupt, KeyMissing, RefRefused,
 class Pulse:
     """The heartbeats of one activity, and what it waits for."""
 
-    def __init__(self, held: Callable[[str], None]) -> None:
+    def __init__(self, held: Callable[[str], None], interval_seconds: float) -> None:
         self._held = held
         self._held_by = ""
+        self._interval_seconds = interval_seconds
 
     async def briefly(self, work: Callable[[], Awaitable[T]]) -> T:
         """Do work on the store before anything else was done; fail as held if it cannot be."""
@@ -60,20 +65,34 @@ class Pulse:
                 except _MENDABLE as error:
                     if time.monotonic() > deadline:
                         raise
-                    self._held_by = f"held by {type(error).__name__}: {error}"
-                    activity.logger.warning(self._held_by)
+                    held_by = f"held by {type(error).__name__}: {error}"
+                    activity.logger.warning(held_by)
                     self._held(type(error).__name__)
+                    self._show(held_by)
                 # Jitter, so that many activities do not come back at the same moment.
                 await asyncio.sleep(pause_seconds * random.uniform(0.5, 1.0))  # noqa: S311
                 pause_seconds = min(2 * pause_seconds, limits.STORE_RETRY_SECONDS_MAX)
         finally:
-            self._held_by = ""
+            self._show("")
 
     async def beat(self) -> None:
-        """Heartbeat until cancelled. The details are what Temporal shows of a pending activity."""
+        """Heartbeat until cancelled, for the first time after one interval."""
         while True:
-            activity.heartbeat(*([self._held_by] if self._held_by else []))
-            await asyncio.sleep(limits.HEARTBEAT_SECONDS / 3)
+            await asyncio.sleep(self._interval_seconds)
+            self._heartbeat()
+
+    def _show(self, held_by: str) -> None:
+        """Heartbeat at once if what the activity waits for has changed.
+
+        The SDK delays it if another heartbeat was sent within the last 80% of the timeout.
+        """
+        if held_by != self._held_by:
+            self._held_by = held_by
+            self._heartbeat()
+
+    def _heartbeat(self) -> None:
+        """Heartbeat. The details are what Temporal shows of a pending activity."""
+        activity.heartbeat(*([self._held_by] if self._held_by else []))
 
 
 def held(reason: str) -> ApplicationError:
@@ -86,7 +105,8 @@ def held(reason: str) -> ApplicationError:
 @contextlib.asynccontextmanager
 async def pulse(held: Callable[[str], None]) -> AsyncIterator[Pulse]:
     """Heartbeat while the body runs. `held` is told what it has to wait for, each time."""
-    living = Pulse(held)
+    timeout = activity.info().heartbeat_timeout or timedelta(seconds=limits.HEARTBEAT_SECONDS)
+    living = Pulse(held, timeout.total_seconds() / limits.HEARTBEATS_IN_TIMEOUT)
     beats = asyncio.create_task(living.beat())
     try:
         yield living

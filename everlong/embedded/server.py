@@ -58,12 +58,14 @@ async def start_server(
     codec_endpoint: str = "",
     dynamic_config: Mapping[str, str] | None = None,
     durable: bool = True,
+    metrics_port: int | None = None,
 ) -> TemporalServer:
     """Start the dev server and wait until it answers.
 
     A port that is asked for is used or refused. Otherwise Temporal's usual one is taken if that is
     wanted and free, or else any free port; and another one if somebody else was faster. One that is
-    not `durable` is quicker, and what it held may be unreadable once it was killed: for tests.
+    not `durable` is quicker, and what it held may be unreadable once it was killed: for tests. With
+    `metrics_port` the server's own metrics are at that port, for Prometheus.
     """
     binary = find_temporal()
     if port is not None and port == ui_port:
@@ -77,7 +79,7 @@ async def start_server(
         usual = usual_ports and attempt == 0
         chosen = port or _free_port(PORT_DEFAULT if usual else 0)
         ui_chosen = ui_port or _free_port(UI_PORT_DEFAULT if usual else 0)
-        arguments = [binary, *_arguments(data_dir, chosen, ui_chosen, codec_endpoint)]
+        arguments = [binary, *_arguments(data_dir, chosen, ui_chosen, codec_endpoint, metrics_port)]
         for name, value in (dynamic_config or {}).items():
             arguments += ["--dynamic-config-value", f"{name}={value}"]
         for pragma in () if durable else _FLEETING:
@@ -152,12 +154,16 @@ def is_free(port: int, host: str = LOOPBACK) -> bool:
         return True
 
 
-def _arguments(data_dir: Path, port: int, ui_port: int, codec_endpoint: str) -> list[str]:
+def _arguments(
+    data_dir: Path, port: int, ui_port: int, codec_endpoint: str, metrics_port: int | None
+) -> list[str]:
     arguments = ["server", "start-dev", "--ip", LOOPBACK, "--port", str(port)]
     arguments += ["--ui-port", str(ui_port), "--ui-disable-news-fetch", "--log-level", "error"]
     arguments += ["--db-filename", str(data_dir / "temporal.db")]
     if codec_endpoint:
         arguments += ["--ui-codec-endpoint", codec_endpoint]
+    if metrics_port is not None:
+        arguments += ["--metrics-port", str(metrics_port)]
     for name, kind in SEARCH_ATTRIBUTES.items():
         arguments += ["--search-attribute", f"{name}={kind}"]
     return arguments

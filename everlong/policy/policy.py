@@ -93,6 +93,23 @@ class Policy:
     """All facts together. They are in every context: at 2,000 tokens they are an eighth of what a
     compaction leaves."""
 
+    # Crashes.
+
+    heartbeat_seconds: Annotated[float, Field(ge=1, le=limits.CALL_SECONDS_MAX)] = (
+        limits.HEARTBEAT_SECONDS
+    )
+    """Heartbeat timeout of a thread's activities. The server takes a worker for dead this long after its
+    last sign of life and has another one try again, with 1 s of back-off: 6 s after a crash by default.
+
+    Each heartbeat is a billed action. An activity that ends within half of the timeout sends none; a
+    longer one sends the first then, and one more every 80% of the timeout. By default that is 2 for a
+    model call of 10 s, and 150 for a tool of 10 minutes. With 30 s it is 0 and 25, and a crash is
+    noticed up to 25 s later. At 50 USD a million actions, the default costs 0.0001 USD for a call of
+    10 s: less than a hundredth of what the tokens of most calls cost.
+
+    A worker whose event loop is blocked for half of the timeout is taken for dead too, and its tools run
+    twice. 600 s, the most, is how long a call may take by default."""
+
     # Hard limits.
 
     turn_steps_max: Annotated[int, Field(ge=1)] = 500

@@ -30,7 +30,6 @@ T = TypeVar("T")
 
 _INTERVAL: Final = timedelta(seconds=limits.RETRY_SECONDS_MAX)
 _TIMEOUT: Final = timedelta(seconds=limits.ACTIVITY_SECONDS_MAX)
-_HEARTBEAT: Final = timedelta(seconds=limits.HEARTBEAT_SECONDS)
 _HOLDS_MAX: Final = 10  # 10 s doubled ten times is far over the longest pause.
 # What a thread that is paused does not begin.
 _STEPS: Final = frozenset({CALL_MODEL, RUN_TOOL, BRIEF, COLLECT})
@@ -85,7 +84,7 @@ class Executor:
                         raw,
                         result_type=RawValue,
                         start_to_close_timeout=_TIMEOUT,
-                        heartbeat_timeout=_HEARTBEAT,
+                        heartbeat_timeout=timedelta(seconds=thread.policy.heartbeat_seconds),
                         retry_policy=retry_policy,
                     )
                 except ActivityError as error:

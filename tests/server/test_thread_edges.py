@@ -12,7 +12,7 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureEr
 from temporalio.common import RetryPolicy
 from temporalio.exceptions import ApplicationError
 
-from everlong import Agent, Reply, limits, tool
+from everlong import Agent, Policy, Reply, limits, tool
 from everlong.admin import service
 from everlong.admin.service import sizes, watching
 from everlong.embedded import TemporalServer
@@ -126,7 +126,8 @@ async def test_every_call_is_bounded_by_the_server_whatever_ends_it(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     """A tool that kills its worker never gets to count its own attempts."""
-    async with open_threads(server.address, store, reading_agent(1)) as threads, threads.worker():
+    agent = reading_agent(1, policy=Policy(heartbeat_seconds=7))
+    async with open_threads(server.address, store, agent) as threads, threads.worker():
         await ask(threads, thread_id)
         history = await threads.client.get_workflow_handle(thread_id).fetch_history()
     scheduled = [
@@ -135,9 +136,10 @@ async def test_every_call_is_bounded_by_the_server_whatever_ends_it(
         if event.HasField("activity_task_scheduled_event_attributes")
     ]
     assert len(scheduled) == 3
-    for each in scheduled:
-        assert each.retry_policy.maximum_attempts == limits.CALL_ATTEMPTS_MAX
-        assert each.heartbeat_timeout.ToSeconds() == limits.HEARTBEAT_SECONDS
+    assert {each.retry_policy.maximum_attempts for each in scheduled} == {limits.CALL_ATTEMPTS_MAX}
+    # The first model call tells the thread its agent's policy.
+    timeouts = [each.heartbeat_timeout.ToSeconds() for each in scheduled]
+    assert timeouts == [limits.HEARTBEAT_SECONDS, 7, 7]
 
 
 async def test_a_reply_with_text_that_cannot_be_stored_is_mended(

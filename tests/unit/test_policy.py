@@ -27,6 +27,7 @@ changes = st.fixed_dictionaries(
         "run_events_max": st.integers(50, 40_000),
         "run_blobs_max": st.integers(1, 10**6),
         "idle_seconds": st.floats(0.001, 10**8),
+        "heartbeat_seconds": st.floats(1, 600),
         "compact_to_bytes": st.integers(2 * limits.KIB, 255 * limits.KIB),
         "summary": st.booleans(),
         "tool_result_ttl_seconds": st.none() | st.floats(0.001, 10**8),
@@ -117,6 +118,9 @@ def test_no_policy_makes_a_run_end_that_has_just_begun(field: str) -> None:
         {"on_limit": "explode"},
         {"idle_seconds": 0},
         {"idle_seconds": float("nan")},
+        {"heartbeat_seconds": 0.9},
+        {"heartbeat_seconds": 601},
+        {"heartbeat_seconds": float("nan")},
         {"context_bytes_max": 100},
         {"memory_bytes_max": limits.MIB},
     ],
@@ -130,7 +134,13 @@ def test_bounds_that_would_harm_are_refused(field: dict[str, Any]) -> None:
 @pytest.mark.parametrize("seconds", [float("inf"), 1e15])
 @pytest.mark.parametrize(
     "field",
-    ["idle_seconds", "resume_seconds_max", "tool_result_ttl_seconds", "fact_ttl_seconds"],
+    [
+        "idle_seconds",
+        "heartbeat_seconds",
+        "resume_seconds_max",
+        "tool_result_ttl_seconds",
+        "fact_ttl_seconds",
+    ],
 )
 def test_times_are_such_that_a_timer_takes_them(field: str, seconds: float) -> None:
     """One that does not fit a timedelta would fail every task of a thread."""
