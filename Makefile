@@ -95,6 +95,10 @@ bench-thread: $(READY) ## Measure threads: 2,000 steps, cold resumes, kills; BEN
 bench-seeing: $(READY) ## Hold resume spans against an outside clock, and measure what telemetry costs
 	@$(BIN)/python -m bench.seeing $(BENCH)
 
+.PHONY: bench-sticky
+bench-sticky: $(READY) ## Measure both sides of the sticky timeout: kills and bursts; BENCH=--quick for a look
+	@$(BIN)/python -m bench.sticky $(BENCH)
+
 .PHONY: bench-admin fuzz-api
 bench-admin: $(READY) ## Measure the dashboard's lists with 10,000 threads; BENCH=--quick for a look
 	@$(BIN)/python -m bench.admin $(BENCH)
