@@ -17,6 +17,7 @@ from everlong import limits
 from everlong.errors import ConfigError
 
 _STICKY: Final = "sticky_queue_schedule_to_start_timeout"
+_SLOTS: Final = "max_concurrent_"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,8 +120,11 @@ def set_defaults(config: WorkerConfig, *, only_agents: bool, sticky_seconds: flo
     if sticky_seconds is not None:
         wanted[_STICKY] = timedelta(seconds=sticky_seconds)
     options: dict[str, Any] = config  # type: ignore[assignment] # names of its keys are variable here
+    has_tuner = options.get("tuner") is not None
     for name, value in wanted.items():
-        if options.get(name) == _sdk_default(name):
+        # The SDK takes a tuner or numbers of slots, not both.
+        is_taken = has_tuner and name.startswith(_SLOTS)
+        if options.get(name) == _sdk_default(name) and not is_taken:
             options[name] = value
 
 

@@ -91,8 +91,9 @@ def worker(
         int | None,
         _tuning_option(
             tuning.WORKFLOW_TASKS,
-            "Workflow tasks at a time: steps of threads, without their model calls and tools. They need "
-            "the processor and wait for little, so more of them only makes each slower. Default: 100.",
+            "Workflow tasks at a time: steps of threads, without their model calls and tools. Fewer "
+            "make tasks wait at the server, where they time out; more make each of them slower. "
+            "Default: 100.",
         ),
     ] = None,
     activities: Annotated[

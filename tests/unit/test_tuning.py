@@ -17,6 +17,7 @@ from temporalio.worker import (
     Worker,
     WorkerConfig,
     WorkerDeploymentConfig,
+    WorkerTuner,
 )
 from typer.testing import CliRunner
 
@@ -103,6 +104,19 @@ async def test_the_plugins_sticky_timeout_is_for_any_worker(
     plugin = EverlongPlugin(store="memory:", agents=[AGENT], sticky_seconds=seconds)
     found = await configure(plugin, workflows=workflows)
     assert found[STICKY] == timedelta(seconds=seconds)
+
+
+async def test_a_default_of_slots_gives_way_to_a_tuner_and_to_a_workers_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slots = "max_concurrent_workflow_tasks"
+    monkeypatch.setattr(tuning, "_agent_defaults", lambda: {slots: 8})
+    plugin = EverlongPlugin(store="memory:", agents=[AGENT])
+    assert (await configure(plugin))[slots] == 8
+    assert (await configure(plugin, **{slots: 3}))[slots] == 3
+    assert (await configure(plugin, workflows=[Theirs]))[slots] is None
+    tuner = WorkerTuner.create_fixed(workflow_slots=5)
+    assert (await configure(plugin, tuner=tuner))[slots] is None
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 0.05, 61, float("nan"), float("inf")])
