@@ -24,7 +24,7 @@ SDK_VENV = .venv-sdk-$(SDK)
 SDK_TESTS := \
 	$(addprefix tests/unit/test_,sdk_internals.py plugin.py codec.py codec_door.py activities.py golden.py \
 		attribute_watch.py core_metrics.py config.py spans.py keys.py doctoring.py codec_layers.py ahead.py \
-		drain.py) \
+		drain.py tuning.py) \
 	tests/replay \
 	$(addprefix tests/server/test_,sdk_internals.py plugin.py converters.py codec_order.py codec_server.py \
 		replay.py queries.py resume.py beyond.py rollout.py drain.py drain_report.py never_terminated.py \
@@ -98,6 +98,10 @@ bench-seeing: $(READY) ## Hold resume spans against an outside clock, and measur
 .PHONY: bench-cost
 bench-cost: $(READY) ## Count billed actions and history events beside a plain loop; BENCH=--quick for a look
 	@$(BIN)/python -m bench.cost $(BENCH)
+
+.PHONY: bench-sticky
+bench-sticky: $(READY) ## Measure both sides of the sticky timeout: kills and bursts; BENCH=--quick for a look
+	@$(BIN)/python -m bench.sticky $(BENCH)
 
 .PHONY: bench-admin fuzz-api
 bench-admin: $(READY) ## Measure the dashboard's lists with 10,000 threads; BENCH=--quick for a look

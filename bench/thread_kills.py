@@ -17,8 +17,8 @@ from everlong.storage.packstore import PackStore
 
 BETWEEN_SECONDS_MAX: Final = 1.5
 WITHIN_SECONDS_MAX: Final = 8.0
-# The SDK's own default is 10 s. The plugin takes exactly that for no wish at all.
-SDK_STICKY: Final = "9.999"
+# The SDK's own default.
+SDK_STICKY: Final = "10"
 _CALL_SECONDS_MAX: Final = 40.0
 # The SDK sends heartbeats no more often than this.
 _HEARTBEATS_SECONDS: Final = 0.8 * limits.HEARTBEAT_SECONDS

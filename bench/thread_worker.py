@@ -7,8 +7,6 @@ import asyncio
 import signal
 import sys
 from collections.abc import Sequence
-from datetime import timedelta
-from typing import Any
 
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
@@ -41,12 +39,14 @@ async def run(address: str, queue: str, url: str, sticky_seconds: str = "") -> N
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(TellingExporter()))
     store = CountingStore(open_store(url), probe.tell)
-    plugin = EverlongPlugin(store=store, agents=[reader()], tracer_provider=provider)
+    plugin = EverlongPlugin(
+        store=store,
+        agents=[reader()],
+        sticky_seconds=float(sticky_seconds) if sticky_seconds else None,
+        tracer_provider=provider,
+    )
     client = await Client.connect(address, plugins=[plugin])
-    options: dict[str, Any] = {}
-    if sticky_seconds:
-        options["sticky_queue_schedule_to_start_timeout"] = timedelta(seconds=float(sticky_seconds))
-    async with Worker(client, task_queue=queue, **options):
+    async with Worker(client, task_queue=queue):
         probe.tell("ready")
         await stopped.wait()
     provider.shutdown()

@@ -40,6 +40,7 @@ async def connect(
         cache_dir=settings.cache_dir or None,
         inline_bytes_max=settings.inline_bytes_max,
         encoder_bytes_max=settings.encoder_bytes_max,
+        sticky_seconds=settings.tuning.sticky_seconds,
         tracer_provider=tracer_provider,
         meter_provider=meter_provider,
         record_contents=settings.record_contents,

@@ -5,7 +5,6 @@ import dataclasses
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import ContextVar
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
@@ -20,7 +19,7 @@ from temporalio.converter import DataConverter, PayloadCodec
 from temporalio.plugin import SimplePlugin
 from temporalio.worker import ReplayerConfig, Worker, WorkerConfig, WorkflowRunner
 
-from everlong import limits
+from everlong import limits, tuning
 from everlong.activities import AgentActivities, CheckActivities, SweepActivities
 from everlong.agents import Agent
 from everlong.codecs import EverlongCodec, measuring
@@ -55,10 +54,9 @@ T = TypeVar("T")
 _LOG: Final = logging.getLogger(__name__)
 
 _WORKFLOWS: Final[list[type]] = [AgentWorkflow, DoctorWorkflow, SweeperWorkflow]
-_STICKY: Final = "sticky_queue_schedule_to_start_timeout"
+_OWN_WORKFLOWS: Final = frozenset({*_WORKFLOWS, *VERSIONED.values()})
 # What the extra `admin` brings, and archives need.
 _ARCHIVE_PACKAGES: Final = ("pyarrow", "duckdb")
-_SDK_STICKY_DEFAULT: Final = timedelta(seconds=10)
 # SDK 1.35 added this option. Since then `async with worker` waits for the clean-up of plugins.
 _SDK_AWAITS_CLEAN_UP: Final = "plugin_shutdown_timeout" in WorkerConfig.__annotations__
 # The SDK's own default, where it waits.
@@ -96,6 +94,10 @@ class EverlongPlugin(SimplePlugin):
         inline_bytes_max: Payloads above this, after compression, go to the store.
         encoder_bytes_max: Memory by which the encoder knows what the threads of this process have
             stored. 128 MiB by default; 20 KB a thread, and 300 KB a long one, is the least that helps.
+        sticky_seconds: How long a workflow task waits for the worker that has its workflow in memory,
+            before any worker may take it. For every worker made from this client, unless its `Worker`
+            is given a value of its own. If None, workers that run nothing but agents have
+            `limits.STICKY_SECONDS`, and others have the SDK's default.
         nexus_offload: Offload Nexus payloads too; the other namespace then needs the same store.
         tracer_provider: Where spans go; OpenTelemetry's global provider if not given.
         meter_provider: Where metrics go; the global one if not given.
@@ -116,6 +118,7 @@ class EverlongPlugin(SimplePlugin):
         cache_dir: str | Path | None = None,
         inline_bytes_max: int = limits.INLINE_BYTES_MAX,
         encoder_bytes_max: int = limits.ENCODER_BYTES_MAX,
+        sticky_seconds: float | None = None,
         nexus_offload: bool = False,
         tracer_provider: TracerProvider | None = None,
         meter_provider: MeterProvider | None = None,
@@ -125,6 +128,9 @@ class EverlongPlugin(SimplePlugin):
             raise ConfigError(f"mode is {mode!r}; use 'write', or 'read' to write plain payloads")
         if mode == "read" and agents:
             raise ConfigError("agents write to the store: mode='read' is for other workflows")
+        if sticky_seconds is not None:
+            tuning.STICKY_SECONDS.check("sticky_seconds", sticky_seconds)
+        self._sticky_seconds = sticky_seconds
         warn_of_untested_sdk(sdk_version())
         sdk_internals.probe()
         if outer_codec is not None:
@@ -212,10 +218,11 @@ class EverlongPlugin(SimplePlugin):
             swapped = (VERSIONED.get(each, each) for each in config["workflows"])
             config["workflows"] = list(dict.fromkeys(swapped))  # The plugin may be applied twice.
         config["workflow_runner"] = self._with_hooks(config["workflow_runner"])
-        # Threads replay cheaply; a team's other workflows may not. A team's own setting wins, and
-        # only its value tells it from the SDK's default.
-        if self._has_agents and config[_STICKY] == _SDK_STICKY_DEFAULT:
-            config[_STICKY] = timedelta(seconds=limits.STICKY_SECONDS)
+        # Workflows that a plugin after this one adds are not seen here.
+        runs_only_agents = self._has_agents and _OWN_WORKFLOWS.issuperset(config["workflows"])
+        tuning.set_defaults(
+            config, only_agents=runs_only_agents, sticky_seconds=self._sticky_seconds
+        )
         config["unsandboxed_workflow_runner"] = self._with_hooks(
             config["unsandboxed_workflow_runner"]
         )

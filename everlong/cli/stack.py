@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from everlong import limits, tuning
 from everlong.admin.console import command, out
 from everlong.cli.sweeping import index_dir_of, retention_of
 from everlong.config import (
@@ -35,6 +36,11 @@ UiPort = Annotated[
     typer.Option(min=1, max=65535, help="Port for the Temporal UI; 8233, or a free one."),
 ]
 DataDir = Annotated[Path | None, typer.Option(help="Where everything is kept.")]
+
+
+def _tuning_option(allowed: tuning.Range, text: str) -> Any:
+    """Return an option of `everlong worker`, with its bounds."""
+    return typer.Option(min=allowed.least, max=allowed.most, help=text)
 
 
 @commands.command()
@@ -81,17 +87,86 @@ def worker(
     build_id: Annotated[
         str, typer.Option(help="Version within the deployment; or EVERLONG_BUILD_ID.")
     ] = "",
+    workflow_tasks: Annotated[
+        int | None,
+        _tuning_option(
+            tuning.WORKFLOW_TASKS,
+            "Workflow tasks at a time: steps of threads, without their model calls and tools. Fewer "
+            "make tasks wait at the server, where they time out; more make each of them slower. "
+            "Default: 100.",
+        ),
+    ] = None,
+    activities: Annotated[
+        int | None,
+        _tuning_option(
+            tuning.ACTIVITIES,
+            "Model calls and tools at a time. They mostly wait: raise it if slots are used up while the "
+            "processor is idle, lower it if tools need much memory. Default: 100.",
+        ),
+    ] = None,
+    cached_threads: Annotated[
+        int | None,
+        _tuning_option(
+            tuning.CACHED_THREADS,
+            "Threads that stay in memory between their steps; one that does not is replayed. Raise it "
+            "above the number of threads that are active at once, lower it if memory is short. "
+            "Default: 1000.",
+        ),
+    ] = None,
+    sticky_seconds: Annotated[
+        float | None,
+        _tuning_option(
+            tuning.STICKY_SECONDS,
+            "Time that a task waits for the worker that has its thread in memory, before any worker may "
+            "take it. Shorter: threads of a killed worker go on sooner. Longer: fewer replays while "
+            f"workers are busy. Default: {limits.STICKY_SECONDS:g}.",
+        ),
+    ] = None,
+    workflow_pollers: Annotated[
+        int | None,
+        _tuning_option(
+            tuning.WORKFLOW_POLLERS,
+            "Requests that wait for workflow tasks at the same time. Raise it if tasks wait in the "
+            "queue while slots are free. Default: 5.",
+        ),
+    ] = None,
+    activity_pollers: Annotated[
+        int | None,
+        _tuning_option(
+            tuning.ACTIVITY_POLLERS,
+            "Requests that wait for model calls and tools at the same time. Raise it if those wait in "
+            "the queue while slots are free. Default: 5.",
+        ),
+    ] = None,
+    identity: Annotated[
+        str,
+        typer.Option(
+            help="The worker's name in histories, in lists of pollers and in everlong doctor. Give each "
+            "worker its own. Default: process id and host.",
+        ),
+    ] = "",
 ) -> None:
     """Run agents against the Temporal server of the environment, until Ctrl-C.
 
     TEMPORAL_ADDRESS, EVERLONG_STORE, EVERLONG_TASK_QUEUE, OTEL_TRACES_EXPORTER and
-    OTEL_METRICS_EXPORTER are read.
+    OTEL_METRICS_EXPORTER are read. Each option can be set by a variable too: EVERLONG_WORKFLOW_TASKS
+    for --workflow-tasks, and so on. An option wins over its variable.
     """
     settings = load_settings()
+    given = {
+        "workflow_tasks": workflow_tasks,
+        "activities": activities,
+        "cached_threads": cached_threads,
+        "sticky_seconds": sticky_seconds,
+        "workflow_pollers": workflow_pollers,
+        "activity_pollers": activity_pollers,
+        "identity": tuning.check_identity("--identity", identity) or None,
+    }
     settings = dataclasses.replace(
         settings,
         deployment=deployment or settings.deployment,
         build_id=build_id or settings.build_id,
+        tuning=settings.tuning.changed(given),
     )
     asyncio.run(run_worker(settings, [load_agent(path) for path in agents]))
 

@@ -17,7 +17,7 @@ from temporalio.plugin import SimplePlugin
 from temporalio.worker import Replayer, UnsandboxedWorkflowRunner, Worker, WorkflowRunner
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
-from everlong import Agent, EverlongPlugin, Reply
+from everlong import Agent, EverlongPlugin, Reply, limits
 from everlong.activities import AgentActivities
 from everlong.codecs import EverlongCodec
 from everlong.embedded import TemporalServer
@@ -155,7 +155,9 @@ async def test_workers_inherit_agents_hook_and_short_sticky_timeout(server: Temp
     config = Worker(client, task_queue="q").config(active_config=True)
     assert isinstance(config["workflow_runner"], HookedRunner)
     assert isinstance(config["unsandboxed_workflow_runner"], HookedRunner)
-    assert config["sticky_queue_schedule_to_start_timeout"] == timedelta(seconds=1)
+    assert config["sticky_queue_schedule_to_start_timeout"] == timedelta(
+        seconds=limits.STICKY_SECONDS
+    )
     assert len(config["activities"]) == 8
 
 

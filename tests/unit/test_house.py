@@ -1,15 +1,20 @@
 """Guards for the house: what is exported, documented and promised."""
 
+import dataclasses
+import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import typer.main
+from temporalio.worker import Worker
 
 import everlong
 from everlong import cli, errors
+from everlong.tuning import Tuning
 
 ROOT = Path(__file__).parents[2]
 
@@ -92,11 +97,62 @@ def test_links_in_documents_lead_somewhere(path: Path) -> None:
             assert (path.parent / target).exists(), f"{path.name}: {target}"
 
 
+def settings() -> set[str]:
+    """The variables that are read."""
+    sources = [(ROOT / "everlong" / name).read_text() for name in ("config.py", "tuning.py")]
+    return set(re.findall(r'"(EVERLONG_[A-Z_]+)"', "".join(sources)))
+
+
 def test_every_setting_is_documented() -> None:
-    source = (ROOT / "everlong/config.py").read_text()
     documented = (ROOT / "README.md").read_text() + (ROOT / "docs/deploy.md").read_text()
-    for name in set(re.findall(r'"(EVERLONG_[A-Z_]+)"', source)):
-        assert name in documented, name
+    assert settings() - set(re.findall(r"EVERLONG_[A-Z_]+", documented)) == set()
+
+
+# The agent of docker-compose.yml, which passes it to the command.
+OF_COMPOSE = {"EVERLONG_AGENT"}
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+def test_every_variable_in_documents_is_read(path: Path) -> None:
+    named = set(re.findall(r"\bEVERLONG_[A-Z_]+[A-Z]\b", path.read_text()))
+    assert named - settings() - OF_COMPOSE == set()
+
+
+# Names of bounds that are no arguments in Python, and whose they are.
+BOUNDS_ELSEWHERE = {
+    "max_temp_directory_size": "DuckDB",
+    "max_tokens": "settings of a provider's model",
+    "payload_bytes_max": "an example of how to name one",
+    "rows_max": "the JSON API",
+}
+
+
+def option_names() -> set[str]:
+    """Options of tools and models, which `tool` takes by name."""
+    return set(re.findall(r'"([a-z_]+)"', (ROOT / "everlong/agents/options.py").read_text()))
+
+
+def parameters(*callables: Callable[..., object]) -> set[str]:
+    return {name for each in callables for name in inspect.signature(each).parameters}
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+def test_every_bound_in_documents_can_be_set(path: Path) -> None:
+    named = set(re.findall(r"`(max_[a-z_]+|[a-z_]+_max)(?:=[^`]*)?`", path.read_text()))
+    ours = parameters(everlong.EverlongPlugin, everlong.Policy, everlong.Agent, everlong.ask)
+    ours |= parameters(everlong.Tool) | option_names()
+    assert named - ours - parameters(Worker) - BOUNDS_ELSEWHERE.keys() == set()
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+def test_every_argument_of_a_worker_in_documents_is_a_setting_of_the_command(path: Path) -> None:
+    """`everlong worker` makes the `Worker`, so its users cannot give it an argument."""
+    given = dataclasses.fields(Tuning)
+    tuning = Tuning(**{each.name: "2" if each.name == "identity" else 2 for each in given})  # type: ignore[arg-type] # any numbers
+    settable = {*tuning.worker_options(), "sticky_queue_schedule_to_start_timeout"}
+    kinds = r"max_[a-z_]+|[a-z_]+_timeout|[a-z_]+_poller_behavior|[a-z_]+_polls"
+    named = set(re.findall(rf"`({kinds})(?:=[^`]*)?`", path.read_text()))
+    assert (named & parameters(Worker)) - settable == set()
 
 
 def test_ci_runs_the_command_of_the_readme() -> None:

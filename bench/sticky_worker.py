@@ -1,0 +1,50 @@
+"""`python -m bench.sticky_worker ADDRESS URL QUEUE=STICKY_SECONDS=TASKS ...`: some workers in a process.
+
+Each has a task queue, a sticky timeout and a number of workflow tasks at a time of its own, or the
+default where one is empty. They share a process, so that a benchmark need not wait for many to start.
+"""
+
+import asyncio
+import contextlib
+import signal
+import sys
+
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from temporalio.client import Client
+from temporalio.worker import Worker
+
+from bench import probe
+from bench.thread_agents import reader
+from bench.thread_worker import TellingExporter
+from everlong import EverlongPlugin
+
+
+async def run(address: str, url: str, *cases: str) -> None:
+    """Work until told to stop."""
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(TellingExporter()))
+    async with contextlib.AsyncExitStack() as stack:
+        for queue, sticky_seconds, tasks in (case.split("=") for case in cases):
+            plugin = EverlongPlugin(
+                store=url,
+                agents=[reader()],
+                sticky_seconds=float(sticky_seconds) if sticky_seconds else None,
+                tracer_provider=provider,
+            )
+            client = await Client.connect(address, plugins=[plugin])
+            worker = Worker(
+                client,
+                task_queue=queue,
+                max_concurrent_workflow_tasks=int(tasks) if tasks else None,
+            )
+            await stack.enter_async_context(worker)
+        probe.tell("ready")
+        await stopped.wait()
+    provider.shutdown()
+
+
+if __name__ == "__main__":
+    asyncio.run(run(*sys.argv[1:]))

@@ -1,0 +1,165 @@
+"""Worker tuning: how much a worker does at a time, and the defaults of a worker that runs only agents.
+
+`everlong worker` takes each value as an option and as a variable. In a program, they are arguments of
+the SDK's `Worker`, except for the sticky timeout, which the plugin takes too. A value that is not given
+is the SDK's, or ours from `set_defaults`.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, Final, Self
+
+from temporalio.worker import PollerBehaviorSimpleMaximum, Worker, WorkerConfig
+
+from everlong import limits
+from everlong.errors import ConfigError
+
+_STICKY: Final = "sticky_queue_schedule_to_start_timeout"
+_SLOTS: Final = "max_concurrent_"
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The numbers that a setting may have."""
+
+    least: float
+    most: float
+
+    def check(self, name: str, value: float) -> None:
+        """Raise `ConfigError` if the value is outside."""
+        if not self.least <= value <= self.most:  # NaN is in no range.
+            raise ConfigError(f"{name} is {value:g}; give {self}")
+
+    def __str__(self) -> str:
+        return f"{self.least:g} to {self.most:g}"
+
+
+# Two tasks, and two polls, are the SDK's minimum where threads are cached: one for each of the worker's
+# two queues. A thousand tasks need a thousand OS threads.
+WORKFLOW_TASKS: Final = Range(2, 1000)
+ACTIVITIES: Final = Range(1, limits.TOOL_THREADS_MAX)
+# 0 switches the cache off: each task then replays its run from the start, for tests of replays.
+CACHED_THREADS: Final = Range(0, 100_000)
+WORKFLOW_POLLERS: Final = Range(2, 100)
+ACTIVITY_POLLERS: Final = Range(1, 100)
+# Below 0.1 s every pause of a worker is taken for its end. Above a minute the timeout protects nothing:
+# the server gives up a queue that nothing has polled for 10 s.
+STICKY_SECONDS: Final = Range(0.1, 60)
+IDENTITY_CHARS_MAX: Final = 200
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """Settings of `everlong worker`. None stands for the default."""
+
+    workflow_tasks: int | None = None
+    """`EVERLONG_WORKFLOW_TASKS`: workflow tasks that run at the same time."""
+    activities: int | None = None
+    """`EVERLONG_ACTIVITIES`: model calls and tools that run at the same time."""
+    cached_threads: int | None = None
+    """`EVERLONG_CACHED_THREADS`: threads that stay in memory between their steps."""
+    workflow_pollers: int | None = None
+    """`EVERLONG_WORKFLOW_POLLERS`: requests that wait for workflow tasks at the same time."""
+    activity_pollers: int | None = None
+    """`EVERLONG_ACTIVITY_POLLERS`: requests that wait for activities at the same time."""
+    sticky_seconds: float | None = None
+    """`EVERLONG_STICKY_SECONDS`: how long a task waits for the worker that has its thread in memory."""
+    identity: str = ""
+    """`EVERLONG_IDENTITY`: the worker's name in histories and lists. Empty: process id and host."""
+
+    def changed(self, given: Mapping[str, Any]) -> Self:
+        """Return the settings with those of `given` that are not None."""
+        wanted = {name: value for name, value in given.items() if value is not None}
+        return dataclasses.replace(self, **wanted)
+
+    def worker_options(self) -> dict[str, Any]:
+        """Return the arguments of `Worker`. The plugin sets the sticky timeout."""
+        given = {
+            "max_concurrent_workflow_tasks": self.workflow_tasks,
+            "max_concurrent_activities": self.activities,
+            "max_cached_workflows": self.cached_threads,
+            "workflow_task_poller_behavior": _pollers(self.workflow_pollers),
+            "activity_task_poller_behavior": _pollers(self.activity_pollers),
+            "identity": self.identity or None,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def load_tuning(env: Mapping[str, str]) -> Tuning:
+    """Read the variables of an environment."""
+    return Tuning(
+        workflow_tasks=_whole(env, "EVERLONG_WORKFLOW_TASKS", WORKFLOW_TASKS),
+        activities=_whole(env, "EVERLONG_ACTIVITIES", ACTIVITIES),
+        cached_threads=_whole(env, "EVERLONG_CACHED_THREADS", CACHED_THREADS),
+        workflow_pollers=_whole(env, "EVERLONG_WORKFLOW_POLLERS", WORKFLOW_POLLERS),
+        activity_pollers=_whole(env, "EVERLONG_ACTIVITY_POLLERS", ACTIVITY_POLLERS),
+        sticky_seconds=_seconds(env, "EVERLONG_STICKY_SECONDS", STICKY_SECONDS),
+        identity=check_identity("EVERLONG_IDENTITY", env.get("EVERLONG_IDENTITY", "")),
+    )
+
+
+def check_identity(name: str, text: str) -> str:
+    """Return the identity, or raise `ConfigError` if lists could not show it."""
+    if len(text) > IDENTITY_CHARS_MAX or not text.isprintable():
+        raise ConfigError(
+            f"{name} has {len(text)} characters; give at most {IDENTITY_CHARS_MAX}, all printable"
+        )
+    return text
+
+
+def set_defaults(config: WorkerConfig, *, only_agents: bool, sticky_seconds: float | None) -> None:
+    """Give a worker's configuration our defaults, in place.
+
+    An argument that the team has given to its `Worker` stays; only a value other than the SDK's default
+    shows that it was given. The plugin's option comes next, for any worker. The defaults of agents are
+    for workers that run nothing else: a thread replays cheaply, a team's own workflow may not.
+    """
+    wanted: dict[str, Any] = dict(_agent_defaults()) if only_agents else {}
+    if sticky_seconds is not None:
+        wanted[_STICKY] = timedelta(seconds=sticky_seconds)
+    options: dict[str, Any] = config  # type: ignore[assignment] # names of its keys are variable here
+    has_tuner = options.get("tuner") is not None
+    for name, value in wanted.items():
+        # The SDK takes a tuner or numbers of slots, not both.
+        is_taken = has_tuner and name.startswith(_SLOTS)
+        if options.get(name) == _sdk_default(name) and not is_taken:
+            options[name] = value
+
+
+def _agent_defaults() -> dict[str, Any]:
+    """Return the arguments of `Worker` that differ from the SDK's on a worker that runs only agents."""
+    return {_STICKY: timedelta(seconds=limits.STICKY_SECONDS)}
+
+
+def _sdk_default(name: str) -> object:
+    return inspect.signature(Worker.__init__).parameters[name].default
+
+
+def _pollers(count: int | None) -> PollerBehaviorSimpleMaximum | None:
+    return None if count is None else PollerBehaviorSimpleMaximum(maximum=count)
+
+
+def _whole(env: Mapping[str, str], name: str, allowed: Range) -> int | None:
+    text = env.get(name, "")
+    if not text:
+        return None
+    try:
+        value = int(text)
+    except ValueError:
+        raise ConfigError(f"{name} is {text[:20]!r}; give a whole number, {allowed}") from None
+    allowed.check(name, value)
+    return value
+
+
+def _seconds(env: Mapping[str, str], name: str, allowed: Range) -> float | None:
+    text = env.get(name, "")
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        raise ConfigError(f"{name} is {text[:20]!r}; give seconds, {allowed}") from None
+    allowed.check(name, value)
+    return value
