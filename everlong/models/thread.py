@@ -139,8 +139,6 @@ class PublishedSize:
     steps: int = 0
     resume_ms: Annotated[float, Field(ge=0)] = 0.0
     rested: bool = False
-    before: tuple[int, int] | None = None
-    """When it was published a minute and more before that, and the bytes then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +165,8 @@ class ThreadCard:
     """Of a fork, or a thread from an archive: since when all of this is counted."""
     trend: tuple[tuple[int, int], ...] = ()
     """Its size at some times when a card was written: Unix milliseconds, bytes stored."""
+    rested: bool = False
+    """Whether it was at rest, and so does not grow."""
 
 
 @dataclass(frozen=True, kw_only=True)
