@@ -59,6 +59,7 @@ from everlong.models import (
 )
 from everlong.past import Reader, message_entry
 from everlong.policy import Policy
+from everlong.storage.counting import Reads, counting
 from everlong.storage.packstore import PackStore
 from everlong.storage.threads import in_thread
 from everlong.telemetry import Telemetry
@@ -115,7 +116,7 @@ class AgentActivities:
         context = call.context
         agent = self._agent(context.agent)
         reader, teller = self._reader(), self._teller
-        async with self._step("model", context) as living:
+        async with self._step("model", context) as (living, reads):
             await living.briefly(lambda: check_arrived(reader, call.tail))
             past = await living.briefly(
                 lambda: reader.past(context, self._policy_of(agent), call.tail)
@@ -147,7 +148,7 @@ class AgentActivities:
             tool_calls=wanted_calls,
             context_bytes=context_bytes,
             context_tokens=reply.input_tokens,
-            written_bytes=written_bytes,
+            written_bytes=_stored_bytes(written_bytes, reads),
             tokens=reply.tokens,
             cost_usd=reply.cost_usd,
             policy=self._policy_of(agent).fields() if context.policy is None else None,
@@ -162,7 +163,7 @@ class AgentActivities:
         """Run one tool call of the newest reply and store what it returns."""
         agent = self._agent(run.context.agent)
         reader, teller = self._reader(), self._teller
-        async with self._step("tool", run.context) as living:
+        async with self._step("tool", run.context) as (living, reads):
             # The call's arguments may be large, so they come from the journal, not from history.
             head, call = await living.briefly(lambda: find_call(reader, run))
             session = Session(
@@ -190,7 +191,7 @@ class AgentActivities:
         teller.wrote("tool", agent.name, run.context.turn, written_bytes)
         return ToolResult(
             entry=entry,
-            written_bytes=written_bytes,
+            written_bytes=_stored_bytes(written_bytes, reads),
             outcome=outcome,
             digest=short_digest(text) if outcome == "ok" else failure_digest(text),
             memory=session.memory,
@@ -200,15 +201,16 @@ class AgentActivities:
     async def append_journal(self, append: Append) -> Appended:
         """Journal entries that no model call will."""
         reader, teller = self._reader(), self._teller
-        async with pulse(teller.held) as living:
-            entries = await living.briefly(lambda: arrived(reader, append.entries))
-            head, written_bytes = await living.briefly(
-                lambda: reader.journal.append(append.head, entries)
-            )
+        with counting(writes=True) as reads:
+            async with pulse(teller.held) as living:
+                entries = await living.briefly(lambda: arrived(reader, append.entries))
+                head, written_bytes = await living.briefly(
+                    lambda: reader.journal.append(append.head, entries)
+                )
         teller.wrote("journal", append.agent, append.ended, written_bytes)
         teller.journalled(entries, append.agent, append.ended)
         teller.turn_ended(append.agent, append.ended, append.last_run, "failed")
-        return Appended(head=head, written_bytes=written_bytes)
+        return Appended(head=head, written_bytes=_stored_bytes(written_bytes, reads))
 
     @activity.defn(name=COMPACT)
     async def compact(self, compact: Compact) -> CompactDone:
@@ -224,7 +226,7 @@ class AgentActivities:
     async def _compact(self, compact: Compact) -> CompactDone:
         agent = self._agent(compact.context.agent)
         reader = self._reader()
-        async with self._step("compact", compact.context) as living:
+        async with self._step("compact", compact.context) as (living, reads):
             past = await living.briefly(
                 lambda: reader.past(compact.context, self._policy_of(agent))
             )
@@ -261,7 +263,7 @@ class AgentActivities:
             snapshot=stored,
             before_bytes=before_bytes,
             after_bytes=after_bytes,
-            written_bytes=written_bytes,
+            written_bytes=_stored_bytes(written_bytes, reads),
             next_expiry_ms=compaction.next_expiry_ms(
                 after.base, after.items, after.policy, after.now_ms
             ),
@@ -295,10 +297,19 @@ class AgentActivities:
             if len(to_json(request)) <= limits.MESSAGE_BYTES_MAX // 2:
                 return Briefed(message=SendMessage(text=request or "(no request)"))
             message = Message(role="user", text=request)
-            entry, _ = await living.briefly(
-                lambda: message_entry(child, Kind.MESSAGE, message, now_ms, limits.SHOWN_BYTES_MAX)
+            with counting(writes=True) as reads:
+                entry, written_bytes = await living.briefly(
+                    lambda: message_entry(
+                        child, Kind.MESSAGE, message, now_ms, limits.SHOWN_BYTES_MAX
+                    )
+                )
+        return Briefed(
+            message=SendMessage(
+                ref=entry.ref,
+                original=entry.original,
+                stored_bytes=_stored_bytes(written_bytes, reads),
             )
-        return Briefed(message=SendMessage(ref=entry.ref, original=entry.original))
+        )
 
     @activity.defn(name=COLLECT)
     async def collect(self, collect: Collect) -> ToolResult:
@@ -325,24 +336,25 @@ class AgentActivities:
             text = f"error: {said.text or 'broken off'}" if failed else said.text
             message = Message(role="tool", text=text, call_id=collect.call_id, tool=collect.tool)
             now_ms = _now_ms()
-            entry, written_bytes = await living.patiently(
-                lambda: message_entry(
-                    journal, Kind.TOOL_RESULT, message, now_ms, limits.SHOWN_BYTES_MAX
+            with counting(writes=True) as reads:
+                entry, written_bytes = await living.patiently(
+                    lambda: message_entry(
+                        journal, Kind.TOOL_RESULT, message, now_ms, limits.SHOWN_BYTES_MAX
+                    )
                 )
-            )
         return ToolResult(
             entry=entry,
-            written_bytes=written_bytes,
+            written_bytes=_stored_bytes(written_bytes, reads),
             outcome="failed" if failed else "ok",
             digest=failure_digest(text) if failed else short_digest(text),
         )
 
     @contextlib.asynccontextmanager
-    async def _step(self, step: str, context: Context) -> AsyncIterator[Pulse]:
-        """Heartbeat, and count what is read, while the body runs."""
-        with self._teller.step(step, context):
+    async def _step(self, step: str, context: Context) -> AsyncIterator[tuple[Pulse, Reads]]:
+        """Heartbeat, and count what is read and stored, while the body runs."""
+        with self._teller.step(step, context) as reads:
             async with pulse(self._teller.held) as living:
-                yield living
+                yield living, reads
 
     def _agent(self, name: str) -> Agent:
         try:
@@ -365,6 +377,15 @@ class AgentActivities:
 
 def _refused(call: ToolCall, reason: str, time_ms: int) -> ToolResult:
     return error_result(call.id, call.tool, reason, time_ms, outcome="refused")
+
+
+def _stored_bytes(written_bytes: int, reads: Reads) -> int:
+    """Return the bytes that a thread counts as stored by an activity.
+
+    A retry counts packs that were there already too. Mostly an earlier attempt has stored them, whose
+    count was lost together with its result.
+    """
+    return written_bytes + (reads.repeated_bytes if activity.info().attempt > 1 else 0)
 
 
 def _now_ms() -> int:

@@ -66,8 +66,8 @@ class Teller:
 
     @contextlib.contextmanager
     def step(self, step: str, context: Context) -> Iterator[Reads]:
-        """Count what a step reads."""
-        with counting() as reads:
+        """Count what a step reads, and note what it stores."""
+        with counting(writes=True) as reads:
             yield reads
         labels = {"agent": context.agent, "step": step}
         within = self._within(context.agent, context.turn)

@@ -43,9 +43,9 @@ class FileBlobStore:
     def __repr__(self) -> str:
         return self._root.as_uri()
 
-    async def put(self, key: str, data: bytes) -> None:
+    async def put(self, key: str, data: bytes) -> bool | None:
         """See `BlobStore`."""
-        await asyncio.to_thread(self._put, checked_key(key), data)
+        return await asyncio.to_thread(self._put, checked_key(key), data)
 
     async def put_file(self, key: str, path: Path) -> None:
         """See `TakesFiles`."""
@@ -70,14 +70,14 @@ class FileBlobStore:
         """See `BlobStore`."""
         await asyncio.to_thread(self._delete, [checked_key(key) for key in keys])
 
-    def _put(self, key: str, data: bytes | Path) -> None:
+    def _put(self, key: str, data: bytes | Path) -> bool:
         path = self._root / key
         scratch = self._scratch / uuid.uuid4().hex
         with self._translated("write to"):
             try:
                 self._write_file(scratch, data)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                scratch.replace(path)
+                is_new = _move(scratch, path)
             finally:
                 scratch.unlink(missing_ok=True)
             # The rename is durable once its directory is synced, and a directory once its parent is.
@@ -87,6 +87,7 @@ class FileBlobStore:
                 if directory == self._root:
                     break
                 directory = directory.parent
+        return is_new
 
     def _read(self, key: str, start: int, length: int) -> bytes:
         with self._translated("read from"):
@@ -165,6 +166,25 @@ class FileBlobStore:
 def _raise_unless_gone(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise error
+
+
+def _move(scratch: Path, path: Path) -> bool:
+    """Give a complete file its name; return whether no file had it.
+
+    A file that has the name is replaced: its age then says that it was written again, and a sweep
+    leaves it alone.
+    """
+    try:
+        # Atomic: if two writers give one name at once, only one of them is told that it is new.
+        os.link(scratch, path)
+    except FileExistsError:
+        scratch.replace(path)
+        return False
+    except OSError:  # The file system has no hard links.
+        is_new = not path.exists()
+        scratch.replace(path)
+        return is_new
+    return True
 
 
 def _sync_directory(path: Path) -> None:

@@ -76,7 +76,7 @@ METRICS: Final = (
         "everlong.step.written",
         "histogram",
         "By",
-        "Written to the store by one step: what a thread grows by.",
+        "By how much one step made the store grow. Repeats of what is stored count as 0.",
         ("agent", "step"),
         _BYTES,
     ),
@@ -123,15 +123,16 @@ METRICS: Final = (
         "everlong.offload.payload",
         "observed_counter",
         "By",
-        "Payload bytes that were to be offloaded: new, deduplicated, or inline while the store was "
-        "down.",
-        ("outcome",),
+        "Bytes that were to be stored, by the codec (payload) or for threads (journal): new, "
+        "deduplicated, or inline while the store was down.",
+        ("outcome", "source"),
     ),
     Metric(
         "everlong.offload.written",
         "observed_counter",
         "By",
-        "What offloaded payloads took in the store, compressed.",
+        "By how much the store grew, compressed: payloads of the codec, and journals of threads.",
+        ("source",),
     ),
     Metric(
         "everlong.encoder.dropped",

@@ -84,12 +84,15 @@ def queued_bytes(message: SendMessage) -> int:
 
 def queue(state: ThreadState, message: SendMessage) -> ThreadState:
     """Take in a message that has arrived."""
-    state = counted(state, messages=1)
+    # Bounded: it is the sender's word. A long message is two packs at most.
+    stored_bytes = min(message.stored_bytes, 2 * limits.TEXT_BYTES_MAX) if message.ref else 0
+    state = counted(state, messages=1, written_bytes=stored_bytes)
     received = state.received
     if message.id:
         new = Received(id=message.id, number=state.counters.messages)
         received = (*received, new)[-limits.RECEIVED_MAX :]
-    message = dataclasses.replace(message, agent="")  # It has served its purpose.
+    # Both have served their purpose.
+    message = dataclasses.replace(message, agent="", stored_bytes=0)
     return dataclasses.replace(state, inbox=(*state.inbox, message), received=received)
 
 
