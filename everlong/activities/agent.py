@@ -23,7 +23,7 @@ from everlong.activities.chatting import chat
 from everlong.activities.pulse import Pulse, held, pulse
 from everlong.activities.replies import all_wanted, call_info, complaint, find_call, step_info
 from everlong.activities.shortening import compacted, evicted, expired, shown, summary
-from everlong.activities.telling import Teller
+from everlong.activities.telling import Teller, model_of
 from everlong.activities.user_code import ToolThreads
 from everlong.agents import Agent, Reply, running_call
 from everlong.errors import RefRefused
@@ -82,7 +82,10 @@ class AgentActivities:
         self._agents = {each.name: each for agent in agents for each in agent.family}
         self._policy = policy or Policy()  # For agents that have none of their own.
         self._tools = ToolThreads()
-        self._teller = Teller(telemetry or Telemetry())
+        telemetry = telemetry or Telemetry()
+        self._teller = Teller(telemetry)
+        for agent in self._agents.values():
+            telemetry.spans.providers[agent.name] = model_of(agent)[0]
         self._resumes = resumes or Recent()
         self.attribute_namespaces: set[str] = set()
         """Namespaces that are known to have our search attributes; the plugin finds out."""
@@ -174,8 +177,8 @@ class AgentActivities:
             info = call_info(agent, head, call)
             if run.acts_on is not None:
                 teller.acted("approval", [run.acts_on], run.context)
-            is_known = agent.tool(call.tool) is not None or builtin(call.tool) is not None
-            telling = teller.tool(run.context, call, is_known=is_known)
+            known = agent.tool(call.tool) or builtin(call.tool)
+            telling = teller.tool(run.context, call, tool=known)
             with running_call(info), in_session(session), telling as told:
                 outcome, text, bytes_max = await run_call(agent, run, call, living, self._tools)
                 told(outcome, text)
@@ -209,7 +212,7 @@ class AgentActivities:
                 )
         teller.wrote("journal", append.agent, append.ended, written_bytes)
         teller.journalled(entries, append.agent, append.ended)
-        teller.turn_ended(append.agent, append.ended, append.last_run, "failed")
+        teller.turn_ended(append.agent, append.ended, append.last_run, "failed", append.error_type)
         return Appended(head=head, written_bytes=_stored_bytes(written_bytes, reads))
 
     @activity.defn(name=COMPACT)
@@ -290,9 +293,7 @@ class AgentActivities:
             except ValidationError as error:
                 return Briefed(refused=_refused(call, complaint(error), now_ms))
             # The work itself is told of by the sub-agent's thread.
-            with self._teller.tool(
-                brief.context, call, is_known=True, child_id=brief.child_id
-            ) as told:
+            with self._teller.tool(brief.context, call, tool=tool, child_id=brief.child_id) as told:
                 told("ok", "")
             if len(to_json(request)) <= limits.MESSAGE_BYTES_MAX // 2:
                 return Briefed(message=SendMessage(text=request or "(no request)"))

@@ -121,6 +121,8 @@ class FailedTurn:
 
     seq: int
     reason: str
+    error_type: str = ""
+    """The reason as a name that there are few of; for the turn's span."""
 
 
 @dataclass(frozen=True, kw_only=True)

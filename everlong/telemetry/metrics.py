@@ -16,6 +16,7 @@ from opentelemetry.metrics import (
     Counter,
     Histogram,
     Meter,
+    NoOpMeter,
     Observation,
 )
 
@@ -306,6 +307,13 @@ class Meters:
         self._meter = meter
         self._counters: dict[str, Counter] = {}
         self._histograms: dict[str, Histogram] = {}
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether no provider is set, so that labels and exemplars need not be built."""
+        # A meter of the API has the real one as `_real_meter`, and None until a provider is set.
+        meter = getattr(self._meter, "_real_meter", self._meter)
+        return meter is None or isinstance(meter, NoOpMeter)
 
     def record(
         self, name: str, value: float, labels: Labels | None = None, context: Context | None = None

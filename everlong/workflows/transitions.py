@@ -37,6 +37,7 @@ from everlong.policy import LimitHit, Observed, Policy, Usage, after_step, after
 _STATE = TypeAdapter(ThreadState)
 _MESSAGE = TypeAdapter(SendMessage)
 _ENDED = "not run, since the thread ended"
+_TYPE_CHARS_MAX = 64
 # What an entry takes beside its body or data.
 _ENTRY_BYTES = 160
 
@@ -134,10 +135,13 @@ def end_turn(state: ThreadState, seq: int, failure: str = "") -> ThreadState:
     )
 
 
-def fail_turn(state: ThreadState, reason: str, time_ms: int) -> ThreadState:
+def fail_turn(
+    state: ThreadState, reason: str, time_ms: int, error_type: str = "LimitReached"
+) -> ThreadState:
     """End a turn that has no answer. It counts once the journal has the reason."""
     state = take_notes(state)
-    failed = FailedTurn(seq=seq_after(state.head, state.tail), reason=reason)
+    seq = seq_after(state.head, state.tail)
+    failed = FailedTurn(seq=seq, reason=reason, error_type=error_type[:_TYPE_CHARS_MAX])
     state = add_message(state, Kind.FAILURE, Message(role="failure", text=reason), time_ms)
     return dataclasses.replace(state, in_turn=False, last_failure=reason, failed_turn=failed)
 
