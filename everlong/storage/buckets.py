@@ -23,7 +23,15 @@ from obstore.exceptions import (
 from everlong.errors import BlobMissing, ConfigError, InvalidKey, StoreError, StoreUnavailable
 from everlong.limits import MIB, OBJECT_BYTES_MAX, STORE_BYTES_PER_SECOND_MIN
 from everlong.storage.blobs import BlobInfo, checked_key
-from everlong.storage.faults import NO_BUCKET, Fault, cause_of, fault_of, is_beyond_end, status_of
+from everlong.storage.faults import (
+    NO_BUCKET,
+    Fault,
+    cause_of,
+    fault_of,
+    is_beyond_end,
+    is_interrupted,
+    status_of,
+)
 
 if TYPE_CHECKING:  # These are not there at run time.
     from obstore.store import AzureStore, ClientConfig, GCSStore, RetryConfig, S3Store
@@ -122,23 +130,25 @@ class BucketBlobStore:
         path = self._path(key)
         with self._translated("write to"):
             async with asyncio.timeout(_seconds(len(data))):
-                if self._knows_create and await self._create(path, data):
-                    return True
-                # Also over an object that is there: a sweep goes by when it was written last.
-                await self._writes.put_async(path, data, use_multipart=False)
-        return False if self._knows_create else None
+                is_new = await self._create(path, data) if self._knows_create else None
+                if is_new is not True:
+                    # Also over an object that is there: a sweep goes by when it was written last.
+                    await self._writes.put_async(path, data, use_multipart=False)
+        return is_new
 
-    async def _create(self, path: str, data: bytes) -> bool:
-        """Write an object unless there is one; return whether there was none."""
+    async def _create(self, path: str, data: bytes) -> bool | None:
+        """Write an object unless there is one; return whether there was none, or None if unknown."""
         try:
             await self._writes.put_async(path, data, use_multipart=False, mode="create")
         except (AlreadyExistsError, PreconditionError):
             return False
         except BaseError as error:
-            if not isinstance(error, NotSupportedError) and status_of(error) != _NOT_IMPLEMENTED:
-                raise
-            self._knows_create = False
-            return False
+            if isinstance(error, NotSupportedError) or status_of(error) == _NOT_IMPLEMENTED:
+                self._knows_create = False
+                return None
+            if is_interrupted(error):
+                return None  # obstore does not repeat this PUT by itself. A plain one it does.
+            raise
         return True
 
     async def put_file(self, key: str, path: Path) -> None:
