@@ -160,9 +160,7 @@ class EverlongPlugin(SimplePlugin):
         self._outer_codec = outer_codec
         self._is_inspected = False
         self._codec_warning = ""
-        measuring.observe(
-            telemetry.meters, self.packs.store, self.codec.stats, self.codec.memory_stats
-        )
+        measuring.observe(telemetry.meters, self.packs, self.codec.stats, self.codec.memory_stats)
         self._resumes = Resumes(telemetry)
         self._parts: ContextVar[_WorkerParts] = ContextVar("everlong_worker_parts")
         """Those of the worker whose task this is."""

@@ -270,6 +270,9 @@ def _reply_of(response: ModelResponse) -> Reply:
         input_tokens=response.usage.input_tokens,
         cost_usd=_cost_usd(response),
         native=body,
+        model=response.model_name or "",
+        response_id=response.provider_response_id or "",
+        finish_reason=response.finish_reason or "",
     )
 
 

@@ -24,7 +24,7 @@ from everlong.activities.chatting import chat
 from everlong.activities.pulse import Pulse, held, pulse
 from everlong.activities.replies import all_wanted, call_info, complaint, find_call, step_info
 from everlong.activities.shortening import compacted, evicted, expired, shown, summary
-from everlong.activities.telling import Teller
+from everlong.activities.telling import Teller, model_of
 from everlong.activities.user_code import ToolThreads
 from everlong.agents import Agent, Reply, running_call
 from everlong.errors import RefRefused
@@ -61,6 +61,7 @@ from everlong.models import (
 )
 from everlong.past import Reader, message_entry
 from everlong.policy import Policy
+from everlong.storage.counting import Reads, counting
 from everlong.storage.packstore import PackStore
 from everlong.storage.threads import in_thread
 from everlong.telemetry import Telemetry
@@ -85,7 +86,10 @@ class AgentActivities:
         self._agents = {each.name: each for agent in agents for each in agent.family}
         self._policy = policy or Policy()  # For agents that have none of their own.
         self._tools = ToolThreads()
-        self._teller = Teller(telemetry or Telemetry())
+        telemetry = telemetry or Telemetry()
+        self._teller = Teller(telemetry)
+        for agent in self._agents.values():
+            telemetry.spans.providers[agent.name] = model_of(agent)[0]
         self._resumes = resumes or Recent()
         self.attribute_namespaces: set[str] = set()
         """Namespaces that are known to have our search attributes; the plugin finds out."""
@@ -118,7 +122,7 @@ class AgentActivities:
         context = call.context
         agent = self._agent(context.agent)
         reader, teller = self._reader(), self._teller
-        async with self._step("model", context) as living:
+        async with self._step("model", context) as (living, reads):
             await living.briefly(lambda: check_arrived(reader, call.tail))
             past = await living.briefly(
                 lambda: reader.past(context, self._policy_of(agent), call.tail)
@@ -150,7 +154,7 @@ class AgentActivities:
             tool_calls=wanted_calls,
             context_bytes=context_bytes,
             context_tokens=reply.input_tokens,
-            written_bytes=written_bytes,
+            written_bytes=_stored_bytes(written_bytes, reads),
             tokens=reply.tokens,
             cost_usd=reply.cost_usd,
             policy=self._policy_of(agent).fields() if context.policy is None else None,
@@ -164,7 +168,7 @@ class AgentActivities:
         """Run one tool call of the newest reply and store what it returns."""
         agent = self._agent(run.context.agent)
         reader, teller = self._reader(), self._teller
-        async with self._step("tool", run.context) as living:
+        async with self._step("tool", run.context) as (living, reads):
             # The call's arguments may be large, so they come from the journal, not from history.
             head, call = await living.briefly(lambda: find_call(reader, run))
             session = Session(
@@ -175,8 +179,8 @@ class AgentActivities:
             info = call_info(agent, head, call)
             if run.acts_on is not None:
                 teller.acted("approval", [run.acts_on], run.context)
-            is_known = agent.tool(call.tool) is not None or builtin(call.tool) is not None
-            telling = teller.tool(run.context, call, is_known=is_known)
+            known = agent.tool(call.tool) or builtin(call.tool)
+            telling = teller.tool(run.context, call, tool=known)
             with running_call(info), in_session(session), telling as told:
                 outcome, text, bytes_max = await run_call(agent, run, call, living, self._tools)
                 told(outcome, text)
@@ -192,7 +196,7 @@ class AgentActivities:
         teller.wrote("tool", agent.name, run.context.turn, written_bytes)
         return ToolResult(
             entry=entry,
-            written_bytes=written_bytes,
+            written_bytes=_stored_bytes(written_bytes, reads),
             outcome=outcome,
             digest=short_digest(text) if outcome == "ok" else failure_digest(text),
             memory=session.memory,
@@ -201,15 +205,16 @@ class AgentActivities:
     async def append_journal(self, append: Append) -> Appended:
         """Journal entries that no model call will."""
         reader, teller = self._reader(), self._teller
-        async with pulse(teller.held) as living:
-            entries = await living.briefly(lambda: arrived(reader, append.entries))
-            head, written_bytes = await living.briefly(
-                lambda: reader.journal.append(append.head, entries)
-            )
+        with counting(writes=True) as reads:
+            async with pulse(teller.held) as living:
+                entries = await living.briefly(lambda: arrived(reader, append.entries))
+                head, written_bytes = await living.briefly(
+                    lambda: reader.journal.append(append.head, entries)
+                )
         teller.wrote("journal", append.agent, append.ended, written_bytes)
         teller.journalled(entries, append.agent, append.ended)
-        teller.turn_ended(append.agent, append.ended, append.last_run, "failed")
-        return Appended(head=head, written_bytes=written_bytes)
+        teller.turn_ended(append.agent, append.ended, append.last_run, "failed", append.error_type)
+        return Appended(head=head, written_bytes=_stored_bytes(written_bytes, reads))
 
     async def compact(self, compact: Compact) -> CompactDone:
         """Make a smaller snapshot of the last one and the entries since."""
@@ -224,7 +229,7 @@ class AgentActivities:
     async def _compact(self, compact: Compact) -> CompactDone:
         agent = self._agent(compact.context.agent)
         reader = self._reader()
-        async with self._step("compact", compact.context) as living:
+        async with self._step("compact", compact.context) as (living, reads):
             past = await living.briefly(
                 lambda: reader.past(compact.context, self._policy_of(agent))
             )
@@ -261,7 +266,7 @@ class AgentActivities:
             snapshot=stored,
             before_bytes=before_bytes,
             after_bytes=after_bytes,
-            written_bytes=written_bytes,
+            written_bytes=_stored_bytes(written_bytes, reads),
             next_expiry_ms=compaction.next_expiry_ms(
                 after.base, after.items, after.policy, after.now_ms
             ),
@@ -287,17 +292,24 @@ class AgentActivities:
             except ValidationError as error:
                 return Briefed(refused=_refused(call, complaint(error), now_ms))
             # The work itself is told of by the sub-agent's thread.
-            with self._teller.tool(
-                brief.context, call, is_known=True, child_id=brief.child_id
-            ) as told:
+            with self._teller.tool(brief.context, call, tool=tool, child_id=brief.child_id) as told:
                 told("ok", "")
             if len(to_json(request)) <= limits.MESSAGE_BYTES_MAX // 2:
                 return Briefed(message=SendMessage(text=request or "(no request)"))
             message = Message(role="user", text=request)
-            entry, _ = await living.briefly(
-                lambda: message_entry(child, Kind.MESSAGE, message, now_ms, limits.SHOWN_BYTES_MAX)
+            with counting(writes=True) as reads:
+                entry, written_bytes = await living.briefly(
+                    lambda: message_entry(
+                        child, Kind.MESSAGE, message, now_ms, limits.SHOWN_BYTES_MAX
+                    )
+                )
+        return Briefed(
+            message=SendMessage(
+                ref=entry.ref,
+                original=entry.original,
+                stored_bytes=_stored_bytes(written_bytes, reads),
             )
-        return Briefed(message=SendMessage(ref=entry.ref, original=entry.original))
+        )
 
     async def collect(self, collect: Collect) -> ToolResult:
         """Take over a sub-agent's answer: it is stored again, as the result of a call here."""
@@ -321,24 +333,25 @@ class AgentActivities:
             text = f"error: {said.text or 'broken off'}" if failed else said.text
             message = Message(role="tool", text=text, call_id=collect.call_id, tool=collect.tool)
             now_ms = _now_ms()
-            entry, written_bytes = await living.patiently(
-                lambda: message_entry(
-                    journal, Kind.TOOL_RESULT, message, now_ms, limits.SHOWN_BYTES_MAX
+            with counting(writes=True) as reads:
+                entry, written_bytes = await living.patiently(
+                    lambda: message_entry(
+                        journal, Kind.TOOL_RESULT, message, now_ms, limits.SHOWN_BYTES_MAX
+                    )
                 )
-            )
         return ToolResult(
             entry=entry,
-            written_bytes=written_bytes,
+            written_bytes=_stored_bytes(written_bytes, reads),
             outcome="failed" if failed else "ok",
             digest=failure_digest(text) if failed else short_digest(text),
         )
 
     @contextlib.asynccontextmanager
-    async def _step(self, step: str, context: Context) -> AsyncIterator[Pulse]:
-        """Heartbeat, and count what is read, while the body runs."""
-        with self._teller.step(step, context):
+    async def _step(self, step: str, context: Context) -> AsyncIterator[tuple[Pulse, Reads]]:
+        """Heartbeat, and count what is read and stored, while the body runs."""
+        with self._teller.step(step, context) as reads:
             async with pulse(self._teller.held) as living:
-                yield living
+                yield living, reads
 
     def _agent(self, name: str) -> Agent:
         try:
@@ -374,6 +387,15 @@ def _registered(
 
 def _refused(call: ToolCall, reason: str, time_ms: int) -> ToolResult:
     return error_result(call.id, call.tool, reason, time_ms, outcome="refused")
+
+
+def _stored_bytes(written_bytes: int, reads: Reads) -> int:
+    """Return the bytes that a thread counts as stored by an activity.
+
+    A retry counts packs that were there already too. Mostly an earlier attempt has stored them, whose
+    count was lost together with its result.
+    """
+    return written_bytes + (reads.repeated_bytes if activity.info().attempt > 1 else 0)
 
 
 def _now_ms() -> int:

@@ -14,7 +14,7 @@ from everlong.activities.telling import Teller, model_of
 from everlong.activities.user_code import bounded
 from everlong.agents import Agent, Reply
 from everlong.models import Context, Message
-from everlong.telemetry.spans import AGENT, CHAT, error_type
+from everlong.telemetry.spans import AGENT, CHAT, PROVIDER, error_type
 
 _ROLES: Final = {"failure": "user"}
 
@@ -56,34 +56,23 @@ async def _told(
     ask: Callable[[], Awaitable[tuple[Reply, Message]]],
 ) -> tuple[Reply, Message]:
     provider, model = model_of(agent)
-    attributes: dict[str, Any] = {"gen_ai.operation.name": CHAT, "gen_ai.request.model": model}
-    if provider:
-        attributes["gen_ai.provider.name"] = provider
+    attributes = {
+        "gen_ai.operation.name": CHAT,
+        "gen_ai.request.model": model,
+        PROVIDER: provider,
+    }
     labels = {**attributes, AGENT: agent.name}
+    attributes["gen_ai.output.type"] = "text"  # Agents ask for nothing else.
     meters = teller.telemetry.meters
     started = time.monotonic()
     try:
         with teller.span(f"{CHAT} {model}", context, attributes, SpanKind.CLIENT) as span:
             reply, message = await ask()
             output_tokens = max(0, reply.tokens - reply.input_tokens)
-            span.set_attributes(
-                {
-                    "gen_ai.usage.input_tokens": reply.input_tokens,
-                    "gen_ai.usage.output_tokens": output_tokens,
-                    "everlong.cost_usd": reply.cost_usd,
-                    "everlong.tool_calls": len(message.tool_calls),
-                }
-            )
-            if teller.telemetry.record_contents:
-                span.set_attributes(
-                    {
-                        "gen_ai.system_instructions": agent.instructions[
-                            : limits.CONTENTS_BYTES_MAX
-                        ],
-                        "gen_ai.input.messages": contents(messages),
-                        "gen_ai.output.messages": contents([message]),
-                    }
-                )
+            if span.is_recording():
+                span.set_attributes(_answered(reply, message))
+                if teller.telemetry.record_contents:
+                    span.set_attributes(_said(agent, messages, message))
             # In the span: it is what their exemplars lead to.
             for kind, tokens in (("input", reply.input_tokens), ("output", output_tokens)):
                 usage = {**labels, "gen_ai.token.type": kind}
@@ -99,6 +88,30 @@ async def _told(
         meters.record("gen_ai.client.operation.duration", seconds, failed)
         raise
     return reply, message
+
+
+def _answered(reply: Reply, message: Message) -> dict[str, Any]:
+    """Return what a span tells of a reply, apart from its contents."""
+    return {
+        "gen_ai.usage.input_tokens": reply.input_tokens,
+        "gen_ai.usage.output_tokens": max(0, reply.tokens - reply.input_tokens),
+        "everlong.cost_usd": reply.cost_usd,
+        "everlong.tool_calls": len(message.tool_calls),
+        **({"gen_ai.response.model": reply.model} if reply.model else {}),
+        **({"gen_ai.response.id": reply.response_id} if reply.response_id else {}),
+        **(
+            {"gen_ai.response.finish_reasons": [reply.finish_reason]} if reply.finish_reason else {}
+        ),
+    }
+
+
+def _said(agent: Agent, messages: Sequence[Message], message: Message) -> dict[str, Any]:
+    """Return the contents of a model call."""
+    return {
+        "gen_ai.system_instructions": agent.instructions[: limits.CONTENTS_BYTES_MAX],
+        "gen_ai.input.messages": contents(messages),
+        "gen_ai.output.messages": contents([message]),
+    }
 
 
 def contents(messages: Sequence[Message]) -> str:

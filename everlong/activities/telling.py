@@ -24,7 +24,7 @@ from opentelemetry.trace import (
 from temporalio import activity
 
 from everlong import limits
-from everlong.agents import Agent
+from everlong.agents import Agent, Tool
 from everlong.models import (
     Compact,
     CompactDone,
@@ -43,6 +43,7 @@ from everlong.telemetry.spans import (
     ACT,
     AGENT,
     APPROVAL,
+    ERROR,
     EXECUTE_TOOL,
     OFFLOAD,
     RUN,
@@ -53,6 +54,22 @@ from everlong.telemetry.spans import (
 from everlong.telemetry.turns import TurnPart
 
 _OPERATION: Final = "gen_ai.operation.name"
+_CUSTOM: Final = "custom"
+_PROVIDERS: Final = {
+    "azure": "azure.ai.openai",
+    "bedrock": "aws.bedrock",
+    "google": "gcp.gen_ai",
+    "google-gla": "gcp.gemini",
+    "google-vertex": "gcp.vertex_ai",
+    "grok": "x_ai",
+    "mistral": "mistral_ai",
+    "openai-chat": "openai",
+    "openai-responses": "openai",
+    "xai": "x_ai",
+}
+"""Prefixes of pydantic-ai's model names, where the conventions have another name."""
+# A description is written for a model and may be pages long.
+_DESCRIPTION_CHARS_MAX: Final = 1000
 _LOOPS: Final = frozenset({"failed_turns_max", "same_failure_max", "no_progress_steps_max"})
 
 
@@ -66,15 +83,19 @@ class Teller:
 
     @contextlib.contextmanager
     def step(self, step: str, context: Context) -> Iterator[Reads]:
-        """Count what a step reads."""
-        with counting() as reads:
+        """Count what a step reads, and note what it stores."""
+        with counting(writes=True) as reads:
             yield reads
+        if self._meters.is_silent:
+            return
         labels = {"agent": context.agent, "step": step}
         within = self._within(context.agent, context.turn)
         self._meters.record("everlong.step.read", reads.bytes, labels, within)
 
     def wrote(self, step: str, agent: str, turn: Turn | None, size_bytes: int) -> None:
         """Count what a step has written."""
+        if self._meters.is_silent:
+            return
         labels = {"agent": agent, "step": step}
         self._meters.record("everlong.step.written", size_bytes, labels, self._within(agent, turn))
 
@@ -88,6 +109,9 @@ class Teller:
         start_ns: int | None = None,
     ) -> Iterator[Span]:
         """Emit a span for a part of a step: below the turn's, or a team's own if there is one."""
+        if self._spans.is_silent:
+            yield trace.INVALID_SPAN
+            return
         current = trace.get_current_span().get_span_context()
         turn = self._place(context)
         links = [] if turn is not None else self._spans.links_to(context.last_run)
@@ -107,31 +131,38 @@ class Teller:
 
     @contextlib.contextmanager
     def tool(
-        self, context: Context, call: ToolCall, *, is_known: bool, child_id: str = ""
+        self, context: Context, call: ToolCall, *, tool: Tool | None, child_id: str = ""
     ) -> Iterator[Callable[[Outcome, str], None]]:
         """Emit the span of a tool call, whose outcome the body tells.
 
-        A name that a model has made up is what it said, and is not told.
+        `tool` is None for a name that a model has made up. That is what it said, and is not told.
         """
-        name = call.tool if is_known else ""
+        if self._spans.is_silent:
+            yield _tell_nothing
+            return
         attributes: dict[str, Any] = {
             _OPERATION: EXECUTE_TOOL,
-            **({"gen_ai.tool.name": name} if name else {}),
             **({"everlong.child.id": child_id} if child_id else {}),
             "gen_ai.tool.call.id": call.id,
             "gen_ai.tool.type": "function",
             "everlong.attempt": activity.info().attempt,
         }
-        if self.telemetry.record_contents:
-            attributes["gen_ai.tool.call.arguments"] = call.arguments[: limits.CONTENTS_BYTES_MAX]
+        name = ""
+        if tool is not None:
+            name = attributes["gen_ai.tool.name"] = call.tool
+            attributes["gen_ai.tool.description"] = tool.description[:_DESCRIPTION_CHARS_MAX]
         with self.span(f"{EXECUTE_TOOL} {name}".strip(), context, attributes) as span:
+            records_contents = self.telemetry.record_contents and span.is_recording()
+            if records_contents:
+                arguments = call.arguments[: limits.CONTENTS_BYTES_MAX]
+                span.set_attribute("gen_ai.tool.call.arguments", arguments)
 
             def told(outcome: Outcome, text: str) -> None:
                 span.set_attribute("everlong.tool.outcome", outcome)
                 if outcome != "ok":
-                    span.set_attribute("error.type", outcome)
+                    span.set_attribute(ERROR, outcome)
                     span.set_status(Status(StatusCode.ERROR))
-                if self.telemetry.record_contents:
+                if records_contents:
                     result = text[: limits.CONTENTS_BYTES_MAX]
                     span.set_attribute("gen_ai.tool.call.result", result)
 
@@ -143,7 +174,7 @@ class Teller:
         started_ns = time.time_ns()
 
         def told(size_bytes: int, written_bytes: int) -> None:
-            if written_bytes:
+            if written_bytes and not self._spans.is_silent:
                 sizes = {
                     "everlong.offload.payload_bytes": size_bytes,
                     "everlong.offload.written_bytes": written_bytes,
@@ -155,7 +186,7 @@ class Teller:
 
     def acted(self, kind: str, sent: Sequence[Sent], context: Context) -> None:
         """Tell that a step begins which acts on what people have sent. The first try tells."""
-        if activity.info().attempt > 1:
+        if not sent or activity.info().attempt > 1:
             return
         now_ns = time.time_ns()
         turn = self._place(context)
@@ -180,6 +211,8 @@ class Teller:
 
     def sizes(self, call: ModelCall, context_bytes: int, compact_at_bytes: int) -> None:
         """Record how large the thread is as its model is called."""
+        if self._meters.is_silent:
+            return
         agent = call.context.agent
         within = self._within(agent, call.context.turn)
         classes = {
@@ -231,11 +264,14 @@ class Teller:
                 if limit["limit"] in _LOOPS:
                     self._meters.add("everlong.failure.loops", 1, limit)
 
-    def turn_ended(self, agent: str, turn: Turn | None, last_run: str, outcome: str) -> None:
+    def turn_ended(
+        self, agent: str, turn: Turn | None, last_run: str, outcome: str, error_type: str = ""
+    ) -> None:
         """Emit the span of a turn, or of its part in this run."""
         if turn is not None:
             now_ms = time.time_ns() // 1_000_000
-            _part(agent, turn).emit(self._spans, turn.began_ms, now_ms, last_run, outcome)
+            part = _part(agent, turn)
+            part.emit(self._spans, turn.began_ms, now_ms, last_run, outcome, error_type)
 
     def _tell_of_approval(
         self, data: dict[str, Any], decided_ms: int, agent: str, turn: Turn | None
@@ -284,13 +320,20 @@ def _part(agent: str, turn: Turn) -> TurnPart:
 
 
 def model_of(agent: Agent) -> tuple[str, str]:
-    """Return the provider, if it is known, and the model of an agent."""
+    """Return the provider and the model of an agent, as the GenAI conventions name them.
+
+    The provider of a model that a team has written itself is `custom`.
+    """
     model = agent.model
     name = model if isinstance(model, str) else getattr(model, "model_id", "")
     if not isinstance(name, str) or not name:
-        return "", type(model).__name__
+        return _CUSTOM, type(model).__name__
     provider, colon, rest = name.partition(":")
-    return (provider, rest) if colon else ("", name)
+    return (_PROVIDERS.get(provider, provider), rest) if colon else (_CUSTOM, name)
+
+
+def _tell_nothing(outcome: Outcome, text: str) -> None:
+    """Take the outcome of a call where no span can record it."""
 
 
 def _identity(agent: str) -> dict[str, str]:

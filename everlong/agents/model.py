@@ -23,6 +23,12 @@ class Reply:
     native: dict[str, Any] | None = dataclasses.field(default=None, repr=False)
     """All that the provider sent, as the JSON of pydantic-ai's `ModelResponse`; the journal keeps it.
     None if text and tool calls are all there is."""
+    model: str = ""
+    """Name of the model that answered, as its provider gives it; for spans."""
+    response_id: str = ""
+    """The provider's id of the response; for spans."""
+    finish_reason: str = ""
+    """Why the model stopped: `stop`, `length`, `content_filter`, `tool_call` or `error`; for spans."""
 
 
 class Model(Protocol):

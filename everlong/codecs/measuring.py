@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 from everlong.codecs.memory import MemoryStats
 from everlong.codecs.offload import OffloadStats
-from everlong.storage import BlobStore
 from everlong.storage.cache import CachedBlobStore
 from everlong.storage.counting import outcome_of
+from everlong.storage.packstore import PackStore, WriteStats
 from everlong.telemetry import Meters
 from everlong.telemetry.metrics import Labels
 
@@ -24,17 +24,28 @@ def store_called(
         meters.add("everlong.store.errors", 1, {"operation": operation, "error": kind})
 
 
-def observe(meters: Meters, store: BlobStore, offloaded: OffloadStats, memory: MemoryStats) -> None:
+def observe(meters: Meters, packs: PackStore, offloaded: OffloadStats, memory: MemoryStats) -> None:
     """Have counters read that are kept anyway, when metrics are collected."""
+    store = packs.store
+    sources: tuple[tuple[str, OffloadStats | WriteStats], ...] = (
+        ("payload", offloaded),
+        ("journal", packs.stats),
+    )
 
     def payloads() -> Iterable[tuple[float, Labels]]:
-        repeated_bytes = offloaded.repeated_bytes
-        yield offloaded.payload_bytes - repeated_bytes, {"outcome": "new"}
-        yield repeated_bytes, {"outcome": "deduplicated"}
-        yield offloaded.fallback_bytes, {"outcome": "inline"}
+        for source, stats in sources:
+            repeated_bytes = stats.repeated_bytes
+            new_bytes = stats.payload_bytes - repeated_bytes
+            yield new_bytes, {"outcome": "new", "source": source}
+            yield repeated_bytes, {"outcome": "deduplicated", "source": source}
+        yield offloaded.fallback_bytes, {"outcome": "inline", "source": "payload"}
+
+    def written() -> Iterable[tuple[float, Labels]]:
+        for source, stats in sources:
+            yield stats.written_bytes, {"source": source}
 
     meters.observe("everlong.offload.payload", payloads)
-    meters.observe("everlong.offload.written", lambda: [(offloaded.written_bytes, {})])
+    meters.observe("everlong.offload.written", written)
     meters.observe("everlong.encoder.dropped", lambda: [(memory.dropped_bytes, {})])
     meters.observe("everlong.encoder.forgotten", lambda: [(memory.forgotten_threads, {})])
     meters.observe("everlong.encoder.rewritten", lambda: [(memory.rewritten_bytes, {})])

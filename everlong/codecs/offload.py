@@ -44,6 +44,7 @@ class OffloadStats:
     payloads: int = 0
     payload_bytes: int = 0
     written_bytes: int = 0
+    """By how much the store grew."""
     repeated_bytes: int = 0
     """Of the payloads' bytes, those that were stored already."""
     fallbacks: int = 0
@@ -87,14 +88,15 @@ class Offloader:
         if plan.same_as is not None:
             self._count(data, repeated_bytes=len(data))
             return PackRef(where, plan.same_as.name, len(data), plan.same_as.packs, key_id), 0
-        await self._put(pack_key(where, name), pack)
+        is_new = await self._put(pack_key(where, name), pack)
+        written_bytes = len(pack) if is_new else 0
         memory.commit(plan, name, self._memory.now())
         await self._trim(thread)
         if memory.was_forgotten:
-            self._count_rewritten(memory, len(pack))
-        new_bytes = min(len(data), plan.new_bytes)
-        self._count(data, repeated_bytes=len(data) - new_bytes, written_bytes=len(pack))
-        return PackRef(where, name, len(data), plan.packs, key_id), len(pack)
+            self._count_rewritten(memory, written_bytes)
+        new_bytes = min(len(data), plan.new_bytes) if is_new else 0
+        self._count(data, repeated_bytes=len(data) - new_bytes, written_bytes=written_bytes)
+        return PackRef(where, name, len(data), plan.packs, key_id), written_bytes
 
     def _count(self, data: bytes, *, repeated_bytes: int, written_bytes: int = 0) -> None:
         self.stats.payloads += bool(written_bytes)
@@ -158,9 +160,9 @@ class Offloader:
                 written_bytes,
             )
 
-    async def _put(self, key: str, data: bytes) -> None:
+    async def _put(self, key: str, data: bytes) -> bool:
         try:
-            await patiently(lambda: self.packs.store.put(key, data), store_seconds(len(data)))
+            is_new = await patiently(lambda: self.packs.put(key, data), store_seconds(len(data)))
         except StoreUnavailable:
             # One object may be refused, or be too large for the time that it has. Two in a row tell
             # that it is the store.
@@ -170,6 +172,7 @@ class Offloader:
             raise
         self._down_until = 0.0
         self._failed_key = ""
+        return is_new
 
 
 def _envelope(payload: Payload) -> bytes:

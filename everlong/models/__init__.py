@@ -19,6 +19,7 @@ from everlong.models.calls import (
     Turn,
 )
 from everlong.models.checking import CHECKS_MAX, Check, Checked, Checkup, Seen
+from everlong.models.growth import growth_per_hour
 from everlong.models.journal import (
     Compacted,
     ControlNote,
@@ -229,6 +230,7 @@ __all__ = [
     "call_digest",
     "error_result",
     "failure_digest",
+    "growth_per_hour",
     "lost_entry",
     "message_of",
     "new_entry",

@@ -108,6 +108,8 @@ class Append:
     last_run: str = ""
     ended: Turn | None = None
     """The turn that ends with these entries, if it ends without an answer."""
+    error_type: str = ""
+    """Why that turn has no answer, as a name that there are few of; for its span."""
 
 
 @dataclass(frozen=True, kw_only=True)

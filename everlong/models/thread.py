@@ -32,6 +32,8 @@ class SendMessage:
     """The body of a long message, stored in the thread's own place before it is sent."""
     original: Ref | None = None
     """The whole of it, if the body is only its beginning and end."""
+    stored_bytes: Bytes = 0
+    """By how much the store grew when the sender stored it; the thread counts that."""
     agent: Annotated[str, Field(max_length=64)] = ""
     """The agent that it is meant for; a thread of another refuses it. Empty for whichever it is."""
     by: Who = ""
@@ -119,6 +121,8 @@ class FailedTurn:
 
     seq: int
     reason: str
+    error_type: str = ""
+    """The reason as a name that there are few of; for the turn's span."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,8 +143,6 @@ class PublishedSize:
     steps: int = 0
     resume_ms: Annotated[float, Field(ge=0)] = 0.0
     rested: bool = False
-    before: tuple[int, int] | None = None
-    """When it was published a minute and more before that, and the bytes then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +169,8 @@ class ThreadCard:
     """Of a fork, or a thread from an archive: since when all of this is counted."""
     trend: tuple[tuple[int, int], ...] = ()
     """Its size at some times when a card was written: Unix milliseconds, bytes stored."""
+    rested: bool = False
+    """Whether it was at rest, and so does not grow."""
 
 
 @dataclass(frozen=True, kw_only=True)

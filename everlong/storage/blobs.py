@@ -30,8 +30,12 @@ class BlobInfo:
 class BlobStore(Protocol):
     """Named, immutable bytes. Faults of the store itself raise `StoreUnavailable`."""
 
-    async def put(self, key: str, data: bytes) -> None:
-        """Store `data`; when this returns, it is durable."""
+    async def put(self, key: str, data: bytes) -> bool | None:
+        """Store `data`; when this returns, it is durable.
+
+        Return whether the object is new: False if there was one of that name, so that the store holds
+        no more than before. None if the store cannot tell; the bytes then count as new.
+        """
         ...
 
     async def get(self, key: str) -> bytes:

@@ -13,12 +13,25 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from obstore.exceptions import BaseError
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    NotSupportedError,
+    PreconditionError,
+)
 
 from everlong.errors import BlobMissing, ConfigError, InvalidKey, StoreError, StoreUnavailable
 from everlong.limits import MIB, OBJECT_BYTES_MAX, STORE_BYTES_PER_SECOND_MIN
 from everlong.storage.blobs import BlobInfo, checked_key
-from everlong.storage.faults import NO_BUCKET, Fault, cause_of, fault_of, is_beyond_end
+from everlong.storage.faults import (
+    NO_BUCKET,
+    Fault,
+    cause_of,
+    fault_of,
+    is_beyond_end,
+    is_interrupted,
+    status_of,
+)
 
 if TYPE_CHECKING:  # These are not there at run time.
     from obstore.store import AzureStore, ClientConfig, GCSStore, RetryConfig, S3Store
@@ -43,6 +56,7 @@ _RETRIES_MAX: Final = 2
 _PART_BYTES: Final = 16 * MIB
 _PARTS_MAX: Final = 4
 
+_NOT_IMPLEMENTED: Final = 501
 _LIST_PAGE: Final = 1000
 # SeaweedFS takes about 1 ms for each, and S3 takes 1,000 in a request at most.
 _DELETE_BATCH: Final = 250
@@ -96,6 +110,8 @@ class BucketBlobStore:
         self._reads = reads
         self._writes = writes
         self._bulk_delete = bulk_delete
+        self._knows_create = True
+        """Whether it takes a PUT on the condition that the object does not exist."""
 
     def __repr__(self) -> str:
         return self._url
@@ -109,12 +125,31 @@ class BucketBlobStore:
             kind = ConfigError if fault.permanent else StoreUnavailable
             raise self._error(kind, "open", fault) from cause_of(error)
 
-    async def put(self, key: str, data: bytes) -> None:
-        """See `BlobStore`."""
+    async def put(self, key: str, data: bytes) -> bool | None:
+        """See `BlobStore`. A server that ignores the condition says of every object that it is new."""
         path = self._path(key)
         with self._translated("write to"):
             async with asyncio.timeout(_seconds(len(data))):
-                await self._writes.put_async(path, data, use_multipart=False)
+                is_new = await self._create(path, data) if self._knows_create else None
+                if is_new is not True:
+                    # Also over an object that is there: a sweep goes by when it was written last.
+                    await self._writes.put_async(path, data, use_multipart=False)
+        return is_new
+
+    async def _create(self, path: str, data: bytes) -> bool | None:
+        """Write an object unless there is one; return whether there was none, or None if unknown."""
+        try:
+            await self._writes.put_async(path, data, use_multipart=False, mode="create")
+        except (AlreadyExistsError, PreconditionError):
+            return False
+        except BaseError as error:
+            if isinstance(error, NotSupportedError) or status_of(error) == _NOT_IMPLEMENTED:
+                self._knows_create = False
+                return None
+            if is_interrupted(error):
+                return None  # obstore does not repeat this PUT by itself. A plain one it does.
+            raise
+        return True
 
     async def put_file(self, key: str, path: Path) -> None:
         """See `TakesFiles`. Its parts become an object once all of them are there."""

@@ -73,11 +73,12 @@ class CachedBlobStore:
         """The store behind the cache, for who has to see that itself."""
         return self._store
 
-    async def put(self, key: str, data: bytes) -> None:
+    async def put(self, key: str, data: bytes) -> bool | None:
         """See `BlobStore`."""
         deletes, data = self._deletes, bytes(data)
-        await self._store.put(checked_key(key), data)
+        is_new = await self._store.put(checked_key(key), data)
         await self._keep(key, data, deletes)
+        return is_new
 
     async def put_file(self, key: str, path: Path) -> None:
         """See `TakesFiles`. It is not kept: what comes as a file is read in ranges."""

@@ -32,15 +32,19 @@ class Reads:
     misses: int = 0
     seconds: float = 0.0
     """What payloads that lie in the store took to decode."""
+    stored: set[str] | None = None
+    """Keys of the packs of a journal that were new; None where writes are not noted."""
+    repeated_bytes: int = 0
+    """Where they are: bytes of packs that were in the store already."""
 
 
 READS: Final[contextvars.ContextVar[Reads | None]] = contextvars.ContextVar("READS", default=None)
 
 
 @contextlib.contextmanager
-def counting() -> Iterator[Reads]:
-    """Count what the body reads."""
-    reads = Reads()
+def counting(*, writes: bool = False) -> Iterator[Reads]:
+    """Count what the body reads and, with `writes`, which packs it stores."""
+    reads = Reads(stored=set() if writes else None)
     token = READS.set(reads)
     try:
         yield reads
@@ -62,10 +66,10 @@ class CountedBlobStore:
     def __repr__(self) -> str:
         return repr(self._store)
 
-    async def put(self, key: str, data: bytes) -> None:
+    async def put(self, key: str, data: bytes) -> bool | None:
         """See `BlobStore`."""
         with self._timed("put"):
-            await self._store.put(key, data)
+            return await self._store.put(key, data)
 
     async def put_file(self, key: str, path: Path) -> None:
         """See `TakesFiles`."""

@@ -82,6 +82,12 @@ def is_beyond_end(error: BaseException) -> bool:
     return status_of(error) == 416 or "StartTooLarge" in str(error)
 
 
+def is_interrupted(error: BaseException) -> bool:
+    """Tell whether the connection broke before there was an answer."""
+    kind = _KIND.search(str(error))
+    return kind is not None and kind[1] in ("Interrupted", "Request")
+
+
 def cause_of(error: BaseException) -> BaseException | None:
     """Return the error, to be chained, unless a refusal in it may quote the request."""
     refused = isinstance(error, UnauthenticatedError) or 400 <= status_of(error) < 500

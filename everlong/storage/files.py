@@ -50,9 +50,9 @@ class FileBlobStore:
     def __repr__(self) -> str:
         return self._root.as_uri()
 
-    async def put(self, key: str, data: bytes) -> None:
+    async def put(self, key: str, data: bytes) -> bool | None:
         """See `BlobStore`."""
-        await asyncio.to_thread(self._put, checked_key(key), data)
+        return await asyncio.to_thread(self._put, checked_key(key), data)
 
     async def put_file(self, key: str, path: Path) -> None:
         """See `TakesFiles`."""
@@ -77,28 +77,28 @@ class FileBlobStore:
         """See `BlobStore`."""
         await asyncio.to_thread(self._delete, [checked_key(key) for key in keys])
 
-    def _put(self, key: str, data: bytes | Path) -> None:
+    def _put(self, key: str, data: bytes | Path) -> bool:
         path, scratch = self._root / key, self._scratch / uuid.uuid4().hex
         directory = path.parent
         with self._translated("write to"):
             try:
                 self._write_file(scratch, data)
-                self._rename(scratch, path)
-            except BaseException:
+                is_new = self._move(scratch, path)
+            finally:
                 scratch.unlink(missing_ok=True)
-                raise
-            # The rename is durable once its directory is synced, and a directory once its parent is.
+            # The name is durable once its directory is synced, and a directory once its parent is.
             _sync_directory(directory)
             self._sync_parents(directory)
+        return is_new
 
-    def _rename(self, scratch: Path, path: Path) -> None:
-        """Give a complete file its name. Most objects come to a directory that is there already."""
+    def _move(self, scratch: Path, path: Path) -> bool:
+        """Give a complete file its name; return whether no file had it."""
         try:
-            scratch.replace(path)
-        except FileNotFoundError:
+            return _move(scratch, path)
+        except FileNotFoundError:  # Most objects come to a directory that is there already.
             self._synced.discard(path.parent)
             path.parent.mkdir(parents=True, exist_ok=True)
-            scratch.replace(path)
+            return _move(scratch, path)
 
     def _sync_parents(self, directory: Path) -> None:
         """Make a directory's own name durable, once for each directory that this store writes to.
@@ -199,6 +199,25 @@ def _write_all(file: io.FileIO, data: bytes) -> None:
     left = memoryview(data)
     while left:
         left = left[file.write(left) :]
+
+
+def _move(scratch: Path, path: Path) -> bool:
+    """Give a complete file its name; return whether no file had it.
+
+    A file that has the name is replaced: its age then says that it was written again, and a sweep
+    leaves it alone.
+    """
+    try:
+        # Atomic: if two writers give one name at once, only one of them is told that it is new.
+        os.link(scratch, path)
+    except FileExistsError:
+        scratch.replace(path)
+        return False
+    except OSError:  # The file system has no hard links.
+        is_new = not path.exists()
+        scratch.replace(path)
+        return is_new
+    return True
 
 
 def _sync_directory(path: Path) -> None:

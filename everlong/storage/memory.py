@@ -15,9 +15,11 @@ class MemoryBlobStore:
     def __repr__(self) -> str:
         return "memory:"
 
-    async def put(self, key: str, data: bytes) -> None:
+    async def put(self, key: str, data: bytes) -> bool | None:
         """See `BlobStore`."""
-        self._objects[checked_key(key)] = bytes(data)
+        is_new = checked_key(key) not in self._objects
+        self._objects[key] = bytes(data)
+        return is_new
 
     async def get(self, key: str) -> bytes:
         """See `BlobStore`."""

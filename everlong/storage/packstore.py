@@ -11,6 +11,7 @@ from everlong import limits
 from everlong.errors import BlobCorrupt, BlobMissing, KeyMissing, RefRefused, UnknownVersion
 from everlong.models import Kind, Ref, printable
 from everlong.storage.blobs import BlobStore
+from everlong.storage.counting import READS
 from everlong.storage.keys import Keyring, Keys
 from everlong.storage.objects import thread_prefix
 from everlong.storage.packs import Contents, DamagedPack, Extent, Pack, build_pack, key_id_of, whole
@@ -24,6 +25,8 @@ ASKED: Final[ContextVar[Callable[["PackStore", str], None] | None]] = ContextVar
 """Told what is about to be read, in words with its name in them, also if it is then found in memory. So
 a sweep hears of refs that some other codec hides."""
 
+# Keys that one process remembers of PUTs that failed: 100 bytes each.
+_UNSURE_MAX: Final = 1000
 _RESTORE = "Restore it from a backup of the store; what waits for it goes on by itself."
 
 
@@ -45,8 +48,20 @@ class Reading:
     data: bytes = dataclasses.field(repr=False)
 
 
+@dataclasses.dataclass
+class WriteStats:
+    """What this process wrote to journals: segments, bodies of messages, and snapshots."""
+
+    payload_bytes: int = 0
+    """Before compression, repeats included."""
+    repeated_bytes: int = 0
+    """Those of packs that the store had already."""
+    written_bytes: int = 0
+    """By how much the store grew."""
+
+
 class PackStore:
-    """Reads and writes packs of all threads. It holds no state of its own.
+    """Reads and writes packs of all threads. Besides counters it holds no state of its own.
 
     Where a keyring is given everything that is written is sealed, and what is not sealed is refused,
     unless `accept_unsealed` is set for the time in which older histories still name such packs.
@@ -62,6 +77,9 @@ class PackStore:
         self.store = store
         self.keyring = keyring
         self.accept_unsealed = accept_unsealed
+        self.stats = WriteStats()
+        self._unsure: set[str] = set()
+        """Keys of PUTs that failed last: the object may be there all the same."""
 
     async def keys(self, wanted: str = "") -> Keys | None:
         """Return the keys, if there are any. A key service is asked for an id that is wanted."""
@@ -205,14 +223,42 @@ class PackStore:
         return ref, size_bytes
 
     async def write(self, thread: str, contents: Contents) -> tuple[bytes, int]:
-        """Store a pack; return its name, once it is durable, and the bytes written."""
+        """Store a pack; return its name, once it is durable, and the bytes written.
+
+        A pack that was in the store already has 0, unless the work under way has stored it itself
+        and is tried again: then the count of the first try was lost.
+        """
         keys = await self.keys()
         if contents.size_bytes < limits.LOOP_BYTES_MAX:
             name, data = build_pack(contents, thread, keys)
         else:
             name, data = await in_thread(build_pack, contents, thread, keys)
-        await self.store.put(pack_key(thread, name), data)
-        return name, len(data)
+        key = pack_key(thread, name)
+        is_new = await self.put(key, data)
+        self.stats.payload_bytes += contents.size_bytes
+        if is_new:
+            self.stats.written_bytes += len(data)
+        else:
+            self.stats.repeated_bytes += contents.size_bytes
+        return name, len(data) if _counts(key, len(data), is_new=is_new) else 0
+
+    async def put(self, key: str, data: bytes) -> bool:
+        """Store the bytes of a pack; return whether the store grew by them.
+
+        It did not if the object was there: names are digests, so its content is the same.
+        """
+        try:
+            is_new = await self.store.put(key, data)
+        except BaseException:
+            # The store may have taken it, and only its answer was lost. Then the next PUT of this
+            # key finds an object which has not been counted.
+            if len(self._unsure) < _UNSURE_MAX:
+                self._unsure.add(key)
+            raise
+        if is_new is False and key not in self._unsure:
+            return False
+        self._unsure.discard(key)
+        return True
 
     async def read_body(self, ref: Ref) -> bytes:
         """Return the plaintext that a ref names, checked against its digest and size."""
@@ -229,6 +275,19 @@ class PackStore:
 def pack_key(thread: str, name: bytes) -> str:
     """Return the store key of a pack."""
     return f"{thread_prefix(thread)}{name.hex()}.pack"
+
+
+def _counts(key: str, size_bytes: int, *, is_new: bool) -> bool:
+    """Tell whether a pack counts as written by the work under way."""
+    reads = READS.get()
+    if reads is None or reads.stored is None:
+        return is_new
+    if is_new:
+        reads.stored.add(key)
+    elif key not in reads.stored:
+        reads.repeated_bytes += size_bytes
+        return False
+    return True
 
 
 def _damaged(key: str, error: BlobCorrupt) -> BlobCorrupt:

@@ -148,9 +148,9 @@ class RestoringBlobStore:
         """The store itself."""
         return self._store
 
-    async def put(self, key: str, data: bytes) -> None:
+    async def put(self, key: str, data: bytes) -> bool | None:
         """See `BlobStore`."""
-        await self._store.put(key, data)
+        return await self._store.put(key, data)
 
     async def put_file(self, key: str, path: Path) -> None:
         """See `TakesFiles`."""

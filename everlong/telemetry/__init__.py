@@ -4,6 +4,7 @@ from opentelemetry.metrics import MeterProvider, get_meter
 from opentelemetry.trace import TracerProvider, get_tracer
 
 from everlong.telemetry.metrics import METRICS, Meters, Metric
+from everlong.telemetry.scope import NAME, SCHEMA_URL, scope_version
 from everlong.telemetry.spans import Spans
 
 __all__ = ["METRICS", "Meters", "Metric", "Spans", "Telemetry"]
@@ -19,7 +20,8 @@ class Telemetry:
         *,
         record_contents: bool = False,
     ) -> None:
-        self.spans = Spans(get_tracer("everlong", tracer_provider=tracer_provider))
-        self.meters = Meters(get_meter("everlong", meter_provider=meter_provider))
+        version = scope_version()
+        self.spans = Spans(get_tracer(NAME, version, tracer_provider, SCHEMA_URL))
+        self.meters = Meters(get_meter(NAME, version, meter_provider, SCHEMA_URL))
         self.record_contents = record_contents
         """Whether spans hold what models and tools read and write. Off unless switched on."""

@@ -39,6 +39,7 @@ from everlong.errors import ConfigError
 from everlong.telemetry.core import CoreMetrics
 from everlong.telemetry.listening import Listen
 from everlong.telemetry.metrics import Meters
+from everlong.telemetry.scope import NAME, SCHEMA_URL, scope_version
 
 _LOG: Final = logging.getLogger(__name__)
 # The exporters try again for 20 s together if nobody answers; who stops a worker waits for 10 to 30 s.
@@ -92,7 +93,7 @@ class Providers:
     @property
     def meters(self) -> Meters:
         """Everlong's own instruments."""
-        return Meters(self.meter_provider.get_meter("everlong"))
+        return Meters(self.meter_provider.get_meter(NAME, scope_version(), SCHEMA_URL))
 
     def open_core(self) -> CoreMetrics | None:
         """Return what brings the metrics of a client's runtime along; None if nobody reads them."""

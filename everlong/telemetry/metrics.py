@@ -16,6 +16,7 @@ from opentelemetry.metrics import (
     Counter,
     Histogram,
     Meter,
+    NoOpMeter,
     Observation,
 )
 
@@ -76,7 +77,7 @@ METRICS: Final = (
         "everlong.step.written",
         "histogram",
         "By",
-        "Written to the store by one step: what a thread grows by.",
+        "By how much one step made the store grow. Repeats of what is stored count as 0.",
         ("agent", "step"),
         _BYTES,
     ),
@@ -92,7 +93,7 @@ METRICS: Final = (
         "everlong.thread.growth",
         "histogram",
         "By/h",
-        "What a thread stores an hour, at each of its model calls.",
+        "Growth of a thread, at each of its model calls: bytes stored in an hour.",
         ("agent",),
         _BYTES,
     ),
@@ -123,15 +124,16 @@ METRICS: Final = (
         "everlong.offload.payload",
         "observed_counter",
         "By",
-        "Payload bytes that were to be offloaded: new, deduplicated, or inline while the store was "
-        "down.",
-        ("outcome",),
+        "Bytes that were to be stored, by the codec (payload) or for threads (journal): new, "
+        "deduplicated, or inline while the store was down.",
+        ("outcome", "source"),
     ),
     Metric(
         "everlong.offload.written",
         "observed_counter",
         "By",
-        "What offloaded payloads took in the store, compressed.",
+        "By how much the store grew, compressed: payloads of the codec, and journals of threads.",
+        ("source",),
     ),
     Metric(
         "everlong.encoder.dropped",
@@ -272,7 +274,7 @@ METRICS: Final = (
         "everlong.threads.growth",
         "observed_gauge",
         "By/h",
-        "What running threads store an hour: all together, and the fastest.",
+        "Growth of running threads as lists show it: all together, and the fastest.",
         ("stat",),
         source="admin",
     ),
@@ -305,6 +307,13 @@ class Meters:
         self._meter = meter
         self._counters: dict[str, Counter] = {}
         self._histograms: dict[str, Histogram] = {}
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether no provider is set, so that labels and exemplars need not be built."""
+        # A meter of the API has the real one as `_real_meter`, and None until a provider is set.
+        meter = getattr(self._meter, "_real_meter", self._meter)
+        return meter is None or isinstance(meter, NoOpMeter)
 
     def record(
         self, name: str, value: float, labels: Labels | None = None, context: Context | None = None

@@ -22,6 +22,7 @@ from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.trace import (
     Link,
     NonRecordingSpan,
+    NoOpTracer,
     Span,
     SpanContext,
     SpanKind,
@@ -51,6 +52,8 @@ THREAD: Final = "gen_ai.conversation.id"
 """The one attribute by which all that belongs to a thread is found."""
 RUN: Final = "everlong.run.id"
 AGENT: Final = "gen_ai.agent.name"
+PROVIDER: Final = "gen_ai.provider.name"
+ERROR: Final = "error.type"
 
 Attributes = Mapping[str, AttributeValue]
 
@@ -70,6 +73,13 @@ class Spans:
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._resolved: tuple[SdkTracer, _ChosenIds] | None = None
+        self.providers: dict[str, str] = {}
+        """The provider of each agent's model, by the name of an agent that this process runs."""
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether no provider is set, so that attributes need not be built."""
+        return self._resolved is None and isinstance(self._unwrap(), NoOpTracer)
 
     def start(
         self,
@@ -87,8 +97,11 @@ class Spans:
 
         With a `key` its id follows from run, name and key. What happens more than once has none.
         """
+        has_parent = parent is not None and parent.is_valid
+        if not has_parent and self.is_silent:
+            return trace.INVALID_SPAN
         context = Context()
-        if parent is not None and parent.is_valid:
+        if parent is not None and has_parent:
             context = trace.set_span_in_context(NonRecordingSpan(parent), context)
         tracer, ids = self._resolve()
         trace_id = trace_id_of(run_id) if run_id else None
@@ -119,7 +132,7 @@ class Spans:
             with trace.use_span(span, record_exception=False, set_status_on_exception=False):
                 yield
         except BaseException as error:
-            span.set_attribute("error.type", error_type(error))
+            span.set_attribute(ERROR, error_type(error))
             span.set_status(Status(StatusCode.ERROR))
             raise
         finally:
@@ -165,9 +178,7 @@ class Spans:
         resolved = self._resolved
         if resolved is not None:
             return resolved
-        tracer = self._tracer
-        for _ in range(_WRAPPERS_MAX):
-            tracer = getattr(tracer, "_tracer", tracer)
+        tracer = self._unwrap()
         if not isinstance(tracer, SdkTracer):
             return self._tracer, None
         chosen = copy.copy(tracer)
@@ -175,6 +186,12 @@ class Spans:
         chosen.id_generator = ids
         self._resolved = chosen, ids  # At once: others may be here too.
         return chosen, ids
+
+    def _unwrap(self) -> Tracer:
+        tracer = self._tracer
+        for _ in range(_WRAPPERS_MAX):
+            tracer = getattr(tracer, "_tracer", tracer)
+        return tracer
 
 
 class _ChosenIds(IdGenerator):

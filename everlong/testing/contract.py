@@ -219,8 +219,9 @@ class BlobStoreContract:
     @_case
     async def test_putting_the_same_again_is_harmless(self, store: BlobStore) -> None:
         """A name stands for its content, so a second `put` changes nothing that can be seen."""
-        for _ in range(3):
-            await store.put("v1/a/1", b"same")
+        for number in range(3):
+            is_new = await store.put("v1/a/1", b"same")
+            _claim(is_new in (None, number == 0), f"put number {number + 1} says {is_new}")
             _equal(await store.get("v1/a/1"), b"same", "get after putting again")
         _equal(await _listed(store), {("v1/a/1", 4)}, "listing")
 

@@ -166,7 +166,8 @@ class ToolRunner:
         # Known before the thread can have answered: its report may come with the news of its start.
         changed = dataclasses.replace(self._call(call.id), child_id=child_id)
         self._thread.state = transitions.with_call(self._thread.state, changed)
-        state = ThreadState(inbox=(briefed.message,), counters=Counters(messages=1))
+        counters = Counters(messages=1, written_bytes=briefed.message.stored_bytes)
+        state = ThreadState(inbox=(briefed.message,), counters=counters)
         start = ThreadStart(
             agent=call.options.agent,
             state=state,

@@ -99,7 +99,8 @@ def publish(thread: Thread) -> None:
             _asked_at(pending),
         ]
     if is_due:
-        updates += _size(state, now_ms)
+        # With the trend that the card has: a list computes the same growth from it.
+        updates += _size(thread.state, now_ms)
     if updates:
         thread.state = dataclasses.replace(thread.state, published=published)
         workflow.upsert_search_attributes(updates)
@@ -131,6 +132,7 @@ def _card(thread: Thread, now_ms: int) -> ThreadCard:
         resume_ms=round(state.resume_ms, 1),
         since_ms=state.since_ms,
         trend=state.trend,
+        rested=state.rested,
     )
 
 

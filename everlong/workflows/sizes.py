@@ -9,35 +9,18 @@ when a resume takes half or double of what the last did.
 from typing import Final
 
 from everlong import limits
-from everlong.models import PublishedSize, ThreadState
+from everlong.models import PublishedSize, ThreadState, growth_per_hour
 
 _GROWN: Final = 1.25
 # Up to 4 GiB that is some 55 cards in all.
 _GROWN_BYTES_MIN: Final = 64 * limits.KIB
 _GROWN_STEPS_MIN: Final = 8
 _HOUR_MS: Final = 3_600_000
-# Over less than this, a rate says little.
-_WINDOW_MS_MIN: Final = 60_000
 
 
 def growth(state: ThreadState, now_ms: int) -> float:
-    """Return what the thread stores an hour, since the last size that is a minute old.
-
-    It is 0 at rest, and as long as there is nothing to compare with.
-    """
-    last = state.published_size
-    if state.rested or last is None:
-        return 0.0
-    since_ms, since_bytes = _since(last, now_ms)
-    elapsed_ms = max(now_ms - since_ms, _WINDOW_MS_MIN)
-    grown_bytes = max(0, state.counters.written_bytes - since_bytes)
-    return round(grown_bytes * _HOUR_MS / elapsed_ms, 1)
-
-
-def _since(last: PublishedSize, now_ms: int) -> tuple[int, int]:
-    if last.before is not None and now_ms - last.ms < _WINDOW_MS_MIN:
-        return last.before
-    return last.ms, last.thread_bytes
+    """Return the thread's growth in bytes per hour, as `growth_per_hour` defines it."""
+    return growth_per_hour(state.trend, state.counters.written_bytes, now_ms, rested=state.rested)
 
 
 def is_due(state: ThreadState, now_ms: int, *, waits: bool) -> bool:
@@ -91,5 +74,4 @@ def published(state: ThreadState, now_ms: int) -> PublishedSize:
         steps=state.counters.steps,
         resume_ms=state.resume_ms,
         rested=state.rested,
-        before=None if state.published_size is None else _since(state.published_size, now_ms),
     )

@@ -141,9 +141,9 @@ class Thread:
             return
         await self._call_model()
 
-    async def fail_turn(self, reason: str) -> None:
+    async def fail_turn(self, reason: str, error_type: str = "LimitReached") -> None:
         """End a turn that has no answer. The reason is journalled, and the thread stays usable."""
-        self.state = transitions.fail_turn(self.state, reason, self.now_ms())
+        self.state = transitions.fail_turn(self.state, reason, self.now_ms(), error_type)
         await self.flush()
 
     async def _call_model(self) -> None:
@@ -167,7 +167,8 @@ class Thread:
                 self.state = transitions.without_lost_messages(self.state)
             # A compaction that is held leaves the step as it is, and the next run asks again.
             if not (type_of(error) == CONTEXT_TOO_LARGE and await self._compact("provider")):
-                await self.fail_turn(reason_of("the model call failed", error))
+                reason = reason_of("the model call failed", error)
+                await self.fail_turn(reason, type_of(error) or type(error.cause).__name__)
             return
         if self._policy is None:
             self._adopt(Policy().changed(turn.policy or {}))
@@ -250,6 +251,7 @@ class Thread:
                 agent=self.agent,
                 last_run=turns.last_run(),
                 ended=turns.ended(self.state),
+                error_type=turns.error_type(self.state),
             )
             appended = await self._executor.execute(APPEND_JOURNAL, append, Appended, _STORE)
             self.state = transitions.after_append(self.state, appended)

@@ -37,6 +37,7 @@ from everlong.policy import LimitHit, Observed, Policy, Usage, after_step, after
 _STATE = TypeAdapter(ThreadState)
 _MESSAGE = TypeAdapter(SendMessage)
 _ENDED = "not run, since the thread ended"
+_TYPE_CHARS_MAX = 64
 # What an entry takes beside its body or data.
 _ENTRY_BYTES = 160
 
@@ -84,12 +85,15 @@ def queued_bytes(message: SendMessage) -> int:
 
 def queue(state: ThreadState, message: SendMessage) -> ThreadState:
     """Take in a message that has arrived."""
-    state = counted(state, messages=1)
+    # Bounded: it is the sender's word. A long message is two packs at most.
+    stored_bytes = min(message.stored_bytes, 2 * limits.TEXT_BYTES_MAX) if message.ref else 0
+    state = counted(state, messages=1, written_bytes=stored_bytes)
     received = state.received
     if message.id:
         new = Received(id=message.id, number=state.counters.messages)
         received = (*received, new)[-limits.RECEIVED_MAX :]
-    message = dataclasses.replace(message, agent="")  # It has served its purpose.
+    # Both have served their purpose.
+    message = dataclasses.replace(message, agent="", stored_bytes=0)
     return dataclasses.replace(state, inbox=(*state.inbox, message), received=received)
 
 
@@ -131,10 +135,13 @@ def end_turn(state: ThreadState, seq: int, failure: str = "") -> ThreadState:
     )
 
 
-def fail_turn(state: ThreadState, reason: str, time_ms: int) -> ThreadState:
+def fail_turn(
+    state: ThreadState, reason: str, time_ms: int, error_type: str = "LimitReached"
+) -> ThreadState:
     """End a turn that has no answer. It counts once the journal has the reason."""
     state = take_notes(state)
-    failed = FailedTurn(seq=seq_after(state.head, state.tail), reason=reason)
+    seq = seq_after(state.head, state.tail)
+    failed = FailedTurn(seq=seq, reason=reason, error_type=error_type[:_TYPE_CHARS_MAX])
     state = add_message(state, Kind.FAILURE, Message(role="failure", text=reason), time_ms)
     return dataclasses.replace(state, in_turn=False, last_failure=reason, failed_turn=failed)
 

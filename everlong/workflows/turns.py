@@ -18,6 +18,13 @@ def ended(state: ThreadState) -> Turn | None:
     return _turn(state) if ends else None
 
 
+def error_type(state: ThreadState) -> str:
+    """Return why the turn that ends now has no answer: its failure, or that the thread was stopped."""
+    if state.failed_turn is not None:
+        return state.failed_turn.error_type
+    return "Stopped" if state.stopping and state.in_turn else ""
+
+
 def last_run() -> str:
     """Return the id of the run before this one; empty if this is the first."""
     return workflow.info().continued_run_id or ""

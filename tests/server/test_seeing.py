@@ -217,7 +217,8 @@ def check_counts(life: Life, runs: dict[str, list[HistoryEvent]], stored: list[E
         "execute_tool": activities["everlong.run_tool"],
         "everlong.compact": activities["everlong.compact"],
         "invoke_agent": life.sent + carried,
-        OFFLOAD: sum(1 for entry in stored if entry.kind == Kind.TOOL_RESULT),
+        # One for each result by which the store grew. Repeats of a result have none.
+        OFFLOAD: len({entry.ref for entry in stored if entry.kind == Kind.TOOL_RESULT}),
         CONTINUE_AS_NEW: len(runs) - 1,
         APPROVAL: 1,
         ACT: life.sent + 1,

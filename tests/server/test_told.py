@@ -142,6 +142,8 @@ async def test_a_turn_that_fails_is_told_as_failed_without_its_words(
         assert turn.status.status_code is StatusCode.ERROR
         assert turn.attributes is not None
         assert turn.attributes["everlong.turn.outcome"] == "failed"
+        assert turn.attributes["error.type"] == "ModelRefused"
+        assert turn.attributes["gen_ai.provider.name"] == "custom"
         failed = [
             span
             for span in (*named(threads, "chat"), *named(threads, "execute_tool"))

@@ -1,15 +1,22 @@
 """Activities by themselves, without a workflow: what one worker does of another one's work."""
 
 import asyncio
+import dataclasses
 import threading
 from pathlib import Path
 
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
 from everlong import Agent, Reply, limits, tool
-from everlong.activities import AgentActivities
+from everlong.activities import AgentActivities, chatting
 from everlong.models import (
     HELD,
     Collect,
@@ -18,13 +25,16 @@ from everlong.models import (
     Message,
     ModelCall,
     SegmentRef,
+    ToolResult,
     ToolRun,
+    Turn,
     new_entry,
     thread_key,
 )
 from everlong.storage.journal import Journal
 from everlong.storage.opening import open_packs
 from everlong.storage.packstore import PackStore
+from everlong.telemetry import Telemetry
 from everlong.testing import ScriptedModel
 from tests.agents import call
 from tests.journals import entry
@@ -144,3 +154,108 @@ async def test_the_answer_of_a_subagent_is_collected_from_the_end_of_its_journal
     assert store.gets == 1
     assert result.outcome == ("failed" if failed else "ok")
     assert said[1] in str(result.entry.body)
+
+
+async def test_a_result_is_stored_once_and_a_lost_attempt_is_counted_by_its_retry(
+    tmp_path: Path,
+) -> None:
+    @tool
+    def read() -> str:
+        """Read a long text."""
+        return "".join(map(str, range(5000)))
+
+    packs = open_packs(tmp_path.as_uri())
+    activities = AgentActivities(packs, [Agent(name="ops", model=calling("read"), tools=[read])])
+
+    async def ran(attempt: int) -> ToolResult:
+        env = ActivityEnvironment()
+        env.info = dataclasses.replace(env.info, attempt=attempt)
+        return await env.run(activities.run_tool, run)
+
+    turn = await ActivityEnvironment().run(
+        activities.call_model, ModelCall(context=context(), tail=(ASKED,))
+    )
+    run = ToolRun(context=context(turn.head), call_id="call-0", tool="read")
+    first = await ran(attempt=1)
+    on_disk = sum(path.stat().st_size for path in tmp_path.glob("v1/*/*.pack"))
+    assert turn.written_bytes + first.written_bytes == on_disk == packs.stats.written_bytes
+    assert (await ran(attempt=1)).written_bytes == 0
+    # The first attempt's result was lost with its worker: the retry counts what it stored.
+    assert (await ran(attempt=2)).written_bytes == first.written_bytes
+    assert packs.stats.written_bytes == on_disk
+
+
+@tool
+def look() -> str:
+    """Look around."""
+    return "a room"
+
+
+def answering(**fields: str) -> Agent:
+    model = ScriptedModel(lambda _: Reply(text="done", tokens=3, input_tokens=2, **fields))  # type: ignore[arg-type]
+    return Agent(name="ops", model=model, tools=[look], instructions="be brief")
+
+
+async def test_spans_follow_the_genai_conventions(tmp_path: Path) -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    agent = answering(model="m-1-2026", response_id="resp-7", finish_reason="stop")
+    reader = InMemoryMetricReader()
+    telemetry = Telemetry(provider, MeterProvider([reader]), record_contents=True)
+    packs = open_packs(tmp_path.as_uri())
+    activities = AgentActivities(packs, [agent], telemetry=telemetry)
+    asked = dataclasses.replace(context(), turn=Turn(number=1, began_ms=1))
+    env = ActivityEnvironment()
+    await env.run(activities.call_model, ModelCall(context=asked, tail=(ASKED,)))
+    looking = AgentActivities(
+        packs, [Agent(name="ops", model=calling("look"), tools=[look])], telemetry=telemetry
+    )
+    turn = await env.run(looking.call_model, ModelCall(context=asked, tail=(ASKED,)))
+    await env.run(
+        looking.run_tool, ToolRun(context=context(turn.head), call_id="call-0", tool="look")
+    )
+    spans: dict[str, ReadableSpan] = {}
+    for span in exporter.get_finished_spans():
+        spans.setdefault(span.name.partition(" ")[0], span)
+    chat, invoke, execute = spans["chat"], spans["invoke_agent"], spans["execute_tool"]
+    expected = {
+        "gen_ai.provider.name": "custom",
+        "gen_ai.output.type": "text",
+        "gen_ai.response.model": "m-1-2026",
+        "gen_ai.response.id": "resp-7",
+        "gen_ai.response.finish_reasons": ("stop",),
+        "gen_ai.system_instructions": "be brief",
+    }
+    assert expected.items() <= dict(chat.attributes or {}).items()
+    assert (invoke.attributes or {})["gen_ai.provider.name"] == "custom"
+    assert "error.type" not in (invoke.attributes or {})
+    assert (execute.attributes or {})["gen_ai.tool.description"] == "Look around."
+    for span in spans.values():
+        scope = span.instrumentation_scope
+        assert scope is not None
+        assert (scope.name, scope.schema_url) == (
+            "everlong",
+            "https://opentelemetry.io/schemas/1.41.0",
+        )
+        assert scope.version
+    data = reader.get_metrics_data()
+    assert data is not None
+    measured = data.resource_metrics[0].scope_metrics[0].scope
+    assert measured.version
+    assert measured.schema_url == "https://opentelemetry.io/schemas/1.41.0"
+
+
+@pytest.mark.parametrize("provider", [None, TracerProvider(sampler=ALWAYS_OFF)])
+async def test_contents_are_built_only_where_a_span_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: TracerProvider | None
+) -> None:
+    built: list[object] = []
+    monkeypatch.setattr(chatting, "contents", built.append)
+    telemetry = Telemetry(provider, record_contents=True)
+    activities = AgentActivities(open_packs(tmp_path.as_uri()), [answering()], telemetry=telemetry)
+    turn = await ActivityEnvironment().run(
+        activities.call_model, ModelCall(context=context(), tail=(ASKED,))
+    )
+    assert turn.written_bytes
+    assert built == []

@@ -2,11 +2,15 @@
 
 import dataclasses
 import itertools
+import time
 
 import pytest
+from temporalio.api.enums.v1 import WorkflowExecutionStatus
+from temporalio.api.workflow.v1 import WorkflowExecutionInfo
 
 from everlong import limits
-from everlong.models import Counters, PublishedSize, ThreadState
+from everlong.admin.service.rows import row_of
+from everlong.models import Counters, PublishedSize, ThreadCard, ThreadState
 from everlong.workflows import sizes
 
 HOUR_MS = 3_600_000
@@ -51,7 +55,7 @@ def test_a_small_thread_is_not_told_of_at_every_step() -> None:
 
 
 def test_rest_is_told_of_once_and_is_no_growth() -> None:
-    state = thread(2 * MIB, PublishedSize(ms=0, thread_bytes=MIB), rested=True)
+    state = thread(2 * MIB, PublishedSize(ms=0, thread_bytes=MIB), rested=True, trend=((0, MIB),))
     assert sizes.is_due(state, 1000, waits=False)
     assert sizes.growth(state, 1000) == 0
     state = dataclasses.replace(state, published_size=sizes.published(state, 1000))
@@ -60,10 +64,26 @@ def test_rest_is_told_of_once_and_is_no_growth() -> None:
 
 def test_growth_is_what_has_come_since_and_never_what_was_there_before() -> None:
     assert sizes.growth(thread(2 * 1024 * MIB, None), 5000) == 0
-    last = PublishedSize(ms=0, thread_bytes=10 * MIB)
-    assert sizes.growth(thread(12 * MIB, last), HOUR_MS // 2) == 4 * MIB
-    # A burst just after is taken over a minute: it is no rate yet.
-    assert sizes.growth(thread(11 * MIB, last), 1) == 60 * MIB
+    trend = ((0, 10 * MIB),)
+    assert sizes.growth(thread(12 * MIB, None, trend=trend), HOUR_MS // 2) == 4 * MIB
+    # A burst just after is taken over ten minutes: it is no rate yet.
+    assert sizes.growth(thread(11 * MIB, None, trend=trend), 1) == 6 * MIB
+
+
+@pytest.mark.parametrize("rested", [False, True])
+@pytest.mark.parametrize("age_ms", [0, 5_000, 61_000, 599_000, 1_800_000, 5 * HOUR_MS])
+def test_the_metric_and_the_list_say_the_same_growth(
+    age_ms: int, rested: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ms = 1_000_000 * 60_000
+    monkeypatch.setattr(time, "time", lambda: now_ms / 1000)
+    trend = tuple(
+        (now_ms - age_ms + age_ms * part // 4, 10_000 + 1_000 * part) for part in range(4)
+    )
+    state = thread(20_000, None, trend=trend, rested=rested)
+    card = ThreadCard(ms=now_ms, stored_bytes=20_000, trend=trend, rested=rested)
+    info = WorkflowExecutionInfo(status=WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_RUNNING)
+    assert row_of(info, card).growth_bytes_per_hour == sizes.growth(state, now_ms)
 
 
 @pytest.mark.parametrize(
@@ -103,12 +123,12 @@ def test_steps_waits_and_ends_are_told_of(state: ThreadState, waits: bool, due: 
 
 def test_growth_is_right_however_often_cards_are_written() -> None:
     state, rate = thread(0, None), 45 * MIB / HOUR_MS
-    for now_ms in range(0, 600_000, 5_000):
+    for now_ms in range(0, 3 * HOUR_MS, 5_000):
         counters = Counters(written_bytes=int(rate * now_ms) + 1)
         state = dataclasses.replace(state, counters=counters)
-        if now_ms >= 60_000:
+        if now_ms >= 600_000:
             assert sizes.growth(state, now_ms) == pytest.approx(45 * MIB, rel=0.01)
-        state = dataclasses.replace(state, published_size=sizes.published(state, now_ms))
+        state = dataclasses.replace(state, trend=sizes.trend(state, now_ms))
 
 
 def test_a_trend_is_of_the_whole_life_and_bounded() -> None:

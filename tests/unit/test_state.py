@@ -100,7 +100,6 @@ def busy(message: SendMessage) -> ThreadState:
             context_bytes=10**9,
             steps=10**9,
             resume_ms=1e6 / 3,
-            before=(NOW_MS, 10**15),
         ),
         trend=((NOW_MS, 10**15),) * limits.TREND_MAX,
         resume_ms=1e6 / 3,

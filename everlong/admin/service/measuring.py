@@ -15,12 +15,11 @@ from typing import Final, TypeAlias
 from temporalio.client import Client
 from temporalio.common import SearchAttributeKey, TypedSearchAttributes
 
+from everlong.admin.service.rows import read_rows
 from everlong.models import AGENT_WORKFLOW, printable
 from everlong.telemetry import Meters
 
 _LOG: Final = logging.getLogger(__name__)
-_STORED: Final = SearchAttributeKey.for_int("EverlongStateBytes")
-_GROWTH: Final = SearchAttributeKey.for_float("EverlongGrowthBytesPerHour")
 _PENDING: Final = SearchAttributeKey.for_int("EverlongPendingApprovals")
 _ASKED_AT: Final = SearchAttributeKey.for_datetime("EverlongAskedAt")
 
@@ -54,10 +53,10 @@ async def measure(client: Client) -> Fleet:
     counts = await asyncio.gather(
         *(client.count_workflows(f"{_RUNNING} AND EverlongStatus = '{each}'") for each in STATUSES)
     )
-    stored, growth = [0], [0.0]
-    async for thread in _listed(client, _RUNNING):
-        stored.append(thread.get(_STORED, 0))
-        growth.append(thread.get(_GROWTH, 0.0))
+    # The rows that `everlong threads` shows, so the gauges and the list cannot differ.
+    rows = (await read_rows(client, _RUNNING, size=THREADS_MAX)).rows
+    stored = [0, *(row.stored_bytes for row in rows)]
+    growth = [0.0, *(row.growth_bytes_per_hour for row in rows)]
     pending = 0
     asked: list[datetime] = []
     async for thread in _listed(client, f"{_RUNNING} AND EverlongPendingApprovals > 0"):

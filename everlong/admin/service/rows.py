@@ -23,7 +23,7 @@ from temporalio.service import RPCError
 
 from everlong.admin.service.translating import translated_rpc
 from everlong.errors import EverlongError
-from everlong.models import AGENT_WORKFLOW, CARD_MEMO, ThreadCard
+from everlong.models import AGENT_WORKFLOW, CARD_MEMO, ThreadCard, growth_per_hour
 from everlong.sweep.histories import CLOSED
 
 QUERY: Final = f"WorkflowType = '{AGENT_WORKFLOW}' AND ExecutionStatus != 'ContinuedAsNew'"
@@ -32,9 +32,6 @@ PAGE_ROWS: Final = 1_000
 """The most that the server gives at once."""
 # Made into rows without a pause: 25 ms.
 _SLICE_ROWS: Final = 100
-_HOUR_MS: Final = 3_600_000
-# Over less than this, a rate says little.
-_WINDOW_MS_MIN: Final = 600_000
 _STATUS_PREFIX: Final = "WORKFLOW_EXECUTION_STATUS_"
 _CARD: Final = TypeAdapter(ThreadCard)
 # What a thread says of its own end. Any other word was said while it still ran.
@@ -185,17 +182,14 @@ def row_of(info: WorkflowExecutionInfo, card: ThreadCard | None = None) -> Threa
 
 
 def _growth(card: ThreadCard | None, said: Mapping[str, Any]) -> float:
-    """Return what a thread stores an hour, by the last hour or two, or by its life if that is shorter.
+    """Return a thread's growth now, from the sizes on its card; without a card, as it last said.
 
-    By the minute: rows that are read again are equal meanwhile.
+    The clock is rounded to the minute, so that rows which are read again in it are equal.
     """
     if card is None or not card.trend:
         return float(said.get("EverlongGrowthBytesPerHour") or 0.0)
     now_ms = int(time.time()) // 60 * 60_000
-    before = [each for each in card.trend if now_ms - each[0] >= _HOUR_MS]
-    since_ms, since_bytes = before[-1] if before else card.trend[0]
-    elapsed_ms = max(now_ms - since_ms, _WINDOW_MS_MIN)
-    return round(max(0, card.stored_bytes - since_bytes) * _HOUR_MS / elapsed_ms, 1)
+    return growth_per_hour(card.trend, card.stored_bytes, now_ms, rested=card.rested)
 
 
 def _status(info: WorkflowExecutionInfo, said: str, *, is_open: bool) -> str:

@@ -91,14 +91,16 @@ async def stored_message(
             f"the message has {size_bytes} bytes as JSON; {limits.MESSAGE_BYTES_MAX} is the most to "
             "send without a store. Give `packs`, the store of the workers, to send a longer one."
         )
-    entry, _ = await message_entry(
+    entry, stored_bytes = await message_entry(
         journal_of(client, packs, thread_id),
         Kind.MESSAGE,
         Message(role="user", text=text),
         time.time_ns() // 1_000_000,
         limits.SHOWN_BYTES_MAX,
     )
-    return dataclasses.replace(message, ref=entry.ref, original=entry.original)
+    return dataclasses.replace(
+        message, ref=entry.ref, original=entry.original, stored_bytes=stored_bytes
+    )
 
 
 async def deliver(
