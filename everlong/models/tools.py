@@ -70,6 +70,8 @@ class Decided:
     reason: str = ""
     escalated: bool = False
     """Nobody was in time, and it now waits for others instead."""
+    asked_run: str = ""
+    """The run that asked. Its trace has the approval's span, also if a later run journals this."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +110,8 @@ class Waits:
     """Since when a call waits for a person, and how long it may."""
 
     asked_ms: int
+    asked_run: str = ""
+    """The run that asked."""
     deadline_ms: int | None = None
     escalated: bool = False
 

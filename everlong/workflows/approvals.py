@@ -48,14 +48,15 @@ def _approval(call: Call, waits: Waits) -> Approval:
     )
 
 
-def request(state: ThreadState, time_ms: int) -> ThreadState:
-    """Ask for the approvals that the calls of a new reply need."""
+def request(state: ThreadState, time_ms: int, run_id: str = "") -> ThreadState:
+    """Ask for the approvals that the calls of a new reply need; `run_id` is the run that asks."""
     for call in state.calls:
         if not call.options.needs_approval or call.waits or call.approved or call.result:
             continue
         deadline_seconds = call.options.deadline_seconds
         waits = Waits(
             asked_ms=time_ms,
+            asked_run=run_id,
             deadline_ms=None
             if deadline_seconds is None
             else time_ms + int(deadline_seconds * 1000),
@@ -144,7 +145,10 @@ def _escalated(state: ThreadState, approval: Approval, time_ms: int) -> ThreadSt
     [call] = [each for each in state.calls if each.id == approval.id]
     seconds = call.options.deadline_seconds or 0.0
     waits = Waits(
-        asked_ms=approval.asked_ms, deadline_ms=time_ms + int(seconds * 1000), escalated=True
+        asked_ms=approval.asked_ms,
+        asked_run=call.waits.asked_run if call.waits else "",
+        deadline_ms=time_ms + int(seconds * 1000),
+        escalated=True,
     )
     state = transitions.with_call(state, dataclasses.replace(call, waits=waits))
     decided = dataclasses.replace(_overdue(approval), escalated=True)
@@ -159,6 +163,7 @@ def _decided(
     sent: Sent | None = None,
 ) -> ThreadState:
     [call] = [each for each in state.calls if each.id == decided.id]
+    decided = dataclasses.replace(decided, asked_run=call.waits.asked_run if call.waits else "")
     state = dataclasses.replace(
         state,
         decided=(*state.decided, _mark(decided.id, key))[-limits.DECIDED_MAX :],

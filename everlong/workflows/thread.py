@@ -172,7 +172,7 @@ class Thread:
         if self._policy is None:
             self._adopt(Policy().changed(turn.policy or {}))
         self.state = transitions.after_model(self.state, turn)
-        self.state = approvals.request(self.state, self.now_ms())
+        self.state = approvals.request(self.state, self.now_ms(), workflow.info().run_id)
         if not turn.tool_calls:
             self.state = transitions.end_turn(self.state, seq_after(turn.head) - 1)
 
