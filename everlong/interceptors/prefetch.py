@@ -135,10 +135,7 @@ class Prefetcher:
 
     async def _look_for_worker(self, recorded: Recorded) -> None:
         """Find out what became of the run's last worker, where the history alone cannot tell."""
-        queue = recorded.last_worker.sticky_queue
-        is_lost = False
-        if queue is not None and not recorded.cause:
-            is_lost = await self._workers.is_lost(queue)
+        is_lost = not recorded.cause and await self._workers.is_lost(recorded.last_worker)
         recorded.settle_worker(is_lost=is_lost)
 
 

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from temporalio import workflow
-from temporalio.api.enums.v1 import TaskQueueKind
+from temporalio.api.enums.v1 import TaskQueueKind, WorkerStatus
 from temporalio.api.history.v1 import (
     HistoryEvent,
     WorkflowExecutionCompletedEventAttributes,
@@ -22,7 +22,13 @@ from temporalio.api.history.v1 import (
     WorkflowTaskTimedOutEventAttributes,
 )
 from temporalio.api.taskqueue.v1 import PollerInfo, TaskQueue
-from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest, DescribeTaskQueueResponse
+from temporalio.api.worker.v1 import WorkerHeartbeat, WorkerInfo
+from temporalio.api.workflowservice.v1 import (
+    DescribeTaskQueueRequest,
+    DescribeTaskQueueResponse,
+    ListWorkersRequest,
+    ListWorkersResponse,
+)
 from temporalio.bridge.proto.workflow_activation import (
     InitializeWorkflow,
     QueryWorkflow,
@@ -232,9 +238,10 @@ def test_the_sticky_queue_is_known_once_its_worker_has_done_two_tasks() -> None:
 
 
 class Server:
-    """Says what pollers each queue has; raises for one that it does not know."""
+    """Says what pollers each queue has, and which workers it knows; raises for an unknown queue."""
 
-    def __init__(self, **pollers: int) -> None:
+    def __init__(self, *workers: WorkerHeartbeat, **pollers: int) -> None:
+        self.workers = workers
         self.pollers = pollers
         self.asked: list[str] = []
         self.namespace = "default"
@@ -247,11 +254,51 @@ class Server:
         count = self.pollers[request.task_queue.name]
         return DescribeTaskQueueResponse(pollers=[PollerInfo()] * count)
 
+    async def list_workers(self, request: ListWorkersRequest, **_: object) -> ListWorkersResponse:
+        self.asked.append(request.query)
+        found = [
+            WorkerInfo(worker_heartbeat=worker)
+            for worker in self.workers
+            if request.query == f'WorkerIdentity="{worker.worker_identity}"'
+        ]
+        return ListWorkersResponse(workers_info=found)
+
+
+def last_worker(queue: str) -> LastWorker:
+    worker = LastWorker()
+    for event in (scheduled(), completed("a"), scheduled(queue)):
+        worker.note(event.WhichOneof("attributes") or "", event)
+    return worker
+
+
+def heartbeat(identity: str, started: int, status: WorkerStatus.ValueType) -> WorkerHeartbeat:
+    beat = WorkerHeartbeat(worker_identity=identity, status=status)
+    beat.start_time.FromSeconds(started)
+    return beat
+
 
 async def test_a_worker_is_lost_if_its_queue_still_has_pollers() -> None:
     server = Server(killed=1, stopped=0)
     lookup = WorkerLookup(cast("Client", server))
     queues = ["killed", "stopped", "unknown", "killed", "stopped", "unknown"]
-    found = [await lookup.is_lost(TaskQueue(name=name)) for name in queues]
+    found = [await lookup.is_lost(last_worker(name)) for name in queues]
     assert found == [True, False, False] * 2
     assert server.asked == ["killed", "stopped", "unknown"]  # Each once, however many threads ask.
+
+
+async def test_a_worker_whose_queue_no_event_names_is_lost_if_it_is_listed_as_running() -> None:
+    running, stopping = (
+        WorkerStatus.WORKER_STATUS_RUNNING,
+        WorkerStatus.WORKER_STATUS_SHUTTING_DOWN,
+    )
+    server = Server(
+        heartbeat("killed", 100, running),
+        heartbeat("stopped", 100, stopping),
+        heartbeat("stopped", 300, running),  # The next process has the same identity.
+    )
+    lookup = WorkerLookup(cast("Client", server))
+    found = [
+        await lookup.is_lost(LastWorker(identity=identity, completed_ns=200 * 10**9))
+        for identity in ("killed", "stopped", "unknown", 'a "quoted" one', "")
+    ]
+    assert found == [True, False, False, False, False]
