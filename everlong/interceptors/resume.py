@@ -9,8 +9,8 @@ to reach a thread after a crash. The causes are those of `Recorded.cause`; if th
 the run's last worker was lost (`last_worker`), else `new_worker`.
 
 The parts of a resume are children of its span, one after another, and together they are the span:
-history (from the server's start of the task until the worker has it), read (payloads from the store),
-scan (the wait until the worker has read the history itself), replay (all else up to the activation
+history (from the server's start of the task until the worker has it), scan (the wait until the worker
+has read the history itself), read (payloads from the store), replay (all else up to the activation
 that ends the resume) and command (that activation). The attribute `<part>_seconds` is the length of the
 child. Reads between replayed activations are drawn as one, before the replay. The time in the queue
 comes before the resume, as a span of its own.
@@ -38,7 +38,7 @@ from everlong.telemetry.spans import RESUME, Attributes
 _TASK_AGE_NS_MAX: Final = 60 * 10**9
 
 
-PARTS: Final = ("history", "read", "scan", "replay", "command")
+PARTS: Final = ("history", "scan", "read", "replay", "command")
 """The children of a resume, in order."""
 
 
@@ -170,8 +170,8 @@ class ResumeHook(ActivationHook):
             started_ns=started_ns,
             parts_ns=(
                 self._arrived_ns - started_ns,
-                read_ns,
                 scan_ns,
+                read_ns,
                 left_ns - read_ns - scan_ns,
                 ended_ns - live_ns,
             ),
