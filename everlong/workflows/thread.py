@@ -172,7 +172,7 @@ class Thread:
         if self._policy is None:
             self._adopt(Policy().changed(turn.policy or {}))
         self.state = transitions.after_model(self.state, turn)
-        self.state = approvals.request(self.state, self.now_ms(), workflow.info().run_id)
+        self.state = approvals.request(self.state, self.now_ms())
         if not turn.tool_calls:
             self.state = transitions.end_turn(self.state, seq_after(turn.head) - 1)
 
@@ -360,7 +360,9 @@ class Thread:
             agent=self.agent,
             policy=self._policy,
             changes={} if self._policy else self._changes,
-            state=turns.carried(transitions.counted(self.state, runs=1)),
+            state=approvals.carry(
+                turns.carried(transitions.counted(self.state, runs=1)), workflow.info().run_id
+            ),
             parent=self.parent,
         )
 
