@@ -23,7 +23,7 @@ from temporalio.client import Client
 
 logger = logging.getLogger(__name__)
 
-_LOOKUP_TIMEOUT: Final = timedelta(seconds=2)
+_LOOKUP_TIMEOUT: Final = timedelta(seconds=5)
 _LISTED_MAX: Final = 100
 # In a storm of resumes, the threads of one dead worker share one request.
 _KEPT_SECONDS: Final = 10.0
