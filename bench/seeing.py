@@ -13,6 +13,7 @@ from bench.report import Report, finish, machine
 from bench.seeing_bed import open_seen_bed
 from bench.seeing_overhead import measure_cost, report_costs
 from bench.seeing_resume import measure_spans, prepare
+from bench.seeing_waterfall import measure_slow_store
 from everlong.embedded import start_server
 from tests.otlp import http_receiver
 
@@ -55,15 +56,15 @@ async def _measure(folder: Path, parts: Sequence[str], size: Size, repeat: int) 
     with server.process:
         reports: list[Report] = []
         if "resumes" in parts:
-            reports.append(await resumes(server.address, folder, size))
+            reports += await resumes(server.address, folder, size)
         if "overhead" in parts:
             costs = [await measure_cost(server.address, folder, size.steps) for _ in range(repeat)]
             reports.append(report_costs(costs, judged=size.judged))
         return reports
 
 
-async def resumes(address: str, folder: Path, size: Size) -> Report:
-    """Hold the spans of resumes against an outside clock."""
+async def resumes(address: str, folder: Path, size: Size) -> list[Report]:
+    """Hold the spans of resumes against an outside clock, then draw one on a slow store."""
     with http_receiver() as received:
         exports = {
             "OTEL_TRACES_EXPORTER": "otlp",
@@ -73,9 +74,11 @@ async def resumes(address: str, folder: Path, size: Size) -> Report:
         async with open_seen_bed(address, folder, exports) as bed:
             thread_id = f"{bed.queue}-thread"
             await prepare(bed, thread_id, size.history_steps, size.messages)
-            return await measure_spans(
+            spans = await measure_spans(
                 bed, thread_id, received, turns=size.turns, judged=size.judged
             )
+            slow = await measure_slow_store(bed, thread_id, received, judged=size.judged)
+            return [spans, slow]
 
 
 if __name__ == "__main__":

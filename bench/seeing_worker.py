@@ -1,10 +1,52 @@
-"""`python -m bench.seeing_worker`: the shipped worker with the benchmark's agent, by its environment."""
+"""`python -m bench.seeing_worker`: the shipped worker with the benchmark's agent, by its environment.
+
+`BENCH_READ_SECONDS` delays each read of its store.
+"""
 
 import asyncio
+import os
+from typing import Final
+from unittest import mock
 
 from bench.thread_agents import reader
 from everlong.config import load_settings
+from everlong.storage import BlobStore, opening
+from everlong.storage.counting import CountedBlobStore
+from everlong.storage.urls import open_store
 from everlong.worker import run_worker
 
+READ_SECONDS: Final = "BENCH_READ_SECONDS"
+
+
+class SlowBlobStore(CountedBlobStore):
+    """A `BlobStore` that waits before it reads."""
+
+    def __init__(self, store: BlobStore, read_seconds: float) -> None:
+        super().__init__(store, lambda *_: None)
+        self._read_seconds = read_seconds
+
+    async def get(self, key: str) -> bytes:
+        """See `BlobStore`."""
+        await asyncio.sleep(self._read_seconds)
+        return await super().get(key)
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        """See `BlobStore`."""
+        await asyncio.sleep(self._read_seconds)
+        return await super().get_range(key, start, length)
+
+
+def _open_slow(url: str) -> BlobStore:
+    return SlowBlobStore(open_store(url), float(os.environ[READ_SECONDS]))
+
+
+async def _main() -> None:
+    if READ_SECONDS not in os.environ:
+        await run_worker(load_settings(), [reader()])
+        return
+    with mock.patch.object(opening, "open_store", _open_slow):
+        await run_worker(load_settings(), [reader()])
+
+
 if __name__ == "__main__":
-    asyncio.run(run_worker(load_settings(), [reader()]))
+    asyncio.run(_main())

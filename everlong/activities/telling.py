@@ -277,19 +277,23 @@ class Teller:
         self, data: dict[str, Any], decided_ms: int, agent: str, turn: Turn | None
     ) -> None:
         asked_ms = int(data.get("asked_ms", decided_ms))
+        # The run that asked has the span, below its part of the turn: a later run had not begun yet.
+        asked_run = str(data.get("asked_run") or _run_id())
         expired = data.get("by") == "deadline"
         decision = "expired" if expired else "approved" if data.get("approve") else "denied"
         span = self._spans.start(
             APPROVAL,
             {
                 **_identity(agent),
+                RUN: asked_run,
                 "everlong.approval.id": str(data.get("id", "")),
                 "everlong.approval.decision": decision,
                 "gen_ai.tool.name": str(data.get("tool", "")),
             },
-            run_id=_run_id(),
+            run_id=asked_run,
             key=str(data.get("id", "")),
-            parent=None if turn is None else _part(agent, turn).place(self._spans),
+            parent=None if turn is None else _part(agent, turn, asked_run).place(self._spans),
+            links=self._links_to_later_part(agent, turn, asked_run),
             start_ns=asked_ms * 1_000_000,
         )
         self._spans.end(span, max(asked_ms, decided_ms) * 1_000_000)
@@ -299,6 +303,12 @@ class Teller:
             {"agent": agent, "decision": decision},
             trace.set_span_in_context(span, otel.Context()),
         )
+
+    def _links_to_later_part(self, agent: str, turn: Turn | None, asked_run: str) -> list[Link]:
+        """Return the link to the part of a turn that goes on after an approval, if in a later run."""
+        if turn is None or asked_run == _run_id():
+            return []
+        return [Link(_part(agent, turn).place(self._spans))]
 
     def _within(self, agent: str, turn: Turn | None) -> otel.Context | None:
         """Return where a value was measured: the turn is what its exemplar leads to."""
@@ -312,10 +322,14 @@ class Teller:
         return None if turn is None else _part(context.agent, turn).place(self._spans)
 
 
-def _part(agent: str, turn: Turn) -> TurnPart:
+def _part(agent: str, turn: Turn, run_id: str = "") -> TurnPart:
+    """Return the part of a turn in a run: the activity's own, unless another is given."""
     info = activity.info()
     return TurnPart(
-        thread_id=info.workflow_id or "", run_id=_run_id(), agent=agent, number=turn.number
+        thread_id=info.workflow_id or "",
+        run_id=run_id or _run_id(),
+        agent=agent,
+        number=turn.number,
     )
 
 

@@ -125,7 +125,7 @@ class RunDrain:
         self._has_begun = True
         self._is_known = not replaying
         recorded = self._recorded
-        refused = recorded.has_ended and recorded.waited_seconds < _REFUSED_SECONDS_MAX
+        refused = recorded.has_ended and recorded.scan_seconds < _REFUSED_SECONDS_MAX
         reads = refused or self._drains.is_hidden
         if replaying and reads and self._is_unknown and not in_event_loop():
             # As long as a replay waits for a prefetch, so that commands get their header.

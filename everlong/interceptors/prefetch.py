@@ -20,6 +20,7 @@ from temporalio.converter import SerializationContext, WorkflowSerializationCont
 from everlong import limits
 from everlong.interceptors.activation import ActivationHook
 from everlong.interceptors.drain import in_event_loop
+from everlong.interceptors.last_worker import WorkerLookup
 from everlong.interceptors.payloads import payloads_of
 from everlong.interceptors.recorded import Recorded
 from everlong.interceptors.sdk_internals import WorkflowActivation
@@ -69,12 +70,14 @@ class Prefetcher:
     def __init__(self, client: Client, warmer: Warmer) -> None:
         self.client = client
         self._warmer = warmer
+        self._workers = WorkerLookup(client)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, workflow_id: str, run_id: str, recorded: Recorded) -> None:
         """Begin to read the history of a run, and to fetch what its replay will consume."""
         if len(self._tasks) >= limits.PREFETCHES_MAX:
             recorded.finish(complete=False)
+            recorded.settle_worker(is_lost=False)
             return
         task = asyncio.create_task(self._run(workflow_id, run_id, recorded))
         self._tasks.add(task)
@@ -95,6 +98,7 @@ class Prefetcher:
             logger.debug("a prefetch ended early: %s", type(error).__name__)
         finally:
             recorded.finish(complete=recorded.is_complete)
+            recorded.settle_worker(is_lost=False)
 
     async def _fetch(self, workflow_id: str, run_id: str, recorded: Recorded) -> None:
         slots = asyncio.Semaphore(limits.STORE_READS_MAX)
@@ -127,6 +131,12 @@ class Prefetcher:
                     if warmer.is_wanted(payload):
                         fetches.create_task(one(payload))
             recorded.finish(complete=True)
+            fetches.create_task(self._look_for_worker(recorded))
+
+    async def _look_for_worker(self, recorded: Recorded) -> None:
+        """Find out what became of the run's last worker, where the history alone cannot tell."""
+        is_lost = not recorded.cause and await self._workers.is_lost(recorded.last_worker)
+        recorded.settle_worker(is_lost=is_lost)
 
 
 class PrefetchHook(ActivationHook):

@@ -11,6 +11,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, Final
 
 from temporalio.api.enums.v1 import WorkflowTaskFailedCause
@@ -18,6 +19,7 @@ from temporalio.api.history.v1 import HistoryEvent
 
 from everlong.codecs.budget import Drain
 from everlong.interceptors.consumption import Consumption
+from everlong.interceptors.last_worker import LastWorker
 from everlong.interceptors.sdk_internals import WorkflowCommand
 from everlong.storage.counting import Reads
 
@@ -117,7 +119,13 @@ class Recorded:
         """What the workflow's own payloads took to read."""
         self.prefetched = Reads()
         """What was read ahead of them."""
-        self.waited_seconds = 0.0
+        self.scan_seconds = 0.0
+        """How long the replay waited until the history had been read here."""
+        self.was_evicted = False
+        """Whether this worker had the run before, and dropped it."""
+        self.last_worker = LastWorker()
+        self.is_worker_lost: Future[bool] = Future()
+        """Whether the last worker is gone without having been shut down, once that is known."""
         self.consumption = Consumption()
         self.drain: Drain | None = None
         """Where the worker has `mode="read"`: whether the run goes on offloading."""
@@ -128,6 +136,8 @@ class Recorded:
             self.drain.note(event)
         self.tasks = self.tasks.after(event)
         kind = event.WhichOneof("attributes")
+        if kind is not None:
+            self.last_worker.note(kind, event)
         events = self._events
         if events is not None and kind in _EVENTS:
             command, id_of = _EVENTS[kind]
@@ -137,6 +147,27 @@ class Recorded:
         """Tell that no more of the history will be read."""
         self._complete = complete
         self._ended.set()
+
+    @property
+    def cause(self) -> str:
+        """Why the run has to be replayed, by its history and this worker's memory.
+
+        Empty if neither tells: then it depends on what became of the last worker.
+        """
+        if self.tasks.timed_out:
+            return "crash"
+        if self.tasks.was_reset:
+            return "reset"
+        if self.tasks.failed:
+            return "failure"
+        if self.last_worker.is_closed:
+            return "closed"
+        return "eviction" if self.was_evicted else ""
+
+    def settle_worker(self, *, is_lost: bool) -> None:
+        """Say what became of the last worker. The first answer counts."""
+        if not self.is_worker_lost.done():
+            self.is_worker_lost.set_result(is_lost)
 
     @property
     def has_ended(self) -> bool:
@@ -156,7 +187,7 @@ class Recorded:
         """Wait until the history has been read, or the time is over."""
         started = time.monotonic()
         self._ended.wait(seconds)
-        self.waited_seconds = time.monotonic() - started
+        self.scan_seconds = time.monotonic() - started
 
     def take(self, command: str, command_id: str = "") -> bool:
         """Tell whether the next command of this kind and id is known to be in history."""

@@ -1,16 +1,24 @@
 """The resume span: one for every time that a worker picks up a thread it has no memory of.
 
 A resume is an instance whose first activation replays. It ends with the first activation that does
-not (`live`), with the query that caused it (`query`), or because the worker dropped the thread
+not (`live`), with a query that it answers (`query`), or because the worker dropped the thread
 before it got there (`evicted`). A first execution and a warm step are not resumes.
 
-It has four parts. Together they are the span; what they took is in its attributes too:
-history (from the server's start of the task until the worker has it), reads (payloads that lie in the
-store), replay (all else up to the activation that ends the resume), and command (that activation).
+What caused a resume is kept apart from what it served, which is how it ends: a query may be the first
+to reach a thread after a crash. The causes are those of `Recorded.cause`; if that is empty, `crash` if
+the run's last worker was lost (`last_worker`), else `new_worker`.
+
+The parts of a resume are children of its span, one after another, and together they are the span:
+history (from the server's start of the task until the worker has it), scan (the wait until the worker
+has read the history itself), read (payloads from the store), replay (all else up to the activation
+that ends the resume) and command (that activation). The attribute `<part>_seconds` is the length of the
+child. Reads between replayed activations are drawn as one, before the replay. The time in the queue
+comes before the resume, as a span of its own.
 """
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from typing import Final
 
 from opentelemetry import trace
@@ -28,6 +36,21 @@ from everlong.telemetry.spans import RESUME, Attributes
 # The server's clock may be off from ours. A task that seems to have started longer ago than any
 # task timeout (10 s by default) would make nonsense of the span.
 _TASK_AGE_NS_MAX: Final = 60 * 10**9
+
+
+PARTS: Final = ("history", "scan", "read", "replay", "command")
+"""The children of a resume, in order."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Times:
+    """When a resume began, and how long its parts took."""
+
+    queued_ns: int
+    """Before it began."""
+    started_ns: int
+    parts_ns: Sequence[int]
+    """As in `PARTS`. Their sum is the whole."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +71,10 @@ class ResumeHook(ActivationHook):
         self._resumes = resumes
         self._info = info
         self._recorded = recorded
-        self._was_evicted = bool(resumes.evicted.take(info.run_id))
+        recorded.was_evicted = bool(resumes.evicted.take(info.run_id))
         # The first payloads have been read by now.
         self._arrived_ns = time.time_ns() - int(recorded.reads.seconds * 1e9)
+        self._first_misses = recorded.reads.misses
         self._activating_ns = 0
         self._events_replayed = 0
         self._activations_replayed = 0
@@ -87,40 +111,71 @@ class ResumeHook(ActivationHook):
         self._done = True
         if not self._activations_replayed:
             return  # Nothing was replayed: a first execution.
-        ended_ns = time.time_ns()
-        started_ns = self._started_ns(activation) if end == "live" else self._arrived_ns
-        live_ns = ended_ns if end == "evicted" else self._activating_ns
-        seconds = (ended_ns - started_ns) / 1e9
+        times = self._times(end, activation, time.time_ns())
+        attributes = self._attributes(end, activation, times)
+
+        def emit(is_worker_lost: bool) -> None:
+            cause = self._recorded.cause or ("crash" if is_worker_lost else "new_worker")
+            self._emit(end, cause, attributes, times)
+
+        lost = self._recorded.is_worker_lost
+        if self._recorded.cause or end == "evicted":
+            emit(lost.done() and lost.result())
+        else:
+            # Mostly it is known by now. If not, the event loop emits the span once it is.
+            lost.add_done_callback(lambda done: emit(done.result()))
+
+    def _emit(self, end: str, cause: str, attributes: Attributes, times: _Times) -> None:
         telemetry = self._resumes.telemetry
-        cause = self._cause(end)
+        own = identity(self._info, self._agent)
+        run_id = self._info.run_id
+        links = telemetry.spans.links_to(self._info.continued_run_id or "")
+        at_ns = times.started_ns
+        if times.queued_ns:
+            queue = telemetry.spans.start(
+                f"{RESUME}.queue", own, run_id=run_id, links=links, start_ns=at_ns - times.queued_ns
+            )
+            telemetry.spans.end(queue, at_ns)
         span = telemetry.spans.start(
             RESUME,
-            self._attributes(end, cause, activation, started_ns, live_ns, ended_ns),
-            run_id=self._info.run_id,
-            links=telemetry.spans.links_to(self._info.continued_run_id or ""),
-            start_ns=started_ns,
+            {**own, **attributes, f"{RESUME}.cause": cause},
+            run_id=run_id,
+            links=links,
+            start_ns=at_ns,
         )
         place = span.get_span_context()
-        parts = (
-            ("history", started_ns, self._arrived_ns),
-            ("replay", self._arrived_ns, live_ns),
-            ("command", live_ns, ended_ns),
-        )
-        for name, from_ns, to_ns in parts:
-            part = telemetry.spans.start(
-                f"{RESUME}.{name}",
-                identity(self._info, self._agent),
-                parent=place,
-                start_ns=from_ns,
-            )
-            telemetry.spans.end(part, to_ns)
-        telemetry.spans.end(span, ended_ns)
+        for name, part_ns in zip(PARTS, times.parts_ns, strict=True):
+            part = telemetry.spans.start(f"{RESUME}.{name}", own, parent=place, start_ns=at_ns)
+            at_ns += part_ns
+            telemetry.spans.end(part, at_ns)
+        telemetry.spans.end(span, at_ns)
         context = trace.set_span_in_context(span, Context())
+        seconds = (at_ns - times.started_ns) / 1e9
         labels = {"cause": cause, "end": end}
         telemetry.meters.record("everlong.resume.duration", seconds, labels, context)
-        if end == "live":
+        if end != "evicted":
+            # After a query too: the next step finds the thread in memory and is no resume.
             resumed = Resumed(seconds * 1000, cause, self._events_replayed)
             self._resumes.last.note(self._info.run_id, resumed)
+
+    def _times(self, end: str, activation: WorkflowActivation, ended_ns: int) -> _Times:
+        started_ns = self._started_ns(activation) if end == "live" else self._arrived_ns
+        scheduled_ns = self._recorded.tasks.scheduled_ns if end == "live" else 0
+        live_ns = ended_ns if end == "evicted" else self._activating_ns
+        left_ns = live_ns - self._arrived_ns
+        read_ns = min(int(self._recorded.reads.seconds * 1e9), left_ns)
+        scan_ns = min(int(self._recorded.scan_seconds * 1e9), left_ns - read_ns)
+        return _Times(
+            queued_ns=max(0, started_ns - scheduled_ns) if scheduled_ns else 0,
+            started_ns=started_ns,
+            parts_ns=(
+                self._arrived_ns - started_ns,
+                scan_ns,
+                read_ns,
+                left_ns - read_ns - scan_ns,
+                ended_ns - live_ns,
+            ),
+        )
 
     def _started_ns(self, activation: WorkflowActivation) -> int:
         """Return when the server started the task, if its clock can be believed.
@@ -131,47 +186,28 @@ class ResumeHook(ActivationHook):
         is_sound = 0 < self._arrived_ns - started_ns < _TASK_AGE_NS_MAX
         return started_ns if is_sound else self._arrived_ns
 
-    def _cause(self, end: str) -> str:
-        if end == "query":
-            return "query"
-        if self._recorded.tasks.timed_out:
-            return "crash"
-        if self._recorded.tasks.was_reset:
-            return "reset"
-        if self._recorded.tasks.failed:
-            return "failure"
-        return "eviction" if self._was_evicted else "new_worker"
-
-    def _attributes(
-        self,
-        end: str,
-        cause: str,
-        activation: WorkflowActivation,
-        started_ns: int,
-        live_ns: int,
-        ended_ns: int,
-    ) -> Attributes:
+    def _attributes(self, end: str, activation: WorkflowActivation, times: _Times) -> Attributes:
         recorded, reads = self._recorded, self._recorded.reads
         tasks, prefetched = recorded.tasks, recorded.prefetched
-        queued_ns = started_ns - tasks.scheduled_ns if tasks.scheduled_ns and end == "live" else 0
+        # What is read ahead is in the cache when the replay asks for it. Neither that, nor what the
+        # first payloads have put there, was in the cache when the resume began.
+        again = prefetched.hits + prefetched.misses
+        hits = prefetched.hits - self._first_misses if again else 0
         return {
-            **identity(self._info, self._agent),
-            "everlong.resume.end": end,
-            "everlong.resume.cause": cause,
-            "everlong.resume.attempt": tasks.attempt,
-            "everlong.resume.events": self._events_replayed,
-            "everlong.resume.activations": self._activations_replayed,
-            "everlong.resume.history_bytes": activation.history_size_bytes,
-            "everlong.resume.blobs": reads.blobs,
-            "everlong.resume.bytes": reads.bytes + prefetched.bytes,
-            "everlong.resume.cache.hits": reads.hits,
-            "everlong.resume.cache.misses": reads.misses,
-            "everlong.resume.prefetch.blobs": prefetched.blobs,
-            "everlong.resume.prefetch.bytes": prefetched.bytes,
-            "everlong.resume.prefetch.wait_seconds": recorded.waited_seconds,
-            "everlong.resume.queue_seconds": max(0, queued_ns) / 1e9,
-            "everlong.resume.history_seconds": (self._arrived_ns - started_ns) / 1e9,
-            "everlong.resume.read_seconds": reads.seconds,
-            "everlong.resume.replay_seconds": (live_ns - self._arrived_ns) / 1e9 - reads.seconds,
-            "everlong.resume.command_seconds": (ended_ns - live_ns) / 1e9,
+            f"{RESUME}.end": end,
+            f"{RESUME}.attempt": tasks.attempt,
+            f"{RESUME}.events": self._events_replayed,
+            f"{RESUME}.activations": self._activations_replayed,
+            f"{RESUME}.history_bytes": activation.history_size_bytes,
+            f"{RESUME}.blobs": reads.blobs,
+            f"{RESUME}.bytes": reads.bytes + prefetched.bytes,
+            f"{RESUME}.cache.hits": max(0, hits + max(0, reads.hits - again)),
+            f"{RESUME}.cache.misses": reads.misses + prefetched.misses,
+            f"{RESUME}.prefetch.blobs": prefetched.blobs,
+            f"{RESUME}.prefetch.bytes": prefetched.bytes,
+            f"{RESUME}.queue_seconds": times.queued_ns / 1e9,
+            **{
+                f"{RESUME}.{name}_seconds": part_ns / 1e9
+                for name, part_ns in zip(PARTS, times.parts_ns, strict=True)
+            },
         }

@@ -70,6 +70,8 @@ class Decided:
     reason: str = ""
     escalated: bool = False
     """Nobody was in time, and it now waits for others instead."""
+    asked_run: str | None = None
+    """The run that asked, if a later one journals this. The approval's span is in its trace."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +110,8 @@ class Waits:
     """Since when a call waits for a person, and how long it may."""
 
     asked_ms: int
+    asked_run: str | None = None
+    """The run that asked; None for the run under way. A roll fills it in."""
     deadline_ms: int | None = None
     escalated: bool = False
 

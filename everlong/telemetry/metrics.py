@@ -53,7 +53,8 @@ METRICS: Final = (
         "everlong.resume.duration",
         "histogram",
         "s",
-        "From the start of the task on the server to the first activation that was not replayed.",
+        "From the start of the task on the server to the first activation that was not replayed, "
+        "by what caused the resume and by what it served.",
         ("cause", "end"),
         _SECONDS,
     ),

@@ -14,6 +14,7 @@ from everlong.models import (
     Call,
     Decide,
     Decided,
+    Entry,
     Kind,
     Sent,
     ThreadState,
@@ -129,6 +130,29 @@ def expire(state: ThreadState, time_ms: int) -> ThreadState:
     return state
 
 
+def carry(state: ThreadState, run_id: str) -> ThreadState:
+    """Return the state as the next run gets it, with the run that asked in each approval.
+
+    The same for decisions that are not journalled yet. A run that an earlier roll filled in stays.
+    """
+    calls = tuple(
+        dataclasses.replace(call, waits=dataclasses.replace(call.waits, asked_run=run_id))
+        if call.waits is not None and call.waits.asked_run is None
+        else call
+        for call in state.calls
+    )
+
+    def named(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+        return tuple(
+            dataclasses.replace(each, data={"asked_run": run_id, **(each.data or {})})
+            if each.kind == Kind.DECIDED
+            else each
+            for each in entries
+        )
+
+    return dataclasses.replace(state, calls=calls, tail=named(state.tail), notes=named(state.notes))
+
+
 def _overdue(approval: Approval) -> Decided:
     return Decided(
         id=approval.id,
@@ -144,7 +168,10 @@ def _escalated(state: ThreadState, approval: Approval, time_ms: int) -> ThreadSt
     [call] = [each for each in state.calls if each.id == approval.id]
     seconds = call.options.deadline_seconds or 0.0
     waits = Waits(
-        asked_ms=approval.asked_ms, deadline_ms=time_ms + int(seconds * 1000), escalated=True
+        asked_ms=approval.asked_ms,
+        asked_run=call.waits.asked_run if call.waits else None,
+        deadline_ms=time_ms + int(seconds * 1000),
+        escalated=True,
     )
     state = transitions.with_call(state, dataclasses.replace(call, waits=waits))
     decided = dataclasses.replace(_overdue(approval), escalated=True)
@@ -159,6 +186,7 @@ def _decided(
     sent: Sent | None = None,
 ) -> ThreadState:
     [call] = [each for each in state.calls if each.id == decided.id]
+    decided = dataclasses.replace(decided, asked_run=call.waits.asked_run if call.waits else None)
     state = dataclasses.replace(
         state,
         decided=(*state.decided, _mark(decided.id, key))[-limits.DECIDED_MAX :],

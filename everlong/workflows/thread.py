@@ -362,7 +362,9 @@ class Thread:
             agent=self.agent,
             policy=self._policy,
             changes={} if self._policy else self._changes,
-            state=turns.carried(transitions.counted(self.state, runs=1)),
+            state=approvals.carry(
+                turns.carried(transitions.counted(self.state, runs=1)), workflow.info().run_id
+            ),
             parent=self.parent,
         )
 

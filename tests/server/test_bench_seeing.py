@@ -5,13 +5,18 @@ from pathlib import Path
 from bench.seeing import QUICK, resumes
 from bench.seeing_overhead import measure_cost, report_costs
 from everlong.embedded import TemporalServer
+from everlong.interceptors.resume import PARTS
+from everlong.telemetry.spans import RESUME
 
 
 async def test_a_resume_span_begins_with_the_task_and_ends_before_its_end_is_seen(
     server: TemporalServer, tmp_path: Path
 ) -> None:
-    report = await resumes(server.address, tmp_path, QUICK)
+    report, slow = await resumes(server.address, tmp_path, QUICK)
     assert report.failed == []
+    assert slow.failed == []  # The longest child is the store, and children are as attributes say.
+    drawn = [line.split()[0] for line in slow.notes if line.lstrip().startswith(RESUME)]
+    assert drawn[-6:] == [RESUME, *(f"{RESUME}.{part}" for part in PARTS)]
     values = {figure.what: figure.value for figure in report.figures}
     assert values["spans that begin as the server's task does"] == QUICK.turns
     assert values["queue_seconds beside the events, worst difference"] == 0

@@ -9,7 +9,7 @@ from temporalio import workflow
 from temporalio.worker import UnsandboxedWorkflowRunner
 
 from everlong.embedded import TemporalServer
-from everlong.interceptors.resume import ResumeHook
+from everlong.interceptors.resume import PARTS, ResumeHook
 from everlong.storage import BlobStore
 from everlong.telemetry.spans import RESUME
 from tests.agents import reading_agent
@@ -35,9 +35,6 @@ class Patient:
     @workflow.query
     def count(self) -> int:
         return len(self._notes)
-
-
-PARTS = ("history", "read", "replay", "command")
 
 
 def finished(threads: Threads) -> list[ReadableSpan]:
@@ -87,19 +84,20 @@ async def test_a_cold_resume_is_one_span_and_a_warm_step_is_none(
         assert span["everlong.resume.attempt"] == 1
         [resume] = finished(threads)
         assert 0 < duration(resume) < 5
-        assert sum(parts_of(span)) == pytest.approx(duration(resume), rel=0.1)
+        assert sum(parts_of(span)) == pytest.approx(duration(resume))
         assert resume.context is not None
         children = [
             each
             for each in threads.spans.get_finished_spans()
             if each.parent is not None and each.parent.span_id == resume.context.span_id
         ]
-        assert [each.name for each in children] == [
-            f"{RESUME}.history",
-            f"{RESUME}.replay",
-            f"{RESUME}.command",
+        assert [each.name for each in children] == [f"{RESUME}.{part}" for part in PARTS]
+        assert [duration(each) for each in children] == pytest.approx(parts_of(span))
+        starts = [each.start_time for each in children]
+        assert [resume.start_time, *(each.end_time for each in children)] == [
+            *starts,
+            resume.end_time,
         ]
-        assert sum(map(duration, children)) == pytest.approx(duration(resume), rel=0.1)
 
 
 async def test_a_query_of_a_closed_run_is_a_resume_that_ends_with_the_query(
@@ -116,6 +114,7 @@ async def test_a_query_of_a_closed_run_is_a_resume_that_ends_with_the_query(
             assert await handle.query(Patient.count) == 1
         [span] = spans(threads)
         assert span["everlong.resume.end"] == "query"
+        assert span["everlong.resume.cause"] == "closed"
 
 
 async def test_an_evicted_thread_resumes_with_a_span_each_time(

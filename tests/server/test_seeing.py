@@ -19,6 +19,7 @@ from temporalio.client import Client, WorkflowUpdateFailedError
 from everlong import EverlongPlugin
 from everlong.admin import service
 from everlong.embedded import ManagedProcess, TemporalServer
+from everlong.interceptors.resume import PARTS
 from everlong.models import DECIDE_UPDATE, STATUS_QUERY, Decide, Entry, Kind
 from everlong.telemetry.spans import (
     ACT,
@@ -258,20 +259,16 @@ def causes(life: Life) -> list[tuple[str, str]]:
 
 def check_resumes(life: Life) -> None:
     resumes = life.spans(RESUME)
-    assert causes(life) == [("crash", "live"), ("eviction", "live"), ("query", "query")]
+    assert causes(life) == [("crash", "live"), ("eviction", "live"), ("closed", "query")]
     for resume in resumes:
         whole = (resume.end_ns - resume.start_ns) / 1e9
-        parts = [
-            resume.attributes[f"everlong.resume.{part}_seconds"]
-            for part in ("history", "read", "replay", "command")
-        ]
+        parts = [resume.attributes[f"everlong.resume.{part}_seconds"] for part in PARTS]
         assert all(part >= 0 for part in parts)
-        assert sum(parts) == pytest.approx(whole, rel=0.1)
+        assert sum(parts) == pytest.approx(whole)
         children = [span for span in life.received.spans if span.parent_id == resume.span_id]
-        assert len(children) == 3
-        assert sum(each.end_ns - each.start_ns for each in children) / 1e9 == pytest.approx(
-            whole, rel=0.1
-        )
+        assert [each.name for each in children] == [f"{RESUME}.{part}" for part in PARTS]
+        taken = [(each.end_ns - each.start_ns) / 1e9 for each in children]
+        assert taken == pytest.approx(parts)
 
 
 def check_people(life: Life) -> None:
@@ -291,3 +288,34 @@ def check_people(life: Life) -> None:
     assert abs(acted.end_ns - tool.start_ns) < 1e9
     text = str([span.attributes for span in life.received.spans])
     assert "deployed" not in text
+
+
+async def test_a_query_that_comes_first_after_a_kill_counts_as_a_crash(
+    server: TemporalServer, tmp_path: Path, thread_id: str
+) -> None:
+    store = (tmp_path / "blobs").as_uri()
+    plugin = EverlongPlugin(store=store)
+    client = await Client.connect(server.address, plugins=[plugin])
+    protocol = "http/protobuf"
+    with (
+        http_receiver() as received,
+        workers(server.address, thread_id, store, protocol, received, tmp_path) as start,
+    ):
+        life = Life(client, received, thread_id, thread_id, start)
+        await life.begin_worker()
+        await life.say("read 0")
+        life.wait_for_answers(1)
+        assert life.worker is not None
+        life.worker.kill()
+        await life.begin_worker()
+        await client.get_workflow_handle(thread_id).query(STATUS_QUERY)
+        life.wait(RESUME, 1)
+        assert causes(life) == [("crash", "query")]
+        await life.say("read 0")  # The thread is in memory by now.
+        life.wait_for_answers(2)
+        entries = await service.journal(client, plugin.packs, thread_id)
+        resume = life.spans(RESUME)[0]
+        [step] = [each.step for each in entries if each.step and each.step.resume_ms]
+        assert step.resume_cause == "crash"
+        assert step.resume_ms == pytest.approx((resume.end_ns - resume.start_ns) / 1e6, abs=0.1)
+        assert causes(life) == [("crash", "query")]

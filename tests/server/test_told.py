@@ -17,7 +17,7 @@ from everlong.errors import ModelRefused
 from everlong.models import Message
 from everlong.storage import BlobStore
 from everlong.storage.counting import READS
-from everlong.telemetry.spans import ACT, CONTINUE_AS_NEW, RESUME
+from everlong.telemetry.spans import ACT, APPROVAL, CONTINUE_AS_NEW, RESUME
 from everlong.testing import ScriptedModel
 from tests.agents import call, one_call, results
 from tests.conftest import open_threads
@@ -270,6 +270,40 @@ async def test_a_turn_that_rolls_while_it_waits_is_told_of_in_each_run(
         assert first.context is not None
         assert chat.parent.span_id == first.context.span_id
         assert (first.start_time or 0) <= (chat.start_time or 0) <= (first.end_time or 0)
+
+
+async def test_an_approval_stands_in_the_run_that_asked_though_a_later_one_journals_it(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    @tool(needs_approval=True)
+    def wait() -> str:
+        """Wait for a person."""
+        return "done"
+
+    agent = Agent(name="ops", model=one_call("wait"), tools=[wait], policy=Policy(idle_seconds=0.5))
+    async with open_threads(server.address, store, agent) as threads, threads.worker():
+        number = await threads.send(thread_id, "please")
+        await service.wait_for_status(
+            threads.client, thread_id, lambda status: status.counters.runs == 2, seconds_max=30
+        )
+        [pending] = await service.pending(threads.client, thread_id)
+        await service.decide(threads.client, thread_id, pending.id, approve=True, by="ada")
+        await threads.answered(thread_id, number)
+        first, second = named(threads, "invoke_agent")
+        [approval] = named(threads, APPROVAL)
+        assert first.context is not None
+        assert second.context is not None
+        assert approval.context is not None
+        assert approval.parent is not None
+        assert approval.parent.span_id == first.context.span_id
+        assert approval.context.trace_id == first.context.trace_id != second.context.trace_id
+        assert (approval.attributes or {})["everlong.run.id"] == (first.attributes or {})[
+            "everlong.run.id"
+        ]
+        assert [link.context.span_id for link in approval.links] == [second.context.span_id]
+        asked_ns = approval.start_time or 0
+        assert (first.start_time or 0) <= asked_ns <= (first.end_time or 0)
+        assert asked_ns < (second.start_time or 0) <= (approval.end_time or 0)
 
 
 async def test_a_message_is_acted_on_once_however_often_the_model_is_asked(

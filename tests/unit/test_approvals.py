@@ -176,3 +176,20 @@ def test_what_the_model_is_told_of_a_denial_is_bounded() -> None:
     [call] = approvals.decide(state, decide, NOW_MS).calls
     assert call.result is not None
     assert call.result.entry.size_bytes < 1200
+
+
+def test_a_decision_names_the_run_that_asked_once_the_thread_has_rolled() -> None:
+    state = approvals.request(state_of(asks(), asks(), asks()), NOW_MS)
+    state = approvals.decide(state, decision(1), NOW_MS)
+    state = approvals.carry(state, "run-1")
+    state = approvals.decide(state, decision(2), NOW_MS)
+    state = approvals.carry(state, "run-2")
+    state = approvals.decide(state, decision(3), NOW_MS)
+    asked = [note.data for note in state.notes if note.kind == Kind.DECIDED]
+    assert [data and data["asked_run"] for data in asked] == ["run-1", "run-1", "run-1"]
+
+
+def test_a_decision_of_the_run_that_asked_takes_no_more_of_the_state() -> None:
+    state = approvals.request(state_of(asks()), NOW_MS)
+    state = approvals.decide(state, decision(1), NOW_MS)
+    assert "asked_run" not in (state.notes[-1].data or {})

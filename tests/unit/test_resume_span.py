@@ -1,0 +1,304 @@
+"""What a resume says of itself: where its time went, what caused it, and what it served."""
+
+import dataclasses
+import itertools
+import time
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from temporalio import workflow
+from temporalio.api.enums.v1 import TaskQueueKind, WorkerStatus
+from temporalio.api.history.v1 import (
+    HistoryEvent,
+    WorkflowExecutionCompletedEventAttributes,
+    WorkflowTaskCompletedEventAttributes,
+    WorkflowTaskScheduledEventAttributes,
+    WorkflowTaskTimedOutEventAttributes,
+)
+from temporalio.api.taskqueue.v1 import PollerInfo, TaskQueue
+from temporalio.api.worker.v1 import WorkerHeartbeat, WorkerInfo
+from temporalio.api.workflowservice.v1 import (
+    DescribeTaskQueueRequest,
+    DescribeTaskQueueResponse,
+    ListWorkersRequest,
+    ListWorkersResponse,
+)
+from temporalio.bridge.proto.workflow_activation import (
+    InitializeWorkflow,
+    QueryWorkflow,
+    RemoveFromCache,
+    SignalWorkflow,
+    WorkflowActivation,
+    WorkflowActivationJob,
+)
+from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
+from temporalio.client import Client
+
+from everlong.interceptors.last_worker import LastWorker, WorkerLookup
+from everlong.interceptors.recorded import Recorded
+from everlong.interceptors.resume import PARTS, ResumeHook, Resumes
+from everlong.telemetry import Telemetry
+from everlong.telemetry.spans import RESUME
+
+REPLAYED = WorkflowActivationJob(initialize_workflow=InitializeWorkflow(workflow_type="W"))
+SIGNAL = WorkflowActivationJob(signal_workflow=SignalWorkflow(signal_name="go"))
+QUERY = WorkflowActivationJob(query_workflow=QueryWorkflow(query_id="legacy_query"))
+EVICTION = WorkflowActivationJob(remove_from_cache=RemoveFromCache())
+
+
+@dataclasses.dataclass
+class Bed:
+    """One instance of a run, the hook that watches it, and what that has emitted."""
+
+    hook: ResumeHook
+    recorded: Recorded
+    resumes: Resumes
+    exporter: InMemorySpanExporter
+    reader: InMemoryMetricReader
+
+    def activate(self, job: WorkflowActivationJob, *, replaying: bool = True) -> None:
+        activation = WorkflowActivation(jobs=[job], is_replaying=replaying, history_length=9)
+        activation.timestamp.FromNanoseconds(time.time_ns() - 10**8)
+        self.hook.activating(activation)
+        self.hook.activated(activation, WorkflowActivationCompletion())
+
+    @property
+    def spans(self) -> dict[str, ReadableSpan]:
+        return {span.name: span for span in self.exporter.get_finished_spans()}
+
+    @property
+    def resume(self) -> dict[str, Any]:
+        return dict(self.spans[RESUME].attributes or {})
+
+    @property
+    def counted(self) -> list[dict[str, Any]]:
+        data = self.reader.get_metrics_data()
+        return [
+            dict(point.attributes or {})
+            for resource in (data.resource_metrics if data else ())
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+            if metric.name == "everlong.resume.duration"
+            for point in metric.data.data_points
+        ]
+
+
+def new_bed(resumes: Resumes | None = None) -> Bed:
+    exporter, reader = InMemorySpanExporter(), InMemoryMetricReader()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    resumes = resumes or Resumes(Telemetry(provider, MeterProvider([reader])))
+    info = SimpleNamespace(run_id="r", workflow_id="w", workflow_type="W", continued_run_id=None)
+    recorded = Recorded()
+    hook = ResumeHook(resumes, cast("workflow.Info", info), recorded)
+    return Bed(hook, recorded, resumes, exporter, reader)
+
+
+def scheduled(queue: str = "") -> HistoryEvent:
+    kind = TaskQueueKind.TASK_QUEUE_KIND_STICKY if queue else TaskQueueKind.TASK_QUEUE_KIND_NORMAL
+    task = WorkflowTaskScheduledEventAttributes(task_queue=TaskQueue(name=queue or "q", kind=kind))
+    return HistoryEvent(workflow_task_scheduled_event_attributes=task)
+
+
+def completed(identity: str) -> HistoryEvent:
+    return HistoryEvent(
+        workflow_task_completed_event_attributes=WorkflowTaskCompletedEventAttributes(
+            identity=identity
+        )
+    )
+
+
+TIMED_OUT = HistoryEvent(
+    workflow_task_timed_out_event_attributes=WorkflowTaskTimedOutEventAttributes()
+)
+ENDED = HistoryEvent(
+    workflow_execution_completed_event_attributes=WorkflowExecutionCompletedEventAttributes()
+)
+
+
+def seconds(span: ReadableSpan) -> float:
+    return ((span.end_time or 0) - (span.start_time or 0)) / 1e9
+
+
+@pytest.mark.parametrize("end", ["live", "query", "evicted"])
+def test_each_part_is_a_child_that_is_as_long_as_its_attribute(end: str) -> None:
+    bed = new_bed()
+    bed.activate(REPLAYED)
+    time.sleep(0.03)
+    bed.recorded.reads.seconds = 0.015
+    bed.recorded.scan_seconds = 0.005
+    bed.recorded.settle_worker(is_lost=False)
+    job = {"live": SIGNAL, "query": QUERY, "evicted": EVICTION}[end]
+    bed.activate(job, replaying=end != "live")
+    children = [bed.spans[f"{RESUME}.{part}"] for part in PARTS]
+    told = [bed.resume[f"{RESUME}.{part}_seconds"] for part in PARTS]
+    assert [seconds(child) for child in children] == pytest.approx(told)
+    assert sum(told) == pytest.approx(seconds(bed.spans[RESUME]))
+    assert all(part >= 0 for part in told)
+    assert bed.resume[f"{RESUME}.read_seconds"] == pytest.approx(0.015)
+    assert bed.resume[f"{RESUME}.scan_seconds"] == pytest.approx(0.005)
+    parent = bed.spans[RESUME].context
+    for before, after in itertools.pairwise(children):
+        assert before.end_time == after.start_time
+        assert parent is not None
+        assert before.parent is not None
+        assert before.parent.span_id == parent.span_id
+
+
+def test_the_time_in_the_queue_is_a_span_before_the_resume() -> None:
+    bed = new_bed()
+    bed.activate(REPLAYED)
+    bed.recorded.tasks.scheduled_ns = time.time_ns() - 3 * 10**9
+    bed.recorded.settle_worker(is_lost=False)
+    bed.activate(SIGNAL, replaying=False)
+    queue = bed.spans[f"{RESUME}.queue"]
+    assert queue.end_time == bed.spans[RESUME].start_time
+    assert queue.parent is None
+    assert seconds(queue) == pytest.approx(bed.resume[f"{RESUME}.queue_seconds"])
+    assert 2.5 < seconds(queue) < 3.5
+
+
+def test_objects_that_were_read_ahead_from_the_store_are_misses() -> None:
+    bed = new_bed()
+    bed.activate(REPLAYED)
+    bed.recorded.prefetched.misses, bed.recorded.prefetched.hits = 4, 1
+    bed.recorded.reads.hits = 5
+    bed.recorded.settle_worker(is_lost=False)
+    bed.activate(SIGNAL, replaying=False)
+    assert bed.resume[f"{RESUME}.cache.misses"] == 4
+    assert bed.resume[f"{RESUME}.cache.hits"] == 1
+
+
+def test_a_query_after_a_crash_is_a_resume_by_a_crash_that_served_a_query() -> None:
+    bed = new_bed()
+    bed.activate(REPLAYED)
+    bed.activate(QUERY)
+    assert RESUME not in bed.spans  # What became of the last worker is not known yet.
+    bed.recorded.settle_worker(is_lost=True)
+    bed.recorded.settle_worker(is_lost=False)  # The first answer counts.
+    assert (bed.resume[f"{RESUME}.cause"], bed.resume[f"{RESUME}.end"]) == ("crash", "query")
+    assert bed.counted == [{"cause": "crash", "end": "query"}]
+    last = bed.resumes.last.take("r")
+    assert last is not None
+    assert (last.cause, last.events) == ("crash", 9)
+    assert last.ms == pytest.approx(1000 * seconds(bed.spans[RESUME]))
+
+
+@pytest.mark.parametrize(
+    ("events", "cause"),
+    [
+        ([scheduled(), completed("a")], "new_worker"),
+        ([scheduled(), completed("a"), scheduled("a-1"), TIMED_OUT], "crash"),
+        ([scheduled(), completed("a"), ENDED], "closed"),
+    ],
+)
+@pytest.mark.parametrize("end", ["live", "query"])
+def test_the_cause_is_the_same_whatever_the_resume_served(
+    events: list[HistoryEvent], cause: str, end: str
+) -> None:
+    bed = new_bed()
+    for event in events:
+        bed.recorded.note(event)
+    bed.activate(REPLAYED)
+    bed.activate(QUERY if end == "query" else SIGNAL, replaying=end == "query")
+    bed.recorded.settle_worker(is_lost=False)
+    assert (bed.resume[f"{RESUME}.cause"], bed.resume[f"{RESUME}.end"]) == (cause, end)
+
+
+def test_a_query_of_a_thread_that_this_worker_dropped_is_a_resume_by_an_eviction() -> None:
+    first = new_bed()
+    first.activate(REPLAYED, replaying=False)
+    first.activate(EVICTION)
+    again = new_bed(first.resumes)
+    again.activate(REPLAYED)
+    again.activate(QUERY)
+    assert first.resume[f"{RESUME}.cause"] == "eviction"
+    assert first.resume[f"{RESUME}.end"] == "query"
+
+
+def test_the_sticky_queue_is_known_once_its_worker_has_done_two_tasks() -> None:
+    worker = LastWorker()
+
+    def note(*events: HistoryEvent) -> str:
+        for event in events:
+            worker.note(event.WhichOneof("attributes") or "", event)
+        return worker.sticky_queue.name if worker.sticky_queue else ""
+
+    assert note(scheduled(), completed("a")) == ""
+    assert note(scheduled("a-1"), completed("a")) == "a-1"
+    assert note(scheduled("a-1")) == "a-1"
+    assert note(completed("b")) == ""  # Another worker took that one.
+    assert note(scheduled("b-1")) == "b-1"
+
+
+class Server:
+    """Says what pollers each queue has, and which workers it knows; raises for an unknown queue."""
+
+    def __init__(self, *workers: WorkerHeartbeat, **pollers: int) -> None:
+        self.workers = workers
+        self.pollers = pollers
+        self.asked: list[str] = []
+        self.namespace = "default"
+        self.workflow_service = self
+
+    async def describe_task_queue(
+        self, request: DescribeTaskQueueRequest, **_: object
+    ) -> DescribeTaskQueueResponse:
+        self.asked.append(request.task_queue.name)
+        count = self.pollers[request.task_queue.name]
+        return DescribeTaskQueueResponse(pollers=[PollerInfo()] * count)
+
+    async def list_workers(self, request: ListWorkersRequest, **_: object) -> ListWorkersResponse:
+        self.asked.append(request.query)
+        found = [
+            WorkerInfo(worker_heartbeat=worker)
+            for worker in self.workers
+            if request.query == f'WorkerIdentity="{worker.worker_identity}"'
+        ]
+        return ListWorkersResponse(workers_info=found)
+
+
+def last_worker(queue: str) -> LastWorker:
+    worker = LastWorker()
+    for event in (scheduled(), completed("a"), scheduled(queue)):
+        worker.note(event.WhichOneof("attributes") or "", event)
+    return worker
+
+
+def heartbeat(identity: str, started: int, status: WorkerStatus.ValueType) -> WorkerHeartbeat:
+    beat = WorkerHeartbeat(worker_identity=identity, status=status)
+    beat.start_time.FromSeconds(started)
+    return beat
+
+
+async def test_a_worker_is_lost_if_its_queue_still_has_pollers() -> None:
+    server = Server(killed=1, stopped=0)
+    lookup = WorkerLookup(cast("Client", server))
+    queues = ["killed", "stopped", "unknown", "killed", "stopped", "unknown"]
+    found = [await lookup.is_lost(last_worker(name)) for name in queues]
+    assert found == [True, False, False] * 2
+    assert server.asked == ["killed", "stopped", "unknown"]  # Each once, however many threads ask.
+
+
+async def test_a_worker_whose_queue_no_event_names_is_lost_if_it_is_listed_as_running() -> None:
+    running, stopping = (
+        WorkerStatus.WORKER_STATUS_RUNNING,
+        WorkerStatus.WORKER_STATUS_SHUTTING_DOWN,
+    )
+    server = Server(
+        heartbeat("killed", 100, running),
+        heartbeat("stopped", 100, stopping),
+        heartbeat("stopped", 300, running),  # The next process has the same identity.
+    )
+    lookup = WorkerLookup(cast("Client", server))
+    found = [
+        await lookup.is_lost(LastWorker(identity=identity, completed_ns=200 * 10**9))
+        for identity in ("killed", "stopped", "unknown", 'a "quoted" one', "")
+    ]
+    assert found == [True, False, False, False, False]
