@@ -8,7 +8,7 @@ from temporalio.client import Client
 
 from everlong import Policy
 from everlong.admin import service
-from everlong.admin.service.asking import poll_seconds
+from everlong.admin.service.asking import pause_seconds
 from everlong.asking import ask, packs_of
 from everlong.embedded import TemporalServer
 from everlong.errors import (
@@ -223,13 +223,5 @@ async def test_the_store_comes_from_the_clients_plugin(
         packs_of(await Client.connect(server.address))
 
 
-def test_polls_grow_with_the_time_that_has_passed() -> None:
-    assert [poll_seconds(elapsed) for elapsed in (0, 1, 10, 40, 599, 600, 1e6)] == [
-        0.1,
-        0.1,
-        0.5,
-        2.0,
-        2.0,
-        10.0,
-        10.0,
-    ]
+def test_pauses_grow_with_the_time_that_has_passed() -> None:
+    assert [pause_seconds(elapsed) for elapsed in (0, 1, 10, 40, 1e6)] == [0.1, 0.1, 0.5, 2.0, 2.0]

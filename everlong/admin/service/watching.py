@@ -2,10 +2,12 @@
 
 import dataclasses
 import re
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Final
 
 from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryReverseRequest
 from temporalio.client import (
     Client,
@@ -67,7 +69,9 @@ async def observe(client: Client, thread_id: str) -> Observation:
             found = await _query_status(client, thread_id)
         if ended and found.status not in ("stopped", "archived"):
             found = dataclasses.replace(found, status=ended)
-        elif found.status == "working" and (waits_for := await held_by(client, description)):
+        elif found.status == "working" and (
+            waits_for := await held_by(client, description.raw_description.pending_activities)
+        ):
             found = dataclasses.replace(found, status="held", held_by=waits_for)
     return Observation(found, ended, bool(description.raw_description.pending_activities))
 
@@ -79,9 +83,9 @@ def ended_as(description: WorkflowExecutionDescription) -> str:
     return description.status.name.lower()
 
 
-async def held_by(client: Client, description: WorkflowExecutionDescription) -> str:
+async def held_by(client: Client, activities: Iterable[PendingActivityInfo]) -> str:
     """Return what the heartbeats of a pending activity say: the workflow does not hear them."""
-    for pending_one in description.raw_description.pending_activities:
+    for pending_one in activities:
         details = await client.data_converter.decode(pending_one.heartbeat_details.payloads)
         if details and pending_one.activity_type.name.startswith(_OUR_ACTIVITIES):
             return str(details[0])
