@@ -58,12 +58,14 @@ async def start_server(
     codec_endpoint: str = "",
     dynamic_config: Mapping[str, str] | None = None,
     durable: bool = True,
+    metrics_port: int | None = None,
 ) -> TemporalServer:
     """Start the dev server and wait until it answers.
 
     A port that is asked for is used or refused. Otherwise Temporal's usual one is taken if that is
     wanted and free, or else any free port; and another one if somebody else was faster. One that is
-    not `durable` is quicker, and what it held may be unreadable once it was killed: for tests.
+    not `durable` is quicker, and what it held may be unreadable once it was killed: for tests. With
+    `metrics_port` the server's own metrics are at that port, for Prometheus.
     """
     binary = find_temporal()
     if port is not None and port == ui_port:
@@ -80,6 +82,8 @@ async def start_server(
         arguments = [binary, *_arguments(data_dir, chosen, ui_chosen, codec_endpoint)]
         for name, value in (dynamic_config or {}).items():
             arguments += ["--dynamic-config-value", f"{name}={value}"]
+        if metrics_port is not None:
+            arguments += ["--metrics-port", str(metrics_port)]
         for pragma in () if durable else _FLEETING:
             arguments += ["--sqlite-pragma", pragma]
         process = ManagedProcess(

@@ -48,6 +48,7 @@ logger = logging.getLogger(__name__)
 # Between two queries of a wait for a status, and between two tries to deliver a message.
 _PAUSE_SECONDS_MIN: Final = 0.1
 _PAUSE_SECONDS_MAX: Final = 2.0
+_REST_SECONDS_MAX: Final = 1.0
 # Between two looks at the heartbeats of a thread that has no new events.
 _LOOK_SECONDS: Final = 2.0
 # Between two queries about a pause that no worker answers.
@@ -206,6 +207,8 @@ class _Wait:
                 self._look_again_at = math.inf
                 yield last
                 self._check_alive(last.ended)
+            if seen is not None:
+                await self._in_time(asyncio.sleep(self._rest_seconds()))
         # Of a team's own workflow, the events mean something else.
         async for observed in self.observations():
             seen = progress_of(observed.status, ended=observed.ended, is_busy=observed.is_busy)
@@ -303,6 +306,14 @@ class _Wait:
     def _pause_seconds(self) -> float:
         """Return how long to wait before the next query: a twentieth of the time so far, in bounds."""
         return pause_seconds(time.monotonic() - self._begun)
+
+    def _rest_seconds(self) -> float:
+        """Return how long to wait before the next long poll, so that a busy thread costs few of them.
+
+        A step writes about six batches of events, each of which would end a long poll. A rest makes
+        the wait at most a twentieth longer.
+        """
+        return min((time.monotonic() - self._begun) / 20, _REST_SECONDS_MAX)
 
     def _learn(self, problem: str, seen: Progress | None) -> None:
         """Keep what is to be told if time is over."""
