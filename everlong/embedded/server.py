@@ -79,11 +79,9 @@ async def start_server(
         usual = usual_ports and attempt == 0
         chosen = port or _free_port(PORT_DEFAULT if usual else 0)
         ui_chosen = ui_port or _free_port(UI_PORT_DEFAULT if usual else 0)
-        arguments = [binary, *_arguments(data_dir, chosen, ui_chosen, codec_endpoint)]
+        arguments = [binary, *_arguments(data_dir, chosen, ui_chosen, codec_endpoint, metrics_port)]
         for name, value in (dynamic_config or {}).items():
             arguments += ["--dynamic-config-value", f"{name}={value}"]
-        if metrics_port is not None:
-            arguments += ["--metrics-port", str(metrics_port)]
         for pragma in () if durable else _FLEETING:
             arguments += ["--sqlite-pragma", pragma]
         process = ManagedProcess(
@@ -156,12 +154,16 @@ def is_free(port: int, host: str = LOOPBACK) -> bool:
         return True
 
 
-def _arguments(data_dir: Path, port: int, ui_port: int, codec_endpoint: str) -> list[str]:
+def _arguments(
+    data_dir: Path, port: int, ui_port: int, codec_endpoint: str, metrics_port: int | None
+) -> list[str]:
     arguments = ["server", "start-dev", "--ip", LOOPBACK, "--port", str(port)]
     arguments += ["--ui-port", str(ui_port), "--ui-disable-news-fetch", "--log-level", "error"]
     arguments += ["--db-filename", str(data_dir / "temporal.db")]
     if codec_endpoint:
         arguments += ["--ui-codec-endpoint", codec_endpoint]
+    if metrics_port is not None:
+        arguments += ["--metrics-port", str(metrics_port)]
     for name, kind in SEARCH_ATTRIBUTES.items():
         arguments += ["--search-attribute", f"{name}={kind}"]
     return arguments

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import time
 
 import pytest
 from temporalio.client import Client
@@ -152,6 +153,17 @@ async def test_time_is_over_sooner_than_a_thread(
         async with threads.worker():
             with pytest.raises(NotAnswered, match="not done after"):
                 await asked(threads, thread_id, "restart api", seconds_max=1.5)
+
+
+async def test_an_undelivered_message_is_given_up_in_time(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    """The SDK sends an update again that has timed out, and gives it as much time once more."""
+    async with open_threads(server.address, store, governed()) as threads:
+        begun = time.monotonic()
+        with pytest.raises(NoWorker, match="no worker has taken the message"):
+            await asked(threads, thread_id, "hello", seconds_max=4)
+        assert 3.9 < time.monotonic() - begun < 6
 
 
 async def test_old_answers_are_still_found(

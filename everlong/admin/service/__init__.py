@@ -73,6 +73,7 @@ from everlong.admin.service.planning import ArchivePlan, archive_plan, export_ar
 from everlong.admin.service.preserving import preserve
 from everlong.admin.service.previewing import Action, Preview, preview
 from everlong.admin.service.progress import Progress
+from everlong.admin.service.query_cache import keep_answers
 from everlong.admin.service.querying import QueryRead, QueryResult, named_query, query
 from everlong.admin.service.reviving import revive
 from everlong.admin.service.rows import ThreadRow, read_rows
@@ -175,6 +176,7 @@ __all__ = [
     "fork",
     "journal",
     "journal_of",
+    "keep_answers",
     "last_sweep",
     "messages",
     "named_query",

@@ -16,6 +16,7 @@ from temporalio.client import (
 )
 from temporalio.service import RPCError
 
+from everlong.admin.service.query_cache import cached
 from everlong.admin.service.translating import readable, translated
 from everlong.errors import EntryNotFound, NoWorker
 from everlong.models import (
@@ -66,7 +67,9 @@ async def observe(client: Client, thread_id: str) -> Observation:
         if stopped and description.workflow_type == AGENT_WORKFLOW:
             found = await handle.result()
         else:
-            found = await _query_status(client, thread_id)
+            found = await cached(
+                client, STATUS_QUERY, description, lambda: _query_status(client, thread_id)
+            )
         if ended and found.status not in ("stopped", "archived"):
             found = dataclasses.replace(found, status=ended)
         elif found.status == "working" and (
@@ -95,15 +98,20 @@ async def held_by(client: Client, activities: Iterable[PendingActivityInfo]) -> 
 async def pending(client: Client, thread_id: str) -> list[Approval]:
     """Return the tool calls that wait for a person. A thread that has ended waits for nobody."""
     handle = client.get_workflow_handle(thread_id)
-    with translated(thread_id):
-        if ended_as(await handle.describe()):
-            return []
+
+    async def ask() -> list[Approval]:
         waiting: list[Approval] = await handle.query(
             PENDING_QUERY,
             result_type=list[Approval],
             rpc_timeout=timedelta(seconds=WORKER_SECONDS_MAX),
         )
-    return waiting
+        return waiting
+
+    with translated(thread_id):
+        description = await handle.describe()
+        if ended_as(description):
+            return []
+        return await cached(client, PENDING_QUERY, description, ask)
 
 
 async def arguments_of(client: Client, packs: PackStore, thread_id: str, approval: Approval) -> str:
