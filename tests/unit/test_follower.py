@@ -15,7 +15,7 @@ from temporalio.api.workflowservice.v1 import (
 from temporalio.service import RPCError, RPCStatusCode
 
 from everlong.admin.service import follower as module
-from everlong.admin.service.follower import Follower
+from everlong.admin.service.follower import Follower, ProgressFollower
 from everlong.errors import ThreadNotFound
 
 
@@ -119,6 +119,15 @@ async def test_a_thread_has_ended_if_no_run_follows() -> None:
     assert not follower.has_ended
     assert await follower.next() == ()
     assert follower.has_ended
+
+
+async def test_a_thread_that_had_ended_before_is_told_once_no_run_follows() -> None:
+    server = Server(page(terminated(), token=b""))
+    progress = ProgressFollower(server, "ops-7")  # type: ignore[arg-type]
+    assert await progress.next() is None
+    found = await progress.next()
+    assert found is not None
+    assert found.ended == "terminated"
 
 
 @pytest.mark.parametrize("status", [RPCStatusCode.UNAVAILABLE, RPCStatusCode.RESOURCE_EXHAUSTED])

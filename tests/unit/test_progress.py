@@ -341,7 +341,7 @@ async def test_another_workflow_is_not_taken_for_a_thread() -> None:
     assert not tracker.is_agent
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.sampled_from(["answer", "tool", "approve", "deny", "fail", "pause"]), max_size=12)
 )

@@ -247,6 +247,8 @@ class _Wait:
                     self._check_alive(seen.ended)
                 await self._in_time(asyncio.sleep(self._pause_seconds()))
                 while seen is not None and not (news.done() and news.result()):
+                    if follower.has_ended:
+                        break
                     if news.done():
                         news = asyncio.ensure_future(follower.next())
                     await self._in_time(asyncio.wait([news], timeout=_LOOK_SECONDS))

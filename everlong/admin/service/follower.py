@@ -190,6 +190,7 @@ class ProgressFollower:
         self.follower = Follower(client, thread_id)
         self._thread_id = thread_id
         self._tracker = Tracker(_decoder(client))
+        self._has_begun = False
         self._last: Progress | None = None
 
     @property
@@ -202,11 +203,11 @@ class ProgressFollower:
         events = await self.follower.next()
         with readable(self._thread_id):
             await self._tracker.add(events)
+        self._has_begun = self._has_begun or bool(events)
         progress = self._tracker.progress()
-        if not events and self._last is None:
-            return None
         # A run that has closed may have a successor, which the follower looks for next.
-        if progress == self._last or (progress.ended and not self.follower.has_ended):
+        is_sure = self._has_begun and (not progress.ended or self.follower.has_ended)
+        if not is_sure or progress == self._last:
             return None
         self._last = progress
         return progress
