@@ -203,6 +203,8 @@ class _Wait:
             if seen is not None:
                 last = seen
                 report(seen)
+                if self._watch is not None:
+                    self._watch.set_quiet(not seen.is_busy and not seen.held_by)
             if last is not None and (seen is not None or time.monotonic() >= self._look_again_at):
                 self._look_again_at = math.inf
                 yield last

@@ -221,6 +221,8 @@ class Watch:
         """What the last diagnosis found."""
         self.held_by = ""
         """What the heartbeats of an activity say that it waits for."""
+        self._is_quiet = False
+        self._woken = asyncio.Event()
         self.on_held: Callable[[str], None] = lambda _: None
         """Called when `held_by` has changed."""
 
@@ -241,6 +243,12 @@ class Watch:
             # Not `suppress(CancelledError)`, which would also take a cancellation of the caller.
             await asyncio.wait([self._task])
 
+    def set_quiet(self, is_quiet: bool) -> None:
+        """Look once a minute while the caller knows that no task of the thread is open."""
+        if self._is_quiet and not is_quiet:
+            self._woken.set()
+        self._is_quiet = is_quiet
+
     async def explain(self, error: NoWorker) -> NoWorker:
         """Return an error that says why no worker has answered, if that can be found out."""
         if self.latest is None:
@@ -257,13 +265,27 @@ class Watch:
         begun = time.monotonic()
         pause_seconds = FIRST_SECONDS
         while True:
-            await asyncio.sleep(pause_seconds)
+            if await self._is_woken(pause_seconds):
+                pause_seconds = FIRST_SECONDS
+                continue
             await self._diagnose()
             elapsed = time.monotonic() - begun
-            if pause_seconds == FIRST_SECONDS and self.latest is None:
+            if self._is_quiet:
+                pause_seconds = _EVERY_SECONDS_MAX
+            elif pause_seconds == FIRST_SECONDS and self.latest is None:
                 pause_seconds = SECOND_SECONDS
             else:
                 pause_seconds = min(max(EVERY_SECONDS, elapsed / 20), _EVERY_SECONDS_MAX)
+
+    async def _is_woken(self, pause_seconds: float) -> bool:
+        """Wait; return whether the thread has something to do again."""
+        try:
+            async with asyncio.timeout(pause_seconds):
+                await self._woken.wait()
+        except TimeoutError:
+            return False
+        self._woken.clear()
+        return True
 
     async def _diagnose(self) -> None:
         try:
