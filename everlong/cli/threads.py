@@ -28,7 +28,7 @@ from everlong.cli.views import (
 from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
 from everlong.errors import ConfigError, EntryNotFound
-from everlong.models import Entry, Message, SegmentRef, ThreadStatus, seq_after
+from everlong.models import Entry, Message, SegmentRef, seq_after
 from everlong.storage.journal import JournalReader
 from everlong.storage.segments import MESSAGE_KINDS
 
@@ -143,18 +143,18 @@ async def _send(
             thread_id,
             number,
             seconds_max=seconds_max,
-            on_status=lambda status: line.update(
-                escape(plain(f"{queued}; {_waiting_for(thread_id, status)}"))
+            on_progress=lambda progress: line.update(
+                escape(plain(f"{queued}; {_waiting_for(thread_id, progress)}"))
             ),
             on_wait=print_wait,
         )
     out.print(plain(answer), markup=False, soft_wrap=True)
 
 
-def _waiting_for(thread_id: str, status: ThreadStatus) -> str:
-    if status.held_by:
-        return f"held by {status.held_by}"
-    if status.status == "approval":
+def _waiting_for(thread_id: str, progress: service.Progress) -> str:
+    if progress.held_by:
+        return f"held by {progress.held_by}"
+    if progress.status == "approval":
         return f"waiting for a person: everlong approvals {thread_id}"
     return "waiting for the answer"
 

@@ -24,7 +24,7 @@ from everlong.demo.agent import STEPS, agent, expected_conversation, runaway
 from everlong.demo.report import APPROVER, Report, false_claims, table
 from everlong.embedded import EmbeddedStack
 from everlong.errors import CheckFailed, DataDirUnusable, DecisionRefused
-from everlong.models import Counters, Decided, Kind, ThreadStatus
+from everlong.models import Decided, Kind, ThreadStatus
 from everlong.storage.packstore import PackStore
 from everlong.telemetry.spans import RESUME as RESUME_SPAN
 
@@ -33,7 +33,6 @@ _AGENT_PATHS: Final = ("everlong.demo:agent", "everlong.demo:runaway")
 # Just before the first roll, so that the resume replays nearly as much as one ever does.
 _KILL_AT_STEP: Final = 28
 _TURN_SECONDS_MAX: Final = 120.0
-_POLL_SECONDS: Final = 0.5
 _MARKER: Final = "everlong-demo"
 _DECIDED: Final = TypeAdapter(Decided)
 
@@ -93,19 +92,18 @@ async def _measure(stack: EmbeddedStack, thread_id: str) -> Report:
     with _progress() as progress:
         task = progress.add_task("running", total=STEPS)
 
-        async def until(done: Callable[[Counters], bool]) -> Counters:
-            status = await service.wait_for_status(
+        async def until(done: Callable[[service.Progress], bool]) -> service.Progress:
+            return await service.wait_for_progress(
                 client,
                 thread_id,
-                lambda status: done(status.counters),
+                done,
                 seconds_max=_TURN_SECONDS_MAX,
-                on_status=lambda status: progress.update(
-                    task, completed=min(STEPS, status.counters.tool_calls)
+                on_progress=lambda seen: progress.update(
+                    task, completed=min(STEPS, seen.tool_calls)
                 ),
             )
-            return status.counters
 
-        at_kill = await until(lambda counters: counters.tool_calls >= _KILL_AT_STEP)
+        at_kill = await until(lambda seen: seen.tool_calls >= _KILL_AT_STEP)
         killed = stack.worker
         killed.kill()
         killed_at = time.monotonic()
@@ -115,10 +113,11 @@ async def _measure(stack: EmbeddedStack, thread_id: str) -> Report:
         outage_seconds = time.monotonic() - killed_at
         resume = json.loads(line)
         progress.update(task, description="resumed")
-        await until(lambda counters: counters.tool_calls >= STEPS)
+        await until(lambda seen: seen.tool_calls >= STEPS)
         progress.update(task, description="waiting for approval")
         await _decide(client, thread_id, stack.admin_url)
-        counters = await until(lambda counters: counters.answered >= number)
+        await until(lambda seen: seen.answered >= number)
+        counters = (await service.status(client, thread_id)).counters
         progress.update(task, description="a second thread runs away")
         stopped = await _run_away(client, f"{thread_id}-runaway", settings.task_queue)
     size = await service.size(client, packs.store, thread_id)
@@ -142,10 +141,10 @@ async def _measure(stack: EmbeddedStack, thread_id: str) -> Report:
 
 async def _decide(client: Client, thread_id: str, dashboard_url: str) -> None:
     """Wait until the thread asks. Who is at the terminal decides; if nobody is, the demo agrees."""
-    await service.wait_for_status(
+    await service.wait_for_progress(
         client,
         thread_id,
-        lambda status: status.pending > 0 or status.counters.answered > 0,
+        lambda seen: seen.pending > 0 or seen.answered > 0,
         seconds_max=_TURN_SECONDS_MAX,
     )
     waiting = await service.pending(client, thread_id)
@@ -180,14 +179,17 @@ def _has_person() -> bool:
 async def _decided_elsewhere(client: Client, thread_id: str) -> bool:
     """Wait for a decision, or for Enter; return whether it was a decision."""
     entered = asyncio.ensure_future(_entered())
+    decided = asyncio.ensure_future(
+        service.wait_for_progress(
+            client, thread_id, lambda seen: seen.pending == 0, seconds_max=None
+        )
+    )
     try:
-        while not entered.done():
-            if not await service.pending(client, thread_id):
-                return True
-            await asyncio.wait([entered], timeout=_POLL_SECONDS)
+        await asyncio.wait([entered, decided], return_when=asyncio.FIRST_COMPLETED)
+        return decided.done() and decided.result().pending == 0
     finally:
         entered.cancel()
-    return False
+        decided.cancel()
 
 
 async def _entered() -> None:

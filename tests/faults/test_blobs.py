@@ -39,7 +39,7 @@ AGENT = Agent(name="ops", model=ScriptedModel(script), tools=[read_big])
 
 async def waits_for(threads: Threads, thread_id: str) -> str:
     description = await threads.client.get_workflow_handle(thread_id).describe()
-    return await held_by(threads.client, description)
+    return await held_by(threads.client, description.raw_description.pending_activities)
 
 
 async def until_held(threads: Threads, thread_id: str, reason: str) -> None:

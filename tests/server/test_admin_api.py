@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
+from temporalio.client import Interceptor, OutboundInterceptor, QueryWorkflowInput
 
 from everlong import Policy
 from everlong.admin import service
@@ -19,6 +20,7 @@ from everlong.storage.packstore import PackStore
 from tests.agents import reading_agent
 from tests.conftest import Threads, open_threads
 from tests.desks import ROLES, bearer, browsing, desk_of
+from tests.governed import governed as governed_agent
 from tests.server.test_approvals import Shop, pay
 
 JSON = dict[str, Any]
@@ -174,6 +176,63 @@ async def test_a_preview_says_what_would_happen_and_nothing_does(
             assert refused.status_code == 422
             after = await service.status(threads.client, thread_id)
     assert after == before
+
+
+class QueryCount(Interceptor):
+    """Counts the queries of a client."""
+
+    def __init__(self) -> None:
+        self.queries = 0
+
+    def intercept_client(self, next: OutboundInterceptor) -> OutboundInterceptor:  # noqa: A002
+        counts = self
+
+        class Outbound(OutboundInterceptor):
+            async def query_workflow(self, input: QueryWorkflowInput) -> Any:  # noqa: A002
+                counts.queries += 1
+                return await super().query_workflow(input)
+
+        return Outbound(next)
+
+
+async def test_a_page_that_refreshes_itself_queries_a_thread_only_after_news(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    counts = QueryCount()
+    async with (
+        open_threads(server.address, store, governed_agent(), interceptors=[counts]) as threads,
+        threads.worker(),
+    ):
+        async with governed(threads) as client:
+
+            async def refresh(path: str) -> str:
+                answer = await client.get(path, headers={"Accept": "text/html"})
+                assert answer.status_code == 200, answer.text
+                return answer.text
+
+            thread = f"/fragments/thread?id={quote(thread_id)}"
+            await threads.send(thread_id, "restart api")
+            await service.wait_for_progress(
+                threads.client, thread_id, lambda seen: seen.pending == 1, seconds_max=30
+            )
+            assert counts.queries == 0
+            await until_text(lambda: refresh("/fragments/approvals"), thread_id)
+            assert "Waits for a person" in await refresh(thread)
+            asked = counts.queries
+            for _ in range(3):
+                assert "Waits for a person" in await refresh(thread)
+                assert thread_id in await refresh("/fragments/approvals")
+            assert counts.queries == asked
+            await service.pause(threads.client, thread_id, "ann")
+            await until_text(lambda: refresh(thread), "paused")
+            assert counts.queries > asked
+
+
+async def until_text(get: Callable[[], Awaitable[str]], text: str) -> None:
+    deadline = time.monotonic() + 20
+    while text not in (found := await get()):
+        assert time.monotonic() < deadline, found
+        await asyncio.sleep(0.1)
 
 
 async def test_a_thread_without_a_worker_shows_what_the_server_and_the_store_know(

@@ -28,12 +28,16 @@ async def test_a_server_that_never_answers_keeps_nobody_waiting_without_end(
     assert {type(each) for each in found} == {ServerUnreachable}
 
 
+class Connection:
+    """Stands for a client."""
+
+
 async def test_once_it_answers_there_is_one_connection() -> None:
-    made: list[object] = []
+    made: list[Connection] = []
 
     async def connect() -> Client:
         await asyncio.sleep(0)
-        made.append(object())
+        made.append(Connection())
         if len(made) == 1:
             raise ServerUnreachable("not yet")
         return made[-1]  # type: ignore[return-value]

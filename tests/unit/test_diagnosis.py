@@ -4,6 +4,7 @@ import asyncio
 from typing import cast
 
 import pytest
+from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionResponse
 from temporalio.client import Client
 
 from everlong.admin.service import diagnosis
@@ -86,10 +87,14 @@ async def test_without_a_server_the_error_stays_as_it_is() -> None:
 def found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have every diagnosis find the same, at once."""
 
-    async def diagnose(client: Client, thread_id: str) -> Diagnosis:
+    async def describe(*_: object) -> DescribeWorkflowExecutionResponse:
+        return DescribeWorkflowExecutionResponse()
+
+    async def diagnose(*_: object) -> Diagnosis:
         return Diagnosis("busy", "it is busy")
 
-    monkeypatch.setattr(diagnosis, "diagnose", diagnose)
+    monkeypatch.setattr(diagnosis, "_describe", describe)
+    monkeypatch.setattr(diagnosis, "_diagnose", diagnose)
     monkeypatch.setattr(diagnosis, "FIRST_SECONDS", 0.0)
 
 
@@ -106,6 +111,20 @@ async def test_a_report_that_fails_does_not_fail_the_wait(caplog: pytest.LogCapt
         await asyncio.sleep(0)
     assert watch.latest == Diagnosis("busy", "it is busy")
     assert "was not reported" in caplog.text
+
+
+@pytest.mark.usefixtures("found")
+async def test_a_quiet_thread_is_looked_at_again_soon_once_it_has_work() -> None:
+    async with asyncio.timeout(10), Watch(cast("Client", None), "t") as watch:
+        watch.set_quiet(True)
+        while watch.latest is None:
+            await asyncio.sleep(0.01)
+        watch.latest = None
+        await asyncio.sleep(0.1)
+        assert watch.latest is None, "a minute has not passed"
+        watch.set_quiet(False)
+        while watch.latest is None:
+            await asyncio.sleep(0.01)
 
 
 async def test_a_cancelled_caller_stays_cancelled_while_its_watch_ends(

@@ -17,6 +17,7 @@ from everlong.admin.service.asking import (
     answer_to,
     ask,
     wait_for_answer,
+    wait_for_progress,
     wait_for_status,
 )
 from everlong.admin.service.attributes import set_up
@@ -70,6 +71,8 @@ from everlong.admin.service.past import (
 from everlong.admin.service.planning import ArchivePlan, archive_plan, export_archive
 from everlong.admin.service.preserving import preserve
 from everlong.admin.service.previewing import Action, Preview, preview
+from everlong.admin.service.progress import Progress
+from everlong.admin.service.query_cache import keep_answers
 from everlong.admin.service.querying import QueryRead, QueryResult, named_query, query
 from everlong.admin.service.reviving import revive
 from everlong.admin.service.rows import ThreadRow, read_rows
@@ -129,6 +132,7 @@ __all__ = [
     "Past",
     "Point",
     "Preview",
+    "Progress",
     "QueryRead",
     "QueryResult",
     "Reach",
@@ -172,6 +176,7 @@ __all__ = [
     "fork",
     "journal",
     "journal_of",
+    "keep_answers",
     "last_sweep",
     "messages",
     "named_query",
@@ -202,6 +207,7 @@ __all__ = [
     "unpause",
     "unschedule_sweeps",
     "wait_for_answer",
+    "wait_for_progress",
     "wait_for_status",
     "waiting",
     "waiting_in",

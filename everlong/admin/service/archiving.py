@@ -15,9 +15,9 @@ from typing import Final, Literal, TypeAlias, TypeVar
 from temporalio.client import Client
 
 from everlong import limits
-from everlong.admin.service.asking import poll_seconds
 from everlong.admin.service.controlling import note, stop
 from everlong.admin.service.deleting import delete_runs, ended_runs
+from everlong.admin.service.follower import Follower
 from everlong.admin.service.past import archive_of
 from everlong.admin.service.translating import translated
 from everlong.admin.service.watching import ended_as, journal_of, status
@@ -154,17 +154,17 @@ async def _ended_run(client: Client, thread_id: str) -> str:
 
 
 async def _wait_for_end(client: Client, thread_id: str, seconds_max: float) -> str:
-    started = time.monotonic()
-    while True:
-        if run_id := await _ended_run(client, thread_id):
-            return run_id
-        elapsed = time.monotonic() - started
-        if elapsed >= seconds_max:
-            raise NotAnswered(
-                f"thread {thread_id!r} has not ended after {seconds_max:.0f} s; nothing is archived "
-                "yet. It ends at its next safe point, if a worker runs it. Then archive it again."
-            )
-        await asyncio.sleep(min(poll_seconds(elapsed), seconds_max - elapsed))
+    follower = Follower(client, thread_id)
+    try:
+        async with asyncio.timeout(seconds_max):
+            while not follower.has_ended:
+                await follower.next()
+    except TimeoutError:
+        raise NotAnswered(
+            f"thread {thread_id!r} has not ended after {seconds_max:.0f} s; nothing is archived yet. "
+            "It ends at its next safe point, if a worker runs it. Then archive it again."
+        ) from None
+    return await _ended_run(client, thread_id)
 
 
 async def _written(

@@ -1,23 +1,28 @@
-"""Waiting for a thread, and for its answer: by queries, which add nothing to its history.
+"""Waiting for a thread, and for its answer. A wait follows the thread's history and asks no worker.
 
 Workers and the server may come and go meanwhile, runs may end, people may take days to approve.
 """
 
 import asyncio
+import dataclasses
 import logging
+import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Final, TypeVar
 
 from temporalio.client import Client
 
 from everlong.admin.service.diagnosis import Report, Watch
+from everlong.admin.service.follower import Follower, ProgressFollower
+from everlong.admin.service.progress import Progress, progress_of
 from everlong.admin.service.sending import deliver, stored_message
 from everlong.admin.service.translating import readable, translated
 from everlong.admin.service.watching import (
     WORKER_SECONDS_MAX,
     Observation,
     ended_as,
+    held_by,
     journal_of,
     observe,
 )
@@ -26,6 +31,7 @@ from everlong.models import (
     Entry,
     Kind,
     Message,
+    Pause,
     SegmentRef,
     SendMessage,
     ThreadStatus,
@@ -35,19 +41,24 @@ from everlong.storage.journal import Journal
 from everlong.storage.packstore import PackStore
 from everlong.storage.segments import MESSAGE_KINDS
 
+T = TypeVar("T")
+
 logger = logging.getLogger(__name__)
 
-_POLL_SECONDS_MIN: Final = 0.1
-_POLL_SECONDS_MAX: Final = 2.0
-# Somebody who waits for longer than this waits for a person.
-_LONG_SECONDS: Final = 600.0
-_LONG_POLL_SECONDS: Final = 10.0
+# Between two queries of a wait for a status, and between two tries to deliver a message.
+_PAUSE_SECONDS_MIN: Final = 0.1
+_PAUSE_SECONDS_MAX: Final = 2.0
+_REST_SECONDS_MAX: Final = 1.0
+# Between two looks at the heartbeats of a thread that has no new events.
+_LOOK_SECONDS: Final = 2.0
+# Between two queries about a pause that no worker answers.
+_UNANSWERED_SECONDS: Final = 60.0
 # Entries read at a time where all of them have to be looked at: 32 segments.
 SCAN_ENTRIES: Final = 1024
 
 
-def _ignore(_: ThreadStatus) -> None:
-    """Do nothing with a status."""
+def _ignore(_: object) -> None:
+    """Do nothing with a progress or a status."""
 
 
 def _log(thread_id: str) -> Report:
@@ -64,22 +75,23 @@ async def ask(
     task_queue: str,
     agent: str | None = None,
     seconds_max: float | None = None,
-    on_status: Callable[[ThreadStatus], None] = _ignore,
+    on_progress: Callable[[Progress], None] = _ignore,
     on_wait: Report | None = None,
 ) -> str:
     """Send a message and return the answer. With an agent, the thread is started if need be.
 
     It waits for as long as it takes, unless `seconds_max` is given. Raises `TurnFailed` if the turn
     ends without an answer, and `ThreadPaused` if the thread takes no steps: the message stays queued.
-    `on_wait` is called with what the thread waits for, if that is no work of its own: a worker, a key,
-    an agent. By default it is logged.
+    `on_progress` is called with each change that the thread's history shows. `on_wait` is called with
+    what the thread waits for, if that is no work of its own: a worker, a key, an agent. By default it
+    is logged.
     """
     deadline = None if seconds_max is None else time.monotonic() + seconds_max
     message = await stored_message(client, packs, thread_id, text)
     async with Watch(client, thread_id, on_wait or _log(thread_id)) as watch:
         number = await _delivered(client, thread_id, message, task_queue, agent, deadline, watch)
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        return await _answered(client, packs, thread_id, number, left, on_status, watch)
+        return await _answered(client, packs, thread_id, number, left, on_progress, watch)
 
 
 async def wait_for_answer(
@@ -89,12 +101,12 @@ async def wait_for_answer(
     number: int,
     *,
     seconds_max: float | None = None,
-    on_status: Callable[[ThreadStatus], None] = _ignore,
+    on_progress: Callable[[Progress], None] = _ignore,
     on_wait: Report | None = None,
 ) -> str:
     """Return the answer to a message that was sent, by its number. See `ask`."""
     async with Watch(client, thread_id, on_wait or _log(thread_id)) as watch:
-        return await _answered(client, packs, thread_id, number, seconds_max, on_status, watch)
+        return await _answered(client, packs, thread_id, number, seconds_max, on_progress, watch)
 
 
 async def _answered(
@@ -103,20 +115,35 @@ async def _answered(
     thread_id: str,
     number: int,
     seconds_max: float | None,
-    on_status: Callable[[ThreadStatus], None],
+    on_progress: Callable[[Progress], None],
     watch: Watch,
 ) -> str:
-    async for seen in observations(client, thread_id, seconds_max, watch):
-        on_status(seen.status)
-        if seen.status.counters.answered >= number:
+    wait = _Wait(client, thread_id, seconds_max, watch)
+    async for seen in wait.progress(on_progress):
+        if seen.answered >= number:
             with readable(thread_id):
-                return await answer_to(client, packs, thread_id, number, seen.status)
-        if seen.status.status == "paused" and not seen.is_busy:
+                return await answer_to(client, packs, thread_id, number, seen)
+        if seen.status == "paused" and not seen.is_busy and (pause := await wait.pause(seen)):
             raise ThreadPaused(
-                f"thread {thread_id!r} is paused ({_why_paused(seen.status)}). Message {number} stays "
+                f"thread {thread_id!r} is paused ({_why_paused(pause)}). Message {number} stays "
                 f"queued; go on with: everlong unpause {thread_id}"
             )
-    raise AssertionError("observations end with an error only")
+    raise AssertionError("a wait ends with an error only")
+
+
+async def wait_for_progress(
+    client: Client,
+    thread_id: str,
+    done: Callable[[Progress], bool],
+    *,
+    seconds_max: float | None,
+    on_progress: Callable[[Progress], None] = _ignore,
+) -> Progress:
+    """Wait until a thread is as far as wanted, by its history alone."""
+    async for seen in _Wait(client, thread_id, seconds_max).progress(on_progress):
+        if done(seen):
+            return seen
+    raise AssertionError("a wait ends with an error only")
 
 
 async def wait_for_status(
@@ -125,72 +152,220 @@ async def wait_for_status(
     done: Callable[[ThreadStatus], bool],
     *,
     seconds_max: float | None,
-    on_status: Callable[[ThreadStatus], None] = _ignore,
 ) -> ThreadStatus:
-    """Poll a thread until its status is as wanted."""
-    async for seen in observations(client, thread_id, seconds_max):
-        on_status(seen.status)
+    """Wait until a thread's status is as wanted. It is queried when the history has new events.
+
+    Where `Progress` tells enough, `wait_for_progress` makes no query.
+    """
+    async for seen in _Wait(client, thread_id, seconds_max).observations():
         if done(seen.status):
             return seen.status
-    raise AssertionError("observations end with an error only")
+    raise AssertionError("a wait ends with an error only")
 
 
-async def observations(
-    client: Client, thread_id: str, seconds_max: float | None, watch: Watch | None = None
-) -> AsyncIterator[Observation]:
-    """Look at a thread again and again; raise `NotAnswered` once it has ended or time is over.
+class _Wait:
+    """One wait for a thread. It ends with `NotAnswered` if the thread has ended or time is over."""
 
-    What a `watch` has found is in that error.
-    """
-    started = time.monotonic()
-    last_known = ""
-    while True:
-        try:
-            seen = await observe(client, thread_id)
-        except NoWorker as error:
-            last_known = f". {error}"
-            _check_alive(thread_id, await _ended(client, thread_id))
-        except ServerUnreachable as error:
-            last_known = f". {error}"
-        else:
+    def __init__(
+        self,
+        client: Client,
+        thread_id: str,
+        seconds_max: float | None,
+        watch: Watch | None = None,
+    ) -> None:
+        self._client = client
+        self._thread_id = thread_id
+        self._seconds_max = seconds_max
+        self._begun = time.monotonic()
+        self._watch = watch
+        self._last_known = ""
+        self._is_at_end: Callable[[], Awaitable[bool]]
+        self._look_again_at = math.inf
+
+    async def progress(self, report: Callable[[Progress], None]) -> AsyncIterator[Progress]:
+        """Yield the thread's progress: at first, and with each change."""
+        source = ProgressFollower(self._client, self._thread_id)
+        self._is_at_end = source.follower.is_at_end
+        last: Progress | None = None
+
+        def report_held(text: str) -> None:
+            # Heartbeats are in no history: the watch reads them now and then.
+            if last is not None and last.status == "working":
+                report(
+                    dataclasses.replace(last, status="held" if text else "working", held_by=text)
+                )
+
+        if self._watch is not None:
+            self._watch.on_held = report_held
+        while source.is_agent:
+            seen = await self._in_time(source.next())
+            self._learn(source.follower.problem, seen)
+            if seen is not None:
+                last = seen
+                report(seen)
+                if self._watch is not None:
+                    self._watch.set_quiet(not seen.is_busy and not seen.held_by)
+            if last is not None and (seen is not None or time.monotonic() >= self._look_again_at):
+                self._look_again_at = math.inf
+                yield last
+                self._check_alive(last.ended)
+            if seen is not None:
+                await self._in_time(asyncio.sleep(self._rest_seconds()))
+        # Of a team's own workflow, the events mean something else.
+        async for observed in self.observations():
+            seen = progress_of(observed.status, ended=observed.ended, is_busy=observed.is_busy)
+            report(seen)
             yield seen
-            _check_alive(thread_id, seen.ended)
-            if seen.status.held_by:  # Between two tries it may say nothing.
-                last_known = f". It was held last by: {seen.status.held_by}"
-        elapsed = time.monotonic() - started
-        pause_seconds = poll_seconds(elapsed)
-        if seconds_max is not None:
-            if elapsed >= seconds_max:
-                break
-            pause_seconds = min(pause_seconds, seconds_max - elapsed)
-        await asyncio.sleep(pause_seconds)
-    if watch is not None and watch.latest is not None:
-        last_known = f". It waits: {watch.latest.text}"
-    raise NotAnswered(
-        f"thread {thread_id!r} is not done after {seconds_max:.0f} s. It goes on by itself; see how "
-        f"far it is with: everlong show {thread_id}{last_known}"
-    )
+
+    async def pause(self, seen: Progress) -> Pause | None:
+        """Return why a thread is paused; None if it is not, or has gone on meanwhile.
+
+        A pause by a person is in the history. The details of one by the policy are asked for: by the
+        only query of a wait, once it is over.
+        """
+        if not await self._is_at_end():
+            self._look_again_at = time.monotonic()
+            return None
+        if not seen.needs_query:
+            return seen.pause
+        try:
+            found = (await self._in_time(observe(self._client, self._thread_id))).status
+        except (NoWorker, ServerUnreachable):
+            self._look_again_at = time.monotonic() + _UNANSWERED_SECONDS
+            return seen.pause
+        return (found.pause or Pause()) if found.status == "paused" else None
+
+    async def observations(self) -> AsyncIterator[Observation]:
+        """Query a thread at first, and whenever its history has new events."""
+        follower = Follower(self._client, self._thread_id)
+        self._is_at_end = follower.is_at_end
+        await self._in_time(follower.next())
+        news = asyncio.ensure_future(follower.next())
+        try:
+            while True:
+                seen = await self._in_time(self._observe())
+                if seen is not None:
+                    yield seen
+                    self._check_alive(seen.ended)
+                await self._in_time(asyncio.sleep(self._pause_seconds()))
+                while seen is not None and not (news.done() and news.result()):
+                    if follower.has_ended:
+                        break
+                    if news.done():
+                        news = asyncio.ensure_future(follower.next())
+                    await self._in_time(asyncio.wait([news], timeout=_LOOK_SECONDS))
+                    if (held := await self._in_time(self._held(seen))) is not None:
+                        seen = held
+                        yield seen
+                if news.done():
+                    news.result()  # It may have failed.
+                    news = asyncio.ensure_future(follower.next())
+        finally:
+            news.cancel()
+
+    async def _observe(self) -> Observation | None:
+        """Look at the thread once; None if no worker or no server answers."""
+        try:
+            seen = await observe(self._client, self._thread_id)
+        except NoWorker as error:
+            self._last_known = f". {error}"
+            with translated(self._thread_id):
+                described = await self._client.get_workflow_handle(self._thread_id).describe()
+            self._check_alive(ended_as(described))
+            return None
+        except ServerUnreachable as error:
+            self._last_known = f". {error}"
+            return None
+        self._learn("", progress_of(seen.status))
+        return seen
+
+    async def _held(self, seen: Observation) -> Observation | None:
+        """Return what was seen with what heartbeats say now, if that has changed: no event tells it."""
+        if seen.status.status not in ("working", "held") or not seen.is_busy:
+            return None
+        with translated(self._thread_id):
+            described = await self._client.get_workflow_handle(self._thread_id).describe()
+        text = await held_by(self._client, described.raw_description.pending_activities)
+        if text == seen.status.held_by:
+            return None
+        status = dataclasses.replace(
+            seen.status, status="held" if text else "working", held_by=text
+        )
+        return dataclasses.replace(seen, status=status)
+
+    async def _in_time(self, awaitable: Awaitable[T]) -> T:
+        """Await something until the time of the wait is over."""
+        try:
+            async with asyncio.timeout(self._left_seconds()):
+                return await awaitable
+        except TimeoutError:
+            raise self._not_done() from None
+
+    def _left_seconds(self) -> float | None:
+        if self._seconds_max is None:
+            return None
+        # A moment at least, so that what is there already is found.
+        return max(_PAUSE_SECONDS_MIN, self._begun + self._seconds_max - time.monotonic())
+
+    def _pause_seconds(self) -> float:
+        """Return how long to wait before the next query: a twentieth of the time so far, in bounds."""
+        return pause_seconds(time.monotonic() - self._begun)
+
+    def _rest_seconds(self) -> float:
+        """Return how long to wait before the next long poll, so that a busy thread costs few of them.
+
+        A step writes about six batches of events, each of which would end a long poll. A rest makes
+        the wait at most a twentieth longer.
+        """
+        return min((time.monotonic() - self._begun) / 20, _REST_SECONDS_MAX)
+
+    def _learn(self, problem: str, seen: Progress | None) -> None:
+        """Keep what is to be told if time is over."""
+        if problem:
+            self._last_known = f". {problem}"
+        elif seen is not None and seen.held_by:  # Between two tries it says nothing.
+            self._last_known = f". It was held last by: {seen.held_by}"
+
+    def _not_done(self) -> NotAnswered:
+        last_known, watch = self._last_known, self._watch
+        if watch is not None and watch.latest is not None:
+            last_known = f". It waits: {watch.latest.text}"
+        elif watch is not None and watch.held_by:
+            last_known = f". It was held last by: {watch.held_by}"
+        return NotAnswered(
+            f"thread {self._thread_id!r} is not done after {self._seconds_max:.0f} s. It goes on by "
+            f"itself; see how far it is with: everlong show {self._thread_id}{last_known}"
+        )
+
+    def _check_alive(self, ended: str) -> None:
+        if ended:
+            raise NotAnswered(
+                f"thread {self._thread_id!r} has ended before that: {ended}. Start a new one, or go on "
+                f"from its journal with: everlong fork {self._thread_id} SEQ NEW_ID"
+            )
 
 
-def poll_seconds(elapsed_seconds: float) -> float:
-    """Return how long to wait before the next look: a twentieth of the time so far, within bounds."""
-    if elapsed_seconds >= _LONG_SECONDS:
-        return _LONG_POLL_SECONDS
-    return min(max(_POLL_SECONDS_MIN, elapsed_seconds / 20), _POLL_SECONDS_MAX)
+def pause_seconds(elapsed_seconds: float) -> float:
+    """Return how long to wait before the next try: a twentieth of the time so far, within bounds."""
+    return min(max(_PAUSE_SECONDS_MIN, elapsed_seconds / 20), _PAUSE_SECONDS_MAX)
 
 
 async def answer_to(
-    client: Client, packs: PackStore, thread_id: str, number: int, status: ThreadStatus
+    client: Client,
+    packs: PackStore,
+    thread_id: str,
+    number: int,
+    found: ThreadStatus | Progress,
 ) -> str:
     """Return the answer to a message whose turn has ended, reading no other entry where possible."""
     journal = journal_of(client, packs, thread_id)
-    seqs = [each.seq for each in status.answers if each.number == number]
-    if status.head is None:
+    seqs = [each.seq for each in found.answers if each.number == number]
+    if found.head is None:
         raise TurnFailed("the message has no turn yet")
     if seqs:
-        entry = await journal.entry(status.head, seqs[0])
+        entry = await journal.entry(found.head, seqs[0])
     else:
-        entry = await _end_of_turn(journal, status.head, number)
+        entry = await _end_of_turn(journal, found.head, number)
     [message] = await journal.messages([entry], whole=True)
     return _text_of(message)
 
@@ -256,25 +431,9 @@ async def _delivered(
         except (NoWorker, ServerUnreachable):
             if deadline is not None and time.monotonic() >= deadline:
                 raise
-        await asyncio.sleep(poll_seconds(now - started))
+        await asyncio.sleep(pause_seconds(now - started))
 
 
-async def _ended(client: Client, thread_id: str) -> str:
-    with translated(thread_id):
-        return ended_as(await client.get_workflow_handle(thread_id).describe())
-
-
-def _check_alive(thread_id: str, ended: str) -> None:
-    if ended:
-        raise NotAnswered(
-            f"thread {thread_id!r} has ended before that: {ended}. Start a new one, or go on from its "
-            f"journal with: everlong fork {thread_id} SEQ NEW_ID"
-        )
-
-
-def _why_paused(status: ThreadStatus) -> str:
-    pause = status.pause
-    if pause is None:
-        return "nobody says why"
-    by = f"by {pause.by}" if pause.by else "by somebody"
+def _why_paused(pause: Pause) -> str:
+    by = f"by {pause.by}" if pause.by else "by an unnamed caller"
     return f"{by}: {pause.reason}" if pause.reason else by

@@ -34,6 +34,7 @@ from temporalio.api.workflowservice.v1 import (
 from temporalio.client import Client
 
 from everlong.admin.service.translating import START_ONE
+from everlong.admin.service.watching import held_by
 from everlong.errors import NoWorker
 from everlong.models import HELD, printable
 
@@ -94,11 +95,20 @@ class Fault:
 
 async def diagnose(client: Client, thread_id: str) -> Diagnosis | None:
     """Return what keeps a thread waiting; None if it has ended, is at work, or waits for a person."""
-    described = await client.workflow_service.describe_workflow_execution(
+    return await _diagnose(client, thread_id, await _describe(client, thread_id))
+
+
+async def _describe(client: Client, thread_id: str) -> DescribeWorkflowExecutionResponse:
+    return await client.workflow_service.describe_workflow_execution(
         DescribeWorkflowExecutionRequest(
             namespace=client.namespace, execution=WorkflowExecution(workflow_id=thread_id)
         )
     )
+
+
+async def _diagnose(
+    client: Client, thread_id: str, described: DescribeWorkflowExecutionResponse
+) -> Diagnosis | None:
     info = described.workflow_execution_info
     if info.status != WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_RUNNING:
         return None
@@ -209,6 +219,12 @@ class Watch:
         self._task: asyncio.Task[None] | None = None
         self.latest: Diagnosis | None = None
         """What the last diagnosis found."""
+        self.held_by = ""
+        """What the heartbeats of an activity say that it waits for."""
+        self._is_quiet = False
+        self._woken = asyncio.Event()
+        self.on_held: Callable[[str], None] = lambda _: None
+        """Called when `held_by` has changed."""
 
     async def __aenter__(self) -> Self:
         """Begin to watch."""
@@ -227,6 +243,12 @@ class Watch:
             # Not `suppress(CancelledError)`, which would also take a cancellation of the caller.
             await asyncio.wait([self._task])
 
+    def set_quiet(self, is_quiet: bool) -> None:
+        """Look once a minute while the caller knows that no task of the thread is open."""
+        if self._is_quiet and not is_quiet:
+            self._woken.set()
+        self._is_quiet = is_quiet
+
     async def explain(self, error: NoWorker) -> NoWorker:
         """Return an error that says why no worker has answered, if that can be found out."""
         if self.latest is None:
@@ -243,21 +265,40 @@ class Watch:
         begun = time.monotonic()
         pause_seconds = FIRST_SECONDS
         while True:
-            await asyncio.sleep(pause_seconds)
+            if await self._is_woken(pause_seconds):
+                pause_seconds = FIRST_SECONDS
+                continue
             await self._diagnose()
             elapsed = time.monotonic() - begun
-            if pause_seconds == FIRST_SECONDS and self.latest is None:
+            if self._is_quiet:
+                pause_seconds = _EVERY_SECONDS_MAX
+            elif pause_seconds == FIRST_SECONDS and self.latest is None:
                 pause_seconds = SECOND_SECONDS
             else:
                 pause_seconds = min(max(EVERY_SECONDS, elapsed / 20), _EVERY_SECONDS_MAX)
 
+    async def _is_woken(self, pause_seconds: float) -> bool:
+        """Wait; return whether the thread has something to do again."""
+        try:
+            async with asyncio.timeout(pause_seconds):
+                await self._woken.wait()
+        except TimeoutError:
+            return False
+        self._woken.clear()
+        return True
+
     async def _diagnose(self) -> None:
         try:
             async with asyncio.timeout(_DIAGNOSIS_SECONDS_MAX):
-                found = await diagnose(self._client, self._thread_id)
+                described = await _describe(self._client, self._thread_id)
+                found = await _diagnose(self._client, self._thread_id, described)
+                was_held_by = self.held_by
+                self.held_by = await held_by(self._client, described.pending_activities)
         except Exception as error:  # noqa: BLE001 - it must not fail the wait that it explains
             logger.debug("no diagnosis of thread %s: %s", self._thread_id, type(error).__name__)
             return
+        if self.held_by != was_held_by:
+            self.on_held(self.held_by)
         before, self.latest = self.latest, found
         if found is not None and found != before and self._report is not None:
             try:

@@ -85,16 +85,22 @@ async def _update(
     pause_seconds = _PAUSE_SECONDS_MIN
     with translated(thread_id, refused), readable(thread_id):
         while True:
+            left_seconds = max(0.1, deadline - time.monotonic())
             options: dict[str, Any] = {
                 "id": update_id,
                 "result_type": result_type,
-                "rpc_timeout": timedelta(seconds=max(0.1, deadline - time.monotonic())),
+                "rpc_timeout": timedelta(seconds=left_seconds),
             }
             try:
-                result: T = await _sent(client, thread_id, name, argument, start, options)
+                # The SDK sends an update again that has timed out, with as much time once more. A
+                # cancellation by this timeout reaches us as the error that it makes of a time-out.
+                async with asyncio.timeout(left_seconds):
+                    result: T = await _sent(client, thread_id, name, argument, start, options)
             except WorkflowUpdateRPCTimeoutOrCancelledError:
                 _raise_if_cancelled()
                 raise
+            except TimeoutError as error:
+                raise WorkflowUpdateRPCTimeoutOrCancelledError from error
             except RPCError as error:
                 if time.monotonic() + pause_seconds > deadline:
                     raise

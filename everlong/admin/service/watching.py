@@ -2,10 +2,12 @@
 
 import dataclasses
 import re
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Final
 
 from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryReverseRequest
 from temporalio.client import (
     Client,
@@ -14,6 +16,7 @@ from temporalio.client import (
 )
 from temporalio.service import RPCError
 
+from everlong.admin.service.query_cache import cached
 from everlong.admin.service.translating import readable, translated
 from everlong.errors import EntryNotFound, NoWorker
 from everlong.models import (
@@ -64,10 +67,14 @@ async def observe(client: Client, thread_id: str) -> Observation:
         if stopped and description.workflow_type == AGENT_WORKFLOW:
             found = await handle.result()
         else:
-            found = await _query_status(client, thread_id)
+            found = await cached(
+                client, STATUS_QUERY, description, lambda: _query_status(client, thread_id)
+            )
         if ended and found.status not in ("stopped", "archived"):
             found = dataclasses.replace(found, status=ended)
-        elif found.status == "working" and (waits_for := await held_by(client, description)):
+        elif found.status == "working" and (
+            waits_for := await held_by(client, description.raw_description.pending_activities)
+        ):
             found = dataclasses.replace(found, status="held", held_by=waits_for)
     return Observation(found, ended, bool(description.raw_description.pending_activities))
 
@@ -79,9 +86,9 @@ def ended_as(description: WorkflowExecutionDescription) -> str:
     return description.status.name.lower()
 
 
-async def held_by(client: Client, description: WorkflowExecutionDescription) -> str:
+async def held_by(client: Client, activities: Iterable[PendingActivityInfo]) -> str:
     """Return what the heartbeats of a pending activity say: the workflow does not hear them."""
-    for pending_one in description.raw_description.pending_activities:
+    for pending_one in activities:
         details = await client.data_converter.decode(pending_one.heartbeat_details.payloads)
         if details and pending_one.activity_type.name.startswith(_OUR_ACTIVITIES):
             return str(details[0])
@@ -91,15 +98,20 @@ async def held_by(client: Client, description: WorkflowExecutionDescription) -> 
 async def pending(client: Client, thread_id: str) -> list[Approval]:
     """Return the tool calls that wait for a person. A thread that has ended waits for nobody."""
     handle = client.get_workflow_handle(thread_id)
-    with translated(thread_id):
-        if ended_as(await handle.describe()):
-            return []
+
+    async def ask() -> list[Approval]:
         waiting: list[Approval] = await handle.query(
             PENDING_QUERY,
             result_type=list[Approval],
             rpc_timeout=timedelta(seconds=WORKER_SECONDS_MAX),
         )
-    return waiting
+        return waiting
+
+    with translated(thread_id):
+        description = await handle.describe()
+        if ended_as(description):
+            return []
+        return await cached(client, PENDING_QUERY, description, ask)
 
 
 async def arguments_of(client: Client, packs: PackStore, thread_id: str, approval: Approval) -> str:

@@ -66,6 +66,8 @@ class Desk:
             async with asyncio.timeout(CONNECT_SECONDS_MAX), self._connecting:
                 if self._client is None:
                     self._client = await self._connect()
+                    # Pages refresh themselves every two seconds.
+                    service.keep_answers(self._client)
                 return self._client
         except TimeoutError:
             raise ServerUnreachable(

@@ -1,0 +1,433 @@
+"""Progress of a thread, worked out from the history events of its newest run.
+
+No worker is asked. The events hold all that is needed: the argument of a run is the thread's state when
+the run began, and the results of activities, updates and signals are what changed it since. Only the
+details of a pause by the policy are not in a history; `Progress.needs_query` says so.
+"""
+
+import dataclasses
+import json
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Final
+
+from temporalio.api.common.v1 import Payload
+from temporalio.api.failure.v1 import Failure
+from temporalio.api.history.v1 import HistoryEvent
+
+from everlong import limits
+from everlong.models import (
+    AGENT_WORKFLOW,
+    APPEND_JOURNAL,
+    BRIEF,
+    CALL_MODEL,
+    COLLECT,
+    DECIDE_UPDATE,
+    HELD,
+    PAUSE_SIGNAL,
+    REPORT_SIGNAL,
+    RUN_TOOL,
+    SEND_UPDATE,
+    STOP_SIGNAL,
+    UNPAUSE_SIGNAL,
+    Answer,
+    Append,
+    Appended,
+    CallOptions,
+    Control,
+    Decide,
+    Kind,
+    ModelTurn,
+    Pause,
+    Report,
+    SegmentRef,
+    ThreadStart,
+    ThreadState,
+    ThreadStatus,
+    printable,
+    seq_after,
+)
+
+Decode = Callable[[Sequence[Payload], type], Awaitable[Any]]
+"""Returns the first of some payloads as a type; None if there is no payload."""
+
+_TOOLS: Final = frozenset({RUN_TOOL, COLLECT})
+_STATUS_ATTRIBUTE: Final = "EverlongStatus"
+_REASON_ATTRIBUTE: Final = "EverlongReason"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a thread is, as far as its history tells."""
+
+    status: str
+    """As in `ThreadStatus`."""
+    runs: int
+    steps: int
+    tool_calls: int
+    messages: int
+    answered: int
+    """Messages whose turn has ended."""
+    pending: int
+    """Approvals that wait for a person."""
+    head: SegmentRef | None
+    """The journal's newest segment."""
+    answers: tuple[Answer, ...]
+    """The turns that ended last."""
+    pause: Pause | None = None
+    held_by: str = ""
+    """Why an activity could not begin, if the thread waits for that."""
+    ended: str = ""
+    """How it ended: `completed`, `terminated`, ...; empty while it runs."""
+    is_busy: bool = False
+    """Whether a workflow task or an activity is open."""
+    needs_query: bool = False
+    """Whether the thread looks paused by its policy: only a query gives the details."""
+
+
+def progress_of(status: ThreadStatus, *, ended: str = "", is_busy: bool = False) -> Progress:
+    """Return the progress that a status shows."""
+    counters = status.counters
+    return Progress(
+        status=status.status,
+        runs=counters.runs,
+        steps=counters.steps,
+        tool_calls=counters.tool_calls,
+        messages=counters.messages,
+        answered=counters.answered,
+        pending=status.pending,
+        head=status.head,
+        answers=status.answers,
+        pause=status.pause,
+        held_by=status.held_by,
+        ended=ended,
+        is_busy=is_busy,
+    )
+
+
+@dataclasses.dataclass
+class _Wait:
+    """A tool call that waits for a person's decision."""
+
+    options: CallOptions
+    deadline_ms: int | None = None
+    escalated: bool = False
+    is_asked: bool = True
+    """False until the workflow task that asks has completed: the deadline counts from its time."""
+
+
+@dataclasses.dataclass
+class _Update:
+    name: str
+    payloads: Sequence[Payload]
+
+
+class Tracker:
+    """Follows a thread by its events, which are added in order. A run begins with its first event.
+
+    Memory is bounded by what is open at a time: activities, updates, and calls of one reply.
+    """
+
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+        self.is_agent = True
+        """False if the workflow is not `everlong.Agent`: its events mean something else then."""
+        self._begin(ThreadState())
+
+    async def add(self, events: Iterable[HistoryEvent]) -> None:
+        """Take in events."""
+        for event in events:
+            name = event.WhichOneof("attributes") or ""
+            handler = _HANDLERS.get(name)
+            if handler is not None and (self.is_agent or name == _STARTED):
+                await handler(self, event, getattr(event, name))
+
+    def progress(self) -> Progress:
+        """Return how far the thread is after the events so far."""
+        if self._final is not None:
+            return progress_of(self._final, ended=self._ended)
+        is_busy = bool(self._open) or self._task_is_open
+        looks_paused = not is_busy and self._is_stuck()
+        return Progress(
+            status=self._ended or self._word(is_busy, looks_paused),
+            runs=self._runs,
+            steps=self._steps,
+            tool_calls=self._tool_calls,
+            messages=self._messages,
+            answered=self._answered,
+            pending=len(self._waits),
+            head=self._head,
+            answers=self._answers,
+            pause=self._pause,
+            held_by=self._held_by,
+            ended=self._ended,
+            is_busy=is_busy,
+            needs_query=not self._ended and (looks_paused or self._pause_is_brief),
+        )
+
+    def _begin(self, state: ThreadState) -> None:
+        """Begin a run with the state that the last one left."""
+        counters = state.counters
+        self._runs, self._steps = counters.runs, counters.steps
+        self._tool_calls, self._messages = counters.tool_calls, counters.messages
+        self._answered, self._answers = counters.answered, state.answers
+        self._head, self._pause, self._stopping = state.head, state.pause, state.stopping
+        self._pause_is_brief = False
+        self._failed_seq = None if state.failed_turn is None else state.failed_turn.seq
+        self._in_turn, self._inbox = state.in_turn, len(state.inbox)
+        self._waits: dict[str, _Wait] = {
+            call.id: _Wait(call.options, call.waits.deadline_ms, call.waits.escalated)
+            for call in state.calls
+            if call.waits is not None
+        }
+        self._children = {
+            call.child_id for call in state.calls if call.child_id and not call.report
+        }
+        self._held_by = ""
+        self._ended = ""
+        self._final: ThreadStatus | None = None
+        self._open: dict[int, str] = {}  # Activity types by the events that scheduled them.
+        self._updates: dict[int, _Update] = {}
+        self._admitted: dict[str, _Update] = {}
+        self._task_is_open = False
+        self._task_ms = 0
+
+    def _is_stuck(self) -> bool:
+        """Whether the thread has work and does nothing: then its policy has paused it."""
+        waits = self._held_by or self._waits or self._children
+        has_work = self._in_turn or self._inbox > 0
+        return has_work and not waits and self._pause is None and not self._stopping
+
+    def _word(self, is_busy: bool, looks_paused: bool) -> str:
+        if self._stopping:
+            return "stopping"
+        if self._held_by:
+            return "held"
+        if self._pause is not None or looks_paused:
+            return "paused"
+        if self._waits and not is_busy:
+            return "approval"
+        return "working" if is_busy or self._in_turn or self._inbox else "waiting"
+
+    # Runs and workflow tasks.
+
+    async def _on_started(self, _: HistoryEvent, attributes: Any) -> None:
+        self.is_agent = attributes.workflow_type.name == AGENT_WORKFLOW
+        if self.is_agent:
+            start: ThreadStart = await self._decode(attributes.input.payloads, ThreadStart)
+            self._begin(start.state)
+
+    async def _on_task_scheduled(self, *_: Any) -> None:
+        self._task_is_open = True
+
+    async def _on_task_started(self, event: HistoryEvent, _: Any) -> None:
+        self._task_ms = event.event_time.ToMilliseconds()
+
+    async def _on_task_completed(self, *_: Any) -> None:
+        # One that failed or timed out is tried again, so it stays open.
+        self._task_is_open = False
+        self._expire(self._task_ms)
+
+    async def _on_completed(self, _: HistoryEvent, attributes: Any) -> None:
+        self._ended = "completed"
+        self._final = await self._decode(attributes.result.payloads, ThreadStatus)
+
+    async def _on_failed(self, *_: Any) -> None:
+        self._ended = "failed"
+
+    async def _on_timed_out(self, *_: Any) -> None:
+        self._ended = "timed_out"
+
+    async def _on_canceled(self, *_: Any) -> None:
+        self._ended = "canceled"
+
+    async def _on_terminated(self, *_: Any) -> None:
+        self._ended = "terminated"
+
+    # Activities.
+
+    async def _on_activity_scheduled(self, event: HistoryEvent, attributes: Any) -> None:
+        name = attributes.activity_type.name
+        self._open[event.event_id] = name
+        self._held_by = ""
+        if name == CALL_MODEL:
+            self._inbox -= not self._in_turn
+            self._in_turn = True
+            self._waits, self._children = {}, set()
+        elif name == APPEND_JOURNAL:
+            append: Append = await self._decode(attributes.input.payloads, Append)
+            self._find_failure(append)
+
+    async def _on_activity_completed(self, _: HistoryEvent, attributes: Any) -> None:
+        name = self._open.pop(attributes.scheduled_event_id, "")
+        self._tool_calls += name in _TOOLS
+        if name == CALL_MODEL:
+            turn: ModelTurn = await self._decode(attributes.result.payloads, ModelTurn)
+            self._take_reply(turn)
+        elif name == APPEND_JOURNAL:
+            appended: Appended = await self._decode(attributes.result.payloads, Appended)
+            self._advance(appended.head)
+
+    async def _on_activity_failed(self, _: HistoryEvent, attributes: Any) -> None:
+        self._close_failed(attributes.scheduled_event_id, attributes.failure)
+
+    async def _on_activity_canceled(self, _: HistoryEvent, attributes: Any) -> None:
+        self._open.pop(attributes.scheduled_event_id, "")
+
+    def _close_failed(self, scheduled_event_id: int, failure: Failure) -> None:
+        name = self._open.pop(scheduled_event_id, "")
+        if failure.application_failure_info.type == HELD:
+            self._held_by = printable(failure.message, limits.HELD_REASON_CHARS_MAX)
+        else:
+            self._tool_calls += name in _TOOLS or name == BRIEF
+
+    def _find_failure(self, append: Append) -> None:
+        """Note the end of a turn without an answer. It counts once the journal has the reason."""
+        for entry in append.entries:
+            if entry.kind == Kind.FAILURE and self._failed_seq is None:
+                self._failed_seq = entry.seq
+                self._inbox -= not self._in_turn
+                self._in_turn = False
+
+    def _take_reply(self, turn: ModelTurn) -> None:
+        self._steps += 1
+        self._advance(turn.head)
+        seq = seq_after(turn.head) - 1
+        if not turn.tool_calls:
+            self._end_turn(seq)
+            self._in_turn = False
+        for number, wanted in enumerate(turn.tool_calls, 1):
+            if wanted.options.needs_approval:
+                wait = _Wait(wanted.options, is_asked=False)
+                self._waits[f"{seq}-{number}-{wanted.digest[:4]}"] = wait
+
+    def _advance(self, head: SegmentRef) -> None:
+        self._head = head
+        if self._failed_seq is not None and self._failed_seq < seq_after(head):
+            self._end_turn(self._failed_seq)
+            self._failed_seq = None
+
+    def _end_turn(self, seq: int) -> None:
+        self._answered += 1
+        answers = (*self._answers, Answer(number=self._answered, seq=seq))
+        self._answers = answers[-limits.ANSWERS_MAX :]
+
+    def _expire(self, time_ms: int) -> None:
+        """Drop approvals whose deadline is over, as the thread does."""
+        for call_id, wait in list(self._waits.items()):
+            if not wait.is_asked:
+                wait.is_asked = True
+                wait.deadline_ms = _deadline_ms(time_ms, wait.options.deadline_seconds)
+            if wait.deadline_ms is None or wait.deadline_ms > time_ms:
+                continue
+            if wait.options.on_deadline == "escalate" and not wait.escalated:
+                wait.escalated = True
+                wait.deadline_ms = _deadline_ms(time_ms, wait.options.deadline_seconds)
+            else:
+                del self._waits[call_id]
+                self._tool_calls += 1
+
+    # Sub-agents.
+
+    async def _on_child_initiated(self, _: HistoryEvent, attributes: Any) -> None:
+        self._children.add(attributes.workflow_id)
+
+    async def _on_signal_undelivered(self, _: HistoryEvent, attributes: Any) -> None:
+        # The thread takes a sub-agent that is gone for one that has reported.
+        self._children.discard(attributes.workflow_execution.workflow_id)
+
+    # What people and programs say.
+
+    async def _on_update_admitted(self, _: HistoryEvent, attributes: Any) -> None:
+        request = attributes.request
+        self._admitted[request.meta.update_id] = _Update(
+            request.input.name, list(request.input.args.payloads)
+        )
+
+    async def _on_update_accepted(self, event: HistoryEvent, attributes: Any) -> None:
+        request = attributes.accepted_request
+        update = _Update(request.input.name, list(request.input.args.payloads))
+        admitted = self._admitted.pop(attributes.protocol_instance_id, None)
+        self._updates[event.event_id] = update if update.name or admitted is None else admitted
+
+    async def _on_update_completed(self, _: HistoryEvent, attributes: Any) -> None:
+        update = self._updates.pop(attributes.accepted_event_id, None)
+        if update is None or not attributes.outcome.HasField("success"):
+            return
+        if update.name == SEND_UPDATE:
+            number: int = await self._decode(attributes.outcome.success.payloads, int)
+            self._inbox += max(0, number - self._messages)
+            self._messages = max(self._messages, number)
+        elif update.name == DECIDE_UPDATE:
+            decide: Decide = await self._decode(update.payloads, Decide)
+            is_new = self._waits.pop(decide.id, None) is not None
+            self._tool_calls += is_new and not decide.approve
+
+    async def _on_signaled(self, _: HistoryEvent, attributes: Any) -> None:
+        name, payloads = attributes.signal_name, attributes.input.payloads
+        if name == PAUSE_SIGNAL and self._pause is None:
+            said = await self._control(payloads)
+            self._pause = Pause(
+                by=printable(said.by, limits.CALL_NAME_CHARS_MAX),
+                reason=printable(said.reason, limits.REASON_CHARS_MAX),
+            )
+        elif name == UNPAUSE_SIGNAL:
+            self._pause, self._pause_is_brief = None, False
+        elif name == STOP_SIGNAL:
+            self._stopping = True
+        elif name == REPORT_SIGNAL:
+            report: Report = await self._decode(payloads, Report)
+            self._children.discard(report.child_id)
+
+    async def _control(self, payloads: Sequence[Payload]) -> Control:
+        try:
+            return await self._decode(payloads, Control) or Control()
+        except (TypeError, ValueError):  # Another program may signal what it likes.
+            return Control()
+
+    async def _on_attributes(self, _: HistoryEvent, attributes: Any) -> None:
+        """Take in a pause by the policy, which the search attributes name in a word."""
+        fields = attributes.search_attributes.indexed_fields
+        word = _text(fields.get(_STATUS_ATTRIBUTE))
+        if word == "paused" and self._pause is None:
+            self._pause = Pause(by="policy", reason=_text(fields.get(_REASON_ATTRIBUTE)))
+            self._pause_is_brief = True
+        elif word and word != "paused" and self._pause_is_brief:
+            self._pause, self._pause_is_brief = None, False
+
+
+_STARTED: Final = "workflow_execution_started_event_attributes"
+_HANDLERS: Final[dict[str, Callable[[Tracker, HistoryEvent, Any], Awaitable[None]]]] = {
+    _STARTED: Tracker._on_started,
+    "workflow_task_scheduled_event_attributes": Tracker._on_task_scheduled,
+    "workflow_task_started_event_attributes": Tracker._on_task_started,
+    "workflow_task_completed_event_attributes": Tracker._on_task_completed,
+    "workflow_execution_completed_event_attributes": Tracker._on_completed,
+    "workflow_execution_failed_event_attributes": Tracker._on_failed,
+    "workflow_execution_timed_out_event_attributes": Tracker._on_timed_out,
+    "workflow_execution_canceled_event_attributes": Tracker._on_canceled,
+    "workflow_execution_terminated_event_attributes": Tracker._on_terminated,
+    "activity_task_scheduled_event_attributes": Tracker._on_activity_scheduled,
+    "activity_task_completed_event_attributes": Tracker._on_activity_completed,
+    "activity_task_failed_event_attributes": Tracker._on_activity_failed,
+    "activity_task_timed_out_event_attributes": Tracker._on_activity_failed,
+    "activity_task_canceled_event_attributes": Tracker._on_activity_canceled,
+    "start_child_workflow_execution_initiated_event_attributes": Tracker._on_child_initiated,
+    "signal_external_workflow_execution_failed_event_attributes": Tracker._on_signal_undelivered,
+    "workflow_execution_update_admitted_event_attributes": Tracker._on_update_admitted,
+    "workflow_execution_update_accepted_event_attributes": Tracker._on_update_accepted,
+    "workflow_execution_update_completed_event_attributes": Tracker._on_update_completed,
+    "workflow_execution_signaled_event_attributes": Tracker._on_signaled,
+    "upsert_workflow_search_attributes_event_attributes": Tracker._on_attributes,
+}
+
+
+def _deadline_ms(time_ms: int, seconds: float | None) -> int | None:
+    return None if seconds is None else time_ms + int(seconds * 1000)
+
+
+def _text(payload: Payload | None) -> str:
+    """Return a search attribute, which the server stores as plain JSON."""
+    if payload is None or not payload.data:
+        return ""
+    value = json.loads(payload.data)
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,154 @@
+"""An agent whose turn takes a slow tool, an approval, and enough steps for a roll; and one such turn.
+
+The turn is waited for while its worker is killed, and the server counts the requests meanwhile.
+"""
+
+import asyncio
+import collections
+import dataclasses
+import os
+import time
+import urllib.request
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from temporalio.client import Client
+
+from everlong import Agent, EverlongPlugin, Policy, Reply, ask, tool
+from everlong.admin import service
+from everlong.config import Settings, embedded, load_settings
+from everlong.embedded import start_server, start_worker
+from everlong.embedded.server import free_port
+from everlong.models import Message, call_digest
+from everlong.storage import open_store
+from everlong.testing import ScriptedModel
+from everlong.worker import READY
+from tests.agents import call, calls_done
+
+ANSWER = "done"
+_STEPS = 6
+_ARGUMENTS = {"service": "api"}
+
+
+@tool
+async def look(item: int) -> str:
+    """Look at something."""
+    return f"seen {item}"
+
+
+@tool
+async def wait_long() -> str:
+    """Take as long as the test wants."""
+    await asyncio.sleep(float(os.environ["TEST_SLOW_SECONDS"]))
+    return "waited"
+
+
+@tool(needs_approval=True)
+async def restart(service: str) -> str:
+    """Restart a service."""
+    return f"{service} is up"
+
+
+def _script(turn: Sequence[Message]) -> Reply:
+    number = calls_done(turn)
+    if number < _STEPS:
+        return Reply(tool_calls=(call(number, "look", item=number),))
+    if number == _STEPS:
+        return Reply(tool_calls=(call(number, "wait_long"),))
+    if number == _STEPS + 1:
+        return Reply(tool_calls=(call(number, "restart", **_ARGUMENTS),))
+    return Reply(text=ANSWER)
+
+
+slow = Agent(
+    name="slow",
+    model=ScriptedModel(_script),
+    tools=[look, wait_long, restart],
+    policy=Policy(run_events_max=50),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Waited:
+    """How a turn was waited for."""
+
+    answer: str
+    runs: int
+    returncode: int | None
+    """How the first worker ended."""
+    requests: collections.Counter[str]
+    """Requests of the server's frontend from before the message to after the answer, by name."""
+    seconds: float
+    late_seconds: float
+    """From the decision to the answer."""
+
+
+async def wait_through(folder: Path, approval_seconds: float) -> Waited:
+    """Ask, kill the worker while a person is waited for, approve on another worker, get the answer."""
+    metrics_port = free_port()
+    server = await start_server(folder, durable=False, metrics_port=metrics_port)
+    with server.process:
+        base = load_settings({"EVERLONG_DATA_DIR": str(folder), "EVERLONG_TASK_QUEUE": "slow"})
+        settings = embedded(base, server.address)
+        plugin = EverlongPlugin(store=open_store(settings.store))
+        client = await Client.connect(server.address, plugins=[plugin])
+        return await _wait_through(settings, client, metrics_port, approval_seconds)
+
+
+async def _wait_through(
+    settings: Settings, client: Client, metrics_port: int, approval_seconds: float
+) -> Waited:
+    before = requests(metrics_port)
+    with start_worker(settings, ["tests.slow_turn:slow"], name="first") as first:
+        await first.wait_for_output(READY, 60)
+        begun = time.monotonic()
+        asking = asyncio.create_task(
+            ask(client, "slow-1", "go", agent="slow", task_queue="slow", seconds_max=600)
+        )
+        await _until(lambda: _asks(client))
+        asked = time.monotonic()
+        first.kill()
+    with start_worker(settings, ["tests.slow_turn:slow"], name="second") as second:
+        await second.wait_for_output(READY, 60)
+        await asyncio.sleep(max(0.0, asked + approval_seconds - time.monotonic()))
+        assert not asking.done()
+        decided = time.monotonic()
+        digest = call_digest("restart", call(0, "restart", **_ARGUMENTS).arguments)
+        # Every step journals its reply; the message, its results and notes come between.
+        reply_seq = 2 + 2 * (_STEPS + 1)
+        await service.decide(client, "slow-1", f"{reply_seq}-1-{digest[:4]}", True, "ann")
+        answer = await asking
+        ended = time.monotonic()
+        made = requests(metrics_port)
+        made.subtract(before)
+        runs = (await service.status(client, "slow-1")).counters.runs
+    return Waited(answer, runs, first.returncode, made, ended - begun, ended - decided)
+
+
+def requests(metrics_port: int) -> collections.Counter[str]:
+    """Return what clients and workers have asked of a server so far, by its own count."""
+    url = f"http://127.0.0.1:{metrics_port}/metrics"
+    with urllib.request.urlopen(url) as response:
+        lines = response.read().decode().splitlines()
+    found: collections.Counter[str] = collections.Counter()
+    for line in lines:
+        if line.startswith("service_requests{") and 'service_name="frontend"' in line:
+            name = line.partition('operation="')[2].partition('"')[0]
+            found[name] += int(float(line.rsplit(" ", 1)[1]))
+    return found
+
+
+async def _asks(client: Client) -> bool:
+    """Whether the thread asks a person, by its search attributes: that is no query."""
+    try:
+        found = await client.get_workflow_handle("slow-1").describe()
+    except Exception:  # noqa: BLE001 - it may not have been started yet
+        return False
+    pending = found.raw_description.workflow_execution_info.search_attributes.indexed_fields
+    return pending["EverlongPendingApprovals"].data == b"1"
+
+
+async def _until(done: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(120):
+        while not await done():
+            await asyncio.sleep(0.2)

@@ -1,0 +1,217 @@
+"""The follower of a history: it goes on across runs, resets, restarts of the server, and many waits."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from temporalio.api.enums.v1 import WorkflowExecutionStatus
+from temporalio.api.history.v1 import HistoryEvent
+from temporalio.api.workflowservice.v1 import (
+    DescribeWorkflowExecutionResponse,
+    GetWorkflowExecutionHistoryResponse,
+)
+from temporalio.service import RPCError, RPCStatusCode
+
+from everlong.admin.service import follower as module
+from everlong.admin.service.follower import Follower, ProgressFollower
+from everlong.errors import ThreadNotFound
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_RETRY_SECONDS_MIN", 0.001)
+    monkeypatch.setattr(module, "_LOOK_SECONDS_MIN", 0.001)
+
+
+class Server:
+    """Answers as told, and notes what it was asked."""
+
+    namespace = "default"
+
+    def __init__(self, *answers: Any, run_id: str = "run-1") -> None:
+        self.answers = deque(answers)
+        self.run_id = run_id
+        self.events = 1
+        self.asked: list[tuple[str, bytes]] = []
+        self.described = 0
+        self.service_client = self
+        self.workflow_service = self
+
+    async def describe_workflow_execution(self, *_: Any, **__: Any) -> Any:
+        self.described += 1
+        response = DescribeWorkflowExecutionResponse()
+        info = response.workflow_execution_info
+        info.execution.run_id = self.run_id
+        info.history_length = self.events
+        info.status = WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_RUNNING
+        return response
+
+    async def get_workflow_execution_history(self, request: Any, **_: Any) -> Any:
+        assert request.wait_new_event
+        self.asked.append((request.execution.run_id, request.next_page_token))
+        answer = self.answers.popleft()
+        if isinstance(answer, RPCStatusCode):
+            raise RPCError("no", answer, b"")
+        if callable(answer):
+            answer = await answer()
+        return answer
+
+
+def page(*events: HistoryEvent, token: bytes = b"more") -> GetWorkflowExecutionHistoryResponse:
+    response = GetWorkflowExecutionHistoryResponse(next_page_token=token)
+    response.history.events.extend(events)
+    return response
+
+
+def event(event_id: int = 1) -> HistoryEvent:
+    return HistoryEvent(event_id=event_id)
+
+
+def rolled(run_id: str) -> HistoryEvent:
+    last = event(9)
+    last.workflow_execution_continued_as_new_event_attributes.new_execution_run_id = run_id
+    return last
+
+
+def terminated() -> HistoryEvent:
+    last = event(9)
+    last.workflow_execution_terminated_event_attributes.reason = "reset"
+    return last
+
+
+def follow(server: Server) -> Follower:
+    return Follower(server, "ops-7")  # type: ignore[arg-type]
+
+
+async def test_a_wait_goes_on_where_the_last_long_poll_ended() -> None:
+    server = Server(page(event()), page(), page(event(2)))
+    follower = follow(server)
+    read = [[each.event_id for each in await follower.next()] for _ in range(3)]
+    assert read == [[1], [], [2]]
+    assert server.asked == [("run-1", b""), ("run-1", b"more"), ("run-1", b"more")]
+    assert server.described == 1
+
+
+async def test_a_roll_is_followed_without_asking_for_the_next_run() -> None:
+    server = Server(page(rolled("run-2"), token=b""), page(event()))
+    follower = follow(server)
+    await follower.next()
+    await follower.next()
+    assert server.asked[-1] == ("run-2", b"")
+    assert server.described == 1
+    assert not follower.has_ended
+
+
+async def test_a_reset_is_followed_into_the_run_that_the_server_names() -> None:
+    server = Server(page(terminated(), token=b""), page(event()))
+    follower = follow(server)
+    await follower.next()
+    server.run_id = "run-2"
+    assert [each.event_id for each in await follower.next()] == [1]
+    assert server.asked[-1] == ("run-2", b"")
+
+
+async def test_a_thread_has_ended_if_no_run_follows() -> None:
+    follower = follow(Server(page(terminated(), token=b"")))
+    await follower.next()
+    assert not follower.has_ended
+    assert await follower.next() == ()
+    assert follower.has_ended
+
+
+async def test_a_thread_that_had_ended_before_is_told_once_no_run_follows() -> None:
+    server = Server(page(terminated(), token=b""))
+    progress = ProgressFollower(server, "ops-7")  # type: ignore[arg-type]
+    assert await progress.next() is None
+    found = await progress.next()
+    assert found is not None
+    assert found.ended == "terminated"
+
+
+@pytest.mark.parametrize("status", [RPCStatusCode.UNAVAILABLE, RPCStatusCode.RESOURCE_EXHAUSTED])
+async def test_a_server_that_is_away_is_asked_again_with_the_same_token(
+    status: RPCStatusCode,
+) -> None:
+    server = Server(page(event()), status, status, page(event(2)))
+    follower = follow(server)
+    await follower.next()
+    assert [len(await follower.next()) for _ in range(2)] == [0, 0]
+    assert "no" in follower.problem
+    assert len(await follower.next()) == 1
+    assert follower.problem == ""
+    assert server.asked[1:] == [("run-1", b"more")] * 3
+
+
+async def test_a_long_poll_that_times_out_is_no_problem() -> None:
+    follower = follow(Server(page(event()), RPCStatusCode.DEADLINE_EXCEEDED))
+    await follower.next()
+    assert await follower.next() == ()
+    assert follower.problem == ""
+
+
+@pytest.mark.parametrize("status", [RPCStatusCode.NOT_FOUND, RPCStatusCode.INVALID_ARGUMENT])
+async def test_a_token_that_the_server_refuses_is_forgotten(status: RPCStatusCode) -> None:
+    server = Server(page(event()), status, page(event()))
+    follower = follow(server)
+    await follower.next()
+    server.run_id = "run-5"
+    assert await follower.next() == ()
+    assert len(await follower.next()) == 1
+    assert server.asked[-1] == ("run-5", b"")
+
+
+async def test_a_thread_that_the_server_does_not_know_is_an_error() -> None:
+    server = Server()
+
+    async def unknown(*_: Any, **__: Any) -> Any:
+        raise RPCError("workflow not found", RPCStatusCode.NOT_FOUND, b"")
+
+    server.describe_workflow_execution = unknown  # type: ignore[method-assign]
+    with pytest.raises(ThreadNotFound):
+        await follow(server).next()
+
+
+async def test_waits_beyond_a_bound_hold_no_long_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LONG_POLLS_MAX", 1)
+    server = Server()
+    news = asyncio.Event()
+
+    def waiting(event_id: int) -> Callable[[], Any]:
+        async def answer() -> Any:
+            await news.wait()
+            return page(event(event_id))
+
+        return answer
+
+    server.answers.extend([page(event()), page(event()), waiting(2), page(event(2))])
+    first, second = follow(server), follow(server)
+    await first.next()
+    await second.next()
+    holding = asyncio.create_task(first.next())
+    await asyncio.sleep(0)
+    # Nothing is new: the second wait looks at the description, and asks for no history.
+    assert await second.next() == ()
+    assert len(server.asked) == 3
+    server.events = 2
+    assert [each.event_id for each in await second.next()] == [2]
+    news.set()
+    assert [each.event_id for each in await holding] == [2]
+
+
+async def test_a_wait_that_is_cancelled_gives_its_long_poll_back() -> None:
+    server = Server()
+
+    async def forever() -> Any:
+        await asyncio.Event().wait()
+
+    server.answers.extend([page(event()), forever])
+    follower = follow(server)
+    await follower.next()
+    waiting = asyncio.create_task(follower.next())
+    await asyncio.sleep(0)
+    assert follower._polls.count == 1
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert follower._polls.count == 0

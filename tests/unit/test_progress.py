@@ -1,0 +1,386 @@
+"""Progress of a thread by made-up histories: what each event changes, and what it does not."""
+
+import json
+from typing import Any, Self
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic_core import to_json
+from temporalio.api.common.v1 import Payload
+from temporalio.api.history.v1 import HistoryEvent
+from temporalio.contrib.pydantic import pydantic_data_converter
+
+from everlong.admin.service.progress import Progress, Tracker
+from everlong.models import (
+    AGENT_WORKFLOW,
+    APPEND_JOURNAL,
+    CALL_MODEL,
+    HELD,
+    RUN_TOOL,
+    Append,
+    Appended,
+    CallOptions,
+    Control,
+    Counters,
+    Decide,
+    Kind,
+    Message,
+    ModelTurn,
+    Pause,
+    Ref,
+    Report,
+    SegmentRef,
+    ThreadStart,
+    ThreadState,
+    ThreadStatus,
+    WantedCall,
+    new_entry,
+)
+
+_CONVERTER = pydantic_data_converter.payload_converter
+
+
+async def decode(payloads: Any, kind: type) -> Any:
+    return _CONVERTER.from_payloads(payloads, [kind])[0] if payloads else None
+
+
+def head(seq: int) -> SegmentRef:
+    """The head of a journal whose newest entry has that seq."""
+    ref = Ref(thread="0" * 32, digest="0" * 64, size_bytes=1, kind=Kind.SEGMENT)
+    return SegmentRef(ref=ref, first_seq=1, count=seq)
+
+
+def reply(seq: int, *calls: WantedCall) -> ModelTurn:
+    return ModelTurn(head=head(seq), tool_calls=calls, context_bytes=1, written_bytes=1)
+
+
+def call(**options: Any) -> WantedCall:
+    return WantedCall(
+        call_id="c",
+        tool="pay",
+        digest="abcdef",
+        options=CallOptions(needs_approval=True, **options),
+    )
+
+
+TOOL = WantedCall(call_id="t", tool="read")
+
+
+class History:
+    """Writes the events of one run as a server would."""
+
+    def __init__(self, state: ThreadState | None = None, name: str = AGENT_WORKFLOW) -> None:
+        self.events: list[HistoryEvent] = []
+        self.now_ms = 1_000_000
+        started = self._add("workflow_execution_started_event_attributes")
+        started.workflow_type.name = name
+        start = ThreadStart(agent="ops", state=state or ThreadState())
+        started.input.payloads.append(_payload(start))
+
+    def _add(self, name: str) -> Any:
+        event = HistoryEvent(event_id=len(self.events) + 1)
+        event.event_time.FromMilliseconds(self.now_ms)
+        getattr(event, name).SetInParent()
+        self.events.append(event)
+        return getattr(event, name)
+
+    def task(self) -> Self:
+        self._add("workflow_task_scheduled_event_attributes")
+        self._add("workflow_task_started_event_attributes")
+        self._add("workflow_task_completed_event_attributes")
+        return self
+
+    def task_scheduled(self) -> Self:
+        self._add("workflow_task_scheduled_event_attributes")
+        return self
+
+    def send(self, number: int) -> Self:
+        return self._update("send", {"text": "hi"}, number)
+
+    def decide(self, approval_id: str, approve: bool) -> Self:
+        return self._update("decide", Decide(id=approval_id, approve=approve, by="ann"), None)
+
+    def _update(self, name: str, argument: object, result: object) -> Self:
+        self.task()
+        accepted = self._add("workflow_execution_update_accepted_event_attributes")
+        accepted.accepted_request.input.name = name
+        accepted.accepted_request.input.args.payloads.append(_payload(argument))
+        accepted_id = len(self.events)
+        completed = self._add("workflow_execution_update_completed_event_attributes")
+        completed.accepted_event_id = accepted_id
+        completed.outcome.success.payloads.append(_payload(result))
+        return self
+
+    def scheduled(self, name: str, argument: object = None) -> int:
+        scheduled = self._add("activity_task_scheduled_event_attributes")
+        scheduled.activity_type.name = name
+        scheduled.input.payloads.append(_payload(argument))
+        return len(self.events)
+
+    def completed(self, scheduled_id: int, result: object) -> Self:
+        completed = self._add("activity_task_completed_event_attributes")
+        completed.scheduled_event_id = scheduled_id
+        completed.result.payloads.append(_payload(result))
+        return self
+
+    def failed(self, scheduled_id: int, kind: str, message: str) -> Self:
+        failed = self._add("activity_task_failed_event_attributes")
+        failed.scheduled_event_id = scheduled_id
+        failed.failure.message = message
+        failed.failure.application_failure_info.type = kind
+        return self
+
+    def model(self, turn: ModelTurn) -> Self:
+        return self.completed(self.scheduled(CALL_MODEL), turn).task()
+
+    def tool(self) -> Self:
+        return self.completed(self.scheduled(RUN_TOOL), {}).task()
+
+    def signal(self, name: str, *arguments: object) -> Self:
+        signaled = self._add("workflow_execution_signaled_event_attributes")
+        signaled.signal_name = name
+        signaled.input.payloads.extend(map(_payload, arguments))
+        return self
+
+    def attributes(self, **values: str) -> Self:
+        fields = self._add("upsert_workflow_search_attributes_event_attributes").search_attributes
+        for name, value in values.items():
+            fields.indexed_fields[name].data = json.dumps(value).encode()
+        return self
+
+    def child(self, child_id: str) -> Self:
+        initiated = self._add("start_child_workflow_execution_initiated_event_attributes")
+        initiated.workflow_id = child_id
+        return self
+
+    def closed(self, how: str, result: object = None) -> Self:
+        closed = self._add(f"workflow_execution_{how}_event_attributes")
+        if result is not None:
+            closed.result.payloads.append(_payload(result))
+        return self
+
+    async def progress(self) -> Progress:
+        tracker = Tracker(decode)
+        await tracker.add(self.events)
+        return tracker.progress()
+
+
+def _payload(value: object) -> Payload:
+    return _CONVERTER.to_payloads([value])[0]
+
+
+async def test_an_answer_is_found_where_the_reply_was_journalled() -> None:
+    seen = await History().send(1).model(reply(2, TOOL)).tool().model(reply(4)).progress()
+    assert (seen.answered, seen.messages, seen.steps, seen.tool_calls) == (1, 1, 2, 1)
+    assert [(each.number, each.seq) for each in seen.answers] == [(1, 4)]
+    assert (seen.head, seen.status, seen.is_busy) == (head(4), "waiting", False)
+
+
+async def test_a_tool_that_runs_is_work() -> None:
+    history = History().send(1).model(reply(2, TOOL))
+    history.scheduled(RUN_TOOL)
+    seen = await history.progress()
+    assert (seen.status, seen.is_busy, seen.answered, seen.needs_query) == (
+        "working",
+        True,
+        0,
+        False,
+    )
+
+
+async def test_a_message_that_is_sent_again_is_no_new_one() -> None:
+    seen = await History().send(1).send(1).model(reply(2)).progress()
+    assert (seen.messages, seen.status, seen.needs_query) == (1, "waiting", False)
+
+
+async def test_a_roll_carries_the_state_over() -> None:
+    carried = ThreadState(
+        in_turn=True, head=head(9), counters=Counters(runs=3, messages=5, answered=4, steps=7)
+    )
+    before = await History(carried).task().progress()
+    assert (before.runs, before.messages, before.answered, before.steps) == (3, 5, 4, 7)
+    after = await History(carried).task().model(reply(11)).progress()
+    assert [(each.number, each.seq) for each in after.answers] == [(5, 11)]
+    assert after.status == "waiting"
+
+
+async def test_an_approval_waits_until_it_is_decided() -> None:
+    history = History().send(1).model(reply(2, call()))
+    asked = await history.progress()
+    assert (asked.status, asked.pending, asked.needs_query) == ("approval", 1, False)
+    decided = await history.decide("2-1-abcd", approve=False).model(reply(5)).progress()
+    assert (decided.pending, decided.answered, decided.tool_calls) == (0, 1, 1)
+
+
+async def test_an_approval_beside_a_tool_that_runs_is_work() -> None:
+    history = History().send(1).model(reply(2, call(), TOOL))
+    history.scheduled(RUN_TOOL)
+    seen = await history.progress()
+    assert (seen.status, seen.pending) == ("working", 1)
+
+
+@pytest.mark.parametrize(("on_deadline", "pending"), [("deny", 0), ("escalate", 1)])
+async def test_a_deadline_denies_or_asks_others(on_deadline: str, pending: int) -> None:
+    wanted = call(deadline_seconds=60, on_deadline=on_deadline)
+    history = History().send(1).model(reply(2, wanted, TOOL))
+    history.scheduled(RUN_TOOL)
+    history.now_ms += 59_999
+    assert (await history.task().progress()).pending == 1
+    history.now_ms += 1
+    assert (await history.task().progress()).pending == pending
+
+
+async def test_a_failure_ends_a_turn_once_it_is_journalled() -> None:
+    history = History().send(1)
+    history.failed(history.scheduled(CALL_MODEL), "Refused", "no").task()
+    said = new_entry(2, Kind.FAILURE, Message(role="failure", text="no"), 1)
+    appending = history.scheduled(APPEND_JOURNAL, Append(head=None, entries=(said,)))
+    assert (await history.progress()).answered == 0
+    seen = (
+        await history.completed(appending, Appended(head=head(2), written_bytes=1))
+        .task()
+        .progress()
+    )
+    assert [(each.number, each.seq) for each in seen.answers] == [(1, 2)]
+    assert (seen.status, seen.needs_query) == ("waiting", False)
+
+
+async def test_what_holds_an_activity_is_said_until_it_is_tried_again() -> None:
+    history = History().send(1)
+    history.failed(history.scheduled(CALL_MODEL), HELD, "the store is away").task()
+    held = await history.progress()
+    assert (held.status, held.held_by, held.needs_query) == ("held", "the store is away", False)
+    history.scheduled(CALL_MODEL)
+    assert (await history.progress()).held_by == ""
+
+
+async def test_a_pause_by_a_person_is_known_with_its_reason() -> None:
+    history = History().signal("pause", Control(by="ann", reason="wrong cluster")).task().send(1)
+    seen = await history.progress()
+    assert (seen.status, seen.pause) == ("paused", Pause(by="ann", reason="wrong cluster"))
+    assert not seen.needs_query
+    assert not seen.is_busy
+    gone_on = await history.signal("unpause").model(reply(2)).progress()
+    assert (gone_on.status, gone_on.pause, gone_on.answered) == ("waiting", None, 1)
+
+
+@pytest.mark.parametrize("arguments", [(), ("ann",), (7,)])
+async def test_a_pause_by_another_program_needs_no_argument(arguments: tuple[object, ...]) -> None:
+    seen = await History().signal("pause", *arguments).task().progress()
+    assert (seen.status, seen.pause) == ("paused", Pause())
+
+
+async def test_a_pause_is_not_sure_before_the_thread_has_heard_of_it() -> None:
+    assert (await History().send(1).signal("pause").task_scheduled().progress()).is_busy
+
+
+async def test_a_thread_with_work_that_does_nothing_was_paused_by_its_policy() -> None:
+    seen = await History().send(1).model(reply(2)).send(2).progress()
+    assert (seen.status, seen.pause, seen.needs_query) == ("paused", None, True)
+
+
+async def test_search_attributes_name_the_limit_that_paused_a_thread() -> None:
+    history = History().send(1).model(reply(2)).send(2)
+    history.attributes(EverlongStatus="paused", EverlongReason="steps_max")
+    seen = await history.progress()
+    assert (seen.pause, seen.needs_query) == (Pause(by="policy", reason="steps_max"), True)
+    history.signal("unpause").attributes(EverlongStatus="active", EverlongReason="")
+    history.scheduled(CALL_MODEL)
+    seen = await history.progress()
+    assert (seen.status, seen.pause, seen.needs_query) == ("working", None, False)
+
+
+async def test_a_sub_agent_is_waited_for_until_it_reports() -> None:
+    history = History().send(1).model(reply(2, TOOL)).child("ops/child-1").task()
+    waiting = await history.progress()
+    assert (waiting.status, waiting.needs_query) == ("working", False)
+    history.signal("everlong.report", Report(child_id="ops/child-1")).task()
+    # It has reported, and its answer is not taken over: the policy has paused the thread.
+    assert (await history.progress()).needs_query
+
+
+async def test_a_reset_begins_the_run_again() -> None:
+    before = History().send(1).model(reply(2)).send(2).model(reply(4)).closed("terminated")
+    tracker = Tracker(decode)
+    await tracker.add(before.events)
+    assert (tracker.progress().ended, tracker.progress().answered) == ("terminated", 2)
+    await tracker.add(History().send(1).model(reply(2)).events)
+    assert (tracker.progress().ended, tracker.progress().answered) == ("", 1)
+
+
+async def test_a_thread_that_was_stopped_says_itself_how_it_ended() -> None:
+    last = ThreadStatus(
+        agent="ops",
+        status="stopped",
+        counters=Counters(messages=2, answered=1),
+        head=head(3),
+        waiting_messages=0,
+        last_failure="",
+    )
+    history = History().send(1).model(reply(2)).signal("stop").task()
+    assert (await history.progress()).status == "stopping"
+    seen = await history.closed("completed", last).progress()
+    assert (seen.status, seen.ended, seen.answered, seen.head) == (
+        "stopped",
+        "completed",
+        1,
+        head(3),
+    )
+
+
+@pytest.mark.parametrize("how", ["failed", "timed_out", "canceled", "terminated"])
+async def test_a_run_that_closes_is_ended(how: str) -> None:
+    seen = await History().send(1).closed(how).progress()
+    assert (seen.status, seen.ended, seen.needs_query) == (how, how, False)
+
+
+async def test_another_workflow_is_not_taken_for_a_thread() -> None:
+    tracker = Tracker(decode)
+    await tracker.add(History(name="theirs").send(1).events)
+    assert not tracker.is_agent
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.sampled_from(["answer", "tool", "approve", "deny", "fail", "pause"]), max_size=12)
+)
+async def test_progress_does_not_depend_on_how_events_are_paged(turns: list[str]) -> None:
+    """And all messages are answered in the end, by entries in the order of their numbers."""
+    history, seq = History(), 0
+    for number, turn in enumerate(turns, 1):
+        seq = _play(history.send(number), turn, seq)
+    whole, paged = Tracker(decode), Tracker(decode)
+    await whole.add(history.events)
+    for event in history.events:
+        await paged.add([event])
+        paged.progress()
+    seen = whole.progress()
+    assert paged.progress() == seen
+    assert (seen.answered, seen.messages) == (len(turns), len(turns))
+    assert (seen.status, seen.pending, seen.needs_query) == ("waiting", 0, False)
+    assert [each.number for each in seen.answers] == list(range(1, len(turns) + 1))
+    assert sorted(each.seq for each in seen.answers) == [each.seq for each in seen.answers]
+    assert len(to_json(seen)) < 10_000
+
+
+def _play(history: History, turn: str, seq: int) -> int:
+    """Add the events of a turn; return the seq of its last entry."""
+    if turn == "fail":
+        entry = new_entry(seq + 2, Kind.FAILURE, Message(role="failure", text="no"), 1)
+        history.failed(history.scheduled(CALL_MODEL), "Refused", "no").task()
+        appending = history.scheduled(APPEND_JOURNAL, Append(head=None, entries=(entry,)))
+        history.completed(appending, Appended(head=head(seq + 2), written_bytes=1)).task()
+        return seq + 2
+    if turn == "pause":
+        history.signal("pause").task().signal("unpause").task()
+    elif turn == "tool":
+        history.model(reply(seq + 2, TOOL)).tool()
+        seq += 2
+    elif turn in ("approve", "deny"):
+        history.model(reply(seq + 2, call())).decide(f"{seq + 2}-1-abcd", turn == "approve")
+        seq += 2
+        if turn == "approve":
+            history.tool()
+    history.model(reply(seq + 2))
+    return seq + 2

@@ -1,0 +1,75 @@
+"""The query cache: a thread that has done nothing since is not asked again."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from everlong.admin.service.query_cache import QueryCache, cached, keep_answers
+
+
+def description(thread_id: str = "a", run_id: str = "run-1", events: int = 9) -> Any:
+    return SimpleNamespace(id=thread_id, run_id=run_id, history_length=events)
+
+
+class Worker:
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def __call__(self) -> int:
+        self.asked += 1
+        return self.asked
+
+
+class Client:
+    """What a cache is kept for."""
+
+
+async def test_a_thread_without_new_events_is_asked_once() -> None:
+    cache, worker = QueryCache(), Worker()
+    assert [await cache.get("status", description(), worker) for _ in range(3)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("query", "changed"),
+    [
+        ("status", description(events=10)),
+        ("status", description(run_id="run-2")),
+        ("status", description(thread_id="b")),
+        ("pending", description()),
+    ],
+)
+async def test_news_another_run_thread_or_query_is_asked_for(query: str, changed: Any) -> None:
+    cache, worker = QueryCache(), Worker()
+    await cache.get("status", description(), worker)
+    assert await cache.get(query, changed, worker) == 2
+
+
+async def test_a_query_that_fails_is_asked_again() -> None:
+    cache, worker = QueryCache(), Worker()
+
+    async def fail() -> int:
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        await cache.get("status", description(), fail)
+    assert await cache.get("status", description(), worker) == 1
+
+
+async def test_answers_are_bounded_and_the_oldest_goes_first() -> None:
+    cache, worker = QueryCache(answers_max=2), Worker()
+    for thread_id in ("a", "b", "a", "c"):
+        await cache.get("status", description(thread_id), worker)
+    assert worker.asked == 3
+    await cache.get("status", description("a"), worker)
+    assert worker.asked == 3
+    await cache.get("status", description("b"), worker)
+    assert worker.asked == 4
+
+
+async def test_only_a_client_that_keeps_answers_has_a_cache() -> None:
+    worker, keeps, asks = Worker(), Client(), Client()
+    keep_answers(keeps)  # type: ignore[arg-type]
+    for client in (asks, asks, keeps, keeps):
+        await cached(client, "status", description(), worker)  # type: ignore[arg-type]
+    assert worker.asked == 3
