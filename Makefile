@@ -99,6 +99,10 @@ bench-seeing: $(READY) ## Hold resume spans against an outside clock, and measur
 bench-cost: $(READY) ## Count billed actions and history events beside a plain loop; BENCH=--quick for a look
 	@$(BIN)/python -m bench.cost $(BENCH)
 
+.PHONY: bench-load
+bench-load: $(READY) ## Run 200 threads at once beside a plain loop, then a storm of resumes; BENCH="--threads 1000"
+	@$(BIN)/python -m bench.load $(BENCH)
+
 .PHONY: bench-sticky
 bench-sticky: $(READY) ## Measure both sides of the sticky timeout: kills and bursts; BENCH=--quick for a look
 	@$(BIN)/python -m bench.sticky $(BENCH)

@@ -260,6 +260,11 @@ class Pack:
         self._crc = int(crc)
 
     @property
+    def stored(self) -> bytes:
+        """The object that the store returned."""
+        return self._data
+
+    @property
     def stream_bytes(self) -> int:
         """How many bytes lie in this pack itself, uncompressed."""
         return sum(frame.plain_bytes for frame in self._frames)

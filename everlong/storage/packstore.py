@@ -1,11 +1,13 @@
 """Packs in a blob store: writing them, and reading them back checked."""
 
 import asyncio
+import collections
 import dataclasses
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from functools import partial
-from typing import Final, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 from everlong import limits
 from everlong.errors import BlobCorrupt, BlobMissing, KeyMissing, RefRefused, UnknownVersion
@@ -27,6 +29,10 @@ a sweep hears of refs that some other codec hides."""
 
 # Keys that one process remembers of PUTs that failed: 100 bytes each.
 _UNSURE_MAX: Final = 1000
+# Plaintext of parsed bodies, over all threads: objects in memory take some times as much. A step of a
+# thread whose context has 64 KiB reads about that much.
+_PARSED_BYTES_MAX: Final = 8 * limits.MIB
+_PARSED_ENTRY_BYTES: Final = 500
 _RESTORE = "Restore it from a backup of the store; what waits for it goes on by itself."
 
 
@@ -48,6 +54,51 @@ class Reading:
     data: bytes = dataclasses.field(repr=False)
 
 
+class _Parsed(NamedTuple):
+    """What a body says. It holds for one object in memory, and for equal bytes only after a check."""
+
+    stored: bytes
+    size_bytes: int
+    key_id: str
+    value: Any
+
+
+class _ParsedBodies:
+    """Bodies that were read and checked before, the least recently used forgotten first.
+
+    A step reads the newest segments of a journal several times, and the next step reads them again.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bodies: collections.OrderedDict[tuple[str, object], _Parsed] = (
+            collections.OrderedDict()
+        )
+        self._bytes = 0
+
+    def get(self, key: str, parse: object) -> _Parsed | None:
+        with self._lock:
+            found = self._bodies.get((key, parse))
+            if found is not None:
+                self._bodies.move_to_end((key, parse))
+            return found
+
+    def keep(self, key: str, parse: object, parsed: _Parsed) -> None:
+        if parsed.size_bytes > _PARSED_BYTES_MAX // 64:
+            return
+        with self._lock:
+            self._forget((key, parse))
+            self._bodies[key, parse] = parsed
+            self._bytes += parsed.size_bytes + _PARSED_ENTRY_BYTES
+            while self._bytes > _PARSED_BYTES_MAX:
+                self._forget(next(iter(self._bodies)))
+
+    def _forget(self, place: tuple[str, object]) -> None:
+        found = self._bodies.pop(place, None)
+        if found is not None:
+            self._bytes -= found.size_bytes + _PARSED_ENTRY_BYTES
+
+
 @dataclasses.dataclass
 class WriteStats:
     """What this process wrote to journals: segments, bodies of messages, and snapshots."""
@@ -61,7 +112,7 @@ class WriteStats:
 
 
 class PackStore:
-    """Reads and writes packs of all threads. Besides counters it holds no state of its own.
+    """Reads and writes packs of all threads. It keeps counters, and bodies that it has parsed.
 
     Where a keyring is given everything that is written is sealed, and what is not sealed is refused,
     unless `accept_unsealed` is set for the time in which older histories still name such packs.
@@ -78,6 +129,7 @@ class PackStore:
         self.keyring = keyring
         self.accept_unsealed = accept_unsealed
         self.stats = WriteStats()
+        self._parsed = _ParsedBodies()
         self._unsure: set[str] = set()
         """Keys of PUTs that failed last: the object may be there all the same."""
 
@@ -97,14 +149,21 @@ class PackStore:
             )
 
     async def read(
-        self, thread: str, name: bytes, size_bytes: int, key_id: str | None = None
+        self,
+        thread: str,
+        name: bytes,
+        size_bytes: int,
+        key_id: str | None = None,
+        *,
+        stored: bytes | None = None,
     ) -> Reading:
         """Return the data of a pack, which has to be that long, from it and from earlier packs.
 
         Where the ref names a key, or says that there is none, the pack must be sealed with the same.
+        `stored` is what the store has just returned for it, if it was asked already.
         """
         try:
-            return await self._read(thread, name, size_bytes, key_id)
+            return await self._read(thread, name, size_bytes, key_id, stored)
         except (BlobCorrupt, UnknownVersion, KeyMissing, RefRefused):
             # The store's bytes may be sound, or sound again, and only a cached copy damaged.
             if not isinstance(self.store, _Forgetful):
@@ -112,8 +171,15 @@ class PackStore:
         await self._forget(self.store, thread, name)
         return await self._read(thread, name, size_bytes, key_id)
 
-    async def _read(self, thread: str, name: bytes, size_bytes: int, key_id: str | None) -> Reading:
-        pack = await self.open(thread, name)
+    async def _read(
+        self,
+        thread: str,
+        name: bytes,
+        size_bytes: int,
+        key_id: str | None,
+        stored: bytes | None = None,
+    ) -> Reading:
+        pack = await self.open(thread, name, stored)
         if key_id is not None and pack.key_id != key_id:
             raise RefRefused(
                 f"pack {pack_key(thread, name)!r} is sealed with key {pack.key_id!r}, and its ref was "
@@ -189,13 +255,10 @@ class PackStore:
     async def _fetch(self, thread: str, name: bytes) -> int:
         return len(await self.store.get(pack_key(thread, name)))
 
-    async def open(self, thread: str, name: bytes) -> Pack:
+    async def open(self, thread: str, name: bytes, stored: bytes | None = None) -> Pack:
         """Return a pack whose manifest is checked: it tells which earlier packs it points to."""
         key = pack_key(thread, name)
-        try:
-            data = await self.store.get(key)
-        except BlobMissing as error:
-            raise BlobMissing(f"pack {key!r} is missing: {error}") from error
+        data = await self._get(key) if stored is None else stored
         try:
             key_id = key_id_of(data)
             self.check_sealed(key_id, f"pack {key!r}")
@@ -204,6 +267,12 @@ class PackStore:
             raise _damaged(key, error) from error
         except (UnknownVersion, KeyMissing) as error:
             raise type(error)(f"pack {key!r}: {error}") from error
+
+    async def _get(self, key: str) -> bytes:
+        try:
+            return await self.store.get(key)
+        except BlobMissing as error:
+            raise BlobMissing(f"pack {key!r} is missing: {error}") from error
 
     async def write_body(
         self, thread: str, kind: Kind, plaintext: bytes, *, preview: str = ""
@@ -262,14 +331,44 @@ class PackStore:
 
     async def read_body(self, ref: Ref) -> bytes:
         """Return the plaintext that a ref names, checked against its digest and size."""
-        reading = await self.read(ref.thread, bytes.fromhex(ref.digest), ref.size_bytes)
+        return await self.parse_body(ref, bytes)
+
+    async def parse_body(self, ref: Ref, parse: Callable[[bytes], T]) -> T:
+        """Return what `parse`, a function of a module, makes of the plaintext that a ref names.
+
+        The store is always asked. While it returns the same object, as a cache in memory does, that
+        is not checked, inflated and parsed again.
+        """
+        name = bytes.fromhex(ref.digest)
+        key = pack_key(ref.thread, name)
+        stored = await self._get(key)
+        known = self._parsed.get(key, parse)
+        if known is not None and await self._is_known(known, key, stored, ref.size_bytes):
+            value: T = known.value
+            return value
+        reading = await self.read(ref.thread, name, ref.size_bytes, stored=stored)
         if reading.pack.envelope:
             # What workflows pass around may look like anything, also like a journal.
             raise RefRefused(
-                f"{ref.kind} {pack_key(ref.thread, reading.pack.name)!r} is a workflow's payload "
-                "and no part of a journal: the ref is forged. Find out who gave it to this thread."
+                f"{ref.kind} {key!r} is a workflow's payload and no part of a journal: the ref is "
+                "forged. Find out who gave it to this thread."
             )
-        return reading.data
+        value = parse(reading.data)
+        if not reading.sources:  # Others would have to be asked for too.
+            parsed = _Parsed(reading.pack.stored, ref.size_bytes, reading.pack.key_id, value)
+            self._parsed.keep(key, parse, parsed)
+        return value
+
+    async def _is_known(self, known: _Parsed, key: str, stored: bytes, size_bytes: int) -> bool:
+        """Tell whether a body that was parsed before may be used again."""
+        if stored is not known.stored or size_bytes != known.size_bytes:
+            return False
+        if known.key_id:
+            keys = await self.keys(known.key_id)
+            if keys is None or known.key_id not in keys:
+                return False  # Reading it says which key is missing.
+        self.check_sealed(known.key_id, f"pack {key!r}")
+        return True
 
 
 def pack_key(thread: str, name: bytes) -> str:

@@ -73,10 +73,14 @@ def to_plaintext(segment: Segment) -> bytes:
     return b"".join([*bodies, b"\n", text]) if bodies else text
 
 
-def from_plaintext(data: bytes, place: SegmentRef) -> Segment:
-    """Return what a place leads to: a segment's first `count` entries, with refs that stand alone."""
+def from_plaintext(data: bytes) -> Segment:
+    """Return a segment as it was written."""
     # JSON as it is written here has no newline in it.
-    segment = _parse_segment(data[data.rfind(b"\n") + 1 :])
+    return _parse_segment(data[data.rfind(b"\n") + 1 :])
+
+
+def placed(segment: Segment, place: SegmentRef) -> Segment:
+    """Return what a place leads to: a segment's first `count` entries, with refs that stand alone."""
     if place.folded:
         segment = dataclasses.replace(
             segment, before=tuple(_upto(segment.before, seq_after(place)))

@@ -17,7 +17,7 @@ from everlong.errors import BlobCorrupt, RefRefused
 from everlong.models import Entry, Kind, Ref, Segment, SegmentRef, Totals, add_up, seq_after
 from everlong.storage.objects import object_key
 from everlong.storage.packstore import PackStore, gathered
-from everlong.storage.segments import from_plaintext, overlapping, to_plaintext
+from everlong.storage.segments import from_plaintext, overlapping, placed, to_plaintext
 
 
 class Piece(NamedTuple):
@@ -70,8 +70,8 @@ class SegmentStore:
 
     async def open(self, place: SegmentRef, readable: frozenset[str]) -> Piece:
         """Read a segment that another one leads to."""
-        data = await self._packs.read_body(checked(place.ref, readable))
-        segment = from_plaintext(data, place)
+        written = await self._packs.parse_body(checked(place.ref, readable), from_plaintext)
+        segment = placed(written, place)
         named = frozenset({place.ref.thread, *segment.shares})
         if place.ref.thread == self._thread:
             readable = named

@@ -19,7 +19,6 @@ from everlong.admin.service.progress import Progress, progress_of
 from everlong.admin.service.sending import deliver, stored_message
 from everlong.admin.service.translating import readable, translated
 from everlong.admin.service.watching import (
-    WORKER_SECONDS_MAX,
     Observation,
     ended_as,
     held_by,
@@ -417,7 +416,7 @@ async def _delivered(
     started = time.monotonic()
     while True:
         now = time.monotonic()
-        left = WORKER_SECONDS_MAX if deadline is None else deadline - now
+        left = None if deadline is None else max(deadline - now, 0.1)
         try:
             return await deliver(
                 client,
@@ -425,7 +424,7 @@ async def _delivered(
                 message,
                 task_queue=task_queue,
                 agent=agent,
-                seconds_max=min(max(left, 0.1), WORKER_SECONDS_MAX),
+                seconds_max=left,
                 watch=watch,
             )
         except (NoWorker, ServerUnreachable):

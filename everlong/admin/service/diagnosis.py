@@ -249,6 +249,11 @@ class Watch:
             self._woken.set()
         self._is_quiet = is_quiet
 
+    @property
+    def finds_workers(self) -> bool:
+        """Whether, by the last diagnosis, workers are there that will take the thread's next task."""
+        return self.latest is None or self.latest.kind == "busy"
+
     async def explain(self, error: NoWorker) -> NoWorker:
         """Return an error that says why no worker has answered, if that can be found out."""
         if self.latest is None:

@@ -14,7 +14,7 @@ from everlong import limits
 from everlong.admin.service.diagnosis import Report, Watch
 from everlong.admin.service.translating import argument
 from everlong.admin.service.updating import update
-from everlong.admin.service.watching import WORKER_SECONDS_MAX, journal_of
+from everlong.admin.service.watching import journal_of
 from everlong.errors import MessageRefused
 from everlong.models import (
     AGENT_WORKFLOW,
@@ -42,14 +42,15 @@ async def send(
     packs: PackStore | None = None,
     message_id: str = "",
     by: str = "",
-    seconds_max: float = WORKER_SECONDS_MAX,
+    seconds_max: float | None = None,
     on_wait: Report | None = None,
 ) -> int:
     """Send a message and return its number. With an agent, the thread is started if need be.
 
     A text over 8 KiB needs `packs`. What was sent with a `message_id` can be sent again with it, say
     after a time-out: it is one message. `by` is who sends it, for the journal. `on_wait` is called
-    with what the thread waits for, if no worker takes the message within seconds.
+    with what the thread waits for, if no worker takes the message within seconds. Without `seconds_max`
+    it is given up after 20 s if no worker is there, and after 5 minutes if workers are busy.
     """
     message = await stored_message(client, packs, thread_id, text, message_id)
     message = dataclasses.replace(message, by=printable(by, limits.CALL_NAME_CHARS_MAX))
@@ -110,7 +111,7 @@ async def deliver(
     *,
     task_queue: str,
     agent: str | None,
-    seconds_max: float = WORKER_SECONDS_MAX,
+    seconds_max: float | None = None,
     watch: Watch | None = None,
 ) -> int:
     """Queue a message and return its number, once it is durable."""

@@ -31,6 +31,8 @@ Start = Callable[[], WithStartWorkflowOperation[Any, Any]]
 
 _PAUSE_SECONDS_MIN: Final = 0.05
 _PAUSE_SECONDS_MAX: Final = 1.0
+# A worker that resumes a thousand threads at once takes the last of them minutes later.
+_BUSY_SECONDS_MAX: Final = 300.0
 
 
 async def update(
@@ -43,31 +45,40 @@ async def update(
     refused: type[ThreadError] = MessageRefused,
     update_id: str = "",
     start: Start | None = None,
-    seconds_max: float = WORKER_SECONDS_MAX,
+    seconds_max: float | None = None,
     watch: Watch | None = None,
 ) -> T:
     """Send an update and return its result. With `start`, the thread is started if need be.
 
-    A `watch` that runs already says why no worker takes the update; without one, there is one here.
+    By default it is given up after 20 s if no worker is there to take it, and after 5 minutes if
+    workers are busy. A `watch` that runs already says why no worker takes it; without one, there is one
+    here.
     """
     update_id = update_id or str(uuid.uuid4())
+    give_up = time.monotonic() + (_BUSY_SECONDS_MAX if seconds_max is None else seconds_max)
     async with contextlib.AsyncExitStack() as stack:
         if watch is None:
             watch = await stack.enter_async_context(Watch(client, thread_id))
-        try:
-            return await _update(
-                client,
-                thread_id,
-                name,
-                argument,
-                result_type,
-                refused,
-                update_id,
-                start,
-                seconds_max,
-            )
-        except NoWorker as error:
-            raise await watch.explain(error) from error
+        while True:
+            left_seconds = max(0.0, give_up - time.monotonic())
+            if seconds_max is None:
+                left_seconds = min(left_seconds, WORKER_SECONDS_MAX)
+            try:
+                return await _update(
+                    client,
+                    thread_id,
+                    name,
+                    argument,
+                    result_type,
+                    refused,
+                    update_id,
+                    start,
+                    left_seconds,
+                )
+            except NoWorker as error:
+                explained = await watch.explain(error)
+                if time.monotonic() >= give_up or not watch.finds_workers:
+                    raise explained from error
 
 
 async def _update(
@@ -98,7 +109,9 @@ async def _update(
                     result: T = await _sent(client, thread_id, name, argument, start, options)
             except WorkflowUpdateRPCTimeoutOrCancelledError:
                 _raise_if_cancelled()
-                raise
+                # The server's own bound on a request may be shorter than ours.
+                if time.monotonic() + pause_seconds > deadline:
+                    raise
             except TimeoutError as error:
                 raise WorkflowUpdateRPCTimeoutOrCancelledError from error
             except RPCError as error:

@@ -205,5 +205,6 @@ def _messages(router: APIRouter, desk: Desk) -> None:
             packs=desk.packs,
             message_id=ask.message_id,
             by=user.acts_as(ask.by),
+            seconds_max=service.WORKER_SECONDS_MAX,
         )
         return Sent(thread_id=thread_id, number=number)
