@@ -6,22 +6,12 @@ history holds, queries and updates that were not accepted; and what the run was 
 next run would be started with it too.
 """
 
-from typing import Any, Final
+from typing import Final
 
 from everlong.interceptors.payloads import payloads_of
 from everlong.interceptors.sdk_internals import WorkflowActivation, WorkflowActivationCompletion
 
 _NOT_CONSUMED: Final = frozenset({"initialize_workflow", "query_workflow"})
-_WITHOUT_PAYLOADS: Final = frozenset({"fire_timer", "notify_has_patch", "remove_from_cache"})
-
-
-def _payload_bytes(kind: str, job: Any) -> int:
-    if kind in _WITHOUT_PAYLOADS:
-        return 0
-    if kind == "resolve_activity" and job.result.HasField("completed"):
-        # Most jobs are of this kind. Asking every field of every message takes 50 times as long.
-        return len(job.result.completed.result.data)
-    return sum(len(each.data) for each in payloads_of(job))
 
 
 class Consumption:
@@ -42,7 +32,7 @@ class Consumption:
             kind = job.WhichOneof("variant")
             if kind is None or kind in _NOT_CONSUMED:
                 continue
-            size_bytes = _payload_bytes(kind, getattr(job, kind))
+            size_bytes = sum(len(each.data) for each in payloads_of(getattr(job, kind)))
             if kind == "do_update":
                 # A rejected update leaves no event: a replay would not count it.
                 self._offered[job.do_update.protocol_instance_id] = size_bytes
