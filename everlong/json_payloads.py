@@ -35,7 +35,7 @@ _last_seen: tuple[PayloadConverter | None, bool] = (None, False)
 
 def to_raw(value: object, converter: PayloadConverter) -> RawValue:
     """Return the payload of a value, as a value that the SDK passes on untouched."""
-    if _writes_plain_json(converter):
+    if writes_plain_json(converter):
         try:
             data = _adapter(type(value)).dump_json(value)
         except PydanticSerializationError:  # A lone surrogate: the SDK escapes it.
@@ -47,7 +47,7 @@ def to_raw(value: object, converter: PayloadConverter) -> RawValue:
 def from_raw(raw: RawValue, value_type: type[T], converter: PayloadConverter) -> T:
     """Return the value of a payload."""
     payload = raw.payload
-    if payload.metadata.get("encoding") == _ENCODING and _writes_plain_json(converter):
+    if payload.metadata.get("encoding") == _ENCODING and writes_plain_json(converter):
         # An escaped lone surrogate is an error to pydantic. The SDK reads it, or says what is wrong.
         with contextlib.suppress(ValidationError):
             found: T = _adapter(value_type).validate_json(payload.data)
@@ -67,7 +67,7 @@ def _adapter(value_type: type) -> TypeAdapter[Any]:
     return found
 
 
-def _writes_plain_json(converter: PayloadConverter) -> bool:
+def writes_plain_json(converter: PayloadConverter) -> bool:
     """Tell whether a converter writes what we would: one may encrypt, or have its own encoding."""
     global _last_seen
     seen, plain = _last_seen

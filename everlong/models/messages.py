@@ -7,7 +7,7 @@ which only a worker with a real model needs.
 import dataclasses
 from typing import Any, Final
 
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from everlong.models.journal import Body, Entry, Kind, Message, ToolCall
 from everlong.models.tools import Outcome, ToolResult, failure_digest
@@ -74,7 +74,8 @@ def message_of(kind: Kind, body: Body) -> Message:
     plain = Message(role="assistant", text=text, tool_calls=calls)
     if body_of(plain) == body:
         return plain
-    return Message(role="assistant", text=text, tool_calls=calls, native=body)
+    # A copy: a team's model may change what it is given, and the body may be read again.
+    return Message(role="assistant", text=text, tool_calls=calls, native=from_json(to_json(body)))
 
 
 def _arguments(args: object) -> str:

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from pydantic_core import to_json
 from temporalio import workflow
 from temporalio.common import RawValue, RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError
 
 from everlong import limits
-from everlong.json_payloads import from_raw, to_raw
+from everlong.json_payloads import from_raw, to_raw, writes_plain_json
 from everlong.models import (
     APPEND_JOURNAL,
     BRIEF,
@@ -66,8 +67,6 @@ class Executor:
         token = object()
         thread = self._thread
         holds = thread.state.holds
-        converter = workflow.payload_converter()
-        raw = to_raw(argument, converter)
 
         def should_leave() -> bool:
             # A step is left when the thread is to end; what the journal must still get is not.
@@ -79,30 +78,39 @@ class Executor:
             while True:
                 self._held.pop(token, None)
                 try:
-                    found: RawValue = await workflow.execute_activity(
-                        name,
-                        raw,
-                        result_type=RawValue,
-                        start_to_close_timeout=_TIMEOUT,
-                        heartbeat_timeout=timedelta(seconds=thread.policy.heartbeat_seconds),
-                        retry_policy=retry_policy,
-                    )
+                    result = await self._run(name, argument, result_type, retry_policy)
                 except ActivityError as error:
                     if type_of(error) != HELD:
                         raise
                     self._held[token] = reason_of(name, error, limits.HELD_REASON_CHARS_MAX)
                 else:
                     # The codec keeps what our activities return in the history up to this size.
-                    self.count_read(len(found.payload.data), limits.STATE_BYTES_MAX)
+                    self.count_read(len(to_json(result)), limits.STATE_BYTES_MAX)
                     if thread.state.holds:
                         thread.state = dataclasses.replace(thread.state, holds=0)
-                    return from_raw(found, result_type, converter)
+                    return result
                 if not should_leave():
                     holds = await self._pause(holds, should_leave)
                 if should_leave() or thread.roll_reason() is not None:
                     raise LeftWhileHeld
         finally:
             self._held.pop(token, None)
+
+    async def _run(
+        self, name: str, argument: object, result_type: type[T], retry_policy: RetryPolicy
+    ) -> T:
+        converter = workflow.payload_converter()
+        # A team's own converter may go by the context of the activity, which only the SDK gives it.
+        is_raw = writes_plain_json(converter)
+        found: RawValue | T = await workflow.execute_activity(
+            name,
+            to_raw(argument, converter) if is_raw else argument,
+            result_type=RawValue if is_raw else result_type,
+            start_to_close_timeout=_TIMEOUT,
+            heartbeat_timeout=timedelta(seconds=self._thread.policy.heartbeat_seconds),
+            retry_policy=retry_policy,
+        )
+        return from_raw(found, result_type, converter) if isinstance(found, RawValue) else found
 
     def count_read(self, size_bytes: int, inline_bytes_max: int = limits.INLINE_BYTES_MAX) -> None:
         """Count what a replay reads: from the store, unless it is small enough to be in the history."""

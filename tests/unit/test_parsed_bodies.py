@@ -3,8 +3,9 @@
 import pytest
 
 from everlong.errors import BlobCorrupt, BlobMissing, KeyMissing
-from everlong.models import Kind
+from everlong.models import Kind, Message
 from everlong.storage.cache import CachedBlobStore
+from everlong.storage.journal import Journal
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import thread_key
@@ -85,3 +86,17 @@ async def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         await packs.parse_body(ref, parse)
     kept = 2 * len(refs) - parses
     assert 20 < kept < 64
+
+
+async def test_a_message_that_a_model_changes_does_not_change_the_journal() -> None:
+    packs = cached(MemoryBlobStore())
+    thinking = {"part_kind": "thinking", "content": "hm", "signature": "s"}
+    parts = [{"part_kind": "text", "content": "hi"}, thinking]
+    message = Message(role="assistant", text="hi", native={"parts": parts, "kind": "response"})
+    journal = Journal(packs, THREAD)
+    entry, _ = await journal.body_entry(Kind.REPLY, message, 1)
+    head, _ = await journal.append(None, [entry])
+    for _ in range(2):
+        [read] = await journal.messages(await journal.read(head))
+        assert read.native is not None
+        assert read.native["parts"][1].pop("signature") == "s"
