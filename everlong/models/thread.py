@@ -1,6 +1,7 @@
 """A thread's operational state, and what people and programs say to it and hear from it."""
 
 import dataclasses
+import operator
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -32,7 +33,7 @@ class SendMessage:
     """The body of a long message, stored in the thread's own place before it is sent."""
     original: Ref | None = None
     """The whole of it, if the body is only its beginning and end."""
-    stored_bytes: Bytes = 0
+    stored_bytes: Annotated[Bytes, Field(exclude_if=operator.not_)] = 0
     """By how much the store grew when the sender stored it; the thread counts that."""
     agent: Annotated[str, Field(max_length=64)] = ""
     """The agent that it is meant for; a thread of another refuses it. Empty for whichever it is."""

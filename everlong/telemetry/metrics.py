@@ -16,8 +16,8 @@ from opentelemetry.metrics import (
     Counter,
     Histogram,
     Meter,
-    NoOpMeter,
     Observation,
+    get_meter_provider,
 )
 
 from everlong.telemetry.guarding import guarded
@@ -301,6 +301,11 @@ _OBSERVED: Final[weakref.WeakKeyDictionary[Meter, dict[str, list[Observed]]]] = 
 _OBSERVING: Final = threading.Lock()
 
 
+def _is_of_api(found: object) -> bool:
+    """Tell whether a meter or a provider is the API's own, which records nothing by itself."""
+    return type(found).__module__.startswith("opentelemetry.metrics")
+
+
 class Meters:
     """The instruments, made from the table when they are first used."""
 
@@ -312,9 +317,8 @@ class Meters:
     @property
     def is_silent(self) -> bool:
         """Whether no provider is set, so that labels and exemplars need not be built."""
-        # A meter of the API has the real one as `_real_meter`, and None until a provider is set.
-        meter = getattr(self._meter, "_real_meter", self._meter)
-        return meter is None or isinstance(meter, NoOpMeter)
+        # A meter of the API passes on to the global provider's, once one is set. An SDK has its own.
+        return _is_of_api(self._meter) and _is_of_api(get_meter_provider())
 
     def record(
         self, name: str, value: float, labels: Labels | None = None, context: Context | None = None

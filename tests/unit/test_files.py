@@ -147,19 +147,19 @@ class Syncs:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
         self.seen: list[str] = []
-        fsync, rename = os.fsync, os.replace
+        fsync, link = os.fsync, os.link
 
         def note_sync(descriptor: int) -> None:
             path = Path(f"/proc/self/fd/{descriptor}").readlink().relative_to(root)
             self.seen.append("file" if path.parts[:1] == (".partial",) else str(path))
             fsync(descriptor)
 
-        def note_rename(source: Path, target: Path) -> None:
-            rename(source, target)
-            self.seen.append("rename")
+        def note_link(source: Path, target: Path) -> None:
+            link(source, target)
+            self.seen.append("link")
 
         monkeypatch.setattr(os, "fsync", note_sync)
-        monkeypatch.setattr(os, "replace", note_rename)
+        monkeypatch.setattr(os, "link", note_link)
 
     def taken(self) -> list[str]:
         seen, self.seen = self.seen, []
@@ -172,11 +172,11 @@ async def test_a_put_syncs_the_file_and_its_directory_and_parents_only_once(
 ) -> None:
     store, other = FileBlobStore(tmp_path), FileBlobStore(tmp_path)
     syncs = Syncs(monkeypatch, tmp_path)
-    first = ["file", "rename", "v1/t", "v1", "."]
+    first = ["file", "link", "v1/t", "v1", "."]
     await store.put("v1/t/a", b"a")
     assert syncs.taken() == first
     await store.put("v1/t/b", b"b")
-    assert syncs.taken() == ["file", "rename", "v1/t"]
+    assert syncs.taken() == ["file", "link", "v1/t"]
     # Another process may have made the directory, and not have synced its parents yet.
     await other.put("v1/t/c", b"c")
     assert syncs.taken() == first

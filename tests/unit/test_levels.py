@@ -19,8 +19,8 @@ async def test_payloads_of_every_level_point_to_each_other_and_are_read(
     body = text(60_000)
     for number, level in enumerate((1, 19, 3, 9, -5), 1):
         compressor = zstandard.ZstdCompressor(level=level)
-        monkeypatch.setattr(packs, "_compressor", lambda compressor=compressor: compressor)
-        monkeypatch.setattr(objects, "LEVEL", level)
+        for module in (objects, packs):
+            monkeypatch.setattr(module, "compressor", lambda compressor=compressor: compressor)
         body += text(30_000, number)
         both = [payload(body), payload(text(2000, number))]
         written += await codec.encode(both)
