@@ -4,13 +4,17 @@ An object is complete before its name appears, and a name always stands for the 
 names are made from digests. So a `put` of a name that exists may replace the object or leave it.
 """
 
+import collections
 import dataclasses
 import re
+import threading
 from collections.abc import AsyncIterator, Iterable
 from typing import Final, Protocol, runtime_checkable
 
 from everlong.errors import InvalidKey
 
+# About 400 bytes each for keys of the usual length, so 0.4 MB.
+FAILED_PUTS_MAX: Final = 1000
 KEY_CHARS_MAX: Final = 512  # S3 allows 1,024 bytes for prefix and key together.
 # No segment begins with a dot: there is no way up, and no clash with a store's own hidden files.
 _SAFE_KEY = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
@@ -53,6 +57,33 @@ class BlobStore(Protocol):
     async def delete(self, keys: Iterable[str]) -> None:
         """Delete the objects; those that do not exist are passed over."""
         ...
+
+
+class FailedPuts:
+    """Keys whose last PUT failed. The store may hold the object all the same: only its answer was lost.
+
+    It keeps the newest 1,000, since most keys are not put again.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._keys: collections.OrderedDict[str, None] = collections.OrderedDict()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._keys
+
+    def add(self, key: str) -> None:
+        """Remember a key; the oldest is dropped if there are too many."""
+        with self._lock:
+            self._keys[key] = None
+            self._keys.move_to_end(key)
+            if len(self._keys) > FAILED_PUTS_MAX:
+                self._keys.popitem(last=False)
+
+    def discard(self, key: str) -> None:
+        """Forget a key, if it is known."""
+        with self._lock:
+            self._keys.pop(key, None)
 
 
 def checked_key(key: str) -> str:

@@ -1,12 +1,14 @@
 """Blobs in an object store, through obstore: S3 and what speaks its protocol, `gs://`, `az://`.
 
 Every object is one PUT, so it is whole or not there. A store that does not answer is given up after
-4 s; what is large gets more time in proportion to its size.
+4 s; what is large gets more time in proportion to its size. A PUT of an object that exists takes two
+requests, each of which has that time.
 """
 
 import asyncio
 import atexit
 import contextlib
+import enum
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from datetime import timedelta
@@ -22,15 +24,15 @@ from obstore.exceptions import (
 
 from everlong.errors import BlobMissing, ConfigError, InvalidKey, StoreError, StoreUnavailable
 from everlong.limits import MIB, OBJECT_BYTES_MAX, STORE_BYTES_PER_SECOND_MIN
-from everlong.storage.blobs import BlobInfo, checked_key
+from everlong.storage.blobs import BlobInfo, FailedPuts, checked_key
 from everlong.storage.faults import (
     NO_BUCKET,
     Fault,
     cause_of,
     fault_of,
     is_beyond_end,
-    is_interrupted,
-    status_of,
+    is_repeatable,
+    is_unknown_condition,
 )
 
 if TYPE_CHECKING:  # These are not there at run time.
@@ -56,7 +58,6 @@ _RETRIES_MAX: Final = 2
 _PART_BYTES: Final = 16 * MIB
 _PARTS_MAX: Final = 4
 
-_NOT_IMPLEMENTED: Final = 501
 _LIST_PAGE: Final = 1000
 # SeaweedFS takes about 1 ms for each, and S3 takes 1,000 in a request at most.
 _DELETE_BATCH: Final = 250
@@ -86,10 +87,10 @@ def read_options(options: "ClientConfig") -> "ClientConfig":
     return {**options, "read_timeout": timedelta(seconds=_ANSWER_SECONDS_MAX)}
 
 
-def retry_options() -> "RetryConfig":
+def retry_options(*, retries_max: int = _RETRIES_MAX) -> "RetryConfig":
     """Return how obstore itself tries again. A timeout comes too late for that."""
     return {
-        "max_retries": _RETRIES_MAX,
+        "max_retries": retries_max,
         "retry_timeout": timedelta(seconds=_RETRY_SECONDS_MAX),
         "backoff": {
             "init_backoff": timedelta(milliseconds=50),
@@ -99,19 +100,46 @@ def retry_options() -> "RetryConfig":
     }
 
 
+class _Created(enum.Enum):
+    """The outcome of a PUT on the condition that the object does not exist."""
+
+    NEW = enum.auto()
+    EXISTS = enum.auto()
+    UNKNOWN = enum.auto()
+    """The request failed. The store may have taken the object, and may have had it before."""
+    REFUSED = enum.auto()
+    """The store does not seem to know the condition."""
+
+
+_IS_NEW: Final = {_Created.NEW: True, _Created.EXISTS: False}
+
+
 class BucketBlobStore:
-    """A `BlobStore` under a prefix of a bucket. Use `open_store`, which makes and checks one."""
+    """A `BlobStore` under a prefix of a bucket. Use `open_store`, which makes and checks one.
+
+    `creates` sends PUTs with a condition; without it, `writes` does. It must not retry: a second try
+    would find the object that the first one left, and take it for an older one.
+    """
 
     def __init__(
-        self, url: str, prefix: str, *, reads: "Client", writes: "Client", bulk_delete: bool
+        self,
+        url: str,
+        prefix: str,
+        *,
+        reads: "Client",
+        writes: "Client",
+        bulk_delete: bool,
+        creates: "Client | None" = None,
     ) -> None:
         self._url = url
         self._prefix = f"{prefix}/" if prefix else ""
         self._reads = reads
         self._writes = writes
+        self._creates = writes if creates is None else creates
         self._bulk_delete = bulk_delete
         self._knows_create = True
         """Whether it takes a PUT on the condition that the object does not exist."""
+        self._failed = FailedPuts()
 
     def __repr__(self) -> str:
         return self._url
@@ -126,30 +154,54 @@ class BucketBlobStore:
             raise self._error(kind, "open", fault) from cause_of(error)
 
     async def put(self, key: str, data: bytes) -> bool | None:
-        """See `BlobStore`. A server that ignores the condition says of every object that it is new."""
-        path = self._path(key)
-        with self._translated("write to"):
-            async with asyncio.timeout(_seconds(len(data))):
-                is_new = await self._create(path, data) if self._knows_create else None
-                if is_new is not True:
-                    # Also over an object that is there: a sweep goes by when it was written last.
-                    await self._writes.put_async(path, data, use_multipart=False)
-        return is_new
+        """See `BlobStore`. A server that ignores the condition says of every object that it is new.
 
-    async def _create(self, path: str, data: bytes) -> bool | None:
-        """Write an object unless there is one; return whether there was none, or None if unknown."""
+        After a PUT that failed, the next one of that key has no condition: the object may be there
+        since then, so the answer would say nothing, and one request is quicker than two.
+        """
+        path = self._path(key)
         try:
-            await self._writes.put_async(path, data, use_multipart=False, mode="create")
-        except (AlreadyExistsError, PreconditionError):
-            return False
-        except BaseError as error:
-            if isinstance(error, NotSupportedError) or status_of(error) == _NOT_IMPLEMENTED:
-                self._knows_create = False
-                return None
-            if is_interrupted(error):
-                return None  # obstore does not repeat this PUT by itself. A plain one it does.
+            with self._translated("write to"):
+                outcome = await self._put(path, data, conditional=key not in self._failed)
+        except BaseException:
+            self._failed.add(key)
             raise
-        return True
+        self._failed.discard(key)
+        return _IS_NEW.get(outcome)
+
+    async def _put(self, path: str, data: bytes, *, conditional: bool) -> _Created:
+        """Write an object; over one that is there, too: a sweep goes by when it was written last."""
+        seconds = _seconds(len(data))
+        outcome = _Created.UNKNOWN
+        async with asyncio.timeout(seconds) as deadline:
+            if conditional and self._knows_create:
+                outcome = await self._create(path, data)
+            if outcome is _Created.NEW:
+                return outcome
+            if outcome is not _Created.UNKNOWN:
+                # The store has answered, so it is not dead: the second request gets its own time.
+                deadline.reschedule(asyncio.get_running_loop().time() + seconds)
+            await self._writes.put_async(path, data, use_multipart=False)
+        if outcome is _Created.REFUSED:
+            self._knows_create = False  # It takes this very PUT without the condition.
+        return outcome
+
+    async def _create(self, path: str, data: bytes) -> _Created:
+        """Write an object unless there is one."""
+        try:
+            await self._creates.put_async(path, data, use_multipart=False, mode="create")
+        except (AlreadyExistsError, PreconditionError):
+            return _Created.EXISTS
+        except (NotSupportedError, NotImplementedError):
+            # obstore raises the second where AWS_CONDITIONAL_PUT=disabled.
+            return _Created.REFUSED
+        except BaseError as error:
+            if is_unknown_condition(error):
+                return _Created.REFUSED
+            if is_repeatable(error):
+                return _Created.UNKNOWN  # A plain PUT follows, which obstore itself repeats.
+            raise
+        return _Created.NEW
 
     async def put_file(self, key: str, path: Path) -> None:
         """See `TakesFiles`. Its parts become an object once all of them are there."""

@@ -33,7 +33,7 @@ from everlong.storage.buckets import (
 )
 
 if TYPE_CHECKING:  # These are not there at run time.
-    from obstore.store import ClientConfig, S3Config, S3Credential
+    from obstore.store import ClientConfig, RetryConfig, S3Config, S3Credential
 
     from everlong.storage.buckets import Client
 
@@ -144,12 +144,12 @@ def _open_s3(place: BucketURL) -> BucketBlobStore:
     config = s3_config(place, session)
     authorities = _authorities(place, session)
 
-    def client(options: "ClientConfig") -> S3Store:
+    def client(options: "ClientConfig", retries: "RetryConfig") -> S3Store:
         return S3Store(
             place.bucket,
             config=config,
             client_options=options,
-            retry_config=retry_options(),
+            retry_config=retries,
             credential_provider=keys,
         )
 
@@ -160,10 +160,8 @@ def _open_gs(place: BucketURL) -> BucketBlobStore:
     names = {"endpoint": "base_url", "service_account": "service_account"}
     config: Any = {names[name]: value for name, value in place.options.items()}
 
-    def client(options: "ClientConfig") -> GCSStore:
-        return GCSStore(
-            place.bucket, config=config, client_options=options, retry_config=retry_options()
-        )
+    def client(options: "ClientConfig", retries: "RetryConfig") -> GCSStore:
+        return GCSStore(place.bucket, config=config, client_options=options, retry_config=retries)
 
     return _store(place, client)
 
@@ -172,17 +170,15 @@ def _open_az(place: BucketURL) -> BucketBlobStore:
     names = {"endpoint": "endpoint", "account": "account_name"}
     config: Any = {names[name]: value for name, value in place.options.items()}
 
-    def client(options: "ClientConfig") -> AzureStore:
-        return AzureStore(
-            place.bucket, config=config, client_options=options, retry_config=retry_options()
-        )
+    def client(options: "ClientConfig", retries: "RetryConfig") -> AzureStore:
+        return AzureStore(place.bucket, config=config, client_options=options, retry_config=retries)
 
     return _store(place, client)
 
 
 def _store(
     place: BucketURL,
-    client: "Callable[[ClientConfig], Client]",
+    client: "Callable[[ClientConfig, RetryConfig], Client]",
     authorities: bytes | None = None,
 ) -> BucketBlobStore:
     plain = place.options.get("endpoint", "").startswith("http://")
@@ -190,8 +186,10 @@ def _store(
     return BucketBlobStore(
         str(place),
         place.prefix,
-        reads=client(read_options(options)),
-        writes=client(options),
+        reads=client(read_options(options), retry_options()),
+        writes=client(options, retry_options()),
+        # One more client takes about 10 ms to make.
+        creates=client(options, retry_options(retries_max=0)),
         # Only S3 passes over what is not there.
         bulk_delete=place.scheme == "s3",
     )

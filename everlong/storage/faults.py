@@ -67,6 +67,8 @@ _BAD_CREDENTIALS: Final = {
     "SignatureDoesNotMatch",
     "TokenRefreshRequired",
 }
+# Answers of 400 that have nothing to do with a condition: a plain PUT may get them as well.
+_BAD_BODY: Final = {"BadDigest", "EntityTooLarge", "IncompleteBody", "RequestTimeout"}
 _BY_CODE: Final = {"RequestTimeTooSkewed": _CLOCK, "InvalidObjectState": _ARCHIVED}
 _BY_KIND: Final = {"Connect": _UNREACHABLE, "Timeout": NO_ANSWER}
 
@@ -82,10 +84,23 @@ def is_beyond_end(error: BaseException) -> bool:
     return status_of(error) == 416 or "StartTooLarge" in str(error)
 
 
-def is_interrupted(error: BaseException) -> bool:
-    """Tell whether the connection broke before there was an answer."""
+def is_repeatable(error: BaseException) -> bool:
+    """Tell whether obstore sends a plain PUT again after this: no answer, or one that may heal."""
     kind = _KIND.search(str(error))
-    return kind is not None and kind[1] in ("Interrupted", "Request")
+    status = status_of(error)
+    if status:
+        return status in (408, 429) or status >= 500
+    return kind is not None and kind[1] in ("Connect", "Interrupted", "Request")
+
+
+def is_unknown_condition(error: BaseException) -> bool:
+    """Tell whether a server may have refused a PUT only because it does not know its condition."""
+    status = status_of(error)
+    if status != 400:
+        return status in (405, 501)
+    found = _CODE.search(str(error))
+    others = _BAD_BODY | _BAD_CREDENTIALS | _NO_BUCKET | _OTHER_REGION | _BY_CODE.keys()
+    return found is None or found[1] not in others
 
 
 def cause_of(error: BaseException) -> BaseException | None:

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast, runtime_chec
 from everlong import limits
 from everlong.errors import BlobCorrupt, BlobMissing, KeyMissing, RefRefused, UnknownVersion
 from everlong.models import Kind, Ref, printable
-from everlong.storage.blobs import BlobStore
+from everlong.storage.blobs import BlobStore, FailedPuts
 from everlong.storage.counting import READS
 from everlong.storage.keys import Keyring, Keys
 from everlong.storage.objects import thread_prefix
@@ -27,8 +27,6 @@ ASKED: Final[ContextVar[Callable[["PackStore", str], None] | None]] = ContextVar
 """Told what is about to be read, in words with its name in them, also if it is then found in memory. So
 a sweep hears of refs that some other codec hides."""
 
-# Keys that one process remembers of PUTs that failed: 100 bytes each.
-_UNSURE_MAX: Final = 1000
 # Plaintext of parsed bodies, over all threads: objects in memory take some times as much. A step of a
 # thread whose context has 64 KiB reads about that much.
 _PARSED_BYTES_MAX: Final = 8 * limits.MIB
@@ -130,8 +128,7 @@ class PackStore:
         self.accept_unsealed = accept_unsealed
         self.stats = WriteStats()
         self._parsed = _ParsedBodies()
-        self._unsure: set[str] = set()
-        """Keys of PUTs that failed last: the object may be there all the same."""
+        self._unsure = FailedPuts()
 
     async def keys(self, wanted: str = "") -> Keys | None:
         """Return the keys, if there are any. A key service is asked for an id that is wanted."""
@@ -321,8 +318,7 @@ class PackStore:
         except BaseException:
             # The store may have taken it, and only its answer was lost. Then the next PUT of this
             # key finds an object which has not been counted.
-            if len(self._unsure) < _UNSURE_MAX:
-                self._unsure.add(key)
+            self._unsure.add(key)
             raise
         if is_new is False and key not in self._unsure:
             return False
