@@ -203,6 +203,10 @@ STORE_READS_MAX: Final = 16
 # A prefetch has to end within a workflow task or two. At most so many at a time.
 PREFETCH_SECONDS_MAX: Final = 30.0
 PREFETCHES_MAX: Final = 128
+# Resumes that wait to learn what became of their last worker. They hold no prefetch: 200 resumes a
+# second wait at the same time while the server takes 5 s to answer.
+LOOKUPS_MAX: Final = 1024
+LOOKUP_SECONDS_MAX: Final = 30.0
 # A replay waits so long for its history to be read: 256 events take some milliseconds, and the SDK
 # takes an activation of 2 s for a deadlock.
 HISTORY_SECONDS_MAX: Final = 0.8

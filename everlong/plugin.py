@@ -30,6 +30,7 @@ from everlong.errors import ConfigError, LimitReached, PluginNotOnClient
 from everlong.interceptors import sdk_internals
 from everlong.interceptors.activation import ActivationHook, hooked, passing_through
 from everlong.interceptors.drain import DrainInterceptor, Drains
+from everlong.interceptors.last_worker import ThisWorker
 from everlong.interceptors.nexus import NexusInterceptor
 from everlong.interceptors.prefetch import Prefetcher, PrefetchHook
 from everlong.interceptors.recorded import Recorded
@@ -248,7 +249,9 @@ class EverlongPlugin(SimplePlugin):
         # The SDK makes workflow instances in tasks of this worker, which inherit the variable.
         around = self._around(self.codec)
         own = _WorkerParts(
-            Prefetcher(worker.client, around),
+            Prefetcher(
+                worker.client, around, ThisWorker.from_config(worker.config(active_config=True))
+            ),
             Drains(worker.client, around if isinstance(around, OuterCodec) else None),
         )
         token, unwatched = self._parts.set(own), UNWATCHED.set(self._is_unwatched)

@@ -211,8 +211,9 @@ class AgentActivities:
                 head, written_bytes = await living.briefly(
                     lambda: reader.journal.append(append.head, entries)
                 )
-        teller.wrote("journal", append.agent, append.ended, written_bytes)
-        teller.journalled(entries, append.agent, append.ended)
+        turn = append.ended or append.turn
+        teller.wrote("journal", append.agent, turn, written_bytes)
+        teller.journalled(entries, append.agent, turn)
         teller.turn_ended(append.agent, append.ended, append.last_run, "failed", append.error_type)
         return Appended(head=head, written_bytes=_stored_bytes(written_bytes, reads))
 

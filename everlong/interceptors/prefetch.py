@@ -8,8 +8,8 @@ cache, some at a time. It only warms the cache: whatever goes wrong is noticed b
 
 import asyncio
 import logging
-from collections.abc import Iterator
-from typing import Final, Protocol, Self
+from collections.abc import Collection, Iterator
+from typing import Any, Final, Protocol, Self
 
 from temporalio import workflow
 from temporalio.api.common.v1 import Payload
@@ -20,7 +20,7 @@ from temporalio.converter import SerializationContext, WorkflowSerializationCont
 from everlong import limits
 from everlong.interceptors.activation import ActivationHook
 from everlong.interceptors.drain import in_event_loop
-from everlong.interceptors.last_worker import WorkerLookup
+from everlong.interceptors.last_worker import ThisWorker, WorkerLookup
 from everlong.interceptors.payloads import payloads_of
 from everlong.interceptors.recorded import Recorded
 from everlong.interceptors.sdk_internals import WorkflowActivation
@@ -67,11 +67,15 @@ class Warmer(Protocol):
 class Prefetcher:
     """Runs the prefetches of a worker's resumes, in its event loop."""
 
-    def __init__(self, client: Client, warmer: Warmer) -> None:
+    def __init__(
+        self, client: Client, warmer: Warmer, this_worker: ThisWorker | None = None
+    ) -> None:
         self.client = client
         self._warmer = warmer
-        self._workers = WorkerLookup(client)
+        self._workers = WorkerLookup(client, this_worker)
         self._tasks: set[asyncio.Task[None]] = set()
+        # A set of their own: look-ups wait for the server, and must not keep others from prefetching.
+        self._lookups: set[asyncio.Task[bool]] = set()
 
     def start(self, workflow_id: str, run_id: str, recorded: Recorded) -> None:
         """Begin to read the history of a run, and to fetch what its replay will consume."""
@@ -85,9 +89,9 @@ class Prefetcher:
 
     async def stop(self) -> None:
         """Give up what is under way."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        # In this order: a prefetch may start a look-up until it has ended.
+        await _cancel(self._tasks)
+        await _cancel(self._lookups)
 
     async def _run(self, workflow_id: str, run_id: str, recorded: Recorded) -> None:
         READS.set(recorded.prefetched)
@@ -98,7 +102,8 @@ class Prefetcher:
             logger.debug("a prefetch ended early: %s", type(error).__name__)
         finally:
             recorded.finish(complete=recorded.is_complete)
-            recorded.settle_worker(is_lost=False)
+            if not recorded.is_complete:  # Else a look-up has been started.
+                recorded.settle_worker(is_lost=False)
 
     async def _fetch(self, workflow_id: str, run_id: str, recorded: Recorded) -> None:
         slots = asyncio.Semaphore(limits.STORE_READS_MAX)
@@ -131,12 +136,37 @@ class Prefetcher:
                     if warmer.is_wanted(payload):
                         fetches.create_task(one(payload))
             recorded.finish(complete=True)
-            fetches.create_task(self._look_for_worker(recorded))
+            self._start_lookup(recorded)
 
-    async def _look_for_worker(self, recorded: Recorded) -> None:
-        """Find out what became of the run's last worker, where the history alone cannot tell."""
-        is_lost = not recorded.cause and await self._workers.is_lost(recorded.last_worker)
-        recorded.settle_worker(is_lost=is_lost)
+    def _start_lookup(self, recorded: Recorded) -> None:
+        """Begin to find out what became of the run's last worker, if the history does not say."""
+        if recorded.cause or len(self._lookups) >= limits.LOOKUPS_MAX:
+            recorded.settle_worker(is_lost=False)
+            return
+
+        def settle(ended: asyncio.Task[bool]) -> None:
+            # Here and not in the task, which may be cancelled before it has begun.
+            self._lookups.discard(ended)
+            recorded.settle_worker(is_lost=not ended.cancelled() and ended.result())
+
+        task = asyncio.create_task(self._look_up(recorded))
+        self._lookups.add(task)
+        task.add_done_callback(settle)
+
+    async def _look_up(self, recorded: Recorded) -> bool:
+        try:
+            async with asyncio.timeout(limits.LOOKUP_SECONDS_MAX):
+                return await self._workers.is_lost(recorded.last_worker)
+        except Exception as error:  # noqa: BLE001 - the cause is not known, and the resume goes on
+            logger.debug("the look-up of a run's last worker ended early: %s", type(error).__name__)
+            return False
+
+
+async def _cancel(tasks: Collection[asyncio.Task[Any]]) -> None:
+    cancelled = list(tasks)
+    for task in cancelled:
+        task.cancel()
+    await asyncio.gather(*cancelled, return_exceptions=True)
 
 
 class PrefetchHook(ActivationHook):

@@ -110,6 +110,8 @@ class Append:
     """The turn that ends with these entries, if it ends without an answer."""
     error_type: str = ""
     """Why that turn has no answer, as a name that there are few of; for its span."""
+    turn: Turn | None = None
+    """The turn under way, if the entries are journalled in the middle of one."""
 
 
 @dataclass(frozen=True, kw_only=True)

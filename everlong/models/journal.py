@@ -314,6 +314,14 @@ def note(seq: int, kind: Kind, data: object, time_ms: int) -> Entry:
     return Entry(seq=seq, kind=kind, time_ms=time_ms, size_bytes=len(to_json(fields)), data=fields)
 
 
+def add_data(entry: Entry, **fields: Any) -> Entry:
+    """Return an entry with more data. Fields that it has already stay as they are."""
+    data = {**fields, **(entry.data or {})}
+    if data == entry.data:
+        return entry
+    return dataclasses.replace(entry, data=data, size_bytes=len(to_json(data)))
+
+
 def seq_after(head: SegmentRef | None, tail: Sequence[Entry] = ()) -> int:
     """Return the seq that the next entry gets."""
     if tail:

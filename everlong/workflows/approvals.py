@@ -20,6 +20,7 @@ from everlong.models import (
     ThreadState,
     ToolResult,
     Waits,
+    add_data,
     error_result,
     printable,
     short_digest,
@@ -144,9 +145,7 @@ def carry(state: ThreadState, run_id: str) -> ThreadState:
 
     def named(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
         return tuple(
-            dataclasses.replace(each, data={"asked_run": run_id, **(each.data or {})})
-            if each.kind == Kind.DECIDED
-            else each
+            add_data(each, asked_run=run_id) if each.kind == Kind.DECIDED else each
             for each in entries
         )
 

@@ -252,6 +252,7 @@ class Thread:
                 last_run=turns.last_run(),
                 ended=turns.ended(self.state),
                 error_type=turns.error_type(self.state),
+                turn=turns.under_way(self.state),
             )
             appended = await self._executor.execute(APPEND_JOURNAL, append, Appended, _STORE)
             self.state = transitions.after_append(self.state, appended)

@@ -107,6 +107,27 @@ async def test_a_thread_moves_on_to_the_next_deployment_and_its_old_worker_can_g
             assert await ran_on(second, thread_id) == "v2"
 
 
+async def test_a_rollout_is_no_crash_while_the_old_worker_still_polls(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    async with (
+        open_threads(server.address, store, agent_of("v1")) as first,
+        open_threads(server.address, store, agent_of("v2")) as second,
+    ):
+        first.task_queue = second.task_queue = queue = thread_id
+        async with (
+            versioned(first.client, queue, "v1"),
+            versioned(second.client, queue, "v2"),
+        ):
+            await make_current(first.client, queue, "v1")
+            assert await Driven(first, thread_id).ask() == "v1"
+            await make_current(first.client, queue, "v2")
+            moved = Driven(second, thread_id)
+            assert await moved.ask() == "v2"
+            causes = [each.step.resume_cause for each in await moved.entries() if each.step]
+            assert causes == ["", "new_worker"]
+
+
 async def asked_by_doctor(threads: Threads, queue: str) -> None:
     """Wait until the doctor has answers from both versions: a new one takes a moment to be known."""
     async with asyncio.timeout(60):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic_core import to_json
 
 from everlong import limits
 from everlong.models import (
@@ -187,6 +188,16 @@ def test_a_decision_names_the_run_that_asked_once_the_thread_has_rolled() -> Non
     state = approvals.decide(state, decision(3), NOW_MS)
     asked = [note.data for note in state.notes if note.kind == Kind.DECIDED]
     assert [data and data["asked_run"] for data in asked] == ["run-1", "run-1", "run-1"]
+
+
+def test_a_decision_that_is_carried_to_the_next_run_counts_its_whole_size() -> None:
+    state = approvals.request(state_of(asks()), NOW_MS)
+    state = approvals.decide(state, decision(1), NOW_MS)
+    carried = approvals.carry(state, "run-1")
+    assert carried.notes[-1].size_bytes == len(to_json(carried.notes[-1].data))
+    assert carried.notes[-1].size_bytes > state.notes[-1].size_bytes
+    assert carried.notes[0] == state.notes[0]  # The question names no run.
+    assert approvals.carry(carried, "run-2") == carried
 
 
 def test_a_decision_of_the_run_that_asked_takes_no_more_of_the_state() -> None:

@@ -121,7 +121,7 @@ async def test_a_clean_up_outlives_the_cancellation_of_an_older_sdk(
     monkeypatch.setattr(AgentActivities, "close", close)
     plugin = EverlongPlugin(store="memory:")
     client = await lazy_client(plugin, converter=DataConverter.default)
-    worker = cast("Any", SimpleNamespace(client=client, _bridge_worker=None))
+    worker = cast("Any", SimpleNamespace(client=client, config=lambda **_: {}, _bridge_worker=None))
     running = asyncio.create_task(plugin.run_worker(worker, shut_down))
     async with asyncio.timeout(10):
         await closing.wait()

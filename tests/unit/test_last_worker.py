@@ -1,0 +1,190 @@
+"""The look-up of a run's last worker: it delays no other resume, and mistakes no rollout for a crash."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Self, cast
+
+import pytest
+from temporalio.api.common.v1 import Payload
+from temporalio.api.enums.v1 import TaskQueueKind
+from temporalio.api.history.v1 import HistoryEvent
+from temporalio.api.taskqueue.v1 import PollerInfo
+from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest, DescribeTaskQueueResponse
+from temporalio.client import Client
+from temporalio.common import WorkerDeploymentVersion
+from temporalio.converter import SerializationContext
+from temporalio.worker import WorkerConfig, WorkerDeploymentConfig
+
+from everlong import limits
+from everlong.interceptors.last_worker import LastWorker, ThisWorker, WorkerLookup
+from everlong.interceptors.prefetch import Prefetcher
+from everlong.interceptors.recorded import Recorded
+
+
+def completed(identity: str, build_id: str = "") -> HistoryEvent:
+    event = HistoryEvent()
+    attributes = event.workflow_task_completed_event_attributes
+    attributes.identity = identity
+    if build_id:
+        attributes.deployment_version.deployment_name = "ops"
+        attributes.deployment_version.build_id = build_id
+    return event
+
+
+def scheduled(queue: str) -> HistoryEvent:
+    event = HistoryEvent()
+    task_queue = event.workflow_task_scheduled_event_attributes.task_queue
+    task_queue.name, task_queue.kind = queue, TaskQueueKind.TASK_QUEUE_KIND_STICKY
+    return event
+
+
+class Server:
+    """A client whose runs were last on a worker that still polls. It answers once it may."""
+
+    namespace = "default"
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.may_answer = asyncio.Event()
+        self.workflow_service = self
+        self._workflow_id = ""
+
+    def get_workflow_handle(self, workflow_id: str, *, run_id: str) -> "Server":
+        handle = Server()
+        handle._workflow_id = workflow_id
+        return handle
+
+    async def fetch_history_events(self, *, page_size: int) -> AsyncIterator[HistoryEvent]:
+        worker, _, _ = self._workflow_id.partition("/")
+        for event in (completed(worker), scheduled(worker)):
+            yield event
+
+    async def describe_task_queue(
+        self, request: DescribeTaskQueueRequest, **_: object
+    ) -> DescribeTaskQueueResponse:
+        self.asked.append(request.task_queue.name)
+        if not request.task_queue.name.startswith("quick"):
+            await self.may_answer.wait()
+        return DescribeTaskQueueResponse(pollers=[PollerInfo()])
+
+
+class NothingToWarm:
+    """A warmer for histories without refs."""
+
+    def with_context(self, context: SerializationContext) -> Self:
+        return self
+
+    def is_wanted(self, payload: Payload) -> bool:
+        return False
+
+    async def warm(self, payload: Payload) -> int | None:
+        return None
+
+
+def resume(prefetcher: Prefetcher, worker: str, count: int) -> list[Recorded]:
+    resumes = [Recorded() for _ in range(count)]
+    for i, recorded in enumerate(resumes):
+        prefetcher.start(f"{worker}/{i}", f"{worker}-run-{i}", recorded)
+    return resumes
+
+
+async def until_read(resumes: list[Recorded]) -> None:
+    async with asyncio.timeout(10):
+        while not all(recorded.has_ended for recorded in resumes):
+            await asyncio.sleep(0.01)
+
+
+async def lost(resumes: list[Recorded]) -> list[bool]:
+    async with asyncio.timeout(10):
+        return [await asyncio.wrap_future(each.is_worker_lost) for each in resumes]
+
+
+async def test_look_ups_that_wait_for_the_server_keep_no_later_resume_from_its_history() -> None:
+    server = Server()
+    prefetcher = Prefetcher(cast("Client", server), NothingToWarm())
+    resumes: list[Recorded] = []
+    for _ in range(3):
+        resumes += resume(prefetcher, "slow", limits.PREFETCHES_MAX)
+        await until_read(resumes)
+    assert all(recorded.is_complete for recorded in resumes)
+    assert not any(recorded.is_worker_lost.done() for recorded in resumes)
+    server.may_answer.set()
+    assert all(await lost(resumes))
+    assert server.asked == ["slow"]
+    await prefetcher.stop()
+
+
+async def test_a_look_up_does_not_wait_for_that_of_another_worker() -> None:
+    server = Server()
+    prefetcher = Prefetcher(cast("Client", server), NothingToWarm())
+    slow = resume(prefetcher, "slow", 2)
+    await until_read(slow)
+    assert await lost(resume(prefetcher, "quick", 2)) == [True, True]
+    assert not any(recorded.is_worker_lost.done() for recorded in slow)
+    await prefetcher.stop()
+
+
+async def test_a_worker_that_stops_gives_up_its_look_ups() -> None:
+    server = Server()
+    prefetcher = Prefetcher(cast("Client", server), NothingToWarm())
+    resumes = resume(prefetcher, "slow", 3)
+    await until_read(resumes)
+    async with asyncio.timeout(5):
+        await prefetcher.stop()
+    assert await lost(resumes) == [False] * 3
+
+
+async def test_look_ups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "LOOKUPS_MAX", 2)
+    server = Server()
+    prefetcher = Prefetcher(cast("Client", server), NothingToWarm())
+    resumes = resume(prefetcher, "slow", 3)
+    await until_read(resumes)
+    assert all(recorded.is_complete for recorded in resumes)
+    assert [recorded.is_worker_lost.done() for recorded in resumes] == [False, False, True]
+    server.may_answer.set()
+    assert await lost(resumes) == [True, True, False]
+    await prefetcher.stop()
+
+
+async def test_a_look_up_that_takes_too_long_finds_no_crash(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "LOOKUP_SECONDS_MAX", 0.05)
+    prefetcher = Prefetcher(cast("Client", Server()), NothingToWarm())
+    assert await lost(resume(prefetcher, "slow", 2)) == [False, False]
+    await prefetcher.stop()
+
+
+def config(build_id: str = "", *, use: bool = True, cached: int = 1000) -> WorkerConfig:
+    deployment = WorkerDeploymentConfig(
+        version=WorkerDeploymentVersion(deployment_name="ops", build_id=build_id),
+        use_worker_versioning=use,
+    )
+    return WorkerConfig(
+        deployment_config=deployment if build_id else None, max_cached_workflows=cached
+    )
+
+
+@pytest.mark.parametrize(
+    ("last_build_id", "this_worker", "is_lost"),
+    [
+        ("", config(), True),
+        ("", config("v1", use=False), True),
+        ("v1", config("v1"), True),
+        ("v1", config("v2"), False),
+        ("", config("v1"), False),
+        ("v1", config(), False),
+        ("", config(cached=0), False),
+    ],
+)
+async def test_a_run_that_a_rollout_or_the_lack_of_a_cache_has_moved_has_lost_no_worker(
+    last_build_id: str, this_worker: WorkerConfig, is_lost: bool
+) -> None:
+    server = Server()
+    lookup = WorkerLookup(cast("Client", server), ThisWorker.from_config(this_worker))
+    last = LastWorker()
+    for event in (completed("a", "v0"), completed("a", last_build_id), scheduled("quick")):
+        last.note(event.WhichOneof("attributes") or "", event)
+    assert await lookup.is_lost(last) == is_lost
+    assert server.asked == (["quick"] if is_lost else [])
