@@ -15,13 +15,27 @@ from temporalio.api.workflowservice.v1 import (
     GetWorkflowExecutionHistoryResponse,
 )
 from temporalio.contrib.pydantic import pydantic_data_converter
-from temporalio.converter import PayloadCodec
+from temporalio.converter import (
+    ActivitySerializationContext,
+    PayloadCodec,
+    SerializationContext,
+    WithSerializationContext,
+    WorkflowSerializationContext,
+)
 from temporalio.service import RPCError, RPCStatusCode
 
 from everlong.admin.service import follower as module
 from everlong.admin.service.follower import Follower, ProgressFollower
 from everlong.errors import BlobMissing, EverlongError, StoreUnavailable, ThreadNotFound
-from tests.unit.test_progress import History, reply
+from everlong.models import (
+    AGENT_WORKFLOW,
+    APPEND_JOURNAL,
+    CALL_MODEL,
+    Append,
+    Appended,
+    Control,
+)
+from tests.unit.test_progress import History, head, reply
 
 
 @pytest.fixture(autouse=True)
@@ -267,3 +281,49 @@ async def test_lost_bytes_end_a_wait() -> None:
     )
     with pytest.raises(BlobMissing, match="everlong doctor"):
         await ProgressFollower(server, "ops-7").next()  # type: ignore[arg-type]
+
+
+class Contexts(PayloadCodec, WithSerializationContext):
+    """A codec that notes the context of each decode."""
+
+    def __init__(self) -> None:
+        self.context: SerializationContext | None = None
+        self.seen: list[SerializationContext | None] = []
+
+    def with_context(self, context: SerializationContext) -> "Contexts":
+        codec = Contexts()
+        codec.context, codec.seen = context, self.seen
+        return codec
+
+    async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        return list(payloads)
+
+    async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        self.seen.append(self.context)
+        return list(payloads)
+
+
+async def test_payloads_are_decoded_in_the_context_that_the_worker_gives() -> None:
+    history = History().signal("pause", Control()).signal("unpause").send(1).model(reply(2))
+    history.decide("2-1-abcd", approve=True)
+    appending = history.scheduled(APPEND_JOURNAL, Append(head=None, entries=()))
+    history.completed(appending, Appended(head=head(3), written_bytes=1))
+    codec = Contexts()
+    server = Server(page(*history.events))
+    server.data_converter = dataclasses.replace(pydantic_data_converter, payload_codec=codec)
+    await ProgressFollower(server, "ops-7").next()  # type: ignore[arg-type]
+    own = WorkflowSerializationContext(namespace="default", workflow_id="ops-7")
+
+    def activity(name: str) -> ActivitySerializationContext:
+        return ActivitySerializationContext(
+            namespace="default",
+            workflow_id="ops-7",
+            workflow_type=AGENT_WORKFLOW,
+            activity_type=name,
+            activity_id=None,
+            activity_task_queue="agents",
+            is_local=False,
+        )
+
+    append = activity(APPEND_JOURNAL)
+    assert codec.seen == [own, own, own, activity(CALL_MODEL), own, append, append]

@@ -1,7 +1,7 @@
 """Progress of a thread by made-up histories: what each event changes, and what it does not."""
 
 import json
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import pytest
 from hypothesis import given, settings
@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 from pydantic_core import to_json
 from temporalio.api.common.v1 import Payload
 from temporalio.api.history.v1 import HistoryEvent
+from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 
-from everlong.admin.service.progress import Progress, Tracker
+from everlong.admin.service.follower import decoder
+from everlong.admin.service.progress import Activity, Progress, Tracker
+from everlong.errors import KeyMissing
 from everlong.models import (
     AGENT_WORKFLOW,
     APPEND_JOURNAL,
@@ -41,8 +44,14 @@ from everlong.models import (
 _CONVERTER = pydantic_data_converter.payload_converter
 
 
-async def decode(payloads: Any, kind: type) -> Any:
-    return _CONVERTER.from_payloads(payloads, [kind])[0] if payloads else None
+class _Client:
+    """What a decoder needs of a client."""
+
+    namespace = "default"
+    data_converter = pydantic_data_converter
+
+
+decode = decoder(cast("Client", _Client()), "ops-7")
 
 
 def head(seq: int) -> SegmentRef:
@@ -115,6 +124,7 @@ class History:
     def scheduled(self, name: str, argument: object = None) -> int:
         scheduled = self._add("activity_task_scheduled_event_attributes")
         scheduled.activity_type.name = name
+        scheduled.task_queue.name = "agents"
         scheduled.input.payloads.append(_payload(argument))
         return len(self.events)
 
@@ -167,6 +177,8 @@ class History:
 
 
 def _payload(value: object) -> Payload:
+    if isinstance(value, Payload):
+        return value
     return _CONVERTER.to_payloads([value])[0]
 
 
@@ -265,10 +277,44 @@ async def test_a_pause_by_a_person_is_known_with_its_reason() -> None:
     assert (gone_on.status, gone_on.pause, gone_on.answered) == ("waiting", None, 1)
 
 
-@pytest.mark.parametrize("arguments", [(), ("ann",), (7,)])
+@pytest.mark.parametrize("arguments", [(), (None,)])
 async def test_a_pause_by_another_program_needs_no_argument(arguments: tuple[object, ...]) -> None:
     seen = await History().signal("pause", *arguments).task().progress()
     assert (seen.status, seen.pause) == ("paused", Pause())
+
+
+JUNK = [
+    Payload(metadata={"encoding": b"json/plain"}, data=b'"because"'),
+    Payload(metadata={"encoding": b"json/plain"}, data=b"7"),
+    Payload(metadata={"encoding": b"json/plain"}, data=b"{oops"),
+    Payload(metadata={"encoding": b"binary/plain"}, data=b"abc"),
+    Payload(metadata={"encoding": b"theirs"}, data=b"z"),
+]
+
+
+@pytest.mark.parametrize("payload", JUNK, ids=lambda each: each.data.decode())
+@pytest.mark.parametrize("name", ["pause", "unpause", "stop", "everlong.report"])
+async def test_a_signal_that_the_worker_drops_changes_nothing(name: str, payload: Payload) -> None:
+    """The SDK drops a signal whose argument does not convert."""
+    history = History().send(1).model(reply(2, TOOL)).child("ops/child-1").task()
+    if name == "unpause":
+        history.signal("pause").task()
+    before = await history.progress()
+    assert await history.signal(name, payload).task().progress() == before
+
+
+async def test_a_signal_that_the_store_cannot_give_is_an_error() -> None:
+    history = History().signal("pause", Control())
+    tracker = Tracker(_unreadable)
+    await tracker.add(history.events[:1])
+    with pytest.raises(KeyMissing):
+        await tracker.add(history.events[1:])
+
+
+async def _unreadable(payloads: Any, kind: Any, activity: Activity | None) -> Any:
+    if kind is ThreadStart:
+        return await decode(payloads, kind, activity)
+    raise KeyMissing("sealed with key 'a'")
 
 
 async def test_a_pause_is_not_sure_before_the_thread_has_heard_of_it() -> None:

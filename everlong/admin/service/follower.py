@@ -21,11 +21,14 @@ from temporalio.api.workflowservice.v1 import (
     GetWorkflowExecutionHistoryRequest,
 )
 from temporalio.client import Client
+from temporalio.common import RawValue
+from temporalio.converter import ActivitySerializationContext, WorkflowSerializationContext
 from temporalio.service import RPCError, RPCStatusCode
 
-from everlong.admin.service.progress import Decode, Progress, Tracker
+from everlong.admin.service.progress import Activity, Decode, NotConverted, Progress, Tracker
 from everlong.admin.service.translating import readable, translated_rpc
 from everlong.errors import StoreUnavailable
+from everlong.models import AGENT_WORKFLOW
 
 LONG_POLLS_MAX: Final = 500
 """Long polls of one connection at a time. A Temporal frontend takes 1,200 of a namespace by default, and
@@ -203,7 +206,7 @@ class ProgressFollower:
     def __init__(self, client: Client, thread_id: str) -> None:
         self.follower = Follower(client, thread_id)
         self._thread_id = thread_id
-        self._tracker = Tracker(_decoder(client))
+        self._tracker = Tracker(decoder(client, thread_id))
         self._has_begun = False
         self._failures = 0
         self._last: Progress | None = None
@@ -239,14 +242,39 @@ class ProgressFollower:
         return progress
 
 
-def _decoder(client: Client) -> Decode:
-    async def decode(payloads: Sequence[Payload], kind: type) -> Any:
+def decoder(client: Client, thread_id: str) -> Decode:
+    """Return a decoder of a thread's payloads, with the context that the thread's worker gives."""
+    own = WorkflowSerializationContext(namespace=client.namespace, workflow_id=thread_id)
+
+    async def decode(payloads: Sequence[Payload], kind: Any, activity: Activity | None) -> Any:
         if not payloads:
             return None
-        [value, *_] = await client.data_converter.decode(payloads[:1], [kind])
-        return value
+        context = own if activity is None else _context(client, thread_id, activity)
+        converter = client.data_converter.with_context(context)
+        # In two steps, as on a worker: there, a codec's error fails a task, which is tried again.
+        [raw] = await converter.decode(payloads[:1], [RawValue])
+        try:
+            return converter.payload_converter.from_payload(raw.payload, kind)
+        except Exception as error:
+            raise NotConverted(
+                f"a payload of thread {thread_id!r} is no {getattr(kind, '__name__', kind)}. Has a "
+                "worker another payload converter, or another version?"
+            ) from error
 
     return decode
+
+
+def _context(client: Client, thread_id: str, activity: Activity) -> ActivitySerializationContext:
+    return ActivitySerializationContext(
+        namespace=client.namespace,
+        workflow_id=thread_id,
+        workflow_type=AGENT_WORKFLOW,
+        activity_type=activity.type,
+        # Not the id in the event: only the activity itself knows that one, the workflow does not.
+        activity_id=None,
+        activity_task_queue=activity.task_queue,
+        is_local=False,
+    )
 
 
 def _next_run(last: HistoryEvent) -> str:

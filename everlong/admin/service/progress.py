@@ -47,10 +47,36 @@ from everlong.models import (
     seq_after,
 )
 
-Decode = Callable[[Sequence[Payload], type], Awaitable[Any]]
-"""Returns the first of some payloads as a type; None if there is no payload."""
 
+@dataclasses.dataclass(frozen=True)
+class Activity:
+    """An activity, as named by the event that scheduled it."""
+
+    type: str
+    task_queue: str
+
+
+class NotConverted(ValueError):
+    """A payload is not what its reader expects."""
+
+
+Decode = Callable[[Sequence[Payload], Any, Activity | None], Awaitable[Any]]
+"""Returns the first payload of a list as a type; None if the list is empty.
+
+A codec or a converter may work by context. The activity is the one that takes or returns the payloads;
+None stands for the workflow itself. Raises `NotConverted` if a payload that the codec can read is of
+another type.
+"""
+
+_UNKNOWN: Final = Activity("", "")
 _TOOLS: Final = frozenset({RUN_TOOL, COLLECT})
+# The argument types of the workflow's signal handlers.
+_SIGNALS: Final[dict[str, Any]] = {
+    PAUSE_SIGNAL: Control | None,
+    UNPAUSE_SIGNAL: Control | None,
+    STOP_SIGNAL: Control | None,
+    REPORT_SIGNAL: Report,
+}
 _STATUS_ATTRIBUTE: Final = "EverlongStatus"
 _REASON_ATTRIBUTE: Final = "EverlongReason"
 
@@ -185,7 +211,7 @@ class Tracker:
         self._held_by = ""
         self._ended = ""
         self._final: ThreadStatus | None = None
-        self._open: dict[int, str] = {}  # Activity types by the events that scheduled them.
+        self._open: dict[int, Activity] = {}  # By the events that scheduled them.
         self._updates: dict[int, _Update] = {}
         self._admitted: dict[str, _Update] = {}
         self._task_is_open = False
@@ -213,7 +239,7 @@ class Tracker:
     async def _on_started(self, _: HistoryEvent, attributes: Any) -> None:
         self.is_agent = attributes.workflow_type.name == AGENT_WORKFLOW
         if self.is_agent:
-            start: ThreadStart = await self._decode(attributes.input.payloads, ThreadStart)
+            start: ThreadStart = await self._decode(attributes.input.payloads, ThreadStart, None)
             self._begin(start.state)
 
     async def _on_task_scheduled(self, *_: Any) -> None:
@@ -229,7 +255,7 @@ class Tracker:
 
     async def _on_completed(self, _: HistoryEvent, attributes: Any) -> None:
         self._ended = "completed"
-        self._final = await self._decode(attributes.result.payloads, ThreadStatus)
+        self._final = await self._decode(attributes.result.payloads, ThreadStatus, None)
 
     async def _on_failed(self, *_: Any) -> None:
         self._ended = "failed"
@@ -247,34 +273,36 @@ class Tracker:
 
     async def _on_activity_scheduled(self, event: HistoryEvent, attributes: Any) -> None:
         name = attributes.activity_type.name
-        self._open[event.event_id] = name
+        activity = Activity(name, attributes.task_queue.name)
+        self._open[event.event_id] = activity
         self._held_by = ""
         if name == CALL_MODEL:
             self._inbox -= not self._in_turn
             self._in_turn = True
             self._waits, self._children = {}, set()
         elif name == APPEND_JOURNAL:
-            append: Append = await self._decode(attributes.input.payloads, Append)
+            append: Append = await self._decode(attributes.input.payloads, Append, activity)
             self._find_failure(append)
 
     async def _on_activity_completed(self, _: HistoryEvent, attributes: Any) -> None:
-        name = self._open.pop(attributes.scheduled_event_id, "")
-        self._tool_calls += name in _TOOLS
-        if name == CALL_MODEL:
-            turn: ModelTurn = await self._decode(attributes.result.payloads, ModelTurn)
+        activity = self._open.pop(attributes.scheduled_event_id, _UNKNOWN)
+        payloads = attributes.result.payloads
+        self._tool_calls += activity.type in _TOOLS
+        if activity.type == CALL_MODEL:
+            turn: ModelTurn = await self._decode(payloads, ModelTurn, activity)
             self._take_reply(turn)
-        elif name == APPEND_JOURNAL:
-            appended: Appended = await self._decode(attributes.result.payloads, Appended)
+        elif activity.type == APPEND_JOURNAL:
+            appended: Appended = await self._decode(payloads, Appended, activity)
             self._advance(appended.head)
 
     async def _on_activity_failed(self, _: HistoryEvent, attributes: Any) -> None:
         self._close_failed(attributes.scheduled_event_id, attributes.failure)
 
     async def _on_activity_canceled(self, _: HistoryEvent, attributes: Any) -> None:
-        self._open.pop(attributes.scheduled_event_id, "")
+        self._open.pop(attributes.scheduled_event_id, _UNKNOWN)
 
     def _close_failed(self, scheduled_event_id: int, failure: Failure) -> None:
-        name = self._open.pop(scheduled_event_id, "")
+        name = self._open.pop(scheduled_event_id, _UNKNOWN).type
         if failure.application_failure_info.type == HELD:
             self._held_by = printable(failure.message, limits.HELD_REASON_CHARS_MAX)
         else:
@@ -354,35 +382,40 @@ class Tracker:
         if update is None or not attributes.outcome.HasField("success"):
             return
         if update.name == SEND_UPDATE:
-            number: int = await self._decode(attributes.outcome.success.payloads, int)
+            number: int = await self._decode(attributes.outcome.success.payloads, int, None)
             self._inbox += max(0, number - self._messages)
             self._messages = max(self._messages, number)
         elif update.name == DECIDE_UPDATE:
-            decide: Decide = await self._decode(update.payloads, Decide)
+            decide: Decide = await self._decode(update.payloads, Decide, None)
             is_new = self._waits.pop(decide.id, None) is not None
             self._tool_calls += is_new and not decide.approve
 
     async def _on_signaled(self, _: HistoryEvent, attributes: Any) -> None:
-        name, payloads = attributes.signal_name, attributes.input.payloads
+        kind = _SIGNALS.get(attributes.signal_name)
+        if kind is None:
+            return
+        try:
+            said = await self._decode(attributes.input.payloads, kind, None)
+        except NotConverted:
+            return  # Any program may send a signal. The worker drops one that it cannot convert.
+        if said is not None and not isinstance(said, kind):
+            return  # Plain bytes become no other type. The handler on the worker fails with them.
+        self._take_signal(attributes.signal_name, said)
+
+    def _take_signal(self, name: str, said: Any) -> None:
         if name == PAUSE_SIGNAL and self._pause is None:
-            said = await self._control(payloads)
+            control: Control = said or Control()
             self._pause = Pause(
-                by=printable(said.by, limits.CALL_NAME_CHARS_MAX),
-                reason=printable(said.reason, limits.REASON_CHARS_MAX),
+                by=printable(control.by, limits.CALL_NAME_CHARS_MAX),
+                reason=printable(control.reason, limits.REASON_CHARS_MAX),
             )
         elif name == UNPAUSE_SIGNAL:
             self._pause, self._pause_is_brief = None, False
         elif name == STOP_SIGNAL:
             self._stopping = True
-        elif name == REPORT_SIGNAL:
-            report: Report = await self._decode(payloads, Report)
+        elif name == REPORT_SIGNAL and said is not None:
+            report: Report = said
             self._children.discard(report.child_id)
-
-    async def _control(self, payloads: Sequence[Payload]) -> Control:
-        try:
-            return await self._decode(payloads, Control) or Control()
-        except (TypeError, ValueError):  # Another program may signal what it likes.
-            return Control()
 
     async def _on_attributes(self, _: HistoryEvent, attributes: Any) -> None:
         """Take in a pause by the policy, which the search attributes name in a word."""
