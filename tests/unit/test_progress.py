@@ -217,6 +217,17 @@ async def test_a_roll_carries_the_state_over() -> None:
     assert after.status == "waiting"
 
 
+async def test_a_roll_in_the_middle_of_a_turn_is_work() -> None:
+    before = History().send(1).model(reply(2, TOOL)).tool().closed("continued_as_new")
+    tracker = Tracker(decode)
+    await tracker.add(before.events)
+    rolled = tracker.progress()
+    await tracker.add(History(ThreadState(in_turn=True)).events)
+    begun = tracker.progress()
+    for seen in (rolled, begun):
+        assert (seen.status, seen.is_busy, seen.needs_query) == ("working", True, False)
+
+
 async def test_an_approval_waits_until_it_is_decided() -> None:
     history = History().send(1).model(reply(2, call()))
     asked = await history.progress()
@@ -393,7 +404,7 @@ async def test_another_workflow_is_not_taken_for_a_thread() -> None:
 )
 async def test_progress_does_not_depend_on_how_events_are_paged(turns: list[str]) -> None:
     """And all messages are answered in the end, by entries in the order of their numbers."""
-    history, seq = History(), 0
+    history, seq = History().task(), 0
     for number, turn in enumerate(turns, 1):
         seq = _play(history.send(number), turn, seq)
     whole, paged = Tracker(decode), Tracker(decode)

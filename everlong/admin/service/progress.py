@@ -241,6 +241,10 @@ class Tracker:
         if self.is_agent:
             start: ThreadStart = await self._decode(attributes.input.payloads, ThreadStart, None)
             self._begin(start.state)
+            self._task_is_open = True  # The first task of a run always comes.
+
+    async def _on_continued(self, *_: Any) -> None:
+        self._task_is_open = True  # The first one of the next run.
 
     async def _on_task_scheduled(self, *_: Any) -> None:
         self._task_is_open = True
@@ -431,6 +435,7 @@ class Tracker:
 _STARTED: Final = "workflow_execution_started_event_attributes"
 _HANDLERS: Final[dict[str, Callable[[Tracker, HistoryEvent, Any], Awaitable[None]]]] = {
     _STARTED: Tracker._on_started,
+    "workflow_execution_continued_as_new_event_attributes": Tracker._on_continued,
     "workflow_task_scheduled_event_attributes": Tracker._on_task_scheduled,
     "workflow_task_started_event_attributes": Tracker._on_task_started,
     "workflow_task_completed_event_attributes": Tracker._on_task_completed,
