@@ -18,12 +18,16 @@ from everlong.errors import KeyMissing
 from everlong.models import (
     AGENT_WORKFLOW,
     APPEND_JOURNAL,
+    BRIEF,
     CALL_MODEL,
+    COLLECT,
     HELD,
     RUN_TOOL,
     Append,
     Appended,
+    Call,
     CallOptions,
+    Context,
     Control,
     Counters,
     Decide,
@@ -37,6 +41,8 @@ from everlong.models import (
     ThreadStart,
     ThreadState,
     ThreadStatus,
+    ToolRun,
+    Waits,
     WantedCall,
     new_entry,
 )
@@ -74,6 +80,12 @@ def call(**options: Any) -> WantedCall:
 
 
 TOOL = WantedCall(call_id="t", tool="read")
+SUB_AGENT = WantedCall(call_id="s", tool="research", options=CallOptions(agent="research"))
+
+
+def run(call_id: str) -> ToolRun:
+    context = Context(agent="ops", head=None, snapshot=None, now_ms=1)
+    return ToolRun(context=context, call_id=call_id, tool="read")
 
 
 class History:
@@ -278,6 +290,82 @@ async def test_what_holds_an_activity_is_said_until_it_is_tried_again() -> None:
     assert (await history.progress()).held_by == ""
 
 
+@pytest.mark.parametrize("name", [CALL_MODEL, RUN_TOOL, BRIEF, COLLECT])
+@pytest.mark.parametrize("is_paused_first", [False, True])
+async def test_a_step_that_is_held_is_not_tried_again_while_the_thread_is_paused(
+    name: str, is_paused_first: bool
+) -> None:
+    history = History().send(1)
+    if name != CALL_MODEL:
+        history.model(reply(2, TOOL if name == RUN_TOOL else SUB_AGENT))
+    step = history.scheduled(name)
+    if is_paused_first:
+        history.signal("pause", Control(by="ann")).task().failed(step, HELD, "no store").task()
+    else:
+        history.failed(step, HELD, "no store").task().signal("pause", Control(by="ann")).task()
+    seen = await history.progress()
+    assert (seen.status, seen.held_by, seen.pause) == ("paused", "", Pause(by="ann"))
+    assert (seen.is_busy, seen.needs_query) == (False, False)
+
+
+async def test_the_journal_is_held_in_a_paused_thread_too() -> None:
+    history = History().send(1).signal("pause").task()
+    history.failed(history.scheduled(APPEND_JOURNAL, Append(head=None, entries=())), HELD, "away")
+    seen = await history.task().progress()
+    assert (seen.status, seen.held_by) == ("held", "away")
+
+
+async def test_tools_that_are_held_side_by_side_are_held_each_for_itself() -> None:
+    history = History().send(1).model(reply(2, TOOL, TOOL))
+    first, second = (history.scheduled(RUN_TOOL, run(each)) for each in "ab")
+    history.failed(first, HELD, "store away").failed(second, HELD, "no key").task()
+    assert (await history.progress()).held_by == "store away"
+    second = history.scheduled(RUN_TOOL, run("b"))
+    assert (await history.progress()).held_by == "store away"
+    seen = await history.completed(second, {}).task().progress()
+    assert (seen.status, seen.held_by, seen.needs_query) == ("held", "store away", False)
+    first = history.scheduled(RUN_TOOL, run("a"))
+    seen = await history.progress()
+    assert (seen.status, seen.held_by) == ("working", "")
+    seen = await history.completed(first, {}).model(reply(5)).progress()
+    assert (seen.status, seen.answered, seen.tool_calls) == ("waiting", 1, 2)
+
+
+async def test_a_tool_that_is_approved_meanwhile_does_not_release_one_that_is_held() -> None:
+    history = History().send(1).model(reply(2, TOOL, call()))
+    history.failed(history.scheduled(RUN_TOOL, run("t")), HELD, "store away").task()
+    approved = history.decide("2-2-abcd", approve=True).scheduled(RUN_TOOL, run("c"))
+    seen = await history.completed(approved, {}).task().progress()
+    assert (seen.status, seen.held_by, seen.needs_query) == ("held", "store away", False)
+
+
+@pytest.mark.parametrize("is_rolled", [False, True])
+async def test_a_tool_that_does_not_run_beside_an_approval_was_paused_by_the_policy(
+    is_rolled: bool,
+) -> None:
+    history = History().send(1).model(reply(2, call(), TOOL))
+    if is_rolled:
+        calls = (
+            Call(id="2-1-abcd", call_id="c", tool="pay", waits=Waits(asked_ms=1)),
+            Call(id="2-2-", call_id="t", tool="read"),
+        )
+        history = History(ThreadState(in_turn=True, head=head(2), calls=calls)).task()
+    seen = await history.progress()
+    assert (seen.status, seen.pending, seen.needs_query) == ("paused", 1, True)
+    seen = await history.tool().progress()
+    assert (seen.status, seen.pending, seen.needs_query) == ("approval", 1, False)
+
+
+@pytest.mark.parametrize("approve", [False, True])
+async def test_a_decision_beside_another_approval_is_no_pause(approve: bool) -> None:
+    history = History().send(1).model(reply(2, call(), call()))
+    history.decide("2-1-abcd", approve)
+    if approve:
+        history.tool()
+    seen = await history.progress()
+    assert (seen.status, seen.pending, seen.needs_query) == ("approval", 1, False)
+
+
 async def test_a_pause_by_a_person_is_known_with_its_reason() -> None:
     history = History().signal("pause", Control(by="ann", reason="wrong cluster")).task().send(1)
     seen = await history.progress()
@@ -307,7 +395,7 @@ JUNK = [
 @pytest.mark.parametrize("name", ["pause", "unpause", "stop", "everlong.report"])
 async def test_a_signal_that_the_worker_drops_changes_nothing(name: str, payload: Payload) -> None:
     """The SDK drops a signal whose argument does not convert."""
-    history = History().send(1).model(reply(2, TOOL)).child("ops/child-1").task()
+    history = History().send(1).model(reply(2, SUB_AGENT)).child("ops/child-1").task()
     if name == "unpause":
         history.signal("pause").task()
     before = await history.progress()
@@ -349,7 +437,7 @@ async def test_search_attributes_name_the_limit_that_paused_a_thread() -> None:
 
 
 async def test_a_sub_agent_is_waited_for_until_it_reports() -> None:
-    history = History().send(1).model(reply(2, TOOL)).child("ops/child-1").task()
+    history = History().send(1).model(reply(2, SUB_AGENT)).child("ops/child-1").task()
     waiting = await history.progress()
     assert (waiting.status, waiting.needs_query) == ("working", False)
     history.signal("everlong.report", Report(child_id="ops/child-1")).task()

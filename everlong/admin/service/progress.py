@@ -32,7 +32,9 @@ from everlong.models import (
     Answer,
     Append,
     Appended,
+    Brief,
     CallOptions,
+    Collect,
     Control,
     Decide,
     Kind,
@@ -43,6 +45,7 @@ from everlong.models import (
     ThreadStart,
     ThreadState,
     ThreadStatus,
+    ToolRun,
     printable,
     seq_after,
 )
@@ -68,8 +71,11 @@ None stands for the workflow itself. Raises `NotConverted` if a payload that the
 another type.
 """
 
-_UNKNOWN: Final = Activity("", "")
 _TOOLS: Final = frozenset({RUN_TOOL, COLLECT})
+# The activities that run side by side, one for each call of a reply, and their arguments.
+_CALLS: Final[dict[str, Any]] = {RUN_TOOL: ToolRun, BRIEF: Brief, COLLECT: Collect}
+# A thread that is paused does not try these again.
+_STEPS: Final = frozenset({CALL_MODEL, *_CALLS})
 # The argument types of the workflow's signal handlers.
 _SIGNALS: Final[dict[str, Any]] = {
     PAUSE_SIGNAL: Control | None,
@@ -141,10 +147,32 @@ class _Wait:
     """False until the workflow task that asks has completed: the deadline counts from its time."""
 
 
+@dataclasses.dataclass(frozen=True)
+class _Open:
+    """An activity that was scheduled and has not closed."""
+
+    activity: Activity
+    payloads: Sequence[Payload] = ()
+    """Its argument, if the activity belongs to a call."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Held:
+    """An activity that could not begin. The thread tries it again after a pause."""
+
+    type: str
+    call_id: str
+    """The call that it belongs to, if any: several may be held side by side."""
+    reason: str
+
+
 @dataclasses.dataclass
 class _Update:
     name: str
     payloads: Sequence[Payload]
+
+
+_UNKNOWN: Final = _Open(Activity("", ""))
 
 
 class Tracker:
@@ -184,7 +212,7 @@ class Tracker:
             head=self._head,
             answers=self._answers,
             pause=self._pause,
-            held_by=self._held_by,
+            held_by=self._held_by(),
             ended=self._ended,
             is_busy=is_busy,
             needs_query=not self._ended and (looks_paused or self._pause_is_brief),
@@ -208,10 +236,11 @@ class Tracker:
         self._children = {
             call.child_id for call in state.calls if call.child_id and not call.report
         }
-        self._held_by = ""
+        self._tools = sum(not call.options.agent and not call.result for call in state.calls)
+        self._held: list[_Held] = []
         self._ended = ""
         self._final: ThreadStatus | None = None
-        self._open: dict[int, Activity] = {}  # By the events that scheduled them.
+        self._open: dict[int, _Open] = {}  # By the events that scheduled them.
         self._updates: dict[int, _Update] = {}
         self._admitted: dict[str, _Update] = {}
         self._task_is_open = False
@@ -219,14 +248,26 @@ class Tracker:
 
     def _is_stuck(self) -> bool:
         """Whether the thread has work and does nothing: then its policy has paused it."""
-        waits = self._held_by or self._waits or self._children
+        if self._pause is not None or self._stopping:
+            return False
+        waiting = sum(not each.options.agent for each in self._waits.values())
+        held = sum(each.type == RUN_TOOL for each in self._held)
+        if self._tools > waiting + held:
+            return True
         has_work = self._in_turn or self._inbox > 0
-        return has_work and not waits and self._pause is None and not self._stopping
+        return has_work and not (self._held or self._waits or self._children)
+
+    def _held_by(self) -> str:
+        """Return why the activity that was held first could not begin."""
+        reasons = (
+            each.reason for each in self._held if self._pause is None or each.type not in _STEPS
+        )
+        return next(reasons, "")
 
     def _word(self, is_busy: bool, looks_paused: bool) -> str:
         if self._stopping:
             return "stopping"
-        if self._held_by:
+        if self._held_by():
             return "held"
         if self._pause is not None or looks_paused:
             return "paused"
@@ -278,20 +319,21 @@ class Tracker:
     async def _on_activity_scheduled(self, event: HistoryEvent, attributes: Any) -> None:
         name = attributes.activity_type.name
         activity = Activity(name, attributes.task_queue.name)
-        self._open[event.event_id] = activity
-        self._held_by = ""
+        payloads = list(attributes.input.payloads) if name in _CALLS else ()
+        self._open[event.event_id] = _Open(activity, payloads)
+        await self._release(self._open[event.event_id])
         if name == CALL_MODEL:
             self._inbox -= not self._in_turn
             self._in_turn = True
-            self._waits, self._children = {}, set()
+            self._waits, self._children, self._tools = {}, set(), 0
         elif name == APPEND_JOURNAL:
             append: Append = await self._decode(attributes.input.payloads, Append, activity)
             self._find_failure(append)
 
     async def _on_activity_completed(self, _: HistoryEvent, attributes: Any) -> None:
-        activity = self._open.pop(attributes.scheduled_event_id, _UNKNOWN)
+        activity = self._open.pop(attributes.scheduled_event_id, _UNKNOWN).activity
         payloads = attributes.result.payloads
-        self._tool_calls += activity.type in _TOOLS
+        self._count_call(activity.type)
         if activity.type == CALL_MODEL:
             turn: ModelTurn = await self._decode(payloads, ModelTurn, activity)
             self._take_reply(turn)
@@ -300,17 +342,42 @@ class Tracker:
             self._advance(appended.head)
 
     async def _on_activity_failed(self, _: HistoryEvent, attributes: Any) -> None:
-        self._close_failed(attributes.scheduled_event_id, attributes.failure)
+        closed = self._open.pop(attributes.scheduled_event_id, _UNKNOWN)
+        failure: Failure = attributes.failure
+        if failure.application_failure_info.type == HELD:
+            reason = printable(failure.message, limits.HELD_REASON_CHARS_MAX)
+            call_id = await self._call_id(closed)
+            self._held.append(_Held(closed.activity.type, call_id, reason))
+            return
+        self._count_call(closed.activity.type)
+        self._tool_calls += closed.activity.type == BRIEF
 
     async def _on_activity_canceled(self, _: HistoryEvent, attributes: Any) -> None:
         self._open.pop(attributes.scheduled_event_id, _UNKNOWN)
 
-    def _close_failed(self, scheduled_event_id: int, failure: Failure) -> None:
-        name = self._open.pop(scheduled_event_id, _UNKNOWN).type
-        if failure.application_failure_info.type == HELD:
-            self._held_by = printable(failure.message, limits.HELD_REASON_CHARS_MAX)
-        else:
-            self._tool_calls += name in _TOOLS or name == BRIEF
+    def _count_call(self, activity_type: str) -> None:
+        """Count a call that has a result now."""
+        self._tool_calls += activity_type in _TOOLS
+        self._tools -= activity_type == RUN_TOOL
+
+    async def _release(self, begun: _Open) -> None:
+        """Drop the reason that held an activity before, since it is tried again."""
+        if not self._held:
+            return
+        if begun.activity.type not in _CALLS:
+            self._held.clear()  # Only calls run side by side.
+            return
+        key = (begun.activity.type, await self._call_id(begun))
+        self._held = [each for each in self._held if each.type in _CALLS]
+        for held in self._held:
+            if (held.type, held.call_id) == key:
+                self._held.remove(held)
+                return
+
+    async def _call_id(self, opened: _Open) -> str:
+        kind = _CALLS.get(opened.activity.type)
+        found = kind and await self._decode(opened.payloads, kind, opened.activity)
+        return found.call_id if found else ""
 
     def _find_failure(self, append: Append) -> None:
         """Note the end of a turn without an answer. It counts once the journal has the reason."""
@@ -318,7 +385,7 @@ class Tracker:
             if entry.kind == Kind.FAILURE and self._failed_seq is None:
                 self._failed_seq = entry.seq
                 self._inbox -= not self._in_turn
-                self._in_turn = False
+                self._in_turn, self._tools = False, 0
 
     def _take_reply(self, turn: ModelTurn) -> None:
         self._steps += 1
@@ -327,6 +394,7 @@ class Tracker:
         if not turn.tool_calls:
             self._end_turn(seq)
             self._in_turn = False
+        self._tools = sum(not each.options.agent for each in turn.tool_calls)
         for number, wanted in enumerate(turn.tool_calls, 1):
             if wanted.options.needs_approval:
                 wait = _Wait(wanted.options, is_asked=False)
@@ -355,8 +423,11 @@ class Tracker:
                 wait.escalated = True
                 wait.deadline_ms = _deadline_ms(time_ms, wait.options.deadline_seconds)
             else:
-                del self._waits[call_id]
-                self._tool_calls += 1
+                self._deny(self._waits.pop(call_id))
+
+    def _deny(self, wait: _Wait) -> None:
+        self._tool_calls += 1
+        self._tools -= not wait.options.agent
 
     # Sub-agents.
 
@@ -391,8 +462,9 @@ class Tracker:
             self._messages = max(self._messages, number)
         elif update.name == DECIDE_UPDATE:
             decide: Decide = await self._decode(update.payloads, Decide, None)
-            is_new = self._waits.pop(decide.id, None) is not None
-            self._tool_calls += is_new and not decide.approve
+            wait = self._waits.pop(decide.id, None)
+            if wait is not None and not decide.approve:
+                self._deny(wait)
 
     async def _on_signaled(self, _: HistoryEvent, attributes: Any) -> None:
         kind = _SIGNALS.get(attributes.signal_name)
