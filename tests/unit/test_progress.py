@@ -308,6 +308,20 @@ async def test_a_step_that_is_held_is_not_tried_again_while_the_thread_is_paused
     assert (seen.is_busy, seen.needs_query) == (False, False)
 
 
+async def test_a_limit_that_is_still_reached_after_a_pause_is_no_hold() -> None:
+    history = History().send(1)
+    history.failed(history.scheduled(CALL_MODEL), HELD, "no store").task()
+    seen = await history.signal("pause").task().signal("unpause").task().progress()
+    assert (seen.status, seen.held_by, seen.needs_query) == ("paused", "", True)
+
+
+async def test_a_pause_that_is_over_at_once_leaves_a_step_held() -> None:
+    history = History().send(1)
+    history.failed(history.scheduled(CALL_MODEL), HELD, "no store").task()
+    seen = await history.signal("pause").signal("unpause").task().progress()
+    assert (seen.status, seen.held_by, seen.needs_query) == ("held", "no store", False)
+
+
 async def test_the_journal_is_held_in_a_paused_thread_too() -> None:
     history = History().send(1).signal("pause").task()
     history.failed(history.scheduled(APPEND_JOURNAL, Append(head=None, entries=())), HELD, "away")

@@ -297,6 +297,8 @@ class Tracker:
         # One that failed or timed out is tried again, so it stays open.
         self._task_is_open = False
         self._expire(self._task_ms)
+        if self._pause is not None:  # The thread has left the steps that were held.
+            self._held = [each for each in self._held if each.type not in _STEPS]
 
     async def _on_completed(self, _: HistoryEvent, attributes: Any) -> None:
         self._ended = "completed"
