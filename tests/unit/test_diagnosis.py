@@ -1,16 +1,19 @@
 """What a failed task says about its worker, and how a diagnosis becomes part of an error."""
 
 import asyncio
+import time
 from typing import cast
 
 import pytest
+from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionResponse
 from temporalio.client import Client
 
 from everlong.admin.service import diagnosis
 from everlong.admin.service.diagnosis import Diagnosis, Fault, Watch, explain_agent, explain_fault
 from everlong.admin.service.translating import START_ONE
-from everlong.errors import NoWorker
+from everlong.admin.service.watching import held_by
+from everlong.errors import KeyMissing, NoWorker
 from everlong.models import HELD
 
 
@@ -71,6 +74,7 @@ def test_an_agent_that_another_worker_may_have_is_not_called_missing() -> None:
 async def test_a_diagnosis_takes_the_place_of_general_advice() -> None:
     watch = Watch(await Client.connect("127.0.0.1:1", lazy=True), "ops-7")
     watch.latest = Diagnosis("busy", "worker it is busy")
+    watch._diagnosed_at = time.monotonic()
     error = await watch.explain(NoWorker(f"no worker answers. {START_ONE} Look again."))
     assert str(error) == "no worker answers. Worker it is busy. Look again."
     error = await watch.explain(NoWorker("it cannot take it now."))
@@ -111,6 +115,64 @@ async def test_a_report_that_fails_does_not_fail_the_wait(caplog: pytest.LogCapt
         await asyncio.sleep(0)
     assert watch.latest == Diagnosis("busy", "it is busy")
     assert "was not reported" in caplog.text
+
+
+@pytest.mark.usefixtures("found")
+async def test_a_failing_callback_about_holds_does_not_end_the_watch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def held_by(*_: object) -> str:
+        return "the store is away"
+
+    def fail(_: str) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(diagnosis, "held_by", held_by)
+    async with asyncio.timeout(10), Watch(cast("Client", None), "t") as watch:
+        watch.on_held = fail
+        while watch.latest is None:
+            await asyncio.sleep(0.01)
+        assert watch._task is not None
+        assert not watch._task.done()
+    assert watch.held_by == "the store is away"
+    assert "was not reported" in caplog.text
+
+
+@pytest.mark.usefixtures("found")
+async def test_heartbeats_that_cannot_be_read_do_not_undo_a_diagnosis(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def held_by(*_: object) -> str:
+        raise KeyMissing("sealed with key 'a'")
+
+    monkeypatch.setattr(diagnosis, "held_by", held_by)
+    watch = Watch(cast("Client", None), "t")
+    watch.held_by = "what was read before"
+    await watch._diagnose()
+    assert watch.latest == Diagnosis("busy", "it is busy")
+    assert watch.held_by == "what was read before"
+
+
+async def test_heartbeats_of_other_activities_are_not_decoded() -> None:
+    theirs, ours = PendingActivityInfo(), PendingActivityInfo()
+    theirs.activity_type.name = "deploy"
+    theirs.heartbeat_details.payloads.add(metadata={"encoding": b"theirs"}, data=b"?")
+    ours.activity_type.name = "everlong.call_model"
+    ours.heartbeat_details.payloads.add(metadata={"encoding": b"json/plain"}, data=b'"a slot"')
+    client = await Client.connect("127.0.0.1:1", lazy=True)
+    assert await held_by(client, [theirs, ours]) == "a slot"
+
+
+@pytest.mark.usefixtures("found")
+@pytest.mark.parametrize(("age_seconds", "text"), [(3.0, "It is busy."), (1.0, "No worker polls.")])
+async def test_a_caller_gives_up_by_a_diagnosis_that_is_fresh(
+    age_seconds: float, text: str
+) -> None:
+    watch = Watch(cast("Client", None), "t")
+    watch.latest = Diagnosis("no_worker", "no worker polls")
+    watch._diagnosed_at = time.monotonic() - age_seconds
+    assert str(await watch.explain(NoWorker(START_ONE))) == text
+    assert watch.finds_workers == (age_seconds > 2)
 
 
 @pytest.mark.usefixtures("found")

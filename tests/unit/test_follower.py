@@ -1,22 +1,41 @@
 """The follower of a history: it goes on across runs, resets, restarts of the server, and many waits."""
 
 import asyncio
+import dataclasses
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from temporalio.api.common.v1 import Payload
 from temporalio.api.enums.v1 import WorkflowExecutionStatus
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.workflowservice.v1 import (
     DescribeWorkflowExecutionResponse,
     GetWorkflowExecutionHistoryResponse,
 )
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.converter import (
+    ActivitySerializationContext,
+    PayloadCodec,
+    SerializationContext,
+    WithSerializationContext,
+    WorkflowSerializationContext,
+)
 from temporalio.service import RPCError, RPCStatusCode
 
 from everlong.admin.service import follower as module
 from everlong.admin.service.follower import Follower, ProgressFollower
-from everlong.errors import ThreadNotFound
+from everlong.errors import BlobMissing, EverlongError, StoreUnavailable, ThreadNotFound
+from everlong.models import (
+    AGENT_WORKFLOW,
+    APPEND_JOURNAL,
+    CALL_MODEL,
+    Append,
+    Appended,
+    Control,
+)
+from tests.unit.test_progress import History, head, reply
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +55,7 @@ class Server:
         self.events = 1
         self.asked: list[tuple[str, bytes]] = []
         self.described = 0
+        self.data_converter = pydantic_data_converter
         self.service_client = self
         self.workflow_service = self
 
@@ -215,3 +235,95 @@ async def test_a_wait_that_is_cancelled_gives_its_long_poll_back() -> None:
     waiting.cancel()
     await asyncio.wait([waiting])
     assert follower._polls.count == 0
+
+
+class Store(PayloadCodec):
+    """A codec whose store fails for the given decodes, counted from one."""
+
+    def __init__(self, fails_at: Sequence[int], error: EverlongError) -> None:
+        self.fails_at = fails_at
+        self.error = error
+        self.decodes = 0
+
+    async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        return list(payloads)
+
+    async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        self.decodes += 1
+        if self.decodes in self.fails_at:
+            raise self.error
+        return list(payloads)
+
+
+@pytest.mark.parametrize("fails_at", [(1,), (3,), (1, 2, 3), (3, 4)])
+async def test_a_wait_outlasts_a_store_that_is_away(fails_at: Sequence[int]) -> None:
+    events = History().send(1).model(reply(2)).events
+    server = Server(*[page(*events) for _ in range(5)])
+    server.data_converter = dataclasses.replace(
+        pydantic_data_converter, payload_codec=Store(fails_at, StoreUnavailable("no route"))
+    )
+    progress = ProgressFollower(server, "ops-7")  # type: ignore[arg-type]
+    for _ in fails_at:
+        assert await progress.next() is None
+        assert "no route" in progress.follower.problem
+    found = await progress.next()
+    assert found is not None
+    assert (found.answered, found.messages, found.steps) == (1, 1, 1)
+    assert progress.follower.problem == ""
+    # Each try reads the whole run: the page token was past events that the failure lost.
+    assert server.asked == [("run-1", b"")] * (len(fails_at) + 1)
+
+
+async def test_lost_bytes_end_a_wait() -> None:
+    server = Server(page(*History().events))
+    server.data_converter = dataclasses.replace(
+        pydantic_data_converter, payload_codec=Store((1,), BlobMissing("pack 'x' is missing"))
+    )
+    with pytest.raises(BlobMissing, match="everlong doctor"):
+        await ProgressFollower(server, "ops-7").next()  # type: ignore[arg-type]
+
+
+class Contexts(PayloadCodec, WithSerializationContext):
+    """A codec that notes the context of each decode."""
+
+    def __init__(self) -> None:
+        self.context: SerializationContext | None = None
+        self.seen: list[SerializationContext | None] = []
+
+    def with_context(self, context: SerializationContext) -> "Contexts":
+        codec = Contexts()
+        codec.context, codec.seen = context, self.seen
+        return codec
+
+    async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        return list(payloads)
+
+    async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        self.seen.append(self.context)
+        return list(payloads)
+
+
+async def test_payloads_are_decoded_in_the_context_that_the_worker_gives() -> None:
+    history = History().signal("pause", Control()).signal("unpause").send(1).model(reply(2))
+    history.decide("2-1-abcd", approve=True)
+    appending = history.scheduled(APPEND_JOURNAL, Append(head=None, entries=()))
+    history.completed(appending, Appended(head=head(3), written_bytes=1))
+    codec = Contexts()
+    server = Server(page(*history.events))
+    server.data_converter = dataclasses.replace(pydantic_data_converter, payload_codec=codec)
+    await ProgressFollower(server, "ops-7").next()  # type: ignore[arg-type]
+    own = WorkflowSerializationContext(namespace="default", workflow_id="ops-7")
+
+    def activity(name: str) -> ActivitySerializationContext:
+        return ActivitySerializationContext(
+            namespace="default",
+            workflow_id="ops-7",
+            workflow_type=AGENT_WORKFLOW,
+            activity_type=name,
+            activity_id=None,
+            activity_task_queue="agents",
+            is_local=False,
+        )
+
+    append = activity(APPEND_JOURNAL)
+    assert codec.seen == [own, own, own, activity(CALL_MODEL), own, append, append]

@@ -1,7 +1,7 @@
 """Progress of a thread by made-up histories: what each event changes, and what it does not."""
 
 import json
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import pytest
 from hypothesis import given, settings
@@ -9,18 +9,25 @@ from hypothesis import strategies as st
 from pydantic_core import to_json
 from temporalio.api.common.v1 import Payload
 from temporalio.api.history.v1 import HistoryEvent
+from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 
-from everlong.admin.service.progress import Progress, Tracker
+from everlong.admin.service.follower import decoder
+from everlong.admin.service.progress import Activity, Progress, Tracker
+from everlong.errors import KeyMissing
 from everlong.models import (
     AGENT_WORKFLOW,
     APPEND_JOURNAL,
+    BRIEF,
     CALL_MODEL,
+    COLLECT,
     HELD,
     RUN_TOOL,
     Append,
     Appended,
+    Call,
     CallOptions,
+    Context,
     Control,
     Counters,
     Decide,
@@ -34,6 +41,8 @@ from everlong.models import (
     ThreadStart,
     ThreadState,
     ThreadStatus,
+    ToolRun,
+    Waits,
     WantedCall,
     new_entry,
 )
@@ -41,8 +50,14 @@ from everlong.models import (
 _CONVERTER = pydantic_data_converter.payload_converter
 
 
-async def decode(payloads: Any, kind: type) -> Any:
-    return _CONVERTER.from_payloads(payloads, [kind])[0] if payloads else None
+class _Client:
+    """What a decoder needs of a client."""
+
+    namespace = "default"
+    data_converter = pydantic_data_converter
+
+
+decode = decoder(cast("Client", _Client()), "ops-7")
 
 
 def head(seq: int) -> SegmentRef:
@@ -65,6 +80,12 @@ def call(**options: Any) -> WantedCall:
 
 
 TOOL = WantedCall(call_id="t", tool="read")
+SUB_AGENT = WantedCall(call_id="s", tool="research", options=CallOptions(agent="research"))
+
+
+def run(call_id: str) -> ToolRun:
+    context = Context(agent="ops", head=None, snapshot=None, now_ms=1)
+    return ToolRun(context=context, call_id=call_id, tool="read")
 
 
 class History:
@@ -115,6 +136,7 @@ class History:
     def scheduled(self, name: str, argument: object = None) -> int:
         scheduled = self._add("activity_task_scheduled_event_attributes")
         scheduled.activity_type.name = name
+        scheduled.task_queue.name = "agents"
         scheduled.input.payloads.append(_payload(argument))
         return len(self.events)
 
@@ -167,6 +189,8 @@ class History:
 
 
 def _payload(value: object) -> Payload:
+    if isinstance(value, Payload):
+        return value
     return _CONVERTER.to_payloads([value])[0]
 
 
@@ -203,6 +227,17 @@ async def test_a_roll_carries_the_state_over() -> None:
     after = await History(carried).task().model(reply(11)).progress()
     assert [(each.number, each.seq) for each in after.answers] == [(5, 11)]
     assert after.status == "waiting"
+
+
+async def test_a_roll_in_the_middle_of_a_turn_is_work() -> None:
+    before = History().send(1).model(reply(2, TOOL)).tool().closed("continued_as_new")
+    tracker = Tracker(decode)
+    await tracker.add(before.events)
+    rolled = tracker.progress()
+    await tracker.add(History(ThreadState(in_turn=True)).events)
+    begun = tracker.progress()
+    for seen in (rolled, begun):
+        assert (seen.status, seen.is_busy, seen.needs_query) == ("working", True, False)
 
 
 async def test_an_approval_waits_until_it_is_decided() -> None:
@@ -255,6 +290,96 @@ async def test_what_holds_an_activity_is_said_until_it_is_tried_again() -> None:
     assert (await history.progress()).held_by == ""
 
 
+@pytest.mark.parametrize("name", [CALL_MODEL, RUN_TOOL, BRIEF, COLLECT])
+@pytest.mark.parametrize("is_paused_first", [False, True])
+async def test_a_step_that_is_held_is_not_tried_again_while_the_thread_is_paused(
+    name: str, is_paused_first: bool
+) -> None:
+    history = History().send(1)
+    if name != CALL_MODEL:
+        history.model(reply(2, TOOL if name == RUN_TOOL else SUB_AGENT))
+    step = history.scheduled(name)
+    if is_paused_first:
+        history.signal("pause", Control(by="ann")).task().failed(step, HELD, "no store").task()
+    else:
+        history.failed(step, HELD, "no store").task().signal("pause", Control(by="ann")).task()
+    seen = await history.progress()
+    assert (seen.status, seen.held_by, seen.pause) == ("paused", "", Pause(by="ann"))
+    assert (seen.is_busy, seen.needs_query) == (False, False)
+
+
+async def test_a_limit_that_is_still_reached_after_a_pause_is_no_hold() -> None:
+    history = History().send(1)
+    history.failed(history.scheduled(CALL_MODEL), HELD, "no store").task()
+    seen = await history.signal("pause").task().signal("unpause").task().progress()
+    assert (seen.status, seen.held_by, seen.needs_query) == ("paused", "", True)
+
+
+async def test_a_pause_that_is_over_at_once_leaves_a_step_held() -> None:
+    history = History().send(1)
+    history.failed(history.scheduled(CALL_MODEL), HELD, "no store").task()
+    seen = await history.signal("pause").signal("unpause").task().progress()
+    assert (seen.status, seen.held_by, seen.needs_query) == ("held", "no store", False)
+
+
+async def test_the_journal_is_held_in_a_paused_thread_too() -> None:
+    history = History().send(1).signal("pause").task()
+    history.failed(history.scheduled(APPEND_JOURNAL, Append(head=None, entries=())), HELD, "away")
+    seen = await history.task().progress()
+    assert (seen.status, seen.held_by) == ("held", "away")
+
+
+async def test_tools_that_are_held_side_by_side_are_held_each_for_itself() -> None:
+    history = History().send(1).model(reply(2, TOOL, TOOL))
+    first, second = (history.scheduled(RUN_TOOL, run(each)) for each in "ab")
+    history.failed(first, HELD, "store away").failed(second, HELD, "no key").task()
+    assert (await history.progress()).held_by == "store away"
+    second = history.scheduled(RUN_TOOL, run("b"))
+    assert (await history.progress()).held_by == "store away"
+    seen = await history.completed(second, {}).task().progress()
+    assert (seen.status, seen.held_by, seen.needs_query) == ("held", "store away", False)
+    first = history.scheduled(RUN_TOOL, run("a"))
+    seen = await history.progress()
+    assert (seen.status, seen.held_by) == ("working", "")
+    seen = await history.completed(first, {}).model(reply(5)).progress()
+    assert (seen.status, seen.answered, seen.tool_calls) == ("waiting", 1, 2)
+
+
+async def test_a_tool_that_is_approved_meanwhile_does_not_release_one_that_is_held() -> None:
+    history = History().send(1).model(reply(2, TOOL, call()))
+    history.failed(history.scheduled(RUN_TOOL, run("t")), HELD, "store away").task()
+    approved = history.decide("2-2-abcd", approve=True).scheduled(RUN_TOOL, run("c"))
+    seen = await history.completed(approved, {}).task().progress()
+    assert (seen.status, seen.held_by, seen.needs_query) == ("held", "store away", False)
+
+
+@pytest.mark.parametrize("is_rolled", [False, True])
+async def test_a_tool_that_does_not_run_beside_an_approval_was_paused_by_the_policy(
+    is_rolled: bool,
+) -> None:
+    history = History().send(1).model(reply(2, call(), TOOL))
+    if is_rolled:
+        calls = (
+            Call(id="2-1-abcd", call_id="c", tool="pay", waits=Waits(asked_ms=1)),
+            Call(id="2-2-", call_id="t", tool="read"),
+        )
+        history = History(ThreadState(in_turn=True, head=head(2), calls=calls)).task()
+    seen = await history.progress()
+    assert (seen.status, seen.pending, seen.needs_query) == ("paused", 1, True)
+    seen = await history.tool().progress()
+    assert (seen.status, seen.pending, seen.needs_query) == ("approval", 1, False)
+
+
+@pytest.mark.parametrize("approve", [False, True])
+async def test_a_decision_beside_another_approval_is_no_pause(approve: bool) -> None:
+    history = History().send(1).model(reply(2, call(), call()))
+    history.decide("2-1-abcd", approve)
+    if approve:
+        history.tool()
+    seen = await history.progress()
+    assert (seen.status, seen.pending, seen.needs_query) == ("approval", 1, False)
+
+
 async def test_a_pause_by_a_person_is_known_with_its_reason() -> None:
     history = History().signal("pause", Control(by="ann", reason="wrong cluster")).task().send(1)
     seen = await history.progress()
@@ -265,10 +390,44 @@ async def test_a_pause_by_a_person_is_known_with_its_reason() -> None:
     assert (gone_on.status, gone_on.pause, gone_on.answered) == ("waiting", None, 1)
 
 
-@pytest.mark.parametrize("arguments", [(), ("ann",), (7,)])
+@pytest.mark.parametrize("arguments", [(), (None,)])
 async def test_a_pause_by_another_program_needs_no_argument(arguments: tuple[object, ...]) -> None:
     seen = await History().signal("pause", *arguments).task().progress()
     assert (seen.status, seen.pause) == ("paused", Pause())
+
+
+JUNK = [
+    Payload(metadata={"encoding": b"json/plain"}, data=b'"because"'),
+    Payload(metadata={"encoding": b"json/plain"}, data=b"7"),
+    Payload(metadata={"encoding": b"json/plain"}, data=b"{oops"),
+    Payload(metadata={"encoding": b"binary/plain"}, data=b"abc"),
+    Payload(metadata={"encoding": b"theirs"}, data=b"z"),
+]
+
+
+@pytest.mark.parametrize("payload", JUNK, ids=lambda each: each.data.decode())
+@pytest.mark.parametrize("name", ["pause", "unpause", "stop", "everlong.report"])
+async def test_a_signal_that_the_worker_drops_changes_nothing(name: str, payload: Payload) -> None:
+    """The SDK drops a signal whose argument does not convert."""
+    history = History().send(1).model(reply(2, SUB_AGENT)).child("ops/child-1").task()
+    if name == "unpause":
+        history.signal("pause").task()
+    before = await history.progress()
+    assert await history.signal(name, payload).task().progress() == before
+
+
+async def test_a_signal_that_the_store_cannot_give_is_an_error() -> None:
+    history = History().signal("pause", Control())
+    tracker = Tracker(_unreadable)
+    await tracker.add(history.events[:1])
+    with pytest.raises(KeyMissing):
+        await tracker.add(history.events[1:])
+
+
+async def _unreadable(payloads: Any, kind: Any, activity: Activity | None) -> Any:
+    if kind is ThreadStart:
+        return await decode(payloads, kind, activity)
+    raise KeyMissing("sealed with key 'a'")
 
 
 async def test_a_pause_is_not_sure_before_the_thread_has_heard_of_it() -> None:
@@ -292,7 +451,7 @@ async def test_search_attributes_name_the_limit_that_paused_a_thread() -> None:
 
 
 async def test_a_sub_agent_is_waited_for_until_it_reports() -> None:
-    history = History().send(1).model(reply(2, TOOL)).child("ops/child-1").task()
+    history = History().send(1).model(reply(2, SUB_AGENT)).child("ops/child-1").task()
     waiting = await history.progress()
     assert (waiting.status, waiting.needs_query) == ("working", False)
     history.signal("everlong.report", Report(child_id="ops/child-1")).task()
@@ -347,7 +506,7 @@ async def test_another_workflow_is_not_taken_for_a_thread() -> None:
 )
 async def test_progress_does_not_depend_on_how_events_are_paged(turns: list[str]) -> None:
     """And all messages are answered in the end, by entries in the order of their numbers."""
-    history, seq = History(), 0
+    history, seq = History().task(), 0
     for number, turn in enumerate(turns, 1):
         seq = _play(history.send(number), turn, seq)
     whole, paged = Tracker(decode), Tracker(decode)

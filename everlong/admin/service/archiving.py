@@ -51,6 +51,7 @@ sweep frees its packs."""
 
 # A step that is under way may take 600 s; nobody at a terminal waits for longer than some of it.
 CLOSE_SECONDS_MAX: Final = 300.0
+_RESET_PAUSE_SECONDS: Final = 0.1
 _UNREADABLE: Final = (
     ArchiveNotFound,
     BlobCorrupt,
@@ -154,17 +155,21 @@ async def _ended_run(client: Client, thread_id: str) -> str:
 
 
 async def _wait_for_end(client: Client, thread_id: str, seconds_max: float) -> str:
-    follower = Follower(client, thread_id)
     try:
         async with asyncio.timeout(seconds_max):
-            while not follower.has_ended:
-                await follower.next()
+            while True:
+                follower = Follower(client, thread_id)
+                while not follower.has_ended:
+                    await follower.next()
+                if run_id := await _ended_run(client, thread_id):
+                    return run_id
+                # A reset has begun another run meanwhile.
+                await asyncio.sleep(_RESET_PAUSE_SECONDS)
     except TimeoutError:
         raise NotAnswered(
             f"thread {thread_id!r} has not ended after {seconds_max:.0f} s; nothing is archived yet. "
             "It ends at its next safe point, if a worker runs it. Then archive it again."
         ) from None
-    return await _ended_run(client, thread_id)
 
 
 async def _written(

@@ -222,7 +222,7 @@ class _Wait:
         A pause by a person is in the history. The details of one by the policy are asked for: by the
         only query of a wait, once it is over.
         """
-        if not await self._is_at_end():
+        if not await self._in_time(self._is_at_end()):
             self._look_again_at = time.monotonic()
             return None
         if not seen.needs_query:
@@ -295,9 +295,12 @@ class _Wait:
     async def _in_time(self, awaitable: Awaitable[T]) -> T:
         """Await something until the time of the wait is over."""
         try:
-            async with asyncio.timeout(self._left_seconds()):
+            async with asyncio.timeout(self._left_seconds()) as timeout:
                 return await awaitable
         except TimeoutError:
+            # A codec or a store may have a time-out of its own.
+            if not timeout.expired():
+                raise
             raise self._not_done() from None
 
     def _left_seconds(self) -> float | None:

@@ -8,6 +8,7 @@ history, and the pollers of its task queue (workflows and activities).
 import asyncio
 import dataclasses
 import logging
+import math
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -54,6 +55,8 @@ EVERY_SECONDS: Final = 10.0
 """Between two diagnoses; later a twentieth of the time so far, up to a minute."""
 _EVERY_SECONDS_MAX: Final = 60.0
 _DIAGNOSIS_SECONDS_MAX: Final = 5.0
+# A caller gives up by a diagnosis that is not older: workers may have come or gone since.
+_FRESH_SECONDS_MAX: Final = 2.0
 # A worker with a free slot takes a task within milliseconds.
 _TAKEN_SECONDS_MAX: Final = 1.5
 # A poll takes a minute at most, so a worker that has not polled for longer has no free slot, or is gone.
@@ -221,6 +224,7 @@ class Watch:
         """What the last diagnosis found."""
         self.held_by = ""
         """What the heartbeats of an activity say that it waits for."""
+        self._diagnosed_at = -math.inf
         self._is_quiet = False
         self._woken = asyncio.Event()
         self.on_held: Callable[[str], None] = lambda _: None
@@ -256,7 +260,7 @@ class Watch:
 
     async def explain(self, error: NoWorker) -> NoWorker:
         """Return an error that says why no worker has answered, if that can be found out."""
-        if self.latest is None:
+        if self.latest is None or time.monotonic() - self._diagnosed_at > _FRESH_SECONDS_MAX:
             await self._diagnose()
         if self.latest is None:
             return error
@@ -297,19 +301,33 @@ class Watch:
             async with asyncio.timeout(_DIAGNOSIS_SECONDS_MAX):
                 described = await _describe(self._client, self._thread_id)
                 found = await _diagnose(self._client, self._thread_id, described)
-                was_held_by = self.held_by
-                self.held_by = await held_by(self._client, described.pending_activities)
         except Exception as error:  # noqa: BLE001 - it must not fail the wait that it explains
             logger.debug("no diagnosis of thread %s: %s", self._thread_id, type(error).__name__)
             return
-        if self.held_by != was_held_by:
-            self.on_held(self.held_by)
+        self._diagnosed_at = time.monotonic()
+        await self._read_heartbeats(described.pending_activities)
         before, self.latest = self.latest, found
         if found is not None and found != before and self._report is not None:
             try:
                 self._report(found.text)
             except Exception:
                 logger.exception("a diagnosis of thread %s was not reported", self._thread_id)
+
+    async def _read_heartbeats(self, activities: Sequence[PendingActivityInfo]) -> None:
+        """Update `held_by`. Heartbeats that this client cannot read leave it as it is."""
+        try:
+            async with asyncio.timeout(_DIAGNOSIS_SECONDS_MAX):
+                text = await held_by(self._client, activities)
+        except Exception as error:  # noqa: BLE001 - it must not fail the wait that it explains
+            logger.debug("no heartbeats of thread %s: %s", self._thread_id, type(error).__name__)
+            return
+        if text == self.held_by:
+            return
+        self.held_by = text
+        try:
+            self.on_held(text)
+        except Exception:
+            logger.exception("what holds thread %s was not reported", self._thread_id)
 
 
 class _Pollers:

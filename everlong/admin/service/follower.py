@@ -21,10 +21,14 @@ from temporalio.api.workflowservice.v1 import (
     GetWorkflowExecutionHistoryRequest,
 )
 from temporalio.client import Client
+from temporalio.common import RawValue
+from temporalio.converter import ActivitySerializationContext, WorkflowSerializationContext
 from temporalio.service import RPCError, RPCStatusCode
 
-from everlong.admin.service.progress import Decode, Progress, Tracker
+from everlong.admin.service.progress import Activity, Decode, NotConverted, Progress, Tracker
 from everlong.admin.service.translating import readable, translated_rpc
+from everlong.errors import StoreUnavailable
+from everlong.models import AGENT_WORKFLOW
 
 LONG_POLLS_MAX: Final = 500
 """Long polls of one connection at a time. A Temporal frontend takes 1,200 of a namespace by default, and
@@ -102,6 +106,11 @@ class Follower:
         info = described.workflow_execution_info
         return (info.execution.run_id, info.history_length) == (self._run_id, self._last_event_id)
 
+    def restart(self) -> None:
+        """Return the events of the newest run again, from its first one on."""
+        self._begin("")
+        self.has_ended = False
+
     async def _find_run(self) -> None:
         """Find the newest run at the beginning, and the next run once one has closed."""
         described = await self._describe()
@@ -173,24 +182,33 @@ class Follower:
         if error.status in _TOKEN_REFUSED:
             if not self._run_id:
                 raise translated_rpc(error, self._thread_id) from error
-            self._run_id, self._token, self._last_event_id = "", b"", 0
-            self._closing = None
+            self.restart()
         # A long poll without an answer is no failure.
         elif error.status not in (RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED):
             self.problem = str(translated_rpc(error, self._thread_id))
-        pause_seconds = _RETRY_SECONDS_MIN * 2**self._failures
-        self._failures = min(self._failures + 1, 10)
-        await asyncio.sleep(min(pause_seconds, _RETRY_SECONDS_MAX) * random.uniform(0.8, 1.2))  # noqa: S311
+        await _pause(self._failures)
+        self._failures += 1
+
+
+async def _pause(failures: int) -> None:
+    """Wait before the next try: longer after each failure, up to a bound."""
+    pause_seconds = min(_RETRY_SECONDS_MIN * 2 ** min(failures, 10), _RETRY_SECONDS_MAX)
+    await asyncio.sleep(pause_seconds * random.uniform(0.8, 1.2))  # noqa: S311
 
 
 class ProgressFollower:
-    """Follows the progress of a thread by its history, without asking a worker."""
+    """Follows the progress of a thread by its history, without asking a worker.
+
+    While the store is away, it tries again. Lost or corrupt bytes and a missing key stay errors: another
+    try would read the same.
+    """
 
     def __init__(self, client: Client, thread_id: str) -> None:
         self.follower = Follower(client, thread_id)
         self._thread_id = thread_id
-        self._tracker = Tracker(_decoder(client))
+        self._tracker = Tracker(decoder(client, thread_id))
         self._has_begun = False
+        self._failures = 0
         self._last: Progress | None = None
 
     @property
@@ -201,8 +219,19 @@ class ProgressFollower:
     async def next(self) -> Progress | None:
         """Return the progress if it has changed; None if it has not after one long poll."""
         events = await self.follower.next()
-        with readable(self._thread_id):
-            await self._tracker.add(events)
+        try:
+            with readable(self._thread_id):
+                await self._tracker.add(events)
+        except StoreUnavailable as error:
+            # The tracker has some of the events and the page token is past all of them. The first event
+            # of a run resets the tracker, so the whole run is read again.
+            self.follower.restart()
+            self.follower.problem = str(error)
+            await _pause(self._failures)
+            self._failures += 1
+            return None
+        if events:
+            self._failures = 0
         self._has_begun = self._has_begun or bool(events)
         progress = self._tracker.progress()
         # A run that has closed may have a successor, which the follower looks for next.
@@ -213,14 +242,39 @@ class ProgressFollower:
         return progress
 
 
-def _decoder(client: Client) -> Decode:
-    async def decode(payloads: Sequence[Payload], kind: type) -> Any:
+def decoder(client: Client, thread_id: str) -> Decode:
+    """Return a decoder of a thread's payloads, with the context that the thread's worker gives."""
+    own = WorkflowSerializationContext(namespace=client.namespace, workflow_id=thread_id)
+
+    async def decode(payloads: Sequence[Payload], kind: Any, activity: Activity | None) -> Any:
         if not payloads:
             return None
-        [value, *_] = await client.data_converter.decode(payloads[:1], [kind])
-        return value
+        context = own if activity is None else _context(client, thread_id, activity)
+        converter = client.data_converter.with_context(context)
+        # In two steps, as on a worker: there, a codec's error fails a task, which is tried again.
+        [raw] = await converter.decode(payloads[:1], [RawValue])
+        try:
+            return converter.payload_converter.from_payload(raw.payload, kind)
+        except Exception as error:
+            raise NotConverted(
+                f"a payload of thread {thread_id!r} is no {getattr(kind, '__name__', kind)}. Has a "
+                "worker another payload converter, or another version?"
+            ) from error
 
     return decode
+
+
+def _context(client: Client, thread_id: str, activity: Activity) -> ActivitySerializationContext:
+    return ActivitySerializationContext(
+        namespace=client.namespace,
+        workflow_id=thread_id,
+        workflow_type=AGENT_WORKFLOW,
+        activity_type=activity.type,
+        # Not the id in the event: only the activity itself knows that one, the workflow does not.
+        activity_id=None,
+        activity_task_queue=activity.task_queue,
+        is_local=False,
+    )
 
 
 def _next_run(last: HistoryEvent) -> str:

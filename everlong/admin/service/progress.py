@@ -32,7 +32,9 @@ from everlong.models import (
     Answer,
     Append,
     Appended,
+    Brief,
     CallOptions,
+    Collect,
     Control,
     Decide,
     Kind,
@@ -43,14 +45,44 @@ from everlong.models import (
     ThreadStart,
     ThreadState,
     ThreadStatus,
+    ToolRun,
     printable,
     seq_after,
 )
 
-Decode = Callable[[Sequence[Payload], type], Awaitable[Any]]
-"""Returns the first of some payloads as a type; None if there is no payload."""
+
+@dataclasses.dataclass(frozen=True)
+class Activity:
+    """An activity, as named by the event that scheduled it."""
+
+    type: str
+    task_queue: str
+
+
+class NotConverted(ValueError):
+    """A payload is not what its reader expects."""
+
+
+Decode = Callable[[Sequence[Payload], Any, Activity | None], Awaitable[Any]]
+"""Returns the first payload of a list as a type; None if the list is empty.
+
+A codec or a converter may work by context. The activity is the one that takes or returns the payloads;
+None stands for the workflow itself. Raises `NotConverted` if a payload that the codec can read is of
+another type.
+"""
 
 _TOOLS: Final = frozenset({RUN_TOOL, COLLECT})
+# The activities that run side by side, one for each call of a reply, and their arguments.
+_CALLS: Final[dict[str, Any]] = {RUN_TOOL: ToolRun, BRIEF: Brief, COLLECT: Collect}
+# A thread that is paused does not try these again.
+_STEPS: Final = frozenset({CALL_MODEL, *_CALLS})
+# The argument types of the workflow's signal handlers.
+_SIGNALS: Final[dict[str, Any]] = {
+    PAUSE_SIGNAL: Control | None,
+    UNPAUSE_SIGNAL: Control | None,
+    STOP_SIGNAL: Control | None,
+    REPORT_SIGNAL: Report,
+}
 _STATUS_ATTRIBUTE: Final = "EverlongStatus"
 _REASON_ATTRIBUTE: Final = "EverlongReason"
 
@@ -115,10 +147,32 @@ class _Wait:
     """False until the workflow task that asks has completed: the deadline counts from its time."""
 
 
+@dataclasses.dataclass(frozen=True)
+class _Open:
+    """An activity that was scheduled and has not closed."""
+
+    activity: Activity
+    payloads: Sequence[Payload] = ()
+    """Its argument, if the activity belongs to a call."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Held:
+    """An activity that could not begin. The thread tries it again after a pause."""
+
+    type: str
+    call_id: str
+    """The call that it belongs to, if any: several may be held side by side."""
+    reason: str
+
+
 @dataclasses.dataclass
 class _Update:
     name: str
     payloads: Sequence[Payload]
+
+
+_UNKNOWN: Final = _Open(Activity("", ""))
 
 
 class Tracker:
@@ -158,7 +212,7 @@ class Tracker:
             head=self._head,
             answers=self._answers,
             pause=self._pause,
-            held_by=self._held_by,
+            held_by=self._held_by(),
             ended=self._ended,
             is_busy=is_busy,
             needs_query=not self._ended and (looks_paused or self._pause_is_brief),
@@ -182,10 +236,11 @@ class Tracker:
         self._children = {
             call.child_id for call in state.calls if call.child_id and not call.report
         }
-        self._held_by = ""
+        self._tools = sum(not call.options.agent and not call.result for call in state.calls)
+        self._held: list[_Held] = []
         self._ended = ""
         self._final: ThreadStatus | None = None
-        self._open: dict[int, str] = {}  # Activity types by the events that scheduled them.
+        self._open: dict[int, _Open] = {}  # By the events that scheduled them.
         self._updates: dict[int, _Update] = {}
         self._admitted: dict[str, _Update] = {}
         self._task_is_open = False
@@ -193,14 +248,26 @@ class Tracker:
 
     def _is_stuck(self) -> bool:
         """Whether the thread has work and does nothing: then its policy has paused it."""
-        waits = self._held_by or self._waits or self._children
+        if self._pause is not None or self._stopping:
+            return False
+        waiting = sum(not each.options.agent for each in self._waits.values())
+        held = sum(each.type == RUN_TOOL for each in self._held)
+        if self._tools > waiting + held:
+            return True
         has_work = self._in_turn or self._inbox > 0
-        return has_work and not waits and self._pause is None and not self._stopping
+        return has_work and not (self._held or self._waits or self._children)
+
+    def _held_by(self) -> str:
+        """Return why the activity that was held first could not begin."""
+        reasons = (
+            each.reason for each in self._held if self._pause is None or each.type not in _STEPS
+        )
+        return next(reasons, "")
 
     def _word(self, is_busy: bool, looks_paused: bool) -> str:
         if self._stopping:
             return "stopping"
-        if self._held_by:
+        if self._held_by():
             return "held"
         if self._pause is not None or looks_paused:
             return "paused"
@@ -213,8 +280,12 @@ class Tracker:
     async def _on_started(self, _: HistoryEvent, attributes: Any) -> None:
         self.is_agent = attributes.workflow_type.name == AGENT_WORKFLOW
         if self.is_agent:
-            start: ThreadStart = await self._decode(attributes.input.payloads, ThreadStart)
+            start: ThreadStart = await self._decode(attributes.input.payloads, ThreadStart, None)
             self._begin(start.state)
+            self._task_is_open = True  # The first task of a run always comes.
+
+    async def _on_continued(self, *_: Any) -> None:
+        self._task_is_open = True  # The first one of the next run.
 
     async def _on_task_scheduled(self, *_: Any) -> None:
         self._task_is_open = True
@@ -226,10 +297,12 @@ class Tracker:
         # One that failed or timed out is tried again, so it stays open.
         self._task_is_open = False
         self._expire(self._task_ms)
+        if self._pause is not None:  # The thread has left the steps that were held.
+            self._held = [each for each in self._held if each.type not in _STEPS]
 
     async def _on_completed(self, _: HistoryEvent, attributes: Any) -> None:
         self._ended = "completed"
-        self._final = await self._decode(attributes.result.payloads, ThreadStatus)
+        self._final = await self._decode(attributes.result.payloads, ThreadStatus, None)
 
     async def _on_failed(self, *_: Any) -> None:
         self._ended = "failed"
@@ -247,38 +320,66 @@ class Tracker:
 
     async def _on_activity_scheduled(self, event: HistoryEvent, attributes: Any) -> None:
         name = attributes.activity_type.name
-        self._open[event.event_id] = name
-        self._held_by = ""
+        activity = Activity(name, attributes.task_queue.name)
+        payloads = list(attributes.input.payloads) if name in _CALLS else ()
+        self._open[event.event_id] = _Open(activity, payloads)
+        await self._release(self._open[event.event_id])
         if name == CALL_MODEL:
             self._inbox -= not self._in_turn
             self._in_turn = True
-            self._waits, self._children = {}, set()
+            self._waits, self._children, self._tools = {}, set(), 0
         elif name == APPEND_JOURNAL:
-            append: Append = await self._decode(attributes.input.payloads, Append)
+            append: Append = await self._decode(attributes.input.payloads, Append, activity)
             self._find_failure(append)
 
     async def _on_activity_completed(self, _: HistoryEvent, attributes: Any) -> None:
-        name = self._open.pop(attributes.scheduled_event_id, "")
-        self._tool_calls += name in _TOOLS
-        if name == CALL_MODEL:
-            turn: ModelTurn = await self._decode(attributes.result.payloads, ModelTurn)
+        activity = self._open.pop(attributes.scheduled_event_id, _UNKNOWN).activity
+        payloads = attributes.result.payloads
+        self._count_call(activity.type)
+        if activity.type == CALL_MODEL:
+            turn: ModelTurn = await self._decode(payloads, ModelTurn, activity)
             self._take_reply(turn)
-        elif name == APPEND_JOURNAL:
-            appended: Appended = await self._decode(attributes.result.payloads, Appended)
+        elif activity.type == APPEND_JOURNAL:
+            appended: Appended = await self._decode(payloads, Appended, activity)
             self._advance(appended.head)
 
     async def _on_activity_failed(self, _: HistoryEvent, attributes: Any) -> None:
-        self._close_failed(attributes.scheduled_event_id, attributes.failure)
+        closed = self._open.pop(attributes.scheduled_event_id, _UNKNOWN)
+        failure: Failure = attributes.failure
+        if failure.application_failure_info.type == HELD:
+            reason = printable(failure.message, limits.HELD_REASON_CHARS_MAX)
+            call_id = await self._call_id(closed)
+            self._held.append(_Held(closed.activity.type, call_id, reason))
+            return
+        self._count_call(closed.activity.type)
+        self._tool_calls += closed.activity.type == BRIEF
 
     async def _on_activity_canceled(self, _: HistoryEvent, attributes: Any) -> None:
-        self._open.pop(attributes.scheduled_event_id, "")
+        self._open.pop(attributes.scheduled_event_id, _UNKNOWN)
 
-    def _close_failed(self, scheduled_event_id: int, failure: Failure) -> None:
-        name = self._open.pop(scheduled_event_id, "")
-        if failure.application_failure_info.type == HELD:
-            self._held_by = printable(failure.message, limits.HELD_REASON_CHARS_MAX)
-        else:
-            self._tool_calls += name in _TOOLS or name == BRIEF
+    def _count_call(self, activity_type: str) -> None:
+        """Count a call that has a result now."""
+        self._tool_calls += activity_type in _TOOLS
+        self._tools -= activity_type == RUN_TOOL
+
+    async def _release(self, begun: _Open) -> None:
+        """Drop the reason that held an activity before, since it is tried again."""
+        if not self._held:
+            return
+        if begun.activity.type not in _CALLS:
+            self._held.clear()  # Only calls run side by side.
+            return
+        key = (begun.activity.type, await self._call_id(begun))
+        self._held = [each for each in self._held if each.type in _CALLS]
+        for held in self._held:
+            if (held.type, held.call_id) == key:
+                self._held.remove(held)
+                return
+
+    async def _call_id(self, opened: _Open) -> str:
+        kind = _CALLS.get(opened.activity.type)
+        found = kind and await self._decode(opened.payloads, kind, opened.activity)
+        return found.call_id if found else ""
 
     def _find_failure(self, append: Append) -> None:
         """Note the end of a turn without an answer. It counts once the journal has the reason."""
@@ -286,7 +387,7 @@ class Tracker:
             if entry.kind == Kind.FAILURE and self._failed_seq is None:
                 self._failed_seq = entry.seq
                 self._inbox -= not self._in_turn
-                self._in_turn = False
+                self._in_turn, self._tools = False, 0
 
     def _take_reply(self, turn: ModelTurn) -> None:
         self._steps += 1
@@ -295,6 +396,7 @@ class Tracker:
         if not turn.tool_calls:
             self._end_turn(seq)
             self._in_turn = False
+        self._tools = sum(not each.options.agent for each in turn.tool_calls)
         for number, wanted in enumerate(turn.tool_calls, 1):
             if wanted.options.needs_approval:
                 wait = _Wait(wanted.options, is_asked=False)
@@ -323,8 +425,11 @@ class Tracker:
                 wait.escalated = True
                 wait.deadline_ms = _deadline_ms(time_ms, wait.options.deadline_seconds)
             else:
-                del self._waits[call_id]
-                self._tool_calls += 1
+                self._deny(self._waits.pop(call_id))
+
+    def _deny(self, wait: _Wait) -> None:
+        self._tool_calls += 1
+        self._tools -= not wait.options.agent
 
     # Sub-agents.
 
@@ -354,35 +459,41 @@ class Tracker:
         if update is None or not attributes.outcome.HasField("success"):
             return
         if update.name == SEND_UPDATE:
-            number: int = await self._decode(attributes.outcome.success.payloads, int)
+            number: int = await self._decode(attributes.outcome.success.payloads, int, None)
             self._inbox += max(0, number - self._messages)
             self._messages = max(self._messages, number)
         elif update.name == DECIDE_UPDATE:
-            decide: Decide = await self._decode(update.payloads, Decide)
-            is_new = self._waits.pop(decide.id, None) is not None
-            self._tool_calls += is_new and not decide.approve
+            decide: Decide = await self._decode(update.payloads, Decide, None)
+            wait = self._waits.pop(decide.id, None)
+            if wait is not None and not decide.approve:
+                self._deny(wait)
 
     async def _on_signaled(self, _: HistoryEvent, attributes: Any) -> None:
-        name, payloads = attributes.signal_name, attributes.input.payloads
+        kind = _SIGNALS.get(attributes.signal_name)
+        if kind is None:
+            return
+        try:
+            said = await self._decode(attributes.input.payloads, kind, None)
+        except NotConverted:
+            return  # Any program may send a signal. The worker drops one that it cannot convert.
+        if said is not None and not isinstance(said, kind):
+            return  # Plain bytes become no other type. The handler on the worker fails with them.
+        self._take_signal(attributes.signal_name, said)
+
+    def _take_signal(self, name: str, said: Any) -> None:
         if name == PAUSE_SIGNAL and self._pause is None:
-            said = await self._control(payloads)
+            control: Control = said or Control()
             self._pause = Pause(
-                by=printable(said.by, limits.CALL_NAME_CHARS_MAX),
-                reason=printable(said.reason, limits.REASON_CHARS_MAX),
+                by=printable(control.by, limits.CALL_NAME_CHARS_MAX),
+                reason=printable(control.reason, limits.REASON_CHARS_MAX),
             )
         elif name == UNPAUSE_SIGNAL:
             self._pause, self._pause_is_brief = None, False
         elif name == STOP_SIGNAL:
             self._stopping = True
-        elif name == REPORT_SIGNAL:
-            report: Report = await self._decode(payloads, Report)
+        elif name == REPORT_SIGNAL and said is not None:
+            report: Report = said
             self._children.discard(report.child_id)
-
-    async def _control(self, payloads: Sequence[Payload]) -> Control:
-        try:
-            return await self._decode(payloads, Control) or Control()
-        except (TypeError, ValueError):  # Another program may signal what it likes.
-            return Control()
 
     async def _on_attributes(self, _: HistoryEvent, attributes: Any) -> None:
         """Take in a pause by the policy, which the search attributes name in a word."""
@@ -398,6 +509,7 @@ class Tracker:
 _STARTED: Final = "workflow_execution_started_event_attributes"
 _HANDLERS: Final[dict[str, Callable[[Tracker, HistoryEvent, Any], Awaitable[None]]]] = {
     _STARTED: Tracker._on_started,
+    "workflow_execution_continued_as_new_event_attributes": Tracker._on_continued,
     "workflow_task_scheduled_event_attributes": Tracker._on_task_scheduled,
     "workflow_task_started_event_attributes": Tracker._on_task_started,
     "workflow_task_completed_event_attributes": Tracker._on_task_completed,

@@ -50,9 +50,10 @@ async def update(
 ) -> T:
     """Send an update and return its result. With `start`, the thread is started if need be.
 
-    By default it is given up after 20 s if no worker is there to take it, and after 5 minutes if
-    workers are busy. A `watch` that runs already says why no worker takes it; without one, there is one
-    here.
+    By default it is given up after 20 s if there is no worker, and after 5 minutes if workers are busy.
+    A worker that has died counts as busy for 90 s, since the server still lists it, so it can take about
+    2 minutes until the update is given up. A `watch` that runs already says why no worker takes it;
+    without one, there is one here.
     """
     update_id = update_id or str(uuid.uuid4())
     give_up = time.monotonic() + (_BUSY_SECONDS_MAX if seconds_max is None else seconds_max)

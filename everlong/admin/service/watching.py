@@ -89,8 +89,11 @@ def ended_as(description: WorkflowExecutionDescription) -> str:
 async def held_by(client: Client, activities: Iterable[PendingActivityInfo]) -> str:
     """Return what the heartbeats of a pending activity say: the workflow does not hear them."""
     for pending_one in activities:
+        # Others may have details that this client cannot read, and need not.
+        if not pending_one.activity_type.name.startswith(_OUR_ACTIVITIES):
+            continue
         details = await client.data_converter.decode(pending_one.heartbeat_details.payloads)
-        if details and pending_one.activity_type.name.startswith(_OUR_ACTIVITIES):
+        if details:
             return str(details[0])
     return ""
 

@@ -1,0 +1,95 @@
+"""Bounds of a wait: its own time-out, those of others inside it, and resets of a thread that ends."""
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+from typing import cast
+
+import pytest
+from temporalio.api.common.v1 import Payload
+from temporalio.client import Client
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.converter import PayloadCodec
+
+from everlong.admin.service import archiving
+from everlong.admin.service.asking import _Wait, wait_for_progress
+from everlong.errors import NotAnswered
+from tests.unit.test_follower import Server, page
+from tests.unit.test_progress import History
+
+
+class SlowKeys(PayloadCodec):
+    """A codec whose own time-out is over."""
+
+    async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        return list(payloads)
+
+    async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        raise TimeoutError("no key within 1 s")
+
+
+@pytest.mark.parametrize("seconds_max", [None, 60.0])
+async def test_a_time_out_of_a_codec_is_not_the_end_of_the_wait(seconds_max: float | None) -> None:
+    server = Server(page(*History().events))
+    server.data_converter = dataclasses.replace(pydantic_data_converter, payload_codec=SlowKeys())
+    with pytest.raises(TimeoutError, match="no key within 1 s"):
+        await wait_for_progress(
+            cast("Client", server), "ops-7", lambda _: True, seconds_max=seconds_max
+        )
+
+
+async def test_a_server_that_does_not_answer_about_a_pause_does_not_prolong_a_wait() -> None:
+    server = Server(page(*History().task().send(1).signal("pause").task().events))
+    wait = _Wait(cast("Client", server), "ops-7", 0.2)
+
+    async def forever() -> bool:
+        await asyncio.Event().wait()
+        return True
+
+    async with asyncio.timeout(10):
+        async for seen in wait.progress(lambda _: None):
+            assert seen.status == "paused"
+            wait._is_at_end = forever
+            with pytest.raises(NotAnswered, match="is not done after"):
+                await wait.pause(seen)
+            break
+
+
+class _Follower:
+    """Follows a thread that has ended."""
+
+    has_ended = False
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    async def next(self) -> None:
+        self.has_ended = True
+
+
+async def test_an_archive_waits_through_a_reset_for_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended = ["", "", "run-3"]
+
+    async def ended_run(*_: object) -> str:
+        return ended.pop(0)
+
+    monkeypatch.setattr(archiving, "Follower", _Follower)
+    monkeypatch.setattr(archiving, "_ended_run", ended_run)
+    monkeypatch.setattr(archiving, "_RESET_PAUSE_SECONDS", 0.0, raising=False)
+    async with asyncio.timeout(10):
+        assert await archiving._wait_for_end(cast("Client", None), "ops-7", 5.0) == "run-3"
+
+
+async def test_an_archive_of_a_thread_that_is_reset_again_and_again_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def ended_run(*_: object) -> str:
+        return ""
+
+    monkeypatch.setattr(archiving, "Follower", _Follower)
+    monkeypatch.setattr(archiving, "_ended_run", ended_run)
+    async with asyncio.timeout(10):
+        with pytest.raises(NotAnswered, match="has not ended"):
+            await archiving._wait_for_end(cast("Client", None), "ops-7", 0.2)
