@@ -201,6 +201,13 @@ async def test_an_answer_is_found_where_the_reply_was_journalled() -> None:
     assert (seen.head, seen.status, seen.is_busy) == (head(4), "waiting", False)
 
 
+async def test_a_message_is_answered_once_the_thread_has_taken_note_of_the_reply() -> None:
+    history = History().send(1)
+    history.completed(history.scheduled(CALL_MODEL), reply(2))
+    assert (await history.task_scheduled().progress()).answered == 0
+    assert (await history.task().progress()).answered == 1
+
+
 async def test_a_tool_that_runs_is_work() -> None:
     history = History().send(1).model(reply(2, TOOL))
     history.scheduled(RUN_TOOL)

@@ -98,7 +98,11 @@ class Progress:
     tool_calls: int
     messages: int
     answered: int
-    """Messages whose turn has ended."""
+    """Messages whose turn has ended, once the thread itself has taken note of it.
+
+    The reply is in the history some milliseconds earlier. A program that stops its worker then would cut
+    off the task in which the thread takes note.
+    """
     pending: int
     """Approvals that wait for a person."""
     head: SegmentRef | None
@@ -207,7 +211,7 @@ class Tracker:
             steps=self._steps,
             tool_calls=self._tool_calls,
             messages=self._messages,
-            answered=self._answered,
+            answered=self._answered if self._ended else self._seen_answered,
             pending=len(self._waits),
             head=self._head,
             answers=self._answers,
@@ -224,6 +228,7 @@ class Tracker:
         self._runs, self._steps = counters.runs, counters.steps
         self._tool_calls, self._messages = counters.tool_calls, counters.messages
         self._answered, self._answers = counters.answered, state.answers
+        self._seen_answered = counters.answered
         self._head, self._pause, self._stopping = state.head, state.pause, state.stopping
         self._pause_is_brief = False
         self._failed_seq = None if state.failed_turn is None else state.failed_turn.seq
@@ -296,6 +301,7 @@ class Tracker:
     async def _on_task_completed(self, *_: Any) -> None:
         # One that failed or timed out is tried again, so it stays open.
         self._task_is_open = False
+        self._seen_answered = self._answered
         self._expire(self._task_ms)
         if self._pause is not None:  # The thread has left the steps that were held.
             self._held = [each for each in self._held if each.type not in _STEPS]
