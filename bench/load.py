@@ -79,8 +79,9 @@ class Tasks:
 class Bed:
     """A server, a store and the workers of one benchmark."""
 
-    def __init__(self, address: str, folder: Path) -> None:
+    def __init__(self, address: str, folder: Path, options: Sequence[str] = ()) -> None:
         self.address = address
+        self.options = options
         self.folder = folder
         self.store_url = (folder / "blobs").as_uri()
         self.workers: list[ManagedProcess] = []
@@ -90,7 +91,10 @@ class Bed:
         name = f"{kind}-{len(self.workers)}"
         worker = ManagedProcess(
             name,
-            [sys.executable, "-m", "bench.load_worker", self.address, queue, kind, self.store_url],
+            [
+                *(sys.executable, "-m", "bench.load_worker"),
+                *(self.address, queue, kind, self.store_url, *self.options),
+            ],
             env={**environment_without_temporal(), "PYTHONPATH": str(_ROOT)},
             log=self.folder / f"{name}.log",
         )
@@ -127,15 +131,22 @@ async def measure_load(
 
 
 async def measure(
-    address: str, folder: Path, *, threads: int, steps: int, turns: int
+    address: str,
+    folder: Path,
+    *,
+    threads: int,
+    steps: int,
+    turns: int,
+    options: Sequence[str] = (),
 ) -> list[Report]:
     """Measure both kinds in turns, then the storm."""
-    bed = Bed(address, folder)
+    bed = Bed(address, folder, options)
     plain = await Client.connect(address)
     plugin = EverlongPlugin(store=bed.store_url)
     client = await Client.connect(address, plugins=[plugin])
     loads: dict[str, list[Load]] = {"plain": [], "everlong": []}
     storms: list[tuple[Load, Tasks]] = []
+    tasks: list[Tasks] = []
     try:
         for turn in range(turns):
             kinds = ("plain", "everlong") if turn % 2 == 0 else ("everlong", "plain")
@@ -146,14 +157,17 @@ async def measure(
                     ask = _plain_caller(plain, queue, steps)
                 else:
                     ask = _caller(client, plugin, queue, f"read {steps}")
+                begun_ms = time.time_ns() // 1_000_000
                 loads[kind].append(await measure_load(worker, ask, threads, steps + 1))
                 if kind == "everlong":
                     worker.kill()
+                    ids = [f"{queue}-{each}" for each in range(threads)]
+                    tasks.append(await _read_tasks(client, ids, begun_ms))
                     storms.append(await _storm(bed, client, plugin, queue, threads))
                 bed.stop()
     finally:
         bed.stop()
-    return [_load_report(threads, steps, loads), _storm_report(threads, storms)]
+    return [_load_report(threads, steps, loads, tasks), _storm_report(threads, storms)]
 
 
 def _plain_caller(client: Client, queue: str, steps: int) -> Callable[[int], Awaitable[object]]:
@@ -211,7 +225,9 @@ async def _read_tasks(client: Client, thread_ids: Sequence[str], since_ms: int) 
     return Tasks(count, timed_out, sticky, slowest_ms / 1000)
 
 
-def _load_report(threads: int, steps: int, loads: dict[str, list[Load]]) -> Report:
+def _load_report(
+    threads: int, steps: int, loads: dict[str, list[Load]], tasks: Sequence[Tasks]
+) -> Report:
     report = Report(f"{threads} threads at once, {steps} steps of 2 KB each, beside a plain loop")
     columns = ("turn", "calls/s", "CPU ms/call", "worker MiB", "caller CPU ms/call", "failed")
     for kind, found in loads.items():
@@ -239,6 +255,10 @@ def _load_report(threads: int, steps: int, loads: dict[str, list[Load]]) -> Repo
     )
     report.add("worker CPU a model call, of the plain loop's", ratio(lambda e: e.cpu_ms), most=1.3)
     report.add("callers that failed", sum(each.failed for each in ours), most=0)
+    report.add("workflow tasks", max(each.count for each in tasks))
+    report.add("of these, sticky time-outs", max(each.sticky for each in tasks))
+    report.add("of these, timed out in a worker", sum(each.timed_out for each in tasks), most=0)
+    report.add("slowest workflow task", max(each.slowest_seconds for each in tasks), "s")
     report.add("worker's memory", max(each.memory_bytes for each in ours) / 2**20, "MiB")
     report.add("plain worker's memory", max(each.memory_bytes for each in plain) / 2**20, "MiB")
     return report
@@ -275,19 +295,26 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--threads", type=int, default=200, help="threads at once (200)")
     parser.add_argument("--steps", type=int, default=5, help="steps of a turn (5)")
     parser.add_argument("--turns", type=int, default=2, help="turns of each kind (2)")
+    parser.add_argument("--sticky", default="", help="sticky timeout in seconds, to try another")
+    parser.add_argument("--slots", default="", help="workflow tasks at a time, to try another")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file too")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="and as tables in Markdown")
     asked = parser.parse_args(arguments)
     about = machine()
     with tempfile.TemporaryDirectory(prefix="everlong-bench-") as folder:
-        reports = asyncio.run(_run(Path(folder), asked.threads, asked.steps, asked.turns))
+        options = (asked.sticky, asked.slots)
+        reports = asyncio.run(_run(Path(folder), asked.threads, asked.steps, asked.turns, options))
     return finish(about, reports, asked.json, asked.markdown)
 
 
-async def _run(folder: Path, threads: int, steps: int, turns: int) -> list[Report]:
+async def _run(
+    folder: Path, threads: int, steps: int, turns: int, options: Sequence[str]
+) -> list[Report]:
     server = await start_server(folder)
     with server.process:
-        return await measure(server.address, folder, threads=threads, steps=steps, turns=turns)
+        return await measure(
+            server.address, folder, threads=threads, steps=steps, turns=turns, options=options
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`python -m bench.load_worker ADDRESS QUEUE plain|everlong STORE_URL`: a worker of the load benchmark.
+"""`python -m bench.load_worker ADDRESS QUEUE plain|everlong URL`: a worker of the load benchmark.
 
 Both kinds do the same work: a turn of N steps calls the model N + 1 times and a tool N times. Each tool
 result has 2 KB. The plain kind is a list-passing loop without the plugin.
@@ -96,8 +96,10 @@ class Reader:
         return Reply(tool_calls=(call,))
 
 
-async def run(address: str, queue: str, kind: str, store_url: str) -> None:
-    """Work until told to stop."""
+async def run(
+    address: str, queue: str, kind: str, store_url: str, sticky: str = "", slots: str = ""
+) -> None:
+    """Work until told to stop. `sticky` and `slots` are for trying other values than the defaults."""
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     if kind == "plain":
@@ -107,9 +109,12 @@ async def run(address: str, queue: str, kind: str, store_url: str) -> None:
         )
     else:
         agent = Agent(name=AGENT, model=Reader(), tools=[read_page])
-        plugin = EverlongPlugin(store=store_url, agents=[agent])
+        plugin = EverlongPlugin(
+            store=store_url, agents=[agent], sticky_seconds=float(sticky) if sticky else None
+        )
         client = await Client.connect(address, plugins=[plugin])
-        worker = Worker(client, task_queue=queue)
+        tasks = int(slots) if slots else None
+        worker = Worker(client, task_queue=queue, max_concurrent_workflow_tasks=tasks)
     async with worker:
         probe.tell("ready")
         await stopped.wait()

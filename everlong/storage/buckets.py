@@ -140,6 +140,8 @@ class BucketBlobStore:
         self._knows_create = True
         """Whether it takes a PUT on the condition that the object does not exist."""
         self._failed = FailedPuts()
+        self._turns: dict[tuple[asyncio.AbstractEventLoop, str], tuple[asyncio.Lock, int]] = {}
+        """Keys of PUTs under way, and how many there are of each."""
 
     def __repr__(self) -> str:
         return self._url
@@ -161,13 +163,29 @@ class BucketBlobStore:
         """
         path = self._path(key)
         try:
-            with self._translated("write to"):
-                outcome = await self._put(path, data, conditional=key not in self._failed)
+            # In turns: some stores let conditional PUTs of one key wait for each other for seconds.
+            async with self._turn(key):
+                with self._translated("write to"):
+                    outcome = await self._put(path, data, conditional=key not in self._failed)
         except BaseException:
             self._failed.add(key)
             raise
         self._failed.discard(key)
         return _IS_NEW.get(outcome)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, key: str) -> AsyncIterator[None]:
+        """Wait until no other PUT of this key is under way in this event loop."""
+        place = (asyncio.get_running_loop(), key)
+        lock, waiting = self._turns.get(place, (asyncio.Lock(), 0))
+        self._turns[place] = (lock, waiting + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, waiting = self._turns.pop(place)
+            if waiting > 1:
+                self._turns[place] = (lock, waiting - 1)
 
     async def _put(self, path: str, data: bytes, *, conditional: bool) -> _Created:
         """Write an object; over one that is there, too: a sweep goes by when it was written last."""
