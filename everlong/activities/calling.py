@@ -11,6 +11,7 @@ from everlong.activities.pulse import Pulse
 from everlong.activities.replies import complaint, lacks_approval
 from everlong.activities.user_code import ToolThreads, bounded
 from everlong.agents import Agent
+from everlong.agents.tools import ResultTooLarge, check_result_size
 from everlong.models import Outcome, ToolCall, ToolRun
 
 
@@ -47,12 +48,10 @@ async def run_call(
         return "failed", text, tool.max_result_bytes
     seconds_max = tool.call_options.timeout_seconds or limits.CALL_SECONDS_MAX
     async with bounded(f"tool {tool.name!r}", seconds_max):
-        text = await threads.call(tool, arguments)
-    size_bytes = len(to_json(text))
-    if size_bytes > limits.TEXT_BYTES_MAX:
-        text = (
-            f"error: the result has {size_bytes} bytes; {limits.TEXT_BYTES_MAX} is the most. Ask "
-            "for a part of it."
-        )
-        return "failed", text, tool.max_result_bytes
+        try:
+            text = await threads.call(tool, arguments)
+            # As JSON it may be larger: that is what the journal stores.
+            check_result_size(len(to_json(text)))
+        except ResultTooLarge as error:
+            return "failed", f"error: {error}", tool.max_result_bytes
     return "ok", text, tool.max_result_bytes

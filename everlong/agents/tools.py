@@ -36,6 +36,16 @@ _NAME: Final = re.compile(rf"[A-Za-z0-9_-]{{1,{limits.CALL_NAME_CHARS_MAX}}}")
 RESULT_BYTES_MAX: Final = 32 * limits.KIB
 
 
+class ResultTooLarge(Exception):
+    """A tool returned more than a journal stores. The message is for the model."""
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__(
+            f"the result has at least {size_bytes} bytes; {limits.TEXT_BYTES_MAX} is the most. Ask "
+            "for a part of it."
+        )
+
+
 class ToolOptions(TypedDict, total=False):
     """What `@tool` may be told."""
 
@@ -108,21 +118,35 @@ class Tool:
             return True
 
     def text_of(self, result: object) -> str:
-        """Return what the function returned, as the model reads it."""
+        """Return what the function returned, as the model reads it.
+
+        Text that is too large is refused before it is converted: that takes seconds in which no
+        other code runs.
+        """
         if result is None:
             return "done"
+        if isinstance(result, str | bytes | bytearray | memoryview):
+            check_result_size(len(result))
         if isinstance(result, str):
             # Lone surrogates, as from undecodable bytes, cannot be stored.
             return result.encode(errors="replace").decode()
         if isinstance(result, bytes | bytearray | memoryview):
             return bytes(result).decode(errors="replace")
         try:
-            return to_json(result).decode()
+            found = to_json(result)
         except (ValueError, RecursionError):  # Its message may quote the result.
             raise TypeError(
                 f"tool {self.name!r} returned a {type(result).__name__} that is no JSON. Return text, "
                 "bytes, None, or what pydantic can serialise."
             ) from None
+        check_result_size(len(found))
+        return found.decode()
+
+
+def check_result_size(size_bytes: int) -> None:
+    """Refuse a result of more bytes than a journal stores as one text."""
+    if size_bytes > limits.TEXT_BYTES_MAX:
+        raise ResultTooLarge(size_bytes)
 
 
 class _Schema(GenerateJsonSchema):

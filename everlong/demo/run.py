@@ -153,12 +153,11 @@ async def _decide(client: Client, thread_id: str, dashboard_url: str) -> None:
     [approval] = waiting
     asks = f"It asks to run {approval.tool}({approval.arguments})"
     if _has_person():
-        out.print(
+        prompt = (
             f"{asks}, and waits for you. Decide here:\n  {dashboard_url}/approvals\n"
-            "or press Enter, and the demo approves it.",
-            soft_wrap=True,
+            "or press Enter, and the demo approves it."
         )
-        if await _decided_elsewhere(client, thread_id):
+        if await _decided_elsewhere(client, thread_id, prompt):
             return
     else:
         out.print(f"{asks}: approved.", soft_wrap=True)
@@ -176,9 +175,9 @@ def _has_person() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-async def _decided_elsewhere(client: Client, thread_id: str) -> bool:
+async def _decided_elsewhere(client: Client, thread_id: str, prompt: str) -> bool:
     """Wait for a decision, or for Enter; return whether it was a decision."""
-    entered = asyncio.ensure_future(_entered())
+    entered = asyncio.ensure_future(_entered(prompt))
     decided = asyncio.ensure_future(
         service.wait_for_progress(
             client, thread_id, lambda seen: seen.pending == 0, seconds_max=None
@@ -192,10 +191,11 @@ async def _decided_elsewhere(client: Client, thread_id: str) -> bool:
         decided.cancel()
 
 
-async def _entered() -> None:
-    """Wait until somebody presses Enter, from now on: what was typed before meant nothing."""
+async def _entered(prompt: str) -> None:
+    """Ask for Enter and wait for it. What was typed before the prompt is dropped."""
     loop, pressed = asyncio.get_running_loop(), asyncio.Event()
     termios.tcflush(sys.stdin, termios.TCIFLUSH)
+    out.print(prompt, soft_wrap=True)
     loop.add_reader(sys.stdin, pressed.set)
     try:
         await pressed.wait()
@@ -233,14 +233,12 @@ async def _say_what_next(stack: EmbeddedStack, thread_id: str) -> None:
     data_dir = stack.settings.data_dir
     workflow_url = f"{stack.server.ui_url}/namespaces/default/workflows/{thread_id}"
     if _has_person():
-        out.print(
+        await _entered(
             "\nThe stack is still up. Look at the thread, compact it, archive it:\n"
             f"  {stack.admin_url}\n"
             f"and in the Temporal UI:\n  {workflow_url}\n"
-            "Press Enter to stop it.",
-            soft_wrap=True,
+            "Press Enter to stop it."
         )
-        await _entered()
     out.print(
         "\nTo look further:\n"
         f"  {command()} dev --data-dir {data_dir}    starts this stack again, with the thread\n"
