@@ -196,6 +196,10 @@ SHARES_MAX: Final = 16
 # A message up to this size stays inside its journal entry; a larger one lies beside the segment, or is
 # a pack of its own.
 ENTRY_BODY_BYTES_MAX: Final = 512
+# Results of one step that stay inside their entries until the next model call journals them, all
+# together. They pass through history twice, which costs less than a pack each: a PUT takes 2 ms of CPU
+# on a disk and 50 ms on S3. Results that do not fit are packs.
+STEP_RESULTS_BYTES_MAX: Final = 3 * KIB
 
 # Bodies read at once when a context is loaded: 16 GETs of 60 ms give 270 GETs a second.
 STORE_READS_MAX: Final = 16
@@ -259,6 +263,10 @@ STORE_RETRY_SECONDS_MAX: Final = 10.0
 # of 100 threads on 2 slots, 1 s had 80 time-outs in 480 tasks and 5 s had 64, for the same CPU
 # (`make bench-sticky`).
 STICKY_SECONDS: Final = 1.0
+# Workflow tasks at a time on such a worker. The SDK's 100 resume 100 threads at once after a crash, and
+# each then takes as long as all of them: 6.6 s of the 10 s that a task may take, with 200 threads on 2
+# processors (`make bench-load`). A resume takes about 40 ms of CPU, so 20 take a second.
+WORKFLOW_TASKS: Final = 20
 
 # Runs that a sweep reads at a time, and payloads of them that it decodes: plain bytes at once, 8 times
 # this at the most, unless a single payload has more.

@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from everlong import limits
 from everlong.compaction import Item, Snapshot, dump, load, shortened
 from everlong.errors import RefRefused
 from everlong.models import (
@@ -87,15 +88,22 @@ async def items_of(journal: JournalReader, entries: Sequence[Entry]) -> list[Ite
 
 
 async def message_entry(
-    journal: Journal, kind: Kind, message: Message, time_ms: int, bytes_max: int
+    journal: Journal,
+    kind: Kind,
+    message: Message,
+    time_ms: int,
+    bytes_max: int,
+    *,
+    inline_bytes_max: int = limits.ENTRY_BODY_BYTES_MAX,
 ) -> tuple[Entry, int]:
     """Store a message that may be too long for a model: whole, and as what a model is shown of it."""
     shown = shortened(message.text, bytes_max, seq=0)
     if shown == message.text:
-        return await journal.body_entry(kind, message, time_ms)
-    whole, whole_bytes = await journal.body_entry(kind, message, time_ms)
+        return await journal.body_entry(kind, message, time_ms, inline_bytes_max=inline_bytes_max)
+    # The entry leads to the whole message by its ref, so that is a pack in any case.
+    whole, whole_bytes = await journal.body_entry(kind, message, time_ms, inline_bytes_max=0)
     entry, shown_bytes = await journal.body_entry(
-        kind, dataclasses.replace(message, text=shown), time_ms
+        kind, dataclasses.replace(message, text=shown), time_ms, inline_bytes_max=inline_bytes_max
     )
     return dataclasses.replace(entry, original=whole.ref), whole_bytes + shown_bytes
 

@@ -130,7 +130,10 @@ def set_defaults(config: WorkerConfig, *, only_agents: bool, sticky_seconds: flo
 
 def _agent_defaults() -> dict[str, Any]:
     """Return the arguments of `Worker` that differ from the SDK's on a worker that runs only agents."""
-    return {_STICKY: timedelta(seconds=limits.STICKY_SECONDS)}
+    return {
+        _STICKY: timedelta(seconds=limits.STICKY_SECONDS),
+        f"{_SLOTS}workflow_tasks": limits.WORKFLOW_TASKS,
+    }
 
 
 def _sdk_default(name: str) -> object:

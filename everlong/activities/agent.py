@@ -189,7 +189,12 @@ class AgentActivities:
             with teller.storing(run.context) as stored:
                 entry, written_bytes = await living.patiently(
                     lambda: message_entry(
-                        reader.journal, Kind.TOOL_RESULT, message, now_ms, bytes_max
+                        reader.journal,
+                        Kind.TOOL_RESULT,
+                        message,
+                        now_ms,
+                        bytes_max,
+                        inline_bytes_max=run.inline_bytes_max,
                     )
                 )
                 stored(entry.size_bytes, written_bytes)

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from everlong import limits
 from everlong.models.journal import (
     Bytes,
     Entry,
@@ -96,6 +97,8 @@ class ToolRun:
     """Whether a person has approved the call."""
     acts_on: Sent | None = None
     """When that person did."""
+    inline_bytes_max: int = limits.ENTRY_BODY_BYTES_MAX
+    """A larger result is stored as a pack; a smaller one comes back inside its entry."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -139,6 +139,10 @@ class ToolRunner:
             tool=call.tool,
             approved=call.approved,
             acts_on=call.sent,
+            inline_bytes_max=max(
+                limits.ENTRY_BODY_BYTES_MAX,
+                limits.STEP_RESULTS_BYTES_MAX // len(self._thread.state.calls),
+            ),
         )
         retry_policy = attempts(call.options.attempts_max or limits.CALL_ATTEMPTS_MAX)
         return await self._executor.execute(RUN_TOOL, run, ToolResult, retry_policy)

@@ -15,12 +15,13 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
-from everlong import Agent, Reply, limits, tool
+from everlong import Agent, Reply, Tool, limits, tool
 from everlong.activities import AgentActivities, chatting
 from everlong.models import (
     HELD,
     Collect,
     Context,
+    Entry,
     Kind,
     Message,
     ModelCall,
@@ -183,6 +184,49 @@ async def test_a_result_is_stored_once_and_a_lost_attempt_is_counted_by_its_retr
     # The first attempt's result was lost with its worker: the retry counts what it stored.
     assert (await ran(attempt=2)).written_bytes == first.written_bytes
     assert packs.stats.written_bytes == on_disk
+
+
+async def test_a_short_result_is_no_object_unless_the_model_is_shown_a_part_of_it(
+    tmp_path: Path,
+) -> None:
+    @tool
+    def read() -> str:
+        """Read a page."""
+        return "a page. " * 250
+
+    @tool(max_result_bytes=1024)
+    def glance() -> str:
+        """Read the same page, and show the model a part of it."""
+        return "a page. " * 250
+
+    packs = open_packs(tmp_path.as_uri())
+
+    async def stored_by(function: Tool, inline_bytes_max: int) -> tuple[int, Entry]:
+        agent = Agent(name="ops", model=calling(function.name), tools=[function])
+        activities, env = AgentActivities(packs, [agent]), ActivityEnvironment()
+        turn = await env.run(activities.call_model, ModelCall(context=context(), tail=(ASKED,)))
+        objects = len(list(tmp_path.glob("v1/*/*.pack")))
+        run = ToolRun(
+            context=context(turn.head),
+            call_id="call-0",
+            tool=function.name,
+            inline_bytes_max=inline_bytes_max,
+        )
+        result = await env.run(activities.run_tool, run)
+        return len(list(tmp_path.glob("v1/*/*.pack"))) - objects, result.entry
+
+    objects, entry = await stored_by(read, limits.STEP_RESULTS_BYTES_MAX)
+    assert objects == 0
+    assert entry.body is not None
+    objects, entry = await stored_by(glance, limits.STEP_RESULTS_BYTES_MAX)
+    assert objects == 1
+    assert entry.original is not None
+    [whole] = await Journal(packs, entry.original.thread).messages([entry], whole=True)
+    assert whole.text == "a page. " * 250
+    # As one of 20 calls of a step.
+    objects, entry = await stored_by(read, limits.ENTRY_BODY_BYTES_MAX)
+    assert objects == 1
+    assert entry.body is None
 
 
 @tool

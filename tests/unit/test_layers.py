@@ -23,7 +23,7 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
     "probes": ({"errors", "models"}, {"temporalio"}),
     "storage": ({"errors", "limits", "models"}, PURE),
     "compaction": ({"errors", "limits", "models", "policy"}, PURE),
-    "past": ({"compaction", "errors", "models", "policy", "storage"}, STDLIB_ONLY),
+    "past": ({"compaction", "errors", "limits", "models", "policy", "storage"}, STDLIB_ONLY),
     "archive": ({"errors", "limits", "models", "storage"}, PURE),
     "queries": ({"archive", "errors", "limits", "models"}, STDLIB_ONLY),
     "agents": ({"errors", "limits", "models", "policy", "providers"}, PURE),
