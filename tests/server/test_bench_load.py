@@ -1,0 +1,24 @@
+"""A short run of `make bench-load`. Rates and CPU are not judged here: other tests run beside it."""
+
+from pathlib import Path
+
+from bench.load import measure
+from everlong.embedded import TemporalServer
+
+
+async def test_threads_at_once_all_answer_before_and_after_a_kill(
+    server: TemporalServer, tmp_path: Path
+) -> None:
+    load, storm = await measure(server.address, tmp_path, threads=12, steps=2, turns=1)
+    measured = {row.what: row.value for row in (*load.rows, *storm.rows)}
+    assert measured["callers that failed"] == 0
+    # Of each thread: its first task, one after each of three model calls, and one after each tool.
+    assert measured["workflow tasks"] >= 12
+    assert measured["not answered"] == 0
+    assert measured["slowest workflow task"] > 0
+    plain, everlong = (series.rows[0] for series in load.series)
+    for _, calls_per_second, cpu_ms, memory, _, failed in (plain, everlong):
+        assert float(calls_per_second or 0) > 0
+        assert float(cpu_ms or 0) > 0
+        assert float(memory or 0) > 30
+        assert failed == 0
