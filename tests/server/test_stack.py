@@ -176,7 +176,7 @@ async def test_ctrl_c_while_it_starts_stops_it_at_once(
             await asyncio.sleep(0.05)
         parts = children(run.pid)
         os.kill(run.pid, signal.SIGINT)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(45):
             assert await run.wait() == 0
     for pid in parts.values():
         wait_until_gone(pid)
