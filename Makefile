@@ -14,8 +14,10 @@ help: ## List the targets
 demo: $(READY) ## Run an agent for 60 steps, kill its worker, resume it, and show what it took
 	@$(BIN)/everlong demo
 
+# Tests start some 200 processes, and each test process collects all tests: without byte code on disk, each of them
+# compiles all modules again. So the variable that keeps Python from writing it is emptied.
 test: $(READY) ## Run all tests, against a real Temporal server
-	$(BIN)/pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 # What depends on the SDK, its private APIs first. Packages are compiled when they are installed: the sandbox of a
 # workflow imports modules again, and from source this takes longer than some tests wait.
