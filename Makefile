@@ -14,8 +14,20 @@ help: ## List the targets
 demo: $(READY) ## Run an agent for 60 steps, kill its worker, resume it, and show what it took
 	@$(BIN)/everlong demo
 
+# Tests start some 200 processes, and each test process collects all tests: without byte code on disk, each of them
+# compiles all modules again. So the variable that keeps Python from writing it is emptied.
 test: $(READY) ## Run all tests, against a real Temporal server
-	$(BIN)/pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder
+
+# Tests that `make test` runs at a smaller size: fewer examples of a property, fewer steps, fewer lives.
+FULL_TESTS := \
+	$(addprefix tests/unit/test_,matching.py cache_model.py compaction.py properties.py transitions.py packs.py \
+		providers_messages.py sweep_text.py) \
+	$(addprefix tests/server/test_,openai_agents.py growth.py thread_growth.py) \
+	tests/faults/test_interleavings.py
+.PHONY: test-full
+test-full: $(READY) ## Run the tests that make test shortens, at their full size
+	PYTHONDONTWRITEBYTECODE= EVERLONG_FULL_TESTS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) --dist loadfile $(FULL_TESTS)
 
 # What depends on the SDK, its private APIs first. Packages are compiled when they are installed: the sandbox of a
 # workflow imports modules again, and from source this takes longer than some tests wait.

@@ -86,7 +86,7 @@ class Driven:
         await self.handle.signal(STOP_SIGNAL)
         return await self.result()
 
-    async def result(self, seconds: float = 20) -> ThreadStatus:
+    async def result(self, seconds: float = 90) -> ThreadStatus:
         status: ThreadStatus = await asyncio.wait_for(self.handle.result(), seconds)
         return status
 
@@ -94,11 +94,11 @@ class Driven:
 
     async def query(self, name: str, result_type: Any) -> Any:
         """Ask the thread. A server under load may think for a moment that there is no worker."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 90
         while True:
             try:
                 return await self.handle.query(
-                    name, result_type=result_type, rpc_timeout=timedelta(seconds=20)
+                    name, result_type=result_type, rpc_timeout=timedelta(seconds=60)
                 )
             except RPCError as error:
                 if error.status != RPCStatusCode.FAILED_PRECONDITION or time.monotonic() > deadline:
@@ -110,7 +110,7 @@ class Driven:
         return found
 
     async def until(
-        self, done: Callable[[ThreadStatus], bool], seconds: float = 25
+        self, done: Callable[[ThreadStatus], bool], seconds: float = 90
     ) -> ThreadStatus:
         deadline, pause = time.monotonic() + seconds, 0.03
         while not done(status := await self.status()):

@@ -39,7 +39,7 @@ async def new_namespace(address: str, *, attributes: bool = False) -> str:
     request = RegisterNamespaceRequest(namespace=name)
     request.workflow_execution_retention_period.FromTimedelta(timedelta(days=1))
     await client.workflow_service.register_namespace(request)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     inside = await Client.connect(address, namespace=name)
     while True:
         try:
@@ -84,7 +84,7 @@ async def delete(client: Client, workflow_id: str) -> None:
         )
 
 
-async def until(is_true: Callable[[], object], seconds: float = 20.0) -> None:
+async def until(is_true: Callable[[], object], seconds: float = 90) -> None:
     deadline = time.monotonic() + seconds
     while not await is_true():  # type: ignore[misc]
         assert time.monotonic() < deadline

@@ -61,7 +61,7 @@ class Stage:
         """Send a message, and wait until it is answered."""
         return await self.threads.answered(thread_id, await self.send(thread_id, text))
 
-    async def listed(self, thread_id: str, status: str = "", seconds: float = 15) -> None:
+    async def listed(self, thread_id: str, status: str = "", seconds: float = 60) -> None:
         """Wait until visibility, and so the list, has a thread."""
 
         async def is_listed() -> bool:
@@ -72,7 +72,7 @@ class Stage:
         await until(is_listed, seconds)
 
 
-async def until(is_so: Callable[[], Awaitable[bool]], seconds: float = 15) -> None:
+async def until(is_so: Callable[[], Awaitable[bool]], seconds: float = 60) -> None:
     """Wait for something, with a deadline."""
     deadline = time.monotonic() + seconds
     while not await is_so():

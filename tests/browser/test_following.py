@@ -88,7 +88,7 @@ async def test_who_reads_older_entries_is_not_thrown_back_by_what_comes(
     await page.goto("/threads/busy-1")
     await page.route("**/fragments/journal*", slow_newest)
     await stage.said("busy-1", "hello")
-    await asyncio.wait_for(asked.wait(), 20)
+    await asyncio.wait_for(asked.wait(), 90)
     await page.get_by_role("button", name="Older").click()
     await expect(page.locator("[data-entries]")).to_have_attribute("data-newest", "false")
     go.set()

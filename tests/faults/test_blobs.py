@@ -48,7 +48,7 @@ async def until_held(threads: Threads, thread_id: str, reason: str) -> None:
         threads.client,
         thread_id,
         lambda status: status.status == "held" and reason in status.held_by,
-        seconds_max=30,
+        seconds_max=90,
     )
     assert held.last_failure == ""
 
@@ -219,7 +219,7 @@ async def test_a_held_thread_can_be_stopped(
         await until_held(threads, thread_id, "BlobMissing")
         handle = threads.client.get_workflow_handle(thread_id, result_type=ThreadStatus)
         await service.stop(threads.client, thread_id)
-        result: ThreadStatus = await asyncio.wait_for(handle.result(), 20)
+        result: ThreadStatus = await asyncio.wait_for(handle.result(), 90)
         assert result.status == "stopped"
         restore()
         assert (await threads.conversation(thread_id))[-1].text == "and again"

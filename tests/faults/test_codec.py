@@ -40,7 +40,7 @@ async def until_steps(handle: WorkflowHandle[Any, Any], steps: int) -> None:
 
 async def failure_message(handle: WorkflowHandle[Any, Any]) -> str:
     """Wait for a failed task or a pending activity's failure, and return what it says."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         while True:
             async for event in handle.fetch_history_events():
                 if event.HasField("workflow_task_failed_event_attributes"):
@@ -219,7 +219,7 @@ async def test_an_activity_whose_input_cannot_be_read_is_tried_again(
             Counting.run, 50_000, id=thread_id, task_queue=thread_id
         )
         folder = tmp_path / "v1" / thread_key("default", thread_id)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             while not (folder.exists() and any(folder.iterdir())):
                 await asyncio.sleep(0.05)
         [pack] = folder.iterdir()

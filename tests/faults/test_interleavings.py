@@ -6,6 +6,7 @@ import pytest
 
 from everlong.embedded import TemporalServer
 from tests.interleavings import Campaign, worker_settings
+from tests.scale import scaled
 
 ROOT = Path(__file__).parents[2]
 
@@ -14,13 +15,14 @@ async def test_nothing_is_lost_repeated_or_out_of_order_while_workers_die(
     server: TemporalServer, tmp_path: Path, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
+    lives = scaled(6, 12)
     settings = worker_settings(server.address, tmp_path, thread_id)
-    campaign = Campaign(server.address, settings, seed=7, count=12, deaths_max=5)
+    campaign = Campaign(server.address, settings, seed=7, count=lives, deaths_max=5)
     campaign.pause_seconds = (1.0, 2.0)  # So that several fit in, however fast the machine is.
     await campaign.run()
     assert campaign.faults == []
-    assert campaign.totals["lives"] == 12
-    assert campaign.totals["messages"] >= 45
-    assert campaign.totals["decisions"] >= 12
-    assert campaign.totals["runs"] >= 34
+    assert campaign.totals["lives"] == lives
+    assert campaign.totals["messages"] >= 45 * lives // 12
+    assert campaign.totals["decisions"] >= lives
+    assert campaign.totals["runs"] >= 34 * lives // 12
     assert campaign.totals["kills"] >= 3

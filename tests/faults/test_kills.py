@@ -49,7 +49,7 @@ async def threads_of(settings: Settings) -> AsyncIterator[Threads]:
 
 
 async def until_exists(path: Path) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while not path.exists():
         assert time.monotonic() < deadline, f"{path} does not appear"
         await asyncio.sleep(0.02)

@@ -24,7 +24,7 @@ from tests.governed import governed
 
 async def waiting_approval(threads: Threads, thread_id: str) -> Approval:
     await service.wait_for_status(
-        threads.client, thread_id, lambda status: status.pending > 0, seconds_max=20
+        threads.client, thread_id, lambda status: status.pending > 0, seconds_max=90
     )
     [approval] = await service.pending(threads.client, thread_id)
     return approval

@@ -36,7 +36,7 @@ async def governed(threads: Threads, role: Role = Role.ADMIN) -> AsyncIterator[h
 
 
 async def until(
-    get: Callable[[], Awaitable[JSON]], done: Callable[[JSON], bool], seconds: float = 20
+    get: Callable[[], Awaitable[JSON]], done: Callable[[JSON], bool], seconds: float = 90
 ) -> JSON:
     deadline = time.monotonic() + seconds
     while not done(found := await get()):
@@ -213,7 +213,7 @@ async def test_a_page_that_refreshes_itself_queries_a_thread_only_after_news(
             thread = f"/fragments/thread?id={quote(thread_id)}"
             await threads.send(thread_id, "restart api")
             await service.wait_for_progress(
-                threads.client, thread_id, lambda seen: seen.pending == 1, seconds_max=30
+                threads.client, thread_id, lambda seen: seen.pending == 1, seconds_max=90
             )
             assert counts.queries == 0
             await until_text(lambda: refresh("/fragments/approvals"), thread_id)
@@ -229,7 +229,7 @@ async def test_a_page_that_refreshes_itself_queries_a_thread_only_after_news(
 
 
 async def until_text(get: Callable[[], Awaitable[str]], text: str) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while text not in (found := await get()):
         assert time.monotonic() < deadline, found
         await asyncio.sleep(0.1)

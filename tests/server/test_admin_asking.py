@@ -42,7 +42,7 @@ async def asked(threads: Threads, thread_id: str, text: str, seconds_max: float 
 
 async def until_pending(threads: Threads, thread_id: str) -> None:
     """Wait until the thread waits for a person. It may not even have been started yet."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         while True:
             try:
                 if (await service.status(threads.client, thread_id)).status == "approval":

@@ -32,7 +32,7 @@ class Shop:
         async def wait() -> str:
             """Wait for the gate."""
             self.waiting.set()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(90):
                 await self.gate.wait()
             return "waited"
 
@@ -94,7 +94,7 @@ async def test_others_run_meanwhile_and_an_approved_call_starts_while_they_run(
     async with drive([shop.agent(WAIT, pay(1), pay(2))]) as thread:
         await thread.send()
         approvals = await thread.pending(2)
-        await asyncio.wait_for(shop.waiting.wait(), 10)
+        await asyncio.wait_for(shop.waiting.wait(), 90)
         await thread.decide(approvals[1].id)
         await thread.until(lambda status: status.counters.tool_calls == 1)
         assert shop.paid == [2]  # The first call is still running, the second undecided.
@@ -149,7 +149,7 @@ async def test_a_stopping_thread_takes_no_decision_and_leaves_its_journal_whole(
     async with drive([shop.agent(WAIT, pay(1))]) as thread:
         await thread.send()
         [approval] = await thread.pending()
-        await asyncio.wait_for(shop.waiting.wait(), 10)
+        await asyncio.wait_for(shop.waiting.wait(), 90)
         await thread.handle.signal("stop")
         await thread.is_("stopping")
         with pytest.raises(WorkflowUpdateFailedError) as raised:
@@ -200,7 +200,7 @@ async def test_a_deadline_passes_while_another_tool_runs(drive: Drive) -> None:
     async with drive([spender(with_deadline(1.5), shop.wait)]) as thread:
         await thread.send()
         await thread.pending()
-        await asyncio.wait_for(shop.waiting.wait(), 10)
+        await asyncio.wait_for(shop.waiting.wait(), 90)
         await thread.pending(0)
         assert (await thread.status()).counters.tool_calls == 1
         shop.gate.set()
@@ -212,7 +212,7 @@ async def test_a_deadline_escalates_to_those_who_may_then_decide(drive: Drive) -
         await thread.send()
         [approval] = await thread.pending()
         assert (approval.escalated, approval.approvers) == (False, ("alice",))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(90):
             while not (approval := (await thread.pending())[0]).escalated:
                 await asyncio.sleep(0.02)
         assert approval.approvers == ("chief",)
@@ -246,7 +246,7 @@ async def test_a_deadline_holds_while_the_thread_is_paused(drive: Drive) -> None
 
 async def roll_while_waiting(thread: Driven, runs: int) -> None:
     """Have a thread roll although it has nothing to do: a signal wakes it, and its run is long."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(90):
         while (await thread.status()).counters.runs < runs:
             await thread.handle.signal("pause")
             await thread.handle.signal("unpause")

@@ -39,7 +39,7 @@ async def threads(server: TemporalServer, store: BlobStore) -> AsyncIterator[Thr
 async def wait_for(
     threads: Threads, thread_id: str, is_so: Callable[[ThreadStatus], bool]
 ) -> ThreadStatus:
-    return await service.wait_for_status(threads.client, thread_id, is_so, seconds_max=30)
+    return await service.wait_for_status(threads.client, thread_id, is_so, seconds_max=90)
 
 
 def has_rolled(status: ThreadStatus) -> bool:
@@ -49,7 +49,7 @@ def has_rolled(status: ThreadStatus) -> bool:
 
 async def eventually(is_so: Callable[[], Awaitable[bool]]) -> None:
     """Wait for visibility, which lags a little."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while not await is_so():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.2)

@@ -88,7 +88,7 @@ class New(Old):
 
 
 async def until(handle: WorkflowHandle[Any, Any], is_done: Callable[[int], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         while not is_done(await handle.query("done")):
             await asyncio.sleep(0.05)
 

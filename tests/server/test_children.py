@@ -26,7 +26,7 @@ class Gate:
         async def wait() -> str:
             """Wait for the gate."""
             self.begun.set()
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(90):
                 await self.open.wait()
             return "waited"
 
@@ -53,7 +53,7 @@ def one(request: str = "do it") -> ToolCall:
 
 async def children(thread: Driven, count: int) -> list[Driven]:
     """Wait until a thread has started so many others, and return them in that order."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(90):
         while True:
             events = [event for each in await thread.histories() for event in each.events]
             started = [
@@ -86,7 +86,7 @@ async def test_two_sub_agents_work_side_by_side_and_answer_in_call_order(drive: 
     @tool
     async def meet() -> str:
         """Meet the other."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(90):
             await both.wait()
         return "met"
 
@@ -152,8 +152,8 @@ async def test_a_call_beside_a_sub_agent_goes_on(drive: Drive) -> None:
     agent = Agent(name="ops", model=calls_then_says(one(), call(1, "quick")), tools=[worker, quick])
     async with drive([agent]) as thread:
         await thread.send()
-        await asyncio.wait_for(ran.wait(), 15)
-        await asyncio.wait_for(gate.begun.wait(), 15)
+        await asyncio.wait_for(ran.wait(), 90)
+        await asyncio.wait_for(gate.begun.wait(), 90)
         await thread.until(lambda status: status.counters.tool_calls == 1)
         gate.open.set()
         assert await thread.answer() == "waited | quick"
@@ -179,7 +179,7 @@ async def test_a_sub_agent_that_is_terminated_is_found_out(
     async with drive([boss(one(), helpers=[worker])]) as thread:
         await thread.send()
         [child] = await children(thread, 1)
-        await asyncio.wait_for(gate.begun.wait(), 15)
+        await asyncio.wait_for(gate.begun.wait(), 90)
         await thread.until(lambda status: len(status.answers) == 0)
         await child.handle.terminate("an operator's mistake")
         gate.open.set()
@@ -196,7 +196,7 @@ async def test_a_sub_agent_that_is_alive_is_left_in_peace_by_the_check(
     worker = helper(model=calls_then_says(call(0, "wait")), tools=[gate.tool])
     async with drive([boss(one(), helpers=[worker])]) as thread:
         await thread.send()
-        await asyncio.wait_for(gate.begun.wait(), 15)
+        await asyncio.wait_for(gate.begun.wait(), 90)
         await asyncio.sleep(2.5)
         gate.open.set()
         assert await thread.answer() == "waited"
@@ -275,7 +275,7 @@ async def test_a_cancelled_parent_stops_its_sub_agent(drive: Drive) -> None:
     async with drive([boss(one(), helpers=[worker])]) as thread:
         await thread.send()
         [child] = await children(thread, 1)
-        await asyncio.wait_for(gate.begun.wait(), 15)
+        await asyncio.wait_for(gate.begun.wait(), 90)
         await thread.handle.cancel()
         with pytest.raises(Exception, match="Workflow execution failed"):
             await thread.result()

@@ -70,7 +70,7 @@ async def open_cli(server: TemporalServer, tmp_path: Path) -> AsyncIterator[Cli]
 
 async def pending_id(cli: Cli, thread_id: str) -> str:
     await service.wait_for_status(
-        cli.threads.client, thread_id, lambda status: status.pending > 0, seconds_max=30
+        cli.threads.client, thread_id, lambda status: status.pending > 0, seconds_max=90
     )
     [approval] = await cli.json("approvals", thread_id)
     assert isinstance(approval["id"], str)

@@ -34,7 +34,7 @@ class Gate:
             """Wait for the gate."""
             self.runs += 1
             self.begun.set()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(90):
                 await self.open.wait()
             return "waited"
 
@@ -56,7 +56,7 @@ async def test_a_paused_thread_ends_what_is_under_way_and_takes_no_more_steps(
     gate = Gate()
     async with drive([gate.agent(3)]) as thread:
         await thread.send()
-        await asyncio.wait_for(gate.begun.wait(), 10)
+        await asyncio.wait_for(gate.begun.wait(), 90)
         await thread.handle.signal("pause", Control(by="alice", reason="let me look"))
         gate.open.set()
         status = await thread.until(lambda status: status.counters.tool_calls == 1)
@@ -144,7 +144,7 @@ async def test_a_configure_changes_a_thread_that_is_at_work(drive: Drive) -> Non
     gate = Gate()
     async with drive([gate.agent(12)]) as thread:
         await thread.send()
-        await asyncio.wait_for(gate.begun.wait(), 10)
+        await asyncio.wait_for(gate.begun.wait(), 90)
         await thread.configure(run_events_max=50, by="alice", reason="shorter runs")
         gate.open.set()
         assert await thread.answer() == "12 done"
@@ -187,7 +187,7 @@ async def test_a_change_that_the_agents_own_policy_does_not_allow_harms_nobody(
 
 async def configured(thread: Driven, steps_max: int) -> None:
     """Configure a thread; again, while it is busy with what was said before."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(90):
         while True:
             try:
                 await thread.configure(steps_max=steps_max)
@@ -233,7 +233,7 @@ async def test_signals_that_change_nothing_do_not_grow_a_run_without_end(drive: 
         await thread.ask()
         await thread.handle.signal("pause")
         await thread.is_("paused")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(90):
             for _ in range(40):
                 await thread.handle.signal("pause")
                 await thread.status()  # One at a time, so that each has a task of its own.

@@ -71,7 +71,7 @@ def test_the_demo_waits_for_a_person_and_takes_a_denial_as_well(tmp_path: Path) 
         url = terminal.wait_for(r"Dashboard: +(http://127\.0\.0\.1:\d+)")[1]
         thread_id = terminal.wait_for(r"Thread: +(demo-\w+)")[1]
         terminal.wait_for(rf"waits for you(.|\s)+{url}/approvals")
-        deadline = time.monotonic() + 30  # Visibility is a second or so behind.
+        deadline = time.monotonic() + 90  # Visibility is a second or so behind.
         while not (waiting := call(f"{url}/api/v1/approvals")["waiting"]):
             assert time.monotonic() < deadline
             time.sleep(0.2)

@@ -257,7 +257,7 @@ async def test_a_worker_without_a_free_slot_is_busy_and_not_missing(
 
 
 async def until_tool(client: Client, thread_id: str) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         while True:
             with contextlib.suppress(EverlongError):
                 if (await service.status(client, thread_id)).counters.steps:

@@ -160,7 +160,7 @@ async def test_a_loop_survives_the_way_back_without_an_activation_hook(fleet: Fl
     async with fleet.worker("read", workflow_runner=ForeignRunner()):
         handle = await fleet.handle("read")
         await handle.signal(ListLoop.go)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             assert await handle.result() == expected(loop)
 
 

@@ -24,6 +24,7 @@ from tests.loops import (
     expected,
     noise,
 )
+from tests.scale import scaled
 from tests.stores import CountingStore, SlowStore
 
 
@@ -38,20 +39,21 @@ async def until_steps(handle: WorkflowHandle[Any, Any], steps: int) -> None:
             await asyncio.sleep(0.1)
 
 
-async def test_a_list_loop_of_300_steps_keeps_a_small_history(
+async def test_a_long_list_loop_keeps_a_small_history(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
-    loop = Loop(steps=300, result_bytes=20_000)
+    steps = scaled(100, 300)
+    loop = Loop(steps=steps, result_bytes=20_000)
     async with open_threads(server.address, store, inline_bytes_max=limits.INLINE_BYTES_MAX) as it:
         async with it.worker(workflows=WORKFLOWS, activities=ACTIVITIES):
             handle = await it.client.start_workflow(
                 ListLoop.run, loop, id=thread_id, task_queue=it.task_queue
             )
             assert await handle.result() == expected(loop)
-        assert await history_bytes(handle) < 1_500_000
+        assert await history_bytes(handle) < 1_500_000 * steps // 300
         size = await it.size(thread_id)
-        # 300 results of 10 KB compressed, and as much again in the lists that hold them all.
-        assert size.blob_bytes < 4 * 300 * 10_000
+        # Results of 10 KB compressed, and as much again in the lists that hold them all.
+        assert size.blob_bytes < 4 * steps * 10_000
 
 
 # Compressed, the inputs of the second are over 5 MB together, and each is below the threshold.

@@ -78,7 +78,7 @@ async def test_metrics_of_core_and_ours_are_on_one_endpoint(
     async with Worker(client, task_queue=thread_id):
         number = await service.send(client, thread_id, "hello", task_queue=thread_id, agent="ops")
         await service.wait_for_status(
-            client, thread_id, lambda status: status.counters.answered >= number, seconds_max=30
+            client, thread_id, lambda status: status.counters.answered >= number, seconds_max=90
         )
     core.drain()
     providers.meters.add("everlong.holds", 1, {"error": "StoreUnavailable"})

@@ -160,7 +160,7 @@ async def test_new_code_over_a_history_that_was_not_read_is_not_terminated(
     client = await connect()
     async with Worker(client, task_queue=thread_id, workflows=[Old], activities=[measure]):
         handle = await start(client, thread_id, first, second)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             while await completed_events(handle) < 2:
                 await asyncio.sleep(0.05)
     # As for the 129th workflow that resumes at once.

@@ -28,11 +28,12 @@ from temporalio.worker import Replayer, Worker
 
 from everlong import EverlongPlugin
 from everlong.embedded import TemporalServer
+from tests.scale import scaled
 from tests.stores import CountingStore
 
-STEPS = 80
+STEPS = scaled(40, 80)
 STEPS_WITHOUT = 20
-HISTORY_BYTES_MAX = 1_500_000
+HISTORY_BYTES_MAX = 1_500_000 * STEPS // 80
 RESULT_BYTES = 20_000
 ORDERS = ["ours first", "theirs first"]
 

@@ -307,7 +307,7 @@ async def test_the_clean_up_of_a_worker_is_completed_and_cancels_no_caller(
         await asyncio.sleep(0.05)  # SDKs before 1.35 cancelled the task here.
         return "went on"
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         # A task, so that a stray cancellation ends it and not the test's own.
         assert await asyncio.create_task(call()) == "went on"
 
@@ -323,7 +323,7 @@ async def test_only_workers_with_workflows_are_asked_to_evict_a_run(
     async with (
         Worker(client, task_queue=queues["workflows"], workflows=[Growing]),
         Worker(client, task_queue=queues["activities"], activities=[grow]),
-        asyncio.timeout(30),
+        asyncio.timeout(90),
     ):
         while len(plugin._workers) < len(queues):
             await asyncio.sleep(0.01)

@@ -125,7 +125,7 @@ class Fleet:
             away.rename(self.blobs)
 
 
-async def eventually(check: Callable[[], Awaitable[list[Any]]], seconds: float = 30) -> None:
+async def eventually(check: Callable[[], Awaitable[list[Any]]], seconds: float = 90) -> None:
     """Wait until nothing is missing any more."""
     deadline = time.monotonic() + seconds
     while missing := await check():

@@ -140,14 +140,14 @@ async def test_a_thread_that_was_terminated_is_said_to_be(threads: Threads, thre
     async with threads.worker():
         await threads.send(thread_id, "restart api", agent="ops")
         await service.wait_for_status(
-            client, thread_id, lambda status: status.status == "approval", seconds_max=30
+            client, thread_id, lambda status: status.status == "approval", seconds_max=90
         )
         await client.get_workflow_handle(thread_id).terminate()
     sql = (
         "select closed is null, status, pending_approvals, growth_bytes_per_hour, agent, steps "
         "from threads"
     )
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while True:
         [row] = (await service.query(client, packs, sql, threads=[thread_id])).rows
         if not row[0] or time.monotonic() > deadline:

@@ -312,7 +312,7 @@ async def test_a_workflow_goes_on_after_a_failed_task(
     async with world.cold(Broken) as client:
         handle = client.get_workflow_handle(thread_id, result_type=str)
         await handle.signal(Everything.go)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             while not await events_of(handle, EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED):
                 await asyncio.sleep(0.1)
     puts = world.store.puts

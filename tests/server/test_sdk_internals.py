@@ -31,7 +31,7 @@ async def cold_worker(
 
 
 async def until_waiting(handle: WorkflowHandle[Any, Any]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         while await handle.query("steps") < LOOP.wait_at:
             await asyncio.sleep(0.05)
 

@@ -129,11 +129,11 @@ async def test_a_worker_whose_first_calls_fail_writes_attributes_once_one_succee
     monkeypatch.setattr("everlong.search_attributes.RETRY_SECONDS", 0.02)
     agent = Agent(name="ops", model=calls_then_says(call(0, "pay")), tools=[pay])
     async with drive([agent]) as thread:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(90):
             while asked < 3:
                 await asyncio.sleep(0.02)
         heals.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(90):
             while not thread.threads.plugin._activities.attribute_namespaces:
                 await asyncio.sleep(0.02)
         calls = asked
@@ -157,7 +157,7 @@ async def test_attributes_that_are_added_later_need_no_new_worker(
         assert await thread.ask() == "heard"
         assert "EverlongStatus" not in await thread.attributes()
         lacking.clear()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(90):
             while not thread.threads.plugin._activities.attribute_namespaces:
                 await asyncio.sleep(0.02)
         await thread.ask()

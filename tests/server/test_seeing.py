@@ -175,7 +175,7 @@ async def live(life: Life) -> None:
     other = f"{life.thread_id}-other"
     await life.say("read 0", other)  # There is room for one thread.
     await service.wait_for_status(
-        life.client, other, lambda status: status.counters.answered == 1, seconds_max=30
+        life.client, other, lambda status: status.counters.answered == 1, seconds_max=90
     )
     await life.say("read 0")
     life.wait_for_answers(life.sent)
@@ -190,7 +190,7 @@ async def pending(life: Life) -> str:
 
     From what a wrong decision is told: a question could meet a roll, and be a resume.
     """
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     handle = life.client.get_workflow_handle(life.thread_id)
     while time.monotonic() < deadline:
         with pytest.raises(WorkflowUpdateFailedError) as refused:

@@ -35,7 +35,7 @@ from tests.sweeps import AT_ONCE, delete, end, new_namespace, stored, sweep
 if TYPE_CHECKING:
     from tests.weed import Weed
 
-GONE_SECONDS_MAX = 30.0
+GONE_SECONDS_MAX = 90
 
 
 @pytest.fixture(params=["file", "s3"])

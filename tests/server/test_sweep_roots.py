@@ -76,7 +76,7 @@ async def test_a_thread_that_a_limit_has_ended_is_archived_by_a_sweep(threads: T
     await say(threads, "hello", agent="brief")
     await threads.send("ops", "and more", agent="brief")
     await service.wait_for_status(
-        client, "ops", lambda status: status.status == "archived", seconds_max=30
+        client, "ops", lambda status: status.status == "archived", seconds_max=90
     )
 
     async def is_listed() -> bool:

@@ -84,7 +84,7 @@ async def test_tools_of_one_reply_run_together_and_stay_in_call_order(
     @tool
     async def wait_for_others(delay: float) -> str:
         """Return once all three run; the first called returns last."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(90):
             await together.wait()
         await asyncio.sleep(delay)
         return f"waited {delay}"
@@ -231,7 +231,7 @@ async def test_a_thread_stops_with_its_journal_complete(
             threads.client,
             thread_id,
             lambda status: status.counters.tool_calls >= 5,
-            seconds_max=30,
+            seconds_max=90,
         )
         result = await stop(threads, thread_id)
         assert result.status == "stopped"
@@ -257,7 +257,7 @@ async def test_a_stop_is_not_lost_to_a_roll(
             await threads.start(name, Policy(run_events_max=50))
             await threads.send(name, "read")
             await asyncio.sleep(0.15 * attempt)
-            result = await asyncio.wait_for(stop(threads, name), 20)
+            result = await asyncio.wait_for(stop(threads, name), 90)
             assert result.status == "stopped"
             description = await threads.client.get_workflow_handle(name).describe()
             assert description.status == WorkflowExecutionStatus.COMPLETED

@@ -75,7 +75,7 @@ async def compacted(threads: Threads, thread_id: str) -> None:
         threads.client,
         thread_id,
         lambda status: status.counters.compactions > before,
-        seconds_max=30,
+        seconds_max=90,
     )
 
 
@@ -123,7 +123,7 @@ async def test_an_approval_is_seen_waiting_and_decided(threads: Threads, thread_
     packs = PackStore(threads.store)
     number = await threads.send(thread_id, "restart api")
     await service.wait_for_status(
-        threads.client, thread_id, lambda status: status.pending > 0, seconds_max=30
+        threads.client, thread_id, lambda status: status.pending > 0, seconds_max=90
     )
     [approval] = await service.pending(threads.client, thread_id)
     await service.decide(threads.client, thread_id, approval.id, True, "ann", "go")

@@ -167,7 +167,7 @@ async def test_a_turn_that_is_stopped_is_told_of(
     async with open_threads(server.address, store, agent) as threads, threads.worker():
         await threads.send(thread_id, "please")
         await service.wait_for_status(
-            threads.client, thread_id, lambda status: status.pending == 1, seconds_max=30
+            threads.client, thread_id, lambda status: status.pending == 1, seconds_max=90
         )
         await service.stop(threads.client, thread_id, by="ada")
         await threads.client.get_workflow_handle(thread_id).result()
@@ -212,7 +212,7 @@ async def test_a_tool_is_run_once_though_spans_cannot_be_taken(
     async with Worker(client, task_queue=thread_id):
         await service.send(client, thread_id, "please", task_queue=thread_id, agent="ops")
         await service.wait_for_status(
-            client, thread_id, lambda status: status.counters.answered == 1, seconds_max=30
+            client, thread_id, lambda status: status.counters.answered == 1, seconds_max=90
         )
     assert len(runs) == 1
 
@@ -255,7 +255,7 @@ async def test_a_turn_that_rolls_while_it_waits_is_told_of_in_each_run(
     async with open_threads(server.address, store, agent) as threads, threads.worker():
         await threads.send(thread_id, "please")
         await service.wait_for_status(
-            threads.client, thread_id, lambda status: status.counters.runs == 2, seconds_max=30
+            threads.client, thread_id, lambda status: status.counters.runs == 2, seconds_max=90
         )
         await service.stop(threads.client, thread_id, by="ada")
         await threads.client.get_workflow_handle(thread_id).result()
@@ -284,7 +284,7 @@ async def test_an_approval_stands_in_the_run_that_asked_though_a_later_one_journ
     async with open_threads(server.address, store, agent) as threads, threads.worker():
         number = await threads.send(thread_id, "please")
         await service.wait_for_status(
-            threads.client, thread_id, lambda status: status.counters.runs == 2, seconds_max=30
+            threads.client, thread_id, lambda status: status.counters.runs == 2, seconds_max=90
         )
         [pending] = await service.pending(threads.client, thread_id)
         await service.decide(threads.client, thread_id, pending.id, approve=True, by="ada")

@@ -107,7 +107,7 @@ async def test_sizes_limits_and_tokens_are_measured(
             threads.client,
             thread_id,
             lambda status: status.pause is not None and status.tail_entries == 0,
-            seconds_max=30,
+            seconds_max=90,
         )
         hit = {"agent": "ops", "limit": "steps_max", "action": "pause"}
         assert values(threads, "everlong.limit.hits") == {frozenset(hit.items()): 1}
@@ -143,7 +143,7 @@ async def test_sizes_and_waits_are_search_attributes(
         async with threads.worker():
             await threads.send(thread_id, "please")
             await service.wait_for_status(
-                threads.client, thread_id, lambda status: status.pending == 1, seconds_max=30
+                threads.client, thread_id, lambda status: status.pending == 1, seconds_max=90
             )
             now = await attributes()
             [approval] = await service.pending(threads.client, thread_id)

@@ -46,7 +46,7 @@ async def test_stopping_one_worker_leaves_the_prefetches_of_the_other_alone(
                 gets = store.gets
                 handle = threads.client.get_workflow_handle(thread_id)
                 await handle.signal(Gatherer.go)
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(90):
                     while store.gets == gets:
                         await asyncio.sleep(0.01)
             await handle.result()

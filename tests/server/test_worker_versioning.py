@@ -43,7 +43,7 @@ def versioned(client: Client, queue: str, build_id: str, **options: Any) -> Work
 
 async def make_current(client: Client, deployment: str, build_id: str) -> None:
     """Set the current version of a deployment, once the server knows of it."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while True:
         try:
             await client.workflow_service.set_worker_deployment_current_version(
@@ -123,7 +123,7 @@ async def test_a_rollout_is_no_crash_while_the_old_worker_still_polls(
             assert await Driven(first, thread_id).ask() == "v1"
             await make_current(first.client, queue, "v2")
             moved = Driven(second, thread_id)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(90):
                 while await moved.ask() != "v2":  # The server takes a moment to route by it.
                     pass
             causes = [each.step.resume_cause for each in await moved.entries() if each.step]

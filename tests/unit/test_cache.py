@@ -72,7 +72,7 @@ def cached(behind: WatchedStore) -> CachedBlobStore:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0)
 

@@ -267,7 +267,7 @@ async def test_what_is_being_written_counts_too(
     with monkeypatch.context() as patch:
         patch.setattr(cache_disk, "_create", create_slowly)
         slow = asyncio.create_task(cached.put("v1/slow", bytes(120 * KIB)))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not cached._disk._pending:  # type: ignore[union-attr] # there is one
                 await asyncio.sleep(0.001)
     await cached.put("v1/no-room", bytes(120 * KIB))

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from everlong.errors import BlobMissing
 from everlong.storage.cache import CachedBlobStore
 from everlong.storage.memory import MemoryBlobStore
+from tests.scale import scaled
 
 MEMORY_BOUND = 8 * 1024
 DISK_BOUND = 64 * 1024
@@ -135,4 +136,4 @@ class Model(RuleBasedStateMachine):
 
 
 TestModel = Model.TestCase
-TestModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestModel.settings = settings(max_examples=scaled(20, 60), stateful_step_count=40, deadline=None)

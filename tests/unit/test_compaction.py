@@ -18,6 +18,7 @@ from everlong.errors import BlobCorrupt, UnknownVersion
 from everlong.models import Fact, Kind, MemoryChange, ToolCall
 from everlong.policy import Policy
 from tests.items import Thread, assert_paired, conversations, shown
+from tests.scale import scaled
 
 KIB = 1024
 ALL = 10**9
@@ -45,7 +46,7 @@ def long_thread(steps: int = 60, size: int = 2000) -> Thread:
 budgets = st.sampled_from([2 * KIB, 3 * KIB, 8 * KIB, 64 * KIB])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=scaled(50, 150), deadline=None)
 @given(conversations(), budgets, st.sampled_from(["", "A summary.", "s" * 9000]), st.data())
 def test_a_context_is_within_its_budget_paired_and_has_the_users_message_whatever_came(
     items: list[Item], budget: int, summary: str, data: st.DataObject
@@ -72,7 +73,7 @@ def test_a_context_is_within_its_budget_paired_and_has_the_users_message_whateve
         assert newest == users[-1] or "recall(seq=" in newest.text
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=scaled(30, 60), deadline=None)
 @given(conversations(), budgets, st.integers(0, 60_000))
 def test_compacting_again_with_nothing_new_gives_the_same_bytes(
     items: list[Item], budget: int, later_ms: int

@@ -89,13 +89,13 @@ def resume(prefetcher: Prefetcher, worker: str, count: int) -> list[Recorded]:
 
 
 async def until_read(resumes: list[Recorded]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not all(recorded.has_ended for recorded in resumes):
             await asyncio.sleep(0.01)
 
 
 async def lost(resumes: list[Recorded]) -> list[bool]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         return [await asyncio.wrap_future(each.is_worker_lost) for each in resumes]
 
 
@@ -129,7 +129,7 @@ async def test_a_worker_that_stops_gives_up_its_look_ups() -> None:
     prefetcher = Prefetcher(cast("Client", server), NothingToWarm())
     resumes = resume(prefetcher, "slow", 3)
     await until_read(resumes)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await prefetcher.stop()
     assert await lost(resumes) == [False] * 3
 

@@ -14,6 +14,7 @@ from everlong.codecs import comparing, matching, merge
 from everlong.codecs.memory import ThreadMemory
 from tests.payloads import noise
 from tests.plans import Store, check, check_memory
+from tests.scale import scaled
 
 # An edit of a list: what is done, where (in hundredths), with which of a few items, of what size.
 EDITS = st.tuples(
@@ -66,7 +67,7 @@ SMALL = pytest.mark.usefixtures("small")
 
 
 @SMALL
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=scaled(80, 250), deadline=None)
 @given(
     st.lists(
         st.tuples(EDITS, st.sampled_from(OUTCOMES)),
@@ -100,7 +101,7 @@ def test_a_plan_always_gives_the_payload_byte_by_byte(
 
 
 @SMALL
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=scaled(50, 150), deadline=None)
 @given(st.lists(st.lists(EDITS, min_size=1, max_size=4), min_size=1, max_size=8), st.randoms())
 def test_plans_that_are_made_at_once_may_become_durable_in_any_order(
     rounds: list[list[tuple[str, int, int, int]]], order: random.Random
@@ -147,7 +148,7 @@ def growing(seed: int) -> Iterator[bytes]:
 @SMALL
 def test_no_series_makes_a_payload_touch_more_packs_than_the_bound() -> None:
     most = 0.0
-    for seed in range(4):
+    for seed in range(scaled(2, 4)):
         store, memory = Store(), ThreadMemory()
         for data in itertools.chain(adversary(seed), growing(seed)):
             plan = memory.plan(b"", data, "", 0.0)

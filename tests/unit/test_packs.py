@@ -31,6 +31,7 @@ from everlong.storage.packs import (
     whole,
 )
 from tests.payloads import KEY_1, KEY_2, bits, flipped, noise, text
+from tests.scale import scaled
 
 THREAD = thread_key("default", "ops-7")
 OTHER = thread_key("default", "ops-8")
@@ -378,7 +379,7 @@ def test_frames_of_which_hardly_anything_is_used_are_not_inflated() -> None:
     assert "would be inflated" in refused(pack, packs)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=scaled(100, 300), deadline=None)
 @given(st.binary(max_size=200), st.binary(max_size=60))
 def test_bytes_that_are_no_pack_are_refused(head: bytes, rest: bytes) -> None:
     for start in (b"", MAGIC, MAGIC + b"\x02\x00\x00\x00" + struct.pack("<I", len(head))):

@@ -48,7 +48,7 @@ async def test_an_outer_codec_that_fails_does_not_end_the_reading_of_the_history
     recorded = Recorded()
     prefetcher = Prefetcher(cast("Client", Server()), OuterFault())
     prefetcher.start("w", "r", recorded)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not recorded.has_ended:
             await asyncio.sleep(0.01)
     await prefetcher.stop()

@@ -20,6 +20,7 @@ from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.opening import open_packs
 from everlong.storage.packstore import PackStore
 from tests.payloads import KEY_1, KEY_2, activity, noise, stored, workflow
+from tests.scale import scaled
 
 KeyMap = dict[str, bytes] | None
 KEYS: dict[str, KeyMap] = {
@@ -54,7 +55,7 @@ def payloads(draw: st.DrawFn) -> Payload:
 INLINE = st.sampled_from([0, 100, limits.INLINE_BYTES_MAX])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=scaled(50, 150), deadline=None)
 @given(st.lists(payloads(), max_size=5), INLINE, st.sampled_from(list(KEYS)))
 async def test_decode_returns_what_was_encoded(
     items: list[Payload], inline_bytes_max: int, keys: str
@@ -193,7 +194,7 @@ async def play(disk: Path, script: list[Step], inline_bytes_max: int, keys: str)
 
 
 @pytest.mark.usefixtures("small")
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=scaled(40, 120), deadline=None)
 @given(st.lists(steps, min_size=1, max_size=20), INLINE, st.sampled_from(list(KEYS)))
 async def test_no_series_of_lists_and_of_mishaps_loses_a_byte(
     script: list[Step], inline_bytes_max: int, keys: str

@@ -29,6 +29,7 @@ from everlong.models import Kind, Message, ToolCall, body_of, message_of
 from everlong.providers import NO_OUTPUT, NOT_RUN, NOT_SHOWN, ProviderModel, request_messages
 from tests import provider_server as told
 from tests.provider_server import Json, ProviderServer
+from tests.scale import scaled
 
 CALLS = (
     ToolCall(id="a", tool="read", arguments='{"x": 1}'),
@@ -271,7 +272,7 @@ async def test_a_model_that_was_closed_is_asked_again(name: str) -> None:
 roles = st.sampled_from([USER, ASSISTANT, RESULT_A, RESULT_B, ANSWER, FAILURE])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=scaled(60, 200), deadline=None)
 @given(st.lists(roles, max_size=12))
 def test_any_conversation_is_sent_in_a_form_that_providers_take(messages: list[Message]) -> None:
     sent = request_messages("Be brief.", messages)

@@ -89,7 +89,7 @@ async def test_a_websocket_is_no_error_of_the_server(serving: Serving) -> None:
 async def logged(serving: Serving, line: str) -> None:
     """Wait until the log has a line, with its time before it and what it took behind it."""
     wanted = re.compile(rf"^\d{{4}}-\d\d-\d\d [\d:,]+ INFO {re.escape(line)} \d+ ms$", re.MULTILINE)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not wanted.search(serving.process.output()):
             await asyncio.sleep(0.05)
 

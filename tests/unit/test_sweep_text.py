@@ -21,6 +21,7 @@ from everlong.sweep.searching import links_in, search
 from tests.journals import entry
 from tests.kept import NAMESPACE, MadeUp, MadeUpRun
 from tests.payloads import payload
+from tests.scale import scaled
 
 SWEEPS = 3
 NAME, OTHER = "0123456789abcdef" * 4, "fedcba9876543210" * 4
@@ -63,7 +64,7 @@ def test_less_than_64_digits_are_no_name() -> None:
     parts=st.lists(st.sampled_from([NAME, OTHER, "x", "0", "f" * 63, " " * 40]), max_size=12),
     slice_bytes=st.integers(1, 200),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=scaled(60, 200), deadline=None)
 def test_where_data_is_cut_makes_no_difference(parts: list[str], slice_bytes: int) -> None:
     data = "".join(parts).encode()
     whole = links_in(data)

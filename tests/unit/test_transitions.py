@@ -32,6 +32,7 @@ from everlong.models import (
     seq_after,
 )
 from everlong.workflows import approvals, transitions
+from tests.scale import scaled
 
 THREAD = "a" * 32
 REF = Ref(thread=THREAD, digest="b" * 64, size_bytes=1, kind=Kind.SEGMENT)
@@ -296,7 +297,7 @@ def text_of(entry: Entry) -> str:
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestLife.settings = settings(max_examples=scaled(25, 60), stateful_step_count=60, deadline=None)
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=8))

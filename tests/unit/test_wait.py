@@ -46,7 +46,7 @@ async def test_a_server_that_does_not_answer_about_a_pause_does_not_prolong_a_wa
         await asyncio.Event().wait()
         return True
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         async for seen in wait.progress(lambda _: None):
             assert seen.status == "paused"
             wait._is_at_end = forever
@@ -78,7 +78,7 @@ async def test_an_archive_waits_through_a_reset_for_the_end(
     monkeypatch.setattr(archiving, "Follower", _Follower)
     monkeypatch.setattr(archiving, "_ended_run", ended_run)
     monkeypatch.setattr(archiving, "_RESET_PAUSE_SECONDS", 0.0, raising=False)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         assert await archiving._wait_for_end(cast("Client", None), "ops-7", 5.0) == "run-3"
 
 
@@ -90,6 +90,6 @@ async def test_an_archive_of_a_thread_that_is_reset_again_and_again_is_given_up(
 
     monkeypatch.setattr(archiving, "Follower", _Follower)
     monkeypatch.setattr(archiving, "_ended_run", ended_run)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         with pytest.raises(NotAnswered, match="has not ended"):
             await archiving._wait_for_end(cast("Client", None), "ops-7", 0.2)
