@@ -16,8 +16,12 @@ demo: $(READY) ## Run an agent for 60 steps, kill its worker, resume it, and sho
 
 # Tests start some 200 processes, and each test process collects all tests: without byte code on disk, each of them
 # compiles all modules again. So the variable that keeps Python from writing it is emptied.
+# Three processes share the cores, and a test may fail because it waited for them. What fails is run once more, alone,
+# and has to pass then: both runs are in the output. Other ends than failed tests are final.
 test: $(READY) ## Run all tests, against a real Temporal server
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder || { \
+		test $$? -eq 1 && echo "Once more, alone, what failed:" && \
+		PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --last-failed --last-failed-no-failures none --maxfail 1; }
 
 # Tests that `make test` runs at a smaller size: fewer examples of a property, fewer steps, fewer lives.
 FULL_TESTS := \
