@@ -7,6 +7,7 @@ step does otherwise. A team's converter that writes anything but plain JSON is u
 import contextlib
 import dataclasses
 import json
+import weakref
 from typing import Any, Final, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -30,7 +31,8 @@ class _Sample:
 
 _SAMPLE: Final = _Sample()
 _SAMPLE_JSON: Final = {"text": "plain", "numbers": [1, 2]}
-_last_seen: tuple[PayloadConverter | None, bool] = (None, False)
+# Each workflow instance has a converter of its own.
+_plain: Final[weakref.WeakKeyDictionary[PayloadConverter, bool]] = weakref.WeakKeyDictionary()
 
 
 def to_raw(value: object, converter: PayloadConverter) -> RawValue:
@@ -69,13 +71,18 @@ def _adapter(value_type: type) -> TypeAdapter[Any]:
 
 def writes_plain_json(converter: PayloadConverter) -> bool:
     """Tell whether a converter writes what we would: one may encrypt, or have its own encoding."""
-    global _last_seen
-    seen, plain = _last_seen
-    if seen is not converter:
-        sample = converter.to_payload(_SAMPLE)
-        plain = dict(sample.metadata) == {"encoding": _ENCODING} and _holds_sample(sample.data)
-        _last_seen = (converter, plain)
-    return plain
+    try:
+        found = _plain.get(converter)
+    except TypeError:  # A converter that cannot be hashed.
+        return _writes_plain_json(converter)
+    if found is None:
+        found = _plain[converter] = _writes_plain_json(converter)
+    return found
+
+
+def _writes_plain_json(converter: PayloadConverter) -> bool:
+    sample = converter.to_payload(_SAMPLE)
+    return dict(sample.metadata) == {"encoding": _ENCODING} and _holds_sample(sample.data)
 
 
 def _holds_sample(data: bytes) -> bool:
