@@ -52,7 +52,13 @@ FIRST_SECONDS: Final = 3.0
 SECOND_SECONDS: Final = 4.0
 """Until the second look, if the first one finds nothing: a task may have been about to fail."""
 EVERY_SECONDS: Final = 10.0
-"""Between two diagnoses; later a twentieth of the time so far, up to a minute."""
+"""Between two diagnoses of a thread that waits for something.
+
+Later it is a twentieth of the time so far, up to a minute."""
+HEALTHY_SECONDS: Final = 20.0
+"""Between two diagnoses of a thread that waits for nothing, or for a busy worker.
+
+At first it is the time so far. So 100 s of work take 7 diagnoses."""
 _EVERY_SECONDS_MAX: Final = 60.0
 _DIAGNOSIS_SECONDS_MAX: Final = 5.0
 # A caller gives up by a diagnosis that is not older: workers may have come or gone since.
@@ -208,6 +214,12 @@ def explain_fault(fault: Fault) -> Diagnosis:
     return Diagnosis("failing", f"tasks fail on {worker}: {reason}. Its log tells more")
 
 
+def next_look_seconds(elapsed_seconds: float) -> float:
+    """Return how long to wait before the next diagnosis of a thread that workers are there for."""
+    early_seconds = min(max(SECOND_SECONDS, elapsed_seconds), HEALTHY_SECONDS)
+    return min(max(early_seconds, elapsed_seconds / 20), _EVERY_SECONDS_MAX)
+
+
 class Watch:
     """Diagnoses a thread now and then while a caller waits for it.
 
@@ -283,6 +295,8 @@ class Watch:
                 pause_seconds = _EVERY_SECONDS_MAX
             elif pause_seconds == FIRST_SECONDS and self.latest is None:
                 pause_seconds = SECOND_SECONDS
+            elif self.finds_workers:
+                pause_seconds = next_look_seconds(elapsed)
             else:
                 pause_seconds = min(max(EVERY_SECONDS, elapsed / 20), _EVERY_SECONDS_MAX)
 
