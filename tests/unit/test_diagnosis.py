@@ -10,7 +10,14 @@ from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionResponse
 from temporalio.client import Client
 
 from everlong.admin.service import diagnosis
-from everlong.admin.service.diagnosis import Diagnosis, Fault, Watch, explain_agent, explain_fault
+from everlong.admin.service.diagnosis import (
+    Diagnosis,
+    Fault,
+    Watch,
+    explain_agent,
+    explain_fault,
+    next_look_seconds,
+)
 from everlong.admin.service.translating import START_ONE
 from everlong.admin.service.watching import held_by
 from everlong.errors import KeyMissing, NoWorker
@@ -187,6 +194,15 @@ async def test_a_quiet_thread_is_looked_at_again_soon_once_it_has_work() -> None
         watch.set_quiet(False)
         while watch.latest is None:
             await asyncio.sleep(0.01)
+
+
+def test_a_healthy_thread_is_looked_at_a_handful_of_times() -> None:
+    elapsed, looks = diagnosis.FIRST_SECONDS, 1
+    while (elapsed := elapsed + next_look_seconds(elapsed)) <= 100:
+        looks += 1
+    assert looks <= 7
+    assert next_look_seconds(0) == diagnosis.SECOND_SECONDS
+    assert [next_look_seconds(each) for each in (100, 600, 1e6)] == [20, 30, 60]
 
 
 async def test_a_cancelled_caller_stays_cancelled_while_its_watch_ends(

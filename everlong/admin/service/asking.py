@@ -490,6 +490,8 @@ async def _queued_again(delivery: _Delivery, wait: _Wait) -> int:
     The thread knows the message by its id. The update has another id, because after a reset the server
     may hold the first update for the new run, and it would wait for the answer again.
     """
+    # Without an agent: a thread that was deleted meanwhile must not be started again.
+    delivery = dataclasses.replace(delivery, agent=None)
     try:
         return await delivery.queue(str(uuid.uuid4()))
     except (ThreadEnded, MessageRefused):

@@ -43,6 +43,7 @@ _TRANSIENT: Final = frozenset(
         RPCStatusCode.DEADLINE_EXCEEDED,
         RPCStatusCode.CANCELLED,
         RPCStatusCode.RESOURCE_EXHAUSTED,
+        RPCStatusCode.ABORTED,
         RPCStatusCode.INTERNAL,
         RPCStatusCode.UNKNOWN,
     }
