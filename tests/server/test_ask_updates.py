@@ -8,15 +8,19 @@ from collections.abc import AsyncIterator
 import pytest
 from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.enums.v1 import EventType
-from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
-from temporalio.client import Client, WorkflowUpdateStage
+from temporalio.api.workflowservice.v1 import (
+    DeleteWorkflowExecutionRequest,
+    ResetWorkflowExecutionRequest,
+)
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowUpdateStage
+from temporalio.service import RPCError
 from temporalio.worker import Replayer
 
 from everlong import EverlongPlugin, Policy, limits
 from everlong.admin import service
 from everlong.asking import ask
 from everlong.embedded import TemporalServer
-from everlong.errors import MessageRefused, NotAnswered, ThreadPaused
+from everlong.errors import MessageRefused, NotAnswered, ThreadNotFound, ThreadPaused
 from everlong.models import SEND_UPDATE, SendMessage
 from everlong.storage import BlobStore
 from everlong.storage.memory import MemoryBlobStore
@@ -140,6 +144,24 @@ async def test_a_terminated_thread_is_told_though_its_update_is_lost(
         async with asyncio.timeout(10):
             with pytest.raises(NotAnswered, match="has ended before that: terminated"):
                 await asking
+
+
+async def test_a_thread_that_is_deleted_is_not_started_again(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    async with waiting(server, store, thread_id) as (threads, asking):
+        execution = WorkflowExecution(workflow_id=thread_id)
+        await threads.client.workflow_service.delete_workflow_execution(
+            DeleteWorkflowExecutionRequest(
+                namespace=threads.client.namespace, workflow_execution=execution
+            )
+        )
+        async with asyncio.timeout(30):
+            with pytest.raises((NotAnswered, ThreadNotFound)):
+                await asking
+        with contextlib.suppress(RPCError):  # It may be deleted by now.
+            found = await threads.client.get_workflow_handle(thread_id).describe()
+            assert found.status != WorkflowExecutionStatus.RUNNING
 
 
 async def test_a_reset_thread_is_waited_for_and_has_one_message(
