@@ -196,6 +196,25 @@ async def test_a_quiet_thread_is_looked_at_again_soon_once_it_has_work() -> None
             await asyncio.sleep(0.01)
 
 
+async def test_waits_of_one_connection_share_a_listing_of_pollers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = await Client.connect("127.0.0.1:1", lazy=True)
+    listed: list[str] = []
+
+    async def list_pollers(_: Client, queue: str, __: object) -> list[object]:
+        listed.append(queue)
+        return []
+
+    monkeypatch.setattr(diagnosis, "_list_pollers", list_pollers)
+    for queue in ("a", "a", "b", "a"):
+        await diagnosis._pollers(client, queue, diagnosis._WORKFLOWS)
+    assert listed == ["a", "b"]
+    monkeypatch.setattr(diagnosis, "_LISTED_SECONDS", 0.0)
+    await diagnosis._pollers(client, "a", diagnosis._WORKFLOWS)
+    assert listed == ["a", "b", "a"]
+
+
 def test_a_healthy_thread_is_looked_at_a_handful_of_times() -> None:
     elapsed, looks = diagnosis.FIRST_SECONDS, 1
     while (elapsed := elapsed + next_look_seconds(elapsed)) <= 100:

@@ -11,9 +11,10 @@ import logging
 import math
 import re
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
 from types import TracebackType
-from typing import Final, Literal, Self, TypeAlias
+from typing import Any, Final, Literal, Self, TypeAlias
 
 from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.enums.v1 import (
@@ -68,6 +69,8 @@ _TAKEN_SECONDS_MAX: Final = 1.5
 # A poll takes a minute at most, so a worker that has not polled for longer has no free slot, or is gone.
 # The rest is for clocks that differ.
 _POLLED_SECONDS_MAX: Final = 90.0
+_LISTED_SECONDS: Final = 1.0
+_LISTINGS_MAX: Final = 64
 _EVENTS: Final = 30
 _REASON_CHARS_MAX: Final = 300
 _WORKERS_SHOWN: Final = 5
@@ -387,7 +390,29 @@ class _Poller:
     age_seconds: float
 
 
+# By connection, then by namespace, task queue and kind.
+_Listings: TypeAlias = dict[tuple[str, str, int], tuple[float, list[_Poller]]]
+_listings: "weakref.WeakKeyDictionary[Any, _Listings]" = weakref.WeakKeyDictionary()
+
+
 async def _pollers(client: Client, queue: str, kind: TaskQueueType.ValueType) -> list[_Poller]:
+    """List a queue's pollers. Waits of one connection share a listing for a second.
+
+    Hundreds of callers of a busy worker would ask for the same at the same time.
+    """
+    listings = _listings.setdefault(client.service_client, {})
+    key = (client.namespace, queue, int(kind))
+    listed_at, listed = listings.get(key, (-math.inf, []))
+    if time.monotonic() - listed_at < _LISTED_SECONDS:
+        return listed
+    listed = await _list_pollers(client, queue, kind)
+    if len(listings) >= _LISTINGS_MAX:
+        listings.clear()
+    listings[key] = (time.monotonic(), listed)
+    return listed
+
+
+async def _list_pollers(client: Client, queue: str, kind: TaskQueueType.ValueType) -> list[_Poller]:
     found = await client.workflow_service.describe_task_queue(
         DescribeTaskQueueRequest(
             namespace=client.namespace, task_queue=TaskQueue(name=queue), task_queue_type=kind
