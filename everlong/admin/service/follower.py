@@ -29,7 +29,8 @@ from temporalio.service import RPCError, RPCStatusCode
 from everlong.admin.service.progress import Activity, Decode, NotConverted, Progress, Tracker
 from everlong.admin.service.translating import readable, translated_rpc
 from everlong.errors import StoreUnavailable
-from everlong.models import AGENT_WORKFLOW
+from everlong.json_payloads import from_raw
+from everlong.models import AGENT_WORKFLOW, ThreadStart
 
 LONG_POLLS_MAX: Final = 500
 """Long polls of one connection at a time. A Temporal frontend takes 1,200 of a namespace by default, and
@@ -274,6 +275,10 @@ def decoder(client: Client, thread_id: str) -> Decode:
         # In two steps, as on a worker: there, a codec's error fails a task, which is tried again.
         [raw] = await converter.decode(payloads[:1], [RawValue])
         try:
+            # As on a worker: it reads payloads of our activities by pydantic, which is faster. A run's
+            # argument is the largest payload of a short history.
+            if activity is not None or kind is ThreadStart:
+                return from_raw(raw, kind, converter.payload_converter)
             return converter.payload_converter.from_payload(raw.payload, kind)
         except Exception as error:
             raise NotConverted(
