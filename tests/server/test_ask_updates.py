@@ -72,7 +72,7 @@ async def reset(client: Client, thread_id: str) -> None:
     )
 
 
-async def test_a_turn_of_ten_steps_is_waited_for_by_four_requests(
+async def test_a_turn_of_ten_steps_is_waited_for_by_a_handful_of_requests(
     server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with (
