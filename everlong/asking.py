@@ -20,10 +20,10 @@ async def ask(
     """Send a message to a thread and return the answer. The client needs the plugin.
 
     It waits across rolls, crashed workers and approvals, for as long as it takes or `seconds_max`,
-    by long polls of the history: it asks no worker and adds no event meanwhile. What the thread waits
-    for, if that is no work of its own, is logged as a warning within seconds. With an agent, the thread
-    is started on the task queue if it does not exist. Raises `TurnFailed`, `ThreadPaused` or
-    `NotAnswered` if there is no answer.
+    by long polls: it asks no worker and adds no event meanwhile. What the thread waits for, if that is
+    no work of its own, is logged as a warning within seconds. With an agent, the thread is started on
+    the task queue if it does not exist. Raises `TurnFailed`, `ThreadPaused` or `NotAnswered` if there
+    is no answer.
     """
     # Here: a worker that asks nobody need not wait for it.
     from everlong.admin import service

@@ -155,6 +155,10 @@ DECIDED_MAX: Final = 32
 CONFIGURED_MAX: Final = 4
 ANSWERS_MAX: Final = 32
 RECEIVED_MAX: Final = 16
+# Callers that wait for an answer by the update that they sent. The server allows 10 updates in flight
+# for a workflow (history.maxInFlightUpdates), so 6 are left for decisions, messages and changes of the
+# policy. Further callers follow the history, which has no such bound.
+UPDATES_WAITING_MAX: Final = 4
 # Sizes that a thread remembers of itself, for a sparkline: 30 bytes each as JSON.
 TREND_MAX: Final = 16
 

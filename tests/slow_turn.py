@@ -1,6 +1,6 @@
-"""An agent whose turn takes a slow tool, an approval, and enough steps for a roll; and one such turn.
+"""Agents whose turn takes a slow tool and an approval, one with enough steps for a roll; and such turns.
 
-The turn is waited for while its worker is killed, and the server counts the requests meanwhile.
+The turns are waited for while their worker is killed, and the server counts the requests meanwhile.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import os
 import time
 import urllib.request
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from temporalio.client import Client
@@ -66,14 +67,17 @@ slow = Agent(
     tools=[look, wait_long, restart],
     policy=Policy(run_events_max=50),
 )
+# Without a roll, a caller waits by its update until the answer.
+steady = Agent(name="steady", model=ScriptedModel(_script), tools=[look, wait_long, restart])
+_AGENTS = ["tests.slow_turn:slow", "tests.slow_turn:steady"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Waited:
-    """How a turn was waited for."""
+    """How a turn of each agent was waited for."""
 
-    answer: str
-    runs: int
+    answers: list[str]
+    runs: list[int]
     returncode: int | None
     """How the first worker ended."""
     requests: collections.Counter[str]
@@ -99,16 +103,20 @@ async def _wait_through(
     settings: Settings, client: Client, metrics_port: int, approval_seconds: float
 ) -> Waited:
     before = requests(metrics_port)
-    with start_worker(settings, ["tests.slow_turn:slow"], name="first") as first:
+    with start_worker(settings, _AGENTS, name="first") as first:
         await first.wait_for_output(READY, 60)
         begun = time.monotonic()
-        asking = asyncio.create_task(
-            ask(client, "slow-1", "go", agent="slow", task_queue="slow", seconds_max=600)
+        asking = asyncio.gather(
+            *(
+                ask(client, f"{agent}-1", "go", agent=agent, task_queue="slow", seconds_max=600)
+                for agent in ("slow", "steady")
+            )
         )
-        await _until(lambda: _asks(client))
+        for agent in ("slow", "steady"):
+            await _until(partial(_asks, client, f"{agent}-1"))
         asked = time.monotonic()
         first.kill()
-    with start_worker(settings, ["tests.slow_turn:slow"], name="second") as second:
+    with start_worker(settings, _AGENTS, name="second") as second:
         await second.wait_for_output(READY, 60)
         await asyncio.sleep(max(0.0, asked + approval_seconds - time.monotonic()))
         assert not asking.done()
@@ -116,13 +124,18 @@ async def _wait_through(
         digest = call_digest("restart", call(0, "restart", **_ARGUMENTS).arguments)
         # Every step journals its reply; the message, its results and notes come between.
         reply_seq = 2 + 2 * (_STEPS + 1)
-        await service.decide(client, "slow-1", f"{reply_seq}-1-{digest[:4]}", True, "ann")
-        answer = await asking
+        for agent in ("slow", "steady"):
+            approval_id = f"{reply_seq}-1-{digest[:4]}"
+            await service.decide(client, f"{agent}-1", approval_id, True, "ann")
+        answers = await asking
         ended = time.monotonic()
         made = requests(metrics_port)
         made.subtract(before)
-        runs = (await service.status(client, "slow-1")).counters.runs
-    return Waited(answer, runs, first.returncode, made, ended - begun, ended - decided)
+        runs = [
+            (await service.status(client, f"{agent}-1")).counters.runs
+            for agent in ("slow", "steady")
+        ]
+    return Waited(answers, runs, first.returncode, made, ended - begun, ended - decided)
 
 
 def requests(metrics_port: int) -> collections.Counter[str]:
@@ -138,10 +151,10 @@ def requests(metrics_port: int) -> collections.Counter[str]:
     return found
 
 
-async def _asks(client: Client) -> bool:
+async def _asks(client: Client, thread_id: str) -> bool:
     """Whether the thread asks a person, by its search attributes: that is no query."""
     try:
-        found = await client.get_workflow_handle("slow-1").describe()
+        found = await client.get_workflow_handle(thread_id).describe()
     except Exception:  # noqa: BLE001 - it may not have been started yet
         return False
     pending = found.raw_description.workflow_execution_info.search_attributes.indexed_fields

@@ -41,6 +41,8 @@ class SendMessage:
     """Who sends it, for the journal, where that is known."""
     sent: Sent | None = None
     """Filled in by the thread."""
+    until_answered: Annotated[bool, Field(exclude_if=operator.not_)] = False
+    """Whether the update completes with the turn instead of at once. It may also complete earlier."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,8 @@ What a step does is in `Thread`. Here is what happens between steps: who may say
 when it waits, and when a run ends.
 """
 
+import asyncio
+import contextlib
 import dataclasses
 from datetime import timedelta
 
@@ -57,6 +59,11 @@ class AgentWorkflow:
         self._thread = Thread(start)
         self._stopped = False
         self._waiting_since_ms = self._thread.now_ms()
+        self._is_idle = False
+        """Whether no step is under way and the thread waits for a message, a decision or a deadline."""
+        self._is_leaving = False
+        """Whether the run is about to close, so that no update may wait any longer."""
+        self._updates_waiting = 0
 
     @workflow.run
     async def run(self, start: ThreadStart) -> ThreadStatus:
@@ -69,6 +76,8 @@ class AgentWorkflow:
                 self._thread.stop()
                 await self._end()
                 self._stopped = True
+            if isinstance(error, (Exception, asyncio.CancelledError)):
+                await self._release_updates()
             raise
         await workflow.wait_condition(workflow.all_handlers_finished)
         self._stopped = True
@@ -134,11 +143,17 @@ class AgentWorkflow:
             )
 
         timeout = self._seconds_to_wait()
+        is_time = False
+        self._is_idle = True
         try:
             await workflow.wait_condition(
                 woken, timeout=None if timeout is None else timedelta(seconds=timeout)
             )
         except TimeoutError:
+            is_time = True
+        finally:
+            self._is_idle = False
+        if is_time:
             await self._on_time()
 
     def _seconds_to_wait(self) -> float | None:
@@ -192,6 +207,7 @@ class AgentWorkflow:
 
     async def _roll(self) -> None:
         """Continue as new. Safe here: no step is in flight, and the state holds what waits."""
+        self._is_leaving = True
         await workflow.wait_condition(workflow.all_handlers_finished)
         workflow.continue_as_new(self._thread.next_start(), memo=next_memo(self._thread))
 
@@ -250,9 +266,41 @@ class AgentWorkflow:
     # What people and programs may say.
 
     @workflow.update(name=SEND_UPDATE)
-    def send(self, message: SendMessage) -> int:
-        """Queue a message; return its number once it is durable."""
-        return self._thread.queue(dataclasses.replace(_identified(message), sent=SENT.get()))
+    async def send(self, message: SendMessage) -> int:
+        """Queue a message; return its number once it is durable.
+
+        With `until_answered` it returns when the caller has something to look at: the answer, a pause,
+        the end of the thread, or the next run. Beyond a bound on such updates it returns at once.
+        """
+        number = self._thread.queue(dataclasses.replace(_identified(message), sent=SENT.get()))
+        if message.until_answered and self._updates_waiting < limits.UPDATES_WAITING_MAX:
+            await self._wait_for_turn(number)
+        return number
+
+    async def _wait_for_turn(self, number: int) -> None:
+        thread = self._thread
+
+        def is_over() -> bool:
+            return (
+                thread.state.counters.answered >= number
+                or (self._is_idle and thread.state.pause is not None)
+                or thread.stopping
+                or self._is_leaving
+            )
+
+        self._updates_waiting += 1
+        try:
+            # A cancellation of the workflow ends this wait too; the message is queued all the same.
+            with contextlib.suppress(asyncio.CancelledError):
+                await workflow.wait_condition(is_over)
+        finally:
+            self._updates_waiting -= 1
+
+    async def _release_updates(self) -> None:
+        """Let updates that wait for an answer complete before the run fails or is cancelled."""
+        self._is_leaving = True
+        if self._updates_waiting:
+            await workflow.wait_condition(workflow.all_handlers_finished)
 
     @send.validator
     def _validate_send(self, message: SendMessage) -> None:

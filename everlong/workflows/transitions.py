@@ -92,8 +92,8 @@ def queue(state: ThreadState, message: SendMessage) -> ThreadState:
     if message.id:
         new = Received(id=message.id, number=state.counters.messages)
         received = (*received, new)[-limits.RECEIVED_MAX :]
-    # Both have served their purpose.
-    message = dataclasses.replace(message, agent="", stored_bytes=0)
+    # These have served their purpose.
+    message = dataclasses.replace(message, agent="", stored_bytes=0, until_answered=False)
     return dataclasses.replace(state, inbox=(*state.inbox, message), received=received)
 
 

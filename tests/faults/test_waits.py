@@ -15,9 +15,11 @@ async def test_a_wait_across_a_tool_an_approval_a_roll_and_a_kill_makes_no_query
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("TEST_SLOW_SECONDS", "2")
     waited = await wait_through(tmp_path, approval_seconds=1)
-    assert waited.answer == ANSWER
-    assert waited.runs >= 2
+    assert waited.answers == [ANSWER, ANSWER]
+    assert waited.runs[0] >= 2
+    assert waited.runs[1] == 1, "without a roll, the update is waited for until the end"
     assert waited.returncode == -9
     assert waited.requests["QueryWorkflow"] == 0
-    # One for each batch of events at most, and one each 20 s.
+    # After a roll, one for each batch of events at most, and one each 20 s.
     assert 0 < waited.requests["PollWorkflowExecutionHistory"] < 80
+    assert 2 <= waited.requests["PollWorkflowExecutionUpdate"] <= 4 + 2 * waited.seconds / 15

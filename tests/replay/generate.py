@@ -6,6 +6,7 @@ that did something that workflow code decides about.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import re
 import sys
@@ -20,7 +21,7 @@ from everlong import Agent, Policy, Reply, limits, tool
 from everlong.admin import service
 from everlong.admin.service.sizes import previous_run
 from everlong.embedded import start_server
-from everlong.errors import ModelRefused
+from everlong.errors import ModelRefused, ThreadPaused
 from everlong.models import Message, ThreadStatus, seq_after
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.packstore import PackStore
@@ -112,6 +113,7 @@ helper = Agent(
 )
 AGENTS: Final = (
     reader,
+    reading_agent(1, name="skimmer", policy=Policy(run_events_max=70)),
     Agent(
         name="payer",
         model=_scripted(
@@ -176,6 +178,17 @@ class Scene:
 
     async def say(self, text: str, agent: str) -> None:
         await self.threads.send(self.thread_id, text, agent=agent)
+
+    async def ask(self, text: str, agent: str) -> str:
+        return await service.ask(
+            self.client,
+            PackStore(self.threads.store),
+            self.thread_id,
+            text,
+            task_queue=self.threads.task_queue,
+            agent=agent,
+            seconds_max=_SECONDS_MAX,
+        )
 
     async def until(self, done: Callable[[ThreadStatus], bool]) -> ThreadStatus:
         return await service.wait_for_status(
@@ -332,9 +345,23 @@ async def endings(scene: Scene) -> None:
     await service.stop(scene.client, scene.thread_id, by="ann", archive=True)
 
 
+async def asks(scene: Scene) -> None:
+    """Callers wait by updates: six at once, through a roll, and in a pause."""
+    await scene.threads.start(scene.thread_id, agent="skimmer")
+    await asyncio.gather(*(scene.ask(f"read {number}", "skimmer") for number in range(6)))
+    await service.pause(scene.client, scene.thread_id, by="ann")
+    with contextlib.suppress(ThreadPaused):
+        await scene.ask("read later", "skimmer")
+    await service.unpause(scene.client, scene.thread_id, by="ann")
+    await scene.until(lambda status: status.counters.answered == 7)
+    await scene.ask("read once more", "skimmer")
+    await service.stop(scene.client, scene.thread_id)
+
+
 _FIRST: Final = (rolls, approvals, failures, idle, children, controls)
 SCENES: Final[dict[str, Callable[[Scene], Awaitable[None]]]] = {
-    each.__name__: each for each in (*_FIRST, holds, refusals, deadlines, forks, crowds, endings)
+    each.__name__: each
+    for each in (*_FIRST, holds, refusals, deadlines, forks, crowds, endings, asks)
 }
 
 

@@ -10,7 +10,14 @@ from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionResponse
 from temporalio.client import Client
 
 from everlong.admin.service import diagnosis
-from everlong.admin.service.diagnosis import Diagnosis, Fault, Watch, explain_agent, explain_fault
+from everlong.admin.service.diagnosis import (
+    Diagnosis,
+    Fault,
+    Watch,
+    explain_agent,
+    explain_fault,
+    next_look_seconds,
+)
 from everlong.admin.service.translating import START_ONE
 from everlong.admin.service.watching import held_by
 from everlong.errors import KeyMissing, NoWorker
@@ -187,6 +194,34 @@ async def test_a_quiet_thread_is_looked_at_again_soon_once_it_has_work() -> None
         watch.set_quiet(False)
         while watch.latest is None:
             await asyncio.sleep(0.01)
+
+
+async def test_waits_of_one_connection_share_a_listing_of_pollers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = await Client.connect("127.0.0.1:1", lazy=True)
+    listed: list[str] = []
+
+    async def list_pollers(_: Client, queue: str, __: object) -> list[object]:
+        listed.append(queue)
+        return []
+
+    monkeypatch.setattr(diagnosis, "_list_pollers", list_pollers)
+    for queue in ("a", "a", "b", "a"):
+        await diagnosis._pollers(client, queue, diagnosis._WORKFLOWS)
+    assert listed == ["a", "b"]
+    monkeypatch.setattr(diagnosis, "_LISTED_SECONDS", 0.0)
+    await diagnosis._pollers(client, "a", diagnosis._WORKFLOWS)
+    assert listed == ["a", "b", "a"]
+
+
+def test_a_healthy_thread_is_looked_at_a_handful_of_times() -> None:
+    elapsed, looks = diagnosis.FIRST_SECONDS, 1
+    while (elapsed := elapsed + next_look_seconds(elapsed)) <= 100:
+        looks += 1
+    assert looks <= 7
+    assert next_look_seconds(0) == diagnosis.SECOND_SECONDS
+    assert [next_look_seconds(each) for each in (100, 600, 1e6)] == [20, 30, 60]
 
 
 async def test_a_cancelled_caller_stays_cancelled_while_its_watch_ends(

@@ -326,4 +326,4 @@ async def test_payloads_are_decoded_in_the_context_that_the_worker_gives() -> No
         )
 
     append = activity(APPEND_JOURNAL)
-    assert codec.seen == [own, own, own, activity(CALL_MODEL), own, append, append]
+    assert codec.seen == [own, own, own, own, activity(CALL_MODEL), own, append, append]

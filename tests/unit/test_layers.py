@@ -106,6 +106,7 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
             "codecs",
             "compaction",
             "errors",
+            "json_payloads",
             "limits",
             "models",
             "policy",

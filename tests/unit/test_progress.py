@@ -35,9 +35,11 @@ from everlong.models import (
     Message,
     ModelTurn,
     Pause,
+    Received,
     Ref,
     Report,
     SegmentRef,
+    SendMessage,
     ThreadStart,
     ThreadState,
     ThreadStatus,
@@ -123,11 +125,15 @@ class History:
         return self._update("decide", Decide(id=approval_id, approve=approve, by="ann"), None)
 
     def _update(self, name: str, argument: object, result: object) -> Self:
-        self.task()
+        return self.task().update_completed(self.accepted(name, argument), result)
+
+    def accepted(self, name: str, argument: object) -> int:
         accepted = self._add("workflow_execution_update_accepted_event_attributes")
         accepted.accepted_request.input.name = name
         accepted.accepted_request.input.args.payloads.append(_payload(argument))
-        accepted_id = len(self.events)
+        return len(self.events)
+
+    def update_completed(self, accepted_id: int, result: object) -> Self:
         completed = self._add("workflow_execution_update_completed_event_attributes")
         completed.accepted_event_id = accepted_id
         completed.outcome.success.payloads.append(_payload(result))
@@ -223,6 +229,27 @@ async def test_a_tool_that_runs_is_work() -> None:
 async def test_a_message_that_is_sent_again_is_no_new_one() -> None:
     seen = await History().send(1).send(1).model(reply(2)).progress()
     assert (seen.messages, seen.status, seen.needs_query) == (1, "waiting", False)
+
+
+async def test_a_message_is_counted_while_its_update_waits_for_the_answer() -> None:
+    history = History().task()
+    accepted = history.accepted("send", SendMessage(text="hi", id="a", until_answered=True))
+    seen = await history.progress()
+    assert (seen.messages, seen.answered, seen.status) == (1, 0, "paused"), "no step is taken"
+    history.completed(history.scheduled(CALL_MODEL), reply(2))
+    assert (await history.progress()).needs_query is False
+    seen = await history.task().update_completed(accepted, 1).progress()
+    assert (seen.messages, seen.answered, seen.status) == (1, 1, "waiting")
+
+
+async def test_a_message_that_waits_for_its_answer_in_a_second_run_is_no_new_one() -> None:
+    counters = Counters(messages=3, answered=2)
+    received = (Received(id="a", number=3),)
+    history = History(ThreadState(in_turn=True, counters=counters, received=received)).task()
+    history.accepted("send", SendMessage(text="hi", id="a", until_answered=True))
+    assert (await history.progress()).messages == 3
+    history.accepted("send", SendMessage(text="hi", id="b", until_answered=True))
+    assert (await history.progress()).messages == 4
 
 
 async def test_a_roll_carries_the_state_over() -> None:

@@ -1,5 +1,7 @@
-"""Waiting for a thread, and for its answer. A wait follows the thread's history and asks no worker.
+"""Waiting for a thread, and for its answer. A wait asks no worker.
 
+`ask` waits by the update that carries the message: the thread completes it with the turn. A caller that
+shows progress, and any other wait, follows the thread's history.
 Workers and the server may come and go meanwhile, runs may end, people may take days to approve.
 """
 
@@ -8,15 +10,18 @@ import dataclasses
 import logging
 import math
 import time
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowUpdateHandle
 
 from everlong.admin.service.diagnosis import Report, Watch
 from everlong.admin.service.follower import Follower, ProgressFollower
+from everlong.admin.service.outcome import poll_number
 from everlong.admin.service.progress import Progress, progress_of
-from everlong.admin.service.sending import deliver, stored_message
+from everlong.admin.service.sending import deliver, deliver_and_wait, stored_message
 from everlong.admin.service.translating import readable, translated
 from everlong.admin.service.watching import (
     Observation,
@@ -25,7 +30,15 @@ from everlong.admin.service.watching import (
     journal_of,
     observe,
 )
-from everlong.errors import NotAnswered, NoWorker, ServerUnreachable, ThreadPaused, TurnFailed
+from everlong.errors import (
+    MessageRefused,
+    NotAnswered,
+    NoWorker,
+    ServerUnreachable,
+    ThreadEnded,
+    ThreadPaused,
+    TurnFailed,
+)
 from everlong.models import (
     Entry,
     Kind,
@@ -81,16 +94,26 @@ async def ask(
 
     It waits for as long as it takes, unless `seconds_max` is given. Raises `TurnFailed` if the turn
     ends without an answer, and `ThreadPaused` if the thread takes no steps: the message stays queued.
-    `on_progress` is called with each change that the thread's history shows. `on_wait` is called with
-    what the thread waits for, if that is no work of its own: a worker, a key, an agent. By default it
-    is logged.
+    `on_progress` is called with each change that the thread's history shows; without it, a wait costs
+    fewer requests. `on_wait` is called with what the thread waits for, if that is no work of its own: a
+    worker, a key, an agent. By default it is logged.
     """
     deadline = None if seconds_max is None else time.monotonic() + seconds_max
     message = await stored_message(client, packs, thread_id, text)
     async with Watch(client, thread_id, on_wait or _log(thread_id)) as watch:
-        number = await _delivered(client, thread_id, message, task_queue, agent, deadline, watch)
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        return await _answered(client, packs, thread_id, number, left, on_progress, watch)
+        delivery = _Delivery(client, thread_id, message, task_queue, agent, deadline, watch)
+        if on_progress is not _ignore:
+            number = await delivery.queue()
+            wait = _Wait(client, thread_id, _left_seconds(deadline), watch)
+            return await _answered(client, packs, thread_id, number, wait, on_progress)
+        handle = await delivery.start()
+        wait = _Wait(client, thread_id, _left_seconds(deadline), watch)
+        accepted = await wait.turn(handle)
+        if accepted is None:
+            number, run_id = await _queued_again(delivery, wait), ""
+        else:
+            number, run_id = accepted, handle.workflow_run_id or ""
+        return await _answered(client, packs, thread_id, number, wait, on_progress, run_id)
 
 
 async def wait_for_answer(
@@ -105,7 +128,8 @@ async def wait_for_answer(
 ) -> str:
     """Return the answer to a message that was sent, by its number. See `ask`."""
     async with Watch(client, thread_id, on_wait or _log(thread_id)) as watch:
-        return await _answered(client, packs, thread_id, number, seconds_max, on_progress, watch)
+        wait = _Wait(client, thread_id, seconds_max, watch)
+        return await _answered(client, packs, thread_id, number, wait, on_progress)
 
 
 async def _answered(
@@ -113,12 +137,12 @@ async def _answered(
     packs: PackStore,
     thread_id: str,
     number: int,
-    seconds_max: float | None,
+    wait: "_Wait",
     on_progress: Callable[[Progress], None],
-    watch: Watch,
+    run_id: str = "",
 ) -> str:
-    wait = _Wait(client, thread_id, seconds_max, watch)
-    async for seen in wait.progress(on_progress):
+    """Return the answer to a message; `run_id` is a run in which its turn had not ended at first."""
+    async for seen in wait.progress(on_progress, run_id):
         if seen.answered >= number:
             with readable(thread_id):
                 return await answer_to(client, packs, thread_id, number, seen)
@@ -181,9 +205,22 @@ class _Wait:
         self._is_at_end: Callable[[], Awaitable[bool]]
         self._look_again_at = math.inf
 
-    async def progress(self, report: Callable[[Progress], None]) -> AsyncIterator[Progress]:
-        """Yield the thread's progress: at first, and with each change."""
-        source = ProgressFollower(self._client, self._thread_id)
+    async def turn(self, handle: WorkflowUpdateHandle[int]) -> int | None:
+        """Wait until the thread completes an update of `ask`; return the message's number.
+
+        The turn has ended then, or the thread should be looked at. Returns None if the update is lost.
+        """
+
+        def keep(problem: str) -> None:
+            self._last_known = f". {problem}"
+
+        return await self._in_time(poll_number(self._client, handle, keep))
+
+    async def progress(
+        self, report: Callable[[Progress], None], run_id: str = ""
+    ) -> AsyncIterator[Progress]:
+        """Yield the thread's progress: at first, and with each change. It may begin with a given run."""
+        source = ProgressFollower(self._client, self._thread_id, run_id)
         self._is_at_end = source.follower.is_at_end
         last: Progress | None = None
 
@@ -406,34 +443,66 @@ async def _end_of_turn(journal: Journal, head: SegmentRef, number: int) -> Entry
     return last
 
 
-async def _delivered(
-    client: Client,
-    thread_id: str,
-    message: SendMessage,
-    task_queue: str,
-    agent: str | None,
-    deadline: float | None,
-    watch: Watch,
-) -> int:
-    """Queue a message, however long it takes until a worker takes it. It is one message."""
-    started = time.monotonic()
-    while True:
-        now = time.monotonic()
-        left = None if deadline is None else max(deadline - now, 0.1)
-        try:
-            return await deliver(
-                client,
-                thread_id,
-                message,
-                task_queue=task_queue,
-                agent=agent,
-                seconds_max=left,
-                watch=watch,
-            )
-        except (NoWorker, ServerUnreachable):
-            if deadline is not None and time.monotonic() >= deadline:
-                raise
-        await asyncio.sleep(pause_seconds(now - started))
+@dataclasses.dataclass(frozen=True)
+class _Delivery:
+    """Delivers a message, however long it takes until a worker takes it. It is one message."""
+
+    client: Client
+    thread_id: str
+    message: SendMessage
+    task_queue: str
+    agent: str | None
+    deadline: float | None
+    watch: Watch
+
+    async def queue(self, update_id: str = "") -> int:
+        """Queue the message; return its number at once."""
+        return await self._until_taken(partial(deliver, update_id=update_id))
+
+    async def start(self) -> WorkflowUpdateHandle[int]:
+        """Queue the message by an update that completes with its turn."""
+        return await self._until_taken(deliver_and_wait)
+
+    async def _until_taken(self, send: Callable[..., Awaitable[T]]) -> T:
+        started = time.monotonic()
+        while True:
+            now = time.monotonic()
+            left = None if self.deadline is None else max(self.deadline - now, 0.1)
+            try:
+                return await send(
+                    self.client,
+                    self.thread_id,
+                    self.message,
+                    task_queue=self.task_queue,
+                    agent=self.agent,
+                    seconds_max=left,
+                    watch=self.watch,
+                )
+            except (NoWorker, ServerUnreachable):
+                if self.deadline is not None and time.monotonic() >= self.deadline:
+                    raise
+            await asyncio.sleep(pause_seconds(now - started))
+
+
+async def _queued_again(delivery: _Delivery, wait: _Wait) -> int:
+    """Return the number of a message whose update is lost: terminated with its run, reset, or deleted.
+
+    The thread knows the message by its id. The update has another id, because after a reset the server
+    may hold the first update for the new run, and it would wait for the answer again.
+    """
+    # Without an agent: a thread that was deleted meanwhile must not be started again.
+    delivery = dataclasses.replace(delivery, agent=None)
+    try:
+        return await delivery.queue(str(uuid.uuid4()))
+    except (ThreadEnded, MessageRefused):
+        # It has taken the message before, so it has ended since, or is about to.
+        async for _ in wait.progress(_ignore):
+            pass
+        raise
+
+
+def _left_seconds(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 def _why_paused(pause: Pause) -> str:

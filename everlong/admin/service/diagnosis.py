@@ -11,9 +11,10 @@ import logging
 import math
 import re
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
 from types import TracebackType
-from typing import Final, Literal, Self, TypeAlias
+from typing import Any, Final, Literal, Self, TypeAlias
 
 from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.enums.v1 import (
@@ -52,7 +53,13 @@ FIRST_SECONDS: Final = 3.0
 SECOND_SECONDS: Final = 4.0
 """Until the second look, if the first one finds nothing: a task may have been about to fail."""
 EVERY_SECONDS: Final = 10.0
-"""Between two diagnoses; later a twentieth of the time so far, up to a minute."""
+"""Between two diagnoses of a thread that waits for something.
+
+Later it is a twentieth of the time so far, up to a minute."""
+HEALTHY_SECONDS: Final = 20.0
+"""Between two diagnoses of a thread that waits for nothing, or for a busy worker.
+
+At first it is the time so far. So 100 s of work take 7 diagnoses."""
 _EVERY_SECONDS_MAX: Final = 60.0
 _DIAGNOSIS_SECONDS_MAX: Final = 5.0
 # A caller gives up by a diagnosis that is not older: workers may have come or gone since.
@@ -62,6 +69,8 @@ _TAKEN_SECONDS_MAX: Final = 1.5
 # A poll takes a minute at most, so a worker that has not polled for longer has no free slot, or is gone.
 # The rest is for clocks that differ.
 _POLLED_SECONDS_MAX: Final = 90.0
+_LISTED_SECONDS: Final = 1.0
+_LISTINGS_MAX: Final = 64
 _EVENTS: Final = 30
 _REASON_CHARS_MAX: Final = 300
 _WORKERS_SHOWN: Final = 5
@@ -208,6 +217,12 @@ def explain_fault(fault: Fault) -> Diagnosis:
     return Diagnosis("failing", f"tasks fail on {worker}: {reason}. Its log tells more")
 
 
+def next_look_seconds(elapsed_seconds: float) -> float:
+    """Return how long to wait before the next diagnosis of a thread that workers are there for."""
+    early_seconds = min(max(SECOND_SECONDS, elapsed_seconds), HEALTHY_SECONDS)
+    return min(max(early_seconds, elapsed_seconds / 20), _EVERY_SECONDS_MAX)
+
+
 class Watch:
     """Diagnoses a thread now and then while a caller waits for it.
 
@@ -283,6 +298,8 @@ class Watch:
                 pause_seconds = _EVERY_SECONDS_MAX
             elif pause_seconds == FIRST_SECONDS and self.latest is None:
                 pause_seconds = SECOND_SECONDS
+            elif self.finds_workers:
+                pause_seconds = next_look_seconds(elapsed)
             else:
                 pause_seconds = min(max(EVERY_SECONDS, elapsed / 20), _EVERY_SECONDS_MAX)
 
@@ -373,7 +390,29 @@ class _Poller:
     age_seconds: float
 
 
+# By connection, then by namespace, task queue and kind.
+_Listings: TypeAlias = dict[tuple[str, str, int], tuple[float, list[_Poller]]]
+_listings: "weakref.WeakKeyDictionary[Any, _Listings]" = weakref.WeakKeyDictionary()
+
+
 async def _pollers(client: Client, queue: str, kind: TaskQueueType.ValueType) -> list[_Poller]:
+    """List a queue's pollers. Waits of one connection share a listing for a second.
+
+    Hundreds of callers of a busy worker would ask for the same at the same time.
+    """
+    listings = _listings.setdefault(client.service_client, {})
+    key = (client.namespace, queue, int(kind))
+    listed_at, listed = listings.get(key, (-math.inf, []))
+    if time.monotonic() - listed_at < _LISTED_SECONDS:
+        return listed
+    listed = await _list_pollers(client, queue, kind)
+    if len(listings) >= _LISTINGS_MAX:
+        listings.clear()
+    listings[key] = (time.monotonic(), listed)
+    return listed
+
+
+async def _list_pollers(client: Client, queue: str, kind: TaskQueueType.ValueType) -> list[_Poller]:
     found = await client.workflow_service.describe_task_queue(
         DescribeTaskQueueRequest(
             namespace=client.namespace, task_queue=TaskQueue(name=queue), task_queue_type=kind

@@ -6,9 +6,10 @@ policy bounds (400 events by default), and goes on into the runs that follow.
 """
 
 import asyncio
+import contextlib
 import random
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -28,7 +29,8 @@ from temporalio.service import RPCError, RPCStatusCode
 from everlong.admin.service.progress import Activity, Decode, NotConverted, Progress, Tracker
 from everlong.admin.service.translating import readable, translated_rpc
 from everlong.errors import StoreUnavailable
-from everlong.models import AGENT_WORKFLOW
+from everlong.json_payloads import from_raw
+from everlong.models import AGENT_WORKFLOW, ThreadStart
 
 LONG_POLLS_MAX: Final = 500
 """Long polls of one connection at a time. A Temporal frontend takes 1,200 of a namespace by default, and
@@ -50,33 +52,55 @@ _TOKEN_REFUSED: Final = frozenset(
 _RUNNING: Final = WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_RUNNING
 
 
-class _LongPolls:
+class LongPolls:
     """Counts the long polls of one connection."""
 
     def __init__(self) -> None:
         self.count = 0
 
+    @property
+    def are_too_many(self) -> bool:
+        """Whether a caller should look at its thread now and then instead of making one more."""
+        return self.count >= LONG_POLLS_MAX
 
-_long_polls: "weakref.WeakKeyDictionary[Any, _LongPolls]" = weakref.WeakKeyDictionary()
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count one long poll while it is under way."""
+        self.count += 1
+        try:
+            yield
+        finally:
+            self.count -= 1
+
+
+_long_polls: "weakref.WeakKeyDictionary[Any, LongPolls]" = weakref.WeakKeyDictionary()
+
+
+def long_polls(client: Client) -> LongPolls:
+    """Return the counter of a client's connection."""
+    return _long_polls.setdefault(client.service_client, LongPolls())
 
 
 class Follower:
-    """Returns the events of a thread, run after run, from the first event of the newest run on."""
+    """Returns the events of a thread, run after run, from the first event of the newest run on.
 
-    def __init__(self, client: Client, thread_id: str) -> None:
+    A caller that knows a run can begin there, which saves a request.
+    """
+
+    def __init__(self, client: Client, thread_id: str, run_id: str = "") -> None:
         self.has_ended = False
         """Whether the thread has ended, and all of its events were returned."""
         self.problem = ""
         """Why the server could not be asked the last time."""
         self._client = client
         self._thread_id = thread_id
-        self._run_id = ""
+        self._run_id = run_id
         self._token = b""
         self._last_event_id = 0
         self._closing: HistoryEvent | None = None
         self._failures = 0
         self._looks = 0
-        self._polls = _long_polls.setdefault(client.service_client, _LongPolls())
+        self._polls = long_polls(client)
 
     async def next(self) -> Sequence[HistoryEvent]:
         """Return the next events; none if there were none for a while, or the server is away.
@@ -124,10 +148,9 @@ class Follower:
         self._closing = None
 
     async def _read(self) -> Sequence[HistoryEvent]:
-        if self._token and self._polls.count >= LONG_POLLS_MAX and not await self._has_news():
+        if self._token and self._polls.are_too_many and not await self._has_news():
             return ()
-        self._polls.count += 1
-        try:
+        with self._polls.counted():
             page = await self._client.workflow_service.get_workflow_execution_history(
                 GetWorkflowExecutionHistoryRequest(
                     namespace=self._client.namespace,
@@ -139,8 +162,6 @@ class Follower:
                 ),
                 timeout=_POLL_SECONDS_MAX,
             )
-        finally:
-            self._polls.count -= 1
         events = page.history.events
         self._token = page.next_page_token
         if events:
@@ -162,7 +183,7 @@ class Follower:
         pause_seconds = _LOOK_SECONDS_MIN * _LOOK_FACTOR**self._looks
         self._looks = min(self._looks + 1, 20)
         await asyncio.sleep(min(pause_seconds, _LOOK_SECONDS_MAX) * random.uniform(0.8, 1.2))  # noqa: S311
-        if self._polls.count < LONG_POLLS_MAX:
+        if not self._polls.are_too_many:
             return True
         info = (await self._describe()).workflow_execution_info
         is_same = info.execution.run_id == self._run_id and info.status == _RUNNING
@@ -186,11 +207,11 @@ class Follower:
         # A long poll without an answer is no failure.
         elif error.status not in (RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED):
             self.problem = str(translated_rpc(error, self._thread_id))
-        await _pause(self._failures)
+        await pause_after(self._failures)
         self._failures += 1
 
 
-async def _pause(failures: int) -> None:
+async def pause_after(failures: int) -> None:
     """Wait before the next try: longer after each failure, up to a bound."""
     pause_seconds = min(_RETRY_SECONDS_MIN * 2 ** min(failures, 10), _RETRY_SECONDS_MAX)
     await asyncio.sleep(pause_seconds * random.uniform(0.8, 1.2))  # noqa: S311
@@ -203,8 +224,8 @@ class ProgressFollower:
     try would read the same.
     """
 
-    def __init__(self, client: Client, thread_id: str) -> None:
-        self.follower = Follower(client, thread_id)
+    def __init__(self, client: Client, thread_id: str, run_id: str = "") -> None:
+        self.follower = Follower(client, thread_id, run_id)
         self._thread_id = thread_id
         self._tracker = Tracker(decoder(client, thread_id))
         self._has_begun = False
@@ -227,7 +248,7 @@ class ProgressFollower:
             # of a run resets the tracker, so the whole run is read again.
             self.follower.restart()
             self.follower.problem = str(error)
-            await _pause(self._failures)
+            await pause_after(self._failures)
             self._failures += 1
             return None
         if events:
@@ -254,6 +275,10 @@ def decoder(client: Client, thread_id: str) -> Decode:
         # In two steps, as on a worker: there, a codec's error fails a task, which is tried again.
         [raw] = await converter.decode(payloads[:1], [RawValue])
         try:
+            # As on a worker: it reads payloads of our activities by pydantic, which is faster. A run's
+            # argument is the largest payload of a short history.
+            if activity is not None or kind is ThreadStart:
+                return from_raw(raw, kind, converter.payload_converter)
             return converter.payload_converter.from_payload(raw.payload, kind)
         except Exception as error:
             raise NotConverted(

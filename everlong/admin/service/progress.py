@@ -42,6 +42,7 @@ from everlong.models import (
     Pause,
     Report,
     SegmentRef,
+    SendMessage,
     ThreadStart,
     ThreadState,
     ThreadStatus,
@@ -233,6 +234,7 @@ class Tracker:
         self._pause_is_brief = False
         self._failed_seq = None if state.failed_turn is None else state.failed_turn.seq
         self._in_turn, self._inbox = state.in_turn, len(state.inbox)
+        self._received = tuple(each.id for each in state.received)
         self._waits: dict[str, _Wait] = {
             call.id: _Wait(call.options, call.waits.deadline_ms, call.waits.escalated)
             for call in state.calls
@@ -458,7 +460,19 @@ class Tracker:
         request = attributes.accepted_request
         update = _Update(request.input.name, list(request.input.args.payloads))
         admitted = self._admitted.pop(attributes.protocol_instance_id, None)
-        self._updates[event.event_id] = update if update.name or admitted is None else admitted
+        if not update.name and admitted is not None:
+            update = admitted
+        self._updates[event.event_id] = update
+        if update.name == SEND_UPDATE:
+            self._receive(await self._decode(update.payloads, SendMessage, None))
+
+    def _receive(self, message: SendMessage) -> None:
+        """Count a message that its update waits with: the number comes with the answer only."""
+        if message.until_answered and not (message.id and message.id in self._received):
+            self._messages += 1
+            self._inbox += 1
+        if message.id:
+            self._received = (*self._received, message.id)[-limits.RECEIVED_MAX :]
 
     async def _on_update_completed(self, _: HistoryEvent, attributes: Any) -> None:
         update = self._updates.pop(attributes.accepted_event_id, None)

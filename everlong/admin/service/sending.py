@@ -7,13 +7,13 @@ from functools import partial
 from typing import Any, Final
 
 from pydantic_core import to_json
-from temporalio.client import Client, WithStartWorkflowOperation
+from temporalio.client import Client, WithStartWorkflowOperation, WorkflowUpdateHandle
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 
 from everlong import limits
 from everlong.admin.service.diagnosis import Report, Watch
 from everlong.admin.service.translating import argument
-from everlong.admin.service.updating import update
+from everlong.admin.service.updating import start_update, update
 from everlong.admin.service.watching import journal_of
 from everlong.errors import MessageRefused
 from everlong.models import (
@@ -114,13 +114,45 @@ async def deliver(
     agent: str | None,
     seconds_max: float | None = None,
     watch: Watch | None = None,
+    update_id: str = "",
 ) -> int:
-    """Queue a message and return its number, once it is durable."""
+    """Queue a message and return its number, once it is durable.
+
+    The update has the message's id, unless `update_id` names another: the server takes two updates with
+    one id for the same request, and the thread takes two messages with one id for the same message.
+    """
     return await update(
         client,
         thread_id,
         SEND_UPDATE,
         dataclasses.replace(message, agent=agent or ""),
+        int,
+        update_id=update_id or message.id,
+        start=None if agent is None else partial(_start, thread_id, task_queue, agent),
+        seconds_max=seconds_max,
+        watch=watch,
+    )
+
+
+async def deliver_and_wait(
+    client: Client,
+    thread_id: str,
+    message: SendMessage,
+    *,
+    task_queue: str,
+    agent: str | None,
+    seconds_max: float | None = None,
+    watch: Watch | None = None,
+) -> WorkflowUpdateHandle[int]:
+    """Send a message by an update that completes with its turn; return once the thread has accepted it.
+
+    The update completes earlier if the caller should look at the thread: see `AgentWorkflow.send`.
+    """
+    return await start_update(
+        client,
+        thread_id,
+        SEND_UPDATE,
+        dataclasses.replace(message, agent=agent or "", until_answered=True),
         int,
         update_id=message.id,
         start=None if agent is None else partial(_start, thread_id, task_queue, agent),

@@ -16,7 +16,9 @@ from temporalio.client import (
     Client,
     WithStartWorkflowOperation,
     WorkflowExecutionStatus,
+    WorkflowUpdateHandle,
     WorkflowUpdateRPCTimeoutOrCancelledError,
+    WorkflowUpdateStage,
 )
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
@@ -55,6 +57,38 @@ async def update(
     2 minutes until the update is given up. A `watch` that runs already says why no worker takes it;
     without one, there is one here.
     """
+    handle = await start_update(
+        client,
+        thread_id,
+        name,
+        argument,
+        result_type,
+        refused=refused,
+        update_id=update_id,
+        start=start,
+        seconds_max=seconds_max,
+        watch=watch,
+        stage=WorkflowUpdateStage.COMPLETED,
+    )
+    with translated(thread_id, refused), readable(thread_id):
+        return await handle.result()  # It is known: the server is not asked again.
+
+
+async def start_update(
+    client: Client,
+    thread_id: str,
+    name: str,
+    argument: object,
+    result_type: type[T],
+    *,
+    refused: type[ThreadError] = MessageRefused,
+    update_id: str = "",
+    start: Start | None = None,
+    seconds_max: float | None = None,
+    watch: Watch | None = None,
+    stage: WorkflowUpdateStage = WorkflowUpdateStage.ACCEPTED,
+) -> WorkflowUpdateHandle[T]:
+    """Send an update and return its handle, once the thread has accepted or refused it. See `update`."""
     update_id = update_id or str(uuid.uuid4())
     give_up = time.monotonic() + (_BUSY_SECONDS_MAX if seconds_max is None else seconds_max)
     async with contextlib.AsyncExitStack() as stack:
@@ -75,6 +109,7 @@ async def update(
                     update_id,
                     start,
                     left_seconds,
+                    stage,
                 )
             except NoWorker as error:
                 explained = await watch.explain(error)
@@ -92,7 +127,8 @@ async def _update(
     update_id: str,
     start: Start | None,
     seconds_max: float,
-) -> T:
+    stage: WorkflowUpdateStage,
+) -> WorkflowUpdateHandle[T]:
     deadline = time.monotonic() + seconds_max
     pause_seconds = _PAUSE_SECONDS_MIN
     with translated(thread_id, refused), readable(thread_id):
@@ -100,6 +136,7 @@ async def _update(
             left_seconds = max(0.1, deadline - time.monotonic())
             options: dict[str, Any] = {
                 "id": update_id,
+                "wait_for_stage": stage,
                 "result_type": result_type,
                 "rpc_timeout": timedelta(seconds=left_seconds),
             }
@@ -107,9 +144,11 @@ async def _update(
                 # The SDK sends an update again that has timed out, with as much time once more. A
                 # cancellation by this timeout reaches us as the error that it makes of a time-out.
                 async with asyncio.timeout(left_seconds):
-                    result: T = await _sent(client, thread_id, name, argument, start, options)
+                    handle: WorkflowUpdateHandle[T] = await _sent(
+                        client, thread_id, name, argument, start, options
+                    )
             except WorkflowUpdateRPCTimeoutOrCancelledError:
-                _raise_if_cancelled()
+                raise_if_cancelled()
                 # The server's own bound on a request may be shorter than ours.
                 if time.monotonic() + pause_seconds > deadline:
                     raise
@@ -121,7 +160,7 @@ async def _update(
                 if not await _met_a_roll(client, thread_id, error):
                     raise
             else:
-                return result
+                return handle
             await asyncio.sleep(pause_seconds)
             pause_seconds = min(2 * pause_seconds, _PAUSE_SECONDS_MAX)
 
@@ -136,10 +175,10 @@ async def _sent(
 ) -> Any:
     if start is None:
         handle = client.get_workflow_handle(thread_id)
-        return await handle.execute_update(name, argument, **options)
+        return await handle.start_update(name, argument, **options)
     operation = start()
     try:
-        return await client.execute_update_with_start_workflow(
+        return await client.start_update_with_start_workflow(
             name, argument, start_workflow_operation=operation, **options
         )
     except (RPCError, WorkflowAlreadyStartedError, WorkflowUpdateRPCTimeoutOrCancelledError):
@@ -149,7 +188,7 @@ async def _sent(
         raise
 
 
-def _raise_if_cancelled() -> None:
+def raise_if_cancelled() -> None:
     """Be cancelled after all: the SDK makes a time-out of it, after which one might try again."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():

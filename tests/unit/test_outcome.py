@@ -1,0 +1,137 @@
+"""Long polls for the outcome of an update: what ends a wait, and what it outlasts."""
+
+import asyncio
+import types
+from collections import deque
+from typing import Any, cast
+
+import pytest
+from temporalio.api.workflowservice.v1 import PollWorkflowExecutionUpdateResponse
+from temporalio.client import Client, WorkflowUpdateFailedError, WorkflowUpdateHandle
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError, RPCStatusCode
+
+from everlong.admin.service import follower, outcome
+from everlong.admin.service.asking import _Wait
+from everlong.admin.service.outcome import poll_number
+from everlong.errors import MessageRefused, NotAnswered
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower, "_RETRY_SECONDS_MIN", 0.001)
+    monkeypatch.setattr(outcome, "_LOOK_SECONDS_MIN", 0.001)
+
+
+class Server:
+    """Answers polls as told, and notes whether they were to wait."""
+
+    namespace = "default"
+    identity = "me"
+    data_converter = pydantic_data_converter
+
+    def __init__(self, *answers: PollWorkflowExecutionUpdateResponse | RPCStatusCode) -> None:
+        self.answers = deque(answers)
+        self.stages: list[int] = []
+        self.refs: set[tuple[str, str, str]] = set()
+        self.service_client = self.workflow_service = self
+
+    async def poll_workflow_execution_update(self, request: Any, **_: Any) -> Any:
+        run, ref = request.update_ref.workflow_execution, request.update_ref
+        self.refs.add((run.workflow_id, run.run_id, ref.update_id))
+        self.stages.append(request.wait_policy.lifecycle_stage)
+        if not self.answers:
+            await asyncio.Event().wait()
+        answer = self.answers.popleft()
+        if isinstance(answer, RPCStatusCode):
+            raise RPCError("no", answer, b"")
+        return answer
+
+
+class Handle:
+    """An update that was sent. Its own result is an error of the server, unless told otherwise."""
+
+    id, workflow_id, workflow_run_id = "message-1", "ops-7", "run-1"
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error or RPCError("lost", RPCStatusCode.NOT_FOUND, b"")
+
+    async def result(self, **_: Any) -> int:
+        raise self._error
+
+
+def nothing() -> PollWorkflowExecutionUpdateResponse:
+    return PollWorkflowExecutionUpdateResponse()
+
+
+def number(value: int) -> PollWorkflowExecutionUpdateResponse:
+    found = PollWorkflowExecutionUpdateResponse()
+    [payload] = pydantic_data_converter.payload_converter.to_payloads([value])
+    found.outcome.success.payloads.append(payload)
+    return found
+
+
+def failed(kind: str) -> PollWorkflowExecutionUpdateResponse:
+    found = PollWorkflowExecutionUpdateResponse()
+    found.outcome.failure.application_failure_info.type = kind
+    return found
+
+
+async def poll(server: Server, handle: Handle | None = None) -> tuple[int | None, list[str]]:
+    problems: list[str] = []
+    update = cast("WorkflowUpdateHandle[int]", handle or Handle())
+    async with asyncio.timeout(10):
+        return await poll_number(cast("Client", server), update, problems.append), problems
+
+
+async def test_a_wait_outlasts_empty_polls_and_a_server_that_is_away() -> None:
+    away = RPCStatusCode.UNAVAILABLE
+    server = Server(nothing(), away, RPCStatusCode.DEADLINE_EXCEEDED, away, number(7))
+    found, problems = await poll(server)
+    assert found == 7
+    assert len(problems) == 2
+    assert server.refs == {("ops-7", "run-1", "message-1")}
+
+
+@pytest.mark.parametrize("status", [RPCStatusCode.NOT_FOUND, RPCStatusCode.PERMISSION_DENIED])
+async def test_an_update_that_the_server_does_not_give_is_lost(status: RPCStatusCode) -> None:
+    assert (await poll(Server(status)))[0] is None
+
+
+async def test_an_update_whose_run_has_closed_is_lost() -> None:
+    assert (await poll(Server(failed("AcceptedUpdateCompletedWorkflow"))))[0] is None
+
+
+async def test_a_refusal_is_known_to_the_handle_alone() -> None:
+    refused = WorkflowUpdateFailedError(ApplicationError("12 messages wait already"))
+    with pytest.raises(MessageRefused, match="12 messages wait already"):
+        await poll(Server(RPCStatusCode.NOT_FOUND), Handle(refused))
+
+
+async def test_beyond_a_bound_on_long_polls_the_update_is_looked_at_without_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(follower, "LONG_POLLS_MAX", 0)
+    server = Server(nothing(), nothing(), number(1))
+    assert (await poll(server))[0] == 1
+    assert server.stages == [0, 0, 0]
+
+
+async def test_long_polls_are_counted_while_they_are_under_way() -> None:
+    server = Server()
+    polls = follower.long_polls(cast("Client", server))
+    polling = asyncio.create_task(poll(server))
+    while not polls.count:
+        await asyncio.sleep(0)
+    polling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await polling
+    assert polls.count == 0
+
+
+async def test_time_that_is_over_says_what_the_thread_waits_for() -> None:
+    watch = types.SimpleNamespace(latest=None, held_by="the store is away")
+    wait = _Wait(cast("Client", Server()), "ops-7", 0.1, cast("Any", watch))
+    with pytest.raises(NotAnswered, match=r"is not done after 0 s.*held last by: the store"):
+        await wait.turn(cast("WorkflowUpdateHandle[int]", Handle()))
