@@ -310,7 +310,8 @@ def main(arguments: Sequence[str]) -> int:
 async def _run(
     folder: Path, threads: int, steps: int, turns: int, options: Sequence[str]
 ) -> list[Report]:
-    server = await start_server(folder)
+    # A server that does not sync its disk: what is measured is the CPU that both kinds need.
+    server = await start_server(folder, durable=False)
     with server.process:
         return await measure(
             server.address, folder, threads=threads, steps=steps, turns=turns, options=options

@@ -93,7 +93,7 @@ def worker(
             tuning.WORKFLOW_TASKS,
             "Workflow tasks at a time: steps of threads, without their model calls and tools. Fewer "
             "make tasks wait at the server, where they time out; more make each of them slower. "
-            "Default: 20.",
+            "Default: 10.",
         ),
     ] = None,
     activities: Annotated[

@@ -10,7 +10,7 @@ async def test_threads_at_once_all_answer_before_and_after_a_kill(
     server: TemporalServer, tmp_path: Path
 ) -> None:
     load, storm = await measure(server.address, tmp_path, threads=12, steps=2, turns=1)
-    measured = {row.what: row.value for row in (*load.rows, *storm.rows)}
+    measured = {each.what: each.value or 0 for each in (*load.figures, *storm.figures)}
     assert measured["callers that failed"] == 0
     # Of each thread: its first task, one after each of three model calls, and one after each tool.
     assert measured["workflow tasks"] >= 12
