@@ -269,8 +269,8 @@ STORE_RETRY_SECONDS_MAX: Final = 10.0
 STICKY_SECONDS: Final = 1.0
 # Workflow tasks at a time on such a worker. The SDK's 100 resume 100 threads at once after a crash, and
 # each then takes as long as all of them: 6.6 s of the 10 s that a task may take, with 200 threads on 2
-# processors (`make bench-load`). A resume takes 40 ms of CPU, and one of a run of 400 events 300 ms, so 10
-# take 3 s at most. More are not faster: Python runs one at a time.
+# processors (`make bench-load`). A resume takes 40 ms of CPU, and one of a run of 400 events 300 ms, so
+# 10 take 3 s at most. More are not faster: Python runs one at a time.
 WORKFLOW_TASKS: Final = 10
 
 # Runs that a sweep reads at a time, and payloads of them that it decodes: plain bytes at once, 8 times
