@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from temporalio.worker import Worker
 
-from everlong import Agent, Policy, Reply, tool
+from everlong import Agent, Policy, Reply, limits, tool
 from everlong.config import load_settings
 from everlong.connection import connect, open_configured_providers
 from everlong.models import Message
@@ -23,7 +23,8 @@ READY = "seen worker ready"
 @tool
 def read_page(page: int) -> str:
     """Read a page."""
-    return workload.result(page)
+    # More than stays inside a journal entry, so that each result is an object of its own.
+    return workload.passage(page, 2 * limits.STEP_RESULTS_BYTES_MAX)
 
 
 @tool(needs_approval=True)
