@@ -70,6 +70,8 @@ from everlong.telemetry.spans import COMPACT as COMPACT_SPAN
 
 InputT = TypeVar("InputT")
 
+_POLICY = Policy()
+
 
 class AgentActivities:
     """The activities of the agents that one worker runs."""
@@ -370,7 +372,7 @@ class AgentActivities:
             ) from None
 
     def _policy_of(self, agent: Agent) -> Policy:
-        return self._policy if agent.policy == Policy() else agent.policy
+        return self._policy if agent.policy == _POLICY else agent.policy
 
     def _reader(self, thread_id: str = "") -> Reader:
         info = activity.info()

@@ -35,7 +35,7 @@ class FileBlobStore:
         self._scratch = root / _SCRATCH
         # Directories whose own names are known to be durable. Sets are safe to use from OS threads; two
         # that find the same directory missing sync its parents twice.
-        self._synced: set[Path] = set()
+        self._synced: set[str] = set()
         with self._translated("open"):
             # Conversations are in here: they are for this user alone.
             if not root.exists():
@@ -78,29 +78,31 @@ class FileBlobStore:
         await asyncio.to_thread(self._delete, [checked_key(key) for key in keys])
 
     def _put(self, key: str, data: bytes | Path) -> bool:
-        path, scratch = self._root / key, self._scratch / uuid.uuid4().hex
-        directory = path.parent
+        # Text and no `Path`, which takes longer than the system calls.
+        path, scratch = f"{self._root}/{key}", f"{self._scratch}/{uuid.uuid4().hex}"
+        directory = path.rpartition("/")[0]
         with self._translated("write to"):
             try:
                 self._write_file(scratch, data)
-                is_new = self._move(scratch, path)
+                is_new = self._move(scratch, path, directory)
             finally:
-                scratch.unlink(missing_ok=True)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(scratch)  # noqa: PTH108
             # The name is durable once its directory is synced, and a directory once its parent is.
             _sync_directory(directory)
             self._sync_parents(directory)
         return is_new
 
-    def _move(self, scratch: Path, path: Path) -> bool:
+    def _move(self, scratch: str, path: str, directory: str) -> bool:
         """Give a complete file its name; return whether no file had it."""
         try:
             return _move(scratch, path)
         except FileNotFoundError:  # Most objects come to a directory that is there already.
-            self._synced.discard(path.parent)
-            path.parent.mkdir(parents=True, exist_ok=True)
+            self._synced.discard(directory)
+            Path(directory).mkdir(parents=True, exist_ok=True)
             return _move(scratch, path)
 
-    def _sync_parents(self, directory: Path) -> None:
+    def _sync_parents(self, directory: str) -> None:
         """Make a directory's own name durable, once for each directory that this store writes to.
 
         Another process may have made the directory and not have synced it yet. So it does not matter
@@ -108,7 +110,7 @@ class FileBlobStore:
         """
         if directory in self._synced:
             return
-        parent = directory
+        parent = Path(directory)
         while parent != self._root:
             parent = parent.parent
             _sync_directory(parent)
@@ -167,7 +169,7 @@ class FileBlobStore:
                     path.unlink()
 
     @staticmethod
-    def _write_file(path: Path, data: bytes | Path) -> None:
+    def _write_file(path: str | Path, data: bytes | Path) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         # Without a buffer: the bytes are at hand as a whole.
         with os.fdopen(descriptor, "wb", buffering=0) as file:
@@ -201,7 +203,7 @@ def _write_all(file: io.FileIO, data: bytes) -> None:
         left = left[file.write(left) :]
 
 
-def _move(scratch: Path, path: Path) -> bool:
+def _move(scratch: str, path: str) -> bool:
     """Give a complete file its name; return whether no file had it.
 
     A file that has the name is replaced: its age then says that it was written again, and a sweep
@@ -211,16 +213,16 @@ def _move(scratch: Path, path: Path) -> bool:
         # Atomic: if two writers give one name at once, only one of them is told that it is new.
         os.link(scratch, path)
     except FileExistsError:
-        scratch.replace(path)
+        Path(scratch).replace(path)
         return False
     except OSError:  # The file system has no hard links.
-        is_new = not path.exists()
-        scratch.replace(path)
+        is_new = not Path(path).exists()
+        Path(scratch).replace(path)
         return is_new
     return True
 
 
-def _sync_directory(path: Path) -> None:
+def _sync_directory(path: str | Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -6,7 +6,6 @@ when it waits, and when a run ends.
 
 import asyncio
 import contextlib
-import dataclasses
 from datetime import timedelta
 
 from pydantic_core import to_json
@@ -43,6 +42,7 @@ from everlong.models import (
     printable,
     short_digest,
 )
+from everlong.models.changes import with_values
 from everlong.policy import LimitHit
 from everlong.workflows import approvals, transitions
 from everlong.workflows.notes import control_note, may_be_replaced
@@ -94,7 +94,7 @@ class AgentWorkflow:
                 await self._roll()
             elif self._can_step():
                 await thread.step()
-                thread.state = dataclasses.replace(thread.state, rested=False)
+                thread.state = with_values(thread.state, rested=False)
                 self._waiting_since_ms = thread.now_ms()
             else:
                 await self._wait()
@@ -118,9 +118,9 @@ class AgentWorkflow:
         thread.note(Kind.LIMIT, hit)
         if hit.action == "pause":
             pause = Pause(by="policy", reason=hit.reason, limit=hit)
-            thread.state = dataclasses.replace(thread.state, pause=pause)
+            thread.state = with_values(thread.state, pause=pause)
             return
-        thread.state = dataclasses.replace(thread.state, ended=hit)
+        thread.state = with_values(thread.state, ended=hit)
         thread.stop()
 
     # Waiting.
@@ -189,7 +189,7 @@ class AgentWorkflow:
             await self._ask_child(child_id)
         if children:
             checks = min(thread.state.child_checks + 1, 16)
-            thread.state = dataclasses.replace(thread.state, child_checks=checks)
+            thread.state = with_values(thread.state, child_checks=checks)
 
     def _is_long(self) -> bool:
         """Whether rest would make the next resume shorter."""
@@ -202,7 +202,7 @@ class AgentWorkflow:
         thread = self._thread
         await thread.compact("idle")
         if not thread.has_work or thread.state.pause is not None:
-            thread.state = dataclasses.replace(thread.state, rested=True)
+            thread.state = with_values(thread.state, rested=True)
             await self._roll()
 
     async def _roll(self) -> None:
@@ -272,7 +272,7 @@ class AgentWorkflow:
         With `until_answered` it returns when the caller has something to look at: the answer, a pause,
         the end of the thread, or the next run. Beyond a bound on such updates it returns at once.
         """
-        number = self._thread.queue(dataclasses.replace(_identified(message), sent=SENT.get()))
+        number = self._thread.queue(with_values(_identified(message), sent=SENT.get()))
         if message.until_answered and self._updates_waiting < limits.UPDATES_WAITING_MAX:
             await self._wait_for_turn(number)
         return number
@@ -359,7 +359,7 @@ class AgentWorkflow:
         if self._thread.state.pause is None:
             noted = control_note("pause", control)
             pause = Pause(by=noted.by, reason=noted.reason)
-            self._thread.state = dataclasses.replace(self._thread.state, pause=pause)
+            self._thread.state = with_values(self._thread.state, pause=pause)
             self._note(noted)
 
     @workflow.signal(name=UNPAUSE_SIGNAL)
@@ -368,7 +368,7 @@ class AgentWorkflow:
         state = self._thread.state
         if state.pause is not None:
             state = transitions.forgive(state, state.pause.limit)
-            self._thread.state = dataclasses.replace(state, pause=None)
+            self._thread.state = with_values(state, pause=None)
             self._note(control_note("unpause", control))
 
     @workflow.signal(name=COMPACT_SIGNAL)
@@ -376,7 +376,7 @@ class AgentWorkflow:
         """Compact at the next safe point."""
         state = self._thread.state
         if not state.compact_asked:
-            self._thread.state = dataclasses.replace(state, compact_asked=True)
+            self._thread.state = with_values(state, compact_asked=True)
             self._note(control_note("compact", control))
 
     @workflow.signal(name=STOP_SIGNAL)
@@ -413,7 +413,7 @@ class AgentWorkflow:
         """Note what somebody did. Beyond a bound, one pause or unpause stands for the last ones."""
         notes = self._thread.state.notes
         if self._thread.has_many_notes and may_be_replaced(notes[-1]):
-            self._thread.state = dataclasses.replace(self._thread.state, notes=notes[:-1])
+            self._thread.state = with_values(self._thread.state, notes=notes[:-1])
         self._thread.note(Kind.CONTROL, control)
 
 
@@ -428,7 +428,7 @@ def _identified(message: SendMessage) -> SendMessage:
     update_id = _update_id()
     if message.id or not update_id:
         return message
-    return dataclasses.replace(message, id=short_digest(update_id, size_bytes=8))
+    return with_values(message, id=short_digest(update_id, size_bytes=8))
 
 
 async def _signalled(thread_id: str, name: str, *arguments: object) -> bool:

@@ -4,7 +4,6 @@ An approval is asked for once, when the reply arrives, and decided once: the dec
 the state, and its id goes to `decided`.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -25,6 +24,7 @@ from everlong.models import (
     printable,
     short_digest,
 )
+from everlong.models.changes import with_values
 from everlong.workflows import transitions
 
 DEADLINE = "deadline"
@@ -62,7 +62,7 @@ def request(state: ThreadState, time_ms: int) -> ThreadState:
             if deadline_seconds is None
             else time_ms + int(deadline_seconds * 1000),
         )
-        state = transitions.with_call(state, dataclasses.replace(call, waits=waits))
+        state = transitions.with_call(state, with_values(call, waits=waits))
         state = transitions.add_note(state, Kind.ASKED, _approval(call, waits), time_ms)
     return state
 
@@ -124,7 +124,7 @@ def expire(state: ThreadState, time_ms: int) -> ThreadState:
         if approval.deadline_ms is None or approval.deadline_ms > time_ms:
             continue
         if approval.on_deadline == "deny" or approval.escalated:
-            late = dataclasses.replace(_overdue(approval), reason="no decision came in time")
+            late = with_values(_overdue(approval), reason="no decision came in time")
             state = _decided(state, late, time_ms)
         else:
             state = _escalated(state, approval, time_ms)
@@ -137,7 +137,7 @@ def carry(state: ThreadState, run_id: str) -> ThreadState:
     The same for decisions that are not journalled yet. A run that an earlier roll filled in stays.
     """
     calls = tuple(
-        dataclasses.replace(call, waits=dataclasses.replace(call.waits, asked_run=run_id))
+        with_values(call, waits=with_values(call.waits, asked_run=run_id))
         if call.waits is not None and call.waits.asked_run is None
         else call
         for call in state.calls
@@ -149,7 +149,7 @@ def carry(state: ThreadState, run_id: str) -> ThreadState:
             for each in entries
         )
 
-    return dataclasses.replace(state, calls=calls, tail=named(state.tail), notes=named(state.notes))
+    return with_values(state, calls=calls, tail=named(state.tail), notes=named(state.notes))
 
 
 def _overdue(approval: Approval) -> Decided:
@@ -172,8 +172,8 @@ def _escalated(state: ThreadState, approval: Approval, time_ms: int) -> ThreadSt
         deadline_ms=time_ms + int(seconds * 1000),
         escalated=True,
     )
-    state = transitions.with_call(state, dataclasses.replace(call, waits=waits))
-    decided = dataclasses.replace(_overdue(approval), escalated=True)
+    state = transitions.with_call(state, with_values(call, waits=waits))
+    decided = with_values(_overdue(approval), escalated=True)
     return transitions.add_note(state, Kind.DECIDED, decided, time_ms)
 
 
@@ -185,19 +185,19 @@ def _decided(
     sent: Sent | None = None,
 ) -> ThreadState:
     [call] = [each for each in state.calls if each.id == decided.id]
-    decided = dataclasses.replace(decided, asked_run=call.waits.asked_run if call.waits else None)
-    state = dataclasses.replace(
+    decided = with_values(decided, asked_run=call.waits.asked_run if call.waits else None)
+    state = with_values(
         state,
         decided=(*state.decided, _mark(decided.id, key))[-limits.DECIDED_MAX :],
         rested=False,
     )
     state = transitions.add_note(state, Kind.DECIDED, decided, time_ms)
     if decided.approve:
-        approved = dataclasses.replace(call, waits=None, approved=True, sent=sent)
+        approved = with_values(call, waits=None, approved=True, sent=sent)
         return transitions.with_call(state, approved)
     if sent is not None:  # The model is told, once all calls have a result.
         acts_on = (*state.acts_on, sent)[-limits.TOOL_CALLS_MAX :]
-        state = dataclasses.replace(state, acts_on=acts_on)
+        state = with_values(state, acts_on=acts_on)
     return transitions.with_result(state, call, denied(call, decided, time_ms))
 
 

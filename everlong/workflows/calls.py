@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -35,6 +34,7 @@ from everlong.models import (
     ToolRun,
     error_result,
 )
+from everlong.models.changes import with_values
 from everlong.workflows import approvals, transitions
 from everlong.workflows.executing import Executor, LeftWhileHeld, attempts, reason_of
 
@@ -107,8 +107,8 @@ class ToolRunner:
         """Take in what a sub-agent's thread says, if it is one that is waited for."""
         for call in self._thread.state.calls:
             if call.child_id == report.child_id and call.report is None and call.result is None:
-                changed = dataclasses.replace(call, report=report)
-                self._thread.state = transitions.with_call(self._thread.state, changed)
+                told = with_values(call, report=report)
+                self._thread.state = transitions.with_call(self._thread.state, told)
 
     async def _run(self, call_id: str) -> None:
         """Do what can be done for a call now: run it, start its sub-agent, or take over the answer."""
@@ -168,8 +168,8 @@ class ToolRunner:
         if briefed.message is None:
             return briefed.refused
         # Known before the thread can have answered: its report may come with the news of its start.
-        changed = dataclasses.replace(self._call(call.id), child_id=child_id)
-        self._thread.state = transitions.with_call(self._thread.state, changed)
+        started = with_values(self._call(call.id), child_id=child_id)
+        self._thread.state = transitions.with_call(self._thread.state, started)
         counters = Counters(messages=1, written_bytes=briefed.message.stored_bytes)
         state = ThreadState(inbox=(briefed.message,), counters=counters)
         start = ThreadStart(

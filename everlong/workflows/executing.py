@@ -1,7 +1,6 @@
 """Running the activities of a thread, and holding where one cannot begin."""
 
 import contextlib
-import dataclasses
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -22,6 +21,7 @@ from everlong.models import (
     RUN_TOOL,
     printable,
 )
+from everlong.models.changes import with_values
 from everlong.workflows import approvals
 
 if TYPE_CHECKING:
@@ -84,10 +84,8 @@ class Executor:
                         raise
                     self._held[token] = reason_of(name, error, limits.HELD_REASON_CHARS_MAX)
                 else:
-                    # The codec keeps what our activities return in the history up to this size.
-                    self.count_read(len(to_json(result)), limits.STATE_BYTES_MAX)
                     if thread.state.holds:
-                        thread.state = dataclasses.replace(thread.state, holds=0)
+                        thread.state = with_values(thread.state, holds=0)
                     return result
                 if not should_leave():
                     holds = await self._pause(holds, should_leave)
@@ -110,7 +108,13 @@ class Executor:
             heartbeat_timeout=timedelta(seconds=self._thread.policy.heartbeat_seconds),
             retry_policy=retry_policy,
         )
-        return from_raw(found, result_type, converter) if isinstance(found, RawValue) else found
+        if isinstance(found, RawValue):
+            result, size_bytes = from_raw(found, result_type, converter), len(found.payload.data)
+        else:
+            result, size_bytes = found, len(to_json(found))
+        # The codec keeps what our activities return in the history up to this size.
+        self.count_read(size_bytes, limits.STATE_BYTES_MAX)
+        return result
 
     def count_read(self, size_bytes: int, inline_bytes_max: int = limits.INLINE_BYTES_MAX) -> None:
         """Count what a replay reads: from the store, unless it is small enough to be in the history."""
@@ -125,7 +129,7 @@ class Executor:
         """
         thread = self._thread
         more = min(holds + 1, _HOLDS_MAX)
-        thread.state = dataclasses.replace(thread.state, holds=max(thread.state.holds, more))
+        thread.state = with_values(thread.state, holds=max(thread.state.holds, more))
         seconds = min(limits.HELD_PAUSE_SECONDS_MIN * 2.0**holds, limits.HELD_PAUSE_SECONDS_MAX)
         pause = timedelta(seconds=seconds)
         deadline = approvals.until_deadline(thread.state, thread.now_ms())

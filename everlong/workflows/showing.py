@@ -3,7 +3,6 @@
 An upsert of those is an event, so only of changes that a person looks for.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -12,6 +11,7 @@ from temporalio import workflow
 from temporalio.common import RawValue, SearchAttributeKey, SearchAttributeUpdate
 
 from everlong.models import CARD_MEMO, Approval, ThreadCard, ThreadState, ThreadStatus
+from everlong.models.changes import with_values
 from everlong.workflows import approvals, sizes, transitions
 from everlong.workflows.thread import Thread
 
@@ -82,7 +82,7 @@ def publish(thread: Thread) -> None:
     if is_due:
         size = sizes.published(state, now_ms)
         trend = sizes.trend(state, now_ms)
-        thread.state = dataclasses.replace(state, published_size=size, trend=trend)
+        thread.state = with_values(state, published_size=size, trend=trend)
         workflow.upsert_memo({CARD_MEMO: _card(thread, now_ms)})
     if not state.attributes:
         return
@@ -102,7 +102,7 @@ def publish(thread: Thread) -> None:
         # With the trend that the card has: a list computes the same growth from it.
         updates += _size(thread.state, now_ms)
     if updates:
-        thread.state = dataclasses.replace(thread.state, published=published)
+        thread.state = with_values(thread.state, published=published)
         workflow.upsert_search_attributes(updates)
 
 

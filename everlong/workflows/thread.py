@@ -6,7 +6,6 @@ workflow can be too, on a worker that has the plugin and an agent.
 """
 
 import contextlib
-import dataclasses
 from typing import Any, Final
 
 from temporalio import workflow
@@ -39,6 +38,7 @@ from everlong.models import (
     short_digest,
     thread_key,
 )
+from everlong.models.changes import with_values
 from everlong.policy import LimitHit, Policy, RollReason, RunSize, limit_hit, roll_reason
 from everlong.workflows import approvals, sizes, transitions, turns
 from everlong.workflows.calls import ToolRunner
@@ -76,7 +76,7 @@ class Thread:
     def stop(self, *, archiving: bool = False) -> None:
         """Have the thread end; as archived, if anybody has asked for that."""
         archiving = archiving or self.state.archiving
-        self.state = dataclasses.replace(self.state, stopping=True, archiving=archiving)
+        self.state = with_values(self.state, stopping=True, archiving=archiving)
 
     @property
     def held_by(self) -> str:
@@ -162,7 +162,7 @@ class Thread:
         except ActivityError as error:
             if is_cancelled_exception(error):
                 raise
-            self.state = dataclasses.replace(self.state, acts_on=())
+            self.state = with_values(self.state, acts_on=())
             if type_of(error) == MESSAGE_LOST:
                 self.state = transitions.without_lost_messages(self.state)
             # A compaction that is held leaves the step as it is, and the next run asks again.
@@ -317,7 +317,7 @@ class Thread:
     def _note_due_compaction(self) -> None:
         due = transitions.is_compaction_due(self.state, self.policy)
         if due and self.state.compaction_due_ms is None:
-            self.state = dataclasses.replace(self.state, compaction_due_ms=self.now_ms())
+            self.state = with_values(self.state, compaction_due_ms=self.now_ms())
 
     # The run and the policy.
 
@@ -334,9 +334,7 @@ class Thread:
         changed = self.policy.changed(changes)
         if key:
             configured = (*self.state.configured, short_digest(key, size_bytes=8))
-            self.state = dataclasses.replace(
-                self.state, configured=configured[-limits.CONFIGURED_MAX :]
-            )
+            self.state = with_values(self.state, configured=configured[-limits.CONFIGURED_MAX :])
         if self._policy is None:  # The agent's own is not known yet.
             self._changes = {**self._changes, **changes}
         else:

@@ -3,7 +3,6 @@
 The workflow decides when; what that means for the state is here. Approvals have a module of their own.
 """
 
-import dataclasses
 from collections.abc import Sequence
 
 from pydantic import TypeAdapter
@@ -32,6 +31,7 @@ from everlong.models import (
     note,
     seq_after,
 )
+from everlong.models.changes import with_values
 from everlong.policy import LimitHit, Observed, Policy, Usage, after_step, after_turn
 
 _STATE = TypeAdapter(ThreadState)
@@ -93,15 +93,15 @@ def queue(state: ThreadState, message: SendMessage) -> ThreadState:
         new = Received(id=message.id, number=state.counters.messages)
         received = (*received, new)[-limits.RECEIVED_MAX :]
     # These have served their purpose.
-    message = dataclasses.replace(message, agent="", stored_bytes=0, until_answered=False)
-    return dataclasses.replace(state, inbox=(*state.inbox, message), received=received)
+    message = with_values(message, agent="", stored_bytes=0, until_answered=False)
+    return with_values(state, inbox=(*state.inbox, message), received=received)
 
 
 def begin_turn(state: ThreadState, time_ms: int) -> ThreadState:
     """Take up the oldest message that waits."""
     message, *inbox = state.inbox
     state = _received(state, message, time_ms)
-    return dataclasses.replace(
+    return with_values(
         state,
         inbox=tuple(inbox),
         in_turn=True,
@@ -119,14 +119,14 @@ def without_lost_messages(state: ThreadState) -> ThreadState:
         lost_entry(entry) if entry.kind == Kind.MESSAGE and entry.ref is not None else entry
         for entry in state.tail
     )
-    return dataclasses.replace(state, tail=tail)
+    return with_values(state, tail=tail)
 
 
 def end_turn(state: ThreadState, seq: int, failure: str = "") -> ThreadState:
     """Count the message as dealt with: it has been answered by that entry, or will not be."""
     state = counted(state, answered=1)
     answer = Answer(number=state.counters.answered, seq=seq)
-    return dataclasses.replace(
+    return with_values(
         state,
         in_turn=False,
         last_failure=failure,
@@ -143,7 +143,7 @@ def fail_turn(
     seq = seq_after(state.head, state.tail)
     failed = FailedTurn(seq=seq, reason=reason, error_type=error_type[:_TYPE_CHARS_MAX])
     state = add_message(state, Kind.FAILURE, Message(role="failure", text=reason), time_ms)
-    return dataclasses.replace(state, in_turn=False, last_failure=reason, failed_turn=failed)
+    return with_values(state, in_turn=False, last_failure=reason, failed_turn=failed)
 
 
 def break_off(state: ThreadState, time_ms: int) -> ThreadState:
@@ -151,7 +151,7 @@ def break_off(state: ThreadState, time_ms: int) -> ThreadState:
     for call in state.calls:
         if call.result is None:
             not_run = error_result(call.call_id, call.tool, _ENDED, time_ms)
-            state = with_call(state, dataclasses.replace(call, waits=None, result=not_run))
+            state = with_call(state, with_values(call, waits=None, result=not_run))
     return take_notes(settle(state, time_ms))
 
 
@@ -159,7 +159,7 @@ def empty_inbox(state: ThreadState, time_ms: int) -> ThreadState:
     """Move what nobody will read to the tail, since the thread ends."""
     for message in state.inbox:
         state = _received(state, message, time_ms)
-    return dataclasses.replace(state, inbox=())
+    return with_values(state, inbox=())
 
 
 def after_model(state: ThreadState, turn: ModelTurn) -> ThreadState:
@@ -173,7 +173,7 @@ def after_model(state: ThreadState, turn: ModelTurn) -> ThreadState:
         tokens=turn.tokens,
         cost_usd=turn.cost_usd,
     )
-    state = dataclasses.replace(
+    state = with_values(
         state,
         head=turn.head,
         tail=(),
@@ -207,15 +207,13 @@ def after_model(state: ThreadState, turn: ModelTurn) -> ThreadState:
 def with_call(state: ThreadState, changed: Call) -> ThreadState:
     """Replace a call by what has become of it."""
     calls = tuple(changed if call.id == changed.id else call for call in state.calls)
-    return dataclasses.replace(state, calls=calls)
+    return with_values(state, calls=calls)
 
 
 def with_result(state: ThreadState, call: Call, result: ToolResult) -> ThreadState:
     """Take in what a call returned. The entry waits until all calls of the reply have one."""
     state = counted(state, tool_calls=1, written_bytes=result.written_bytes)
-    state = dataclasses.replace(
-        state, step_bytes=state.step_bytes + result.written_bytes, child_checks=0
-    )
+    state = with_values(state, step_bytes=state.step_bytes + result.written_bytes, child_checks=0)
     # What only a call that has yet to run needs is left behind.
     done = Call(id=call.id, call_id=call.call_id, tool=call.tool, digest=call.digest, result=result)
     return with_call(state, done)
@@ -228,15 +226,15 @@ def settle(state: ThreadState, time_ms: int) -> ThreadState:
         raise ValueError("a call has no result yet")
     state = take_notes(state)  # What was asked and decided came first.
     for _, result in done:
-        entry = dataclasses.replace(result.entry, seq=seq_after(state.head, state.tail))
-        state = dataclasses.replace(state, tail=(*state.tail, entry))
+        entry = with_values(result.entry, seq=seq_after(state.head, state.tail))
+        state = with_values(state, tail=(*state.tail, entry))
     for _, result in done:
         if result.memory is not None:
             state = add_note(state, Kind.MEMORY, result.memory, time_ms)
     if done:
         observed = [Observed(call.digest, result.digest, result.outcome) for call, result in done]
-        state = dataclasses.replace(state, streaks=after_step(state.streaks, observed))
-    return dataclasses.replace(state, calls=())
+        state = with_values(state, streaks=after_step(state.streaks, observed))
+    return with_values(state, calls=())
 
 
 def after_append(state: ThreadState, appended: Appended) -> ThreadState:
@@ -244,7 +242,7 @@ def after_append(state: ThreadState, appended: Appended) -> ThreadState:
     state = counted(state, written_bytes=appended.written_bytes)
     upto_seq = seq_after(appended.head) - 1
     tail = tuple(entry for entry in state.tail if entry.seq > upto_seq)
-    return _journalled(dataclasses.replace(state, head=appended.head, tail=tail))
+    return _journalled(with_values(state, head=appended.head, tail=tail))
 
 
 def after_compaction(
@@ -253,7 +251,7 @@ def after_compaction(
     """Begin the context with the new snapshot, if there is one, and note it."""
     due_ms = state.compaction_due_ms
     state = counted(state, tokens=done.tokens, cost_usd=done.cost_usd)
-    state = dataclasses.replace(
+    state = with_values(
         state,
         compaction_due_ms=None,
         compact_asked=False,
@@ -263,7 +261,7 @@ def after_compaction(
     if done.snapshot is None or done.snapshot == state.snapshot:
         return state
     state = counted(state, compactions=1, written_bytes=done.written_bytes)
-    state = dataclasses.replace(
+    state = with_values(
         state, snapshot=done.snapshot, context_bytes=done.after_bytes, context_tokens=0
     )
     compacted = Compacted(
@@ -310,28 +308,28 @@ def forgive(state: ThreadState, hit: LimitHit | None) -> ThreadState:
     """Begin to count anew what a person has looked at: how much has gone wrong in a row."""
     if hit is None:
         return state
-    fresh = dataclasses.replace(
+    fresh = with_values(
         state.streaks, failed_turns=0, refused_steps=0, failures=(), no_progress_steps=0, recent=()
     )
-    return dataclasses.replace(state, streaks=fresh, step_bytes=0)
+    return with_values(state, streaks=fresh, step_bytes=0)
 
 
 def add_message(state: ThreadState, kind: Kind, message: Message, time_ms: int) -> ThreadState:
     """Add a message that the journal has yet to get."""
     entry = new_entry(seq_after(state.head, state.tail), kind, message, time_ms)
-    return dataclasses.replace(state, tail=(*state.tail, entry))
+    return with_values(state, tail=(*state.tail, entry))
 
 
 def add_note(state: ThreadState, kind: Kind, data: object, time_ms: int) -> ThreadState:
     """Add something that is no message. It gets its seq later: a model call may be under way."""
-    return dataclasses.replace(state, notes=(*state.notes, note(1, kind, data, time_ms)))
+    return with_values(state, notes=(*state.notes, note(1, kind, data, time_ms)))
 
 
 def take_notes(state: ThreadState) -> ThreadState:
     """Give notes their place at the end of the tail."""
     seq = seq_after(state.head, state.tail)
-    taken = tuple(dataclasses.replace(each, seq=seq + i) for i, each in enumerate(state.notes))
-    return dataclasses.replace(state, tail=(*state.tail, *taken), notes=())
+    taken = tuple(with_values(each, seq=seq + i) for i, each in enumerate(state.notes))
+    return with_values(state, tail=(*state.tail, *taken), notes=())
 
 
 def entries_bytes(entries: Sequence[Entry]) -> int:
@@ -341,10 +339,10 @@ def entries_bytes(entries: Sequence[Entry]) -> int:
 
 def counted(state: ThreadState, **more: float) -> ThreadState:
     """Add to the counters."""
-    counters: Counters = dataclasses.replace(
+    counters: Counters = with_values(
         state.counters, **{name: getattr(state.counters, name) + n for name, n in more.items()}
     )
-    return dataclasses.replace(state, counters=counters)
+    return with_values(state, counters=counters)
 
 
 def child_id(parent_id: str, agent: str, suffix: str) -> str:
@@ -359,7 +357,7 @@ def _journalled(state: ThreadState) -> ThreadState:
         return state
     ended = end_turn(state, failed.seq, failure=failed.reason)
     # The next turn may have begun.
-    return dataclasses.replace(
+    return with_values(
         ended, failed_turn=None, in_turn=state.in_turn, last_failure=state.last_failure
     )
 
@@ -368,7 +366,7 @@ def _received(state: ThreadState, message: SendMessage, time_ms: int) -> ThreadS
     said = Message(role="user", text=message.text)
     entry = new_entry(seq_after(state.head, state.tail), Kind.MESSAGE, said, time_ms)
     if message.ref is not None:
-        entry = dataclasses.replace(
+        entry = with_values(
             entry,
             body=None,
             ref=message.ref,
@@ -376,5 +374,5 @@ def _received(state: ThreadState, message: SendMessage, time_ms: int) -> ThreadS
             original=message.original,
         )
     if message.by:
-        entry = dataclasses.replace(entry, data={"by": message.by})
-    return dataclasses.replace(state, tail=(*state.tail, entry))
+        entry = with_values(entry, data={"by": message.by})
+    return with_values(state, tail=(*state.tail, entry))

@@ -1,10 +1,9 @@
 """Which turn a step is a part of, for those who trace it. A turn may go on over several runs."""
 
-import dataclasses
-
 from temporalio import workflow
 
 from everlong.models import ThreadState, Turn
+from everlong.models.changes import with_values
 
 
 def under_way(state: ThreadState) -> Turn | None:
@@ -40,7 +39,7 @@ def carried(state: ThreadState) -> ThreadState:
     if not state.in_turn:
         return state
     turn = _turn(state)
-    return dataclasses.replace(state, turn_ms=turn.began_ms, carried_after=last_run())
+    return with_values(state, turn_ms=turn.began_ms, carried_after=last_run())
 
 
 def _turn(state: ThreadState) -> Turn:
