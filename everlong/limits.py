@@ -201,8 +201,8 @@ SHARES_MAX: Final = 16
 # a pack of its own.
 ENTRY_BODY_BYTES_MAX: Final = 512
 # Results of one step that stay inside their entries until the next model call journals them, all
-# together. They pass through history twice, which costs less than a pack each: a PUT takes 2 ms of CPU
-# on a disk and 50 ms on S3. Results that do not fit are packs.
+# together. They pass through history twice, which costs less than a pack each: a PUT takes 1 to 2 ms of
+# CPU on a disk, and a round trip on S3. Results that do not fit are packs.
 STEP_RESULTS_BYTES_MAX: Final = 3 * KIB
 
 # Bodies read at once when a context is loaded: 16 GETs of 60 ms give 270 GETs a second.
@@ -269,8 +269,8 @@ STORE_RETRY_SECONDS_MAX: Final = 10.0
 STICKY_SECONDS: Final = 1.0
 # Workflow tasks at a time on such a worker. The SDK's 100 resume 100 threads at once after a crash, and
 # each then takes as long as all of them: 6.6 s of the 10 s that a task may take, with 200 threads on 2
-# processors (`make bench-load`). A resume takes 40 ms of CPU, and one of a run of 400 events 300 ms, so
-# 10 take 3 s at most. More are not faster: Python runs one at a time.
+# processors (`make bench-load`). With 10 it was 1 to 1.4 s, and the last answer came no later: Python
+# runs one at a time. A replay of 230 events takes about 0.2 s, so ten of them take 2 s.
 WORKFLOW_TASKS: Final = 10
 
 # Runs that a sweep reads at a time, and payloads of them that it decodes: plain bytes at once, 8 times

@@ -147,7 +147,7 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         return self._is_plain
 
     def _copied(self) -> Self:
-        # The SDK asks for a context for each payload, and `copy.copy` takes 4 times as long.
+        # Faster than `copy.copy`: the SDK asks for a codec with a context for each payload.
         codec = object.__new__(type(self))
         codec.__dict__.update(self.__dict__)
         return codec
