@@ -50,20 +50,20 @@ class Size:
     """Sticky timeouts."""
     killed: int = 3
     """Threads for each of them on the worker that is killed."""
-    threads: int = 100
+    threads: int = 200
     """Threads of a burst."""
-    steps: int = 1
+    steps: int = 5
     """Steps of each: a model call and a tool. A last model call answers."""
-    slots: int = 2
+    slots: int = limits.WORKFLOW_TASKS
     """Workflow tasks that each of the two workers runs at a time while timeouts are compared."""
-    slot_counts: Sequence[int] = (5, 20, 100)
+    slot_counts: Sequence[int] = (5, 10, 20, 100)
     """Workflow tasks at a time that are compared, with the default sticky timeout."""
     abandoned_seconds: float | None = 12.0
     """When a message is sent that need not wait, with the longest timeout: the server gives up a sticky
     queue on which no poll has begun for 10 s."""
 
 
-QUICK: Final = Size(seconds=(0.5, 3), killed=1, threads=4, slot_counts=(5,), abandoned_seconds=None)
+QUICK: Final = Size(seconds=(0.5, 3), killed=1, threads=4, steps=1, slot_counts=(5,), abandoned_seconds=None)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -266,7 +266,7 @@ STORE_RETRY_SECONDS_MAX: Final = 10.0
 # to the next model call, 5.4 s with a timeout of 5 s, 10.8 s with 10 s (the SDK's default). In a burst
 # of 100 threads on 2 slots, 1 s had 80 time-outs in 480 tasks and 5 s had 64, for the same CPU
 # (`make bench-sticky`).
-STICKY_SECONDS: Final = 1.0
+STICKY_SECONDS: Final = 3.0
 # Workflow tasks at a time on such a worker. The SDK's 100 resume 100 threads at once after a crash, and
 # each then takes as long as all of them: 6.6 s of the 10 s that a task may take, with 200 threads on 2
 # processors (`make bench-load`). With 10 it was 1 to 1.4 s, and the last answer came no later: Python

@@ -24,6 +24,7 @@ from everlong.activities import AgentActivities, CheckActivities, SweepActivitie
 from everlong.agents import Agent
 from everlong.codecs import EverlongCodec, measuring
 from everlong.codecs.budget import UNWATCHED
+from everlong.codecs.converter import with_cached_contexts
 from everlong.codecs.inspection import REMEDY, inspect
 from everlong.codecs.layers import OuterCodec, check_inside, check_order, holds_everlong, own_codec
 from everlong.errors import ConfigError, LimitReached, PluginNotOnClient
@@ -309,6 +310,7 @@ class EverlongPlugin(SimplePlugin):
             return converter
         if found is not None:
             check_inside(found)
+        converter = with_cached_contexts(converter)
         return dataclasses.replace(converter, payload_codec=self._around(self.codec.around(found)))
 
     def _around(self, codec: EverlongCodec) -> EverlongCodec | OuterCodec:

@@ -43,6 +43,7 @@ class Pulse:
         self._held = held
         self._held_by = ""
         self._interval_seconds = interval_seconds
+        self._timer: asyncio.TimerHandle | None = None
 
     async def briefly(self, work: Callable[[], Awaitable[T]]) -> T:
         """Do work on the store before anything else was done; fail as held if it cannot be."""
@@ -75,11 +76,19 @@ class Pulse:
         finally:
             self._show("")
 
-    async def beat(self) -> None:
-        """Heartbeat until cancelled, for the first time after one interval."""
-        while True:
-            await asyncio.sleep(self._interval_seconds)
-            self._heartbeat()
+    def start(self) -> None:
+        """Heartbeat until stopped, for the first time after one interval."""
+        # A timer, and no task: most activities end before the first heartbeat.
+        self._timer = asyncio.get_running_loop().call_later(self._interval_seconds, self._beat)
+
+    def stop(self) -> None:
+        """Send no more heartbeats."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _beat(self) -> None:
+        self.start()
+        self._heartbeat()
 
     def _show(self, held_by: str) -> None:
         """Heartbeat at once if what the activity waits for has changed.
@@ -107,10 +116,8 @@ async def pulse(held: Callable[[str], None]) -> AsyncIterator[Pulse]:
     """Heartbeat while the body runs. `held` is told what it has to wait for, each time."""
     timeout = activity.info().heartbeat_timeout or timedelta(seconds=limits.HEARTBEAT_SECONDS)
     living = Pulse(held, timeout.total_seconds() / limits.HEARTBEATS_IN_TIMEOUT)
-    beats = asyncio.create_task(living.beat())
+    living.start()
     try:
         yield living
     finally:
-        beats.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await beats
+        living.stop()

@@ -25,6 +25,8 @@ _COPY_BYTES: Final = MIB
 _SYNCED_MAX: Final = 4096
 # Objects of a listing that are in memory at a time.
 _LIST_PAGE: Final = 1000
+# What a kernel or a file system says that has no files without a name.
+_NO_UNNAMED: Final = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL})
 
 
 class FileBlobStore:
@@ -36,6 +38,7 @@ class FileBlobStore:
         # Directories whose own names are known to be durable. Sets are safe to use from OS threads; two
         # that find the same directory missing sync its parents twice.
         self._synced: set[str] = set()
+        self._has_unnamed = hasattr(os, "O_TMPFILE")  # Linux, until a file system refuses it.
         with self._translated("open"):
             # Conversations are in here: they are for this user alone.
             if not root.exists():
@@ -79,19 +82,56 @@ class FileBlobStore:
 
     def _put(self, key: str, data: bytes | Path) -> bool:
         # Text and no `Path`, which takes longer than the system calls.
-        path, scratch = f"{self._root}/{key}", f"{self._scratch}/{uuid.uuid4().hex}"
+        path = f"{self._root}/{key}"
         directory = path.rpartition("/")[0]
         with self._translated("write to"):
-            try:
-                self._write_file(scratch, data)
-                is_new = self._move(scratch, path, directory)
-            finally:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(scratch)  # noqa: PTH108
+            is_new = isinstance(data, bytes) and self._put_unnamed(path, directory, data)
+            if not is_new:
+                is_new = self._put_scratch(path, directory, data)
             # The name is durable once its directory is synced, and a directory once its parent is.
             _sync_directory(directory)
             self._sync_parents(directory)
         return is_new
+
+    def _put_unnamed(self, path: str, directory: str, data: bytes) -> bool:
+        """Write a file that has no name until it is complete; return whether that was possible.
+
+        It is not if the name is taken, if the directory is missing, and on some file systems. It takes
+        about half of the CPU time of a scratch file, and a killed writer leaves nothing behind.
+        """
+        if not self._has_unnamed:
+            return False
+        try:
+            descriptor = os.open(directory, os.O_WRONLY | os.O_TMPFILE, 0o600)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_UNNAMED:
+                raise
+            self._has_unnamed = False
+            return False
+        with os.fdopen(descriptor, "wb", buffering=0) as file:
+            _write_all(file, data)
+            os.fsync(descriptor)
+            try:
+                # With a directory's descriptor `os.link` follows the symbolic link, as is needed here.
+                os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor)
+            except FileExistsError:
+                return False
+            except OSError:  # No /proc, or no hard links: a scratch file needs neither.
+                self._has_unnamed = False
+                return False
+        return True
+
+    def _put_scratch(self, path: str, directory: str, data: bytes | Path) -> bool:
+        """Write a scratch file and give it its name; return whether no file had it."""
+        scratch = f"{self._scratch}/{uuid.uuid4().hex}"
+        try:
+            self._write_file(scratch, data)
+            return self._move(scratch, path, directory)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(scratch)  # noqa: PTH108
 
     def _move(self, scratch: str, path: str, directory: str) -> bool:
         """Give a complete file its name; return whether no file had it."""

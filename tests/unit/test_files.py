@@ -1,12 +1,15 @@
 """What the contract cannot see of the file store: the disk."""
 
+import errno
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -151,11 +154,12 @@ class Syncs:
 
         def note_sync(descriptor: int) -> None:
             path = Path(f"/proc/self/fd/{descriptor}").readlink().relative_to(root)
-            self.seen.append("file" if path.parts[:1] == (".partial",) else str(path))
+            is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+            self.seen.append("file" if is_file else str(path))
             fsync(descriptor)
 
-        def note_link(source: Path, target: Path) -> None:
-            link(source, target)
+        def note_link(source: str, target: str, **options: Any) -> None:
+            link(source, target, **options)
             self.seen.append("link")
 
         monkeypatch.setattr(os, "fsync", note_sync)
@@ -184,6 +188,40 @@ async def test_a_put_syncs_the_file_and_its_directory_and_parents_only_once(
     await store.put("v1/t/a", b"a")
     assert syncs.taken() == first
     assert await store.get("v1/t/a") == b"a"
+    assert not list((tmp_path / ".partial").iterdir())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have scratch files only")
+async def test_a_put_makes_no_scratch_file_where_the_file_system_needs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FileBlobStore(tmp_path)
+    assert await store.put("v1/t/a", b"a") is True
+    monkeypatch.setattr(store, "_put_scratch", lambda *_: pytest.fail("made a scratch file"))
+    assert await store.put("v1/t/b", b"b") is True
+    assert await store.get("v1/t/b") == b"b"
+
+
+@pytest.mark.parametrize("refused", ["open", "link"])
+async def test_a_file_system_without_unnamed_files_gets_scratch_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    store = FileBlobStore(tmp_path)
+    await store.put("v1/t/a", b"a")
+    called = getattr(os, refused)
+
+    def refuse(path: Any, *args: Any, **options: Any) -> Any:
+        if str(path) == str(tmp_path / "v1/t") and args[0] & os.O_WRONLY:
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+        if str(path).startswith("/proc/"):
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+        return called(path, *args, **options)
+
+    monkeypatch.setattr(os, refused, refuse)
+    assert await store.put("v1/t/b", b"b") is True
+    assert await store.put("v1/t/b", b"b") is False
+    assert await store.get("v1/t/b") == b"b"
+    assert not store._has_unnamed
     assert not list((tmp_path / ".partial").iterdir())
 
 
