@@ -63,7 +63,9 @@ class Size:
     queue on which no poll has begun for 10 s."""
 
 
-QUICK: Final = Size(seconds=(0.5, 3), killed=1, threads=4, steps=1, slot_counts=(5,), abandoned_seconds=None)
+QUICK: Final = Size(
+    seconds=(0.5, 3), killed=1, threads=4, steps=1, slot_counts=(5,), abandoned_seconds=None
+)
 
 
 @dataclasses.dataclass(frozen=True)

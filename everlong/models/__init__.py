@@ -111,6 +111,7 @@ from everlong.models.thread import (
     ThreadStart,
     ThreadState,
     ThreadStatus,
+    TurnEnd,
 )
 from everlong.models.tools import (
     Approval,
@@ -224,6 +225,7 @@ __all__ = [
     "ToolRun",
     "Totals",
     "Turn",
+    "TurnEnd",
     "Waits",
     "WantedCall",
     "add_data",

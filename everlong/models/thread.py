@@ -46,6 +46,18 @@ class SendMessage:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TurnEnd:
+    """Result of a `send` update with `until_answered`. Without a head, the turn has not ended."""
+
+    number: int
+    """Number of the message."""
+    seq: int = 0
+    """Of the reply, or of the failure."""
+    head: SegmentRef | None = None
+    """A journal that holds that entry."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Decide:
     """Argument of the `decide` update: a person's answer to a call that needs approval."""
 

@@ -39,6 +39,7 @@ from everlong.models import (
     SendMessage,
     ThreadStart,
     ThreadStatus,
+    TurnEnd,
     printable,
     short_digest,
 )
@@ -266,16 +267,18 @@ class AgentWorkflow:
     # What people and programs may say.
 
     @workflow.update(name=SEND_UPDATE)
-    async def send(self, message: SendMessage) -> int:
+    async def send(self, message: SendMessage) -> int | TurnEnd:
         """Queue a message; return its number once it is durable.
 
         With `until_answered` it returns when the caller has something to look at: the answer, a pause,
         the end of the thread, or the next run. Beyond a bound on such updates it returns at once.
         """
         number = self._thread.queue(with_values(_identified(message), sent=SENT.get()))
-        if message.until_answered and self._updates_waiting < limits.UPDATES_WAITING_MAX:
+        if not message.until_answered:
+            return number
+        if self._updates_waiting < limits.UPDATES_WAITING_MAX:
             await self._wait_for_turn(number)
-        return number
+        return transitions.turn_end(self._thread.state, number)
 
     async def _wait_for_turn(self, number: int) -> None:
         thread = self._thread

@@ -25,6 +25,7 @@ from everlong.models import (
     SendMessage,
     ThreadState,
     ToolResult,
+    TurnEnd,
     error_result,
     lost_entry,
     new_entry,
@@ -133,6 +134,14 @@ def end_turn(state: ThreadState, seq: int, failure: str = "") -> ThreadState:
         answers=(*state.answers, answer)[-limits.ANSWERS_MAX :],
         streaks=after_turn(state.streaks, failed=bool(failure)),
     )
+
+
+def turn_end(state: ThreadState, number: int) -> TurnEnd:
+    """Return where the turn of a message ended, if it has ended and the thread still knows."""
+    for answer in state.answers:
+        if answer.number == number:
+            return TurnEnd(number=number, seq=answer.seq, head=state.head)
+    return TurnEnd(number=number)
 
 
 def fail_turn(

@@ -1,6 +1,8 @@
 """What a failed task says about its worker, and how a diagnosis becomes part of an error."""
 
 import asyncio
+import contextlib
+import itertools
 import time
 from typing import cast
 
@@ -222,6 +224,27 @@ def test_a_healthy_thread_is_looked_at_a_handful_of_times() -> None:
     assert looks <= 7
     assert next_look_seconds(0) == diagnosis.SECOND_SECONDS
     assert [next_look_seconds(each) for each in (100, 600, 1e6)] == [20, 30, 60]
+
+
+@pytest.mark.usefixtures("found")
+async def test_many_waits_of_one_process_look_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times: list[float] = []
+
+    async def describe(*_: object) -> DescribeWorkflowExecutionResponse:
+        times.append(time.monotonic())
+        return DescribeWorkflowExecutionResponse()
+
+    monkeypatch.setattr(diagnosis, "_describe", describe)
+    monkeypatch.setattr(diagnosis, "_TURN_SECONDS", 0.05)
+    async with asyncio.timeout(30), contextlib.AsyncExitStack() as stack:
+        for number in range(20):
+            watch = Watch(cast("Client", None), str(number))
+            await stack.enter_async_context(watch)
+        while len(times) < 4:
+            await asyncio.sleep(0.01)
+    assert all(after - before >= 0.04 for before, after in itertools.pairwise(times))
 
 
 async def test_a_cancelled_caller_stays_cancelled_while_its_watch_ends(

@@ -14,8 +14,9 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from everlong.admin.service import follower, outcome
 from everlong.admin.service.asking import _Wait
-from everlong.admin.service.outcome import poll_number
+from everlong.admin.service.outcome import poll_turn_end
 from everlong.errors import MessageRefused, NotAnswered
+from everlong.models import TurnEnd
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +58,7 @@ class Handle:
     def __init__(self, error: Exception | None = None) -> None:
         self._error = error or RPCError("lost", RPCStatusCode.NOT_FOUND, b"")
 
-    async def result(self, **_: Any) -> int:
+    async def result(self, **_: Any) -> TurnEnd:
         raise self._error
 
 
@@ -67,7 +68,7 @@ def nothing() -> PollWorkflowExecutionUpdateResponse:
 
 def number(value: int) -> PollWorkflowExecutionUpdateResponse:
     found = PollWorkflowExecutionUpdateResponse()
-    [payload] = pydantic_data_converter.payload_converter.to_payloads([value])
+    [payload] = pydantic_data_converter.payload_converter.to_payloads([TurnEnd(number=value)])
     found.outcome.success.payloads.append(payload)
     return found
 
@@ -78,18 +79,18 @@ def failed(kind: str) -> PollWorkflowExecutionUpdateResponse:
     return found
 
 
-async def poll(server: Server, handle: Handle | None = None) -> tuple[int | None, list[str]]:
+async def poll(server: Server, handle: Handle | None = None) -> tuple[TurnEnd | None, list[str]]:
     problems: list[str] = []
-    update = cast("WorkflowUpdateHandle[int]", handle or Handle())
+    update = cast("WorkflowUpdateHandle[TurnEnd]", handle or Handle())
     async with asyncio.timeout(10):
-        return await poll_number(cast("Client", server), update, problems.append), problems
+        return await poll_turn_end(cast("Client", server), update, problems.append), problems
 
 
 async def test_a_wait_outlasts_empty_polls_and_a_server_that_is_away() -> None:
     away = RPCStatusCode.UNAVAILABLE
     server = Server(nothing(), away, RPCStatusCode.DEADLINE_EXCEEDED, away, number(7))
     found, problems = await poll(server)
-    assert found == 7
+    assert found == TurnEnd(number=7)
     assert len(problems) == 2
     assert server.refs == {("ops-7", "run-1", "message-1")}
 
@@ -114,7 +115,7 @@ async def test_beyond_a_bound_on_long_polls_the_update_is_looked_at_without_wait
 ) -> None:
     monkeypatch.setattr(follower, "LONG_POLLS_MAX", 0)
     server = Server(nothing(), nothing(), number(1))
-    assert (await poll(server))[0] == 1
+    assert (await poll(server))[0] == TurnEnd(number=1)
     assert server.stages == [0, 0, 0]
 
 
@@ -134,4 +135,4 @@ async def test_time_that_is_over_says_what_the_thread_waits_for() -> None:
     watch = types.SimpleNamespace(latest=None, held_by="the store is away")
     wait = _Wait(cast("Client", Server()), "ops-7", 0.1, cast("Any", watch))
     with pytest.raises(NotAnswered, match=r"is not done after 0 s.*held last by: the store"):
-        await wait.turn(cast("WorkflowUpdateHandle[int]", Handle()))
+        await wait.turn(cast("WorkflowUpdateHandle[TurnEnd]", Handle()))

@@ -19,7 +19,7 @@ from temporalio.client import Client, WorkflowUpdateHandle
 
 from everlong.admin.service.diagnosis import Report, Watch
 from everlong.admin.service.follower import Follower, ProgressFollower
-from everlong.admin.service.outcome import poll_number
+from everlong.admin.service.outcome import poll_turn_end
 from everlong.admin.service.progress import Progress, progress_of
 from everlong.admin.service.sending import deliver, deliver_and_wait, stored_message
 from everlong.admin.service.translating import readable, translated
@@ -40,13 +40,13 @@ from everlong.errors import (
     TurnFailed,
 )
 from everlong.models import (
-    Entry,
     Kind,
     Message,
     Pause,
     SegmentRef,
     SendMessage,
     ThreadStatus,
+    TurnEnd,
     seq_after,
 )
 from everlong.storage.journal import Journal
@@ -108,11 +108,14 @@ async def ask(
             return await _answered(client, packs, thread_id, number, wait, on_progress)
         handle = await delivery.start()
         wait = _Wait(client, thread_id, _left_seconds(deadline), watch)
-        accepted = await wait.turn(handle)
-        if accepted is None:
+        ended = await wait.turn(handle)
+        if ended is None:
             number, run_id = await _queued_again(delivery, wait), ""
+        elif ended.head is not None:
+            with readable(thread_id):
+                return await _text_at(journal_of(client, packs, thread_id), ended.head, ended.seq)
         else:
-            number, run_id = accepted, handle.workflow_run_id or ""
+            number, run_id = ended.number, handle.workflow_run_id or ""
         return await _answered(client, packs, thread_id, number, wait, on_progress, run_id)
 
 
@@ -205,16 +208,16 @@ class _Wait:
         self._is_at_end: Callable[[], Awaitable[bool]]
         self._look_again_at = math.inf
 
-    async def turn(self, handle: WorkflowUpdateHandle[int]) -> int | None:
-        """Wait until the thread completes an update of `ask`; return the message's number.
+    async def turn(self, handle: WorkflowUpdateHandle[TurnEnd]) -> TurnEnd | None:
+        """Wait until the thread completes an update of `ask`; return where the turn ended.
 
-        The turn has ended then, or the thread should be looked at. Returns None if the update is lost.
+        If it has not ended, the thread should be looked at. Returns None if the update is lost.
         """
 
         def keep(problem: str) -> None:
             self._last_known = f". {problem}"
 
-        return await self._in_time(poll_number(self._client, handle, keep))
+        return await self._in_time(poll_turn_end(self._client, handle, keep))
 
     async def progress(
         self, report: Callable[[Progress], None], run_id: str = ""
@@ -401,10 +404,13 @@ async def answer_to(
     seqs = [each.seq for each in found.answers if each.number == number]
     if found.head is None:
         raise TurnFailed("the message has no turn yet")
-    if seqs:
-        entry = await journal.entry(found.head, seqs[0])
-    else:
-        entry = await _end_of_turn(journal, found.head, number)
+    seq = seqs[0] if seqs else await _end_of_turn(journal, found.head, number)
+    return await _text_at(journal, found.head, seq)
+
+
+async def _text_at(journal: Journal, head: SegmentRef, seq: int) -> str:
+    """Return the answer that an entry holds; raise `TurnFailed` if it holds none."""
+    entry = await journal.entry(head, seq)
     [message] = await journal.messages([entry], whole=True)
     return _text_of(message)
 
@@ -428,8 +434,8 @@ def _text_of(message: Message) -> str:
     return message.text
 
 
-async def _end_of_turn(journal: Journal, head: SegmentRef, number: int) -> Entry:
-    """Return the last message of a turn that ended long ago."""
+async def _end_of_turn(journal: Journal, head: SegmentRef, number: int) -> int:
+    """Return the seq of the last message of a turn that ended long ago."""
     turn, last = 0, None
     for first_seq in range(1, seq_after(head), SCAN_ENTRIES):
         for entry in await journal.read(head, first_seq, first_seq + SCAN_ENTRIES - 1):
@@ -440,7 +446,7 @@ async def _end_of_turn(journal: Journal, head: SegmentRef, number: int) -> Entry
             break
     if last is None:
         raise TurnFailed("the message has no turn yet")
-    return last
+    return last.seq
 
 
 @dataclasses.dataclass(frozen=True)
@@ -459,7 +465,7 @@ class _Delivery:
         """Queue the message; return its number at once."""
         return await self._until_taken(partial(deliver, update_id=update_id))
 
-    async def start(self) -> WorkflowUpdateHandle[int]:
+    async def start(self) -> WorkflowUpdateHandle[TurnEnd]:
         """Queue the message by an update that completes with its turn."""
         return await self._until_taken(deliver_and_wait)
 

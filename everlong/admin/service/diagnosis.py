@@ -6,13 +6,14 @@ history, and the pollers of its task queue (workflows and activities).
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import math
 import re
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeAlias
 
@@ -71,6 +72,9 @@ _TAKEN_SECONDS_MAX: Final = 1.5
 _POLLED_SECONDS_MAX: Final = 90.0
 _LISTED_SECONDS: Final = 1.0
 _LISTINGS_MAX: Final = 64
+# Between two looks of one process at threads that it waits for. A server takes milliseconds for each,
+# and a process may wait for a thousand threads.
+_TURN_SECONDS: Final = 0.25
 _EVENTS: Final = 30
 _REASON_CHARS_MAX: Final = 300
 _WORKERS_SHOWN: Final = 5
@@ -292,7 +296,8 @@ class Watch:
             if await self._is_woken(pause_seconds):
                 pause_seconds = FIRST_SECONDS
                 continue
-            await self._diagnose()
+            async with _turn():
+                await self._diagnose()
             elapsed = time.monotonic() - begun
             if self._is_quiet:
                 pause_seconds = _EVERY_SECONDS_MAX
@@ -345,6 +350,20 @@ class Watch:
             self.on_held(text)
         except Exception:
             logger.exception("what holds thread %s was not reported", self._thread_id)
+
+
+_turns: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]" = (
+    weakref.WeakKeyDictionary()
+)
+
+
+@contextlib.asynccontextmanager
+async def _turn() -> AsyncIterator[None]:
+    """Wait for the turn of one look: those of all waits in a process come one after the other."""
+    async with _turns.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+        begun = time.monotonic()
+        yield
+        await asyncio.sleep(begun + _TURN_SECONDS - time.monotonic())
 
 
 class _Pollers:

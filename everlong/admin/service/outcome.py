@@ -25,6 +25,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from everlong.admin.service.follower import decoder, long_polls, pause_after
 from everlong.admin.service.translating import readable, translated, translated_rpc
 from everlong.admin.service.updating import raise_if_cancelled
+from everlong.models import TurnEnd
 
 # Three times what the server takes for a long poll without news.
 _POLL_SECONDS_MAX: Final = timedelta(seconds=60)
@@ -58,11 +59,11 @@ _AT_ONCE: Final = (
 )
 
 
-async def poll_number(
+async def poll_turn_end(
     client: Client,
-    handle: WorkflowUpdateHandle[int],
+    handle: WorkflowUpdateHandle[TurnEnd],
     on_problem: Callable[[str], None],
-) -> int | None:
+) -> TurnEnd | None:
     """Wait until a `send` update completes; return its result, or None if the server has lost it.
 
     `on_problem` is called with the reason when the server cannot be asked. Raises `MessageRefused` if
@@ -72,8 +73,10 @@ async def poll_number(
     outcome = await _poll(client, handle, on_problem)
     if outcome is not None and outcome.HasField("success"):
         with readable(thread_id):
-            number: int = await decoder(client, thread_id)(outcome.success.payloads, int, None)
-        return number
+            found: TurnEnd = await decoder(client, thread_id)(
+                outcome.success.payloads, TurnEnd, None
+            )
+        return found
     if outcome is not None and outcome.failure.application_failure_info.type == _RUN_CLOSED:
         return None
     with translated(thread_id), readable(thread_id):
@@ -88,7 +91,7 @@ async def poll_number(
 
 
 async def _poll(
-    client: Client, handle: WorkflowUpdateHandle[int], on_problem: Callable[[str], None]
+    client: Client, handle: WorkflowUpdateHandle[TurnEnd], on_problem: Callable[[str], None]
 ) -> Outcome | None:
     """Return the outcome of an update; None if the server does not know the update."""
     request = PollWorkflowExecutionUpdateRequest(

@@ -464,7 +464,10 @@ class Tracker:
             update = admitted
         self._updates[event.event_id] = update
         if update.name == SEND_UPDATE:
-            self._receive(await self._decode(update.payloads, SendMessage, None))
+            message: SendMessage = await self._decode(update.payloads, SendMessage, None)
+            self._receive(message)
+            if message.until_answered:
+                del self._updates[event.event_id]  # It has been counted.
 
     def _receive(self, message: SendMessage) -> None:
         """Count a message that its update waits with: the number comes with the answer only."""

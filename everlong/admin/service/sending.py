@@ -23,6 +23,7 @@ from everlong.models import (
     Message,
     SendMessage,
     ThreadStart,
+    TurnEnd,
     printable,
 )
 from everlong.past import message_entry
@@ -143,7 +144,7 @@ async def deliver_and_wait(
     agent: str | None,
     seconds_max: float | None = None,
     watch: Watch | None = None,
-) -> WorkflowUpdateHandle[int]:
+) -> WorkflowUpdateHandle[TurnEnd]:
     """Send a message by an update that completes with its turn; return once the thread has accepted it.
 
     The update completes earlier if the caller should look at the thread: see `AgentWorkflow.send`.
@@ -153,7 +154,7 @@ async def deliver_and_wait(
         thread_id,
         SEND_UPDATE,
         dataclasses.replace(message, agent=agent or "", until_answered=True),
-        int,
+        TurnEnd,
         update_id=message.id,
         start=None if agent is None else partial(_start, thread_id, task_queue, agent),
         seconds_max=seconds_max,
