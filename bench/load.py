@@ -2,7 +2,8 @@
 
 `make bench-load`. Both kinds take turns on the same server, each on a worker process of its own. Then
 the worker of the threads is killed, a new one starts, and each thread gets one message at the same
-moment.
+moment. In the end both kinds work side by side, half of the threads each: a machine whose speed changes
+from minute to minute slows both down, so the ratio of their CPU time varies little.
 """
 
 import argparse
@@ -165,9 +166,37 @@ async def measure(
                     tasks.append(await _read_tasks(client, ids, begun_ms))
                     storms.append(await _storm(bed, client, plugin, queue, threads))
                 bed.stop()
+        pairs = [
+            await _side_by_side(bed, plain, client, plugin, threads // 2, steps)
+            for _ in range(turns)
+        ]
     finally:
         bed.stop()
-    return [_load_report(threads, steps, loads, tasks), _storm_report(threads, storms)]
+    return [
+        _load_report(threads, steps, loads, tasks),
+        _side_by_side_report(threads // 2, pairs),
+        _storm_report(threads, storms),
+    ]
+
+
+async def _side_by_side(
+    bed: Bed, plain: Client, client: Client, plugin: EverlongPlugin, threads: int, steps: int
+) -> tuple[Load, Load]:
+    """Have both kinds work at the same time; return what each took."""
+    queue = f"load-pair-{uuid.uuid4().hex[:8]}"
+    queues = f"{queue}-plain", f"{queue}-everlong"
+    workers = [
+        await bed.start_worker(kind, each)
+        for kind, each in zip(("plain", "everlong"), queues, strict=True)
+    ]
+    pair = await asyncio.gather(
+        measure_load(workers[0], _plain_caller(plain, queues[0], steps), threads, steps + 1),
+        measure_load(
+            workers[1], _caller(client, plugin, queues[1], f"read {steps}"), threads, steps + 1
+        ),
+    )
+    bed.stop()
+    return pair
 
 
 def _plain_caller(client: Client, queue: str, steps: int) -> Callable[[int], Awaitable[object]]:
@@ -184,7 +213,13 @@ def _caller(
 ) -> Callable[[int], Awaitable[object]]:
     async def ask(number: int) -> object:
         return await service.ask(
-            client, plugin.packs, f"{queue}-{number}", text, task_queue=queue, agent=AGENT
+            client,
+            plugin.packs,
+            f"{queue}-{number}",
+            text,
+            task_queue=queue,
+            agent=AGENT,
+            on_wait=lambda _: None,  # That the worker is busy is the point.
         )
 
     return ask
@@ -245,15 +280,17 @@ def _load_report(
         report.series.append(Series(f"{threads} threads, {kind}", columns, rows))
     ours, plain = loads["everlong"], loads["plain"]
 
-    def ratio(of: Callable[[Load], float]) -> float:
-        return statistics.median(map(of, ours)) / statistics.median(map(of, plain))
-
+    pairs = list(zip(plain, ours, strict=True))
     report.add(
-        "model calls a second, of the plain loop's",
-        ratio(lambda each: each.calls_per_second),
+        "model calls a second, of the plain loop's, median of the turns",
+        statistics.median(our.calls_per_second / each.calls_per_second for each, our in pairs),
         least=0.9,
     )
-    report.add("worker CPU a model call, of the plain loop's", ratio(lambda e: e.cpu_ms), most=1.3)
+    report.add(
+        "worker CPU a model call, of the plain loop's, median of the turns",
+        statistics.median(our.cpu_ms / each.cpu_ms for each, our in pairs),
+        most=1.3,
+    )
     report.add("callers that failed", sum(each.failed for each in ours), most=0)
     report.add("workflow tasks", max(each.count for each in tasks))
     report.add("of these, sticky time-outs", max(each.sticky for each in tasks))
@@ -261,6 +298,23 @@ def _load_report(
     report.add("slowest workflow task", max(each.slowest_seconds for each in tasks), "s")
     report.add("worker's memory", max(each.memory_bytes for each in ours) / 2**20, "MiB")
     report.add("plain worker's memory", max(each.memory_bytes for each in plain) / 2**20, "MiB")
+    return report
+
+
+def _side_by_side_report(threads: int, pairs: Sequence[tuple[Load, Load]]) -> Report:
+    report = Report(f"Both kinds at the same time, {threads} threads each")
+    rows = [
+        (number, plain.cpu_ms, ours.cpu_ms, plain.calls_per_second, ours.calls_per_second)
+        for number, (plain, ours) in enumerate(pairs, 1)
+    ]
+    columns = ("turn", "plain CPU ms/call", "CPU ms/call", "plain calls/s", "calls/s")
+    report.series.append(Series(f"{threads} threads of each kind at once", columns, rows))
+    report.add(
+        "worker CPU a model call, of the plain loop's",
+        statistics.median(ours.cpu_ms / plain.cpu_ms for plain, ours in pairs),
+        most=1.3,
+    )
+    report.add("callers that failed", sum(ours.failed for _, ours in pairs), most=0)
     return report
 
 
@@ -294,7 +348,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.load", description=__doc__)
     parser.add_argument("--threads", type=int, default=200, help="threads at once (200)")
     parser.add_argument("--steps", type=int, default=5, help="steps of a turn (5)")
-    parser.add_argument("--turns", type=int, default=2, help="turns of each kind (2)")
+    parser.add_argument("--turns", type=int, default=4, help="turns of each kind (4)")
     parser.add_argument("--sticky", default="", help="sticky timeout in seconds, to try another")
     parser.add_argument("--slots", default="", help="workflow tasks at a time, to try another")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file too")

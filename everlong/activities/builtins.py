@@ -160,7 +160,10 @@ BUILTINS: Final[tuple[Tool, ...]] = (
 
 def builtin(name: str) -> Tool | None:
     """Return the built-in tool of that name, or None."""
-    return next((each for each in BUILTINS if each.name == name), None)
+    return _BY_NAME.get(name)
+
+
+_BY_NAME: Final = {each.name: each for each in BUILTINS}
 
 
 def _remembered(change: MemoryChange) -> str:

@@ -60,7 +60,11 @@ class Agent:
 
     def tool(self, name: str) -> Tool | None:
         """Return the tool of that name, a sub-agent's included, or None."""
-        return next((each for each in self.callable_tools if each.name == name), None)
+        return self._tools_by_name.get(name)
+
+    @functools.cached_property
+    def _tools_by_name(self) -> dict[str, Tool]:
+        return {each.name: each for each in reversed(self.callable_tools)}
 
     @functools.cached_property
     def callable_tools(self) -> tuple[Tool, ...]:

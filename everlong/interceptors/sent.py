@@ -54,11 +54,10 @@ class _Sending(client.OutboundInterceptor):
 
 class _Receiving(worker.WorkflowInboundInterceptor):
     async def handle_update_handler(self, input: worker.HandleUpdateInput) -> Any:  # noqa: A002
-        token = SENT.set(_sent(input.headers))
-        try:
-            return await super().handle_update_handler(input)
-        finally:
-            SENT.reset(token)
+        # Not reset: each update has a task and a context of its own. A run that is evicted ends its
+        # handlers in another context, where a reset fails.
+        SENT.set(_sent(input.headers))
+        return await super().handle_update_handler(input)
 
 
 def _marked(update: Any) -> Any:

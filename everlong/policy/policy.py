@@ -178,6 +178,8 @@ class Policy:
 
     def changed(self, changes: Mapping[str, Any]) -> "Policy":
         """Return this policy with some fields replaced; raise `ValueError` for what is wrong."""
+        if not changes:
+            return self
         known = self.fields()
         if unknown := sorted(set(changes) - set(known)):
             raise ValueError(f"the policy has no {', '.join(unknown)}")

@@ -272,13 +272,21 @@ class PackStore:
             raise BlobMissing(f"pack {key!r} is missing: {error}") from error
 
     async def write_body(
-        self, thread: str, kind: Kind, plaintext: bytes, *, preview: str = ""
+        self,
+        thread: str,
+        kind: Kind,
+        plaintext: bytes,
+        *,
+        preview: str = "",
+        parsed: tuple[Callable[[bytes], T], T] | None = None,
     ) -> tuple[Ref, int]:
         """Store a plaintext as a pack of its own; return its ref, once durable, and bytes written.
 
         It has no envelope, and payloads always have one: so neither can be passed off as the other.
+        `parsed` is a function for `parse_body` and what it makes of the plaintext: this process then
+        need not parse it again.
         """
-        name, size_bytes = await self.write(thread, whole(plaintext))
+        name, size_bytes = await self.write(thread, whole(plaintext), parsed=parsed)
         ref = Ref(
             thread=thread,
             digest=name.hex(),
@@ -288,7 +296,13 @@ class PackStore:
         )
         return ref, size_bytes
 
-    async def write(self, thread: str, contents: Contents) -> tuple[bytes, int]:
+    async def write(
+        self,
+        thread: str,
+        contents: Contents,
+        *,
+        parsed: tuple[Callable[[bytes], Any], Any] | None = None,
+    ) -> tuple[bytes, int]:
         """Store a pack; return its name, once it is durable, and the bytes written.
 
         A pack that was in the store already has 0, unless the work under way has stored it itself
@@ -301,6 +315,10 @@ class PackStore:
             name, data = await in_thread(build_pack, contents, thread, keys)
         key = pack_key(thread, name)
         is_new = await self.put(key, data)
+        if parsed is not None:
+            parse, value = parsed
+            known = _Parsed(data, contents.size_bytes, key_id_of(data), value)
+            self._parsed.keep(key, parse, known)
         self.stats.payload_bytes += contents.size_bytes
         if is_new:
             self.stats.written_bytes += len(data)

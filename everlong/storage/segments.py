@@ -49,8 +49,11 @@ _BODY = TypeAdapter(Body)
 _COMPACTED = TypeAdapter(Compacted)
 
 
-def to_plaintext(segment: Segment) -> bytes:
-    """Return a segment as it is stored, with long bodies beside its entries."""
+def to_plaintext(segment: Segment) -> tuple[bytes, Segment]:
+    """Return a segment as it is stored, with long bodies beside its entries.
+
+    Beside it stands what `from_plaintext` makes of that, so that the writer need not parse it.
+    """
     bodies: list[bytes] = []
     start = 0
     entries: list[Entry] = []
@@ -69,8 +72,9 @@ def to_plaintext(segment: Segment) -> bytes:
         )
         bodies.append(body)
         start += len(body)
-    text = _SEGMENT.dump_json(dataclasses.replace(segment, entries=tuple(entries)))
-    return b"".join([*bodies, b"\n", text]) if bodies else text
+    written = dataclasses.replace(segment, entries=tuple(entries))
+    text = _SEGMENT.dump_json(written)
+    return b"".join([*bodies, b"\n", text]) if bodies else text, written
 
 
 def from_plaintext(data: bytes) -> Segment:

@@ -83,8 +83,9 @@ class SegmentStore:
 
     async def write(self, segment: Segment) -> tuple[SegmentRef, int]:
         """Store a segment; return its place, once it is durable, and the bytes written."""
+        plaintext, written = to_plaintext(segment)
         ref, written_bytes = await self._packs.write_body(
-            self._thread, Kind.SEGMENT, to_plaintext(segment)
+            self._thread, Kind.SEGMENT, plaintext, parsed=(from_plaintext, written)
         )
         if segment.entries:
             first_seq, end_seq = segment.entries[0].seq, segment.entries[-1].seq + 1

@@ -381,4 +381,4 @@ class Thread:
 
     def now_ms(self) -> int:
         """Return the workflow's time."""
-        return int(workflow.now().timestamp() * 1000)
+        return workflow.time_ns() // 1_000_000

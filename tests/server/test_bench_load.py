@@ -9,13 +9,14 @@ from everlong.embedded import TemporalServer
 async def test_threads_at_once_all_answer_before_and_after_a_kill(
     server: TemporalServer, tmp_path: Path
 ) -> None:
-    load, storm = await measure(server.address, tmp_path, threads=12, steps=2, turns=1)
+    load, pair, storm = await measure(server.address, tmp_path, threads=12, steps=2, turns=1)
     loaded, stormed = (
         {each.what: each.value or 0 for each in report.figures} for report in (load, storm)
     )
     assert loaded["callers that failed"] == 0
     # Of each thread: its first task, and one after each of three model calls and two tools.
     assert loaded["workflow tasks"] >= 6 * 12
+    assert {each.what: each.value for each in pair.figures}["callers that failed"] == 0
     assert stormed["not answered"] == 0
     # One that takes the message, and one after the model call.
     assert stormed["workflow tasks"] >= 2 * 12

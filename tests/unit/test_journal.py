@@ -12,18 +12,22 @@ from everlong.models import (
     Entry,
     Kind,
     Message,
+    Ref,
     Segment,
     SegmentRef,
     Slice,
     ToolCall,
+    Totals,
     body_of,
+    new_entry,
 )
+from everlong.storage.cache import CachedBlobStore
 from everlong.storage.journal import Journal
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import object_key
 from everlong.storage.packstore import PackStore
-from everlong.storage.segments import to_plaintext
+from everlong.storage.segments import from_plaintext, to_plaintext
 from tests.journals import THREAD, entry, grown, journal, newest_segment, noisy, texts
 from tests.payloads import KEY_1, flipped, stored
 from tests.stores import CountingStore
@@ -245,9 +249,9 @@ async def test_folds_without_an_end_are_refused(levels: int) -> None:
     log = journal(store)
     place = await grown(log, 1)
     for _ in range(levels):
-        fold = to_plaintext(Segment(before=(place,), entries=()))
+        fold = to_plaintext(Segment(before=(place,), entries=()))[0]
         place = dataclasses.replace(await segment_ref(store, fold), folded=True)
-    newest = to_plaintext(Segment(before=(place,), entries=(entry(2),)))
+    newest = to_plaintext(Segment(before=(place,), entries=(entry(2),)))[0]
     head = dataclasses.replace(await segment_ref(store, newest), first_seq=2)
     if levels <= limits.FOLD_LEVELS_MAX:
         assert [each.seq for each in await log.read(head)] == [1, 2]
@@ -305,6 +309,34 @@ async def test_a_sealed_journal_reads_back_and_shows_nothing(sizes: list[int]) -
 
 def test_a_segment_without_long_bodies_is_only_its_json() -> None:
     segment = Segment(before=(), entries=(entry(1),))
-    assert json.loads(to_plaintext(segment))["version"] == 2
-    longer = to_plaintext(Segment(before=(), entries=(entry(1, "line\nline" * 100), entry(2))))
+    assert json.loads(to_plaintext(segment)[0])["version"] == 2
+    longer = to_plaintext(Segment(before=(), entries=(entry(1, "line\nline" * 100), entry(2))))[0]
     assert longer.count(b"\n") == 1
+
+
+def test_what_a_writer_keeps_of_a_segment_is_what_a_reader_finds() -> None:
+    call = ToolCall(id="c1", tool="read", arguments='{"path": "a\u2028b"}')
+    reply = new_entry(1, Kind.REPLY, Message(role="assistant", text="é", tool_calls=(call,)), 1)
+    note = Entry(seq=2, kind=Kind.LIMIT, time_ms=2, size_bytes=9, data={"value": 1.5, "why": None})
+    long = Ref(thread=THREAD, digest="ab" * 32, size_bytes=9, kind=Kind.MESSAGE, preview="x")
+    entries = (
+        dataclasses.replace(reply, tokens=7, cost_usd=0.001),
+        note,
+        entry(3, "line\nline" * 1000),
+        dataclasses.replace(entry(4), original=long),
+    )
+    plaintext, written = to_plaintext(Segment(before=(), entries=entries, totals=Totals(steps=3)))
+    assert written.entries != entries
+    assert from_plaintext(plaintext) == written
+
+
+async def test_an_append_is_read_back_without_being_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Journal(
+        PackStore(
+            CachedBlobStore(MemoryBlobStore(), memory_bytes_max=limits.MIB, disk_bytes_max=0)
+        ),
+        THREAD,
+    )
+    head, _ = await log.append(None, [entry(1), entry(2, "x" * 5000)])
+    monkeypatch.setattr(PackStore, "read", None)
+    assert [each.seq for each in await log.read(head)] == [1, 2]

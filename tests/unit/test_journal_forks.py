@@ -29,7 +29,7 @@ async def place_of(
 ) -> SegmentRef:
     """Store a segment as nobody would write it."""
     thread = thread_key("default", thread_id)
-    ref, _ = await PackStore(store).write_body(thread, Kind.SEGMENT, to_plaintext(segment))
+    ref, _ = await PackStore(store).write_body(thread, Kind.SEGMENT, to_plaintext(segment)[0])
     return SegmentRef(ref=ref, first_seq=1, count=count, folded=not segment.entries)
 
 

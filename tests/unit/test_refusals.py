@@ -113,7 +113,7 @@ async def test_a_payload_that_looks_like_a_segment_leads_no_journal_to_another_t
     secret = new_entry(1, Kind.MESSAGE, Message(role="user", text="a secret"), 0)
     head, _ = await Journal(packs, victim).append(None, [secret])
     own = new_entry(2, Kind.MESSAGE, Message(role="user", text="x"), 0)
-    text = to_plaintext(Segment(before=(head,), entries=(own,), shares=(victim,)))
+    text = to_plaintext(Segment(before=(head,), entries=(own,), shares=(victim,)))[0]
     offloader = Offloader(packs)
     stored, _ = await offloader.write(other, Payload(metadata=metadata, data=text), text)
     assert (await Offloader(packs).read(stored, learn=False)).data == text
