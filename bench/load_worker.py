@@ -18,14 +18,16 @@ from temporalio.worker import Worker
 
 with workflow.unsafe.imports_passed_through():
     from bench import probe
-    from everlong import Agent, EverlongPlugin, Reply, Tool, tool
+    from everlong import Agent, EverlongPlugin, Reply, Tool, limits, tool
     from everlong.models import Message, ToolCall
     from everlong.testing import workload
 
 PLAIN_LOOP: Final = "PlainLoop"
 AGENT: Final = "reader"
 RESULT_BYTES: Final = 2_000
-_TIMEOUT: Final = timedelta(seconds=60)
+# As long as the heartbeat timeout of threads: the server keeps one timer for each activity, and those of
+# both kinds should come to their end within the same turn.
+_TIMEOUT: Final = timedelta(seconds=limits.HEARTBEAT_SECONDS)
 
 
 @functools.lru_cache(maxsize=64)

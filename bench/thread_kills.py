@@ -15,7 +15,7 @@ from everlong.models import Kind, thread_key
 from everlong.storage.journal import Journal
 from everlong.storage.packstore import PackStore
 
-BETWEEN_SECONDS_MAX: Final = 1.5
+BETWEEN_SECONDS_MAX: Final = limits.STICKY_SECONDS + 0.5
 WITHIN_SECONDS_MAX: Final = 8.0
 # The SDK's own default.
 SDK_STICKY: Final = "10"

@@ -262,10 +262,9 @@ HELD_REASON_CHARS_MAX: Final = 500
 ACTIVITY_SECONDS_MAX: Final = 30 * 24 * 3600.0
 STORE_RETRY_SECONDS_MAX: Final = 10.0
 
-# The sticky timeout of workers that run nothing but agents. After a kill it is most of a resume: 1.5 s
-# to the next model call, 5.4 s with a timeout of 5 s, 10.8 s with 10 s (the SDK's default). In a burst
-# of 100 threads on 2 slots, 1 s had 80 time-outs in 480 tasks and 5 s had 64, for the same CPU
-# (`make bench-sticky`).
+# The sticky timeout of workers that run nothing but agents. After a kill it is most of a resume, and a
+# saturated worker needs 2 to 3 s to take a task: with less, tasks move to other workers, which have to
+# replay (`make bench-sticky`). The SDK's default is 10 s.
 STICKY_SECONDS: Final = 3.0
 # Workflow tasks at a time on such a worker. The SDK's 100 resume 100 threads at once after a crash, and
 # each then takes as long as all of them: 6.6 s of the 10 s that a task may take, with 200 threads on 2

@@ -220,6 +220,32 @@ async def test_waits_beyond_a_bound_hold_no_long_poll(monkeypatch: pytest.Monkey
     assert [each.event_id for each in await holding] == [2]
 
 
+async def test_waits_take_the_place_of_long_polls_that_end_in_the_order_of_arrival(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "LONG_POLLS_MAX", 1)
+    polls = module.LongPolls()
+    order: list[int] = []
+
+    async def wait(number: int, seconds: float = 60.0) -> bool:
+        is_free = await polls.is_free_within(seconds)
+        order.append(number)
+        return is_free
+
+    async with asyncio.timeout(10):
+        with polls.counted():
+            assert not await wait(0, 0.01)
+            waits = [asyncio.create_task(wait(number)) for number in (1, 2, 3)]
+            await asyncio.sleep(0)
+            waits[0].cancel()
+        assert await waits[1]
+        with polls.counted():
+            pass
+        assert await waits[2]
+    assert order == [0, 2, 3]
+    assert not polls._waiting
+
+
 async def test_a_wait_that_is_cancelled_gives_its_long_poll_back() -> None:
     server = Server()
 

@@ -6,6 +6,7 @@ policy bounds (400 events by default), and goes on into the runs that follow.
 """
 
 import asyncio
+import collections
 import contextlib
 import random
 import weakref
@@ -53,10 +54,11 @@ _RUNNING: Final = WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_RUNNING
 
 
 class LongPolls:
-    """Counts the long polls of one connection."""
+    """Counts the long polls of one connection. Beyond a bound, waits take turns at making one."""
 
     def __init__(self) -> None:
         self.count = 0
+        self._waiting: collections.deque[asyncio.Future[None]] = collections.deque()
 
     @property
     def are_too_many(self) -> bool:
@@ -71,6 +73,26 @@ class LongPolls:
             yield
         finally:
             self.count -= 1
+            self._wake_first()
+
+    async def is_free_within(self, seconds: float) -> bool:
+        """Wait until a long poll ends, in the order of arrival; return whether one can be made now."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        try:
+            await asyncio.wait([waiter], timeout=seconds)
+        except asyncio.CancelledError:
+            if waiter.done():
+                self._wake_first()
+            raise
+        finally:
+            if not waiter.done():
+                self._waiting.remove(waiter)
+        return not self.are_too_many
+
+    def _wake_first(self) -> None:
+        if self._waiting:
+            self._waiting.popleft().set_result(None)
 
 
 _long_polls: "weakref.WeakKeyDictionary[Any, LongPolls]" = weakref.WeakKeyDictionary()
@@ -182,8 +204,8 @@ class Follower:
         """Wait for a moment, then tell whether a long poll would return at once."""
         pause_seconds = _LOOK_SECONDS_MIN * _LOOK_FACTOR**self._looks
         self._looks = min(self._looks + 1, 20)
-        await asyncio.sleep(min(pause_seconds, _LOOK_SECONDS_MAX) * random.uniform(0.8, 1.2))  # noqa: S311
-        if not self._polls.are_too_many:
+        pause_seconds = min(pause_seconds, _LOOK_SECONDS_MAX) * random.uniform(0.8, 1.2)  # noqa: S311
+        if await self._polls.is_free_within(pause_seconds):
             return True
         info = (await self._describe()).workflow_execution_info
         is_same = info.execution.run_id == self._run_id and info.status == _RUNNING

@@ -4,7 +4,6 @@ The server answers a long poll within 20 s and keeps an accepted update across r
 take days. A long poll asks no worker and is no billed action.
 """
 
-import asyncio
 import random
 import time
 from collections.abc import Callable
@@ -30,11 +29,11 @@ from everlong.models import TurnEnd
 # Three times what the server takes for a long poll without news.
 _POLL_SECONDS_MAX: Final = timedelta(seconds=60)
 _ASK_SECONDS_MAX: Final = timedelta(seconds=10)
-# While the connection has too many long polls, the update is looked at without waiting: a turn takes
-# seconds at least, and 1,000 callers make 200 such requests a second at most.
-_LOOK_SECONDS_MIN: Final = 1.0
-_LOOK_SECONDS_MAX: Final = 5.0
-_LOOK_FACTOR: Final = 1.5
+# While the connection has too many long polls, a wait takes the place of the next one that ends: within
+# 20 s, with twice as many waits as long polls. Meanwhile the update is looked at now and then.
+_LOOK_SECONDS_MIN: Final = 10.0
+_LOOK_SECONDS_MAX: Final = 60.0
+_LOOK_FACTOR: Final = 2.0
 # A long poll that ends sooner without an outcome counts as a failure, to avoid a busy loop.
 _SHORT_SECONDS: Final = 1.0
 # The server may answer again after these. After any other, the update is lost.
@@ -107,10 +106,8 @@ async def _poll(
     polls = long_polls(client)
     looks = failures = 0
     while True:
-        if polls.are_too_many:
-            await _rest(looks)
-            looks += 1
-        is_long = not polls.are_too_many
+        is_long = not polls.are_too_many or await polls.is_free_within(_look_seconds(looks))
+        looks = 0 if is_long else looks + 1
         stage = _COMPLETED if is_long else _AT_ONCE
         request.wait_policy.CopyFrom(WaitPolicy(lifecycle_stage=stage))
         begun = time.monotonic()
@@ -135,7 +132,7 @@ async def _poll(
         failures += 1
 
 
-async def _rest(looks: int) -> None:
-    """Wait before the next look: longer each time, up to a bound."""
+def _look_seconds(looks: int) -> float:
+    """Return how long to wait for a long poll before the next look: longer each time, in bounds."""
     seconds = min(_LOOK_SECONDS_MIN * _LOOK_FACTOR ** min(looks, 10), _LOOK_SECONDS_MAX)
-    await asyncio.sleep(seconds * random.uniform(0.8, 1.2))  # noqa: S311
+    return seconds * random.uniform(0.8, 1.2)  # noqa: S311
