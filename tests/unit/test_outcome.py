@@ -119,6 +119,23 @@ async def test_beyond_a_bound_on_long_polls_the_update_is_looked_at_without_wait
     assert server.stages == [0, 0, 0]
 
 
+async def test_looks_of_many_waits_do_not_wake_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower, "LONG_POLLS_MAX", 1)
+    monkeypatch.setattr(outcome, "_LOOK_SECONDS_MIN", 0.5)
+    server = Server()
+    polls = follower.long_polls(cast("Client", server))
+    with polls.counted():
+        server.answers.extend([nothing()] * 100)
+        waits = [asyncio.create_task(poll(server)) for _ in range(5)]
+        await asyncio.sleep(1.0)
+        # One look for each wait, after about half a second.
+        assert len(server.stages) == 5
+        for each in waits:
+            each.cancel()
+        await asyncio.wait(waits)
+    assert polls.count == 0
+
+
 async def test_long_polls_are_counted_while_they_are_under_way() -> None:
     server = Server()
     polls = follower.long_polls(cast("Client", server))

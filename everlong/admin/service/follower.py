@@ -91,7 +91,7 @@ class LongPolls:
         return not self.are_too_many
 
     def _wake_first(self) -> None:
-        if self._waiting:
+        if self._waiting and not self.are_too_many:
             self._waiting.popleft().set_result(None)
 
 
