@@ -51,7 +51,7 @@ async def send(
     A text over 8 KiB needs `packs`. What was sent with a `message_id` can be sent again with it, say
     after a time-out: it is one message. `by` is who sends it, for the journal. `on_wait` is called
     with what the thread waits for, if no worker takes the message within seconds. Without `seconds_max`
-    it is given up after 20 s if there is no worker, up to about 2 minutes after the last worker has died
+    it is given up after 20 s if there is no worker, up to 2.5 minutes after the last worker has died
     (the server lists it for a while), and after 5 minutes if workers are busy.
     """
     message = await stored_message(client, packs, thread_id, text, message_id)
