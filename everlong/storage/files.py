@@ -97,7 +97,7 @@ class FileBlobStore:
         """Write a file that has no name until it is complete; return whether that was possible.
 
         It is not if the name is taken, if the directory is missing, and on some file systems. It takes
-        about half of the CPU time of a scratch file, and a killed writer leaves nothing behind.
+        less CPU time than a scratch file, and a killed writer leaves nothing behind.
         """
         if not self._has_unnamed:
             return False
@@ -114,7 +114,7 @@ class FileBlobStore:
             _write_all(file, data)
             os.fsync(descriptor)
             try:
-                # With a directory's descriptor `os.link` follows the symbolic link, as is needed here.
+                # Python follows the symbolic link in /proc only if a descriptor is given too.
                 os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor)
             except FileExistsError:
                 return False

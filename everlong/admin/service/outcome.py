@@ -11,10 +11,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
 
-from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.enums.v1 import UpdateWorkflowExecutionLifecycleStage
-from temporalio.api.update.v1 import Outcome, UpdateRef, WaitPolicy
-from temporalio.api.workflowservice.v1 import PollWorkflowExecutionUpdateRequest
+from temporalio.api.update.v1 import Outcome, WaitPolicy
 from temporalio.client import (
     Client,
     WorkflowUpdateHandle,
@@ -24,7 +22,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from everlong.admin.service.follower import decoder, long_polls, pause_after
 from everlong.admin.service.translating import readable, translated, translated_rpc
-from everlong.admin.service.updating import raise_if_cancelled
+from everlong.admin.service.updating import poll_request, raise_if_cancelled
 from everlong.models import TurnEnd
 
 # Three times what the server takes for a long poll without news.
@@ -94,16 +92,7 @@ async def _poll(
     client: Client, handle: WorkflowUpdateHandle[TurnEnd], on_problem: Callable[[str], None]
 ) -> Outcome | None:
     """Return the outcome of an update; None if the server does not know the update."""
-    request = PollWorkflowExecutionUpdateRequest(
-        namespace=client.namespace,
-        update_ref=UpdateRef(
-            workflow_execution=WorkflowExecution(
-                workflow_id=handle.workflow_id, run_id=handle.workflow_run_id or ""
-            ),
-            update_id=handle.id,
-        ),
-        identity=client.identity,
-    )
+    request = poll_request(client, handle.workflow_id, handle.id, handle.workflow_run_id or "")
     polls = long_polls(client)
     looks = failures = 0
     while True:

@@ -206,15 +206,8 @@ class _Update(Generic[T]):
         polls = long_polls(self.client)
         if polls.are_too_many and not await polls.is_free_within(_POLL_SECONDS_MAX):
             return None
-        request = PollWorkflowExecutionUpdateRequest(
-            namespace=self.client.namespace,
-            update_ref=UpdateRef(
-                workflow_execution=WorkflowExecution(workflow_id=self.thread_id),
-                update_id=self.id,
-            ),
-            identity=self.client.identity,
-            wait_policy=WaitPolicy(lifecycle_stage=_STAGES[self.stage]),
-        )
+        request = poll_request(self.client, self.thread_id, self.id)
+        request.wait_policy.CopyFrom(WaitPolicy(lifecycle_stage=_STAGES[self.stage]))
         try:
             with polls.counted():
                 found = await self.client.workflow_service.poll_workflow_execution_update(
@@ -237,6 +230,20 @@ class _Update(Generic[T]):
             result_type=self.result_type,
             known_outcome=found.outcome if found.HasField("outcome") else None,
         )
+
+
+def poll_request(
+    client: Client, thread_id: str, update_id: str, run_id: str = ""
+) -> PollWorkflowExecutionUpdateRequest:
+    """Return a request that asks for an update of one run, or of the newest."""
+    return PollWorkflowExecutionUpdateRequest(
+        namespace=client.namespace,
+        update_ref=UpdateRef(
+            workflow_execution=WorkflowExecution(workflow_id=thread_id, run_id=run_id),
+            update_id=update_id,
+        ),
+        identity=client.identity,
+    )
 
 
 def raise_if_cancelled() -> None:
