@@ -1,12 +1,17 @@
 """Search attributes of a namespace: a worker asks for them until it knows that they are there.
 
+A program that starts threads asks too, once: a thread that is started with them writes them later.
+
 A thread that writes an attribute that its namespace lacks does not go on, so threads write none until
 then. A failed call is no answer. Neither an outage while a worker starts nor an `everlong setup` after
 that needs the worker to be started again.
 """
 
 import asyncio
+import dataclasses
 import logging
+import time
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
@@ -43,7 +48,8 @@ class AttributeWatch:
         """Ask once. Return after how many seconds to ask again; None if all attributes are there."""
         client = self._client()
         try:
-            missing = await self._missing(client)
+            self.calls += 1
+            missing = await missing_attributes(client)
         except (RPCError, RuntimeError) as error:  # The second, if a lazy client cannot connect.
             self._warn(
                 "failed",
@@ -73,19 +79,50 @@ class AttributeWatch:
             await asyncio.sleep(seconds)
             seconds = await self.ask()
 
-    async def _missing(self, client: Client) -> list[str]:
-        self.calls += 1
-        listed = await client.operator_service.list_search_attributes(
-            ListSearchAttributesRequest(namespace=client.namespace), timeout=_CALL
-        )
-        return [
-            name
-            for name, kind in SEARCH_ATTRIBUTES.items()
-            if listed.custom_attributes.get(name)
-            != IndexedValueType.Value(f"INDEXED_VALUE_TYPE_{kind.upper()}")
-        ]
-
     def _warn(self, about: str, text: str) -> None:
         if about not in self._told:
             self._told.add(about)
             _LOG.warning("%s", text)
+
+
+async def has_attributes(client: Client) -> bool:
+    """Whether the client's namespace has our search attributes. The answer is kept for the client.
+
+    While the server lacks them, or does not say, it is asked again after a minute.
+    """
+    known = _known.setdefault(client, _Known())
+    if known.found:
+        return True
+    async with known.lock:  # A thousand threads that are started at once ask once.
+        if time.monotonic() >= known.asks_again_at:
+            try:
+                known.found = not await missing_attributes(client)
+            except (RPCError, RuntimeError):  # The second, if a lazy client cannot connect.
+                _LOG.debug("the server did not list its search attributes", exc_info=True)
+            known.asks_again_at = time.monotonic() + MISSING_SECONDS
+    return known.found
+
+
+@dataclasses.dataclass
+class _Known:
+    """What a client knows of its namespace."""
+
+    found: bool = False
+    asks_again_at: float = 0.0
+    lock: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
+
+
+_known: "weakref.WeakKeyDictionary[Client, _Known]" = weakref.WeakKeyDictionary()
+
+
+async def missing_attributes(client: Client) -> list[str]:
+    """Return the names of attributes that the namespace lacks, or has with another type."""
+    listed = await client.operator_service.list_search_attributes(
+        ListSearchAttributesRequest(namespace=client.namespace), timeout=_CALL
+    )
+    return [
+        name
+        for name, kind in SEARCH_ATTRIBUTES.items()
+        if listed.custom_attributes.get(name)
+        != IndexedValueType.Value(f"INDEXED_VALUE_TYPE_{kind.upper()}")
+    ]

@@ -8,6 +8,7 @@ is the SDK's, or ours from `set_defaults`.
 import dataclasses
 import inspect
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, Final, Self
 
@@ -133,6 +134,11 @@ def _agent_defaults() -> dict[str, Any]:
     return {
         _STICKY: timedelta(seconds=limits.STICKY_SECONDS),
         f"{_SLOTS}workflow_tasks": limits.WORKFLOW_TASKS,
+        "workflow_task_poller_behavior": _pollers(limits.WORKFLOW_POLLERS),
+        "nonsticky_to_sticky_poll_ratio": 1 / limits.WORKFLOW_POLLERS,
+        "workflow_task_executor": ThreadPoolExecutor(
+            limits.WORKFLOW_THREADS, thread_name_prefix="everlong-workflows"
+        ),
     }
 
 

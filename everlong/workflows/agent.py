@@ -47,7 +47,7 @@ from everlong.models.changes import with_values
 from everlong.policy import LimitHit
 from everlong.workflows import approvals, transitions
 from everlong.workflows.notes import control_note, may_be_replaced
-from everlong.workflows.showing import next_memo, publish, status_of
+from everlong.workflows.showing import next_memo, publish, status_of, take_start_attributes
 from everlong.workflows.thread import Thread
 
 
@@ -58,6 +58,7 @@ class AgentWorkflow:
     @workflow.init
     def __init__(self, start: ThreadStart) -> None:
         self._thread = Thread(start)
+        take_start_attributes(self._thread)
         self._stopped = False
         self._waiting_since_ms = self._thread.now_ms()
         self._is_idle = False

@@ -34,6 +34,7 @@ from everlong.models import (
     ToolRun,
     error_result,
 )
+from everlong.models.attributes import start_attributes
 from everlong.models.changes import with_values
 from everlong.workflows import approvals, transitions
 from everlong.workflows.executing import Executor, LeftWhileHeld, attempts, reason_of
@@ -186,6 +187,9 @@ class ToolRunner:
                 id=child_id,
                 id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
                 parent_close_policy=ParentClosePolicy.ABANDON,
+                search_attributes=(
+                    start_attributes(call.options.agent) if self._thread.state.attributes else None
+                ),
             )
         return None
 

@@ -5,24 +5,15 @@ An upsert of those is an event, so only of changes that a person looks for.
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 
 from temporalio import workflow
-from temporalio.common import RawValue, SearchAttributeKey, SearchAttributeUpdate
+from temporalio.common import RawValue, SearchAttributeUpdate
 
-from everlong.models import CARD_MEMO, Approval, ThreadCard, ThreadState, ThreadStatus
+from everlong.models import CARD_MEMO, Approval, ThreadCard, ThreadState, ThreadStatus, attributes
 from everlong.models.changes import with_values
 from everlong.workflows import approvals, sizes, transitions
 from everlong.workflows.thread import Thread
-
-_AGENT: Final = SearchAttributeKey.for_keyword("EverlongAgent")
-_STATUS: Final = SearchAttributeKey.for_keyword("EverlongStatus")
-_REASON: Final = SearchAttributeKey.for_keyword("EverlongReason")
-_PENDING: Final = SearchAttributeKey.for_int("EverlongPendingApprovals")
-_ASKED_AT: Final = SearchAttributeKey.for_datetime("EverlongAskedAt")
-_STATE_BYTES: Final = SearchAttributeKey.for_int("EverlongStateBytes")
-_GROWTH: Final = SearchAttributeKey.for_float("EverlongGrowthBytesPerHour")
-_LAST_RESUME: Final = SearchAttributeKey.for_float("EverlongLastResumeMs")
 
 
 def status_of(thread: Thread, *, stopped: bool) -> ThreadStatus:
@@ -73,6 +64,21 @@ def _word(thread: Thread, stopped: bool) -> str:
     return "approval"
 
 
+def take_start_attributes(thread: Thread) -> None:
+    """Take note of the search attributes that a new thread was started with, if it was."""
+    state = thread.state
+    if state.published_size is not None or state.published:
+        return  # It has written its own.
+    if workflow.info().typed_search_attributes.get(attributes.STATUS) != attributes.ACTIVE:
+        return
+    thread.state = with_values(
+        state,
+        attributes=True,
+        published=_published(attributes.ACTIVE, "", 0),
+        published_size=sizes.published(state, thread.now_ms()),
+    )
+
+
 def publish(thread: Thread) -> None:
     """Upsert the card and search attributes, if what they say has changed and the server has them."""
     state = thread.state
@@ -88,14 +94,14 @@ def publish(thread: Thread) -> None:
         return
     pending = approvals.pending(state)
     status, reason = _status(thread, len(pending))
-    published = f"{status} {reason} {len(pending)}"
+    published = _published(status, reason, len(pending))
     updates: list[SearchAttributeUpdate[Any]] = []
     if published != state.published:
         updates += [
-            _AGENT.value_set(thread.agent),
-            _STATUS.value_set(status),
-            _REASON.value_set(reason),
-            _PENDING.value_set(len(pending)),
+            attributes.AGENT.value_set(thread.agent),
+            attributes.STATUS.value_set(status),
+            attributes.REASON.value_set(reason),
+            attributes.PENDING.value_set(len(pending)),
             _asked_at(pending),
         ]
     if is_due:
@@ -138,20 +144,20 @@ def _card(thread: Thread, now_ms: int) -> ThreadCard:
 
 def _size(state: ThreadState, now_ms: int) -> list[SearchAttributeUpdate[Any]]:
     updates: list[SearchAttributeUpdate[Any]] = [
-        _STATE_BYTES.value_set(state.counters.written_bytes),
-        _GROWTH.value_set(sizes.growth(state, now_ms)),
+        attributes.STATE_BYTES.value_set(state.counters.written_bytes),
+        attributes.GROWTH.value_set(sizes.growth(state, now_ms)),
     ]
     if state.resume_ms:
-        updates.append(_LAST_RESUME.value_set(round(state.resume_ms, 1)))
+        updates.append(attributes.LAST_RESUME.value_set(round(state.resume_ms, 1)))
     return updates
 
 
 def _asked_at(pending: Sequence[Approval]) -> SearchAttributeUpdate[Any]:
     """Say since when a person is waited for: for the longest, if there are several."""
     if not pending:
-        return _ASKED_AT.value_unset()
+        return attributes.ASKED_AT.value_unset()
     asked_ms = min(each.asked_ms for each in pending)
-    return _ASKED_AT.value_set(datetime.fromtimestamp(asked_ms / 1000, UTC))
+    return attributes.ASKED_AT.value_set(datetime.fromtimestamp(asked_ms / 1000, UTC))
 
 
 def _status(thread: Thread, pending: int) -> tuple[str, str]:
@@ -160,4 +166,8 @@ def _status(thread: Thread, pending: int) -> tuple[str, str]:
         return thread.end_status(), state.ended.limit if state.ended else ""
     if state.pause is not None:
         return "paused", state.pause.limit.limit if state.pause.limit else "person"
-    return ("approval" if pending else "active"), ""
+    return ("approval" if pending else attributes.ACTIVE), ""
+
+
+def _published(status: str, reason: str, pending: int) -> str:
+    return f"{status} {reason} {pending}"

@@ -3,8 +3,7 @@
 import dataclasses
 import time
 import uuid
-from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from pydantic_core import to_json
 from temporalio.client import Client, WithStartWorkflowOperation, WorkflowUpdateHandle
@@ -13,7 +12,7 @@ from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from everlong import limits
 from everlong.admin.service.diagnosis import Report, Watch
 from everlong.admin.service.translating import argument
-from everlong.admin.service.updating import start_update, update
+from everlong.admin.service.updating import Start, start_update, update
 from everlong.admin.service.watching import journal_of
 from everlong.errors import MessageRefused
 from everlong.models import (
@@ -26,7 +25,9 @@ from everlong.models import (
     TurnEnd,
     printable,
 )
+from everlong.models.attributes import start_attributes
 from everlong.past import message_entry
+from everlong.search_attributes import has_attributes
 from everlong.storage.packstore import PackStore
 
 # Half of what one message may take of the state, so that a few short ones never fill the inbox.
@@ -129,7 +130,7 @@ async def deliver(
         dataclasses.replace(message, agent=agent or ""),
         int,
         update_id=update_id or message.id,
-        start=None if agent is None else partial(_start, thread_id, task_queue, agent),
+        start=await _start(client, thread_id, task_queue, agent),
         seconds_max=seconds_max,
         watch=watch,
     )
@@ -156,14 +157,20 @@ async def deliver_and_wait(
         dataclasses.replace(message, agent=agent or "", until_answered=True),
         TurnEnd,
         update_id=message.id,
-        start=None if agent is None else partial(_start, thread_id, task_queue, agent),
+        start=await _start(client, thread_id, task_queue, agent),
         seconds_max=seconds_max,
         watch=watch,
     )
 
 
-def _start(thread_id: str, task_queue: str, agent: str) -> WithStartWorkflowOperation[Any, Any]:
-    return WithStartWorkflowOperation(
+async def _start(
+    client: Client, thread_id: str, task_queue: str, agent: str | None
+) -> Start | None:
+    """Return what starts a thread, if it is not there; None if it has to be there."""
+    if agent is None:
+        return None
+    attributes = start_attributes(agent) if await has_attributes(client) else None
+    return lambda: WithStartWorkflowOperation(
         AGENT_WORKFLOW,
         ThreadStart(agent=agent),
         id=thread_id,
@@ -171,4 +178,5 @@ def _start(thread_id: str, task_queue: str, agent: str) -> WithStartWorkflowOper
         id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
         # An id is for good: a second thread under it would have the first one's place in the store.
         id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+        search_attributes=attributes,
     )
