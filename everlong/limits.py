@@ -269,15 +269,16 @@ STICKY_SECONDS: Final = 3.0
 # Workflow tasks at a time on such a worker. The SDK's 100 resume 100 threads at once after a crash, and
 # each then takes as long as all of them: 6.6 s of the 10 s that a task may take, with 200 threads on 2
 # processors (`make bench-load`). With few it is 1 to 2 s, and the last answer comes no later: Python
-# runs one at a time. A replay of 230 events takes about 0.2 s, so sixteen of them take some 3 s.
-WORKFLOW_TASKS: Final = 16
+# runs one at a time. A replay of 230 events takes about 0.2 s, so twenty of them take 4 s.
+WORKFLOW_TASKS: Final = 20
 # Polls for workflow tasks at a time: one for threads that are not in memory, all others for those that
 # are. When more threads have work than the worker can do, it so takes up new ones only as fast as it
-# gets on with those that it has. With the SDK's five polls, one in four tasks was the first of another
-# thread, and one in seven of the others timed out in the worker's queue (1,000 threads at once).
-WORKFLOW_POLLERS: Final = 16
+# gets on with those that it has. With the SDK's five polls, one task in four was the first of another
+# thread, and one in five of the others timed out in the worker's queue; with 16 polls one in a hundred,
+# with 20 one in a thousand (1,000 threads at once).
+WORKFLOW_POLLERS: Final = 20
 # OS threads for those tasks. They wait for nothing but the interpreter, so more of them only make it
-# switch more often: 16 took a tenth more of a worker's CPU time.
+# switch more often: 16 of them took a tenth more of a worker's CPU time.
 WORKFLOW_THREADS: Final = 2
 
 # Runs that a sweep reads at a time, and payloads of them that it decodes: plain bytes at once, 8 times

@@ -93,7 +93,7 @@ def worker(
             tuning.WORKFLOW_TASKS,
             "Workflow tasks at a time: steps of threads, without their model calls and tools. Fewer "
             "make tasks wait at the server, where they time out; more make each of them slower. "
-            "Default: 10.",
+            f"Default: {limits.WORKFLOW_TASKS}.",
         ),
     ] = None,
     activities: Annotated[
@@ -126,8 +126,9 @@ def worker(
         int | None,
         _tuning_option(
             tuning.WORKFLOW_POLLERS,
-            "Requests that wait for workflow tasks at the same time. Raise it if tasks wait in the "
-            "queue while slots are free. Default: 5.",
+            "Requests that wait for workflow tasks at the same time. One in 20 of them, and one at "
+            "least, takes up threads that are not in memory; with fewer, a busy worker takes up new "
+            f"threads faster than it gets on with those it has. Default: {limits.WORKFLOW_POLLERS}.",
         ),
     ] = None,
     activity_pollers: Annotated[

@@ -71,11 +71,13 @@ def take_start_attributes(thread: Thread) -> None:
         return  # It has written its own.
     if workflow.info().typed_search_attributes.get(attributes.STATUS) != attributes.ACTIVE:
         return
+    now_ms = thread.now_ms()
     thread.state = with_values(
         state,
         attributes=True,
         published=_published(attributes.ACTIVE, "", 0),
-        published_size=sizes.published(state, thread.now_ms()),
+        published_size=sizes.published(state, now_ms),
+        trend=sizes.trend(state, now_ms),
     )
 
 

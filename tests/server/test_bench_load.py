@@ -15,7 +15,7 @@ async def test_threads_at_once_all_answer_before_and_after_a_kill(
     )
     assert loaded["callers that failed"] == 0
     # Of each thread: its first task, and one after each of three model calls and two tools.
-    assert loaded["workflow tasks"] >= 6 * 12
+    assert loaded["everlong: workflow tasks"] >= 6 * 12
     assert {each.what: each.value for each in pair.figures}["callers that failed"] == 0
     assert stormed["not answered"] == 0
     # One that takes the message, and one after the model call.

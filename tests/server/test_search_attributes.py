@@ -3,15 +3,23 @@
 import asyncio
 from typing import Any
 
+import pytest
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from everlong import Agent, Policy, Reply, tool
+from everlong.admin import service
+from everlong.embedded import TemporalServer
+from everlong.errors import NoWorker
+from everlong.models.attributes import AGENT, GROWTH, LAST_RESUME, PENDING, STATE_BYTES, STATUS
 from everlong.search_attributes import missing_attributes
+from everlong.storage import BlobStore
 from everlong.testing import ScriptedModel
 from tests.agents import call, reading_agent
+from tests.conftest import open_threads
 from tests.driving import Driven, calls_then_says
 from tests.server.conftest import Drive
+from tests.server.test_admin_asking import asked
 
 ECHO = Agent(name="ops", model=ScriptedModel(lambda turn: Reply(text="heard")))
 
@@ -95,6 +103,39 @@ async def test_attributes_outlive_a_roll_and_are_not_written_again(drive: Drive)
         assert {"EverlongStatus", "EverlongStateBytes"} <= ours
         # The SDK's own is of the patch: once in a run that writes a card.
         assert upserts.count({"TemporalChangeVersion"}) <= runs
+
+
+async def test_a_thread_is_started_with_its_attributes_and_writes_its_size_when_it_waits(
+    server: TemporalServer, store: BlobStore, thread_id: str
+) -> None:
+    async with open_threads(server.address, store, reading_agent(3)) as threads:
+        with pytest.raises(NoWorker):
+            await service.send(
+                threads.client,
+                thread_id,
+                "read",
+                task_queue=threads.task_queue,
+                agent="ops",
+                seconds_max=2,
+            )
+        handle = threads.client.get_workflow_handle(thread_id)
+        before = (await handle.describe()).typed_search_attributes
+        assert (before[AGENT], before[STATUS], before[PENDING]) == ("ops", "active", 0)
+        async with threads.worker():
+            await asked(threads, thread_id, "read")
+            history = await handle.fetch_history()
+            after = (await handle.describe()).typed_search_attributes
+    assert after[GROWTH] > after[STATE_BYTES] > 0, "growth counts from the start, over ten minutes"
+    upserts = [
+        set(
+            event.upsert_workflow_search_attributes_event_attributes.search_attributes.indexed_fields
+        )
+        for event in history.events
+        if event.HasField("upsert_workflow_search_attributes_event_attributes")
+    ]
+    assert upserts, "what it has stored is not what it was started with"
+    assert all(names <= {STATE_BYTES.name, GROWTH.name, LAST_RESUME.name} for names in upserts)
+    assert len(upserts) <= 2, "at the end of each turn"
 
 
 async def test_without_the_attributes_on_the_server_threads_run_all_the_same(

@@ -1,8 +1,8 @@
 """Search attributes are asked for until the answer is known."""
 
 import asyncio
+import time
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -13,7 +13,12 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from everlong import search_attributes
 from everlong.models import SEARCH_ATTRIBUTES
-from everlong.search_attributes import MISSING_SECONDS, RETRY_SECONDS_MAX, AttributeWatch
+from everlong.search_attributes import (
+    MISSING_SECONDS,
+    RETRY_SECONDS_MAX,
+    AttributeWatch,
+    has_attributes,
+)
 
 DOWN = RPCError("down", RPCStatusCode.UNAVAILABLE, b"")
 REFUSED = RPCError("no", RPCStatusCode.PERMISSION_DENIED, b"")
@@ -31,20 +36,36 @@ class Operator:
 
     def __init__(self, *answers: ListSearchAttributesResponse | Exception) -> None:
         self._answers = list(answers)
+        self.calls = 0
 
     async def list_search_attributes(self, *_: Any, **__: Any) -> ListSearchAttributesResponse:
+        self.calls += 1
+        await asyncio.sleep(0)
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         if isinstance(answer, Exception):
             raise answer
         return answer
 
 
+class FakeClient:
+    """What is needed of a client to ask for search attributes."""
+
+    namespace = "ours"
+
+    def __init__(self, operator: Operator) -> None:
+        self.operator_service = operator
+
+
+def client_of(operator: Operator) -> Client:
+    return cast("Client", FakeClient(operator))
+
+
 def watch_of(
     *answers: ListSearchAttributesResponse | Exception,
 ) -> tuple[AttributeWatch, list[str]]:
     found: list[str] = []
-    client = SimpleNamespace(operator_service=Operator(*answers), namespace="ours")
-    return AttributeWatch(lambda: cast("Client", client), found.append), found
+    client = client_of(Operator(*answers))
+    return AttributeWatch(lambda: client, found.append), found
 
 
 async def paces(watch: AttributeWatch, times: int) -> Sequence[float | None]:
@@ -93,3 +114,25 @@ async def test_an_attribute_of_another_type_counts_as_missing() -> None:
     watch, found = watch_of(wrong, NONE, ALL)
     assert await paces(watch, 3) == [MISSING_SECONDS, MISSING_SECONDS, None]
     assert found == ["ours"]
+
+
+async def test_programs_that_start_threads_ask_once_for_all_of_them() -> None:
+    operator = Operator(ALL)
+    client = client_of(operator)
+    assert all(await asyncio.gather(*(has_attributes(client) for _ in range(100))))
+    assert await has_attributes(client)
+    assert operator.calls == 1
+
+
+@pytest.mark.parametrize("answer", [DOWN, NONE, RuntimeError("cannot connect")])
+async def test_programs_ask_again_a_minute_after_another_answer(
+    answer: ListSearchAttributesResponse | Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator = Operator(answer, ALL)
+    client = client_of(operator)
+    assert not any([await has_attributes(client) for _ in range(3)])
+    assert operator.calls == 1
+    now = time.monotonic()
+    monkeypatch.setattr(search_attributes.time, "monotonic", lambda: now + MISSING_SECONDS + 1)
+    assert await has_attributes(client)
+    assert operator.calls == 2

@@ -79,6 +79,18 @@ async def test_a_worker_of_agents_alone_has_the_short_sticky_timeout() -> None:
     assert (await configure(plugin, deployment_config=versioned))[STICKY] == OURS
 
 
+async def test_a_worker_of_agents_alone_polls_mostly_for_threads_in_memory() -> None:
+    plugin = EverlongPlugin(store="memory:", agents=[AGENT])
+    config = await configure(plugin)
+    polls = config["workflow_task_poller_behavior"].maximum
+    assert polls == limits.WORKFLOW_POLLERS
+    assert int(polls * config["nonsticky_to_sticky_poll_ratio"]) == 1
+    assert config["workflow_task_executor"] is not None
+    theirs = await configure(plugin, workflows=[Theirs])
+    assert theirs["workflow_task_poller_behavior"] == PollerBehaviorSimpleMaximum(5)
+    assert theirs["workflow_task_executor"] is None
+
+
 async def test_a_worker_with_workflows_of_a_team_keeps_the_sdks_sticky_timeout() -> None:
     agents = EverlongPlugin(store="memory:", agents=[AGENT])
     config = await configure(agents, workflows=[Theirs])
