@@ -133,6 +133,6 @@ async def test_programs_ask_again_a_minute_after_another_answer(
     assert not any([await has_attributes(client) for _ in range(3)])
     assert operator.calls == 1
     now = time.monotonic()
-    monkeypatch.setattr(search_attributes.time, "monotonic", lambda: now + MISSING_SECONDS + 1)
+    monkeypatch.setattr(time, "monotonic", lambda: now + MISSING_SECONDS + 1)
     assert await has_attributes(client)
     assert operator.calls == 2
