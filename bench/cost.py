@@ -39,6 +39,7 @@ from everlong.models import (
     SendMessage,
     ToolCall,
 )
+from everlong.models.attributes import start_attributes
 from everlong.testing import ScriptedModel
 
 ACTIONS_MAX: Final = 50
@@ -184,6 +185,7 @@ class EverlongArm:
             ThreadStart(agent="reader", policy=policy),
             id=thread_id,
             task_queue=self.queue,
+            search_attributes=start_attributes("reader"),  # As `service.send` starts one.
         )
         await self.send(thread_id, text)
 
