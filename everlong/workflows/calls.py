@@ -34,8 +34,8 @@ from everlong.models import (
     ToolRun,
     error_result,
 )
-from everlong.models.attributes import start_attributes
 from everlong.models.changes import with_values
+from everlong.thread_attributes import start_attributes
 from everlong.workflows import approvals, transitions
 from everlong.workflows.executing import Executor, LeftWhileHeld, attempts, reason_of
 

@@ -11,10 +11,10 @@ from everlong import Agent, Policy, Reply, tool
 from everlong.admin import service
 from everlong.embedded import TemporalServer
 from everlong.errors import NoWorker
-from everlong.models.attributes import AGENT, GROWTH, LAST_RESUME, PENDING, STATE_BYTES, STATUS
 from everlong.search_attributes import missing_attributes
 from everlong.storage import BlobStore
 from everlong.testing import ScriptedModel
+from everlong.thread_attributes import AGENT, GROWTH, LAST_RESUME, PENDING, STATE_BYTES, STATUS
 from tests.agents import call, reading_agent
 from tests.conftest import open_threads
 from tests.driving import Driven, calls_then_says

@@ -36,7 +36,10 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
         {"codecs", "errors", "limits", "models", "policy", "storage", "telemetry"},
         PURE | {"temporalio", "google"},
     ),
-    "workflows": ({"errors", "json_payloads", "limits", "models", "policy"}, PURE | {"temporalio"}),
+    "workflows": (
+        {"errors", "json_payloads", "limits", "models", "policy", "thread_attributes"},
+        PURE | {"temporalio"},
+    ),
     "activities": (
         {
             "agents",
@@ -61,6 +64,7 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "tuning": ({"errors", "limits"}, {"temporalio"}),
     "config": ({"errors", "limits", "tuning"}, {"temporalio"}),
+    "thread_attributes": (set(), {"temporalio"}),
     "search_attributes": ({"models"}, {"temporalio"}),
     "telemetry": ({"errors", "limits"}, {"opentelemetry", "prometheus_client", "temporalio"}),
     "plugin": (
@@ -111,9 +115,11 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
             "models",
             "policy",
             "probes",
+            "search_attributes",
             "storage",
             "sweep",
             "telemetry",
+            "thread_attributes",
             "versions",
         },
         PURE | {"temporalio"},

@@ -25,10 +25,10 @@ from everlong.models import (
     TurnEnd,
     printable,
 )
-from everlong.models.attributes import start_attributes
 from everlong.past import message_entry
 from everlong.search_attributes import has_attributes
 from everlong.storage.packstore import PackStore
+from everlong.thread_attributes import start_attributes
 
 # Half of what one message may take of the state, so that a few short ones never fill the inbox.
 _INLINE_BYTES_MAX: Final = limits.MESSAGE_BYTES_MAX // 2
