@@ -1,6 +1,6 @@
 """Search attributes of a namespace: a worker asks for them until it knows that they are there.
 
-A program that starts threads asks too, once: a thread that is started with them writes them later.
+A program that starts threads asks once too, and starts them with their first attributes.
 
 A thread that writes an attribute that its namespace lacks does not go on, so threads write none until
 then. A failed call is no answer. Neither an outage while a worker starts nor an `everlong setup` after

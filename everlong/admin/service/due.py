@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from temporalio.client import Client, WorkflowExecution
-from temporalio.common import SearchAttributeKey
 from temporalio.service import RPCError, RPCStatusCode
 
 from everlong.admin.service.archiving import archive, newest_readable
@@ -17,6 +16,7 @@ from everlong.errors import EverlongError, SetupRefused, ThreadNotFound
 from everlong.models import AGENT_WORKFLOW, thread_key
 from everlong.storage.packstore import PackStore
 from everlong.telemetry import Spans
+from everlong.thread_attributes import REASON
 
 # In one call. Whoever calls comes again: a sweep does, after an hour at most.
 DUE_MAX: Final = 20
@@ -24,7 +24,6 @@ DUE_MAX: Final = 20
 _FAILED_MAX: Final = 200
 # Each one that is looked at is one listing of the store, a manifest, and a page of its history.
 _LOOKED_AT_MAX: Final = 10_000
-_REASON: Final = SearchAttributeKey.for_keyword("EverlongReason")
 _ENDED: Final = (
     f"WorkflowType = '{AGENT_WORKFLOW}' AND ExecutionStatus = 'Completed' "
     "AND EverlongStatus = 'archived'"
@@ -75,7 +74,7 @@ async def archive_due(
 async def _archived(
     client: Client, packs: PackStore, thread: WorkflowExecution, spans: Spans | None
 ) -> Manifest:
-    limit = thread.typed_search_attributes.get(_REASON, "")
+    limit = thread.typed_search_attributes.get(REASON, "")
     reason = f"limit {limit}" if limit else ""
     # It has ended. Were it reset at this moment, it would go on: nobody has asked to end it again.
     found = await archive(

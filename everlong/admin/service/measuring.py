@@ -13,15 +13,14 @@ from datetime import datetime
 from typing import Final, TypeAlias
 
 from temporalio.client import Client
-from temporalio.common import SearchAttributeKey, TypedSearchAttributes
+from temporalio.common import TypedSearchAttributes
 
 from everlong.admin.service.rows import read_rows
 from everlong.models import AGENT_WORKFLOW, printable
 from everlong.telemetry import Meters
+from everlong.thread_attributes import ASKED_AT, PENDING
 
 _LOG: Final = logging.getLogger(__name__)
-_PENDING: Final = SearchAttributeKey.for_int("EverlongPendingApprovals")
-_ASKED_AT: Final = SearchAttributeKey.for_datetime("EverlongAskedAt")
 
 STATUSES: Final = ("active", "approval", "paused")
 """What `EverlongStatus` says of a thread that runs."""
@@ -60,8 +59,8 @@ async def measure(client: Client) -> Fleet:
     pending = 0
     asked: list[datetime] = []
     async for thread in _listed(client, f"{_RUNNING} AND EverlongPendingApprovals > 0"):
-        pending += thread.get(_PENDING, 0)
-        if (asked_at := thread.get(_ASKED_AT)) is not None:
+        pending += thread.get(PENDING, 0)
+        if (asked_at := thread.get(ASKED_AT)) is not None:
             asked.append(asked_at)
     return Fleet(
         by_status={each: found.count for each, found in zip(STATUSES, counts, strict=True)},
