@@ -9,7 +9,7 @@ from everlong.embedded import TemporalServer
 async def test_threads_at_once_all_answer_before_and_after_a_kill(
     server: TemporalServer, tmp_path: Path
 ) -> None:
-    load, pair, storm = await measure(server.address, tmp_path, threads=12, steps=2, turns=1)
+    load, pair, storm = await measure(server, tmp_path, threads=12, steps=2, turns=1)
     loaded, stormed = (
         {each.what: each.value or 0 for each in report.figures} for report in (load, storm)
     )
