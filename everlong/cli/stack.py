@@ -217,8 +217,10 @@ def serve(
 
     from everlong.admin.service.measuring import measuring
     from everlong.admin.web import Desk, check_exposure, create_admin_app, open_access
+    from everlong.admin.web.allocator import return_large_blocks
     from everlong.admin.web.connections import HEAD_BYTES_MAX, BoundedProtocol
 
+    return_large_blocks()
     settings = load_settings()
     inner = load_codec(codec or settings.codec, "--codec" if codec else "EVERLONG_CODEC")
     settings = dataclasses.replace(settings, codec=codec or settings.codec)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import uvicorn
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
@@ -29,8 +30,9 @@ async def hello(scope: Scope, receive: Receive, send: Send) -> None:
             await asyncio.sleep(0.2)
             await send({"type": "http.response.body", "body": b"slow", "more_body": True})
     if scope["path"] == "/endless":
-        while True:
+        for _ in range(1000):
             await send({"type": "http.response.body", "body": bytes(65536), "more_body": True})
+            await asyncio.sleep(0)
     await send({"type": "http.response.body", "body": b"hello"})
 
 
@@ -157,8 +159,9 @@ async def test_half_sent_heads_keep_no_other_client_out(monkeypatch: pytest.Monk
         served = await opened.enter_async_context(
             connected(port, b"GET /slow HTTP/1.1\r\nHost: here\r\n\r\n")
         )
-        for _ in range(60):
-            await opened.enter_async_context(connected(port, HALF))
+        for _ in range(3):  # Many in one turn of the event loop, too.
+            halves = [connected(port, HALF) for _ in range(30)]
+            await asyncio.gather(*(opened.enter_async_context(half) for half in halves))
         async with connected(port, HEAD) as (reader, _):
             async with asyncio.timeout(2):
                 assert (await reader.readline()).startswith(OK)
@@ -217,7 +220,7 @@ async def status_of(reader: Reader, scope: Scope, parts: list[bytes], pause: flo
 
     try:
         await reader.app(scope, receive, send)  # type: ignore[arg-type]
-    except request_limits.HTTPException as error:
+    except HTTPException as error:
         return error.status_code
     return statuses[0]
 
@@ -265,6 +268,7 @@ async def test_all_bodies_together_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     statuses = await asyncio.gather(
         *(status_of(reader, scope_of(), [bytes(400), bytes(400)], pause=0.05) for _ in range(3))
     )
-    assert sorted(statuses) == [200, 503, 503] or sorted(statuses) == [503, 503, 503]
+    # The bytes of one that was refused are free again.
+    assert set(statuses) == {200, 503}
     assert await status_of(reader, scope_of(), [bytes(800)]) == 200
     assert reader.load == Load()

@@ -175,7 +175,7 @@ def _routes(codec: EverlongCodec, admit: Admit) -> APIRouter:
     async def answer(request: Request, action: str, convert: _Convert) -> Response:
         await admit(request, action)
         _check_type(request)
-        return await conversions.answer(await _read(request), convert)
+        return await conversions.answer(request, await _read(request), convert)
 
     @router.post("/encode")
     @router.post("/{mount:path}/encode")
@@ -227,12 +227,14 @@ class _Conversions:
         self._places = asyncio.Semaphore(CONVERSIONS_MAX)
         self._budget = ByteBudget(CONVERSION_BYTES_MAX)
 
-    async def answer(self, body: bytes, convert: _Convert) -> Response:
+    async def answer(self, request: Request, body: bytes, convert: _Convert) -> Response:
         """Return the response to a body. It holds its share of memory until it is sent."""
         memory = _Memory(self._budget)
         try:
             async with self._places:
                 await memory.hold(_PARSE_FACTOR * len(body))
+                if await request.is_disconnected():  # It may have waited for long.
+                    raise HTTPException(408, "the client is gone")
                 # In a thread: however odd the JSON is, other requests are answered meanwhile.
                 payloads = await asyncio.to_thread(_parsed, body)
                 return _PayloadsResponse(await _converted(payloads, convert, memory), memory)

@@ -26,14 +26,16 @@ STALL_SECONDS_MAX: Final = 60.0
 """So long an answer waits for a client that does not read it."""
 
 _Phase: TypeAlias = Literal["head", "body", "served", "idle"]
+_WAITING: Final = ("head", "idle")
 _SECONDS: Final[dict[_Phase, float]] = {"head": HEAD_SECONDS_MAX, "body": REQUEST_SECONDS_MAX}
 
 
 class BoundedProtocol(H11Protocol):
     """uvicorn's protocol for HTTP/1.1, with bounds on what a client keeps open.
 
-    Beyond `CONNECTIONS_MAX`, the connection that has waited longest for a request is closed. So clients
-    that send nothing, or half of something, keep no other client out.
+    Beyond `CONNECTIONS_MAX`, the connection is closed that has waited longest for the head of a request,
+    or else the one that has been idle for longest. So clients that send nothing, or half of something,
+    keep no other client out.
     """
 
     _phase: _Phase = "head"
@@ -46,8 +48,7 @@ class BoundedProtocol(H11Protocol):
         super().connection_made(transport)
         self._enter("head")
         if len(self.connections) > CONNECTIONS_MAX:
-            waiting = [each for each in self.connections if _is_waiting(each)]
-            min(waiting, key=lambda each: each._since).drop()
+            self._make_room()
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
@@ -80,7 +81,18 @@ class BoundedProtocol(H11Protocol):
     def drop(self) -> None:
         """Close the connection at once, with what has not been sent."""
         self._cancel()
+        # At once: the connection itself is gone one turn of the event loop later.
+        self.connections.discard(self)
         self.transport.abort()
+
+    def _make_room(self) -> None:
+        others = [
+            each
+            for each in self.connections
+            if isinstance(each, BoundedProtocol) and each is not self and each._phase in _WAITING
+        ]
+        # Half-sent heads first: "head" comes before "idle".
+        min(others, key=lambda each: (each._phase, each._since), default=self).drop()
 
     def _watch(self) -> None:
         """Find out whose turn it is, and begin to count if it is the client's."""
@@ -109,8 +121,3 @@ class BoundedProtocol(H11Protocol):
             if timer is not None:
                 timer.cancel()
         self._deadline = self._stall = None
-
-
-def _is_waiting(connection: object) -> bool:
-    """Tell whether a connection has no complete request on it."""
-    return isinstance(connection, BoundedProtocol) and connection._phase in ("head", "idle")
