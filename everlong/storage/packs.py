@@ -53,8 +53,9 @@ SOURCES_MAX: Final = 256
 EXTENTS_MAX: Final = 4096
 # A writer's stream has no more bytes than its payload.
 FRAMES_MAX: Final = limits.OBJECT_BYTES_MAX // FRAME_BYTES
-# A payload without its data: its metadata, mostly some dozens of bytes. Writers refuse more than this.
-ENVELOPE_BYTES_MAX: Final = 256 * limits.KIB
+# A payload without its data: its metadata, mostly some dozens of bytes. Writers refuse more than this,
+# which is what the server takes for a whole payload.
+ENVELOPE_BYTES_MAX: Final = 2 * limits.MIB
 DICTIONARY_BYTES_MAX: Final = 64 * limits.KIB
 # Dictionaries in a row: each has to be read before the next.
 DICTIONARIES_MAX: Final = 8
@@ -84,15 +85,15 @@ _KEY_ID_BYTES_MAX: Final = 255
 _HEAD_BYTES_MAX: Final = (
     _PRELUDE.size
     + (_KEY_ID_BYTES_MAX + SALT_BYTES + TAG_BYTES)
-    + (_COUNTS.size + _DICTIONARY.size + ENVELOPE_BYTES_MAX)
+    + (_COUNTS.size + _DICTIONARY.size)
     + (DIGEST_BYTES * SOURCES_MAX + _FRAME.size * FRAMES_MAX + _EXTENT.size * EXTENTS_MAX)
 )
 
 
-def stored_bytes_max(stream_bytes: int) -> int:
+def stored_bytes_max(stream_bytes: int, envelope_bytes: int = ENVELOPE_BYTES_MAX) -> int:
     """Return the most that a pack with such a stream takes in a store, sealed and not compressed."""
     frames = stream_bytes // FRAME_BYTES + 1
-    return _HEAD_BYTES_MAX + stream_bytes + TAG_BYTES * frames
+    return _HEAD_BYTES_MAX + envelope_bytes + stream_bytes + TAG_BYTES * frames
 
 
 class Extent(NamedTuple):

@@ -5,7 +5,7 @@ import collections
 import contextlib
 import dataclasses
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
@@ -26,6 +26,7 @@ from everlong.storage.counting import READS
 from everlong.storage.keys import Keyring, Keys
 from everlong.storage.objects import thread_prefix
 from everlong.storage.packs import (
+    ENVELOPE_BYTES_MAX,
     Contents,
     DamagedPack,
     Extent,
@@ -55,6 +56,8 @@ _SOURCE_FACTOR: Final = int(1 / limits.SPARSE_RATIO)
 _BOUND_STEP_BYTES: Final = 512 * limits.KIB
 # Sources that are fetched at the same time have no more bytes than this; a larger one is fetched alone.
 _FETCHED_BYTES_MAX: Final = 64 * limits.MIB
+# What sources are taken to have of metadata by a server with a budget.
+_SMALL_ENVELOPE_BYTES: Final = 64 * limits.KIB
 # What a read reserves of a server's budget beside 5 times the data (4 of sources, and its own pack): the
 # heads of up to 88 packs, of which each has some KiB.
 _HEADS_BYTES: Final = 8 * limits.MIB
@@ -283,14 +286,40 @@ class PackStore:
     ) -> list[Pack]:
         """Open the packs that a read needs, with a bound on what each of them has in the store."""
         opened: dict[bytes, Pack] = {} if base is None else {base.name: base}
-        bounds = zip(names, _source_bounds(len(names), extents), strict=True)
-        for batch in _batches([each for each in bounds if each[0] not in opened]):
-            reads = [partial(self.open, thread, name, bytes_max=bound) for name, bound in batch]
-            opened |= {each.name: each for each in await gathered(reads)}
-            if self._budget is not None:
-                share = min(_share_bytes(pack.size_bytes), self._budget.bytes_max)
-                _check_held([pack, *opened.values()], share)
+        if self._budget is None:
+            bounds = zip(names, _source_bounds(len(names), extents), strict=True)
+            wanted = collections.deque(each for each in bounds if each[0] not in opened)
+            while wanted:
+                opened |= await self._open_batch(thread, wanted, _FETCHED_BYTES_MAX)
+            return [opened[name] for name in names]
+        share = min(_share_bytes(pack.size_bytes), self._budget.bytes_max)
+        bounds = zip(names, _source_bounds(len(names), extents, _SMALL_ENVELOPE_BYTES), strict=True)
+        wanted = collections.deque(each for each in bounds if each[0] not in opened)
+        while wanted:
+            room_bytes = share - sum(len(each.stored) for each in (pack, *opened.values()))
+            name, bound = wanted[0]
+            wanted[0] = (name, min(bound, room_bytes))
+            try:
+                opened |= await self._open_batch(thread, wanted, room_bytes)
+            except BlobCorrupt as error:
+                if not isinstance(error.__cause__, ObjectTooLarge):
+                    raise
+                raise ObjectTooLarge(
+                    f"a payload of {pack.size_bytes} bytes needs packs of over {share}, which is more than "
+                    "this server holds for it. Read it with a client that has the plugin."
+                ) from error
         return [opened[name] for name in names]
+
+    async def _open_batch(
+        self, thread: str, wanted: collections.deque[tuple[bytes, int]], room_bytes: int
+    ) -> dict[bytes, Pack]:
+        """Open the first of the packs that are wanted, and others that there is room for."""
+        reads = []
+        while wanted and (not reads or wanted[0][1] <= room_bytes):
+            name, bound = wanted.popleft()
+            room_bytes -= bound
+            reads.append(partial(self.open, thread, name, bytes_max=bound))
+        return {pack.name: pack for pack in await gathered(reads)}
 
     async def needed(self, thread: str, pack: Pack) -> set[bytes]:
         """Return the names of all packs that a pack cannot be read without, itself excepted."""
@@ -501,40 +530,20 @@ def _stream_bytes_max(used_bytes: int) -> int:
     return min(_SOURCE_FACTOR * max(used_bytes, 16 * limits.KIB), limits.OBJECT_BYTES_MAX)
 
 
-def _source_bounds(sources: int, extents: Sequence[Extent]) -> list[int]:
+def _source_bounds(
+    sources: int, extents: Sequence[Extent], envelope_bytes: int = ENVELOPE_BYTES_MAX
+) -> list[int]:
     """Return how large each source may be in the store, by how much of it the extents use."""
     used = [0] * (sources + 1)
     for source, _, length in extents:
         used[source] += length
-    bounds = (stored_bytes_max(_stream_bytes_max(each)) for each in used[1:])
+    bounds = (stored_bytes_max(_stream_bytes_max(each), envelope_bytes) for each in used[1:])
     return [_BOUND_STEP_BYTES * (bound // _BOUND_STEP_BYTES + 1) for bound in bounds]
 
 
 def _share_bytes(size_bytes: int) -> int:
     """Return what a read of so many bytes reserves of a server's budget."""
     return (1 + _SOURCE_FACTOR) * min(size_bytes, limits.OBJECT_BYTES_MAX) + _HEADS_BYTES
-
-
-def _check_held(packs: Sequence[Pack], share: int) -> None:
-    if sum(len(pack.stored) for pack in packs) > share:
-        raise ObjectTooLarge(
-            f"a payload needs packs of over {share} bytes, which is more than this server holds for it. "
-            "Read it with a client that has the plugin."
-        )
-
-
-def _batches(wanted: Sequence[tuple[bytes, int]]) -> Iterator[list[tuple[bytes, int]]]:
-    """Cut names with bounds into batches that are fetched at the same time."""
-    batch: list[tuple[bytes, int]] = []
-    size_bytes = 0
-    for name, bound in wanted:
-        if batch and size_bytes + bound > _FETCHED_BYTES_MAX:
-            yield batch
-            batch, size_bytes = [], 0
-        batch.append((name, bound))
-        size_bytes += bound
-    if batch:
-        yield batch
 
 
 async def gathered(reads: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:

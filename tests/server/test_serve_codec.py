@@ -33,7 +33,7 @@ CODEC = "tests.ciphers:make_xor"
 
 @contextlib.asynccontextmanager
 async def serving(
-    address: str, store: str, log: Path, *options: str, **env: str
+    address: str, store: str, log: Path, *options: str
 ) -> AsyncIterator[httpx.AsyncClient]:
     """Run `everlong serve`, and give a client of it."""
     port = free_port()
@@ -46,7 +46,6 @@ async def serving(
         "EVERLONG_TOKEN": "",
         "EVERLONG_TOKENS": "",
         "PYTHONPATH": path,
-        **env,
     }
     with ManagedProcess("serve", arguments, env=env, log=log) as process:
         await process.wait_for_output(CODEC_SERVER_READY, 60)
@@ -124,8 +123,3 @@ async def test_values_are_shown_with_the_teams_codec_and_explained_without_it(
             assert set(await decoded(web, payloads)) == {b"binary/xor"}
         assert "start everlong serve with --codec" in log.read_text()
         assert "Traceback" not in log.read_text()
-
-        # The variable does the same.
-        log = tmp_path / "variable.log"
-        async with serving(server.address, url, log, EVERLONG_CODEC=CODEC) as web:
-            assert set(await decoded(web, payloads)) == {b"json/plain"}

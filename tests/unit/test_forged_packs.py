@@ -170,7 +170,7 @@ async def test_packs_that_are_more_than_a_server_holds_are_refused(
     monkeypatch.setattr(packstore, "_HEADS_BYTES", 200_000)
     ref = forgery.many_sources(tmp_path, 100, 1, 100)
     packs = PackStore(FileBlobStore(tmp_path), budget=ByteBudget(MIB))
-    with pytest.raises(BlobCorrupt):  # Refused for what it inflates to, and not before.
+    with pytest.raises(BlobCorrupt, match="would be inflated"):
         await packs.read(THREAD, ref.pack, ref.size_bytes)
     padded = [
         put(tmp_path, forge(size_bytes=0, frames=[(0, 4, b"abcd")], envelope=noise(5000, number)))

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import random
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -19,7 +20,7 @@ from everlong.embedded.stack import CODEC_SERVER_READY
 from everlong.storage import open_store
 from tests import forgery
 from tests.forgery import MIB, as_json, refs
-from tests.payloads import noise, payload
+from tests.payloads import payload
 
 PEAK_BYTES_MAX = 400 * MIB
 
@@ -99,7 +100,7 @@ async def test_many_requests_at_once_take_no_more_either(
     serving: Serving, client: httpx.AsyncClient
 ) -> None:
     small = as_json(refs(forgery.one_frame(serving.root, 6 * MIB)))
-    large = as_json([payload(noise(11 * MIB))])
+    large = as_json([payload(random.Random(0).randbytes(11 * MIB))])
     found = await asyncio.gather(
         *(size_of(client, small) for _ in range(8)), *(size_of(client, large) for _ in range(4))
     )
@@ -140,7 +141,7 @@ async def test_what_the_encoder_wrote_is_read_back_beside_all_that(
 ) -> None:
     codec = EverlongCodec(open_store(serving.root.as_uri()))
     for size_bytes in (10_000, 40 * MIB):
-        given = payload(noise(size_bytes))
+        given = payload(random.Random(0).randbytes(size_bytes))
         status, answer_bytes = await size_of(client, as_json(await codec.encode([given])))
         assert (status, answer_bytes > size_bytes) == (200, True)
     assert serving.peak_bytes < PEAK_BYTES_MAX
