@@ -305,7 +305,7 @@ class PackStore:
                 if not isinstance(error.__cause__, ObjectTooLarge):
                     raise
                 raise ObjectTooLarge(
-                    f"a payload of {pack.size_bytes} bytes needs packs of over {share}, which is more than "
+                    f"a payload of {pack.size_bytes} bytes needs packs of over {share}, more than "
                     "this server holds for it. Read it with a client that has the plugin."
                 ) from error
         return [opened[name] for name in names]
@@ -314,7 +314,7 @@ class PackStore:
         self, thread: str, wanted: collections.deque[tuple[bytes, int]], room_bytes: int
     ) -> dict[bytes, Pack]:
         """Open the first of the packs that are wanted, and others that there is room for."""
-        reads = []
+        reads: list[Callable[[], Awaitable[Pack]]] = []
         while wanted and (not reads or wanted[0][1] <= room_bytes):
             name, bound = wanted.popleft()
             room_bytes -= bound
