@@ -79,6 +79,9 @@ class Settings:
     outer_codec: str
     """`EVERLONG_OUTER_CODEC`: `module:name` of a payload codec, or of what makes one, that is around
     Everlong's. It needs keys. Empty: none."""
+    codec: str
+    """`EVERLONG_CODEC`: `module:name` of a payload codec, or of a function that returns one, that is
+    inside Everlong's: it encodes first, as the codec of a team's own workers does. Empty: none."""
     token: str = dataclasses.field(repr=False)
     """`EVERLONG_TOKEN`: what `everlong serve` and the metrics ask for beyond loopback."""
     tokens: str = dataclasses.field(repr=False)
@@ -132,6 +135,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         keys=env.get("EVERLONG_KEYS", ""),
         accept_unsealed=_flag(env, "EVERLONG_ACCEPT_UNSEALED"),
         outer_codec=env.get("EVERLONG_OUTER_CODEC", ""),
+        codec=env.get("EVERLONG_CODEC", ""),
         token=env.get("EVERLONG_TOKEN", ""),
         tokens=env.get("EVERLONG_TOKENS", ""),
         hosts=env.get("EVERLONG_HOSTS", ""),
@@ -242,6 +246,7 @@ def embedded_environment(settings: Settings) -> dict[str, str]:
         "EVERLONG_KEYS": settings.keys,
         "EVERLONG_ACCEPT_UNSEALED": "1" if settings.accept_unsealed else "",
         "EVERLONG_OUTER_CODEC": settings.outer_codec,
+        "EVERLONG_CODEC": settings.codec,
         "EVERLONG_TOKEN": "",
         "EVERLONG_TOKENS": "",
         "EVERLONG_HOSTS": "",

@@ -1,5 +1,6 @@
 """From settings to a connected client, to the store, and to where spans and metrics go."""
 
+import dataclasses
 import importlib
 import sys
 from collections.abc import Sequence
@@ -7,14 +8,18 @@ from collections.abc import Sequence
 from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import TracerProvider
 from temporalio.client import Client
-from temporalio.converter import PayloadCodec
+from temporalio.converter import DataConverter, PayloadCodec
 from temporalio.runtime import Runtime
 
+from everlong import limits
 from everlong.agents import Agent
+from everlong.codecs.converter import ExplainingPayloadConverter
 from everlong.config import Settings, checked_metrics_host, checked_store
 from everlong.errors import ConfigError, ServerUnreachable
 from everlong.models import printable
 from everlong.plugin import EverlongPlugin
+from everlong.storage import BlobStore
+from everlong.storage.byte_budget import ByteBudget
 from everlong.storage.keys import parse_keys
 from everlong.storage.opening import open_packs
 from everlong.storage.packstore import PackStore
@@ -29,24 +34,39 @@ async def connect(
     tracer_provider: TracerProvider | None = None,
     meter_provider: MeterProvider | None = None,
     runtime: Runtime | None = None,
+    store: BlobStore | None = None,
+    decode_bytes_max: int = limits.DECODE_BYTES_MAX,
 ) -> Client:
-    """Connect to Temporal with the plugin, or say which address did not answer."""
+    """Connect to Temporal with the plugin, or say which address did not answer.
+
+    A `store` that is open already is used instead of the one that the settings name.
+    """
+    inner = load_codec(settings.codec, "EVERLONG_CODEC")
     plugin = EverlongPlugin(
-        store=checked_store(settings),
+        store=checked_store(settings) if store is None else store,
         agents=agents,
         keys=_keys(settings),
         accept_unsealed=settings.accept_unsealed,
-        outer_codec=_outer_codec(settings.outer_codec),
+        outer_codec=load_codec(settings.outer_codec, "EVERLONG_OUTER_CODEC"),
         cache_dir=settings.cache_dir or None,
         inline_bytes_max=settings.inline_bytes_max,
         encoder_bytes_max=settings.encoder_bytes_max,
+        decode_bytes_max=decode_bytes_max,
         sticky_seconds=settings.tuning.sticky_seconds,
         tracer_provider=tracer_provider,
         meter_provider=meter_provider,
         record_contents=settings.record_contents,
     )
+    # The plugin puts its own codec around the one that it finds, as on a team's workers.
+    converter = dataclasses.replace(DataConverter.default, payload_codec=inner)
+    if not agents:
+        converter = dataclasses.replace(
+            converter, payload_converter_class=ExplainingPayloadConverter
+        )
     try:
-        return await Client.connect(**settings.temporal, plugins=[plugin], runtime=runtime)
+        return await Client.connect(
+            **settings.temporal, data_converter=converter, plugins=[plugin], runtime=runtime
+        )
     except (RuntimeError, ValueError) as error:
         raise ServerUnreachable(
             f"no Temporal server answers at {settings.temporal.get('target_host')}. Start one with "
@@ -54,13 +74,20 @@ async def connect(
         ) from error
 
 
-def open_configured_packs(settings: Settings) -> PackStore:
+def open_configured_packs(
+    settings: Settings,
+    *,
+    memory_bytes_max: int = limits.CACHE_MEMORY_BYTES_MAX,
+    budget: ByteBudget | None = None,
+) -> PackStore:
     """Open the store of the settings, with its keys and its cache."""
     return open_packs(
         checked_store(settings),
         keys=_keys(settings),
         accept_unsealed=settings.accept_unsealed,
         cache_dir=settings.cache_dir or None,
+        memory_bytes_max=memory_bytes_max,
+        budget=budget,
     )
 
 
@@ -85,24 +112,54 @@ def open_configured_providers(settings: Settings, service_name: str) -> Provider
     )
 
 
-def _outer_codec(path: str) -> PayloadCodec | None:
-    """Return the codec that `module:name` leads to, or what that returns when it is called."""
+def load_codec(path: str, setting: str) -> PayloadCodec | None:
+    """Return the codec that `module:name` leads to, or what that returns when it is called.
+
+    `setting` is where the path was given, for messages. An empty path is no codec.
+    """
     if not path:
         return None
-    module_name, _, name = path.partition(":")
+    found = _found(path, setting)
+    if isinstance(found, PayloadCodec):
+        return found
+    name = path.partition(":")[2]
+    if not callable(found):
+        raise _not_loaded(path, setting, f"{name!r} is a {type(found).__name__} and not callable")
+    try:
+        codec = found()
+    except Exception as error:  # It is the team's: it may raise anything.
+        why = f"calling {name!r} without arguments failed ({type(error).__name__})"
+        raise _not_loaded(path, setting, why) from error
+    if not isinstance(codec, PayloadCodec):
+        returned = type(codec).__name__
+        raise _not_loaded(path, setting, f"{name!r} returned a {returned} and no PayloadCodec")
+    return codec
+
+
+def _found(path: str, setting: str) -> object:
+    """Return what `module:name` leads to."""
+    module_name, colon, name = path.partition(":")
+    if not colon or not module_name or not name:
+        raise _not_loaded(path, setting, "it has no module or no name")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        found = getattr(importlib.import_module(module_name), name)
-        codec = found if isinstance(found, PayloadCodec) else found()
-    except Exception as error:  # The module is the team's: it may raise anything.
-        raise ConfigError(
-            f"EVERLONG_OUTER_CODEC is {path!r}, which cannot be loaded ({type(error).__name__}). Give "
-            "module:name of a PayloadCodec, or of a callable that returns one."
-        ) from error
-    if not isinstance(codec, PayloadCodec):
-        raise ConfigError(f"EVERLONG_OUTER_CODEC is {path!r}, which is no PayloadCodec")
-    return codec
+        module = importlib.import_module(module_name)
+    except Exception as error:  # It is the team's: it may raise anything.
+        why = f"the module {module_name!r} cannot be imported ({type(error).__name__})"
+        if isinstance(error, ModuleNotFoundError):
+            why = f"there is no module {error.name!r} on the path of this process"
+        raise _not_loaded(path, setting, why) from error
+    if not hasattr(module, name):
+        raise _not_loaded(path, setting, f"the module {module_name!r} has no {name!r}")
+    return getattr(module, name)
+
+
+def _not_loaded(path: str, setting: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"{setting} is {path[:200]!r}, which cannot be loaded: {why}. Give module:name of a "
+        "PayloadCodec, or of a callable that returns one, as in acme.codecs:make_codec."
+    )
 
 
 def _keys(settings: Settings) -> dict[str, bytes] | None:

@@ -42,6 +42,11 @@ COMPRESS_RATIO_MAX: Final = 0.9
 # leaves room for what the codec offloads, and fits a worker's memory a few times over.
 OBJECT_BYTES_MAX: Final = 256 * MIB
 
+# What the payloads of one call decode to together, by default. Those that are at least as large as the
+# second figure are decoded one after another, since each is in memory twice until its payload is made.
+DECODE_BYTES_MAX: Final = 2 * OBJECT_BYTES_MAX
+DECODE_ALONE_BYTES_MIN: Final = 8 * MIB
+
 # What a draining run (mode="read") hands to the next run by continue-as-new, or returns as its result,
 # stays plain up to this, so that the next run holds no refs. A list loop that starts with 64 KiB and
 # sends it at every step has 64 steps until the server suggests to continue as new (4 MiB of history),
@@ -187,6 +192,9 @@ CONTENTS_BYTES_MAX: Final = 64 * KIB
 # takes up to 0.8 KiB as JSON, so that is 26 KiB. With appends of one an entry is written 3.5 times in
 # the mean, and 6 at most: when it comes, and whenever its segment doubles.
 SEGMENT_ENTRIES_MAX: Final = 32
+# The JSON of a segment, without the bodies before it. Written ones have some tens of KiB. Parsed, JSON
+# may take 20 times its bytes.
+SEGMENT_JSON_BYTES_MAX: Final = 16 * MIB
 # Segments that are not merged any more are folded, so many at a time: with steps of 2 entries, one
 # step in 128 writes a second object. Until then each step names them again, at 50 bytes each.
 FOLD_SEGMENTS: Final = 8
@@ -227,6 +235,14 @@ CACHE_DISK_BYTES_MAX: Final = 2048 * MIB
 CACHE_SECONDS_MAX: Final = 0.5
 # A prefetch must not push out of the cache what it has fetched itself.
 PREFETCH_BYTES_MAX: Final = CACHE_MEMORY_BYTES_MAX // 2
+
+# Memory of `everlong serve`, whose clients decide what it reads: its cache; stored bytes that its reads
+# hold at the same time, enough for a payload of 64 MiB, or of 14 with sources that it uses a quarter of;
+# and what one call decodes for the server itself. Threads have a state of 64 KiB, and JSON takes up to
+# 20 times its bytes once it is parsed.
+SERVER_CACHE_BYTES_MAX: Final = 16 * MIB
+SERVER_READ_BYTES_MAX: Final = 80 * MIB
+SERVER_DECODE_BYTES_MAX: Final = 8 * MIB
 
 # Default of the policy's `heartbeat_seconds`, where the arithmetic is.
 HEARTBEAT_SECONDS: Final = 5.0

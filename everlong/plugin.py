@@ -96,6 +96,8 @@ class EverlongPlugin(SimplePlugin):
         inline_bytes_max: Payloads above this, after compression, go to the store.
         encoder_bytes_max: Memory by which the encoder knows what the threads of this process have
             stored. 128 MiB by default; 20 KB a thread, and 300 KB a long one, is the least that helps.
+        decode_bytes_max: Bytes that the payloads of one call may decode to together, 512 MiB by default;
+            more is refused. A process that others feed, as a server, does well with less.
         sticky_seconds: How long a workflow task waits for the worker that has its workflow in memory,
             before any worker may take it. For every worker made from this client, unless its `Worker`
             is given a value of its own. If None, workers that run nothing but agents have
@@ -120,6 +122,7 @@ class EverlongPlugin(SimplePlugin):
         cache_dir: str | Path | None = None,
         inline_bytes_max: int = limits.INLINE_BYTES_MAX,
         encoder_bytes_max: int = limits.ENCODER_BYTES_MAX,
+        decode_bytes_max: int = limits.DECODE_BYTES_MAX,
         sticky_seconds: float | None = None,
         nexus_offload: bool = False,
         tracer_provider: TracerProvider | None = None,
@@ -155,6 +158,7 @@ class EverlongPlugin(SimplePlugin):
             self.packs,
             inline_bytes_max=inline_bytes_max,
             encoder_bytes_max=encoder_bytes_max,
+            decode_bytes_max=decode_bytes_max,
             read_only=mode == "read",
             nexus_offload=nexus_offload,
             spans=telemetry.spans,

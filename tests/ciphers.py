@@ -79,3 +79,37 @@ class CodecPlugin(SimplePlugin):
             return dataclasses.replace(converter, payload_codec=around)
 
         super().__init__("test.CodecPlugin", data_converter=changed)
+
+
+class Xor(PayloadCodec):
+    """A simple codec of a team's own, importable by `everlong serve --codec tests.ciphers:make_xor`."""
+
+    async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        return [
+            Payload(metadata={"encoding": b"binary/xor"}, data=_xor(each.SerializeToString()))
+            for each in payloads
+        ]
+
+    async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        return [
+            Payload.FromString(_xor(each.data))
+            if each.metadata["encoding"] == b"binary/xor"
+            else each
+            for each in payloads
+        ]
+
+
+def make_xor() -> PayloadCodec:
+    return Xor()
+
+
+def make_nothing() -> None:
+    """A factory that forgot to return its codec."""
+
+
+def make_trouble() -> PayloadCodec:
+    raise OSError("the key service does not answer, and this is a secret")
+
+
+def _xor(data: bytes) -> bytes:
+    return bytes(each ^ 0x5A for each in data)

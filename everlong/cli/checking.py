@@ -111,7 +111,9 @@ def _print(finding: Finding) -> None:
 
 async def _connect_alone(settings: Settings) -> Client:
     """Connect without the store and its keys, for what needs neither."""
-    alone = dataclasses.replace(settings, store="memory:", keys="", outer_codec="", cache_dir="")
+    alone = dataclasses.replace(
+        settings, store="memory:", keys="", outer_codec="", codec="", cache_dir=""
+    )
     try:
         async with asyncio.timeout(_CONNECT_SECONDS_MAX):
             return await connect(alone)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from temporalio.client import Client
 
 from everlong import limits, tuning
 from everlong.admin.console import command, out
@@ -18,12 +19,18 @@ from everlong.config import (
     environment_without_temporal,
     load_settings,
 )
-from everlong.connection import connect, open_configured_packs, open_configured_providers
+from everlong.connection import (
+    connect,
+    load_codec,
+    open_configured_packs,
+    open_configured_providers,
+)
 from everlong.demo.run import run_demo
 from everlong.embedded import EmbeddedStack
 from everlong.embedded.server import is_free
 from everlong.errors import PortInUse
 from everlong.models import SweepOptions
+from everlong.storage.byte_budget import ByteBudget
 from everlong.worker import load_agent, run_worker
 
 commands = typer.Typer()
@@ -190,6 +197,15 @@ def serve(
             "or 127.0.0.1 are answered then."
         ),
     ] = False,
+    codec: Annotated[
+        str,
+        typer.Option(
+            metavar="MODULE:NAME",
+            help="The payload codec that your workers have inside Everlong's, as acme.codecs:make: "
+            "a PayloadCodec, or a function without arguments that returns one. Without it, values that "
+            "this codec has encrypted stay encrypted here. Or EVERLONG_CODEC.",
+        ),
+    ] = "",
 ) -> None:
     """Serve the dashboard, its JSON API, and the codec endpoints of the Temporal UI and CLI.
 
@@ -201,20 +217,36 @@ def serve(
 
     from everlong.admin.service.measuring import measuring
     from everlong.admin.web import Desk, check_exposure, create_admin_app, open_access
+    from everlong.admin.web.allocator import return_large_blocks
+    from everlong.admin.web.connections import HEAD_BYTES_MAX, BoundedProtocol
 
+    return_large_blocks()
     settings = load_settings()
+    inner = load_codec(codec or settings.codec, "--codec" if codec else "EVERLONG_CODEC")
+    settings = dataclasses.replace(settings, codec=codec or settings.codec)
     access = open_access(settings)
     check_exposure(host, is_guarded=not access.is_open, allow_anonymous=allow_anonymous)
     if not is_free(port, host):
         raise PortInUse(f"port {port} is in use. Stop what listens there, or choose another.")
-    packs = open_configured_packs(settings)
+    packs = open_configured_packs(
+        settings,
+        memory_bytes_max=limits.SERVER_CACHE_BYTES_MAX,
+        budget=ByteBudget(limits.SERVER_READ_BYTES_MAX),
+    )
+
+    async def connect_server() -> Client:
+        # Its own payloads are small: a thread's state, answers to queries.
+        return await connect(
+            settings, store=packs.store, decode_bytes_max=limits.SERVER_DECODE_BYTES_MAX
+        )
+
     providers = open_configured_providers(settings, "everlong-admin")
 
     providers.install()
 
     @contextlib.asynccontextmanager
     async def telling() -> AsyncIterator[None]:
-        gauges = measuring(lambda: connect(settings), providers.meters)
+        gauges = measuring(connect_server, providers.meters)
         try:
             async with gauges if providers.measures else contextlib.nullcontext():
                 yield
@@ -222,12 +254,13 @@ def serve(
             await asyncio.to_thread(providers.shutdown)
 
     desk = Desk(
-        lambda: connect(settings),
+        connect_server,
         packs,
         task_queue=settings.task_queue,
         temporal_ui=temporal_ui or settings.temporal_ui,
         sweeps=SweepOptions(retention=retention_of(settings.retention)),
         index_dir=index_dir_of(settings),
+        inner_codec=inner,
     )
     web = create_admin_app(
         desk,
@@ -244,6 +277,8 @@ def serve(
         # Whom a request comes from is who connects: a header that anybody may send does not change it.
         proxy_headers=False,
         ws="none",
+        http=BoundedProtocol,
+        h11_max_incomplete_event_size=HEAD_BYTES_MAX,
     )
 
 

@@ -4,6 +4,7 @@ The blob is durable before the ref to it exists. Every fault raises plainly, so 
 retries the task; nothing here ends a workflow.
 """
 
+import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -76,6 +77,7 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         nexus_offload: Offload Nexus payloads too. They leave the namespace, so the other side needs
             the same store, and the same keys.
         encoder_bytes_max: Memory that the encoder may take, over all threads, to know what is stored.
+        decode_bytes_max: Bytes that the payloads of one call may decode to together; more is refused.
         spans: Where spans of offloads go; OpenTelemetry's global provider if not given.
 
     """
@@ -90,6 +92,7 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         read_only: bool = False,
         nexus_offload: bool = False,
         encoder_bytes_max: int = limits.ENCODER_BYTES_MAX,
+        decode_bytes_max: int = limits.DECODE_BYTES_MAX,
         spans: Spans | None = None,
     ) -> None:
         if inline_bytes_max < 0:
@@ -117,6 +120,7 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         self._inner = inner
         self._read_only = read_only
         self._nexus_offload = nexus_offload
+        self._decode_bytes_max = decode_bytes_max
         self._spans = spans or Telemetry().spans
         self._workflow_id = ""
         self._thread = ""
@@ -229,11 +233,14 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         if held and self._learns:
             ActivityResult.current().offloads = True
         with _concise(), timed(refs, held):
-            _check_inflated(payloads)
+            self._check_inflated(payloads)
             if len(payloads) == 1:
                 decoded = [await self._decode(payloads[0])]
             else:
-                decoded = await gathered([partial(self._decode, payload) for payload in payloads])
+                alone = asyncio.Lock()
+                decoded = await gathered(
+                    [partial(self._decode_in_turn, payload, alone) for payload in payloads]
+                )
         return decoded if self._inner is None else await self._inner.decode(decoded)
 
     def is_wanted(self, payload: Payload) -> bool:
@@ -327,6 +334,24 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         self._fallback.note(self._offloader.stats)
         return True
 
+    def _check_inflated(self, payloads: Sequence[Payload]) -> None:
+        """Refuse payloads that would take too much memory together."""
+        most = self._decode_bytes_max
+        if len(payloads) < 2 and most >= limits.OBJECT_BYTES_MAX:
+            return
+        if sum(plain_bytes(each) for each in payloads if is_encoded(each)) > most:
+            raise ObjectTooLarge(
+                f"these {len(payloads)} payloads decode to over {most} bytes together, the most in one "
+                "call here: they are damaged, or made to fill this process's memory"
+            )
+
+    async def _decode_in_turn(self, payload: Payload, alone: asyncio.Lock) -> Payload:
+        """Decode a payload; a large one alone, since its data is in memory twice for a moment."""
+        if not is_encoded(payload) or plain_bytes(payload) < limits.DECODE_ALONE_BYTES_MIN:
+            return await self._decode(payload)
+        async with alone:
+            return await self._decode(payload)
+
     async def _decode(self, payload: Payload) -> Payload:
         encoding = payload.metadata.get("encoding")
         if encoding == INLINE_ENCODING:
@@ -384,19 +409,8 @@ def _concise() -> Iterator[None]:
         raise error.with_traceback(None) from None
 
 
-def _check_inflated(payloads: Sequence[Payload]) -> None:
-    """Refuse payloads that would take too much memory together."""
-    if len(payloads) < 2:
-        return
-    most = 2 * limits.OBJECT_BYTES_MAX
-    if sum(plain_bytes(each) for each in payloads if _is_encoded(each)) > most:
-        raise ObjectTooLarge(
-            f"these {len(payloads)} payloads decode to over {most} bytes together: they are damaged, "
-            "or somebody wants this process to run out of memory"
-        )
-
-
-def _is_encoded(payload: Payload) -> bool:
+def is_encoded(payload: Payload) -> bool:
+    """Tell whether Everlong's codec wrote a payload."""
     return payload.metadata.get("encoding") in _OURS
 
 

@@ -1,9 +1,13 @@
-"""A data converter that keeps its copies for serialization contexts."""
+"""Data converters: one that keeps its copies for contexts, and one that explains what it cannot read."""
 
 import dataclasses
-from typing import Final, Self
+from collections.abc import Sequence
+from typing import Any, Final, Self
 
-from temporalio.converter import DataConverter, SerializationContext
+from temporalio.api.common.v1 import Payload
+from temporalio.converter import DataConverter, DefaultPayloadConverter, SerializationContext
+
+from everlong.errors import ConfigError
 
 # About 2 KB each. A step of a thread has about four contexts.
 _COPIES_MAX: Final = 1024
@@ -41,3 +45,29 @@ def with_cached_contexts(converter: DataConverter) -> DataConverter:
         if each.init
     }
     return ContextConverter(**values)
+
+
+class ExplainingPayloadConverter(DefaultPayloadConverter):
+    """The SDK's converter, which says what to do about a payload that another codec has encoded.
+
+    It is for clients of Everlong's own workflows. They exchange JSON, so a payload that is none was
+    encoded by a codec that the workers have and this client lacks.
+    """
+
+    def from_payloads(
+        self, payloads: Sequence[Payload], type_hints: list[type] | None = None
+    ) -> list[Any]:
+        """See `PayloadConverter`."""
+        try:
+            return super().from_payloads(payloads, type_hints)
+        except (KeyError, RuntimeError, UnicodeDecodeError):
+            # Not chained: these errors quote what they met.
+            encodings = {each.metadata.get("encoding", b"") for each in payloads}
+            names = ", ".join(
+                sorted(repr(each[:60].decode(errors="replace")) for each in encodings)
+            )
+            raise ConfigError(
+                f"a thread's values cannot be read here (encoding {names}): its workers have a payload "
+                "codec of their own, which this process lacks, or another one of that name. Name it: "
+                "everlong serve --codec module:name, or EVERLONG_CODEC=module:name for every command."
+            ) from None

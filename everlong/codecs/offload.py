@@ -135,6 +135,8 @@ class Offloader:
             memory = self._memory.of(ref.thread)
             memory.learn(reading, self._memory.now())
             await self._trim(ref.thread)
+        # The payload copies the data. It need not do so while the stored bytes are there too.
+        reading.pack.release()
         return _payload(reading.pack.envelope, reading.data)
 
     @property

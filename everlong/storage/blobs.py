@@ -11,7 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Iterable
 from typing import Final, Protocol, runtime_checkable
 
-from everlong.errors import InvalidKey
+from everlong.errors import InvalidKey, ObjectTooLarge
 
 # About 400 bytes each for keys of the usual length, so 0.4 MB.
 FAILED_PUTS_MAX: Final = 1000
@@ -57,6 +57,33 @@ class BlobStore(Protocol):
     async def delete(self, keys: Iterable[str]) -> None:
         """Delete the objects; those that do not exist are passed over."""
         ...
+
+
+@runtime_checkable
+class BoundedReads(Protocol):
+    """A store that can refuse an object for its size before it reads it."""
+
+    async def get_bounded(self, key: str, bytes_max: int) -> bytes:
+        """Return the whole object, or raise `ObjectTooLarge` if it has more bytes than that."""
+        ...
+
+
+async def get_bounded(store: BlobStore, key: str, bytes_max: int) -> bytes:
+    """Return an object that has to be within a bound; `ObjectTooLarge` if it is not."""
+    if isinstance(store, BoundedReads):
+        return await store.get_bounded(key, bytes_max)
+    data = await store.get(key)
+    check_bounded(key, len(data), bytes_max)
+    return data
+
+
+def check_bounded(key: str, size_bytes: int, bytes_max: int) -> None:
+    """Refuse an object that has more bytes than its reader takes."""
+    if size_bytes > bytes_max:
+        raise ObjectTooLarge(
+            f"{key!r} in the blob store has {size_bytes} bytes, and what leads to it allows "
+            f"{bytes_max}: it is not read. No writer of Everlong's stores that; find out who did."
+        )
 
 
 class FailedPuts:

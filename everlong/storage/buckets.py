@@ -24,7 +24,7 @@ from obstore.exceptions import (
 
 from everlong.errors import BlobMissing, ConfigError, InvalidKey, StoreError, StoreUnavailable
 from everlong.limits import MIB, OBJECT_BYTES_MAX, STORE_BYTES_PER_SECOND_MIN
-from everlong.storage.blobs import BlobInfo, FailedPuts, checked_key
+from everlong.storage.blobs import BlobInfo, FailedPuts, check_bounded, checked_key
 from everlong.storage.faults import (
     NO_BUCKET,
     Fault,
@@ -233,11 +233,20 @@ class BucketBlobStore:
 
     async def get(self, key: str) -> bytes:
         """See `BlobStore`."""
+        return await self._get(key, None)
+
+    async def get_bounded(self, key: str, bytes_max: int) -> bytes:
+        """See `BoundedReads`."""
+        return await self._get(key, bytes_max)
+
+    async def _get(self, key: str, bytes_max: int | None) -> bytes:
         path = self._path(key)
         with self._translated("read from", key):
             async with asyncio.timeout(_seconds(0)):
                 result = await self._reads.get_async(path)
             size = result.meta["size"]
+            if bytes_max is not None:
+                check_bounded(key, size, bytes_max)
             async with asyncio.timeout(_seconds(size)):
                 data = (await result.bytes_async()).to_bytes()
             if len(data) != size:

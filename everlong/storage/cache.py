@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from everlong import limits
-from everlong.storage.blobs import BlobInfo, BlobStore, checked_key
+from everlong.storage.blobs import (
+    BlobInfo,
+    BlobStore,
+    check_bounded,
+    checked_key,
+    get_bounded,
+)
 from everlong.storage.cache_disk import DiskTier
 from everlong.storage.counting import READS
 from everlong.storage.uploading import put_file
@@ -91,7 +97,21 @@ class CachedBlobStore:
         if data is not None:
             _note_read(hits=1)
             return data
-        return await self._reads.join(key, self._deletes, lambda: self._read(key))
+        return await self._reads.join(key, self._deletes, lambda: self._read(key, None))
+
+    async def get_bounded(self, key: str, bytes_max: int) -> bytes:
+        """See `BoundedReads`. Concurrent gets with the same bound are one read."""
+        data = self._memory.get(checked_key(key))
+        if data is not None:
+            _note_read(hits=1)
+        else:
+            data = await self._reads.join(
+                f"{key} {bytes_max}",
+                self._deletes,
+                lambda: self._read(key, bytes_max),
+            )
+        check_bounded(key, len(data), bytes_max)
+        return data
 
     async def get_range(self, key: str, start: int, length: int) -> bytes:
         """See `BlobStore`. What is read from the store is not kept: it is not the whole object."""
@@ -147,12 +167,15 @@ class CachedBlobStore:
             memory_bytes=self._memory.bytes,
         )
 
-    async def _read(self, key: str) -> bytes:
+    async def _read(self, key: str, bytes_max: int | None) -> bytes:
         deletes = self._deletes
         data = await self._look_up(key)
         if data is None:
             self._count(misses=1)
-            data = await self._store.get(key)
+            if bytes_max is None:
+                data = await self._store.get(key)
+            else:
+                data = await get_bounded(self._store, key, bytes_max)
             self._count(bytes_read=len(data))
             _note_read(misses=1, size_bytes=len(data))
             await self._keep(key, data, deletes)

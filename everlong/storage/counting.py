@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from everlong.errors import BlobMissing
-from everlong.storage.blobs import BlobInfo, BlobStore
+from everlong.storage.blobs import BlobInfo, BlobStore, get_bounded
 from everlong.storage.uploading import put_file
 
 
@@ -80,6 +80,11 @@ class CountedBlobStore:
         """See `BlobStore`."""
         with self._timed("get"):
             return await self._store.get(key)
+
+    async def get_bounded(self, key: str, bytes_max: int) -> bytes:
+        """See `BoundedReads`."""
+        with self._timed("get"):
+            return await get_bounded(self._store, key, bytes_max)
 
     async def get_range(self, key: str, start: int, length: int) -> bytes:
         """See `BlobStore`."""

@@ -14,7 +14,7 @@ from typing import Final
 
 from everlong.errors import BlobMissing, StoreUnavailable
 from everlong.limits import MIB
-from everlong.storage.blobs import BlobInfo, checked_key
+from everlong.storage.blobs import BlobInfo, check_bounded, checked_key
 
 # Unfinished writes lie here, out of every listing. A writer that was killed leaves its file behind;
 # one that is older than an hour belongs to nobody.
@@ -64,6 +64,10 @@ class FileBlobStore:
     async def get(self, key: str) -> bytes:
         """See `BlobStore`."""
         return await asyncio.to_thread(self._read, checked_key(key), 0, -1)
+
+    async def get_bounded(self, key: str, bytes_max: int) -> bytes:
+        """See `BoundedReads`."""
+        return await asyncio.to_thread(self._read, checked_key(key), 0, -1, bytes_max)
 
     async def get_range(self, key: str, start: int, length: int) -> bytes:
         """See `BlobStore`."""
@@ -158,10 +162,12 @@ class FileBlobStore:
             self._synced.clear()
         self._synced.add(directory)
 
-    def _read(self, key: str, start: int, length: int) -> bytes:
+    def _read(self, key: str, start: int, length: int, bytes_max: int | None = None) -> bytes:
         with self._translated("read from"):
             try:
                 with (self._root / key).open("rb") as file:
+                    if bytes_max is not None:
+                        check_bounded(key, os.fstat(file.fileno()).st_size, bytes_max)
                     file.seek(start)
                     return file.read(length)
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError):

@@ -14,12 +14,14 @@ names the packs that it points into. So a ref fixes every byte, and a byte that 
 before it is decompressed. This module has only the bytes; `packstore` reads and writes them.
 """
 
+import collections
 import dataclasses
 import hashlib
+import io
 import os
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -47,8 +49,13 @@ FRAME_BYTES: Final = limits.MIB
 
 # Writers stay within `limits.PACKS_MAX`, the settled packs, and `limits.EXTENTS_MAX`. A reader accepts
 # more, within these bounds.
-SOURCES_MAX: Final = 1024
-EXTENTS_MAX: Final = 65_536
+SOURCES_MAX: Final = 256
+EXTENTS_MAX: Final = 4096
+# A writer's stream has no more bytes than its payload.
+FRAMES_MAX: Final = limits.OBJECT_BYTES_MAX // FRAME_BYTES
+# A payload without its data: its metadata, mostly some dozens of bytes. Writers refuse more than this,
+# which is what the server takes for a whole payload.
+ENVELOPE_BYTES_MAX: Final = 2 * limits.MIB
 DICTIONARY_BYTES_MAX: Final = 64 * limits.KIB
 # Dictionaries in a row: each has to be read before the next.
 DICTIONARIES_MAX: Final = 8
@@ -65,9 +72,28 @@ _EXTENT: Final = struct.Struct("<HII")  # Source (0: this pack), start in its st
 EXTENT_BYTES: Final = _EXTENT.size
 _STORED, _ZSTD, _ZSTD_DICTIONARY = 0, 1, 2
 # A writer uses at least a quarter of every pack that it points to (limits.SPARSE_RATIO). What needs
-# far more than that to be inflated was made to fill a reader's memory.
+# far more than that to be inflated was made to keep a reader busy.
 _INFLATE_FACTOR_MAX: Final = 16
+# Inflated frames that are kept during a read. Only dictionaries need a frame again: extents are read
+# frame by frame. So memory is the data, these, and one frame, whatever the packs declare.
+_KEPT_BYTES_MAX: Final = 16 * limits.MIB
+# What may be inflated again, for dictionaries, in a read whose frames do not fit: each of 88 packs has 3
+# dictionaries in a row at most, of one or two frames. All but the last in a row have 256 KiB at most.
+_AGAIN_BYTES_MAX: Final = 512 * limits.MIB
 _HEAD_PART, _FRAME_PART = 0, 1  # Numbers of the sealed parts: the head, then the frames.
+_KEY_ID_BYTES_MAX: Final = 255
+_HEAD_BYTES_MAX: Final = (
+    _PRELUDE.size
+    + (_KEY_ID_BYTES_MAX + SALT_BYTES + TAG_BYTES)
+    + (_COUNTS.size + _DICTIONARY.size)
+    + (DIGEST_BYTES * SOURCES_MAX + _FRAME.size * FRAMES_MAX + _EXTENT.size * EXTENTS_MAX)
+)
+
+
+def stored_bytes_max(stream_bytes: int, envelope_bytes: int = ENVELOPE_BYTES_MAX) -> int:
+    """Return the most that a pack with such a stream takes in a store, sealed and not compressed."""
+    frames = stream_bytes // FRAME_BYTES + 1
+    return _HEAD_BYTES_MAX + envelope_bytes + stream_bytes + TAG_BYTES * frames
 
 
 class Extent(NamedTuple):
@@ -130,6 +156,11 @@ def build_pack(contents: Contents, thread: str, keys: Keys | None) -> tuple[byte
         raise ObjectTooLarge(
             f"{contents.size_bytes} bytes are not stored: {limits.OBJECT_BYTES_MAX} is the most that "
             "one payload may have. Pass them by a path or a link instead."
+        )
+    if len(contents.envelope) > ENVELOPE_BYTES_MAX:
+        raise ObjectTooLarge(
+            f"a payload has {len(contents.envelope)} bytes of metadata, which are not stored: "
+            f"{ENVELOPE_BYTES_MAX} is the most. Move them into its data."
         )
     key_id, salt, key = b"", b"", b""
     if keys is not None:
@@ -212,8 +243,8 @@ class Pack:
         self._data = data
         self._frames: list[_Frame] = []
         self._offsets: list[int] = []
-        self._plain: dict[int, bytes] = {}
-        self._read_with: Mapping[bytes, Pack] = {}
+        # Extents of a source are not needed, and take some times the bytes once they are unpacked.
+        self._extents = b""
         self._parse_manifest(manifest, manifest_end)
 
     def _parse_manifest(self, manifest: bytes, offset: int) -> None:
@@ -221,8 +252,7 @@ class Pack:
             size_bytes, crc, base_bytes, envelope_bytes, sources, frames, extents = (
                 _COUNTS.unpack_from(manifest)
             )
-            if sources > SOURCES_MAX or extents > EXTENTS_MAX:
-                raise BlobCorrupt(f"it lists {sources} packs and {extents} extents: too many")
+            _check_counts(envelope_bytes, sources, frames, extents)
             dictionary = Extent(*_DICTIONARY.unpack_from(manifest, _COUNTS.size))
             place = _COUNTS.size + _DICTIONARY.size
             self.envelope = manifest[place : place + envelope_bytes]
@@ -235,23 +265,23 @@ class Pack:
             table_end = place + _FRAME.size * frames
             self._frames = [_Frame(*each) for each in _FRAME.iter_unpack(manifest[place:table_end])]
             end = table_end + _EXTENT.size * extents
-            self.extents = [Extent(*each) for each in _EXTENT.iter_unpack(manifest[table_end:end])]
+            self._extents = manifest[table_end:end]
+            extent_bytes = base_bytes + self._check_extents(sources)
         except struct.error:
             raise BlobCorrupt("its manifest is cut short") from None
-        for frame in self._frames:
+        for number, frame in enumerate(self._frames):
+            if frame.plain_bytes > FRAME_BYTES:
+                raise BlobCorrupt(f"frame {number} declares {frame.plain_bytes} bytes")
             self._offsets.append(offset)
             offset += frame.stored_bytes
-        extent_bytes = base_bytes + sum(extent.length for extent in self.extents)
         if end != len(manifest) or offset != len(self._data):
             raise BlobCorrupt("its parts do not add up to its length")
         if extent_bytes != size_bytes or size_bytes > limits.OBJECT_BYTES_MAX:
             raise BlobCorrupt(f"its extents add up to {extent_bytes} bytes, not {size_bytes}")
-        if any(extent.source > sources for extent in self.extents):
-            raise BlobCorrupt("an extent names a pack that is not listed")
-        if any(extent.length == 0 for extent in self.extents):
-            raise BlobCorrupt("an extent is empty")
         if base_bytes and not sources:
             raise BlobCorrupt("it begins with the data of a base, and names none")
+        if len(set(self.sources)) != sources:
+            raise BlobCorrupt("it names the same pack twice")
         if dictionary.source > sources or dictionary.length > DICTIONARY_BYTES_MAX:
             raise BlobCorrupt("it names a dictionary that is not listed, or is too large")
         self.dictionary = dictionary if dictionary.length else None
@@ -259,10 +289,30 @@ class Pack:
         self.size_bytes = int(size_bytes)
         self._crc = int(crc)
 
+    def _check_extents(self, sources: int) -> int:
+        """Check the extents one by one; return their bytes."""
+        size_bytes = 0
+        for source, _, length in _EXTENT.iter_unpack(self._extents):
+            if source > sources:
+                raise BlobCorrupt("an extent names a pack that is not listed")
+            if length == 0:
+                raise BlobCorrupt("an extent is empty")
+            size_bytes += length
+        return size_bytes
+
+    @property
+    def extents(self) -> list[Extent]:
+        """The extents that the manifest lists: all of the data, or what follows the base's."""
+        return [Extent(*each) for each in _EXTENT.iter_unpack(self._extents)]
+
     @property
     def stored(self) -> bytes:
-        """The object that the store returned."""
+        """The object that the store returned; empty once it was released."""
         return self._data
+
+    def release(self) -> None:
+        """Drop the stored bytes, and keep what the manifest says. Nothing can be read after that."""
+        self._data = b""
 
     @property
     def stream_bytes(self) -> int:
@@ -300,23 +350,28 @@ class Pack:
         return names[1:], extents + self.extents
 
     def assemble(self, sources: Sequence["Pack"], extents: Sequence[Extent] | None = None) -> bytes:
-        """Return the data, from this pack's frames and those of the packs that `resolve` names."""
+        """Return the data, from this pack's frames and those of the packs that `resolve` names.
+
+        It goes through the packs frame by frame, and copies each frame to where its bytes belong. So a
+        frame is inflated once, and dropped, however the extents are ordered.
+        """
         if extents is None:
             _, extents = self.resolve(sources[0] if self.base_bytes else None)
         packs = [self, *sources]
-        by_name = {pack.name: pack for pack in packs}
-        for pack in packs:
-            pack._read_with = by_name
         stream_bytes = sum(pack.stream_bytes for pack in packs)
         if stream_bytes > _INFLATE_FACTOR_MAX * self.size_bytes:
             raise BlobCorrupt(f"{stream_bytes} bytes would be inflated for {self.size_bytes}")
-        parts: list[memoryview] = []
-        for source, start, length in extents:
+        inflation = _Inflation(packs, _INFLATE_FACTOR_MAX * self.size_bytes + _AGAIN_BYTES_MAX)
+        # Not a bytearray: `getvalue` returns the buffer itself, and no copy.
+        buffer = io.BytesIO()
+        for source, start, length, offset in _by_frame(packs, extents):
+            buffer.seek(offset)
             try:
-                parts.extend(packs[source].slices(start, length))
+                for piece in inflation.slices(packs[source], start, length):
+                    buffer.write(piece)
             except BlobCorrupt as error:
                 raise DamagedPack(str(error), packs[source].name) from error
-        data = b"".join(parts)
+        data = buffer.getvalue()
         if len(data) != self.size_bytes or zlib.crc32(data) != self._crc:
             raise BlobCorrupt("its extents do not give the data that was written")
         return data
@@ -328,53 +383,111 @@ class Pack:
             return None
         return self.sources[self.dictionary.source - 1]
 
-    def _read_dictionary(self) -> bytes:
-        """Return the dictionary, from the packs that are read with this one."""
-        pack: Pack | None = self
-        for _ in range(DICTIONARIES_MAX):
-            pack = None if pack is None else self._read_with.get(pack.dictionary_name or b"")
-        holder = self._read_with.get(self.dictionary_name or b"")
-        if self.dictionary is None or holder is None or pack is not None:
-            raise BlobCorrupt("the pack of its dictionary is not read with it, or leads too far")
-        _, start, length = self.dictionary
-        return b"".join(holder.slices(start, length))
-
-    def slices(self, start: int, length: int) -> list[memoryview]:
-        """Return a run of the pack's stream, in pieces, each from a frame that has been checked."""
-        found: list[memoryview] = []
-        while length > 0:
-            number, inside = divmod(start, FRAME_BYTES)
-            piece = memoryview(self._frame(number))[inside : inside + length]
-            if not piece:
+    def check_range(self, start: int, length: int) -> None:
+        """Refuse a run that is not all in the pack's stream, by what the manifest says."""
+        end = start + length
+        for number in range(start // FRAME_BYTES, (end - 1) // FRAME_BYTES + 1):
+            inside_end = min(end - number * FRAME_BYTES, FRAME_BYTES)
+            if number >= len(self._frames) or inside_end > self._frames[number].plain_bytes:
                 raise BlobCorrupt("an extent leads beyond the end of a pack")
-            found.append(piece)
-            start += len(piece)
-            length -= len(piece)
-        return found
 
-    def _frame(self, number: int) -> bytes:
-        if number in self._plain:
-            return self._plain[number]
-        if number >= len(self._frames):
-            raise BlobCorrupt("an extent leads beyond the end of a pack")
+    def frame_bytes(self, number: int) -> int:
+        """Return the plain size of a frame, as the manifest declares it."""
+        return self._frames[number].plain_bytes
+
+    def inflate_frame(self, number: int, dictionary: Callable[[], bytes]) -> bytes:
+        """Return a frame, checked against its digest before it is opened and inflated."""
         frame, offset = self._frames[number], self._offsets[number]
         stored = self._data[offset : offset + frame.stored_bytes]
         if _digest(stored) != frame.digest:
             raise BlobCorrupt(f"frame {number} does not match its digest")
         if self._key:
             stored = open_bytes(self._key, _FRAME_PART + number, stored)
-        if frame.plain_bytes > FRAME_BYTES:
-            raise BlobCorrupt(f"frame {number} declares {frame.plain_bytes} bytes")
         if frame.compression == _ZSTD:
             stored = inflate(stored, frame.plain_bytes)
         elif frame.compression == _ZSTD_DICTIONARY:
-            stored = inflate(stored, frame.plain_bytes, self._read_dictionary())
+            stored = inflate(stored, frame.plain_bytes, dictionary())
         elif frame.compression != _STORED:
             raise BlobCorrupt(f"frame {number} names compression {frame.compression}")
         if len(stored) != frame.plain_bytes:
             raise BlobCorrupt(f"frame {number} holds {len(stored)} bytes")
-        self._plain[number] = stored
         return stored
+
+
+def _by_frame(packs: Sequence[Pack], extents: Sequence[Extent]) -> list[tuple[int, int, int, int]]:
+    """Return extents with their offsets in the data, in the order of packs and of their frames."""
+    placed, offset = [], 0
+    for source, start, length in extents:
+        try:
+            packs[source].check_range(start, length)
+        except BlobCorrupt as error:
+            raise DamagedPack(str(error), packs[source].name) from error
+        placed.append((source, start, length, offset))
+        offset += length
+    return sorted(placed)
+
+
+class _Inflation:
+    """The frames of one read, inflated as they are needed, within bounds of memory and work."""
+
+    def __init__(self, packs: Sequence[Pack], bytes_max: int) -> None:
+        self._packs = {pack.name: pack for pack in packs}
+        self._left_bytes = bytes_max
+        # The least recently used first.
+        self._kept: collections.OrderedDict[tuple[bytes, int], bytes] = collections.OrderedDict()
+        self._kept_bytes = 0
+        self._dictionaries: dict[bytes, bytes] = {}
+
+    def slices(self, pack: Pack, start: int, length: int) -> Iterator[memoryview]:
+        """Yield a run of a pack's stream, in pieces, each from a frame that has been checked."""
+        while length > 0:
+            number, inside = divmod(start, FRAME_BYTES)
+            piece = memoryview(self._frame(pack, number))[inside : inside + length]
+            yield piece
+            start += len(piece)
+            length -= len(piece)
+
+    def _frame(self, pack: Pack, number: int) -> bytes:
+        place = (pack.name, number)
+        found = self._kept.get(place)
+        if found is not None:
+            self._kept.move_to_end(place)
+            return found
+        self._left_bytes -= pack.frame_bytes(number)
+        if self._left_bytes < 0:
+            raise BlobCorrupt("its dictionaries would be inflated again and again")
+        found = pack.inflate_frame(number, partial(self._dictionary, pack))
+        self._kept[place] = found
+        self._kept_bytes += len(found)
+        while self._kept_bytes > _KEPT_BYTES_MAX:
+            _, dropped = self._kept.popitem(last=False)
+            self._kept_bytes -= len(dropped)
+        return found
+
+    def _dictionary(self, pack: Pack) -> bytes:
+        """Return the dictionary of a pack, from the packs that are read with it."""
+        if pack.name in self._dictionaries:
+            return self._dictionaries[pack.name]
+        last: Pack | None = pack
+        for _ in range(DICTIONARIES_MAX):
+            last = None if last is None else self._packs.get(last.dictionary_name or b"")
+        holder = self._packs.get(pack.dictionary_name or b"")
+        if pack.dictionary is None or holder is None or last is not None:
+            raise BlobCorrupt("the pack of its dictionary is not read with it, or leads too far")
+        _, start, length = pack.dictionary
+        holder.check_range(start, length)
+        found = self._dictionaries[pack.name] = b"".join(self.slices(holder, start, length))
+        return found
+
+
+def _check_counts(envelope_bytes: int, sources: int, frames: int, extents: int) -> None:
+    """Refuse a manifest that lists more than a reader takes, before it is unpacked."""
+    if sources > SOURCES_MAX or extents > EXTENTS_MAX or frames > FRAMES_MAX:
+        raise BlobCorrupt(
+            f"it lists {sources} packs, {frames} frames and {extents} extents: too many"
+        )
+    if envelope_bytes > ENVELOPE_BYTES_MAX:
+        raise BlobCorrupt(f"it has {envelope_bytes} bytes of metadata: too many")
 
 
 def key_id_of(data: bytes) -> str:

@@ -2,21 +2,40 @@
 
 import asyncio
 import collections
+import contextlib
 import dataclasses
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 from everlong import limits
-from everlong.errors import BlobCorrupt, BlobMissing, KeyMissing, RefRefused, UnknownVersion
+from everlong.errors import (
+    BlobCorrupt,
+    BlobMissing,
+    KeyMissing,
+    ObjectTooLarge,
+    RefRefused,
+    UnknownVersion,
+)
 from everlong.models import Kind, Ref, printable
-from everlong.storage.blobs import BlobStore, FailedPuts
+from everlong.storage.blobs import BlobStore, FailedPuts, get_bounded
+from everlong.storage.byte_budget import ByteBudget
 from everlong.storage.counting import READS
 from everlong.storage.keys import Keyring, Keys
 from everlong.storage.objects import thread_prefix
-from everlong.storage.packs import Contents, DamagedPack, Extent, Pack, build_pack, key_id_of, whole
+from everlong.storage.packs import (
+    ENVELOPE_BYTES_MAX,
+    Contents,
+    DamagedPack,
+    Extent,
+    Pack,
+    build_pack,
+    key_id_of,
+    stored_bytes_max,
+    whole,
+)
 from everlong.storage.threads import in_thread
 
 T = TypeVar("T")
@@ -31,6 +50,19 @@ a sweep hears of refs that some other codec hides."""
 # thread whose context has 64 KiB reads about that much.
 _PARSED_BYTES_MAX: Final = 8 * limits.MIB
 _PARSED_ENTRY_BYTES: Final = 500
+# A writer uses at least a quarter of each pack that it points to, so a source has no larger stream.
+_SOURCE_FACTOR: Final = int(1 / limits.SPARSE_RATIO)
+# Bounds of sources are rounded up to this, so that most reads of one pack share a fetch.
+_BOUND_STEP_BYTES: Final = 512 * limits.KIB
+# Sources that are fetched at the same time have no more bytes than this; a larger one is fetched alone.
+_FETCHED_BYTES_MAX: Final = 64 * limits.MIB
+# What sources are taken to have of metadata by a server with a budget.
+_SMALL_ENVELOPE_BYTES: Final = 64 * limits.KIB
+# What a read reserves of a server's budget beside 5 times the data (4 of sources, and its own pack): the
+# heads of up to 88 packs, of which each has some KiB.
+_HEADS_BYTES: Final = 8 * limits.MIB
+# The largest pack that is ever written.
+_PACK_BYTES_MAX: Final = stored_bytes_max(limits.OBJECT_BYTES_MAX)
 _RESTORE = "Restore it from a backup of the store; what waits for it goes on by itself."
 
 
@@ -114,6 +146,9 @@ class PackStore:
 
     Where a keyring is given everything that is written is sealed, and what is not sealed is refused,
     unless `accept_unsealed` is set for the time in which older histories still name such packs.
+
+    With a `budget`, reads at the same time hold no more stored bytes than that, and a read that needs
+    more by itself is refused. A server has one, since others decide what it reads.
     """
 
     def __init__(
@@ -122,10 +157,12 @@ class PackStore:
         keyring: Keyring | None = None,
         *,
         accept_unsealed: bool = False,
+        budget: ByteBudget | None = None,
     ) -> None:
         self.store = store
         self.keyring = keyring
         self.accept_unsealed = accept_unsealed
+        self._budget = budget
         self.stats = WriteStats()
         self._parsed = _ParsedBodies()
         self._unsure = FailedPuts()
@@ -159,14 +196,29 @@ class PackStore:
         Where the ref names a key, or says that there is none, the pack must be sealed with the same.
         `stored` is what the store has just returned for it, if it was asked already.
         """
-        try:
-            return await self._read(thread, name, size_bytes, key_id, stored)
-        except (BlobCorrupt, UnknownVersion, KeyMissing, RefRefused):
-            # The store's bytes may be sound, or sound again, and only a cached copy damaged.
-            if not isinstance(self.store, _Forgetful):
-                raise
-        await self._forget(self.store, thread, name)
-        return await self._read(thread, name, size_bytes, key_id)
+        async with self._reserved(size_bytes):
+            try:
+                return await self._read(thread, name, size_bytes, key_id, stored)
+            except (BlobCorrupt, UnknownVersion, KeyMissing, RefRefused):
+                # The store's bytes may be sound, or sound again, and only a cached copy damaged.
+                if not isinstance(self.store, _Forgetful):
+                    raise
+            await self._forget(self.store, thread, name, size_bytes)
+            return await self._read(thread, name, size_bytes, key_id)
+
+    @contextlib.asynccontextmanager
+    async def _reserved(self, size_bytes: int) -> AsyncIterator[None]:
+        """Hold what a read may take of the budget meanwhile, if there is a budget."""
+        if self._budget is None:
+            yield
+            return
+        if size_bytes > self._budget.bytes_max:
+            raise ObjectTooLarge(
+                f"{size_bytes} bytes are not read here: this server holds {self._budget.bytes_max} at a "
+                "time. Read them with a client that has the plugin."
+            )
+        async with self._budget.reserve(_share_bytes(size_bytes)):
+            yield
 
     async def _read(
         self,
@@ -176,7 +228,7 @@ class PackStore:
         key_id: str | None,
         stored: bytes | None = None,
     ) -> Reading:
-        pack = await self.open(thread, name, stored)
+        pack = await self.open(thread, name, stored, bytes_max=_own_bound(size_bytes))
         if key_id is not None and pack.key_id != key_id:
             raise RefRefused(
                 f"pack {pack_key(thread, name)!r} is sealed with key {pack.key_id!r}, and its ref was "
@@ -188,50 +240,99 @@ class PackStore:
                 pack_key(thread, name),
                 BlobCorrupt(f"it holds {pack.size_bytes} bytes, and its ref says {size_bytes}"),
             )
-        sources, extents = await self._resolve(thread, pack)
+        if not pack.sources:
+            return await self._assemble(thread, pack, [], pack.extents)
+        base = None if pack.base is None else await self._open_base(thread, pack, pack.base)
+        try:
+            names, extents = pack.resolve(base)
+        except BlobCorrupt as error:
+            raise _damaged(pack_key(thread, name), error) from error
+        sources = await self._open_sources(thread, pack, names, extents, base)
+        return await self._assemble(thread, pack, sources, extents)
+
+    async def _open_base(self, thread: str, pack: Pack, name: bytes) -> Pack:
+        bound = stored_bytes_max(_stream_bytes_max(pack.size_bytes))
+        return await self.open(thread, name, bytes_max=bound)
+
+    async def _assemble(
+        self, thread: str, pack: Pack, sources: list[Pack], extents: list[Extent]
+    ) -> Reading:
         if any(source.key_id != pack.key_id for source in sources):
             # No writer mixes keys. An unsealed pack could read a sealed one that way.
             raise RefRefused(
-                f"pack {pack_key(thread, name)!r} points to packs of another key: it is forged. Find "
-                "out who wrote it; nothing was read."
+                f"pack {pack_key(thread, pack.name)!r} points to packs of another key: it is forged. "
+                "Find out who wrote it; nothing was read."
             )
         try:
             if pack.size_bytes < limits.LOOP_BYTES_MAX:
                 data = pack.assemble(sources, extents)
             else:
                 data = await in_thread(pack.assemble, sources, extents)
-            return Reading(pack, sources, extents, data)
         except DamagedPack as error:
             raise _damaged(pack_key(thread, error.name), error) from error
         except BlobCorrupt as error:
-            raise _damaged(pack_key(thread, name), error) from error
-
-    async def _resolve(self, thread: str, pack: Pack) -> tuple[list[Pack], list[Extent]]:
-        """Open the packs that a pack needs: those that it names, then those that its base names."""
-        if not pack.sources:
-            return [], list(pack.extents)
-        opened = await self._open_all(thread, pack.sources)
-        try:
-            names, extents = pack.resolve(opened[0] if pack.base_bytes else None)
-        except BlobCorrupt as error:
             raise _damaged(pack_key(thread, pack.name), error) from error
-        return opened + await self._open_all(thread, names[len(opened) :]), extents
+        for source in sources:
+            source.release()
+        return Reading(pack, sources, extents, data)
 
-    async def _open_all(self, thread: str, names: Sequence[bytes]) -> list[Pack]:
-        return await gathered([partial(self.open, thread, name) for name in names])
+    async def _open_sources(
+        self,
+        thread: str,
+        pack: Pack,
+        names: Sequence[bytes],
+        extents: Sequence[Extent],
+        base: Pack | None,
+    ) -> list[Pack]:
+        """Open the packs that a read needs, with a bound on what each of them has in the store."""
+        opened: dict[bytes, Pack] = {} if base is None else {base.name: base}
+        if self._budget is None:
+            bounds = zip(names, _source_bounds(len(names), extents), strict=True)
+            wanted = collections.deque(each for each in bounds if each[0] not in opened)
+            while wanted:
+                opened |= await self._open_batch(thread, wanted, _FETCHED_BYTES_MAX)
+            return [opened[name] for name in names]
+        share = min(_share_bytes(pack.size_bytes), self._budget.bytes_max)
+        bounds = zip(names, _source_bounds(len(names), extents, _SMALL_ENVELOPE_BYTES), strict=True)
+        wanted = collections.deque(each for each in bounds if each[0] not in opened)
+        while wanted:
+            room_bytes = share - sum(len(each.stored) for each in (pack, *opened.values()))
+            name, bound = wanted[0]
+            wanted[0] = (name, min(bound, room_bytes))
+            try:
+                opened |= await self._open_batch(thread, wanted, room_bytes)
+            except BlobCorrupt as error:
+                if not isinstance(error.__cause__, ObjectTooLarge):
+                    raise
+                raise ObjectTooLarge(
+                    f"a payload of {pack.size_bytes} bytes needs packs of over {share}, more than "
+                    "this server holds for it. Read it with a client that has the plugin."
+                ) from error
+        return [opened[name] for name in names]
+
+    async def _open_batch(
+        self, thread: str, wanted: collections.deque[tuple[bytes, int]], room_bytes: int
+    ) -> dict[bytes, Pack]:
+        """Open the first of the packs that are wanted, and others that there is room for."""
+        reads: list[Callable[[], Awaitable[Pack]]] = []
+        while wanted and (not reads or wanted[0][1] <= room_bytes):
+            name, bound = wanted.popleft()
+            room_bytes -= bound
+            reads.append(partial(self.open, thread, name, bytes_max=bound))
+        return {pack.name: pack for pack in await gathered(reads)}
 
     async def needed(self, thread: str, pack: Pack) -> set[bytes]:
         """Return the names of all packs that a pack cannot be read without, itself excepted."""
         base = None if pack.base is None else await self.open(thread, pack.base)
         return {*pack.sources, *(base.sources if base else ())}
 
-    async def _forget(self, store: _Forgetful, thread: str, name: bytes) -> None:
+    async def _forget(self, store: _Forgetful, thread: str, name: bytes, size_bytes: int) -> None:
         """Drop the cached copies of a pack and of all that it points to."""
         await store.forget([pack_key(thread, name)])
-        pack = await self.open(thread, name)
+        pack = await self.open(thread, name, bytes_max=_own_bound(size_bytes))
         await store.forget([pack_key(thread, each) for each in pack.sources])
         if pack.base is not None:
-            base = await self.open(thread, pack.base)
+            base = await self._open_base(thread, pack, pack.base)
             await store.forget([pack_key(thread, each) for each in base.sources])
 
     async def warm(self, thread: str, name: bytes, *, alone: bool) -> int:
@@ -250,12 +351,22 @@ class PackStore:
         return sum(await gathered([partial(self._fetch, thread, name) for name in names]))
 
     async def _fetch(self, thread: str, name: bytes) -> int:
-        return len(await self.store.get(pack_key(thread, name)))
+        return len(await get_bounded(self.store, pack_key(thread, name), _PACK_BYTES_MAX))
 
-    async def open(self, thread: str, name: bytes, stored: bytes | None = None) -> Pack:
-        """Return a pack whose manifest is checked: it tells which earlier packs it points to."""
+    async def open(
+        self,
+        thread: str,
+        name: bytes,
+        stored: bytes | None = None,
+        *,
+        bytes_max: int = _PACK_BYTES_MAX,
+    ) -> Pack:
+        """Return a pack whose manifest is checked: it tells which earlier packs it points to.
+
+        One that has more than `bytes_max` in the store is refused before it is read.
+        """
         key = pack_key(thread, name)
-        data = await self._get(key) if stored is None else stored
+        data = await self._get(key, bytes_max) if stored is None else stored
         try:
             key_id = key_id_of(data)
             self.check_sealed(key_id, f"pack {key!r}")
@@ -265,11 +376,13 @@ class PackStore:
         except (UnknownVersion, KeyMissing) as error:
             raise type(error)(f"pack {key!r}: {error}") from error
 
-    async def _get(self, key: str) -> bytes:
+    async def _get(self, key: str, bytes_max: int = _PACK_BYTES_MAX) -> bytes:
         try:
-            return await self.store.get(key)
+            return await get_bounded(self.store, key, bytes_max)
         except BlobMissing as error:
             raise BlobMissing(f"pack {key!r} is missing: {error}") from error
+        except ObjectTooLarge as error:
+            raise BlobCorrupt(str(error)) from error
 
     async def write_body(
         self,
@@ -355,7 +468,7 @@ class PackStore:
         """
         name = bytes.fromhex(ref.digest)
         key = pack_key(ref.thread, name)
-        stored = await self._get(key)
+        stored = await self._get(key, _own_bound(ref.size_bytes))
         known = self._parsed.get(key, parse)
         if known is not None and await self._is_known(known, key, stored, ref.size_bytes):
             value: T = known.value
@@ -405,6 +518,32 @@ def _counts(key: str, size_bytes: int, *, is_new: bool) -> bool:
 
 def _damaged(key: str, error: BlobCorrupt) -> BlobCorrupt:
     return BlobCorrupt(f"{key!r} in the blob store is damaged: {error}. {_RESTORE}")
+
+
+def _own_bound(size_bytes: int) -> int:
+    """Return how large a pack may be in the store by its data: its own stream has no more bytes."""
+    return stored_bytes_max(min(size_bytes, limits.OBJECT_BYTES_MAX))
+
+
+def _stream_bytes_max(used_bytes: int) -> int:
+    """Return how large the stream of a pack may be of which so many bytes are used."""
+    return min(_SOURCE_FACTOR * max(used_bytes, 16 * limits.KIB), limits.OBJECT_BYTES_MAX)
+
+
+def _source_bounds(
+    sources: int, extents: Sequence[Extent], envelope_bytes: int = ENVELOPE_BYTES_MAX
+) -> list[int]:
+    """Return how large each source may be in the store, by how much of it the extents use."""
+    used = [0] * (sources + 1)
+    for source, _, length in extents:
+        used[source] += length
+    bounds = (stored_bytes_max(_stream_bytes_max(each), envelope_bytes) for each in used[1:])
+    return [_BOUND_STEP_BYTES * (bound // _BOUND_STEP_BYTES + 1) for bound in bounds]
+
+
+def _share_bytes(size_bytes: int) -> int:
+    """Return what a read of so many bytes reserves of a server's budget."""
+    return (1 + _SOURCE_FACTOR) * min(size_bytes, limits.OBJECT_BYTES_MAX) + _HEADS_BYTES
 
 
 async def gathered(reads: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:

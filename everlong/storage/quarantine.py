@@ -19,7 +19,7 @@ from typing import Final
 
 from everlong import limits
 from everlong.errors import BlobMissing, StoreError
-from everlong.storage.blobs import BlobInfo, BlobStore
+from everlong.storage.blobs import BlobInfo, BlobStore, get_bounded
 from everlong.storage.cache import CachedBlobStore
 from everlong.storage.counting import Called
 from everlong.storage.uploading import put_file
@@ -159,6 +159,10 @@ class RestoringBlobStore:
     async def get(self, key: str) -> bytes:
         """See `BlobStore`."""
         return await self._read(key, self._store.get)
+
+    async def get_bounded(self, key: str, bytes_max: int) -> bytes:
+        """See `BoundedReads`."""
+        return await self._read(key, lambda place: get_bounded(self._store, place, bytes_max))
 
     async def get_range(self, key: str, start: int, length: int) -> bytes:
         """See `BlobStore`."""

@@ -172,6 +172,11 @@ def parsed(adapter: TypeAdapter[T], data: bytes) -> T:
 
 
 def _parse_segment(text: bytes) -> Segment:
+    if len(text) > limits.SEGMENT_JSON_BYTES_MAX:
+        raise BlobCorrupt(
+            f"a segment has {len(text)} bytes of entries, and {limits.SEGMENT_JSON_BYTES_MAX} is the "
+            "most that is parsed: it is damaged or forged. Find out who gave it to this thread."
+        )
     # The version is the last field as it is written here, so most segments are parsed only once. What
     # follows it closes the outermost object: nothing further inside can end with the same bytes.
     is_ours = text.endswith(_VERSION_END)

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import dataclasses
 import json
 import os
 import zlib
@@ -20,15 +21,16 @@ from temporalio.converter import (
 )
 from temporalio.plugin import SimplePlugin
 from temporalio.worker import Worker
+from typer.testing import CliRunner
 
-from everlong import EverlongPlugin
+from everlong import EverlongPlugin, cli
 from everlong.asking import packs_of
 from everlong.codecs import EverlongCodec, inspection
 from everlong.codecs.inspection import inspect
 from everlong.codecs.layers import OuterCodec, holds_everlong, own_codec
 from everlong.codecs.refs import is_ref
 from everlong.config import load_settings
-from everlong.connection import connect
+from everlong.connection import connect, load_codec
 from everlong.errors import ConfigError
 from everlong.models import CHECK, SweepOptions, SweepReport
 from everlong.storage.keys import Keyring
@@ -36,7 +38,7 @@ from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.packstore import PackStore
 from everlong.sweep import Sweep
 from everlong.testing import workload
-from tests.ciphers import ENCRYPTED, Chain, Cipher, CodecPlugin, Marking
+from tests.ciphers import ENCRYPTED, Chain, Cipher, CodecPlugin, Marking, Xor
 from tests.kept import AT_ONCE, NAMESPACE, MadeUp
 from tests.payloads import KEY_1, activity, payload
 from tests.payloads import workflow as workflow_context
@@ -243,6 +245,49 @@ async def test_the_command_loads_the_outer_codec_that_its_environment_names() ->
     for wrong in ("tests.ciphers:Missing", "tests.ciphers:ENCRYPTED", "tests.absent:Cipher", "x"):
         with pytest.raises(ConfigError, match="EVERLONG_OUTER_CODEC"):
             await connected(wrong)
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("tests.absent:make", "there is no module 'tests.absent'"),
+        ("tests.ciphers", "it has no module or no name"),
+        (":make_xor", "it has no module or no name"),
+        ("tests.ciphers:absent", "the module 'tests.ciphers' has no 'absent'"),
+        ("tests.ciphers:ENCRYPTED", "'ENCRYPTED' is a bytes and not callable"),
+        ("tests.ciphers:make_nothing", "'make_nothing' returned a NoneType and no PayloadCodec"),
+        ("tests.ciphers:make_trouble", "calling 'make_trouble' without arguments failed (OSError)"),
+    ],
+)
+def test_a_codec_that_cannot_be_loaded_is_explained(path: str, why: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_codec(path, "--codec")
+    assert str(raised.value).startswith(f"--codec is {path!r}, which cannot be loaded: {why}")
+    assert "secret" not in str(raised.value)
+    refused = CliRunner().invoke(cli.app, ["serve", "--codec", path])
+    assert isinstance(refused.exception, ConfigError)
+
+
+async def test_the_command_puts_the_codec_of_its_environment_inside() -> None:
+    env = {
+        "EVERLONG_STORE": "memory:",
+        "EVERLONG_CODEC": "tests.ciphers:make_xor",
+        "TEMPORAL_ADDRESS": "127.0.0.1:1",
+        "TEMPORAL_CONFIG_FILE": os.devnull,
+    }
+    settings = load_settings(env)
+    settings.temporal["lazy"] = True  # type: ignore[typeddict-unknown-key] # of Client.connect
+    converter = (await connect(settings)).data_converter
+    assert isinstance(converter.payload_codec, EverlongCodec)
+    assert isinstance(converter.payload_codec.inner, Xor)
+    for value in ("short", "x" * 20_000):
+        encoded = await converter.encode([value])
+        assert await converter.decode(encoded, [str]) == [value]
+    settings = dataclasses.replace(settings, codec="")
+    without = (await connect(settings)).data_converter
+    inline = await converter.encode(["short"])
+    with pytest.raises(ConfigError, match=r"'binary/xor'\).*--codec module:name"):
+        await without.decode(inline, [str])
 
 
 async def test_an_outer_codec_sees_refs_and_the_store_holds_sealed_bodies_once() -> None:

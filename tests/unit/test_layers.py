@@ -90,7 +90,17 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
         {"temporalio", "opentelemetry"},
     ),
     "connection": (
-        {"agents", "config", "errors", "models", "plugin", "storage", "telemetry"},
+        {
+            "agents",
+            "codecs",
+            "config",
+            "errors",
+            "limits",
+            "models",
+            "plugin",
+            "storage",
+            "telemetry",
+        },
         {"temporalio", "opentelemetry"},
     ),
     "worker": (
@@ -191,6 +201,7 @@ VENDORS = {
     "queries/engine": {"duckdb", "pyarrow"},
     "queries/running": {"duckdb"},
     "codecs/matching": {"pyfastcdc"},
+    "admin/web/connections": {"h11", "uvicorn"},
     "storage/keys": {"cryptography"},
     "storage/objects": {"zstandard"},
     "storage/packs": {"zstandard"},

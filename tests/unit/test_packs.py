@@ -20,6 +20,7 @@ from everlong.storage.packs import (
     DICTIONARIES_MAX,
     DICTIONARY_BYTES_MAX,
     FRAME_BYTES,
+    FRAMES_MAX,
     MAGIC,
     SOURCES_MAX,
     Contents,
@@ -367,9 +368,12 @@ def test_a_manifest_that_counts_more_than_it_holds_is_refused(
 
 
 def test_frames_of_which_hardly_anything_is_used_are_not_inflated() -> None:
-    frames = [(1, FRAME_BYTES, ZEROS)] * 400
-    extents = [(0, n * FRAME_BYTES, 1) for n in range(400)]
-    assert "would be inflated" in refused(forged(size_bytes=400, frames=frames, extents=extents))
+    frames = [(1, FRAME_BYTES, ZEROS)] * FRAMES_MAX
+    extents = [(0, n * FRAME_BYTES, 1) for n in range(FRAMES_MAX)]
+    pack = forged(size_bytes=FRAMES_MAX, frames=frames, extents=extents)
+    assert "would be inflated" in refused(pack)
+    more = forged(size_bytes=FRAMES_MAX, frames=[*frames, frames[0]], extents=extents)
+    assert "too many" in refused(more)
     packs = []
     for number in range(40):
         name, stored = forged(size_bytes=0, frames=[*frames[:20], (0, 1, bytes([number]))])

@@ -136,7 +136,7 @@ async def test_payloads_that_inflate_to_too_much_together_are_refused(
         data=seal(payload(b"\0" * 900_000).SerializeToString()),
     )
     monkeypatch.setattr(limits, "OBJECT_BYTES_MAX", 1_000_000)
-    codec = EverlongCodec(MemoryBlobStore())
+    codec = EverlongCodec(MemoryBlobStore(), decode_bytes_max=2_000_000)
     assert len(await codec.decode([bomb, bomb])) == 2
     with pytest.raises(ObjectTooLarge, match="these 3 payloads decode to over"):
         await codec.decode([bomb, bomb, bomb])

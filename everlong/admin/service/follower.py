@@ -29,7 +29,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from everlong.admin.service.progress import Activity, Decode, NotConverted, Progress, Tracker
 from everlong.admin.service.translating import readable, translated_rpc
-from everlong.errors import StoreUnavailable
+from everlong.errors import EverlongError, StoreUnavailable
 from everlong.json_payloads import from_raw
 from everlong.models import AGENT_WORKFLOW, ThreadStart
 
@@ -302,6 +302,8 @@ def decoder(client: Client, thread_id: str) -> Decode:
             if activity is not None or kind is ThreadStart:
                 return from_raw(raw, kind, converter.payload_converter)
             return converter.payload_converter.from_payload(raw.payload, kind)
+        except EverlongError:
+            raise
         except Exception as error:
             raise NotConverted(
                 f"a payload of thread {thread_id!r} is no {getattr(kind, '__name__', kind)}. Has a "

@@ -15,13 +15,15 @@ from everlong import limits
 from everlong.admin.web.access import Access
 from everlong.admin.web.api import api_router
 from everlong.admin.web.codec import LOCAL_HOSTS, Admit, create_app, unknown
+from everlong.admin.web.codec import REQUEST_BYTES_MAX as CODEC_BYTES_MAX
 from everlong.admin.web.desk import Desk
-from everlong.admin.web.guard import TOO_MANY, Bounded, Guard, Throttle, is_wrong, user_of
+from everlong.admin.web.guard import TOO_MANY, Guard, Throttle, is_wrong, user_of
 from everlong.admin.web.login import login_router
 from everlong.admin.web.needs import check_may
 from everlong.admin.web.origins import host_of
 from everlong.admin.web.pages import pages_router
 from everlong.admin.web.refusals import add_handlers
+from everlong.admin.web.request_limits import Load, RequestLimits
 from everlong.admin.web.shell import Shell
 from everlong.versions import versions
 
@@ -49,7 +51,14 @@ def create_admin_app(
     # A page that points its own host name at 127.0.0.1 (DNS rebinding) is not let in.
     is_named = access.is_open or access.proxy is not None
     hosts = [*LOCAL_HOSTS, *map(host_of, access.hosts)] if is_named else ["*"]
-    codec = create_app(desk.packs, cors_origins=cors_origins, admit=_admission(access, throttle))
+    load = Load()
+    codec = create_app(
+        desk.packs,
+        inner=desk.inner_codec,
+        cors_origins=cors_origins,
+        admit=_admission(access, throttle),
+    )
+    bounded_codec = RequestLimits(codec, load, CODEC_BYTES_MAX)
     app = FastAPI(
         title="Everlong",
         summary="Threads of long-running agents: what they are, and what may be done to them.",
@@ -60,10 +69,12 @@ def create_admin_app(
         lifespan=lifespan,
         # The first is the outermost.
         middleware=[
-            Middleware(Shell, codec=TrustedHostMiddleware(codec, hosts, www_redirect=False)),
+            Middleware(
+                Shell, codec=TrustedHostMiddleware(bounded_codec, hosts, www_redirect=False)
+            ),
+            Middleware(RequestLimits, load=load, bytes_max=REQUEST_BYTES_MAX),
             Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
             Middleware(Guard, access=access, throttle=throttle),
-            Middleware(Bounded, bytes_max=REQUEST_BYTES_MAX),
         ],
     )
     add_handlers(app)

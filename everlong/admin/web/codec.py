@@ -20,7 +20,7 @@ import contextlib
 import hmac
 import logging
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Final, TypeAlias
@@ -31,16 +31,19 @@ from fastapi.middleware.cors import CORSMiddleware
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import Receive, Scope, Send
 from temporalio.api.common.v1 import Payload, Payloads
 from temporalio.api.sdk.v1.external_storage_pb2 import ExternalStorageReference
+from temporalio.converter import PayloadCodec
 
 from everlong import limits
 from everlong.codecs import EverlongCodec
-from everlong.codecs.codec import plain_bytes
+from everlong.codecs.codec import is_encoded, plain_bytes
 from everlong.codecs.refs import is_ref, parse_ref
 from everlong.config import is_loopback
 from everlong.errors import ConfigError, EverlongError, StoreUnavailable
 from everlong.storage import BlobStore
+from everlong.storage.byte_budget import ByteBudget
 from everlong.storage.packstore import PackStore, pack_key
 
 logger = logging.getLogger(__name__)
@@ -58,18 +61,37 @@ _BATCH_PAYLOADS: Final = 200
 RESPONSE_BYTES_MAX: Final = 64 * limits.MIB
 # What the UI gets as a value, and not as a placeholder: some 2,000 lines, which a page still shows.
 SHOWN_BYTES_MAX: Final = 128 * limits.KIB
-# A response takes about 4 times its payloads while it is written as JSON: 1 GiB for these together.
 CONVERSIONS_MAX: Final = 4
-# A store that does not answer keeps none of those places for longer than somebody waits for a page.
+"""Requests that are converted at a time. Others wait."""
+CONVERSION_BYTES_MAX: Final = 144 * limits.MIB
+"""Memory that all conversions take together: one of the largest responses, and some small ones."""
+# JSON is parsed to a text, to objects and to payloads, one after another: 3.3 times its bytes for one
+# large payload, and 7 times for many small ones.
+_PARSE_FACTOR: Final = 7
+# Data is in memory twice: as it is read, and in its payload; or in its payload, and as it is sent.
+_DECODE_FACTOR: Final = 2
+_LEAST_BYTES: Final = 256 * limits.KIB
+# A request waits so long for its turn, and a store that does not answer keeps its place no longer.
+_WAIT_SECONDS_MAX: Final = 30.0
 _CONVERT_SECONDS_MAX: Final = 60.0
+# A client that takes longer over a response is cut off: others wait for the memory.
+_SEND_SECONDS_MAX: Final = 120.0
+# Divisible by 3, so that pieces of base64 can be joined.
+_PIECE_BYTES: Final = 192 * limits.KIB
 LOCAL_HOSTS: Final = ["127.0.0.1", "localhost", "[::1]"]
 """Names that a server is reached by which lets everybody in."""
 # Where a placeholder keeps the ref that it stands for. As text: the UI reads metadata as UTF-8.
 _REF_KEY: Final = "everlong-ref"
 _ORIGIN: Final = re.compile(r"https?://[a-z0-9.-]+(:\d{1,5})?|https?://\[[0-9a-f:]+\](:\d{1,5})?")
-_Convert: TypeAlias = Callable[[Sequence[Payload]], Awaitable[list[Payload]]]
+_Convert: TypeAlias = Callable[[Sequence[Payload], "_Memory"], Awaitable[list[Payload]]]
 Admit: TypeAlias = Callable[[Request, str], Awaitable[None]]
 """Raises `HTTPException` for somebody who may not do the action that is named: decode or encode."""
+_SDK_ENCODINGS: Final = frozenset(
+    {b"binary/null", b"binary/plain", b"json/plain", b"json/protobuf", b"binary/protobuf"}
+)
+_WARNED: Final[set[bytes]] = set()
+_WARNED_MAX: Final = 16
+_BUSY: Final = "The server decodes as much as its memory allows. Try again."
 # What the UI sends; the last two only where it is told to pass its user's tokens on.
 _HEADERS: Final = ("content-type", "x-namespace", "authorization", "authorization-extras")
 
@@ -77,6 +99,7 @@ _HEADERS: Final = ("content-type", "x-namespace", "authorization", "authorizatio
 def create_app(
     store: BlobStore | PackStore,
     *,
+    inner: PayloadCodec | None = None,
     token: str = "",
     cors_origins: Sequence[str] = (),
     beside: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext,
@@ -84,6 +107,7 @@ def create_app(
 ) -> FastAPI:
     """Return the codec server's application. An empty token lets everybody in who reaches it.
 
+    `inner` is the codec that a team's workers have inside Everlong's.
     What is `beside` it is entered when the server starts, and left before it ends. `admit` is asked
     instead of the token, if it is given.
     """
@@ -94,7 +118,8 @@ def create_app(
         openapi_url=None,
         lifespan=lambda _: beside(),
     )
-    app.include_router(_routes(EverlongCodec(store), admit or partial(_admit, token)))
+    codec = EverlongCodec(store, inner=inner)
+    app.include_router(_routes(codec, admit or partial(_admit, token)))
 
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:
@@ -145,21 +170,17 @@ def _checked_origin(origin: str) -> str:
 
 def _routes(codec: EverlongCodec, admit: Admit) -> APIRouter:
     router = APIRouter()
-    places = asyncio.Semaphore(CONVERSIONS_MAX)
+    conversions = _Conversions()
 
     async def answer(request: Request, action: str, convert: _Convert) -> Response:
         await admit(request, action)
         _check_type(request)
-        body = await _read(request)
-        async with places:
-            # In a thread: however odd the JSON is, other requests are answered meanwhile.
-            payloads = await asyncio.to_thread(_parsed, body)
-            return await _converted(payloads, convert)
+        return await conversions.answer(request, await _read(request), convert)
 
     @router.post("/encode")
     @router.post("/{mount:path}/encode")
     async def encode(request: Request) -> Response:
-        return await answer(request, "encode", codec.encode)
+        return await answer(request, "encode", partial(_encode, codec))
 
     @router.post("/decode")
     @router.post("/{mount:path}/decode")
@@ -176,16 +197,141 @@ def _routes(codec: EverlongCodec, admit: Admit) -> APIRouter:
     return router
 
 
-async def _download(codec: EverlongCodec, payloads: Sequence[Payload]) -> list[Payload]:
+class _Memory:
+    """The share of the server's memory that one conversion holds."""
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self._budget = budget
+        self._held = contextlib.AsyncExitStack()
+
+    async def hold(self, size_bytes: int) -> None:
+        """Hold so many bytes, and nothing of before: what holds some and waits could wait for ever."""
+        await self.release()
+        try:
+            async with asyncio.timeout(_WAIT_SECONDS_MAX):
+                await self._held.enter_async_context(
+                    self._budget.reserve(max(size_bytes, _LEAST_BYTES))
+                )
+        except TimeoutError:
+            raise HTTPException(503, _BUSY, {"retry-after": "2"}) from None
+
+    async def release(self) -> None:
+        """Give back what is held."""
+        await self._held.aclose()
+
+
+class _Conversions:
+    """Converts payloads for requests, a bounded number at a time and in bounded memory."""
+
+    def __init__(self) -> None:
+        self._places = asyncio.Semaphore(CONVERSIONS_MAX)
+        self._budget = ByteBudget(CONVERSION_BYTES_MAX)
+
+    async def answer(self, request: Request, body: bytes, convert: _Convert) -> Response:
+        """Return the response to a body. It holds its share of memory until it is sent."""
+        memory = _Memory(self._budget)
+        try:
+            async with self._places:
+                await memory.hold(_PARSE_FACTOR * len(body))
+                if await request.is_disconnected():  # It may have waited for long.
+                    raise HTTPException(408, "the client is gone")
+                # In a thread: however odd the JSON is, other requests are answered meanwhile.
+                payloads = await asyncio.to_thread(_parsed, body)
+                return _PayloadsResponse(await _converted(payloads, convert, memory), memory)
+        except BaseException:
+            await memory.release()
+            raise
+
+
+class _PayloadsResponse(Response):
+    """Payloads as JSON, written piece by piece: no more than one payload is in memory twice."""
+
+    media_type = "application/json"
+
+    def __init__(self, payloads: list[Payload], memory: _Memory) -> None:
+        super().__init__()
+        del self.headers["content-length"]
+        self._payloads = payloads
+        self._memory = memory
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        try:
+            async with asyncio.timeout(_SEND_SECONDS_MAX):
+                await send(start)
+                for piece in _joined(_as_json(self._payloads)):
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    await asyncio.sleep(0)
+                await send({"type": "http.response.body", "body": b""})
+        except TimeoutError:
+            # The server closes a connection whose response is not complete.
+            logger.warning("a response was given up: its client did not read it in time")
+        finally:
+            self._payloads.clear()
+            await self._memory.release()
+
+
+def _as_json(payloads: list[Payload]) -> Iterator[bytes]:
+    """Yield payloads as protobuf writes them in JSON. Each is dropped from the list before the next."""
+    yield b'{"payloads": ['
+    payloads.reverse()
+    is_first = True
+    while payloads:
+        payload = payloads.pop()
+        if not is_first:
+            yield b", "
+        is_first = False
+        data = payload.data
+        if len(data) <= _PIECE_BYTES:
+            yield json_format.MessageToJson(payload, indent=None).encode()
+            continue
+        rest = Payload(metadata=payload.metadata, external_payloads=payload.external_payloads)
+        del payload
+        text = json_format.MessageToJson(rest, indent=None)
+        # The data follows whatever the rest has.
+        yield text[:-1].encode() + (b', "data": "' if text != "{}" else b'"data": "')
+        view = memoryview(data)
+        for at in range(0, len(view), _PIECE_BYTES):
+            yield binascii.b2a_base64(view[at : at + _PIECE_BYTES], newline=False)
+        yield b'"}'
+    yield b"]}"
+
+
+def _joined(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield pieces that are worth sending: small ones are joined."""
+    parts: list[bytes] = []
+    size_bytes = 0
+    for piece in pieces:
+        parts.append(piece)
+        size_bytes += len(piece)
+        if size_bytes >= _PIECE_BYTES:
+            yield b"".join(parts)
+            parts, size_bytes = [], 0
+    if parts:
+        yield b"".join(parts)
+
+
+async def _encode(
+    codec: EverlongCodec, payloads: Sequence[Payload], memory: _Memory
+) -> list[Payload]:
+    """Encode payloads: what is large is compressed and stored."""
+    await memory.hold(2 * _DECODE_FACTOR * sum(payload.ByteSize() for payload in payloads))
+    return await codec.encode(payloads)
+
+
+async def _download(
+    codec: EverlongCodec, payloads: Sequence[Payload], memory: _Memory
+) -> list[Payload]:
     """Return the values of refs, whole."""
     if not all(is_ref(_unwrapped(payload)) for payload in payloads):
         # Not 404: the UI takes that for a server without this endpoint.
         raise HTTPException(400, "these payloads are not all refs to Everlong's store")
-    return await _decode(codec, payloads)
+    return await _decode(codec, payloads, memory)
 
 
 async def _decode(
-    codec: EverlongCodec, payloads: Sequence[Payload], *, for_page: bool = False
+    codec: EverlongCodec, payloads: Sequence[Payload], memory: _Memory, *, for_page: bool = False
 ) -> list[Payload]:
     """Decode payloads, but for large ones that are for a page: placeholders stand for those."""
     payloads = [_unwrapped(payload) for payload in payloads]
@@ -194,12 +340,14 @@ async def _decode(
         for_page and size_bytes > SHOWN_BYTES_MAX and is_ref(payload)
         for payload, size_bytes in zip(payloads, sizes, strict=True)
     ]
-    if sum(size for size, keep in zip(sizes, kept, strict=True) if not keep) > RESPONSE_BYTES_MAX:
+    chosen_bytes = sum(size for size, keep in zip(sizes, kept, strict=True) if not keep)
+    if chosen_bytes > RESPONSE_BYTES_MAX:
         raise HTTPException(
             413,
             f"these payloads decode to over {RESPONSE_BYTES_MAX} bytes. Ask for fewer at once, or read "
             "them with a client that has the plugin.",
         )
+    await memory.hold(_DECODE_FACTOR * chosen_bytes)
     chosen = [payload for payload, keep in zip(payloads, kept, strict=True) if not keep]
     decoded = iter(await _in_batches(codec, chosen))
     return [
@@ -211,8 +359,27 @@ async def _decode(
 async def _in_batches(codec: EverlongCodec, payloads: Sequence[Payload]) -> list[Payload]:
     decoded: list[Payload] = []
     for start in range(0, len(payloads), _BATCH_PAYLOADS):
-        decoded += await codec.decode(payloads[start : start + _BATCH_PAYLOADS])
+        batch = payloads[start : start + _BATCH_PAYLOADS]
+        decoded += await codec.decode(batch)
+        for given, found in zip(batch, decoded[start:], strict=True):
+            if is_encoded(given):
+                _warn_of_foreign(found.metadata.get("encoding", b""))
     return decoded
+
+
+def _warn_of_foreign(encoding: bytes) -> None:
+    """Log once that a value is shown as another codec, or a converter, has written it.
+
+    It is no error: a team's converter may write what only its own UI shows.
+    """
+    if encoding in _SDK_ENCODINGS or encoding in _WARNED or len(_WARNED) >= _WARNED_MAX:
+        return
+    _WARNED.add(encoding)
+    logger.warning(
+        "values decode to the encoding %r, which Temporal's UI does not show. If your workers have a "
+        "payload codec of their own, start everlong serve with --codec module:name (EVERLONG_CODEC).",
+        encoding[:60].decode(errors="replace"),
+    )
 
 
 def _placeholder(payload: Payload, size_bytes: int) -> Payload:
@@ -249,10 +416,12 @@ def _unwrapped(payload: Payload) -> Payload:
         raise HTTPException(400, "a placeholder is damaged: its ref does not parse") from None
 
 
-async def _converted(payloads: Sequence[Payload], convert: _Convert) -> Response:
+async def _converted(
+    payloads: Sequence[Payload], convert: _Convert, memory: _Memory
+) -> list[Payload]:
     try:
-        async with asyncio.timeout(_CONVERT_SECONDS_MAX):
-            converted = Payloads(payloads=await convert(payloads))
+        async with asyncio.timeout(_WAIT_SECONDS_MAX + _CONVERT_SECONDS_MAX):
+            return await convert(payloads, memory)
     except TimeoutError:
         seconds = f"{_CONVERT_SECONDS_MAX:.0f} s"
         raise HTTPException(503, f"the blob store did not answer within {seconds}") from None
@@ -260,9 +429,6 @@ async def _converted(payloads: Sequence[Payload], convert: _Convert) -> Response
         # The UI asks again after a 5xx, and shows what it has after a 4xx.
         status = 503 if isinstance(error, StoreUnavailable) else 422
         raise HTTPException(status, f"{type(error).__name__}: {error}") from error
-    # In a thread, so that other requests are answered while 64 MiB are written as JSON.
-    text = await asyncio.to_thread(json_format.MessageToJson, converted, indent=None)
-    return Response(text, media_type="application/json")
 
 
 async def _admit(token: str, request: Request, _: str) -> None:

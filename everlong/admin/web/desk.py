@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from temporalio.client import Client
+from temporalio.converter import PayloadCodec
 
 from everlong.admin import service
 from everlong.admin.service import Directory, StoreHealth
@@ -40,6 +41,7 @@ class Desk:
         temporal_ui: str = "",
         sweeps: SweepOptions | None = None,
         index_dir: Path | None = None,
+        inner_codec: PayloadCodec | None = None,
     ) -> None:
         self.packs = packs
         self.task_queue = task_queue
@@ -47,6 +49,8 @@ class Desk:
         """What sweeps are done with."""
         self.index_dir = index_dir
         """Where sweeps remember what they have read; None for nowhere."""
+        self.inner_codec = inner_codec
+        """The codec that the workers have inside Everlong's; the connection has the same."""
         self.jobs = Jobs()
         self.queries = asyncio.Semaphore(QUERIES_MAX)
         self.temporal_ui = temporal_ui

@@ -5,10 +5,9 @@ site's page is refused: it has to say that it comes from our own pages.
 """
 
 import asyncio
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -136,35 +135,3 @@ def session_id_of(request: Request) -> str:
 def is_wrong(request: Request, user: User | None) -> bool:
     """Tell whether a request shows a token that is nobody's."""
     return user is None and bearer_of(request.headers) is not None
-
-
-class Bounded:
-    """Refuses request bodies over a bound, whether or not they say how long they are."""
-
-    def __init__(self, app: ASGIApp, bytes_max: int) -> None:
-        self._app = app
-        self._bytes_max = bytes_max
-        self._text = f"A request may have {bytes_max} bytes, and no more."
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        request = Request(scope)
-        length = request.headers.get("content-length", "0")
-        if not length.isdigit() or int(length) > self._bytes_max:
-            answer = refusal(request, 413, "TooLarge", self._text)
-            await answer(scope, receive, send)
-            return
-        got = 0
-
-        async def counted() -> Any:
-            nonlocal got
-            message = await receive()
-            got += len(message.get("body", b""))
-            if got > self._bytes_max:
-                raise HTTPException(413, self._text)
-            return message
-
-        await self._app(scope, counted, send)

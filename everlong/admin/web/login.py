@@ -15,7 +15,6 @@ from everlong.admin.web.permissions import Role, allowed_to
 from everlong.admin.web.refusals import ErrorAnswer
 from everlong.admin.web.sessions import COOKIE, SESSION_SECONDS_MAX
 
-_FORM_BYTES_MAX = 4096
 _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
     status: {"model": ErrorAnswer} for status in (400, 401, 403, 413, 415, 422, 429)
 }
@@ -86,9 +85,8 @@ def login_router(access: Access, throttle: Throttle) -> APIRouter:
 
     @router.post("/login", include_in_schema=False)
     async def submit(request: Request) -> Response:
-        # Without JavaScript; the form has one field.
-        body = await request.body()
-        fields = parse_qs(body[:_FORM_BYTES_MAX].decode(errors="replace"))
+        # Without JavaScript; the form has one field. `RequestLimits` bounds it while it is read.
+        fields = parse_qs((await request.body()).decode(errors="replace"), max_num_fields=8)
         user = await entered(fields.get("token", [""])[0])
         answer = RedirectResponse(local_path(request.query_params.get("next", "/")), 303)
         keep(request, answer, user)

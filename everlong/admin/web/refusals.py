@@ -71,6 +71,7 @@ _NAMES: Final = {
     403: "NotAllowed",
     404: "NotFound",
     405: "MethodNotAllowed",
+    408: "TooSlow",
     409: "UnderWay",
     411: "LengthRequired",
     413: "TooLarge",
