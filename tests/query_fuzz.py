@@ -156,7 +156,7 @@ PIECES: Final = (
 def statements(seed: int) -> Iterator[str]:
     """Yield statements without end."""
     chance = random.Random(seed)
-    makers = (_nested, _joined, _truncated, _spliced)
+    makers = (_nested, _joined, _truncated, _spliced, _well_formed)
     while True:
         yield chance.choice(makers)(chance)[:STATEMENT_CHARS_MAX]
 
@@ -186,6 +186,36 @@ def _spliced(chance: random.Random) -> str:
         place = chance.randrange(len(sql))
         sql = sql[:place] + chance.choice(PIECES) * chance.choice((1, 1, 1, 12)) + sql[place:]
     return sql
+
+
+def _well_formed(chance: random.Random) -> str:
+    return _query(chance, chance.randint(1, 6))
+
+
+def _query(chance: random.Random, depth: int) -> str:
+    tables = ["entries", "threads", "range(3)", "(values (1), (2)) v"]
+    ctes = ""
+    if depth > 0 and chance.random() < 0.5:
+        ctes = f"with a as ({_query(chance, depth - 1)}) "
+        tables.append("a")
+    if depth > 0:
+        tables.append(f"({_query(chance, depth - 1)}) t")
+    return f"{ctes}select {_expression(chance, depth)} as x from {chance.choice(tables)}"
+
+
+def _expression(chance: random.Random, depth: int) -> str:
+    if depth <= 0:
+        return chance.choice(("1", "'x'", "null", "1.5", "count(*)", "interval 1 day"))
+    one, two = (_expression(chance, depth - chance.randint(1, 3)) for _ in range(2))
+    return chance.choice(
+        (
+            *(f"({one})", f"cast({one} as varchar)", f"{one}::varchar", f"try_cast({one} as int)"),
+            *(f"[{one}, {two}]", f"{{'a': {one}, 'b': {two}}}", f"coalesce({one}, {two})"),
+            *(f"list_transform([{one}], lambda x: {two})", f"[x for x in [{one}]]"),
+            *(f"case when {one} is null then {two} end", f"/* a */ {one}", f"{one} -- b\n"),
+            *(f"({_query(chance, depth - 2)} limit 1)", f"exists ({_query(chance, depth - 2)})"),
+        )
+    )
 
 
 @dataclasses.dataclass
@@ -226,16 +256,21 @@ async def fuzz(seed: int, count: int, folder: Path) -> Report:
     return report
 
 
-def children() -> list[int]:
-    """Return the processes of queries that this one has started and that are still there."""
+def children(parent: int | str = "self") -> list[int]:
+    """Return the processes of queries that a process has started and that are still there."""
     found: list[int] = []
-    for thread in Path("/proc/self/task").iterdir():
-        for pid in (thread / "children").read_text().split():
-            with contextlib.suppress(OSError):
-                command = Path(f"/proc/{pid}/cmdline").read_bytes()
-                if process.__file__.encode() in command:
-                    found.append(int(pid))
+    for thread in Path(f"/proc/{parent}/task").iterdir():
+        with contextlib.suppress(OSError):  # A thread that has ended since.
+            pids = (thread / "children").read_text().split()
+            found += [int(pid) for pid in pids if _is_query(pid)]
     return found
+
+
+def _is_query(pid: str) -> bool:
+    try:
+        return process.__file__.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _rss_bytes() -> int:

@@ -17,10 +17,13 @@ from typing import Any, Final
 from everlong.errors import QueryRefused
 from everlong.queries import process
 from everlong.queries.results import FILL_SECONDS, PARSE_SECONDS, Bounds, Needs, Table
+from everlong.queries.statement import TOO_COMPLEX
 
 STATEMENT_CHARS_MAX: Final = 20_000
 # A process takes 0.2 s to start, and some seconds on a busy machine, whatever the statement is.
 _START_SECONDS: Final = 30.0
+# From the end of its output to the end of a process.
+_END_SECONDS: Final = 5.0
 # Each line is read in parts of this size.
 _PART_BYTES: Final = 256 * 1024
 # Lines other than rows; that of the columns is the longest.
@@ -70,12 +73,11 @@ class Statement:
             "parent": os.getpid(),
             "folder": str(folder),
         }
-        complex_text = "the statement takes too much time or memory to parse; make it simpler"
-        async with _within(PARSE_SECONDS, complex_text):
+        async with _within(PARSE_SECONDS, TOO_COMPLEX):
             await child.write(asked)
             line = await child.read(_LINE_BYTES_MAX)
         if line is None:
-            raise QueryRefused(complex_text)
+            raise QueryRefused(TOO_COMPLEX)
         if "refused" in line:
             raise QueryRefused(line["refused"])
         return cls(child, Needs(frozenset(line["tables"]), line["messages"]), bounds)
@@ -180,10 +182,20 @@ class _Child:
 
     async def stop(self) -> None:
         """Kill the process, and wait for its end."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        # One that has closed its output has ended, and asyncio warns if that is killed.
+        if not self._stdout.at_eof():
+            self._kill()
         self._stdin.close()
         # A pipe that is full is not read to its end by itself, and stays open.
         while await self._stdout.read(_PART_BYTES):
             pass
-        await self._process.wait()
+        try:
+            async with asyncio.timeout(_END_SECONDS):
+                await self._process.wait()
+        except TimeoutError:
+            self._kill()
+            await self._process.wait()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()

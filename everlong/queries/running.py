@@ -39,7 +39,7 @@ import duckdb
 
 from everlong.errors import QueryRefused
 from everlong.queries.results import FILL_SECONDS, PARSE_SECONDS, Needs
-from everlong.queries.statement import read_needs
+from everlong.queries.statement import TOO_COMPLEX, read_needs
 from everlong.queries.views import INHERITED, RESUMES, TABLES, columns_of
 
 # Python and DuckDB take 100 MiB of it before anything is asked.
@@ -136,7 +136,7 @@ def parse(connection: "duckdb.DuckDBPyConnection", sql: str) -> Needs:
     except RecursionError:
         raise QueryRefused("the statement is nested too deeply") from None
     except (duckdb.Error, MemoryError):
-        raise QueryRefused("the statement takes too much memory to parse") from None
+        raise QueryRefused(TOO_COMPLEX) from None
     except (AttributeError, KeyError, TypeError, ValueError):
         raise QueryRefused("the statement could not be checked") from None
 
@@ -293,6 +293,8 @@ def main() -> None:
     """Do what the parent asks for, and end."""
     _serve()
     sys.stdout.flush()
+    # The parent kills this process once it has read the last line, or closes the pipe.
+    sys.stdin.readline()
     # At once: threads still watch, and DuckDB need not clean up what ends with the process.
     os._exit(0)
 

@@ -16,6 +16,8 @@ from everlong.queries.functions import FUNCTIONS, TABLE_FUNCTIONS, TYPES, VALUE_
 from everlong.queries.results import Needs
 from everlong.queries.views import MESSAGES, NAMES
 
+TOO_COMPLEX: Final = "the statement takes too much time or memory to parse; make it simpler"
+_ERROR_CHARS_MAX: Final = 300
 _DOCUMENTED: Final = "docs/queries.md lists what can be used"
 _EXPRESSIONS: Final = frozenset(
     [
@@ -74,7 +76,7 @@ class _Walk:
 def read_needs(tree: Any) -> Needs:
     """Return what a parsed statement reads, or raise `QueryRefused`."""
     if tree.get("error"):
-        raise QueryRefused(f"only a SELECT can be run: {tree.get('error_message', 'it is none')}")
+        raise QueryRefused(_parse_failure(str(tree.get("error_message", ""))))
     statements = tree["statements"]
     if len(statements) != 1:
         raise QueryRefused("give one statement: one SELECT, without others after it")
@@ -89,6 +91,14 @@ def read_needs(tree: Any) -> Needs:
     names = {_folded(node["table_name"]) for node in walk.views}
     base = {"entries" if each == "resumes" else each for each in names}
     return Needs(frozenset(base), _names_messages(walk))
+
+
+def _parse_failure(text: str) -> str:
+    if text.startswith("Only SELECT"):
+        return "only a SELECT can be run"
+    if text.startswith(("Failed to allocate", "Allocation failure")):
+        return TOO_COMPLEX
+    return f"the statement cannot be parsed: {text[:_ERROR_CHARS_MAX]}"
 
 
 def _folded(name: object) -> str:

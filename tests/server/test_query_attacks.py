@@ -1,7 +1,6 @@
 """Queries against `everlong serve` as a process, by users whose role is viewer."""
 
 import asyncio
-import contextlib
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -15,7 +14,7 @@ from everlong.config import environment_without_temporal
 from everlong.embedded import ManagedProcess, TemporalServer
 from everlong.embedded.server import free_port
 from everlong.embedded.stack import CODEC_SERVER_READY
-from everlong.queries import process
+from tests.query_fuzz import children
 from tests.statements import ENDLESS
 
 pytestmark = [
@@ -59,21 +58,11 @@ class Serving:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(status.partition("VmHWM:")[2].split()[0])
 
-    def queries(self) -> list[str]:
-        """Return the processes of queries that run."""
-        found = []
-        for thread in Path(f"/proc/{self.process.pid}/task").iterdir():
-            for pid in (thread / "children").read_text().split():
-                with contextlib.suppress(OSError):
-                    if process.__file__.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-                        found.append(pid)
-        return found
-
     async def until(self, count: int) -> None:
         """Wait until so many queries run, with a folder for each."""
         async with asyncio.timeout(30):
             while (
-                len(self.queries()) != count
+                len(children(self.process.pid)) != count
                 or len(list(self.folder.glob("everlong-query-*"))) != count
             ):
                 await asyncio.sleep(0.05)

@@ -21,7 +21,7 @@ from everlong.queries.functions import (
 from tests.statements import check, connection, views
 
 # Functions that read a file, a setting, a catalog, a variable, the environment or a secret, that write
-# or wait, or that run SQL from a text. None may be on the list, in this version of DuckDB or a later one.
+# or wait, or that run SQL from a text. None may be on the list, also in a later version of DuckDB.
 DANGEROUS = re.compile(
     r"read_.*|.*_scan|.*_scan_dumb|glob|sniff_.*|parquet_.*|pragma_.*|duckdb_.*|pg_.*|sqlite_.*|has_.*"
     r"|inet_.*|.*_description|current_(catalog|database|query|query_id|role|schemas?|setting|user"

@@ -143,7 +143,7 @@ def test_the_kernel_bounds_parsing_and_then_the_statement(monkeypatch: pytest.Mo
     running.bound_running(bounds)
     assert limits[resource.RLIMIT_DATA] == (768 << 20, 768 << 20)
     assert limits[resource.RLIMIT_FSIZE] == (7, 7)
-    assert limits[resource.RLIMIT_CPU] == (76, 76)
+    assert limits[resource.RLIMIT_CPU] == (136, 136)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="children are found in /proc")
