@@ -131,6 +131,11 @@ FUZZ ?= 100
 fuzz-api: $(READY) ## Send the API what its description allows and what it does not; FUZZ=100 a route
 	EVERLONG_FUZZ_EXAMPLES=$(FUZZ) $(BIN)/pytest -q tests/server/test_api_schema.py
 
+FUZZ_QUERIES ?= --count 1000
+.PHONY: fuzz-queries
+fuzz-queries: $(READY) ## Run 1,000 statements that no one would write; FUZZ_QUERIES="--count 50 --seed 7"
+	@$(BIN)/python -m tests.query_fuzz $(FUZZ_QUERIES)
+
 EVIDENCE ?=
 bench-compaction: $(READY) ## Measure what compaction keeps, on 40 transcripts
 	@$(BIN)/python -m bench.evidence $(EVIDENCE)

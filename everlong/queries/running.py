@@ -1,14 +1,23 @@
-"""One statement, in a process of its own. It is run as a file, with nothing of ours to import.
+"""One statement, in a process of its own: it is parsed, checked and run here. See `process`.
 
-DuckDB holds its own buffers to its limit of memory, and not what a function makes in one go, as
-`repeat('x', 2000000000)` does; nor does it hold what a sort spills to its limit of disk. So the kernel
-bounds the memory of this process, and what is spilled is watched. Whatever is taken here is given back
-when the process ends, and its parent ends it when its time is over. If the parent is killed, this
-process ends too, and takes the folder with it.
+DuckDB's parser backtracks: 99 characters of nested CTEs took 52 s and 10 GB. DuckDB holds its own
+buffers to its limit of memory, but not what a function makes in one go, as `repeat('x', 2000000000)`
+does; nor has it always held what a sort spills to its limit of disk. So the kernel bounds the memory of
+this process, first to what parsing may take and then to what the statement may take, and what is spilled
+is watched. The parent ends this process when its time is over or its client has gone. If the parent is
+killed, this process ends too, and removes the folder.
 
-From stdin: one JSON object. To stdout: a JSON line with the columns, one for each row, and one that
-says how it ended. Values are what JSON has. Without a `path` the statement is only parsed, and the one
-line has its tree: what makes a parser take all memory is no statement yet.
+Lines of JSON, the parent's marked with `>`:
+
+    {"ready": true}                     the process has started
+    > {"sql", "bounds", "parent", "folder"}
+    {"tables", "messages"}              what the statement reads, if it may run
+    > {"files"}                         the parent has written what the statement reads
+    {"filled": true}                    the views are there; the statement's time begins
+    {"columns"}, {"row"} ..., {"truncated", "cut"}
+
+`{"refused"}` or `{"failed", "said"}` may come in place of any line after the first, and is the last one.
+Values are what JSON has.
 """
 
 import contextlib
@@ -22,18 +31,32 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import duckdb
 
+from everlong.errors import QueryRefused
+from everlong.queries.results import FILL_SECONDS, PARSE_SECONDS, Needs
+from everlong.queries.statement import TOO_COMPLEX, read_needs
+from everlong.queries.views import INHERITED, RESUMES, TABLES, columns_of
+
+# Python and DuckDB take 100 MiB of it before anything is asked.
+_PARSE_BYTES: Final = 256 * 1024 * 1024
 # What Python and DuckDB take before anything is asked, and what a result takes on its way out.
 _BASE_BYTES: Final = 512 * 1024 * 1024
 # A disk takes some hundred MB in a second, so a bound is overrun by some ten at most.
 _LOOK_SECONDS: Final = 0.05
-# Beyond the statement's time: by then a parent that lives has ended this process.
+# Beyond a step's time: by then a parent that lives has ended this process.
 _CPU_SECONDS: Final = 3
+_ERROR_CHARS_MAX: Final = 300
+_FIXED: Final[dict[str, str | bool | int | float | list[str]]] = {
+    "threads": 1,
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "python_enable_replacements": "false",
+}
 
 
 class _Watch:
@@ -66,83 +89,172 @@ def _size(folder: Path) -> int:
     return total
 
 
-def bound(asked: dict[str, Any]) -> None:
-    """Have the kernel hold this process to what it may take."""
-    data_bytes = _BASE_BYTES + asked["memory_bytes"]
+def bound_parsing(bounds: Mapping[str, Any]) -> None:
+    """Have the kernel hold this process to what parsing may take, within the statement's bounds."""
+    data_bytes = max(_PARSE_BYTES, _run_bytes(bounds))
+    resource.setrlimit(resource.RLIMIT_DATA, (_PARSE_BYTES, data_bytes))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, bounds["disk_bytes"]))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    most = PARSE_SECONDS + FILL_SECONDS + bounds["seconds"] + 3 * _CPU_SECONDS
+    parse_seconds = math.ceil(PARSE_SECONDS) + _CPU_SECONDS
+    resource.setrlimit(resource.RLIMIT_CPU, (parse_seconds, math.ceil(most)))
+
+
+def bound_running(bounds: Mapping[str, Any]) -> None:
+    """Let this process have what the statement may take."""
+    data_bytes = _run_bytes(bounds)
     resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, data_bytes))
     # One file can have no more; all of them together are watched.
-    resource.setrlimit(resource.RLIMIT_FSIZE, (asked["disk_bytes"], asked["disk_bytes"]))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    cpu_seconds = math.ceil(asked["seconds"]) + _CPU_SECONDS
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bounds["disk_bytes"], bounds["disk_bytes"]))
+    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (most, most))
 
 
-def end_with(parent: int, folder: Path | None) -> None:
+def _run_bytes(bounds: Mapping[str, Any]) -> int:
+    return _BASE_BYTES + int(bounds["memory_bytes"])
+
+
+def end_with(parent: int, folder: Path) -> None:
     """Wait until the parent is no more, then remove what it left, and end."""
     while os.getppid() == parent:
         time.sleep(_LOOK_SECONDS)
-    if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 
-def parse(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield what the statement says, as DuckDB's JSON."""
-    with duckdb.connect(config=asked["config"]) as connection:
-        try:
-            statement = "select json_serialize_sql(cast(? as varchar))"
-            row = connection.execute(statement, [asked["sql"]]).fetchone()
-            yield {"tree": row[0] if row else "{}"}
-        except (duckdb.Error, MemoryError):
-            yield {"failed": "memory", "said": ""}
+def connect() -> "duckdb.DuckDBPyConnection":
+    """Return a connection to a database in memory, which parses, and which views are attached to."""
+    return duckdb.connect(config=_FIXED)
 
 
-def run(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Run the statement; yield its columns, its rows, and how it ended."""
-    path, config = asked["path"], asked["config"]
-    with duckdb.connect(path, read_only=True, config=config) as connection:
-        # Times are UTC, and so is now(), wherever this runs.
-        connection.execute("SET TimeZone = 'UTC'")
-        connection.execute("SET enable_external_access = false")
-        connection.execute("SET lock_configuration = true")
-        watch = _Watch(connection, Path(config["temp_directory"]), asked["disk_bytes"])
-        threading.Thread(target=watch.run, daemon=True).start()
-        try:
-            yield from _rows(connection, asked)
-        except duckdb.InterruptException:
-            yield {"failed": watch.found or "time", "said": ""}
-        except (duckdb.OutOfMemoryException, MemoryError):
-            yield {"failed": "memory", "said": ""}
-        except duckdb.IOException:
-            # Nothing but its own files is read or written, so one of them was to be too large, or the
-            # disk is full. What DuckDB says has the path in it.
-            yield {"failed": "disk", "said": ""}
-        except duckdb.Error as error:
-            # The first line: what comes after it quotes data and paths.
-            said = str(error).splitlines()[0][:300]
-            yield {"failed": "memory" if "bad_alloc" in said else "statement", "said": said}
-        finally:
-            watch.end()
+def parse(connection: "duckdb.DuckDBPyConnection", sql: str) -> Needs:
+    """Return what a statement reads; raise `QueryRefused` if it may not run."""
+    try:
+        statement = "select json_serialize_sql(cast(? as varchar))"
+        row = connection.execute(statement, [sql]).fetchone()
+        return read_needs(json.loads(row[0] if row else "{}"))
+    except RecursionError:
+        raise QueryRefused("the statement is nested too deeply") from None
+    except (duckdb.Error, MemoryError):
+        raise QueryRefused(TOO_COMPLEX) from None
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise QueryRefused("the statement could not be checked") from None
+
+
+def open_views(
+    connection: "duckdb.DuckDBPyConnection",
+    folder: Path,
+    bounds: Mapping[str, Any],
+    messages: bool,
+    files: Mapping[str, str],
+) -> None:
+    """Make tables of the files, and leave a connection that reads them and does nothing else."""
+    connection.execute(f"SET memory_limit = '{bounds['memory_bytes'] // 1024}KiB'")
+    connection.execute(f"SET temp_directory = {_quoted(folder / 'spill')}")
+    connection.execute(f"SET max_temp_directory_size = '{bounds['disk_bytes'] // 1024}KiB'")
+    path = _quoted(folder / "views.duckdb")
+    connection.execute(f"ATTACH {path} AS views")
+    connection.execute("USE views")
+    for table in TABLES:
+        columns = columns_of(table, messages)
+        said = ", ".join(f'"{name}" {kind}' for name, kind in columns.items())
+        connection.execute(f"CREATE TABLE {table} ({said})")
+        if table in files:
+            read = f"INSERT INTO {table} BY NAME SELECT * FROM read_parquet(?)"  # noqa: S608 - ours
+            connection.execute(read, [files[table]])
+            Path(files[table]).unlink()
+    connection.execute(RESUMES)
+    connection.execute(INHERITED)
+    connection.execute("USE memory")
+    connection.execute("DETACH views")
+    connection.execute(f"ATTACH {path} AS views (READ_ONLY)")
+    connection.execute("USE views")
+    # Times are UTC, and so is now(), wherever this runs.
+    connection.execute("SET TimeZone = 'UTC'")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+
+
+def _quoted(path: Path) -> str:
+    text = str(path).replace("'", "''")
+    return f"'{text}'"
+
+
+def run(
+    connection: "duckdb.DuckDBPyConnection", sql: str, folder: Path, bounds: Mapping[str, Any]
+) -> Iterator[str]:
+    """Run the statement; yield lines: its columns, its rows, and how it ended."""
+    watch = _Watch(connection, folder / "spill", bounds["disk_bytes"])
+    threading.Thread(target=watch.run, daemon=True).start()
+    try:
+        yield from _rows(connection, sql, bounds)
+    except duckdb.InterruptException:
+        yield json.dumps({"failed": watch.found or "time", "said": ""})
+    except (duckdb.Error, MemoryError) as error:
+        yield json.dumps(_failure(error))
+    finally:
+        watch.end()
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    """Say why a statement, or the making of its views, failed."""
+    if isinstance(error, duckdb.OutOfMemoryException | MemoryError):
+        is_spill = "failed to offload" in str(error)
+        return {"failed": "disk" if is_spill else "memory", "said": ""}
+    if isinstance(error, duckdb.IOException):
+        # Nothing but its own files is read or written, so one of them was to be too large, or the
+        # disk is full. What DuckDB says has the path in it.
+        return {"failed": "disk", "said": ""}
+    # The first line: what comes after it quotes data and paths.
+    said = (str(error).splitlines() or [""])[0][:_ERROR_CHARS_MAX]
+    return {"failed": "memory" if "bad_alloc" in said else "statement", "said": said}
 
 
 def _rows(
-    connection: "duckdb.DuckDBPyConnection", asked: dict[str, Any]
-) -> Iterator[dict[str, Any]]:
-    cursor = connection.execute(asked["sql"])
-    yield {"columns": [str(each[0]) for each in cursor.description or ()]}
-    left_bytes = asked["result_bytes"]
-    for _ in range(asked["rows"]):
+    connection: "duckdb.DuckDBPyConnection", sql: str, bounds: Mapping[str, Any]
+) -> Iterator[str]:
+    cursor = connection.execute(sql)
+    yield json.dumps({"columns": [str(each[0]) for each in cursor.description or ()]})
+    left_bytes, cut = bounds["result_bytes"], 0
+    for _ in range(bounds["rows"]):
         row = cursor.fetchone()
         if row is None:
-            yield {"truncated": False}
+            yield json.dumps({"truncated": False, "cut": cut})
             return
-        line = {"row": [plain(value) for value in row]}
-        left_bytes -= len(json.dumps(line))
+        values = [plain(value) for value in row]
+        if bounds["value_chars"]:
+            cut += shorten(values, bounds["value_chars"])
+        line = json.dumps({"row": values})
+        left_bytes -= max(len(line), weigh(values))
         if left_bytes < 0:
-            yield {"truncated": True}
+            yield json.dumps({"truncated": True, "cut": cut})
             return
         yield line
-    yield {"truncated": cursor.fetchone() is not None}
+    yield json.dumps({"truncated": cursor.fetchone() is not None, "cut": cut})
+
+
+def shorten(values: list[Any], chars_max: int) -> int:
+    """Cut long values in place; return how many there were. A list or an object becomes a text."""
+    cut = 0
+    for index, value in enumerate(values):
+        if isinstance(value, str | list | dict):
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            if len(text) > chars_max:
+                values[index] = text[:chars_max]
+                cut += 1
+    return cut
+
+
+def weigh(value: Any) -> int:
+    """Return about how many bytes a value takes as Python objects."""
+    match value:
+        case str():
+            return 64 + len(value)
+        case list():
+            return 64 + sum(8 + weigh(each) for each in value)
+        case dict():
+            return 240 + sum(64 + len(key) + weigh(each) for key, each in value.items())
+    return 32
 
 
 def plain(value: Any) -> Any:
@@ -167,15 +279,48 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+
+
+def _asked() -> Any:
+    """Return the parent's next line. All that was said has to reach it before."""
+    sys.stdout.flush()
+    return json.loads(sys.stdin.readline())
+
+
 def main() -> None:
-    """Do what stdin asks for."""
-    asked = json.load(sys.stdin)
-    bound(asked)
-    folder = Path(asked["path"]).parent if "path" in asked else None
+    """Do what the parent asks for, and end."""
+    _serve()
+    sys.stdout.flush()
+    # The parent kills this process once it has read the last line, or closes the pipe.
+    sys.stdin.readline()
+    # At once: threads still watch, and DuckDB need not clean up what ends with the process.
+    os._exit(0)
+
+
+def _serve() -> None:
+    _say(json.dumps({"ready": True}))
+    asked = _asked()
+    folder, bounds, sql = Path(asked["folder"]), asked["bounds"], asked["sql"]
     threading.Thread(target=end_with, args=(asked["parent"], folder), daemon=True).start()
-    for line in run(asked) if "path" in asked else parse(asked):
-        sys.stdout.write(json.dumps(line) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    connection = connect()
+    bound_parsing(bounds)
+    try:
+        needs = parse(connection, sql)
+    except QueryRefused as error:
+        _say(json.dumps({"refused": str(error)}))
+        return
+    _say(json.dumps({"tables": sorted(needs.tables), "messages": needs.messages}))
+    files = _asked()["files"]
+    bound_running(bounds)
+    try:
+        open_views(connection, folder, bounds, needs.messages, files)
+    except (duckdb.Error, MemoryError) as error:
+        # Its kind alone: the rest quotes data and paths.
+        _say(json.dumps({"failed": "filling", "said": type(error).__name__}))
+        return
+    _say(json.dumps({"filled": True}))
+    sys.stdout.flush()
+    for line in run(connection, sql, folder, bounds):
+        _say(line)

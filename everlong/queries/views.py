@@ -1,5 +1,6 @@
 """The views that queries read: their columns, by the types that DuckDB names them with."""
 
+from collections.abc import Mapping
 from typing import Final
 
 ENTRIES: Final = {
@@ -68,3 +69,9 @@ INHERITED: Final = (
 
 TABLES: Final = {"entries": ENTRIES, "threads": THREADS}
 NAMES: Final = frozenset({*TABLES, "resumes"})
+
+
+def columns_of(table: str, messages: bool) -> Mapping[str, str]:
+    """Return the columns of a table, without those of messages where a statement names none."""
+    left_out = () if messages else MESSAGES
+    return {name: kind for name, kind in TABLES[table].items() if name not in left_out}

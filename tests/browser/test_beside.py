@@ -159,6 +159,13 @@ async def test_a_query_shows_rows_what_was_left_out_and_csv(stage: Stage, page: 
     await page.get_by_label("SQL").fill("drop table entries")
     await page.get_by_role("button", name="Run").click()
     await expect(page.get_by_text("only a SELECT can be run")).to_be_visible()
+    cancel = page.get_by_role("button", name="Cancel")
+    await expect(cancel).to_be_disabled()
+    await page.get_by_label("SQL").fill("select count(*) from range(100000000) a, range(1000000) b")
+    await page.get_by_role("button", name="Run").click()
+    await cancel.click()
+    await expect(page.get_by_text("Cancelled.")).to_be_visible()
+    await expect(page.get_by_role("button", name="Run")).to_be_enabled()
 
 
 async def test_a_role_is_offered_what_it_may_do(stage: Stage) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from everlong.admin import service
-from everlong.admin.service import gathering, querying
+from everlong.admin.service import gathering
 from everlong.admin.service.heads import head_of
 from everlong.admin.service.rows import RowsPage
 from everlong.archive import StoredArchive
@@ -203,18 +203,6 @@ async def test_reading_ends_when_its_time_is_over_also_within_a_batch(
     assert time.monotonic() - started < 30
     assert found.rows == ((0,),)
     assert "1 s of reading are the most" in found.left_out[-1]
-
-
-async def test_only_so_many_queries_run_at_once(
-    threads: Threads, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    packs, client = PackStore(threads.store), threads.client
-    monkeypatch.setattr(querying, "_AT_ONCE_MAX", 1)
-    both = (service.query(client, packs, "select 1 as one") for _ in range(2))
-    done, refused = await asyncio.gather(*both, return_exceptions=True)
-    assert isinstance(refused, QueryRefused)
-    assert not isinstance(done, BaseException)
-    assert (await service.query(client, packs, "select 1 as one")).rows == done.rows == ((1,),)
 
 
 async def test_a_query_clears_what_a_killed_one_left(

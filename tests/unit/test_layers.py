@@ -198,8 +198,8 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
 # A vendor's package is imported by that vendor's file alone.
 VENDORS = {
     "archive/parquet": {"pyarrow"},
-    "queries/engine": {"duckdb", "pyarrow"},
     "queries/running": {"duckdb"},
+    "queries/view_files": {"pyarrow"},
     "codecs/matching": {"pyfastcdc"},
     "admin/web/connections": {"h11", "uvicorn"},
     "storage/keys": {"cryptography"},

@@ -2,58 +2,37 @@
 
 import resource
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 
 from everlong.errors import QueryRefused
-from everlong.queries import LIBRARY, Bounds, Table, running
-from everlong.queries.engine import Database, needs_of
+from everlong.queries import LIBRARY, Bounds, process
 from everlong.queries.views import ENTRIES, THREADS
-
-ROW: dict[str, Any] = {
-    "thread_id": "ops-7",
-    "source": "journal",
-    "seq": 1,
-    "kind": "reply",
-    "time": 1_794_800_000_000,
-    "text": "hello",
-    "tool_calls": [{"id": "c1", "tool": "restart", "arguments": "{}"}],
-    "size_bytes": 10,
-    "tokens": 5,
-    "cost_usd": 0.5,
-    "resume_ms": 12.5,
-}
+from tests.statements import ENDLESS, ROW, check, needs_of, run, run_over, views
 
 
-def run(folder: Path, sql: str, bounds: Bounds | None = None, rows: int = 3) -> Table:
-    folder.mkdir(exist_ok=True)
-    database = Database(folder, needs_of(sql), bounds or Bounds())
-    database.add("entries", [ROW | {"seq": number} for number in range(1, rows + 1)])
-    database.add("threads", [{"thread_id": "ops-7", "stored_bytes": 7}])
-    try:
-        return database.run(sql)
-    finally:
-        database.close()
-
-
-def test_views_are_read(tmp_path: Path) -> None:
-    assert run(tmp_path / "a", "select count(*), max(text) from entries").rows == ((3, "hello"),)
+async def test_views_are_read(tmp_path: Path) -> None:
+    assert (await run(tmp_path / "a", "select count(*), max(text) from entries")).rows == (
+        (3, "hello"),
+    )
     joined = (
         "with e as (from entries) select stored_bytes, seq from e join threads using (thread_id)"
     )
-    assert len(run(tmp_path / "b", joined).rows) == 3
-    assert run(tmp_path / "c", "select resume_ms from resumes limit 1").rows == ((12.5,),)
+    assert len((await run(tmp_path / "b", joined)).rows) == 3
+    assert (await run(tmp_path / "c", "select resume_ms from resumes limit 1")).rows == ((12.5,),)
     called = "select c.tool from entries, unnest(tool_calls) as u(c) limit 1"
-    assert run(tmp_path / "d", called).rows == (("restart",),)
-    assert run(tmp_path / "e", "select 1 as one").columns == ("one",)
+    assert (await run(tmp_path / "d", called)).rows == (("restart",),)
+    assert (await run(tmp_path / "e", "select 1 as one")).columns == ("one",)
 
 
 @pytest.mark.parametrize("named", LIBRARY, ids=lambda named: named.name)
-def test_the_library_runs(tmp_path: Path, named: Any) -> None:
-    assert run(tmp_path / "q", named.sql).columns
+async def test_the_library_runs(tmp_path: Path, named: Any) -> None:
+    assert (await run(tmp_path / "q", named.sql)).columns
     assert named.about
 
 
@@ -87,11 +66,15 @@ def test_the_library_runs(tmp_path: Path, named: Any) -> None:
         "select getenv('HOME')",
     ],
 )
-def test_nothing_else_can_be_done(tmp_path: Path, statement: str) -> None:
+def test_nothing_else_can_be_done(statement: str) -> None:
     with pytest.raises(QueryRefused):
-        run(tmp_path / "q", statement)
-    left = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    assert left <= {"views.duckdb"}
+        check(statement)
+
+
+async def test_a_refused_statement_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(QueryRefused, match="only a SELECT"):
+        await run(tmp_path / "q", "copy (select 1) to '/tmp/out.csv'")
+    assert not list((tmp_path / "q").iterdir())
 
 
 @pytest.mark.parametrize(
@@ -109,18 +92,15 @@ def test_nothing_else_can_be_done(tmp_path: Path, statement: str) -> None:
 def test_the_database_itself_refuses_what_a_parser_might_let_through(
     tmp_path: Path, statement: str
 ) -> None:
-    database = Database(tmp_path, needs_of("select 1"), Bounds())
-    with pytest.raises(QueryRefused, match="the query failed"):
-        database.run(statement)
+    with views(tmp_path) as connection, pytest.raises(duckdb.Error):
+        connection.execute(statement)
+    assert not Path("/tmp/everlong-out.csv").exists()
 
 
-def test_a_query_is_stopped_when_its_time_is_over(tmp_path: Path) -> None:
-    endless = (
-        "select count(*) from range(100000000) a, range(1000000) b where a.range % 7 = b.range % 11"
-    )
+async def test_a_query_is_stopped_when_its_time_is_over(tmp_path: Path) -> None:
     started = time.monotonic()
     with pytest.raises(QueryRefused, match="stopped after"):
-        run(tmp_path / "q", endless, Bounds(seconds=0.5))
+        await run(tmp_path / "q", ENDLESS, Bounds(seconds=0.5))
     assert time.monotonic() - started < 20
 
 
@@ -134,32 +114,32 @@ def test_a_query_is_stopped_when_its_time_is_over(tmp_path: Path) -> None:
         "select list(repeat('x', 1000000)) from range(5000)",
     ],
 )
-def test_a_query_has_no_more_memory_than_it_may(tmp_path: Path, greedy: str) -> None:
+async def test_a_query_has_no_more_memory_than_it_may(tmp_path: Path, greedy: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(QueryRefused, match="more memory"):
-        run(tmp_path / "memory", greedy, Bounds(memory_bytes=32 << 20))
+        await run(tmp_path / "memory", greedy, Bounds(memory_bytes=32 << 20))
     # In KiB: nothing of it was taken in this process.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
 
 
-def test_a_query_spills_no_more_than_it_may(tmp_path: Path) -> None:
+async def test_a_query_spills_no_more_than_it_may(tmp_path: Path) -> None:
     small = Bounds(memory_bytes=32 << 20, disk_bytes=8 << 20)
     spilling = (
         "select s from (select md5(cast(range as varchar)) || md5(cast(range + 1 as varchar)) as s "
         "from range(4000000)) order by s"
     )
     with pytest.raises(QueryRefused, match=r"more disk than .* 8,388,608 bytes") as refused:
-        run(tmp_path / "disk", spilling, small)
+        await run(tmp_path / "disk", spilling, small)
     assert str(tmp_path) not in str(refused.value)
 
 
-def test_a_result_has_no_more_bytes_than_it_may(tmp_path: Path) -> None:
+async def test_a_result_has_no_more_bytes_than_it_may(tmp_path: Path) -> None:
     wide = "select repeat('x', 100000) from range(5000)"
-    found = run(tmp_path / "wide", wide, Bounds(result_bytes=1_000_000))
+    found = await run(tmp_path / "wide", wide, Bounds(result_bytes=1_000_000))
     assert (len(found.rows), found.truncated) == (9, True)
 
 
-def test_a_statement_that_is_nested_too_deeply_is_refused() -> None:
+async def test_a_statement_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
     for deep in (
         "from " * 2 + "(from " * 2800 + "entries" + ")" * 2800,
         "select * from " + "(select * from " * 1200 + "entries" + ")" * 1200,
@@ -167,20 +147,50 @@ def test_a_statement_that_is_nested_too_deeply_is_refused() -> None:
         "select " + "not " * 4500 + "true",
     ):
         with pytest.raises(QueryRefused):
-            needs_of(deep)
+            await needs_of(deep, tmp_path)
 
 
-@pytest.mark.parametrize("unclosed", ["(", "[", "{", "case when ", "(select ", "cast("])
-def test_what_a_parser_cannot_take_in_is_refused_elsewhere(unclosed: str) -> None:
-    """DuckDB's parser takes memory with the square of brackets that are not closed."""
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        # 99 characters: 52 s and 10.6 GB, once.
+        "with a as (" * 9,
+        "with a as (" * 1_800,
+        *("select " + each * (19_000 // len(each)) for each in ("(", "[", "case when ", "cast(")),
+    ],
+    ids=lambda bomb: f"{bomb[:18]}-{len(bomb)}",
+)
+async def test_what_a_parser_cannot_take_in_is_refused_elsewhere(tmp_path: Path, bomb: str) -> None:
+    """DuckDB's parser backtracks: its time and memory grow with the square, or exponentially."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    started = time.monotonic()
     with pytest.raises(QueryRefused):
-        needs_of("select " + unclosed * (19_000 // len(unclosed)))
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
+        await needs_of(bomb, tmp_path)
+    assert time.monotonic() - started < 30
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 * 1024  # KiB
 
 
-def test_values_are_what_json_has(tmp_path: Path) -> None:
-    found = run(
+ALONE = """
+import asyncio, sys
+from pathlib import Path
+from everlong.queries.engine import open_statement
+
+async def run(folder):
+    async with open_statement("select 1 as one", folder) as statement:
+        return await statement.run({})
+
+print(asyncio.run(run(Path(sys.argv[1]))).rows, "duckdb" in sys.modules)
+"""
+
+
+def test_no_statement_is_parsed_in_the_process_that_asks(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ALONE, str(tmp_path)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert said.stdout == "((1,),) False\n"
+
+
+async def test_values_are_what_json_has(tmp_path: Path) -> None:
+    found = await run(
         tmp_path / "q",
         "select cast('nan' as double), 1.50, date '2026-11-17', '\\x01'::blob, {'a': [1]}, "
         "timestamp '2026-11-17 01:02:03', chr(55)",
@@ -190,24 +200,24 @@ def test_values_are_what_json_has(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Asia/Tokyo"])
-def test_times_are_utc_wherever_a_query_runs(
+async def test_times_are_utc_wherever_a_query_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zone: str
 ) -> None:
-    class Elsewhere(subprocess.Popen[str]):
+    class Elsewhere(subprocess.Popen[bytes]):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options | {"env": {"TZ": zone}})
 
     monkeypatch.setattr(subprocess, "Popen", Elsewhere)
-    ago = "select abs(epoch(now() - timestamp '1970-01-01')), current_setting('TimeZone'), now()"
-    [(seconds, named, now)] = run(tmp_path / "a", ago).rows
+    ago = "select abs(epoch(now() - timestamp '1970-01-01')), now()"
+    [(seconds, now)] = (await run(tmp_path / "a", ago)).rows
     assert abs(seconds - time.time()) < 60
-    assert (named, now[-1]) == ("UTC", "Z")
+    assert now[-1] == "Z"
     assert now[:13] == time.strftime("%Y-%m-%dT%H", time.gmtime(seconds))
-    [row] = run(
-        tmp_path / "b",
+    zoned = (
         "select timestamptz '2026-11-17 01:02:03+02', [timestamptz '2026-11-17 01:02:03-05'], "
-        "max(time)::timestamptz from entries",
-    ).rows
+        "max(time)::timestamptz from entries"
+    )
+    [row] = (await run(tmp_path / "b", zoned)).rows
     assert row == (
         "2026-11-16T23:02:03.000Z",
         ["2026-11-17T06:02:03.000Z"],
@@ -215,31 +225,30 @@ def test_times_are_utc_wherever_a_query_runs(
     )
 
 
-def test_what_a_fork_has_from_another_thread_is_told_apart(tmp_path: Path) -> None:
+async def test_what_a_fork_has_from_another_thread_is_told_apart(tmp_path: Path) -> None:
     kinds = ["reply", "fork", "reply", "fork", "reply"]
     again = [
         {"seq": seq, "kind": kind, "data": f'{{"seq": {seq - 1}}}'}
         for seq, kind in enumerate(kinds, 1)
     ]
     sql = "select seq from entries where thread_id = 'again' and not inherited order by seq"
-    (tmp_path / "q").mkdir()
-    database = Database(tmp_path / "q", needs_of(sql), Bounds())
-    database.add("entries", [ROW | each | {"thread_id": "again"} for each in again])
-    database.add("entries", [ROW])
-    assert database.run(sql).rows == ((4,), (5,))
+    entries = [ROW | each | {"thread_id": "again"} for each in again]
+    assert (await run_over(tmp_path / "q", sql, [*entries, ROW])).rows == ((4,), (5,))
     # A thread that is no fork has all of its entries itself.
-    assert run(tmp_path / "a", "select count(*) from entries where not inherited").rows == ((3,),)
+    assert (await run(tmp_path / "a", "select count(*) from entries where not inherited")).rows == (
+        (3,),
+    )
 
 
-def test_rows_beyond_the_bound_are_said_to_be_there(tmp_path: Path) -> None:
-    found = run(tmp_path / "a", "select seq from entries", Bounds(rows=2))
+async def test_rows_beyond_the_bound_are_said_to_be_there(tmp_path: Path) -> None:
+    found = await run(tmp_path / "a", "select seq from entries", Bounds(rows=2))
     assert (len(found.rows), found.truncated) == (2, True)
-    assert not run(tmp_path / "b", "select seq from entries", Bounds(rows=3)).truncated
+    assert not (await run(tmp_path / "b", "select seq from entries", Bounds(rows=3))).truncated
 
 
 def test_only_what_a_statement_uses_is_wanted() -> None:
     def wants(sql: str) -> tuple[set[str], bool]:
-        needs = needs_of(sql)
+        needs = check(sql)
         return set(needs.tables), needs.messages
 
     assert wants("select count(*) from entries") == ({"entries"}, False)
@@ -256,6 +265,9 @@ def test_only_what_a_statement_uses_is_wanted() -> None:
     assert wants("select 1") == (set(), False)
     assert wants("select e.seq, entries.seq from entries e, entries") == ({"entries"}, False)
     assert wants("select r from resumes r") == ({"entries"}, False)
+    assert wants("select text.upper() from entries") == ({"entries"}, True)
+    assert wants("with entries as (select 1 as text) select text from entries") == (set(), False)
+    assert wants("with threads as (select seq from entries) from threads") == ({"entries"}, True)
 
 
 @pytest.mark.parametrize(
@@ -271,35 +283,72 @@ def test_only_what_a_statement_uses_is_wanted() -> None:
         "select e.seq from entries e natural join (select 'hello' as text)",
     ],
 )
-def test_messages_are_found_also_where_rows_are_named_as_a_whole(
+async def test_messages_are_found_also_where_rows_are_named_as_a_whole(
     tmp_path: Path, statement: str
 ) -> None:
-    assert len(run(tmp_path / "q", statement).rows) == 3
+    assert len((await run(tmp_path / "q", statement)).rows) == 3
 
 
 def test_columns_that_nobody_names_count_where_a_pivot_goes_by_them() -> None:
-    assert needs_of("select 1 from entries pivot (count(*) for kind in ('reply'))").messages
+    assert check("select 1 from entries pivot (count(*) for kind in ('reply'))").messages
 
 
 def test_a_column_that_was_not_read_is_not_silently_empty(tmp_path: Path) -> None:
-    database = Database(tmp_path, needs_of("select seq from entries"), Bounds())
-    with pytest.raises(QueryRefused, match="text"):
-        database.run("select text from entries")
+    with views(tmp_path, messages=False) as connection:
+        connection.execute("select seq from entries")
+        with pytest.raises(duckdb.Error, match="text"):
+            connection.execute("select text from entries")
 
 
-def test_a_process_that_dies_within_a_line_is_a_query_that_is_refused(
+async def test_a_process_that_dies_within_a_line_is_a_query_that_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dying = tmp_path / "dying.py"
-    dying.write_text("""print('{"columns": ["a"]}\\n{"row": [1', end='')""")
-    monkeypatch.setattr(running, "__file__", str(dying))
+    dying.write_text(
+        "print('{\"ready\": true}', flush=True)\n"
+        "input()\n"
+        'print(\'{"tables": [], "messages": false}\', flush=True)\n'
+        "input()\n"
+        'print(\'{"filled": true}\\n{"columns": ["a"]}\\n{"row": [1\', end=\'\', flush=True)\n'
+    )
+    monkeypatch.setattr(process, "__file__", str(dying))
     with pytest.raises(QueryRefused, match="more memory"):
-        run(tmp_path / "q", "select 1")
+        await run(tmp_path / "q", "select 1")
 
 
-def test_errors_show_no_paths(tmp_path: Path) -> None:
+async def test_a_process_that_says_too_much_is_not_listened_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talking = tmp_path / "talking.py"
+    talking.write_text(
+        "print('{\"ready\": true}', flush=True)\ninput()\nwhile True: print('x' * 65536, end='')"
+    )
+    monkeypatch.setattr(process, "__file__", str(talking))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(QueryRefused, match="too large"):
+        await run(tmp_path / "q", "select 1")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 16 * 1024  # KiB
+
+
+async def test_a_result_takes_no_more_memory_here_than_its_bound_says(tmp_path: Path) -> None:
+    """A small object takes 30 times as much memory in Python as it has characters in JSON."""
+    objects = "select list({'a': range}) from range(5000000) group by range // 1000"
+    found = await run(tmp_path / "q", objects, Bounds(result_bytes=8 << 20))
+    assert found.truncated
+    count = sum(len(row[0]) for row in found.rows)
+    assert 10_000 < count < (8 << 20) // 300
+
+
+async def test_long_values_are_cut_where_a_bound_says_so(tmp_path: Path) -> None:
+    long = "select repeat('x', 100), [1, 2, 3], range(100), 7, 'short'"
+    found = await run(tmp_path / "q", long, Bounds(value_chars=10))
+    assert found.rows == (("x" * 10, [1, 2, 3], "[0, 1, 2, ", 7, "short"),)
+    assert found.cut == 2
+
+
+async def test_errors_show_no_paths(tmp_path: Path) -> None:
     with pytest.raises(QueryRefused) as refused:
-        run(tmp_path / "q", "select cast(text as integer) from entries")
+        await run(tmp_path / "q", "select cast(text as integer) from entries")
     assert str(tmp_path) not in str(refused.value)
 
 

@@ -1,5 +1,6 @@
 """Queries whose process is killed: nothing of them runs on, and nothing that was said stays behind."""
 
+import asyncio
 import resource
 import signal
 import subprocess
@@ -12,23 +13,26 @@ from pathlib import Path
 import pytest
 
 from everlong.queries import running
+from everlong.queries.engine import open_statement
 from everlong.queries.folders import PREFIX, clear_left_behind, own_folder
+from everlong.queries.view_files import ViewFiles
+from tests.query_fuzz import children
+from tests.statements import ENDLESS
 
-ENDLESS = (
-    "select count(*) from range(100000000) a, range(1000000) b where a.range % 7 = b.range % 11"
-)
 ASKING = f"""
-import sys, time
-from everlong.queries import Bounds
-from everlong.queries.engine import Database, needs_of
+import asyncio, sys
+from everlong.queries.engine import open_statement
 from everlong.queries.folders import own_folder
-sql = {ENDLESS!r}
-with own_folder() as folder:
-    database = Database(folder, needs_of(sql), Bounds())
-    print(folder, flush=True)
-    if sys.argv[1] == "reads":
-        time.sleep(600)
-    database.run(sql)
+
+async def ask():
+    with own_folder() as folder:
+        async with open_statement({ENDLESS!r}, folder) as statement:
+            print(folder, flush=True)
+            if sys.argv[1] == "reads":
+                await asyncio.sleep(600)
+            await statement.run({{}})
+
+asyncio.run(ask())
 """
 
 
@@ -77,7 +81,7 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="children are found in /proc")
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_statement_ends_with_the_process_that_asked_for_it(
     runs: tuple[subprocess.Popen[str], Path], how: signal.Signals
 ) -> None:
@@ -106,7 +110,7 @@ def test_what_a_killed_process_left_is_cleared_and_what_others_hold_is_not(
     reads: tuple[subprocess.Popen[str], Path], temporary: Path
 ) -> None:
     process, folder = reads
-    assert (folder / "views.duckdb").exists()
+    assert folder.exists()
     with own_folder() as own:
         clear_left_behind()
         assert folder.exists()
@@ -127,10 +131,40 @@ def test_only_folders_are_cleared(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_a_statement_has_no_more_of_a_processor_than_its_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_kernel_bounds_parsing_and_then_the_statement(monkeypatch: pytest.MonkeyPatch) -> None:
     limits: dict[int, tuple[int, int]] = {}
     monkeypatch.setattr(resource, "setrlimit", limits.__setitem__)
-    running.bound({"memory_bytes": 1, "disk_bytes": 1, "seconds": 1.5})
-    assert limits[resource.RLIMIT_CPU] == (5, 5)
+    monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
+    bounds = {"memory_bytes": 256 << 20, "disk_bytes": 7, "seconds": 1.5}
+    running.bound_parsing(bounds)
+    assert limits[resource.RLIMIT_DATA] == (256 << 20, 768 << 20)
+    assert limits[resource.RLIMIT_FSIZE] == (0, 7)
+    assert limits[resource.RLIMIT_CPU][0] == 8
+    running.bound_running(bounds)
+    assert limits[resource.RLIMIT_DATA] == (768 << 20, 768 << 20)
+    assert limits[resource.RLIMIT_FSIZE] == (7, 7)
+    assert limits[resource.RLIMIT_CPU] == (136, 136)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="children are found in /proc")
+async def test_a_query_that_is_cancelled_leaves_no_process_and_no_files(temporary: Path) -> None:
+    async def ask() -> None:
+        with own_folder() as folder:
+            async with open_statement(ENDLESS, folder) as statement:
+                files = ViewFiles(folder, statement.needs)
+                files.add("threads", [{"thread_id": "a"}])
+                await statement.run(files.close())
+
+    asking = asyncio.create_task(ask())
+    deadline = time.monotonic() + 30
+    while not list(temporary.glob("*/views.duckdb")):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+    assert children()
+    started = time.monotonic()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert time.monotonic() - started < 5
+    assert not children()
+    assert not list(temporary.iterdir())

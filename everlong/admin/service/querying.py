@@ -3,21 +3,22 @@
 import asyncio
 import dataclasses
 import time
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from temporalio.client import Client
 
 from everlong.admin.service.gathering import Gathering, Reach
 from everlong.errors import QueryRefused
-from everlong.queries import LIBRARY, Bounds, NamedQuery
+from everlong.queries import LIBRARY, Bounds, NamedQuery, Needs
 from everlong.queries.folders import clear_left_behind, own_folder
 from everlong.storage.packstore import PackStore
 
+if TYPE_CHECKING:
+    from everlong.queries.view_files import ViewFiles
+
+T = TypeVar("T")
 _THREADS_NAMED_MAX: Final = 200
-# In one process. Each has 256 MiB here for what it reads, and three times that where it runs.
-_AT_ONCE_MAX: Final = 4
-_running: list[str] = []
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,40 +57,33 @@ async def query(
 ) -> QueryResult:
     """Run one SELECT over the views `entries`, `threads` and `resumes`.
 
-    Only what it uses is read: of all threads that the reach allows, or of those that are named.
+    Only what it uses is read: of all threads that the reach allows, or of those that are named. If the
+    call is cancelled, the statement's process is killed and its files are removed.
     """
     if len(threads) > _THREADS_NAMED_MAX:
         raise QueryRefused(f"{len(threads)} threads are named; {_THREADS_NAMED_MAX} is the most")
-    if len(_running) >= _AT_ONCE_MAX:
-        raise QueryRefused(f"{_AT_ONCE_MAX} queries run already; try again when one has ended")
-    _running.append(sql)
-    try:
-        gathering = Gathering(client, packs, reach or Reach(), threads)
-        return await _run(gathering, sql, bounds or Bounds())
-    finally:
-        _running.remove(sql)
+    gathering = Gathering(client, packs, reach or Reach(), threads)
+    return await _run(gathering, sql, bounds or Bounds())
 
 
 async def _run(gathering: Gathering, sql: str, bounds: Bounds) -> QueryResult:
     started = time.monotonic()
-    # Here, since DuckDB comes with an extra, and only queries need it.
-    from everlong.queries.engine import Database, needs_of
+    # Imported here: pyarrow comes with an extra, and only queries need it.
+    from everlong.queries.engine import open_statement
+    from everlong.queries.view_files import ViewFiles
 
-    needs = await asyncio.to_thread(needs_of, sql)
     await asyncio.to_thread(clear_left_behind)
+    # The process ends before its folder is removed, so that it writes nothing there afterwards.
     with own_folder() as folder:
-        database = await asyncio.to_thread(Database, folder, needs, bounds)
-        try:
-            if needs.tables:
-                await gathering.list_threads()
-            if "threads" in needs.tables:
-                await asyncio.to_thread(database.add, "threads", gathering.threads)
-            if "entries" in needs.tables:
-                async for rows in gathering.entries(needs.messages):
-                    await asyncio.to_thread(database.add, "entries", rows)
-            found = await asyncio.to_thread(database.run, sql)
-        finally:
-            database.close()
+        async with open_statement(sql, folder, bounds) as statement:
+            files = ViewFiles(folder, statement.needs)
+            await _gather(gathering, files, statement.needs)
+            found = await statement.run(await _in_thread(files.close))
+    left_out = list(gathering.left_out)
+    if found.cut:
+        left_out.append(
+            f"of {found.cut} long values all but the first {bounds.value_chars:,} characters"
+        )
     return QueryResult(
         columns=found.columns,
         rows=found.rows,
@@ -101,8 +95,28 @@ async def _run(gathering: Gathering, sql: str, bounds: Bounds) -> QueryResult:
             entries=gathering.entries_read,
             message_bytes=gathering.bytes_read,
         ),
-        left_out=tuple(gathering.left_out),
+        left_out=tuple(left_out),
     )
+
+
+async def _gather(gathering: Gathering, files: "ViewFiles", needs: Needs) -> None:
+    if needs.tables:
+        await gathering.list_threads()
+    if "threads" in needs.tables:
+        await _in_thread(files.add, "threads", gathering.threads)
+    if "entries" in needs.tables:
+        async for rows in gathering.entries(needs.messages):
+            await _in_thread(files.add, "entries", rows)
+
+
+async def _in_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """Run a function in a thread. A cancelled query waits for it: it writes to the query's folder."""
+    work = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait([work])
+        raise
 
 
 def named_query(name: str) -> NamedQuery:

@@ -13,6 +13,7 @@ from temporalio.converter import PayloadCodec
 from everlong.admin import service
 from everlong.admin.service import Directory, StoreHealth
 from everlong.admin.web.jobs import Jobs
+from everlong.admin.web.query_slots import QuerySlots
 from everlong.errors import EverlongError, ServerUnreachable
 from everlong.models import SweepOptions, SweepReport
 from everlong.storage.packstore import PackStore
@@ -23,8 +24,6 @@ _HEALTH_SECONDS: Final = 15.0
 _SWEEP_SECONDS: Final = 15.0
 CONNECT_SECONDS_MAX: Final = 10.0
 """So long a request waits for the connection, whoever makes it. One that is there takes a second."""
-QUERIES_MAX: Final = 2
-"""At once. Each has 256 MiB of memory at most, and a core for 30 s."""
 
 T = TypeVar("T")
 
@@ -52,7 +51,7 @@ class Desk:
         self.inner_codec = inner_codec
         """The codec that the workers have inside Everlong's; the connection has the same."""
         self.jobs = Jobs()
-        self.queries = asyncio.Semaphore(QUERIES_MAX)
+        self.queries = QuerySlots()
         self.temporal_ui = temporal_ui
         """Where the Temporal UI is, for links; empty if nobody said."""
         self.directory = Directory(self.client)

@@ -8,6 +8,7 @@ export function startQuery() {
   const said = document.querySelector("[data-query-said]");
   const results = document.querySelector("[data-results]");
   const download = document.querySelector("[data-download]");
+  const cancel = form.querySelector("[data-cancel]");
   const leftOut = document.querySelector("[data-left-out]");
   let last = null;
   let asking = null;
@@ -18,6 +19,7 @@ export function startQuery() {
     const { signal } = (asking = new AbortController());
     const button = form.querySelector("[type=submit]");
     button.disabled = true;
+    cancel.disabled = false;
     said.className = "muted";
     said.textContent = "Running …";
     const began = performance.now();
@@ -32,18 +34,36 @@ export function startQuery() {
       said.textContent = `${last.rows.length} ${last.rows.length === 1 ? "row" : "rows"}${more}, in ${seconds} s.`;
     } catch (error) {
       if (signal.aborted) return;
-      last = null;
-      const none = document.createElement("p");
-      none.className = "empty";
-      none.textContent = "No result.";
-      results.replaceChildren(none);
-      leftOut.replaceChildren();
+      showNone();
       said.className = "error-text";
       said.textContent = error.message;
     }
-    download.disabled = !last || !last.rows.length;
-    button.disabled = false;
+    end();
   }
+
+  function showNone() {
+    last = null;
+    const none = document.createElement("p");
+    none.className = "empty";
+    none.textContent = "No result.";
+    results.replaceChildren(none);
+    leftOut.replaceChildren();
+  }
+
+  function end() {
+    download.disabled = !last || !last.rows.length;
+    cancel.disabled = true;
+    form.querySelector("[type=submit]").disabled = false;
+  }
+
+  // The server stops a query whose request is closed.
+  cancel.addEventListener("click", () => {
+    asking?.abort();
+    showNone();
+    said.textContent = "Cancelled.";
+    end();
+    editor.focus();
+  });
 
   form.addEventListener("submit", (event) => {
     event.preventDefault();

@@ -1,0 +1,25 @@
+"""Entry point of a query's process. It is run as a file, with `python -I`.
+
+The process imports `running` and what that needs, and nothing else of Everlong: the `__init__` of the
+package imports the Temporal SDK, which takes longer than most statements.
+"""
+
+import sys
+import types
+from pathlib import Path
+
+
+def main() -> None:
+    """Make packages that have modules and no `__init__`, and hand over to `running`."""
+    here = Path(__file__).resolve().parent
+    for name, folder in (("everlong", here.parent), ("everlong.queries", here)):
+        package = types.ModuleType(name)
+        package.__path__ = [str(folder)]
+        sys.modules[name] = package
+    from everlong.queries import running
+
+    running.main()
+
+
+if __name__ == "__main__":
+    main()
