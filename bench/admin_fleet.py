@@ -1,52 +1,49 @@
 """The list of threads beside one a hundred times as large: first bytes, memory, requests to the server.
 
-The threads of a large fleet are rows of the dev server's own visibility, copied from some real ones
-while the server is down. It answers real queries over all of them, and nothing waits for their starts.
+A frontend that only lists stands for the server: what a real one takes for a query comes on top.
 """
 
 import asyncio
 import contextlib
 import dataclasses
+import json
+import os
 import re
-import sqlite3
 import statistics
 import time
 import uuid
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import httpx
-from temporalio.client import Client
+from temporalio.api.enums.v1 import WorkflowExecutionStatus
+from temporalio.api.workflow.v1 import WorkflowExecutionInfo
+from temporalio.contrib.pydantic import pydantic_data_converter
 
-from bench.admin_bed import populate, until_listed
-from bench.cost_actions import requests
+from bench.admin_bed import attributes, card
+from bench.fake_frontend import FakeFrontend, Row, listed_bytes
 from bench.report import Report
 from bench.report import Series as Table
 from everlong import EverlongPlugin
 from everlong.admin.service.directory import ROWS_MAX
-from everlong.config import EMBEDDED_NAMESPACE, embedded, load_settings, store_url
-from everlong.embedded import TemporalServer, start_codec_server, start_server
+from everlong.config import embedded, load_settings
+from everlong.embedded import start_codec_server
 from everlong.embedded.server import LOOPBACK, free_port
+from everlong.models import AGENT_WORKFLOW, CARD_MEMO, SEARCH_ATTRIBUTES
+from everlong.storage.memory import MemoryBlobStore
 
 FIRST_BYTE_MS_MAX: Final = 500.0
 RSS_MIB_MAX: Final = 300.0
 # A page takes a list, a count of what fits and one of all threads; an id takes a description too, and a
 # list with ended threads a second query for newer runs.
 REQUESTS_MAX: Final = 5
-_TEMPLATES: Final = 400
+_CARDS: Final = 997
 _ENDED_EVERY: Final = 10
+_FIRST_MS: Final = 1_700_000_000_000
 _READY: Final = "Uvicorn running on"
 _COMPLETE_SECONDS_MAX: Final = 300.0
 _HTML: Final = {"accept": "text/html"}
-# The server publishes its metrics about once a second.
-_METRICS_SECONDS: Final = 2.0
-_COUNTED: Final = (
-    "ListWorkflowExecutions",
-    "CountWorkflowExecutions",
-    "DescribeWorkflowExecution",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +52,8 @@ class Measured:
 
     median_ms: float
     slowest_ms: float
+    cpu_ms: float
+    """Of `everlong serve`, for one of them."""
     requests: float
     """To the server, for one of them."""
 
@@ -99,13 +98,14 @@ async def fleets(folder: Path, sizes: Sequence[int], asked: int) -> Report:
         found[size] = await _measure(report, place, size, asked)
     columns = ["what"]
     for size in sizes:
-        columns += [f"{size:,}: ms", "slowest", "requests"]
+        columns += [f"{size:,}: ms", "slowest", "CPU ms", "requests"]
     rows: list[list[str | float]] = []
     for what in _ASKED:
         row: list[str | float] = [what]
         for size in sizes:
             each = found[size][what]
-            row += [round(each.median_ms, 1), round(each.slowest_ms, 1), round(each.requests, 1)]
+            row += [round(each.median_ms, 1), round(each.slowest_ms, 1)]
+            row += [round(each.cpu_ms, 1), round(each.requests, 1)]
         rows.append(row)
     report.series.append(
         Table("first byte, median and slowest, and requests to the server", columns, rows)
@@ -114,27 +114,23 @@ async def fleets(folder: Path, sizes: Sequence[int], asked: int) -> Report:
 
 
 async def _measure(report: Report, folder: Path, size: int, asked: int) -> dict[str, Measured]:
-    await _fill(folder, size)
-    metrics_port = free_port()
-    server = await start_server(folder, metrics_port=metrics_port)
-    with server.process:
-        async with _serving(server, folder) as (browser, pid):
-            meter = _Meter(metrics_port)
+    server = FakeFrontend(await _rows(size))
+    with server.serving(LOOPBACK) as address:
+        async with _serving(address, folder) as (browser, pid):
             cold_ms = await _first_byte_ms(browser, "/", _HTML)
-            report.add(
-                f"{size:,}: threads page, the first request", cold_ms, "ms", most=FIRST_BYTE_MS_MAX
-            )
-            before = await meter.read()
+            what = f"{size:,}: threads page, the first request"
+            report.add(what, cold_ms, "ms", most=FIRST_BYTE_MS_MAX)
+            before = server.calls["ListWorkflowExecutions"]
             seconds = await _until_complete(browser, size)
-            read = (await meter.read() - before).total()
             report.add(f"{size:,}: all threads are known after", seconds, "s")
-            report.add(f"{size:,}: requests until then", read)
+            read = server.calls["ListWorkflowExecutions"] - before
+            report.add(f"{size:,}: lists of the server until then", read)
             oldest = (await browser.get("/api/v1/threads?text=thread-000000")).json()["rows"]
             is_found = [row["thread_id"] for row in oldest] == ["thread-000000"]
             report.add(f"{size:,}: the oldest thread is found by its id", is_found, least=1)
             found = {}
             for what, (path, headers) in _ASKED.items():
-                found[what] = await _ask(browser, meter, path, headers, asked)
+                found[what] = await _ask(browser, pid, server, path, headers, asked)
                 slowest = found[what].slowest_ms
                 report.add(f"{size:,}: {what}, slowest", slowest, "ms", most=FIRST_BYTE_MS_MAX)
                 if size > ROWS_MAX:  # Of fewer threads nothing is asked, but in the background.
@@ -146,54 +142,56 @@ async def _measure(report: Report, folder: Path, size: int, asked: int) -> dict[
     return found
 
 
-async def _fill(folder: Path, size: int) -> None:
-    """Make a server's database with that many threads. The ids of the real ones are the first."""
-    (folder / "blobs").mkdir()
-    templates = min(size, _TEMPLATES)
-    server = await start_server(folder)
-    with server.process:
-        plugin = EverlongPlugin(store=store_url(folder))
-        client = await Client.connect(server.address, plugins=[plugin])
-        await populate(client, templates, digits=6)
-        await until_listed(client, templates)
-    with contextlib.closing(sqlite3.connect(folder / "temporal.db")) as db, db:
-        copy_threads(db, templates, size)
-
-
-def copy_threads(db: sqlite3.Connection, templates: int, size: int) -> None:
-    """Copy rows of visibility until there are so many. One copy in ten has ended."""
-    table = "executions_visibility"
-    listed = db.execute(f"PRAGMA table_xinfo({table})").fetchall()
-    columns = [name for _, name, _, _, _, _, hidden in listed if not hidden]
-    names = ", ".join(columns)
-    found = db.execute(
-        f"SELECT {names} FROM {table} WHERE workflow_type_name = 'everlong.Agent' "  # noqa: S608 - ours
-        "ORDER BY workflow_id"
-    ).fetchall()
-    if len(found) != templates:
-        raise RuntimeError(f"visibility has {len(found)} rows of {templates} threads")
-    rows = []
-    for number in range(templates, size):
-        row = dict(zip(columns, found[number % templates], strict=True))
-        row |= {
-            "workflow_id": f"thread-{number:06}",
-            "run_id": str(uuid.UUID(int=number + 1)),
-            "start_time": f"2030-01-{number % 28 + 1:02} 00:00:00.{number:06}+00:00",
-        }
-        if number % _ENDED_EVERY == 0:
-            row |= {"status": 2, "close_time": f"2031-01-01 00:00:00.{number:06}+00:00"}
-        rows.append([row[name] for name in columns])
-    marks = ", ".join("?" * len(columns))
-    db.executemany(f"INSERT INTO {table} ({names}) VALUES ({marks})", rows)  # noqa: S608 - ours
+async def _rows(size: int) -> list[Row]:
+    """Return executions of which the first began first. One in ten has ended."""
+    codec = EverlongPlugin(store=MemoryBlobStore()).codec
+    converter = pydantic_data_converter.payload_converter
+    memos = await codec.encode([converter.to_payload(card(number)) for number in range(_CARDS)])
+    found: list[Row] = []
+    for number in range(size):
+        info = WorkflowExecutionInfo(
+            status=WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_RUNNING,
+            task_queue="bench",
+            history_length=40,
+        )
+        thread_id, run_id = f"thread-{number:06}", str(uuid.UUID(int=number + 1))
+        info.execution.workflow_id, info.execution.run_id = thread_id, run_id
+        info.type.name = AGENT_WORKFLOW
+        started_ms, closed_ms = _FIRST_MS + 1000 * number, None
+        info.start_time.FromMilliseconds(started_ms)
+        if number % _ENDED_EVERY == 1:
+            closed_ms = started_ms + 500
+            info.status = WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_COMPLETED
+            info.close_time.FromMilliseconds(closed_ms)
+        info.memo.fields[CARD_MEMO].CopyFrom(memos[number % _CARDS])
+        said = {pair.key.name: pair.value for pair in attributes(number)}
+        for name, value in said.items():
+            payload = info.search_attributes.indexed_fields[name]
+            payload.metadata["encoding"] = b"json/plain"
+            payload.metadata["type"] = SEARCH_ATTRIBUTES[name].encode()
+            payload.data = json.dumps(value, default=str).encode()
+        found.append(
+            (
+                thread_id,
+                run_id,
+                AGENT_WORKFLOW,
+                "Running" if closed_ms is None else "Completed",
+                started_ms,
+                closed_ms,
+                said["EverlongStatus"],
+                said["EverlongAgent"],
+                listed_bytes(info),
+            )
+        )
+    return found
 
 
 @contextlib.asynccontextmanager
-async def _serving(
-    server: TemporalServer, folder: Path
-) -> AsyncIterator[tuple[httpx.AsyncClient, int]]:
-    settings = embedded(load_settings({"EVERLONG_DATA_DIR": str(folder)}), server.address)
+async def _serving(address: str, folder: Path) -> AsyncIterator[tuple[httpx.AsyncClient, int]]:
+    (folder / "blobs").mkdir()
+    settings = embedded(load_settings({"EVERLONG_DATA_DIR": str(folder)}), address)
     port = free_port()
-    with start_codec_server(settings, port, server.ui_port) as admin:
+    with start_codec_server(settings, port, ui_port=port) as admin:
         await admin.wait_for_output(_READY, 60.0)
         async with httpx.AsyncClient(base_url=f"http://{LOOPBACK}:{port}", timeout=60) as client:
             yield client, admin.pid
@@ -201,15 +199,16 @@ async def _serving(
 
 async def _ask(
     browser: httpx.AsyncClient,
-    meter: "_Meter",
+    pid: int,
+    server: FakeFrontend,
     path: Callable[[int], str],
     headers: dict[str, str],
     asked: int,
 ) -> Measured:
-    before = await meter.read()
+    before, cpu_before = server.calls.total(), _cpu_seconds(pid)
     took = [await _first_byte_ms(browser, path(number), headers) for number in range(asked)]
-    made = (await meter.read() - before).total()
-    return Measured(statistics.median(took), max(took), made / asked)
+    made, cpu = server.calls.total() - before, _cpu_seconds(pid) - cpu_before
+    return Measured(statistics.median(took), max(took), 1000 * cpu / asked, made / asked)
 
 
 async def _first_byte_ms(browser: httpx.AsyncClient, path: str, headers: dict[str, str]) -> float:
@@ -236,16 +235,9 @@ async def _until_complete(browser: httpx.AsyncClient, threads: int) -> float:
     raise TimeoutError(f"the list is not complete after {_COMPLETE_SECONDS_MAX:.0f} s")
 
 
-class _Meter:
-    """Counts the requests that a dev server was asked, by its own metrics."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-
-    async def read(self) -> Counter[str]:
-        await asyncio.sleep(_METRICS_SECONDS)
-        found = await asyncio.to_thread(requests, self._port, EMBEDDED_NAMESPACE)
-        return Counter({name: found[name] for name in _COUNTED})
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _memory_mib(pid: int, name: str) -> float:

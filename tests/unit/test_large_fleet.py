@@ -219,6 +219,7 @@ async def test_no_figure_claims_more_than_was_read(
     server: FakeVisibility, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PAGE_ROWS", 10)
+
     async def read_ten(
         client: Any, query: str, token: bytes, known: Any, size: int = 10
     ) -> RowsPage:

@@ -432,12 +432,16 @@ class Directory:
         is_first = place.token is None
         exact = await self._visibility.thread(wanted) if wanted.text else None
         shown = [exact] if exact is not None and is_first else []
-        total = await self._visibility.count(wanted) + (exact is not None)
-        token, is_last = place.token or b"", len(shown) >= total
-        if limit > len(shown):
-            found = await self._visibility.rows(wanted, token, limit - len(shown))
-            shown += found.rows
-            token, is_last = found.next_token, not found.next_token
+        counting = asyncio.create_task(self._visibility.count(wanted))
+        token, room = place.token or b"", limit - len(shown)
+        try:
+            if room:
+                found = await self._visibility.rows(wanted, token, room)
+                shown, token = [*shown, *found.rows], found.next_token
+            total = await counting + (exact is not None)
+        finally:
+            counting.cancel()
+        is_last = not token if room else len(shown) >= total
         after = Cursor(place.offset + len(shown), token)
         matched = f"ids that begin with {wanted.text!r}; " if wanted.text else ""
         return await self._large_page(
@@ -556,8 +560,10 @@ class Directory:
             except Exception as error:  # noqa: BLE001 - whatever it is, the next reading may succeed.
                 self._failed(error)
             took = time.monotonic() - began
-            # One reading that was held up, by whatever it was, delays no other.
-            await asyncio.sleep(max(_PAUSE_SECONDS_MIN, _PAUSE_FACTOR * min(took, last)))
+            # One reading that was held up, by whatever it was, delays no other. The first one of a small
+            # fleet may have waited for the connection; of a large one it is as long as any.
+            shorter = took if self._index is not None and not last else min(took, last)
+            await asyncio.sleep(max(_PAUSE_SECONDS_MIN, _PAUSE_FACTOR * shorter))
             last = took
             if time.monotonic() - self._asked > _IDLE_SECONDS:
                 self._wanted.clear()
