@@ -124,7 +124,7 @@ bench-sticky: $(READY) ## Measure both sides of the sticky timeout: kills and bu
 	@$(BIN)/python -m bench.sticky $(BENCH)
 
 .PHONY: bench-admin fuzz-api
-bench-admin: $(READY) ## Measure the dashboard's lists with 10,000 threads; BENCH=--quick for a look
+bench-admin: $(READY) ## Measure the dashboard's lists with 10,000 and 100,000 threads; BENCH=--quick for a look
 	@$(BIN)/python -m bench.admin $(BENCH)
 
 FUZZ ?= 100

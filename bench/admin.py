@@ -1,6 +1,7 @@
 """`python -m bench.admin`: what the dashboard's lists and pages take, with 10,000 threads.
 
-Beside it, what one thread's endpoints take with a journal of 200 and one of 20,000 entries.
+Also what lists take with 100,000 threads beside 1,000, and what one thread's endpoints take with a
+journal of 200 and one of 20,000 entries.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from temporalio.client import Client
 from temporalio.worker import Worker
 
 from bench.admin_bed import populate, start_with_journal, until_listed
+from bench.admin_fleet import fleets
 from bench.report import Report, finish, machine
 from bench.report import Series as Table
 from everlong import Agent, EverlongPlugin, Reply
@@ -29,7 +31,7 @@ from everlong.embedded.server import LOOPBACK, free_port
 from everlong.storage.opening import open_packs
 from everlong.testing import ScriptedModel
 
-_PARTS: Final = ("lists", "journals")
+_PARTS: Final = ("lists", "journals", "fleet")
 _READY: Final = "Uvicorn running on"
 _FIRST_BYTE_MS_MAX: Final = 500.0
 # A page of a long journal takes more folds to find, and nothing else that grows with it.
@@ -45,9 +47,10 @@ class Size:
     requests: int = 40
     short: int = 200
     long: int = 20_000
+    fleets: tuple[int, ...] = (1_000, 100_000)
 
 
-QUICK: Final = Size(threads=300, requests=5, short=100, long=1_000)
+QUICK: Final = Size(threads=300, requests=5, short=100, long=1_000, fleets=(300, 25_000))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -67,14 +70,17 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def _measure(folder: Path, parts: Sequence[str], size: Size) -> list[Report]:
-    server = await start_server(folder)
-    with server.process:
-        reports = []
-        if "journals" in parts:
-            reports.append(await journals(server, folder, size))
-        if "lists" in parts:
-            reports.append(await lists(server, folder, size))
-        return reports
+    reports = []
+    if "journals" in parts or "lists" in parts:
+        server = await start_server(folder)
+        with server.process:
+            if "journals" in parts:
+                reports.append(await journals(server, folder, size))
+            if "lists" in parts:
+                reports.append(await lists(server, folder, size))
+    if "fleet" in parts:
+        reports.append(await fleets(folder, size.fleets, size.requests))
+    return reports
 
 
 @contextlib.asynccontextmanager

@@ -44,7 +44,9 @@ _APPEND_ENTRIES: Final = 32
 _COMPACT_EVERY: Final = 5 * _APPEND_ENTRIES
 
 
-async def populate(client: Client, count: int, *, prefix: str = "thread", first: int = 0) -> None:
+async def populate(
+    client: Client, count: int, *, prefix: str = "thread", first: int = 0, digits: int = 5
+) -> None:
     """Start threads that nobody runs, with what a thread that has run for long says of itself."""
     places = asyncio.Semaphore(_AT_ONCE)
 
@@ -53,7 +55,7 @@ async def populate(client: Client, count: int, *, prefix: str = "thread", first:
             await client.start_workflow(
                 AGENT_WORKFLOW,
                 ThreadStart(agent=AGENTS[number % len(AGENTS)]),
-                id=f"{prefix}-{number:05}",
+                id=f"{prefix}-{number:0{digits}}",
                 task_queue="nobody",
                 memo={CARD_MEMO: card(number)},
                 search_attributes=attributes(number),

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Annotated, Final, get_args
+from typing import Annotated, Final, NamedTuple, get_args
 
 import typer
 from rich.markup import escape
@@ -42,15 +42,20 @@ def threads(
     ] = "-started",
     limit: Annotated[int, typer.Option(min=1, max=service.PAGE_LIMIT_MAX)] = 50,
     offset: Annotated[int, typer.Option(min=0)] = 0,
+    cursor: Annotated[str, typer.Option(help="Go on where the page before says.")] = "",
     as_json: Json = False,
 ) -> None:
     """List threads: status, sizes, growth, approvals. No thread is asked, so none resumes.
+
+    Beyond 20,000 threads, TEXT is the beginning of an id, and the server is asked for one page. Any
+    order but the newest first reads all threads, and looks inside ids too.
 
     Example: everlong threads --status paused --sort=-stored
     """
     if sort not in _SORTS:
         raise ConfigError(f"{sort[:20]!r} is no order; give one of {', '.join(_SORTS)}")
-    asyncio.run(_threads(load_settings(), (text, status, agent, sort), offset, limit, as_json))
+    wanted = _Wanted(text, status, agent, sort, offset, limit, cursor)
+    asyncio.run(_threads(load_settings(), wanted, as_json))
 
 
 @commands.command()
@@ -78,21 +83,58 @@ def runs(
     asyncio.run(_runs(load_settings(), thread_id, from_run, limit, as_json))
 
 
-async def _threads(
-    settings: Settings, wanted: tuple[str, str, str, str], offset: int, limit: int, as_json: bool
-) -> None:
-    directory = await _directory(await connect(settings))
-    text, status, agent, sort = wanted
-    page = await directory.page(text, status, agent, sort, offset, limit)  # type: ignore[arg-type]
+class _Wanted(NamedTuple):
+    """Arguments of `Directory.page`."""
+
+    text: str
+    status: str
+    agent: str
+    sort: str
+    offset: int
+    limit: int
+    cursor: str
+
+    @property
+    def needs_index(self) -> bool:
+        """Whether the server cannot list a page of a large fleet."""
+        return self.sort != "-started" or bool(self.offset)
+
+
+async def _threads(settings: Settings, wanted: _Wanted, as_json: bool) -> None:
+    client = await connect(settings)
+    directory = await _directory(client, index=wanted.needs_index)
+    page = await directory.page(*wanted)  # type: ignore[arg-type] # `sort` is one of Sort
+    if page.source == "index" and not page.read_ms:  # No id begins with the text.
+        with err.status("reading threads"):
+            await directory.read()
+        page = await directory.page(*wanted)  # type: ignore[arg-type] # `sort` is one of Sort
     if as_json:
         print_json(page)
         return
     is_wide = not out.is_terminal or out.width >= _WIDE_CHARS
     print_table(threads_table(page, is_wide=is_wide))
-    counts = ", ".join(f"{count} {name}" for name, count in page.by_status.items())
-    shown = f"{offset + 1} to {offset + len(page.rows)} of {page.total}" if page.rows else "none"
-    more = "" if page.is_complete else "; there are more than are listed"
-    err.print(f"threads {shown}; in all: {counts or 'none'}{more}", markup=False)
+    for line in page_lines(page, is_search=bool(wanted.text)):
+        err.print(plain(line), markup=False)
+
+
+def page_lines(page: service.ThreadPage, *, is_search: bool = False) -> list[str]:
+    """Return what `threads` says of a page: which threads it has, and how to see others."""
+    first, last = page.offset + 1, page.offset + len(page.rows)
+    shown = f"{first} to {last} of {page.total}" if page.rows else "none"
+    if page.source == "memory":
+        counts = ", ".join(f"{count} {name}" for name, count in page.by_status.items())
+        more = "" if page.is_complete else "; there are more than are listed"
+        return [f"threads {shown}; in all: {counts or 'none'}{more}"]
+    lines = [f"threads {shown}; in all: {page.all_threads:,}", f"listed: {page.order}"]
+    if page.source == "index" and not page.is_complete:
+        lines[-1] += f" of {page.all_threads:,}"
+    if page.source == "server" and is_search:
+        lines.append("ids that contain it elsewhere: add --sort=id, which reads all threads")
+    if page.next_cursor:
+        lines.append(f"more: --cursor {page.next_cursor}")
+    if page.problem:
+        lines.append(page.problem)
+    return lines
 
 
 def threads_table(page: service.ThreadPage, *, is_wide: bool = True) -> Table:
@@ -158,7 +200,7 @@ def fleet_rows(view: service.FleetView, health: service.StoreHealth) -> list[tup
     if view.resume_p50_ms is not None:
         resume = f"p50 {view.resume_p50_ms:,.0f} ms, p95 {view.resume_p95_ms or 0:,.0f} ms"
     return [
-        ("threads", f"{view.threads:,}: {counts}" + ("" if view.is_complete else ", and more")),
+        ("threads", f"{view.threads:,}: {counts}" + _more_text(view)),
         (
             "stored",
             f"{bytes_text(view.stored_bytes)}, {bytes_text(int(view.growth_bytes_per_hour))} an hour",
@@ -173,6 +215,14 @@ def fleet_rows(view: service.FleetView, health: service.StoreHealth) -> list[tup
         ("store", f"{health.status}: {health.text}"),
         ("last sweep", _sweep_text(view)),
     ]
+
+
+def _more_text(view: service.FleetView) -> str:
+    if view.is_complete:
+        return ""
+    if view.all_threads <= view.threads:
+        return ", and more"
+    return f"; the newest of {view.all_threads:,}, and all figures are about these"
 
 
 def _sweep_text(view: service.FleetView) -> str:
@@ -242,11 +292,11 @@ async def _runs(
         err.print(f"older ones: --from {page.next_run_id}", markup=False)
 
 
-async def _directory(client: Client) -> service.Directory:
+async def _directory(client: Client, *, index: bool = True) -> service.Directory:
     async def connected() -> Client:
         return client
 
     directory = service.Directory(connected)
     with err.status("reading threads"):
-        await directory.read()
+        await directory.read(index=index)
     return directory

@@ -71,6 +71,6 @@ class FedDirectory(Directory):
         super().__init__(connect)
         self.listed = list(listed)
 
-    async def read(self) -> None:
+    async def read(self, *, index: bool = True) -> None:
         self._show({each.thread_id: each for each in self.listed}, is_complete=True)
         self._read_ms = time.time_ns() // 1_000_000

@@ -32,6 +32,7 @@ from everlong.admin.service.controlling import (
 )
 from everlong.admin.service.diagnosis import Diagnosis, diagnose
 from everlong.admin.service.directory import (
+    CURSOR_CHARS_MAX,
     PAGE_LIMIT_MAX,
     TEXT_CHARS_MAX,
     Directory,
@@ -102,6 +103,7 @@ from everlong.models import Totals
 from everlong.queries import LIBRARY, Bounds, NamedQuery
 
 __all__ = [
+    "CURSOR_CHARS_MAX",
     "ENTRIES_MAX",
     "LIBRARY",
     "PAGE_LIMIT_MAX",

@@ -1,47 +1,72 @@
-"""All threads of the namespace in memory, so that they can be sorted: the server's SQL cannot.
+"""The list of threads of a namespace: sorted, filtered, searched, in pages.
 
-They are read in the background, for as long as somebody looks. What was read last is shown meanwhile,
-with when that was; so a page is there at once however many threads there are.
+Servers list in one order only, the newest first. Up to 20,000 threads are all kept in memory, with their
+cards, so that a page in any order is there at once. In a larger fleet the list has two sources, and each
+page names its own:
+
+- `server`: the newest first, and threads found by id, status and agent. Each page is a query.
+- `index`: any other order, and sums. An index has a few figures of each thread, up to 250,000.
+
+Memory and index are read in the background while someone looks at a list. What was read last is shown
+meanwhile, with when that was.
 """
 
 import asyncio
+import base64
+import binascii
 import contextlib
 import dataclasses
+import hashlib
 import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Final, Literal, TypeAlias
 
 from temporalio.client import Client
 
-from everlong.admin.service.rows import PAGE_ROWS, QUERY, ThreadRow, read_rows
-from everlong.errors import EverlongError
+from everlong.admin.service.rows import (
+    PAGE_ROWS,
+    QUERY,
+    RowsPage,
+    ThreadRow,
+    count_rows,
+    read_rows,
+)
+from everlong.admin.service.thread_index import IndexFigures, ThreadIndex
+from everlong.admin.service.visibility import Visibility, Wanted
+from everlong.errors import ConfigError, EverlongError, SetupRefused, ThreadNotFound
 from everlong.models import ThreadCard, printable
 
 _LOG: Final = logging.getLogger(__name__)
 
-ROWS_MAX: Final = 50_000
-"""A row with its card takes about 2 KiB: 100 MiB."""
+ROWS_MAX: Final = 20_000
+"""Threads that are kept with their cards. A row with its card takes about 4 KiB: 80 MiB."""
+INDEX_ROWS_MAX: Final = 250_000
+"""Threads that an index holds. Each takes 250 bytes at most: 60 MiB. A reading takes 250 requests."""
 PAGE_LIMIT_MAX: Final = 200
 TEXT_CHARS_MAX: Final = 200
+CURSOR_CHARS_MAX: Final = 2_000
 # A reading takes about 0.2 s for each thousand threads. There are pauses of ten times as long, so that
 # it never takes more than a tenth of this process and of the server.
 _PAUSE_SECONDS_MIN: Final = 2.0
 _PAUSE_FACTOR: Final = 10.0
 _READ_SECONDS_MAX: Final = 60.0
+# At 0.2 s for each thousand, 250,000 threads take 50 s; a slow server has six times as long.
+_INDEX_SECONDS_MAX: Final = 300.0
 # Nobody has looked for so long: nothing is read until somebody does.
 _IDLE_SECONDS: Final = 60.0
 # The first page waits so long for the first rows. With it a page is there within half a second.
 _FIRST_SECONDS: Final = 0.25
+# While an index is read for the first time, it is added up after so many pages.
+_SHOWN_PAGES: Final = 10
 # A server that starts waits so long for them before it listens.
 _START_SECONDS: Final = 2.0
 # The first reading begins with so many, so that there is something to show at once.
 _FIRST_ROWS: Final = 100
-# Cards that were read are known again by their memo.
-_KNOWN_MAX: Final = 2 * ROWS_MAX
 
+Source: TypeAlias = Literal["memory", "server", "index"]
 Sort: TypeAlias = Literal[
     "-started",
     "started",
@@ -78,6 +103,10 @@ _KEYS: Final[Mapping[str, Callable[[ThreadRow], object]]] = {
 }
 
 
+_NEWEST_FIRST: Final = "-started"
+_SERVER_ORDER: Final = "open threads by their start, newest first, then ended threads by their end"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ThreadPage:
     """Some threads of all, sorted and filtered."""
@@ -87,31 +116,85 @@ class ThreadPage:
     """How many fit the filters."""
     offset: int
     all_threads: int
-    """How many there are, whatever the filters say."""
+    """How many there are, whatever the filters say. From a server, an id that was reset or used again
+    may count more than once."""
     pending: int
-    """How many approvals wait in all of them."""
+    """How many approvals wait in the `known_threads`."""
     read_ms: int
-    """When they were read; 0 if they never were."""
+    """When the list was read; 0 if it never was."""
     is_complete: bool
-    """Whether all threads are known: not during the first reading, nor beyond 50,000."""
+    """Whether the list is of all threads: not during the first reading, and by an index not beyond
+    250,000."""
     problem: str
     """Why what is shown is old, if the last reading failed; empty if it did not."""
     agents: tuple[str, ...]
-    """All agents that there are, whatever the filters say."""
+    """All agents of the `known_threads`, whatever the filters say; 1,000 at most in a large fleet."""
     by_status: dict[str, int]
-    """How many threads have each status, whatever the filters say."""
+    """How many of the `known_threads` have each status, whatever the filters say."""
     version: str
     """Changes whenever a row does."""
+    source: Source = "memory"
+    """Where the list and its order are from: all threads in memory, the server, or an index."""
+    order: str = ""
+    """What is sorted, and what a text was compared with, in words; empty if that is all threads."""
+    known_threads: int = 0
+    """How many threads `pending`, `agents` and `by_status` are about."""
+    known_ms: int = 0
+    """When those were read; 0 if they never were."""
+    knows_all: bool = True
+    """Whether those were all threads at that time."""
+    next_cursor: str = ""
+    """Leads to the next page; empty on the last one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cursor:
+    """A place in a list."""
+
+    offset: int = 0
+    token: bytes | None = None
+    """Where a server's list goes on; None in a list that is counted from its beginning."""
+
+    def text(self) -> str:
+        """Return it as a part of an address."""
+        token = b"" if self.token is None else b"." + self.token
+        return base64.urlsafe_b64encode(str(self.offset).encode() + token).decode().rstrip("=")
+
+
+def parse_cursor(text: str) -> Cursor:
+    """Read a cursor; raise `ConfigError` if it is none."""
+    try:
+        data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        offset, dot, token = data.partition(b".")
+        if len(offset) > 7 or not offset.isdigit():
+            raise ValueError("it has no offset")
+        return Cursor(int(offset), token if dot else None)
+    except (ValueError, binascii.Error) as error:
+        raise ConfigError(
+            "the cursor is none of this list's. Begin with the first page, without a cursor."
+        ) from error
 
 
 class Directory:
-    """All threads of a namespace, as they were read last."""
+    """The threads of a namespace: as they were read last, or as the server lists them."""
 
-    def __init__(self, connect: Callable[[], Awaitable[Client]]) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[Client]],
+        *,
+        rows_max: int = ROWS_MAX,
+        index_rows_max: int = INDEX_ROWS_MAX,
+    ) -> None:
         self._connect = connect
+        self._rows_max = rows_max
+        self._index_rows_max = index_rows_max
+        self._visibility = Visibility(connect)
         self._rows: dict[str, ThreadRow] = {}
         self._cards: dict[str, tuple[bytes, ThreadCard]] = {}
         self._sorted: dict[str, tuple[ThreadRow, ...]] = {}
+        self._index: ThreadIndex | None = None
+        """None while all threads are in memory."""
+        self._figures = IndexFigures()
         self._read_ms = 0
         self._is_complete = False
         self._problem = ""
@@ -140,32 +223,29 @@ class Directory:
         sort: Sort = "-started",
         offset: int = 0,
         limit: int = 50,
+        cursor: str = "",
     ) -> ThreadPage:
-        """Return some threads, from what was read last. `text` is part of an id, in any case."""
-        await self._look()
-        text = text[:TEXT_CHARS_MAX].casefold()
-        rows = [
-            row
-            for row in self._in_order(sort)
-            if (not text or text in row.thread_id.casefold())
-            and (not status or row.status == status)
-            and (not agent or row.agent == agent)
-        ]
-        offset = max(0, offset)
+        """Return some threads. `text` is part of an id, in any case; a `cursor` goes before `offset`.
+
+        In a large fleet the newest first are asked of the server, and `text` is the beginning of an id
+        there; if no id begins with it, and in any other order, the index is looked through.
+        """
+        place = parse_cursor(cursor) if cursor else Cursor(max(0, offset))
         limit = max(0, min(limit, PAGE_LIMIT_MAX))
-        return ThreadPage(
-            rows=tuple(rows[offset : offset + limit]),
-            total=len(rows),
-            offset=offset,
-            all_threads=len(self._rows),
-            pending=sum(row.pending for row in self._rows.values()),
-            read_ms=self._read_ms,
-            is_complete=self._is_complete,
-            problem=self._problem,
-            agents=tuple(sorted({row.agent for row in self._rows.values() if row.agent})),
-            by_status=dict(sorted(Counter(row.status for row in self._rows.values()).items())),
-            version=self.version,
-        )
+        wanted = Wanted(text[:TEXT_CHARS_MAX], status, agent)
+        await self.look()
+        if self._index is None:
+            return self._memory_page(wanted, sort, place.offset, limit)
+        if sort == _NEWEST_FIRST and limit and (place.token is not None or not place.offset):
+            try:
+                found = await self._server_page(wanted, place, limit)
+            except EverlongError as error:
+                if place.token is not None:
+                    raise _cursor_error(error) from error
+                return await self._index_page(wanted, sort, 0, limit, _problem_text(error))
+            if found.total or not wanted.text:
+                return found
+        return await self._index_page(wanted, sort, place.offset, limit)
 
     @property
     def version(self) -> str:
@@ -187,51 +267,265 @@ class Directory:
         """Why what is shown is old."""
         return self._problem
 
+    @property
+    def index(self) -> ThreadIndex | None:
+        """The index of a large fleet; None while all threads are in memory."""
+        return self._index
+
+    @property
+    def figures(self) -> IndexFigures:
+        """Sums over the index, as it was read last."""
+        return self._figures
+
+    async def look(self) -> None:
+        """Keep reading for a while; until the first rows are there, wait a moment for them."""
+        self._asked = time.monotonic()
+        self._wanted.set()
+        await self._until_first(_FIRST_SECONDS)
+
     async def rows(self) -> tuple[ThreadRow, ...]:
-        """Return all threads, those that began last first."""
-        await self._look()
+        """Return all threads that are in memory, those that began last first; none of a large fleet."""
+        await self.look()
         return self._in_order("-started")
 
+    async def pending(self) -> int:
+        """Return how many approvals wait in the threads that are known."""
+        await self.look()
+        if self._index is not None:
+            return self._figures.pending
+        return sum(row.pending for row in self._rows.values())
+
+    async def count(self) -> int:
+        """Return how many threads there are: of a large fleet, as the server counts them."""
+        if self._index is None:
+            return len(self._rows)
+        return await self._visibility.count(Wanted())
+
     def row(self, thread_id: str) -> ThreadRow | None:
-        """Return what is known of one thread."""
+        """Return what is known of one thread; None in a large fleet."""
         return self._rows.get(thread_id)
 
-    async def read(self) -> None:
-        """Read all threads now. Rows can be seen as they come while there are none of before."""
+    async def read(self, *, index: bool = True) -> None:
+        """Read all threads now. Rows can be seen as they come while there are none of before.
+
+        With `index=False` a large fleet is counted and no index is made: pages of the server need none.
+        """
         client = await self._connect()
+        may_fit = self._index is None or await count_rows(client) <= self._rows_max
+        if may_fit and await self._read_rows(client):
+            self._index, self._figures = None, IndexFigures()
+            return
+        if self._index is None:
+            self._become_large()
+        if index:
+            await self._read_index(client)
+
+    async def _read_rows(self, client: Client) -> bool:
+        """Read all threads into memory. Return whether they fit."""
         began = time.monotonic()
         is_first = not self._read_ms
         found: dict[str, ThreadRow] = {}
         cards: dict[str, tuple[bytes, ThreadCard]] = {}
         token = b""
-        while len(found) < ROWS_MAX and time.monotonic() - began < _READ_SECONDS_MAX:
-            size = _FIRST_ROWS if is_first and not found else PAGE_ROWS
-            page = await read_rows(client, QUERY, token, self._cards, size)
-            for row in page.rows:
-                before = found.get(row.thread_id)
-                if before is None or before.started_ms < row.started_ms:
-                    found[row.thread_id] = row
-                memo = page.memos.get(row.run_id)
-                if memo is not None and row.card is not None:
-                    cards[row.run_id] = (memo, row.card)
+        while time.monotonic() - began < _READ_SECONDS_MAX:
+            size = _FIRST_ROWS if is_first and not token else PAGE_ROWS
+            page = await read_rows(client, QUERY, token, self._known_card, size)
+            _collect(page, found, cards)
+            counts = bool(page.next_token) and size < PAGE_ROWS
+            if await self._is_too_many(client, len(found), counts=counts):
+                return False
             token = page.next_token
             if not token:
                 break
             if is_first:
                 self._show(found, is_complete=False)
-        self._cards = dict(list(cards.items())[:_KNOWN_MAX])
-        # A thread that rolls while the pages are read is on none of them: its new run is before the
-        # first, and its old one is no more. So an open one is missed twice before it goes.
-        missed = {
+        self._cards = cards
+        missed = {} if is_first else self._missed(found)
+        self._show({**found, **missed}, is_complete=not token)
+        self._end_reading()
+        return True
+
+    async def _is_too_many(self, client: Client, found: int, *, counts: bool) -> bool:
+        """Tell whether there are more threads than fit. The server `counts` before many are read."""
+        return found > self._rows_max or (counts and await count_rows(client) > self._rows_max)
+
+    def _missed(self, found: Mapping[str, ThreadRow]) -> dict[str, ThreadRow]:
+        """Return open threads that were there before, and are missed for the first time.
+
+        A thread that rolls while the pages are read is on none of them: its new run is before the first,
+        and its old one is no more. So an open one is missed twice before it goes.
+        """
+        return {
             thread_id: dataclasses.replace(row, run_id="")
             for thread_id, row in self._rows.items()
-            if thread_id not in found and row.is_open and row.run_id and not is_first
+            if thread_id not in found and row.is_open and row.run_id
         }
-        self._show({**found, **missed}, is_complete=not token)
+
+    async def _read_index(self, client: Client) -> None:
+        """Read all threads into the index. Until the first reading has ended it can be seen to grow."""
+        index = self._index
+        if index is None:
+            return
+        began = time.monotonic()
+        is_first = not self._figures.threads
+        token = b""
+        for number in range(max(1, self._index_rows_max // PAGE_ROWS)):
+            page = await read_rows(client, QUERY, token, index.known_card)
+            await asyncio.to_thread(index.add, page)
+            token = page.next_token
+            if not token or time.monotonic() - began > _INDEX_SECONDS_MAX:
+                break
+            if is_first and number % _SHOWN_PAGES == 0:
+                self._figures = await asyncio.to_thread(index.figures)
+        await asyncio.to_thread(index.end_reading)
+        self._figures = await asyncio.to_thread(index.figures)
+        self._is_complete = not token
+        self._version += 1
+        self._end_reading()
+
+    def _become_large(self) -> None:
+        """Let go of what is in memory: there are too many threads."""
+        self._index, self._figures = ThreadIndex(), IndexFigures()
+        self._cards = {}
+        self._read_ms = 0
+        self._show({}, is_complete=False)
+        _LOG.info(
+            "there are more than %d threads: lists are asked of the server, and sorted by an index",
+            self._rows_max,
+        )
+
+    def _end_reading(self) -> None:
         self._read_ms = time.time_ns() // 1_000_000
         if self._problem:  # Who was told of it is told that it is over.
             self._version += 1
             self._problem = ""
+
+    def _known_card(self, thread_id: str, digest: bytes) -> ThreadCard | None:
+        before = self._cards.get(thread_id)
+        return before[1] if before is not None and before[0] == digest else None
+
+    def _memory_page(self, wanted: Wanted, sort: str, offset: int, limit: int) -> ThreadPage:
+        rows: Sequence[ThreadRow] = self._in_order(sort)
+        if wanted != Wanted():
+            rows = [row for row in rows if wanted.fits(row)]
+        end = offset + limit
+        return ThreadPage(
+            rows=tuple(rows[offset:end]),
+            total=len(rows),
+            offset=offset,
+            all_threads=len(self._rows),
+            pending=sum(row.pending for row in self._rows.values()),
+            read_ms=self._read_ms,
+            is_complete=self._is_complete,
+            problem=self._problem,
+            agents=tuple(sorted({row.agent for row in self._rows.values() if row.agent})),
+            by_status=dict(sorted(Counter(row.status for row in self._rows.values()).items())),
+            version=self.version,
+            known_threads=len(self._rows),
+            known_ms=self._read_ms,
+            knows_all=self._is_complete,
+            next_cursor=Cursor(end).text() if end < len(rows) else "",
+        )
+
+    async def _server_page(self, wanted: Wanted, place: Cursor, limit: int) -> ThreadPage:
+        """Return a page as the server lists it now; the thread with exactly the id stands first."""
+        is_first = place.token is None
+        exact = await self._visibility.thread(wanted) if wanted.text else None
+        shown = [exact] if exact is not None and is_first else []
+        counting = asyncio.create_task(self._visibility.count(wanted))
+        token, room = place.token or b"", limit - len(shown)
+        try:
+            if room:
+                found = await self._visibility.rows(wanted, token, room)
+                shown, token = [*shown, *found.rows], found.next_token
+            total = await counting + (exact is not None)
+        finally:
+            counting.cancel()
+        is_last = not token if room else len(shown) >= total
+        after = Cursor(place.offset + len(shown), token)
+        matched = f"ids that begin with {wanted.text!r}; " if wanted.text else ""
+        return await self._large_page(
+            shown,
+            place.offset,
+            max(total, after.offset),
+            read_ms=time.time_ns() // 1_000_000,
+            is_complete=True,
+            source="server",
+            order=f"{matched}{_SERVER_ORDER}",
+            next_cursor="" if is_last else after.text(),
+        )
+
+    async def _index_page(
+        self, wanted: Wanted, sort: str, offset: int, limit: int, problem: str = ""
+    ) -> ThreadPage:
+        """Return a page in the order of the index, with rows as they are now."""
+        index = self._index
+        if index is None:
+            return self._memory_page(wanted, sort, offset, limit)
+        indexed, total = await asyncio.to_thread(index.page, wanted, sort, offset, limit)
+        rows = indexed
+        try:
+            now = await self._visibility.by_ids([row.thread_id for row in indexed])
+            rows = [now.get(row.thread_id, row) for row in indexed]
+        except EverlongError as error:
+            problem = problem or _problem_text(error)
+        end = offset + limit
+        return await self._large_page(
+            [row for row in rows if wanted.fits(row)],
+            offset,
+            total,
+            read_ms=self._read_ms,
+            is_complete=self._is_complete,
+            source="index",
+            order=self._index_order(sort),
+            next_cursor=Cursor(end).text() if end < total else "",
+            problem=problem,
+        )
+
+    def _index_order(self, sort: str) -> str:
+        name = sort.removeprefix("-")
+        which = "all" if self._is_complete else "the newest"
+        return f"{which} {self._figures.threads:,} threads by {name}, from an index"
+
+    async def _large_page(
+        self,
+        rows: Sequence[ThreadRow],
+        offset: int,
+        total: int,
+        *,
+        read_ms: int,
+        is_complete: bool,
+        source: Source,
+        order: str,
+        next_cursor: str,
+        problem: str = "",
+    ) -> ThreadPage:
+        """Return a page of a large fleet, with what the index adds up."""
+        figures = self._figures
+        all_threads = max(figures.threads, total)
+        with contextlib.suppress(EverlongError):  # What is known has been counted.
+            all_threads = await self.count()
+        shown = (rows, total, all_threads, figures, problem, order, next_cursor)
+        digest = hashlib.blake2b(repr(shown).encode("utf-8", "replace"), digest_size=9)
+        return ThreadPage(
+            rows=tuple(rows),
+            total=total,
+            offset=offset,
+            all_threads=all_threads,
+            pending=figures.pending,
+            read_ms=read_ms,
+            is_complete=is_complete,
+            problem=problem or self._problem,
+            agents=figures.agents,
+            by_status=figures.by_status,
+            version=f"{self.version}-{digest.hexdigest()}",
+            source=source,
+            order=order,
+            known_threads=figures.threads,
+            known_ms=self._read_ms,
+            knows_all=self._is_complete,
+            next_cursor=next_cursor,
+        )
 
     def _show(self, rows: dict[str, ThreadRow], *, is_complete: bool) -> None:
         if rows != self._rows or is_complete != self._is_complete:
@@ -240,11 +534,6 @@ class Directory:
             self._sorted = {}
         self._is_complete = is_complete
         self._first.set()
-
-    async def _look(self) -> None:
-        self._asked = time.monotonic()
-        self._wanted.set()
-        await self._until_first(_FIRST_SECONDS)
 
     async def _until_first(self, seconds_max: float) -> None:
         if not self._first.is_set():
@@ -265,23 +554,51 @@ class Directory:
         while True:  # For as long as the server runs.
             began = time.monotonic()
             try:
-                async with asyncio.timeout(2 * _READ_SECONDS_MAX):
+                seconds = _READ_SECONDS_MAX if self._index is None else _INDEX_SECONDS_MAX
+                async with asyncio.timeout(2 * seconds):
                     await self.read()
             except Exception as error:  # noqa: BLE001 - whatever it is, the next reading may succeed.
                 self._failed(error)
             took = time.monotonic() - began
-            # One reading that was held up, by whatever it was, delays no other.
-            await asyncio.sleep(max(_PAUSE_SECONDS_MIN, _PAUSE_FACTOR * min(took, last)))
+            # One reading that was held up, by whatever it was, delays no other. The first one of a small
+            # fleet may have waited for the connection; of a large one it is as long as any.
+            shorter = took if self._index is not None and not last else min(took, last)
+            await asyncio.sleep(max(_PAUSE_SECONDS_MIN, _PAUSE_FACTOR * shorter))
             last = took
             if time.monotonic() - self._asked > _IDLE_SECONDS:
                 self._wanted.clear()
                 await self._wanted.wait()
 
     def _failed(self, error: Exception) -> None:
-        told = str(error) if isinstance(error, EverlongError) else type(error).__name__
-        problem = f"threads could not be read: {printable(told, 300)}"
+        problem = _problem_text(error)
         if problem != self._problem:
             _LOG.warning("%s", problem)
             self._version += 1
         self._problem = problem
         self._first.set()
+
+
+def _collect(
+    page: RowsPage, found: dict[str, ThreadRow], cards: dict[str, tuple[bytes, ThreadCard]]
+) -> None:
+    """Add the rows of a page, and their cards with the digests of their memos. The newest run counts."""
+    for row in page.rows:
+        before = found.get(row.thread_id)
+        if before is not None and before.started_ms >= row.started_ms:
+            continue
+        found[row.thread_id] = row
+        memo = page.memos.get(row.run_id)
+        if memo is not None and row.card is not None:
+            cards[row.thread_id] = (memo, row.card)
+
+
+def _cursor_error(error: EverlongError) -> EverlongError:
+    """Return the error for a page after the first: the server refuses a cursor that is not its own."""
+    if isinstance(error, ThreadNotFound | SetupRefused):
+        return ConfigError(f"{error} The cursor may be of another list: begin with the first page.")
+    return error
+
+
+def _problem_text(error: Exception) -> str:
+    told = str(error) if isinstance(error, EverlongError) else type(error).__name__
+    return f"threads could not be read: {printable(told, 300)}"

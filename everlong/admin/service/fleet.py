@@ -1,6 +1,7 @@
 """All threads together: what they take up, how they grow, what is wrong. From visibility alone."""
 
 import asyncio
+import contextlib
 import dataclasses
 import heapq
 import math
@@ -12,6 +13,7 @@ from typing import Final
 from everlong.admin.service.directory import Directory
 from everlong.admin.service.findings import Finding
 from everlong.admin.service.rows import ThreadRow
+from everlong.admin.service.thread_index import ThreadIndex
 from everlong.admin.service.trying import check_store
 from everlong.errors import EverlongError
 from everlong.models import SweepReport, printable
@@ -29,6 +31,7 @@ class FleetView:
     """All threads of the namespace at one moment."""
 
     threads: int
+    """How many threads all of this is about."""
     open_threads: int
     by_status: dict[str, int]
     stored_bytes: int
@@ -56,18 +59,55 @@ class FleetView:
     problem: str
     last_sweep: SweepReport | None = None
     """Of the newest sweep that came to its end."""
+    all_threads: int = 0
+    """How many threads there are, as far as that is known."""
 
 
 async def fleet(directory: Directory, last_sweep: SweepReport | None = None) -> FleetView:
     """Return how all threads are, by what was read of them last, and what is known of sweeps."""
-    rows = await directory.rows()
-    found = fleet_of(
-        rows,
+    await directory.look()
+    if directory.index is not None:
+        found = await asyncio.to_thread(_indexed_fleet, directory, directory.index)
+        all_threads = found.threads
+        with contextlib.suppress(EverlongError):  # `problem` says that the server does not answer.
+            all_threads = await directory.count()
+    else:
+        found = fleet_of(
+            await directory.rows(),
+            read_ms=directory.read_ms,
+            is_complete=directory.is_complete,
+            problem=directory.problem,
+        )
+        all_threads = found.threads
+    return dataclasses.replace(found, last_sweep=last_sweep, all_threads=all_threads)
+
+
+def _indexed_fleet(directory: Directory, index: ThreadIndex) -> FleetView:
+    """Return what an index adds up."""
+    sums = directory.figures
+    p50_ms, p95_ms = index.resume_quantiles((0.5, 0.95))
+    return FleetView(
+        threads=sums.threads,
+        open_threads=sums.open_threads,
+        by_status=sums.by_status,
+        stored_bytes=sums.stored_bytes,
+        growth_bytes_per_hour=sums.growth_bytes_per_hour,
+        largest=index.top("stored", TOP_MAX),
+        growing=index.top("growth", TOP_MAX),
+        pending=sums.pending,
+        oldest_asked_ms=sums.oldest_asked_ms,
+        resume_p50_ms=p50_ms,
+        resume_p95_ms=p95_ms,
+        loops=index.with_reasons(LOOPS, _LOOPS_MAX),
+        steps=sums.steps,
+        tokens=sums.tokens,
+        cost_usd=sums.cost_usd,
+        naive_bytes=sums.read_bytes,
+        saved_bytes=max(0, sums.read_bytes - sums.carded_bytes),
         read_ms=directory.read_ms,
         is_complete=directory.is_complete,
         problem=directory.problem,
     )
-    return dataclasses.replace(found, last_sweep=last_sweep)
 
 
 def fleet_of(

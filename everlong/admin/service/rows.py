@@ -6,17 +6,21 @@ by itself, ten thousand of them take several times as long.
 
 import asyncio
 import dataclasses
+import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 from temporalio.api.common.v1 import Payload
 from temporalio.api.enums.v1 import WorkflowExecutionStatus
 from temporalio.api.workflow.v1 import WorkflowExecutionInfo
-from temporalio.api.workflowservice.v1 import ListWorkflowExecutionsRequest
+from temporalio.api.workflowservice.v1 import (
+    CountWorkflowExecutionsRequest,
+    ListWorkflowExecutionsRequest,
+)
 from temporalio.client import Client
 from temporalio.exceptions import TemporalError
 from temporalio.service import RPCError
@@ -30,8 +34,11 @@ QUERY: Final = f"WorkflowType = '{AGENT_WORKFLOW}' AND ExecutionStatus != 'Conti
 """One execution for each thread: the open run, or the last one."""
 PAGE_ROWS: Final = 1_000
 """The most that the server gives at once."""
+KnownCard: TypeAlias = Callable[[str, bytes], ThreadCard | None]
+"""Returns the card of a thread whose memo has this digest, if it was decoded before."""
 # Made into rows without a pause: 25 ms.
 _SLICE_ROWS: Final = 100
+_DIGEST_BYTES: Final = 12
 _STATUS_PREFIX: Final = "WORKFLOW_EXECUTION_STATUS_"
 _CARD: Final = TypeAdapter(ThreadCard)
 # What a thread says of its own end. Any other word was said while it still ran.
@@ -81,7 +88,7 @@ class RowsPage:
 
     rows: Sequence[ThreadRow]
     memos: Mapping[str, bytes]
-    """The memo of each run as it is stored: one that is equal need not be decoded again."""
+    """Digest of each run's memo as it is stored: an equal memo need not be decoded again."""
     next_token: bytes
 
 
@@ -89,10 +96,10 @@ async def read_rows(
     client: Client,
     query: str = QUERY,
     token: bytes = b"",
-    known: Mapping[str, tuple[bytes, ThreadCard]] | None = None,
+    known: KnownCard | None = None,
     size: int = PAGE_ROWS,
 ) -> RowsPage:
-    """Read one page of rows. `known` has cards that were read before, by run, and their memos."""
+    """Read one page of rows. `known` has the cards that were read before."""
     request = ListWorkflowExecutionsRequest(
         namespace=client.namespace, query=query, page_size=size, next_page_token=token
     )
@@ -104,15 +111,24 @@ async def read_rows(
     memos: dict[str, bytes] = {}
     for start in range(0, len(found.executions), _SLICE_ROWS):
         part = found.executions[start : start + _SLICE_ROWS]
-        rows += await _rows(client, part, known or {}, memos)
+        rows += await _rows(client, part, known, memos)
         await asyncio.sleep(0)  # Others are answered meanwhile.
     return RowsPage(rows, memos, found.next_page_token)
+
+
+async def count_rows(client: Client, query: str = QUERY) -> int:
+    """Return how many executions fit a query of visibility."""
+    request = CountWorkflowExecutionsRequest(namespace=client.namespace, query=query)
+    try:
+        return (await client.workflow_service.count_workflow_executions(request)).count
+    except RPCError as error:
+        raise translated_rpc(error, "") from error
 
 
 async def _rows(
     client: Client,
     executions: Sequence[WorkflowExecutionInfo],
-    known: Mapping[str, tuple[bytes, ThreadCard]],
+    known: KnownCard | None,
     memos: dict[str, bytes],
 ) -> list[ThreadRow]:
     fresh: dict[str, Payload] = {}
@@ -122,12 +138,12 @@ async def _rows(
         if payload is None:
             continue
         run_id = info.execution.run_id
-        memos[run_id] = payload.data
-        before = known.get(run_id)
-        if before is not None and before[0] == payload.data:
-            cards[run_id] = before[1]
-        else:
+        memos[run_id] = hashlib.blake2b(payload.data, digest_size=_DIGEST_BYTES).digest()
+        card = None if known is None else known(info.execution.workflow_id, memos[run_id])
+        if card is None:
             fresh[run_id] = payload
+        else:
+            cards[run_id] = card
     cards |= await cards_of(client, fresh)
     return [row_of(info, cards.get(info.execution.run_id)) for info in executions]
 

@@ -41,9 +41,10 @@ def _lists(router: APIRouter, desk: Desk) -> None:
         sort: service.Sort = "-started",
         offset: Annotated[int, Query(ge=0, le=_OFFSET_MAX)] = 0,
         limit: Annotated[int, Query(ge=1, le=service.PAGE_LIMIT_MAX)] = 50,
+        cursor: Annotated[str, Query(max_length=service.CURSOR_CHARS_MAX)] = "",
         if_none_match: Annotated[str, Header()] = "",
     ) -> service.ThreadPage | Response:
-        page = await desk.directory.page(text, status, agent, sort, offset, limit)
+        page = await desk.directory.page(text, status, agent, sort, offset, limit, cursor)
         etag = f'"{page.version}"'
         if etag in if_none_match:
             return Response(status_code=304, headers={"etag": etag})

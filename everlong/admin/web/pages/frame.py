@@ -61,10 +61,9 @@ class Frame:
         namespace = ""
         with contextlib.suppress(EverlongError):  # The page itself says so, if it needs the server.
             namespace = (await self.desk.client()).namespace
-        rows = await self.desk.directory.rows()
         return {
             "page": page,
             "who": visitor(request),
             "namespace": namespace,
-            "waiting": sum(row.pending for row in rows),
+            "waiting": await self.desk.directory.pending(),
         }

@@ -8,9 +8,15 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request, Response
 
-from everlong.admin.service.directory import Sort, ThreadPage
+from everlong.admin.service.directory import (
+    CURSOR_CHARS_MAX,
+    Sort,
+    ThreadPage,
+    parse_cursor,
+)
 from everlong.admin.web.pages.frame import Frame
 from everlong.admin.web.pages.rendering import etag_of, is_known, tagged
+from everlong.errors import ConfigError
 
 PAGE_ROWS: Final = 50
 _SORTS: Final = frozenset(get_args(Sort))
@@ -41,11 +47,13 @@ class Asked:
     agent: str
     sort: str
     offset: int
+    cursor: str = ""
+    """Place in a list of the server, which has no offsets."""
 
     def url(self, base: str = "/", **changes: Any) -> str:
         """Return the address of this list, or of one beside it."""
-        wanted = dataclasses.asdict(dataclasses.replace(self, **changes))
-        defaults = {"text": "", "status": "", "agent": "", "sort": _DEFAULT_SORT, "offset": 0}
+        wanted = dataclasses.asdict(dataclasses.replace(self, **{"cursor": "", **changes}))
+        defaults = dict.fromkeys(wanted, "") | {"sort": _DEFAULT_SORT, "offset": 0}
         given = {name: value for name, value in wanted.items() if value != defaults[name]}
         return f"{base}?{urlencode(given, errors='replace')}" if given else base
 
@@ -59,7 +67,17 @@ def asked_for(given: Mapping[str, str]) -> Asked:
         agent=given.get("agent", "")[:_CHARS_MAX],
         sort=sort if sort in _SORTS else _DEFAULT_SORT,
         offset=int(offset) if _OFFSET.fullmatch(offset) else 0,
+        cursor=_cursor(given.get("cursor", "")),
     )
+
+
+def _cursor(text: str) -> str:
+    """Return a cursor, or nothing if it is none: the first page is shown then."""
+    try:
+        parse_cursor(text[: CURSOR_CHARS_MAX + 1])
+    except ConfigError:
+        return ""
+    return text if len(text) <= CURSOR_CHARS_MAX else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,24 +112,32 @@ def routes(frame: Frame) -> APIRouter:
     directory = frame.desk.directory
 
     async def look(asked: Asked) -> ThreadPage:
-        return await directory.page(
-            asked.text,
-            asked.status,
-            asked.agent,
-            asked.sort,  # type: ignore[arg-type] # one of Sort, by asked_for
-            asked.offset,
-            PAGE_ROWS,
-        )
+        try:
+            return await directory.page(
+                asked.text,
+                asked.status,
+                asked.agent,
+                asked.sort,  # type: ignore[arg-type] # one of Sort, by asked_for
+                asked.offset,
+                PAGE_ROWS,
+                asked.cursor,
+            )
+        except ConfigError:  # The server refuses the cursor: it is of another list.
+            return await look(dataclasses.replace(asked, cursor=""))
 
     def table_values(asked: Asked, found: ThreadPage) -> dict[str, Any]:
-        end = found.offset + len(found.rows)
-        earlier = max(0, asked.offset - PAGE_ROWS)
+        on_server = found.source == "server"
+        earlier = max(0, found.offset - PAGE_ROWS)
+        later = found.offset + PAGE_ROWS
         return {
             "asked": asked,
             "found": found,
             "heads": heads(asked),
-            "earlier_url": asked.url(offset=earlier) if asked.offset else "",
-            "later_url": asked.url(offset=end) if end < found.total else "",
+            # A server's list leads onwards only: the browser's own button leads back.
+            "first_url": asked.url(offset=0) if on_server and found.offset else "",
+            "earlier_url": asked.url(offset=earlier) if found.offset and not on_server else "",
+            "later_url": _later_url(asked, found, later),
+            "inside_url": asked.url(sort="id", offset=0) if on_server and asked.text else "",
         }
 
     @router.get("/")
@@ -121,10 +147,10 @@ def routes(frame: Frame) -> APIRouter:
         values = await frame.values(request, "threads")
         values |= table_values(asked, found)
         values |= {
-            "statuses": sorted(found.by_status.items()),
-            "agents": found.agents,
+            "statuses": sorted(_choices(asked.status, found.by_status, found).items()),
+            "agents": sorted(_choices(asked.agent, dict.fromkeys(found.agents, 0), found)),
             "default_sort": _DEFAULT_SORT,
-            "live_url": asked.url("/fragments/threads"),
+            "live_url": asked.url("/fragments/threads", cursor=asked.cursor),
             "etag": _tag(asked, found),
         }
         return frame.renderer.page("threads.html", values)
@@ -140,6 +166,21 @@ def routes(frame: Frame) -> APIRouter:
         return tagged(request, etag, text)
 
     return router
+
+
+def _choices(asked: str, known: Mapping[str, int], found: ThreadPage) -> dict[str, int]:
+    """Return what can be filtered by: what is known, and what the server was asked for."""
+    if not asked or found.source == "memory":
+        return dict(known)
+    return {asked: 0, **known}
+
+
+def _later_url(asked: Asked, found: ThreadPage, later: int) -> str:
+    if not found.next_cursor:
+        return ""
+    if found.source == "server":
+        return asked.url(offset=0, cursor=found.next_cursor)
+    return asked.url(offset=later)
 
 
 def _tag(asked: Asked, found: ThreadPage) -> str:
