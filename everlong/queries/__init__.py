@@ -1,6 +1,7 @@
 """Queries: SQL over journals and archives, read-only and within bounds.
 
-`engine` needs DuckDB, which comes with an extra: whoever runs a query imports it then.
+`view_files` needs pyarrow, and the process of a query needs DuckDB. Both come with an extra, so they are
+imported when a query runs.
 """
 
 from everlong.queries.library import LIBRARY, NamedQuery
