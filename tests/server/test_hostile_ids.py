@@ -6,6 +6,7 @@ New threads get no such ids, whichever door they come by.
 import asyncio
 import html
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -32,6 +33,7 @@ from tests.server.test_cli_threads import Cli, open_cli, pending_id
 JSON = dict[str, Any]
 HOSTILE = [
     "a\nb",
+    "a\0b",
     "\r\n",
     " ",
     "\t",
@@ -59,9 +61,13 @@ HOSTILE = [
 ]
 
 
+# By these, everything is tried; by the others, what every action begins with.
+THOROUGH = {"a\nb", " ", "..", "a%2Fb%", "\u202egnp.exe"}
+
+
 async def start(threads: Threads, thread_id: str) -> None:
     """Start a thread as another program does: by a client that has no plugin."""
-    client = await Client.connect(threads.client.service_client.config.target_host)
+    client = Client(threads.client.service_client)
     await client.start_workflow(
         AGENT_WORKFLOW, ThreadStart(agent="ops"), id=thread_id, task_queue=threads.task_queue
     )
@@ -96,11 +102,23 @@ async def _is_governed(client: httpx.AsyncClient, threads: Threads, thread_id: s
     if thread_id not in (".", ".."):
         by_path = f"/api/v1/threads/{quote(thread_id, safe='')}"
         assert (await _get(client, by_path)).json()["thread_id"] == thread_id
+    await _post(client, place("pause"), reason="try")
+    await _pages(client, thread_id)
+    if thread_id in THOROUGH:
+        await _does_everything(client, thread_id, place)
+    await _post(client, place("stop"), reason="done")
+    await until(
+        lambda: _json(client, whole), lambda found: found["status"]["status"] == "stopped", 60
+    )
+
+
+async def _does_everything(
+    client: httpx.AsyncClient, thread_id: str, place: Callable[[str], str]
+) -> None:
     for view in ("entries", "entries/1", "runs", "series", "size", "approvals", "at/1", "archives"):
         await _get(client, place(view))
     await _get(client, words.download_url(thread_id, 1, "text"))
     for action, body in (
-        ("pause", {}),
         ("unpause", {}),
         ("compact", {}),
         ("limits", {"changes": {"steps_max": 50}}),
@@ -111,11 +129,6 @@ async def _is_governed(client: httpx.AsyncClient, threads: Threads, thread_id: s
         assert done.get("state", "done") == "done", done
     preview = await _post(client, place("preview"), action="stop", arguments={})
     assert preview["confirm"] == (thread_id if show_id(thread_id) == thread_id else "stop")
-    await _pages(client, thread_id)
-    await _post(client, place("stop"), reason="done")
-    await until(
-        lambda: _json(client, whole), lambda found: found["status"]["status"] == "stopped", 60
-    )
 
 
 async def _json(client: httpx.AsyncClient, url: str) -> JSON:
@@ -128,10 +141,12 @@ async def _pages(client: httpx.AsyncClient, thread_id: str) -> None:
     page = (await _get(client, words.thread_url(thread_id))).text
     shown = html.escape(show_id(thread_id), quote=True).replace("&#x27;", "&#39;")
     assert f'<h1 tabindex="-1">{shown.replace("&quot;", "&#34;")}</h1>' in page
+    if thread_id not in THOROUGH:
+        return
     found = re.findall(r'(?:href|src|data-(?:live|past|more|url|lazy[a-z-]*))="([^"]+)"', page)
     links = {html.unescape(each) for each in found}
     ours = [each for each in links if "id=" in each and not each.startswith("/api/")]
-    assert ours or thread_id.isascii()
+    assert len(ours) >= 5
     for link in ours:
         suffix = "&seq=1" if link.startswith(("/fragments/past", "/fragments/body")) else ""
         await _get(client, link + suffix)
@@ -151,7 +166,7 @@ async def test_threads_under_any_id_are_opened_and_governed_by_api_and_pages(
             await asyncio.gather(*map(one, HOSTILE))
             packs = PackStore(store)
             archived = await service.archives(threads.client, packs, count_max=100)
-            assert {each.thread_id for each in archived.archives} >= set(HOSTILE)
+            assert {each.thread_id for each in archived.archives} == THOROUGH
             assert archived.unreadable == ()
             # Each by its id, among all others.
             found = await service.query(
@@ -169,9 +184,7 @@ async def test_threads_under_any_id_are_opened_and_governed_by_api_and_pages(
             )
 
 
-@pytest.mark.parametrize(
-    "thread_id", ["b\nc", "  ", "\u202egnp", "it's $(id)\t\x1b[31m"], ids=ascii
-)
+@pytest.mark.parametrize("thread_id", ["b\nc", "\u202e '$(id)\t\x1b[31m "], ids=ascii)
 async def test_threads_under_any_id_are_governed_by_the_command_line(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
@@ -208,7 +221,7 @@ async def _names_it_in_commands(cli: Cli, thread_id: str) -> None:
     assert f"everlong send {quote_id(f'{thread_id}-none')} 'hello'" in told
 
 
-NEW = [" ", "\u2028", "\u202egnp", "a\nb2", "\ufffd", "..", "\u3164"]
+NEW = [" ", "\u2028", "\u202egnp", "a\nb2", "\ufffd", "\u3164"]
 
 
 async def test_no_door_starts_a_thread_under_an_odd_id(
