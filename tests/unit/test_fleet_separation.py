@@ -73,7 +73,7 @@ async def test_a_copied_inline_payload_opens_wherever_the_key_is() -> None:
 async def test_without_keys_a_ref_can_be_made_up_from_what_the_store_lists() -> None:
     store = MemoryBlobStore()
     await copied(store, None)
-    # No secret is in the name of a thread's place: whoever knows namespace and id knows it.
+    # No secret is in the name of a thread's place: namespace and id are enough.
     [key] = [each.key async for each in store.list(f"v1/{thread_key('red', 'ops-7')}/")]
     name = bytes.fromhex(key.rpartition("/")[2].removesuffix(".pack"))
     forged = PackRef(thread_key("red", "ops-7"), name, len(SECRET.data), 1).to_payload(None)
