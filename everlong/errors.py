@@ -15,6 +15,7 @@
     │   ├── ThreadNotFound          permanent: no thread of that name
     │   ├── ThreadEnded             permanent: it was stopped, archived or terminated
     │   ├── ThreadExists            permanent: a fork would take the id of another thread
+    │   ├── ThreadIdRefused         permanent: a new thread cannot be given this id
     │   ├── ArchiveNotFound         permanent: the thread has no archive, or none of that id
     │   ├── ThreadPaused            until somebody unpauses it; the message stays queued
     │   ├── EntryNotFound           permanent: the journal has no entry of that seq
@@ -161,6 +162,10 @@ class ThreadEnded(ThreadError):
 
 class ThreadExists(ThreadError):
     """There is a thread with this id, or was one; nothing was started."""
+
+
+class ThreadIdRefused(ThreadError):
+    """A new thread cannot be given this id; the message says what an id may be. Nothing was started."""
 
 
 class ArchiveNotFound(ThreadError):

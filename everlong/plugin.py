@@ -38,6 +38,7 @@ from everlong.interceptors.recorded import Recorded
 from everlong.interceptors.resume import ResumeHook, Resumes
 from everlong.interceptors.rolls import RollHook
 from everlong.interceptors.sent import SentInterceptor
+from everlong.interceptors.starts import StartInterceptor
 from everlong.policy import Policy
 from everlong.search_attributes import AttributeWatch
 from everlong.storage import BlobStore
@@ -196,7 +197,12 @@ class EverlongPlugin(SimplePlugin):
         super().__init__(
             "everlong.EverlongPlugin",
             data_converter=self._with_codec,
-            interceptors=[NexusInterceptor(), SentInterceptor(), DrainInterceptor()],
+            interceptors=[
+                NexusInterceptor(),
+                SentInterceptor(),
+                StartInterceptor(),
+                DrainInterceptor(),
+            ],
             workflows=lambda existing: _joined(existing, _WORKFLOWS if agents else []),
             activities=lambda existing: _joined(existing, activities if agents else []),
             # A sandbox imports the modules of these types, and ours only if it passes them through.

@@ -48,10 +48,13 @@ NATIVE: Final = {
 class Life:
     """A thread's journal in the making."""
 
-    def __init__(self, packs: PackStore, thread_id: str = "ops-7") -> None:
+    def __init__(
+        self, packs: PackStore, thread_id: str = "ops-7", namespace: str = NAMESPACE
+    ) -> None:
         self.packs = packs
         self.thread_id = thread_id
-        self.thread = thread_key(NAMESPACE, thread_id)
+        self.namespace = namespace
+        self.thread = thread_key(namespace, thread_id)
         self.journal = Journal(packs, self.thread)
         self.head: SegmentRef | None = None
         self.steps = 0
@@ -124,7 +127,7 @@ class Life:
         return Facts(
             archive_id=new_archive_id(now_ms, bytes([number % 256]) * 4),
             thread_id=self.thread_id,
-            namespace=NAMESPACE,
+            namespace=self.namespace,
             thread=self.thread,
             entries=seq_after(self.head) - 1,
             archived_ms=now_ms,

@@ -4,18 +4,30 @@ An archive that was there already tells only of whoever wrote it. Each time some
 record of its own, since what is stored is never changed.
 """
 
+import dataclasses
 import os
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
+from pydantic_core import to_json
 
 from everlong import limits
-from everlong.archive.manifest import FREED, MANIFEST, archive_key, check_sealed, new_archive_id
-from everlong.errors import BlobCorrupt, KeyMissing, UnknownVersion
+from everlong.archive import checked_json
+from everlong.archive.manifest import (
+    FREED,
+    MANIFEST,
+    archive_key,
+    archive_ms,
+    check_sealed,
+    new_archive_id,
+)
+from everlong.errors import BlobCorrupt, KeyMissing
+from everlong.models import thread_key
 from everlong.storage.keys import MANIFEST_PURPOSE, SALT_BYTES, Keys, open_bytes, seal_bytes
 from everlong.storage.packstore import PackStore
 
+VERSION: Final = 2
 # Who and why have some hundred characters.
 _RECORD_BYTES_MAX: Final = 16 * limits.KIB
 
@@ -24,7 +36,7 @@ _RECORD_BYTES_MAX: Final = 16 * limits.KIB
 class Freed:
     """That a thread was freed: its histories are deleted, and its packs go with a sweep."""
 
-    version: Literal[1] = 1
+    version: Literal[2] = VERSION
     archive_id: str
     """The archive that is left of it."""
     thread_id: str
@@ -40,14 +52,14 @@ class Freed:
 class _Sealed:
     """A record where there are keys."""
 
-    version: Literal[1] = 1
+    version: Literal[2] = VERSION
     key_id: str
     salt: Annotated[str, Field(pattern=rf"^[0-9a-f]{{{2 * SALT_BYTES}}}$")]
     sealed: Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$")]
 
 
 _FREED: Final = TypeAdapter(Freed)
-_STORED: Final[TypeAdapter[Freed | _Sealed]] = TypeAdapter(Freed | _Sealed)
+_SEALED: Final = TypeAdapter(_Sealed)
 
 
 async def write(packs: PackStore, freed: Freed) -> str:
@@ -55,27 +67,33 @@ async def write(packs: PackStore, freed: Freed) -> str:
     freed_id = new_archive_id(freed.freed_ms, os.urandom(4))
     key = _key(freed.thread, freed.archive_id, freed_id)
     keys = await packs.keys()
-    data = _FREED.dump_json(freed)
-    await packs.store.put(key, data if keys is None else _sealed(data, keys, key))
+    stored = freed if keys is None else _sealed(_FREED.dump_json(freed), keys, key)
+    await packs.store.put(key, checked_json.dump(dataclasses.asdict(stored)))
     return freed_id
 
 
 async def read(packs: PackStore, thread: str, archive_id: str, freed_id: str) -> Freed:
     """Read who freed a thread, and why."""
     key = _key(thread, archive_id, freed_id)
-    data = await packs.store.get_range(key, 0, _RECORD_BYTES_MAX)
+    data = await packs.store.get_range(key, 0, _RECORD_BYTES_MAX + 1)
+    fields = checked_json.load(data, key, version=VERSION)
+    kind = _Sealed if "sealed" in fields else Freed
+    if tuple(fields) != tuple(each.name for each in dataclasses.fields(kind)):
+        raise checked_json.malformed(key)
     try:
-        found = _STORED.validate_json(data)
-        if isinstance(found, _Sealed):
-            found = _FREED.validate_json(await _opened(packs, found, key))
-        else:
+        if kind is Freed:
             check_sealed(packs, "", key)
-    except ValidationError:
-        raise UnknownVersion(
-            f"{key!r} is damaged, or of a version that this Everlong does not read. Restore it, or "
-            "upgrade Everlong here."
-        ) from None
-    if (found.thread, found.archive_id) != (thread, archive_id):
+            found = _FREED.validate_json(to_json(fields), strict=True)
+        else:
+            record = _SEALED.validate_json(to_json(fields), strict=True)
+            found = _FREED.validate_json(await _opened(packs, record, key), strict=True)
+    except ValidationError:  # Not chained: pydantic quotes what it was given.
+        raise checked_json.malformed(key) from None
+    if (
+        (found.thread, found.archive_id) != (thread, archive_id)
+        or thread_key(found.namespace, found.thread_id) != thread
+        or archive_ms(freed_id) != found.freed_ms
+    ):
         raise BlobCorrupt(f"{key!r} tells of another archive. Restore it from a backup.")
     return found
 
@@ -85,12 +103,11 @@ def _key(thread: str, archive_id: str, freed_id: str) -> str:
     return archive_key(thread, f"{archive_id}{FREED}{freed_id}", MANIFEST)
 
 
-def _sealed(data: bytes, keys: Keys, key: str) -> bytes:
+def _sealed(data: bytes, keys: Keys, key: str) -> _Sealed:
     salt = os.urandom(SALT_BYTES)
     own = keys.derive(keys.active, MANIFEST_PURPOSE, salt)
     sealed = seal_bytes(own, 0, data, key.encode())
-    record = _Sealed(key_id=keys.active, salt=salt.hex(), sealed=sealed.hex())
-    return _STORED.dump_json(record)
+    return _Sealed(key_id=keys.active, salt=salt.hex(), sealed=sealed.hex())
 
 
 async def _opened(packs: PackStore, record: _Sealed, key: str) -> bytes:

@@ -1,7 +1,11 @@
 """What an archive says of itself, beside its file and in it. An archive exists once its manifest does.
 
-The manifest is for whoever lists archives, and holds nothing that was said. What the file says of its
-thread (`Facts`) is sealed with it, where there are keys.
+A manifest is read by those who list archives, and holds nothing that was said. What the file says of
+its thread (`Facts`) is sealed with it, where there are keys.
+
+A manifest is checked before it is used: its bytes by their own digest, its fields one by one, its
+place by the thread that it names, its tag where there are keys. The file is checked against it when it
+is opened.
 """
 
 import dataclasses
@@ -9,23 +13,26 @@ import hashlib
 import heapq
 import hmac
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
 from everlong import limits
+from everlong.archive import checked_json
 from everlong.errors import (
     ArchiveNotFound,
     BlobCorrupt,
     BlobMissing,
+    EverlongError,
+    KeyMissing,
     RefRefused,
     UnknownVersion,
 )
-from everlong.models import SegmentRef, ThreadStatus
+from everlong.models import SegmentRef, ThreadStatus, thread_key
 from everlong.models.journal import Bytes
 from everlong.storage.blobs import BlobStore
 from everlong.storage.keys import MANIFEST_PURPOSE, Keys
@@ -35,13 +42,20 @@ PREFIX: Final = "archive/v1/"
 FILE: Final = ".parquet"
 MANIFEST: Final = ".json"
 FREED: Final = "-freed-"
+VERSION: Final = 2
 _ID: Final = "[0-9]{8}T[0-9]{9}Z-[0-9a-f]{8}"
 # A manifest, or what says who freed the thread, which has an id of its own after that of the archive.
 _KEY: Final = re.compile(rf"archive/v1/([0-9a-f]{{32}})/({_ID})(?:{FREED}({_ID}))?\.json")
 # A manifest has about 1 KB.
 _MANIFEST_BYTES_MAX: Final = 64 * limits.KIB
+# The manifests of a thread that are read to find one that can be read, or that is of a given journal.
+_SEARCHED_MAX: Final = 100
+_TAG: Final = b'"tag": "'
 # A row group takes 2 KB of it, and has 1,024 entries or 8 MiB: so it is enough for 30 million entries.
 _FOOTER_BYTES_MAX: Final = 64 * limits.MIB
+
+
+Count = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,29 +80,29 @@ class Facts:
 class Manifest:
     """The JSON beside an archive's file."""
 
-    version: Literal[1] = 1
+    version: Literal[2] = VERSION
     archive_id: Annotated[str, Field(pattern=r"^[0-9]{8}T[0-9]{9}Z-[0-9a-f]{8}$")]
     """When it was written, and what tells it from others of that moment: ids sort by time."""
-    thread_id: str
-    namespace: str
+    thread_id: Annotated[str, Field(min_length=1)]
+    namespace: Annotated[str, Field(min_length=1)]
     thread: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     agent: str
     status: str
     """How the thread was: `archived`, `stopped`, `waiting`, ..."""
     entries: Annotated[int, Field(ge=0)]
     """Rows of the file: entries 1 to this one."""
-    first_ms: int = 0
-    last_ms: int = 0
-    snapshot_seq: int = 0
+    first_ms: Count = 0
+    last_ms: Count = 0
+    snapshot_seq: Count = 0
     """The newest compaction, whose snapshot is in force; 0 if there was none."""
-    snapshots_missing: int = 0
+    snapshots_missing: Count = 0
     """Older snapshots that were gone from the store already. Their rows have none."""
-    head: str = ""
+    head: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     """Digest of the journal's head: the same one is the same journal."""
-    steps: int = 0
-    tokens: int = 0
-    cost_usd: float = 0.0
-    archived_ms: int
+    steps: Count = 0
+    tokens: Count = 0
+    cost_usd: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    archived_ms: Count
     by: str = ""
     reason: str = ""
     """Both empty where the file is sealed: they are in it."""
@@ -98,11 +112,11 @@ class Manifest:
     footer_bytes: Annotated[int, Field(ge=0, le=_FOOTER_BYTES_MAX)]
     footer_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     """Of the file's end, which says where everything in it lies: all who open it check that."""
-    key_id: str = ""
+    key_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,32}$")] = ""
     """The key that the file is sealed with; empty if it is not."""
-    salt: str = ""
-    tag: str = ""
-    """What proves that somebody with the key wrote this."""
+    salt: Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$")] = ""
+    tag: Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$")] = ""
+    """Proof that a writer with the key wrote this. It is the last field before the digest."""
 
     @property
     def file_key(self) -> str:
@@ -111,6 +125,7 @@ class Manifest:
 
 
 _MANIFESTS: Final = TypeAdapter(Manifest)
+_FIELDS: Final = tuple(field.name for field in dataclasses.fields(Manifest))
 _FACTS: Final = TypeAdapter(Facts)
 
 
@@ -150,7 +165,7 @@ def facts_json(facts: Facts) -> str:
 
 
 def facts_of(text: str | bytes, manifest: Manifest) -> Facts:
-    """Read what a file says of its thread, which has to be the one that its manifest tells of."""
+    """Read what a file says of its thread; it has to be what the manifest says."""
     try:
         facts = _FACTS.validate_json(text)
     except ValidationError as error:
@@ -168,36 +183,85 @@ def facts_of(text: str | bytes, manifest: Manifest) -> Facts:
         raise BlobCorrupt(
             f"{manifest.file_key!r} is another archive's file. Restore it from a backup of the store."
         )
+    said = described(facts, is_sealed=bool(manifest.key_id))
+    if differing := [name for name in said if said[name] != getattr(manifest, name)]:
+        raise BlobCorrupt(
+            f"archive {manifest.file_key!r} and its manifest differ in {', '.join(differing)}. Restore "
+            "both from a backup of the store."
+        )
     return facts
 
 
+def described(facts: Facts, *, is_sealed: bool) -> dict[str, Any]:
+    """Return the fields of a manifest that a file's own facts give."""
+    status = facts.status
+    return {
+        "archive_id": facts.archive_id,
+        "thread_id": facts.thread_id,
+        "namespace": facts.namespace,
+        "thread": facts.thread,
+        "agent": status.agent,
+        "status": status.status,
+        "entries": facts.entries,
+        "head": head_text(status.head),
+        "steps": status.counters.steps,
+        "tokens": status.counters.tokens,
+        "cost_usd": status.counters.cost_usd,
+        "archived_ms": facts.archived_ms,
+        "by": "" if is_sealed else facts.by,
+        "reason": "" if is_sealed else facts.reason,
+    }
+
+
 def dump(manifest: Manifest, keys: Keys | None) -> bytes:
-    """Return a manifest as it is stored, with its tag where there are keys."""
+    """Return a manifest as it is stored, with its digest, and its tag where there are keys."""
+    fields: dict[str, Any] = _MANIFESTS.dump_python(manifest, mode="json")
+    del fields["tag"]
+    tag = ""
     if keys is not None and manifest.key_id:
-        tag = _tag(_MANIFESTS.dump_json(manifest), manifest.key_id, keys)
-        manifest = dataclasses.replace(manifest, tag=tag)
-    return _MANIFESTS.dump_json(manifest, indent=2) + b"\n"
+        tag = _tag(checked_json.begin(fields) + b",\n  " + _TAG, manifest.key_id, keys)
+    return checked_json.dump({**fields, "tag": tag})
 
 
 def load(data: bytes, key: str) -> Manifest:
-    """Read a manifest, unchecked but for its form."""
+    """Read a manifest and check all of it but its tag."""
+    fields = checked_json.load(data, key, version=VERSION)
+    if tuple(fields) != _FIELDS:
+        raise checked_json.malformed(key)
     try:
-        manifest = _MANIFESTS.validate_json(data)
-    except ValidationError:
-        raise UnknownVersion(
-            f"manifest {key!r} is damaged, or of a version that this Everlong does not read. Restore "
-            "it, or upgrade Everlong here."
-        ) from None
-    if archive_key(manifest.thread, manifest.archive_id, MANIFEST) != key:
-        raise BlobCorrupt(f"manifest {key!r} tells of another archive. Restore it from a backup.")
+        manifest = _MANIFESTS.validate_json(to_json(fields), strict=True)
+    except ValidationError:  # Not chained: pydantic quotes what it was given.
+        raise checked_json.malformed(key) from None
+    if not _is_consistent(manifest):
+        raise checked_json.malformed(key)
+    if (
+        archive_key(manifest.thread, manifest.archive_id, MANIFEST) != key
+        or thread_key(manifest.namespace, manifest.thread_id) != manifest.thread
+    ):
+        raise BlobCorrupt(
+            f"{key!r} is the manifest of another archive, or of another thread. Restore it from a "
+            "backup of the store; until then it is passed over."
+        )
     return manifest
 
 
+def _is_consistent(manifest: Manifest) -> bool:
+    """Whether the fields of a manifest can be true together."""
+    is_sealed = bool(manifest.key_id)
+    return (
+        manifest.footer_bytes <= manifest.size_bytes
+        and manifest.first_ms <= manifest.last_ms
+        and manifest.snapshot_seq <= manifest.entries
+        and manifest.snapshots_missing <= manifest.entries
+        and bool(manifest.salt) == bool(manifest.tag) == is_sealed
+        and not (is_sealed and (manifest.by or manifest.reason))
+    )
+
+
 def _tag(data: bytes, key_id: str, keys: Keys) -> str:
-    """Return the tag of a manifest as it is stored: fields of a later version count too."""
-    told = to_json({**from_json(data), "tag": ""})
+    """Return the tag of a manifest, over all bytes that stand before it."""
     key = keys.derive(key_id, MANIFEST_PURPOSE)
-    return hashlib.blake2b(told, key=key, digest_size=16).hexdigest()
+    return hashlib.blake2b(data, key=key, digest_size=16).hexdigest()
 
 
 def check_sealed(packs: PackStore, key_id: str, key: str) -> None:
@@ -213,13 +277,28 @@ def check_sealed(packs: PackStore, key_id: str, key: str) -> None:
         ) from None
 
 
-async def _checked(packs: PackStore, manifest: Manifest, data: bytes) -> Manifest:
-    """Refuse a manifest that nobody with the key wrote, where there are keys."""
+async def fetch(packs: PackStore, thread: str, archive_id: str) -> tuple[Manifest, bytes]:
+    """Read a manifest and its bytes. Its tag is not checked yet: see `check_tag`."""
+    key = archive_key(thread, archive_id, MANIFEST)
+    try:
+        # A range, so that no cache keeps it: an archive may be deleted by another process.
+        data = await packs.store.get_range(key, 0, _MANIFEST_BYTES_MAX + 1)
+    except BlobMissing as error:
+        raise ArchiveNotFound(
+            f"there is no archive {archive_id!r} of this thread. See what there is with: "
+            "everlong archives"
+        ) from error
+    return load(data[: _MANIFEST_BYTES_MAX + 1], key), data
+
+
+async def check_tag(packs: PackStore, manifest: Manifest, data: bytes) -> Manifest:
+    """Where there are keys, refuse a manifest that was written without the key that it names."""
     key = archive_key(manifest.thread, manifest.archive_id, MANIFEST)
     check_sealed(packs, manifest.key_id, key)
     keys = await packs.keys(manifest.key_id) if manifest.key_id else None
+    told = data[: data.rindex(_TAG) + len(_TAG)]
     if keys is not None and not hmac.compare_digest(
-        _tag(data, manifest.key_id, keys), manifest.tag
+        _tag(told, manifest.key_id, keys), manifest.tag
     ):
         raise BlobCorrupt(
             f"manifest {key!r} was changed by somebody who does not have its key, or the key "
@@ -231,16 +310,7 @@ async def _checked(packs: PackStore, manifest: Manifest, data: bytes) -> Manifes
 
 async def read(packs: PackStore, thread: str, archive_id: str) -> Manifest:
     """Read a manifest, checked."""
-    key = archive_key(thread, archive_id, MANIFEST)
-    try:
-        # A range, so that no cache keeps it: an archive may be deleted by another process.
-        data = await packs.store.get_range(key, 0, _MANIFEST_BYTES_MAX)
-    except BlobMissing as error:
-        raise ArchiveNotFound(
-            f"there is no archive {archive_id!r} of this thread. See what there is with: "
-            "everlong archives"
-        ) from error
-    return await _checked(packs, load(data, key), data)
+    return await check_tag(packs, *await fetch(packs, thread, archive_id))
 
 
 async def ids(store: BlobStore, thread: str) -> list[str]:
@@ -296,7 +366,57 @@ async def _names(store: BlobStore, thread: str | None) -> AsyncIterator[tuple[st
             yield found[1], found[2], found[3] or ""
 
 
+UNREADABLE: Final = (BlobCorrupt, BlobMissing, KeyMissing, RefRefused, UnknownVersion)
+"""What is wrong with stored bytes, or with the keys here. An outage of the store is none of these."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Unreadable:
+    """An archive that cannot be read here."""
+
+    archive_id: str
+    error: EverlongError
+
+    def __str__(self) -> str:
+        return f"{self.archive_id}: {self.error}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a search for a thread's newest archive found."""
+
+    manifest: Manifest | None
+    """The newest that can be read; None if there is none."""
+    passed_over: tuple[Unreadable, ...] = ()
+    """Newer ones that cannot be read."""
+
+
+async def readable(
+    packs: PackStore, thread: str, on_unreadable: Callable[[Unreadable], None]
+) -> AsyncIterator[Manifest]:
+    """Yield the manifests of a thread that can be read, the newest first, within bounds.
+
+    If the store does not answer, that is raised: nothing is known of the archive then.
+    """
+    for archive_id in reversed((await ids(packs.store, thread))[-_SEARCHED_MAX:]):
+        try:
+            manifest = await read(packs, thread, archive_id)
+        except ArchiveNotFound:  # It was deleted since it was listed.
+            continue
+        except UNREADABLE as error:
+            on_unreadable(Unreadable(archive_id, error))
+            continue
+        yield manifest
+
+
+async def find_newest(packs: PackStore, thread: str) -> Found:
+    """Return a thread's newest archive that can be read, and newer ones that cannot."""
+    passed_over: list[Unreadable] = []
+    async for manifest in readable(packs, thread, passed_over.append):
+        return Found(manifest, tuple(passed_over))
+    return Found(None, tuple(passed_over))
+
+
 async def newest(packs: PackStore, thread: str) -> Manifest | None:
-    """Return a thread's newest archive, if it has one."""
-    found = await ids(packs.store, thread)
-    return await read(packs, thread, found[-1]) if found else None
+    """Return a thread's newest archive that can be read, if it has one."""
+    return (await find_newest(packs, thread)).manifest

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from everlong.archive.digests import read_footer
 from everlong.archive.manifest import Facts, Manifest, check_sealed, facts_of
 from everlong.archive.rows import Row, entry_of, message_body, row_message
-from everlong.errors import BlobMissing, KeyMissing
+from everlong.errors import BlobCorrupt, BlobMissing, KeyMissing
 from everlong.models import Entry, Kind, Message, Ref, SegmentRef, Totals, add_up
 from everlong.models.journal import Body
 from everlong.storage.blobs import BlobStore
@@ -88,6 +88,8 @@ class StoredArchive:
         self.manifest = manifest
         self.facts = facts
         self.file = file
+        self.passed_over: tuple[str, ...] = ()
+        """Newer archives of the thread that cannot be read, and why, if the newest was asked for."""
         self._lock = asyncio.Lock()
         # The last row group with its messages: who pages through a journal wants it again.
         self._group = -1
@@ -107,7 +109,13 @@ class StoredArchive:
         footer = await read_footer(store, manifest)
         source = StoreFile(store, manifest.file_key, manifest.size_bytes, footer)
         file = await in_thread(ArchiveFile, source, key)
-        return cls(manifest, file, facts_of(file.facts, manifest))
+        facts = facts_of(file.facts, manifest)
+        if file.rows != manifest.entries:
+            raise BlobCorrupt(
+                f"archive {manifest.file_key!r} has {file.rows} rows, and its manifest says "
+                f"{manifest.entries}. Restore both from a backup of the store."
+            )
+        return cls(manifest, file, facts)
 
     async def entries(self, first_seq: int, last_seq: int) -> list[Entry]:
         """Return the entries of a range, without their messages."""

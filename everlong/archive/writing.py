@@ -129,8 +129,10 @@ async def write(
         await put_file(store, manifest.file_key, path)
     await verify(packs, journal, facts.status.head, manifest, on_progress)
     listed = manifests.dump(manifest, keys)
-    await store.put(archive_key(facts.thread, facts.archive_id, MANIFEST), listed)
-    return manifests.load(listed, archive_key(facts.thread, facts.archive_id, MANIFEST))
+    place = archive_key(facts.thread, facts.archive_id, MANIFEST)
+    loaded = manifests.load(listed, place)  # What could not be read again is not listed.
+    await store.put(place, listed)
+    return loaded
 
 
 @dataclasses.dataclass
@@ -170,26 +172,12 @@ async def _write_file(
 def _manifest(
     facts: Facts, span: _Span, keys: Keys | None, salt: bytes, written: Digests
 ) -> Manifest:
-    status = facts.status
     return Manifest(
-        archive_id=facts.archive_id,
-        thread_id=facts.thread_id,
-        namespace=facts.namespace,
-        thread=facts.thread,
-        agent=status.agent,
-        status=status.status,
-        entries=facts.entries,
+        **manifests.described(facts, is_sealed=keys is not None),
         first_ms=span.first_ms,
         last_ms=span.last_ms,
         snapshot_seq=span.snapshot_seq,
         snapshots_missing=span.snapshots_missing,
-        head=manifests.head_text(status.head),
-        steps=status.counters.steps,
-        tokens=status.counters.tokens,
-        cost_usd=status.counters.cost_usd,
-        archived_ms=facts.archived_ms,
-        by=facts.by if keys is None else "",
-        reason=facts.reason if keys is None else "",
         size_bytes=written.size_bytes,
         sha256=written.sha256,
         footer_bytes=written.footer_bytes,
@@ -211,8 +199,6 @@ async def verify(
     if await digests.of_stored(store, manifest) != (manifest.size_bytes, manifest.sha256):
         raise _differs(manifest, "its bytes are not those that were written")
     archive = await StoredArchive.open(packs, manifest, store)
-    if archive.file.rows != manifest.entries or archive.facts.entries != manifest.entries:
-        raise _differs(manifest, f"it has {archive.file.rows} rows, and not {manifest.entries}")
     if journal is not None:
         await _compare(archive, journal, head, on_progress)
     return archive
@@ -222,14 +208,17 @@ async def _compare(
     archive: StoredArchive, journal: JournalReader, head: SegmentRef | None, on_progress: Progress
 ) -> None:
     """Compare every row with the journal's. Each row group is fetched once, and held alone."""
-    manifest, stored = archive.manifest, _stored_rows(archive)
+    manifest, stored, span = archive.manifest, _stored_rows(archive), _Span()
     async for rows in journal_rows(journal, head):
+        span.add(rows)
         for row in rows:
             if row != await anext(stored, None):
                 raise _differs(manifest, f"entry {row.seq} is not the journal's")
         on_progress("verified", rows[-1].seq, manifest.entries)
     if await anext(stored, None) is not None:
         raise _differs(manifest, "it has more entries")
+    if any(getattr(manifest, name) != value for name, value in vars(span).items()):
+        raise _differs(manifest, "its manifest has other times or snapshots")
 
 
 async def _stored_rows(archive: StoredArchive) -> AsyncIterator[Row]:

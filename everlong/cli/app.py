@@ -15,6 +15,7 @@ from everlong.admin.console import err, out, plain
 from everlong.config import load_settings
 from everlong.connection import connect
 from everlong.errors import ConfigError, EverlongError
+from everlong.thread_ids import check_id, is_new_id
 
 # Of the newest threads, those that fit: a shell waits for it.
 _COMPLETE_ROWS: Final = 500
@@ -41,14 +42,29 @@ async def _ids(incomplete: str) -> list[str]:
     async with asyncio.timeout(_COMPLETE_SECONDS_MAX):
         client = await connect(load_settings())
         page = await service.read_rows(client, size=_COMPLETE_ROWS)
-    return sorted({row.thread_id for row in page.rows if row.thread_id.startswith(incomplete)})
+    ids = {row.thread_id for row in page.rows if row.thread_id.startswith(incomplete)}
+    # A shell would break others up, and a line break would look like two ids.
+    return sorted(filter(is_new_id, ids))
+
+
+def _existing(thread_id: str | None) -> str | None:
+    """Refuse what no thread can be called: an argument that is not UTF-8, or that is too long."""
+    if thread_id is not None:
+        check_id(thread_id)
+    return thread_id
 
 
 ThreadId = Annotated[
     str,
     typer.Argument(
-        help="The thread's id, which is its workflow id.", autocompletion=complete_thread_id
+        help="The thread's id, which is its workflow id.",
+        autocompletion=complete_thread_id,
+        callback=_existing,
     ),
+]
+OptionalThreadId = Annotated[
+    str | None,
+    typer.Argument(help="Only those of this thread; all if left out.", callback=_existing),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 By = Annotated[str, typer.Option(help="Who asks for it; by default your user name.")]

@@ -15,11 +15,12 @@ from everlong.admin import service
 from everlong.admin.console import command, err, plain, print_table
 from everlong.admin.service.planning import check_export
 from everlong.admin.wording import bytes_text, counted
-from everlong.cli.app import By, Json, Reason, ThreadId, name_of
+from everlong.cli.app import By, Json, OptionalThreadId, Reason, ThreadId, name_of
 from everlong.cli.governing import Yes, confirm
 from everlong.cli.views import print_json, print_lines, time_text
 from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
+from everlong.thread_ids import quote_id, show_id
 
 commands = typer.Typer()
 
@@ -80,13 +81,13 @@ def archive(
     if export is not None:
         check_export(export)
     if then in _FINAL and not dry_run:
-        confirm(f"Thread {thread_id} {_FINAL[then]}", yes=yes)
+        confirm(f"Thread {show_id(thread_id)} {_FINAL[then]}", yes=yes)
     asyncio.run(_archive(load_settings(), wish))
 
 
 @commands.command()
 def archives(
-    thread_id: Annotated[str | None, typer.Argument(help="Only those of this thread.")] = None,
+    thread_id: OptionalThreadId = None,
     before: Annotated[str, typer.Option(help="Only those before this one, to page on.")] = "",
     as_json: Json = False,
 ) -> None:
@@ -133,14 +134,16 @@ def revive(
                 by=name_of(by),
                 reason=reason,
                 on_progress=lambda *each: _tell(line, *each),
+                on_warning=_warn,
             )
         if as_json:
             print_json(start)
             return
         print_lines(
             [
-                f"thread {new_id} ({start.agent}) begins as {thread_id} was archived. Talk to it with:",
-                f"  {command()} send {new_id} 'Where were we?'",
+                f"thread {new_id} ({start.agent}) begins as {show_id(thread_id)} was archived. Talk to "
+                "it with:",
+                f"  {command()} send {quote_id(new_id)} 'Where were we?'",
             ]
         )
 
@@ -157,7 +160,7 @@ async def _archive(settings: Settings, wish: _Wish) -> None:
         else:
             print_lines(plan.lines())
         return
-    with err.status(f"archiving {escape(plain(wish.thread_id))}") as line:
+    with err.status(f"archiving {escape(plain(show_id(wish.thread_id)))}") as line:
         done = await service.archive(
             client,
             packs,
@@ -175,6 +178,10 @@ async def _archive(settings: Settings, wish: _Wish) -> None:
         print_lines(archived_lines(done, wish.export))
 
 
+def _warn(text: str) -> None:
+    err.print(plain(f"warning: {text}"), markup=False, soft_wrap=True)
+
+
 def _tell(line: Status, what: str, done: int, total: int) -> None:
     line.update(f"{done:,} of {total:,} entries are {what}")
 
@@ -185,8 +192,8 @@ def archived_lines(done: service.Archived, export: Path | None) -> list[str]:
     size = bytes_text(manifest.size_bytes)
     how = "written and read back" if done.is_new else "there already, and was read back"
     lines = [
-        f"archive {manifest.archive_id} of thread {manifest.thread_id}: {manifest.entries:,} entries in "
-        f"{size}, {how} in {done.seconds:.1f} s"
+        f"archive {manifest.archive_id} of thread {show_id(manifest.thread_id)}: "
+        f"{manifest.entries:,} entries in {size}, {how} in {done.seconds:.1f} s"
     ]
     if done.left_out:
         lines.append(
@@ -199,6 +206,7 @@ def archived_lines(done: service.Archived, export: Path | None) -> list[str]:
         lines.append("the thread has ended" if done.is_closed else "the thread goes on")
     if export is not None:
         lines.append(f"a plain copy is in {export}")
+    lines += [f"an archive cannot be read, and is passed over: {each}" for each in done.passed_over]
     return lines
 
 
@@ -224,7 +232,7 @@ async def _archives(settings: Settings, thread_id: str | None, before: str, as_j
     for each in page.archives:
         table.add_row(
             each.archive_id,
-            escape(plain(each.thread_id)),
+            escape(plain(show_id(each.thread_id))),
             escape(plain(each.agent)),
             each.status,
             f"{each.entries:,}",
@@ -248,7 +256,7 @@ def _by_text(by: str, freed_by: str) -> str:
 
 
 def _none_text(page: service.ArchivePage, thread_id: str | None) -> str:
-    whose = f" of thread {thread_id}" if thread_id else ""
+    whose = f" of thread {show_id(thread_id)}" if thread_id else ""
     if page.next:
         return f"there is no archive{whose} among the newest here; there are older ones"
     return f"there is no archive{whose}"

@@ -13,6 +13,7 @@ from everlong.cli.app import Json
 from everlong.cli.views import print_json, print_lines
 from everlong.config import Settings, load_settings
 from everlong.connection import connect
+from everlong.thread_ids import show_id
 
 commands = typer.Typer()
 
@@ -72,7 +73,9 @@ def _print(report: DrainReport, *, only_open: bool, with_schedules: bool) -> Non
             )
         return
     if report.examples:
-        print_lines(["Open runs that hold payloads:", *(f"  {each}" for each in report.examples)])
+        print_lines(
+            ["Open runs that hold payloads:", *(f"  {show_id(each)}" for each in report.examples)]
+        )
     if report.schedules.holding:
         print_lines(
             ["A schedule hands its payloads to each run: update it by a client in mode read."]

@@ -11,14 +11,14 @@ import typer
 from temporalio.client import Client
 
 from everlong.admin import service
-from everlong.admin.console import out
 from everlong.admin.wording import setting_text
-from everlong.cli.app import By, Json, Reason, ThreadId, name_of
+from everlong.cli.app import By, Json, OptionalThreadId, Reason, ThreadId, name_of
 from everlong.cli.views import approval_text, arguments_text, print_json, print_lines
 from everlong.config import load_settings
 from everlong.connection import connect, open_configured_packs
 from everlong.errors import ConfigError
 from everlong.policy import Policy
+from everlong.thread_ids import show_id
 
 commands = typer.Typer()
 
@@ -37,9 +37,7 @@ class _Signal(Protocol):
 
 @commands.command()
 def approvals(
-    thread_id: Annotated[
-        str | None, typer.Argument(help="The thread's id; all threads if left out.")
-    ] = None,
+    thread_id: OptionalThreadId = None,
     as_json: Json = False,
 ) -> None:
     """List the tool calls that wait for a person. With --json, a thread's arguments are whole.
@@ -77,13 +75,13 @@ async def _all_approvals(client: Client, as_json: bool) -> None:
         print_json(page)
         return
     for each in page.waiting:
-        print_lines([f"{each.thread_id} ({each.agent})  {approval_text(each.approval)}"])
+        print_lines([f"{show_id(each.thread_id)} ({each.agent})  {approval_text(each.approval)}"])
         if each.arguments != each.approval.arguments:
             print_lines([arguments_text(each.arguments)])
         if each.problem:
             print_lines([f"  not all of it can be shown: {each.problem}"])
     for thread_id, problem in page.problems.items():
-        print_lines([f"{thread_id}  cannot be asked: {problem}"])
+        print_lines([f"{show_id(thread_id)}  cannot be asked: {problem}"])
     if page.not_asked:
         print_lines([f"{page.not_asked} more threads wait; decide about these first"])
     if not page.waiting and not page.problems:
@@ -181,7 +179,7 @@ def stop(
     if dry_run:
         _preview(thread_id, "stop")
         return
-    confirm(f"Thread {thread_id} will end, and cannot be started again.", yes=yes)
+    confirm(f"Thread {show_id(thread_id)} will end, and cannot be started again.", yes=yes)
     _signal(service.stop, thread_id, by, reason, "will stop at its next safe point")
 
 
@@ -233,7 +231,7 @@ def _decide(thread_id: str, approval_id: str, approve: bool, by: str, reason: st
     async def work(client: Client) -> None:
         await service.decide(client, thread_id, approval_id, approve, name, reason)
         verdict = "approved" if approve else "denied"
-        out.print(f"{approval_id} on thread {thread_id} is {verdict}, by {name}", markup=False)
+        print_lines([f"{approval_id} on thread {show_id(thread_id)} is {verdict}, by {name}"])
 
     _with_client(work)
 
@@ -243,7 +241,7 @@ def _signal(signal: _Signal, thread_id: str, by: str, reason: str, what: str) ->
 
     async def work(client: Client) -> None:
         await signal(client, thread_id, by=name, reason=reason)
-        out.print(f"thread {thread_id} {what}", markup=False)
+        print_lines([f"thread {show_id(thread_id)} {what}"])
 
     _with_client(work)
 

@@ -20,6 +20,7 @@ from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
 from everlong.errors import ConfigError, StoreError
 from everlong.models import ThreadCard
+from everlong.thread_ids import show_id
 
 commands = typer.Typer()
 
@@ -147,7 +148,8 @@ def threads_table(page: service.ThreadPage, *, is_wide: bool = True) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for row in page.rows:
         status = f"{row.status} ({row.reason})" if row.reason else row.status
-        words = (row.thread_id, row.agent, status) if is_wide else (row.thread_id, status)
+        name = show_id(row.thread_id)
+        words = (name, row.agent, status) if is_wide else (name, status)
         table.add_row(*(escape(plain(each)) for each in words), *(text(row) for _, text in columns))
     return table
 
@@ -254,13 +256,15 @@ def _approvals_text(view: service.FleetView) -> str:
 
 
 def _loops_text(view: service.FleetView) -> str:
-    return ", ".join(f"{row.thread_id} ({row.reason})" for row in view.loops[:5]) or "none"
+    return ", ".join(f"{show_id(row.thread_id)} ({row.reason})" for row in view.loops[:5]) or "none"
 
 
 def _names(
     rows: Sequence[service.ThreadRow], key: Callable[[service.ThreadRow], float], per: str
 ) -> str:
-    return ", ".join(f"{row.thread_id} {bytes_text(int(key(row)))}{per}" for row in rows[:5])
+    return ", ".join(
+        f"{show_id(row.thread_id)} {bytes_text(int(key(row)))}{per}" for row in rows[:5]
+    )
 
 
 def _age(since_ms: int) -> str:

@@ -20,6 +20,7 @@ from everlong.cli.views import (
 from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
 from everlong.models import Kind
+from everlong.thread_ids import quote_id, show_id
 
 commands = typer.Typer()
 
@@ -67,7 +68,7 @@ async def _diff(settings: Settings, thread_id: str, first: int, last: int, as_js
 def diff_lines(diff: service.ThreadDiff) -> Iterator[str]:
     """Yield what changed: a plus for what came, a minus for what went."""
     before, after = map(bytes_text, diff.context_bytes)
-    yield f"{diff.thread_id}, entries {diff.first_seq} to {diff.last_seq}"
+    yield f"{show_id(diff.thread_id)}, entries {diff.first_seq} to {diff.last_seq}"
     yield f"done      {totals_text(diff.totals)}"
     yield f"context   {before} -> {after}"
     yield from (
@@ -108,8 +109,9 @@ async def _fork(
         print_json(start)
         return
     out.print(
-        f"thread {new_id} ({start.agent}) begins as {thread_id} up to entry {seq}. Talk to it with:\n"
-        f"  {command()} send {new_id} 'What if we try it the other way?'",
+        f"thread {new_id} ({start.agent}) begins as {show_id(thread_id)} up to entry {seq}. Talk to it "
+        "with:\n"
+        f"  {command()} send {quote_id(new_id)} 'What if we try it the other way?'",
         markup=False,
         soft_wrap=True,
     )

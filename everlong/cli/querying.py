@@ -20,10 +20,17 @@ from everlong.cli.views import print_json, print_lines
 from everlong.config import load_settings
 from everlong.connection import connect, open_configured_packs
 from everlong.errors import ConfigError
+from everlong.thread_ids import check_id
 
 commands = typer.Typer()
 # What a spreadsheet takes for the beginning of a formula.
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+
+
+def _existing(threads: list[str] | None) -> list[str] | None:
+    for thread_id in threads or ():
+        check_id(thread_id)
+    return threads
 
 
 @commands.command()
@@ -33,7 +40,8 @@ def query(
     ] = None,
     run: Annotated[str | None, typer.Option(help="Run a query of the library by its name.")] = None,
     thread: Annotated[
-        list[str] | None, typer.Option(help="Only this thread; may be given again.")
+        list[str] | None,
+        typer.Option(help="Only this thread; may be given again.", callback=_existing),
     ] = None,
     show_list: Annotated[bool, typer.Option("--list", help="List the library.")] = False,
     as_json: Json = False,

@@ -19,6 +19,7 @@ from everlong.connection import connect, open_configured_packs
 from everlong.errors import ConfigError, SweepIncomplete
 from everlong.models import SweepOptions, SweepReport, Tally
 from everlong.policy import Retention, parse_retention, parse_seconds
+from everlong.thread_ids import show_id
 
 commands = typer.Typer()
 # As `SweepOptions` takes them.
@@ -183,7 +184,7 @@ def _print(report: SweepReport) -> None:
         table.add_row(name, str(tally.objects), bytes_text(tally.bytes))
     out.print(table)
     for thread in report.threads if report.dry_run else ():
-        named = thread.workflow_id or thread.thread
+        named = show_id(thread.workflow_id) if thread.workflow_id else thread.thread
         print_lines([f"  {bytes_text(thread.quarantined.bytes):>10}  {named}"])
     read = f"read {report.runs_read} of {report.runs} runs and {report.packs_read} packs"
     print_lines([f"{read} in {report.seconds:.1f} s"])

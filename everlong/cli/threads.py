@@ -31,6 +31,7 @@ from everlong.errors import ConfigError, EntryNotFound
 from everlong.models import Entry, Message, SegmentRef, seq_after
 from everlong.storage.journal import JournalReader
 from everlong.storage.segments import MESSAGE_KINDS
+from everlong.thread_ids import quote_id, show_id
 
 commands = typer.Typer()
 
@@ -119,7 +120,7 @@ async def _send(
     def print_wait(text: str) -> None:
         """Print what the thread waits for, once for each change."""
         if said[-1:] != [text]:
-            err.print(plain(f"{thread_id} waits: {text}"), markup=False, soft_wrap=True)
+            err.print(plain(f"{show_id(thread_id)} waits: {text}"), markup=False, soft_wrap=True)
         said[:] = [text]
 
     number = await service.send(
@@ -134,7 +135,7 @@ async def _send(
     )
     queued = f"message {number} is queued"
     if not seconds_max:
-        out.print(f"{queued} on thread {thread_id}", markup=False)
+        print_lines([f"{queued} on thread {show_id(thread_id)}"])
         return
     with err.status(queued) as line:
         answer = await service.wait_for_answer(
@@ -155,7 +156,7 @@ def _waiting_for(thread_id: str, progress: service.Progress) -> str:
     if progress.held_by:
         return f"held by {progress.held_by}"
     if progress.status == "approval":
-        return f"waiting for a person: everlong approvals {thread_id}"
+        return f"waiting for a person: everlong approvals {quote_id(thread_id)}"
     return "waiting for the answer"
 
 
@@ -166,9 +167,10 @@ async def _show(settings: Settings, thread_id: str, as_json: bool) -> None:
     status = past.status
     if past.archive is not None:
         if as_json:
-            print_json(dataclasses.asdict(status) | {"archive": past.archive})
+            archive = {"archive": past.archive, "unreadable_archives": past.passed_over}
+            print_json(dataclasses.asdict(status) | archive)
         else:
-            print_table(archive_table(past.archive, status))
+            print_table(archive_table(past.archive, status, past.passed_over))
         return
     approvals = await service.pending(client, thread_id) if status.pending else []
     size = await service.size(client, packs.store, thread_id)
@@ -186,7 +188,7 @@ async def _show_at(settings: Settings, thread_id: str, seq: int, as_json: bool) 
         return
     print_lines(
         [
-            f"{thread_id} ({view.agent}) after entry {seq}, {time_text(view.time_ms)}",
+            f"{show_id(thread_id)} ({view.agent}) after entry {seq}, {time_text(view.time_ms)}",
             f"done      {totals_text(view.totals or service.Totals())}",
             *(f"approval  {approval_text(each)}" for each in view.pending),
             *(f"fact      {fact_text(each)}" for each in view.facts),

@@ -14,6 +14,7 @@ from everlong.admin.console import out, plain
 from everlong.admin.service import Manifest, ThreadSize, Totals
 from everlong.admin.wording import bytes_text, counted, message_text, note_text, one_line
 from everlong.models import Approval, Entry, Fact, Message, ThreadStatus
+from everlong.thread_ids import show_id
 
 _ARGUMENTS_BYTES_MAX = 4096
 
@@ -54,7 +55,7 @@ def show_table(
 ) -> Table:
     """Return what `show` prints."""
     counters = status.counters
-    view = Table(title=escape(plain(f"{thread_id} ({status.agent})")), show_header=False)
+    view = Table(title=escape(plain(f"{show_id(thread_id)} ({status.agent})")), show_header=False)
     rows = [
         ("status", status.status),
         ("paused", _pause_text(status)),
@@ -80,14 +81,19 @@ def show_table(
     return view
 
 
-def archive_table(manifest: Manifest, status: ThreadStatus) -> Table:
+def archive_table(
+    manifest: Manifest, status: ThreadStatus, passed_over: Sequence[str] = ()
+) -> Table:
     """Return what `show` prints of a thread that is only in its archive."""
     counters = status.counters
-    view = Table(title=escape(plain(f"{manifest.thread_id} ({status.agent})")), show_header=False)
+    view = Table(
+        title=escape(plain(f"{show_id(manifest.thread_id)} ({status.agent})")), show_header=False
+    )
     rows = [
         ("status", f"{status.status}; the server has no history of it any more"),
         ("ended by", status.ended.reason if status.ended else ""),
         ("archive", f"{manifest.archive_id}, {bytes_text(manifest.size_bytes)}"),
+        ("not readable", "\n".join(passed_over)),
         ("entries", f"{manifest.entries:,}"),
         ("from", time_text(manifest.first_ms) if manifest.first_ms else ""),
         ("until", time_text(manifest.last_ms) if manifest.last_ms else ""),

@@ -34,6 +34,7 @@ from everlong.models import (
 )
 from everlong.models.changes import with_values
 from everlong.policy import LimitHit, Observed, Policy, Usage, after_step, after_turn
+from everlong.thread_ids import clean_id
 
 _STATE = TypeAdapter(ThreadState)
 _MESSAGE = TypeAdapter(SendMessage)
@@ -355,8 +356,11 @@ def counted(state: ThreadState, **more: float) -> ThreadState:
 
 
 def child_id(parent_id: str, agent: str, suffix: str) -> str:
-    """Return the id of a sub-agent's thread. Bounded, also for a sub-agent's sub-agent."""
-    return f"{parent_id[: limits.CHILD_PARENT_CHARS_MAX]}/{agent}-{suffix}"
+    """Return the id of a sub-agent's thread. Bounded, also for a sub-agent's sub-agent.
+
+    It is an id that a new thread may have, whatever the parent's is.
+    """
+    return f"{clean_id(parent_id[: limits.CHILD_PARENT_CHARS_MAX])}/{agent}-{suffix}"
 
 
 def _journalled(state: ThreadState) -> ThreadState:

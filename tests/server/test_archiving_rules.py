@@ -9,6 +9,7 @@ from temporalio.client import WorkflowExecutionStatus
 
 from everlong import Policy
 from everlong.admin import service
+from everlong.admin.service.doctoring import check_archives
 from everlong.archive import freed, new_archive_id
 from everlong.archive import manifest as manifests
 from everlong.embedded import TemporalServer
@@ -204,6 +205,45 @@ async def test_a_damaged_archive_is_not_revived(
         await service.revive(client, packs, thread_id, new_id, task_queue=threads.task_queue)
     prefix = f"v1/{thread_key(client.namespace, new_id)}/"
     assert [each async for each in threads.store.list(prefix)] == []
+
+
+async def test_a_manifest_that_cannot_be_read_blocks_nothing_and_is_named(
+    threads: Threads, thread_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packs, client = PackStore(threads.store), threads.client
+    await say(threads, thread_id, "hello")
+    done = await service.archive(client, packs, thread_id, then="close")
+    name = "99991231T235959999Z-ffffffff"
+    place = manifests.archive_key(done.manifest.thread, name, manifests.MANIFEST)
+    await threads.store.put(place, b"{")
+    again = await service.archive(client, packs, thread_id)
+    assert (again.is_new, again.manifest) == (False, done.manifest)
+    assert [each.partition(":")[0] for each in again.passed_over] == [name]
+    assert not await due(threads, packs, thread_id)
+    found = await service.overview(client, packs, thread_id)
+    assert found.archive == done.manifest.archive_id
+    assert name in found.unreadable_archives[0]
+    seen = await service.preview(client, packs, thread_id, "revive")
+    assert name in seen.warnings[0]
+    warnings: list[str] = []
+    await service.revive(
+        client,
+        packs,
+        thread_id,
+        f"{thread_id}-2",
+        task_queue=threads.task_queue,
+        on_warning=warnings.append,
+    )
+    assert f"so {done.manifest.archive_id} is revived" in warnings[0]
+    checked = await check_archives(client, packs)
+    assert checked.status == "warning"
+    assert name in checked.text
+    forget(monkeypatch, thread_id)
+    past = await service.Past.open(client, packs, thread_id)
+    assert (past.archive, len(past.passed_over)) == (done.manifest, 1)
+    await threads.store.delete([done.manifest.file_key.replace(".parquet", ".json")])
+    with pytest.raises(BlobCorrupt, match=name):  # Now there is none that can be read.
+        await service.Past.open(client, packs, thread_id)
 
 
 async def test_a_dry_run_counts_all_runs_that_would_be_deleted(

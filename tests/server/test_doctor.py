@@ -80,7 +80,7 @@ async def test_all_is_well_and_nothing_is_left_behind(
         found = await examined(client, plugin, thread_id)
     assert {each.status for each in found.values()} == {"ok"}, found
     assert list(found) == [
-        *("versions", "store", "server", "search attributes", "clock", "runs"),
+        *("versions", "store", "server", "search attributes", "clock", "runs", "archives"),
         *("workers", "worker left", "worker right"),
     ]
     assert found["workers"].text == "2 of 2 answered"
@@ -192,7 +192,7 @@ def test_the_command_says_that_there_is_no_worker(
     lines = result.stdout.splitlines()
     assert lines[-3] == f"warning  workers: no worker polls task queue {thread_id}"
     assert lines[-2].startswith("         fix: Start one with: everlong worker ")
-    assert lines[-1] == "7 checks: 6 ok, 1 warning"
+    assert lines[-1] == "8 checks: 7 ok, 1 warning"
 
 
 def test_what_cannot_be_opened_fails_and_the_rest_is_checked(

@@ -254,7 +254,7 @@ async def test_a_row_that_differs_is_found_though_the_digest_fits(tmp_path: Path
         forged = [*rows[:2], other, *rows[3:]]
         with pytest.raises(BlobCorrupt, match=r"entry 3 is not the journal's"):
             await _verify_rows(life, manifest, forged, tmp_path / field)
-    with pytest.raises(BlobCorrupt, match="rows, and not"):
+    with pytest.raises(BlobCorrupt, match="rows, and its manifest says"):
         await _verify_rows(life, manifest, rows[:-1], tmp_path / "short")
     await _verify_rows(life, manifest, rows, tmp_path / "same")
 
@@ -375,7 +375,7 @@ async def test_a_manifest_of_another_archive_is_refused() -> None:
         for each in (first, second)
     ]
     store._objects[keys[1]] = store._objects[keys[0]]
-    with pytest.raises(BlobCorrupt, match="tells of another archive"):
+    with pytest.raises(BlobCorrupt, match="the manifest of another archive"):
         await manifests.read(life.packs, life.thread, second.archive_id)
     store._objects[second.file_key] = store._objects[first.file_key]
     same = {name: getattr(first, name) for name in vars(first) if name.startswith("footer")}

@@ -15,7 +15,6 @@ from everlong.models import (
     SegmentRef,
     new_entry,
     note,
-    thread_key,
 )
 from everlong.storage.journal import Journal
 from everlong.storage.memory import MemoryBlobStore
@@ -42,9 +41,7 @@ async def revived(life: Life, manifest: manifests.Manifest, new_id: str) -> Life
     archive = await StoredArchive.open(life.packs, manifest)
     seq = manifest.entries
     last = note(seq + 1, Kind.FORK, Forked(thread_id=life.thread_id, seq=seq), NOW_MS)
-    again = Life(life.packs, new_id)
-    again.thread = thread_key(kept.NAMESPACE, new_id)
-    again.journal = Journal(life.packs, again.thread)
+    again = Life(life.packs, new_id, kept.NAMESPACE)
     found = await reviving.revive(life.packs, again.thread, archive, last, writing.silent)
     again.head = found.head
     assert found.snapshot is not None

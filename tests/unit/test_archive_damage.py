@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pyarrow as pa  # type: ignore[import-untyped] # It has no types.
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
-from everlong.archive import Facts, Manifest, StoredArchive, digests, writing
+from everlong.archive import Facts, Manifest, StoredArchive, checked_json, digests, writing
 from everlong.archive import manifest as manifests
 from everlong.archive.rows import Row
 from everlong.errors import BlobCorrupt, ConfigError, EverlongError, UnknownVersion
@@ -159,5 +160,8 @@ async def test_a_manifest_of_a_footer_that_fits_into_no_memory_is_refused() -> N
         f'"footer_bytes": {manifest.footer_bytes}'.encode(), b'"footer_bytes": 1e12'
     )
     assert forged != stored
-    with pytest.raises(UnknownVersion):
-        manifests.load(forged, key)
+    fields = {**json.loads(stored), "footer_bytes": 10**12}
+    del fields["digest"]
+    for data in (forged, checked_json.dump(fields)):
+        with pytest.raises(BlobCorrupt):
+            manifests.load(data, key)

@@ -18,13 +18,15 @@ from everlong.admin.service import (
     archiving,
     due,
     heads,
+    preserving,
 )
 from everlong.archive import freed
 from everlong.archive import manifest as manifests
 from everlong.cli import app
 from everlong.cli import archiving as commands
 from everlong.errors import ConfigError, KeyMissing, StoreUnavailable, ThreadError, ThreadNotFound
-from everlong.models import Counters, ThreadStatus
+from everlong.models import Counters, Kind, Message, ThreadStatus
+from everlong.storage import BlobStore
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.packstore import PackStore
@@ -146,11 +148,66 @@ async def test_an_archive_that_nobody_here_can_read_is_written_anew(ended_thread
     ended_threads.add("sealed")
     ended_threads.add("ops-7")
     other = PackStore(store, Keyring({"k2": KEY_2}))
-    with pytest.raises(KeyMissing):
-        await manifests.newest(other, life.thread)
-    assert await archiving.newest_readable(other, life.thread) is None
+    passed = await manifests.find_newest(other, life.thread)
+    assert passed.manifest is None
+    assert [type(each.error) for each in passed.passed_over] == [KeyMissing]
     found = await ended_threads.archive(other)
     assert (archived(found), found.failed) == (["sealed", "ops-7"], ())
+
+
+@pytest.mark.parametrize("name", ["20991231T235959999Z-ffffffff", "99999999T999999999Z-ffffffff"])
+async def test_an_archive_that_cannot_be_read_has_no_sweep_archive_again_and_is_named(
+    ended_threads: Ended,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    life = ended_threads.life
+    ended_threads.add("ops-7")
+    ended_threads.heads["ops-7"] = life.head
+    await life.archived()
+    place = manifests.archive_key(life.thread, name, manifests.MANIFEST)
+    await life.packs.store.put(place, b"{")
+    for _ in range(3):
+        found = await ended_threads.archive()
+        assert (archived(found), found.failed, ended_threads.asked) == ([], (), [])
+        [told] = found.unreadable
+        assert told.startswith(
+            f"thread ops-7: an archive cannot be read and is passed over: {name}"
+        )
+    assert name in caplog.text
+    # It is in the report of the sweep, which people see.
+    preserved = await preserving.preserve(CLIENT, life.packs)
+    assert preserved.archived == 0
+    assert [name in reason for reason in preserved.failed] == [True]
+    # And where archives are listed.
+    page = await archives(CLIENT, life.packs, thread_id="ops-7")
+    assert [each.partition(":")[0] for each in page.unreadable] == [name]
+    assert len(page.archives) == 1
+
+
+async def test_an_older_archive_of_the_same_journal_counts(ended_threads: Ended) -> None:
+    life = ended_threads.life
+    ended_threads.add("ops-7")
+    await life.archived(0)
+    ended_threads.heads["ops-7"] = life.head
+    await life.say(Kind.MESSAGE, Message(role="user", text="and another"))
+    await life.archived(1)  # Of a branch that a reset has undone.
+    assert not (await ended_threads.archive()).archived
+
+
+async def test_a_store_that_fails_while_archives_are_listed_is_raised_and_not_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    packs = PackStore(MemoryBlobStore())
+    await (await lived(packs)).archived()
+
+    async def away(*_: object) -> bytes:
+        raise StoreUnavailable("the store is away")
+
+    monkeypatch.setattr(packs.store, "get_range", away)
+    with pytest.raises(StoreUnavailable):
+        await archives(CLIENT, packs)
 
 
 async def test_a_thread_that_fails_holds_up_no_other_and_bounds_are_told(
@@ -176,11 +233,14 @@ async def test_a_thread_that_fails_holds_up_no_other_and_bounds_are_told(
 async def test_a_manifest_that_cannot_be_read_now_is_told_and_holds_up_nobody(
     ended_threads: Ended, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def away(_packs: PackStore, thread: str) -> None:
+    ids = manifests.ids
+
+    async def away(store: BlobStore, thread: str) -> list[str]:
         if thread == ended_threads.life.thread:
             raise StoreUnavailable("the store is away")
+        return await ids(store, thread)
 
-    monkeypatch.setattr(manifests, "newest", away)
+    monkeypatch.setattr(manifests, "ids", away)
     ended_threads.add("ops-7")
     ended_threads.add("other")
     found = await ended_threads.archive()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from everlong.archive import ArchivedJournal, Manifest, StoredArchive, writing
+from everlong.archive import ArchivedJournal, Manifest, StoredArchive, checked_json, writing
 from everlong.archive import manifest as manifests
 from everlong.errors import BlobCorrupt, EverlongError, KeyMissing, RefRefused
 from everlong.storage.keys import Keyring
@@ -107,6 +107,11 @@ async def test_a_manifest_that_nobody_with_the_key_wrote_is_refused() -> None:
     key, listed = await stored_manifest(store, manifest)
     await manifests.read(life.packs, life.thread, manifest.archive_id)
     await store.put(key, listed.replace('"agent": "ops"', '"agent": "spy"').encode())
+    with pytest.raises(BlobCorrupt, match="it is damaged"):
+        await manifests.read(life.packs, life.thread, manifest.archive_id)
+    fields = {**json.loads(listed), "agent": "spy"}
+    del fields["digest"]
+    await store.put(key, checked_json.dump(fields))
     with pytest.raises(BlobCorrupt, match="changed by somebody who does not have its key"):
         await manifests.read(life.packs, life.thread, manifest.archive_id)
     await store.put(key, listed.encode())
@@ -114,20 +119,27 @@ async def test_a_manifest_that_nobody_with_the_key_wrote_is_refused() -> None:
         await manifests.read(sealed(store, "k1", KEY_2), life.thread, manifest.archive_id)
 
 
-async def test_a_manifest_with_a_field_of_a_later_version_is_read_and_its_tag_counts_it() -> None:
+async def test_a_tag_is_over_all_that_stands_before_it() -> None:
     store = MemoryBlobStore()
     life = await lived(sealed(store))
     manifest = await life.archived()
     key, listed = await stored_manifest(store, manifest)
-    later = {**json.loads(listed), "later": 5}
-    await store.put(key, json.dumps(later).encode())
-    with pytest.raises(BlobCorrupt, match="does not have its key"):
-        await manifests.read(life.packs, life.thread, manifest.archive_id)
-    keys = await life.packs.keys("k1")
-    assert keys is not None
-    later["tag"] = manifests._tag(json.dumps(later).encode(), "k1", keys)
-    await store.put(key, json.dumps(later).encode())
-    assert (await manifests.read(life.packs, life.thread, manifest.archive_id)).entries > 0
+    fields = json.loads(listed)
+    del fields["digest"]
+    changes: dict[str, object] = {
+        "steps": 99,
+        "salt": "00" * 16,
+        "first_ms": 5,
+        "sha256": "0" * 64,
+        "tag": "0" * 32,
+    }
+    for name, value in changes.items():
+        # With a digest that fits: only the tag finds it.
+        await store.put(key, checked_json.dump({**fields, name: value}))
+        with pytest.raises(BlobCorrupt, match="does not have its key"):
+            await manifests.read(life.packs, life.thread, manifest.archive_id)
+    await store.put(key, checked_json.dump(fields))
+    assert await manifests.read(life.packs, life.thread, manifest.archive_id) == manifest
 
 
 async def test_an_archive_that_is_not_sealed_is_refused_where_there_are_keys() -> None:

@@ -8,14 +8,25 @@ from urllib.parse import quote
 import pytest
 
 from everlong.admin import service
-from everlong.admin.web.ids import THREAD_ID_BYTES_MAX
 from everlong.errors import ThreadNotFound
+from everlong.thread_ids import ID_BYTES_MAX
 from tests.desks import browsing, desk_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 JSON = {"content-type": "application/json"}
-NO_IDS = ["a\nb\u202ec", " ", "   ", "\t", "a\0", "\u200b", "😀" * 251, "x" * 1001, "\ud800"]
+NO_IDS = [
+    "a\nb\u202ec",
+    " ",
+    "   ",
+    "\t",
+    "a\0",
+    "\u200b",
+    "😀" * 251,
+    "x" * 1001,
+    "\ud800",
+    "\ufffd",
+]
 PAGES = [
     "/threads/?id={}",
     "/threads/{}",
@@ -37,10 +48,13 @@ async def test_no_thread_gets_an_id_that_no_request_can_name(action: str, new_id
         body = json.dumps({"seq": 1, "new_id": new_id})
         answer = await client.post(f"/api/v1/threads/a/{action}", content=body, headers=JSON)
     assert answer.status_code == 422
-    assert "new_id" in answer.json()["error"]["message"]
+    error = answer.json()["error"]
+    if new_id != "\ud800":  # No text, so it is refused before it is taken for an id.
+        assert error["type"] == "ThreadIdRefused"
+        assert "An id has 1 to 1,000 bytes in UTF-8" in error["message"]
 
 
-@pytest.mark.parametrize("new_id", ["ops 7/ü", "😀" * 250, "x" * THREAD_ID_BYTES_MAX])
+@pytest.mark.parametrize("new_id", ["ops 7/ü", "😀" * 250, "x" * ID_BYTES_MAX])
 async def test_an_id_that_is_taken_can_be_named(new_id: str) -> None:
     async with browsing() as client:
         body = {"seq": 1, "new_id": new_id}
@@ -54,11 +68,23 @@ async def test_an_id_that_is_taken_can_be_named(new_id: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 async def test_pages_take_the_ids_that_the_api_takes(page: str) -> None:
     async with browsing() as client:
-        for wrong in ("%00", "a%0Ab", quote("😀" * 251), "x" * 1001):
+        for wrong in (quote("😀" * 251), "x" * 1001):
             answer = await client.get(page.format(wrong), headers={"accept": "text/html"})
             assert answer.status_code == 422, wrong
-        # Somebody else may have given a thread an id that we would not.
-        for odd in ("😀" * 250, "a\u00a0b", "👩\u200d💻", "a\u00adb"):
+        # Another id than was asked for would be looked up: U+FFFD stands for what is no UTF-8.
+        answer = await client.get(page.format("a%FFb"), headers={"accept": "text/html"})
+        assert answer.status_code == 400
+        # Another program may have given a thread an id that Everlong would not.
+        for odd in (
+            "😀" * 250,
+            "a\u00a0b",
+            "👩\u200d💻",
+            "a\u00adb",
+            "a\nb\tc",
+            " a ",
+            "\u202ex",
+            "\0",
+        ):
             right = await client.get(page.format(quote(odd)))
             # There is no server behind it; charts say so where they would be.
             assert right.status_code == (200 if "charts" in page else 503), odd

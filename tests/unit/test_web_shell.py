@@ -1,9 +1,11 @@
 """What lies around every answer: headers, bounds, one shape of errors, and a log without content."""
 
 import logging
+from urllib.parse import quote
 
 import pytest
 
+from everlong.admin import service
 from everlong.admin.web.permissions import Role
 from everlong.admin.web.refusals import status_of
 from everlong.admin.web.sessions import SESSIONS_MAX, SESSIONS_OF_ONE_MAX, Sessions
@@ -129,21 +131,57 @@ async def test_numbers_that_json_does_not_have_are_refused(changes: str) -> None
     assert answer.status_code == 422
 
 
-@pytest.mark.parametrize("thread_id", ["%00", "a%0Ab", "x" * 1001])
-async def test_ids_that_temporal_has_not_are_refused(thread_id: str) -> None:
+@pytest.mark.parametrize(
+    ("thread_id", "status"),
+    [("x" * 1001, 422), ("a%FF", 400), ("-?id=%C3", 400), ("%ED%A0%80", 400)],
+)
+async def test_ids_that_temporal_has_not_are_refused(thread_id: str, status: int) -> None:
     async with browsing() as client:
         answer = await client.get(f"/api/v1/threads/{thread_id}")
-    assert answer.status_code == 422
+    assert answer.status_code == status
 
 
-@pytest.mark.parametrize("thread_id", ["a/b", "a%b", "a%2Fb", "a b", "ä/ö%25", "a/runs"])
+HOSTILE = [
+    "a\nb",
+    "\r\n",
+    " ",
+    "\t",
+    "\u2028",
+    "\u202egnp",
+    "?x=1#y",
+    "\0",
+    "\x1b[31m",
+    "x" * 1000,
+    "-",
+]
+
+
+@pytest.mark.parametrize(
+    "thread_id", ["a/b", "a%b", "a%2Fb", "a b", "ä/ö%25", "a/runs", "runs", *HOSTILE], ids=ascii
+)
 async def test_an_id_is_one_segment_whatever_it_holds(
     thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from urllib.parse import quote
+    assert await _opened(f"/api/v1/threads/{_quoted(thread_id)}", monkeypatch) == thread_id
 
-    from everlong.admin import service
 
+@pytest.mark.parametrize(
+    "thread_id", [".", "..", "../..", "a/b", "a%2Fb", "%2E%2E", *HOSTILE], ids=ascii
+)
+async def test_any_id_can_be_named_by_a_parameter_where_a_path_cannot_hold_it(
+    thread_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await _opened(f"/api/v1/threads/-?id={_quoted(thread_id)}", monkeypatch) == thread_id
+    # Without `-` in the path a parameter names no thread.
+    assert await _opened(f"/api/v1/threads/a?id={_quoted(thread_id)}", monkeypatch) == "a"
+
+
+def _quoted(thread_id: str) -> str:
+    return quote(thread_id, safe="")
+
+
+async def _opened(path: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the id of the thread that a request is for."""
     asked: list[str] = []
 
     async def overview(_: object, __: object, wanted: str) -> None:
@@ -154,8 +192,9 @@ async def test_an_id_is_one_segment_whatever_it_holds(
     desk.client = _none  # type: ignore[assignment,method-assign]
     monkeypatch.setattr(service, "overview", overview)
     async with browsing(desk) as client:
-        answer = await client.get(f"/api/v1/threads/{quote(thread_id, safe='')}")
-    assert (answer.status_code, asked) == (404, [thread_id])
+        answer = await client.get(path)
+    assert answer.status_code == 404
+    return asked[0]
 
 
 async def _none() -> None:

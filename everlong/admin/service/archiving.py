@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import os
 import time
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Final, Literal, TypeAlias, TypeVar
 
 from temporalio.client import Client
@@ -23,18 +23,15 @@ from everlong.admin.service.translating import translated
 from everlong.admin.service.watching import ended_as, journal_of, status
 from everlong.archive import Facts, Freed, Manifest, Progress, freed, writing
 from everlong.archive import manifest as manifests
+from everlong.archive.manifest import UNREADABLE, Unreadable
 from everlong.errors import (
     ArchiveNotFound,
-    BlobCorrupt,
-    BlobMissing,
     ControlRefused,
     EverlongError,
-    KeyMissing,
     NotAnswered,
-    RefRefused,
+    StoreUnavailable,
     ThreadEnded,
     ThreadNotFound,
-    UnknownVersion,
 )
 from everlong.models import ThreadStatus, printable, seq_after, thread_key
 from everlong.storage.packstore import PackStore
@@ -52,14 +49,6 @@ sweep frees its packs."""
 # A step that is under way may take 600 s; nobody at a terminal waits for longer than some of it.
 CLOSE_SECONDS_MAX: Final = 300.0
 _RESET_PAUSE_SECONDS: Final = 0.1
-_UNREADABLE: Final = (
-    ArchiveNotFound,
-    BlobCorrupt,
-    BlobMissing,
-    KeyMissing,
-    RefRefused,
-    UnknownVersion,
-)
 # A thread that ends in one of these ways has journalled all that it had.
 _ENDED_WHOLE: Final = frozenset({"stopped", "archived", "canceled"})
 
@@ -79,6 +68,8 @@ class Archived:
     histories alone, as long as these last."""
     runs_deleted: int = 0
     seconds: float = 0.0
+    passed_over: tuple[str, ...] = ()
+    """Archives of the thread that cannot be read, and why. They are left where they are."""
 
 
 async def archive(
@@ -109,7 +100,11 @@ async def archive(
             if done is None:
                 raise
             return done
-        manifest, is_new = await _written(client, packs, thread_id, found, by, reason, on_progress)
+        unreadable: list[Unreadable] = []
+        manifest = await _existing(client, packs, thread_id, found, on_progress, unreadable.append)
+        is_new = manifest is None
+        if manifest is None:
+            manifest = await _written(client, packs, thread_id, found, by, reason, on_progress)
         span.set_attributes(
             {
                 AGENT: manifest.agent,
@@ -132,6 +127,7 @@ async def archive(
         left_out=not_journalled(found) if ended else 0,
         runs_deleted=runs_deleted,
         seconds=time.monotonic() - started,
+        passed_over=tuple(map(str, unreadable)),
     )
 
 
@@ -172,6 +168,32 @@ async def _wait_for_end(client: Client, thread_id: str, seconds_max: float) -> s
         ) from None
 
 
+async def _existing(
+    client: Client,
+    packs: PackStore,
+    thread_id: str,
+    found: ThreadStatus,
+    on_progress: Progress,
+    on_unreadable: Callable[[Unreadable], None],
+) -> Manifest | None:
+    """Return an archive of the same journal, read back; None if there is none.
+
+    One that is damaged is left where it is, and another one is written.
+    """
+    journal = journal_of(client, packs, thread_id)
+    thread = thread_key(client.namespace, thread_id)
+    async for manifest in manifests.readable(packs, thread, on_unreadable):
+        if not is_of(manifest, found):
+            continue
+        try:
+            await writing.verify(packs, journal, found.head, manifest, on_progress)
+        except UNREADABLE as error:
+            on_unreadable(Unreadable(manifest.archive_id, error))
+            continue
+        return manifest
+    return None
+
+
 async def _written(
     client: Client,
     packs: PackStore,
@@ -180,15 +202,9 @@ async def _written(
     by: str,
     reason: str,
     on_progress: Progress,
-) -> tuple[Manifest, bool]:
+) -> Manifest:
     thread = thread_key(client.namespace, thread_id)
     journal = journal_of(client, packs, thread_id)
-    newest = await newest_readable(packs, thread)
-    if newest is not None and is_of(newest, found):
-        # One that is damaged is left where it is, and another one is written.
-        with contextlib.suppress(*_UNREADABLE):
-            await writing.verify(packs, journal, found.head, newest, on_progress)
-            return newest, False
     now_ms = _now_ms()
     facts = Facts(
         archive_id=manifests.later_id(
@@ -205,14 +221,23 @@ async def _written(
     )
     manifest = await writing.write(packs, journal, facts, on_progress)
     await writing.clear_left_behind(packs.store, thread, now_ms)
-    return manifest, True
+    return manifest
 
 
-async def newest_readable(packs: PackStore, thread: str) -> Manifest | None:
-    """Return a thread's newest archive; None if it has none, or nobody here can read it."""
-    with contextlib.suppress(*_UNREADABLE):
-        return await manifests.newest(packs, thread)
+async def find_archive(
+    packs: PackStore,
+    thread: str,
+    found: ThreadStatus,
+) -> Manifest | None:
+    """Return the newest archive of the same journal that can be read, if there is one."""
+    async for manifest in manifests.readable(packs, thread, _ignore):
+        if is_of(manifest, found):
+            return manifest
     return None
+
+
+def _ignore(_: Unreadable) -> None:
+    """Do nothing: the caller asks only for what can be read."""
 
 
 def is_of(manifest: Manifest, found: ThreadStatus) -> bool:
@@ -288,7 +313,13 @@ async def _gone(client: Client, packs: PackStore, thread_id: str, then: Then) ->
     if found is None:
         return None
     await writing.verify(packs, None, None, found.manifest)
-    return Archived(manifest=found.manifest, then=then, is_new=False, is_closed=True)
+    return Archived(
+        manifest=found.manifest,
+        then=then,
+        is_new=False,
+        is_closed=True,
+        passed_over=found.passed_over,
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -323,17 +354,25 @@ async def archives(
     thread = None if thread_id is None else thread_key(client.namespace, thread_id)
     newest, more = await manifests.newest_ids(packs.store, thread, before, count_max)
     found, unreadable = await _each(
-        (each.archive_id, manifests.read(packs, each.thread, each.archive_id)) for each in newest
+        (each.archive_id, _listed(packs, each, client.namespace)) for each in newest
     )
     told, untold = await _each(
         (each.archive_id, freed.read(packs, *each)) for each in newest if each.freed_id
     )
     return ArchivePage(
-        archives=tuple(each for each in found if each.namespace == client.namespace),
+        archives=tuple(each for each in found if each is not None),
         freed=tuple(each for each in told if each.namespace == client.namespace),
         next=newest[-1].archive_id if more else "",
         unreadable=(*unreadable, *untold),
     )
+
+
+async def _listed(packs: PackStore, each: manifests.Listed, namespace: str) -> Manifest | None:
+    """Read a manifest; None if it is another namespace's, whose keys may be others."""
+    manifest, data = await manifests.fetch(packs, each.thread, each.archive_id)
+    if manifest.namespace != namespace:
+        return None
+    return await manifests.check_tag(packs, manifest, data)
 
 
 async def _each(reads: Iterator[tuple[str, Awaitable[T]]]) -> tuple[list[T], list[str]]:
@@ -343,7 +382,9 @@ async def _each(reads: Iterator[tuple[str, Awaitable[T]]]) -> tuple[list[T], lis
     while some := list(itertools.islice(reads, _MANIFESTS_AT_ONCE)):
         read = await asyncio.gather(*(each for _, each in some), return_exceptions=True)
         for (archive_id, _), each in zip(some, read, strict=True):
-            if isinstance(each, EverlongError):
+            if isinstance(each, ArchiveNotFound):  # It was deleted since it was listed.
+                continue
+            if isinstance(each, EverlongError) and not isinstance(each, StoreUnavailable):
                 unreadable.append(f"{archive_id}: {each}")
             elif isinstance(each, BaseException):
                 raise each

@@ -21,7 +21,12 @@ from everlong.admin.service.diagnosis import Report, Watch
 from everlong.admin.service.follower import Follower, ProgressFollower
 from everlong.admin.service.outcome import poll_turn_end
 from everlong.admin.service.progress import Progress, progress_of
-from everlong.admin.service.sending import deliver, deliver_and_wait, stored_message
+from everlong.admin.service.sending import (
+    check_startable,
+    deliver,
+    deliver_and_wait,
+    stored_message,
+)
 from everlong.admin.service.translating import readable, translated
 from everlong.admin.service.watching import (
     Observation,
@@ -52,6 +57,7 @@ from everlong.models import (
 from everlong.storage.journal import Journal
 from everlong.storage.packstore import PackStore
 from everlong.storage.segments import MESSAGE_KINDS
+from everlong.thread_ids import quote_id, show_id
 
 T = TypeVar("T")
 
@@ -75,7 +81,7 @@ def _ignore(_: object) -> None:
 
 def _log(thread_id: str) -> Report:
     """Return what logs a diagnosis, for callers that do not take it themselves."""
-    return lambda text: logger.warning("thread %s waits: %s", thread_id, text)
+    return lambda text: logger.warning("thread %s waits: %s", show_id(thread_id), text)
 
 
 async def ask(
@@ -99,6 +105,7 @@ async def ask(
     worker, a key, an agent. By default it is logged.
     """
     deadline = None if seconds_max is None else time.monotonic() + seconds_max
+    await check_startable(client, thread_id, agent)
     message = await stored_message(client, packs, thread_id, text)
     async with Watch(client, thread_id, on_wait or _log(thread_id)) as watch:
         delivery = _Delivery(client, thread_id, message, task_queue, agent, deadline, watch)
@@ -152,7 +159,7 @@ async def _answered(
         if seen.status == "paused" and not seen.is_busy and (pause := await wait.pause(seen)):
             raise ThreadPaused(
                 f"thread {thread_id!r} is paused ({_why_paused(pause)}). Message {number} stays "
-                f"queued; go on with: everlong unpause {thread_id}"
+                f"queued; go on with: everlong unpause {quote_id(thread_id)}"
             )
     raise AssertionError("a wait ends with an error only")
 
@@ -376,14 +383,14 @@ class _Wait:
             last_known = f". It was held last by: {watch.held_by}"
         return NotAnswered(
             f"thread {self._thread_id!r} is not done after {self._seconds_max:.0f} s. It goes on by "
-            f"itself; see how far it is with: everlong show {self._thread_id}{last_known}"
+            f"itself; see how far it is with: everlong show {quote_id(self._thread_id)}{last_known}"
         )
 
     def _check_alive(self, ended: str) -> None:
         if ended:
             raise NotAnswered(
                 f"thread {self._thread_id!r} has ended before that: {ended}. Start a new one, or go on "
-                f"from its journal with: everlong fork {self._thread_id} SEQ NEW_ID"
+                f"from its journal with: everlong fork {quote_id(self._thread_id)} SEQ NEW_ID"
             )
 
 

@@ -18,6 +18,7 @@ from temporalio.converter import DataConverter
 from temporalio.service import RPCError, RPCStatusCode
 
 from everlong import limits, probes
+from everlong.admin.service.archiving import ARCHIVES_PAGE, archives
 from everlong.admin.service.attributes import clashing, listed_attributes
 from everlong.admin.service.drain import count_holdings
 from everlong.admin.service.findings import Finding, Problem, finding
@@ -26,7 +27,13 @@ from everlong.admin.service.probing import Answer, Clock, ask_workers, new_id, p
 from everlong.admin.service.trying import check_store, new_key, removed
 from everlong.codecs.inspection import REMEDY, inspect
 from everlong.codecs.layers import OuterCodec, check_order, own_codec
-from everlong.errors import ConfigError, EverlongError, ServerUnreachable, SetupRefused
+from everlong.errors import (
+    ConfigError,
+    EverlongError,
+    ServerUnreachable,
+    SetupRefused,
+    StoreUnavailable,
+)
 from everlong.models import SEARCH_ATTRIBUTES, Check, printable, thread_key
 from everlong.storage import BlobStore
 from everlong.storage.cache import CachedBlobStore
@@ -43,6 +50,12 @@ _ROUNDS_SECONDS_MAX: Final = 4.0
 # Runs that are looked at for Everlong payloads, two calls each; `everlong drain` looks at all.
 _DRAIN_RUNS_MAX: Final = 100
 _DRAIN_SECONDS_MAX: Final = 3.0
+# Names of archives are listed 1,000 a call: so many seconds are enough for some 50,000.
+_ARCHIVES_SECONDS_MAX: Final = 5.0
+_UNREADABLE_MAX: Final = 5
+_ARCHIVE_FIX: Final = (
+    "Restore it from a backup of the store, or delete the object if an older archive will do."
+)
 
 
 async def examine(
@@ -75,6 +88,8 @@ async def examine(
     clock, judged = await _check_clock(client, task_queue)
     yield judged
     yield await _bounded("runs", check_runs(client))
+    if not isinstance(packs, EverlongError):
+        yield await _bounded("archives", check_archives(client, packs))
     if isinstance(packs, EverlongError):
         yield Finding("workers", "skipped", "not checked, since the store cannot be opened")
         return
@@ -206,6 +221,30 @@ async def check_runs(client: Client) -> Finding:
     if count.holding:
         text += ": the plugin has to stay as long as there are any (everlong drain counts them all)"
     return Finding("runs", "ok", text)
+
+
+async def check_archives(client: Client, packs: PackStore) -> Finding:
+    """Check that the newest archives of the namespace can be read, by their manifests."""
+    try:
+        async with asyncio.timeout(_ARCHIVES_SECONDS_MAX):
+            page = await archives(client, packs, count_max=ARCHIVES_PAGE)
+    except TimeoutError:
+        return Finding(
+            "archives",
+            "skipped",
+            f"not checked: to list them takes more than {_ARCHIVES_SECONDS_MAX:.0f} s",
+        )
+    except StoreUnavailable as error:
+        # What is wrong with the store is said by its own check. Threads run without a listing.
+        return dataclasses.replace(_failed("archives", error), status="warning")
+    text = f"{len(page.archives)} of the newest archives in the store are this namespace's"
+    problems = [
+        Problem("warning", f"one cannot be read, and is passed over: {each}", _ARCHIVE_FIX)
+        for each in page.unreadable[:_UNREADABLE_MAX]
+    ]
+    if left := len(page.unreadable) - len(problems):
+        problems.append(Problem("warning", f"{left} more cannot be read", _ARCHIVE_FIX))
+    return finding("archives", text, problems)
 
 
 async def check_workers(

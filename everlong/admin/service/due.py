@@ -1,25 +1,30 @@
 """Threads that a limit has ended to be archived, and that have no archive yet."""
 
 import dataclasses
+import logging
 from collections.abc import AsyncIterator
 from typing import Final
 
 from temporalio.client import Client, WorkflowExecution
 from temporalio.service import RPCError, RPCStatusCode
 
-from everlong.admin.service.archiving import archive, newest_readable
+from everlong.admin.service.archiving import archive
 from everlong.admin.service.heads import head_of
 from everlong.admin.service.translating import translated, translated_rpc
 from everlong.archive import Manifest
 from everlong.archive import manifest as manifests
 from everlong.errors import EverlongError, SetupRefused, ThreadNotFound
-from everlong.models import AGENT_WORKFLOW, thread_key
+from everlong.models import AGENT_WORKFLOW, printable, thread_key
 from everlong.storage.packstore import PackStore
 from everlong.telemetry import Spans
 from everlong.thread_attributes import REASON
+from everlong.thread_ids import show_id
+
+logger = logging.getLogger(__name__)
 
 # In one call. Whoever calls comes again: a sweep does, after an hour at most.
 DUE_MAX: Final = 20
+_WARNING_CHARS_MAX: Final = 600
 # Each one that fails has cost a few calls, or a write of its archive.
 _FAILED_MAX: Final = 200
 # Each one that is looked at is one listing of the store, a manifest, and a page of its history.
@@ -37,6 +42,8 @@ class Due:
     archived: tuple[Manifest, ...]
     failed: tuple[str, ...] = ()
     """Threads that could not be archived or looked at, and why. They stay due."""
+    unreadable: tuple[str, ...] = ()
+    """Archives that cannot be read and were passed over, with their threads, and why."""
     is_complete: bool = True
     """Whether nothing else is due. False also if there were more threads than are looked at."""
 
@@ -47,6 +54,7 @@ async def archive_due(
     """Archive threads that have ended as `archived` and have no archive, at most so many of them."""
     done: list[Manifest] = []
     failed: list[str] = []
+    unreadable: list[str] = []
     looked_at = 0
     is_complete = True
     async for thread in _ended(client):
@@ -56,19 +64,24 @@ async def archive_due(
             is_complete = False
             break
         try:
-            is_due = await _is_due(client, packs, thread)
+            is_due = await _is_due(client, packs, thread, unreadable)
             if is_due and len(done) == count_max:
                 is_complete = False
                 break
             if is_due:
                 done.append(await _archived(client, packs, thread, spans))
         except EverlongError as error:
-            failed.append(f"{thread.id}: {error}")
+            failed.append(f"{show_id(thread.id)}: {error}")
         except ModuleNotFoundError:  # Of what no thread can be archived with.
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, the others are due as well.
-            failed.append(f"{thread.id}: {type(error).__name__}")
-    return Due(archived=tuple(done), failed=tuple(failed), is_complete=is_complete)
+            failed.append(f"{show_id(thread.id)}: {type(error).__name__}")
+    return Due(
+        archived=tuple(done),
+        failed=tuple(failed),
+        unreadable=tuple(unreadable),
+        is_complete=is_complete,
+    )
 
 
 async def _archived(
@@ -83,13 +96,30 @@ async def _archived(
     return found.manifest
 
 
-async def _is_due(client: Client, packs: PackStore, thread: WorkflowExecution) -> bool:
-    """Tell whether a thread has no archive of its end: one of an earlier end does not count."""
-    newest = await newest_readable(packs, thread_key(client.namespace, thread.id))
+async def _is_due(
+    client: Client, packs: PackStore, thread: WorkflowExecution, unreadable: list[str]
+) -> bool:
+    """Whether a thread has no archive of its end: one of an earlier end does not count.
+
+    Any archive of the same journal counts, not only the newest by its name. So one that cannot be read
+    does not have the thread archived again by each sweep.
+    """
+
+    def note(found: manifests.Unreadable) -> None:
+        text = f"thread {show_id(thread.id)}: an archive cannot be read and is passed over: {found}"
+        logger.warning("%s", printable(text, _WARNING_CHARS_MAX))
+        unreadable.append(text)
+
+    head: str | None = None
     try:
-        if newest is not None and newest.status == "archived":
-            head = await head_of(client, thread.id)
-            if newest.head == manifests.head_text(head):
+        async for manifest in manifests.readable(
+            packs, thread_key(client.namespace, thread.id), note
+        ):
+            if manifest.status != "archived":
+                continue
+            if head is None:
+                head = manifests.head_text(await head_of(client, thread.id))
+            if manifest.head == head:
                 return False
         # A reset leaves the run that had ended, and the thread goes on in another.
         return await _newest_run(client, thread.id) == thread.run_id

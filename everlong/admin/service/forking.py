@@ -28,6 +28,7 @@ from everlong.models import (
 from everlong.policy import Policy
 from everlong.storage.journal import Journal
 from everlong.storage.packstore import PackStore
+from everlong.thread_ids import check_new_id, quote_id
 
 
 async def fork(
@@ -53,7 +54,8 @@ async def fork(
     if past.archive is not None:
         raise ThreadNotFound(
             f"thread {thread_id!r} is only in its archives, and a fork shares packs with a thread that "
-            f"has some. Go on from the archive with: everlong revive {thread_id} {new_id} --at {seq}"
+            "has some. Go on from the archive with: everlong revive "
+            f"{quote_id(thread_id)} {quote_id(new_id)} --at {seq}"
         )
     head = past.head_with(seq)
     await check_free(client, packs, new_id)
@@ -115,10 +117,11 @@ async def _copied(packs: PackStore, thread: str, scene: Scene) -> tuple[Snapshot
 
 
 async def check_free(client: Client, packs: PackStore, new_id: str) -> None:
-    """Refuse an id that is taken, before anything is stored under it.
+    """Refuse an id that is taken or that no new thread may have, before anything is stored under it.
 
     One that only archives know counts too: they would be taken for the new thread's.
     """
+    check_new_id(new_id)
     try:
         await client.get_workflow_handle(new_id).describe()
     except RPCError as error:

@@ -77,7 +77,9 @@ class Gathering:
         """List the threads that the server knows; return their ids."""
         where = QUERY
         if self._chosen:
-            where += f" AND WorkflowId IN ({', '.join(map(quoted, self._chosen))})"
+            # SQL visibility takes no NUL in a query: a thread with one in its id is described below.
+            named = [each for each in self._chosen if "\0" not in each] or [""]
+            where += f" AND WorkflowId IN ({', '.join(map(quoted, named))})"
         most, listed = self._reach.listed_max, 0
         seen: set[str] = set()
         async for row in self._listed(where):

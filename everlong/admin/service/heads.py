@@ -11,6 +11,7 @@ from temporalio.client import Client
 from everlong.admin.service.translating import translated
 from everlong.errors import ThreadError
 from everlong.models import SegmentRef
+from everlong.thread_ids import quote_id
 
 _HEAD: Final = TypeAdapter(SegmentRef)
 _PAGE_EVENTS: Final = 100
@@ -40,7 +41,7 @@ async def head_of(client: Client, thread_id: str) -> SegmentRef | None:
             request.next_page_token = page.next_page_token
     raise ThreadError(
         f"the newest {_PAGES_MAX * _PAGE_EVENTS:,} events of thread {thread_id!r} do not say where its "
-        f"journal ends. Ask its worker: everlong show {thread_id}"
+        f"journal ends. Ask its worker: everlong show {quote_id(thread_id)}"
     )
 
 

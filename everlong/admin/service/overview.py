@@ -54,7 +54,9 @@ class ThreadOverview:
     unavailable: str
     """Why there is no status; empty if there is one."""
     archive: str = ""
-    """Its newest archive, if it has ended and there is one."""
+    """Its newest archive that can be read, if it has ended and there is one."""
+    unreadable_archives: tuple[str, ...] = ()
+    """Newer archives that cannot be read, and why."""
     is_gone: bool = False
     """Whether the server has forgotten the thread, so that all of this is read from its archive."""
 
@@ -84,6 +86,7 @@ async def overview(
             now_ms=time.time_ns() // 1_000_000,
             card=found.row.card,
         )
+    archive, unreadable = await _archive(client, packs, found)
     return ThreadOverview(
         thread_id=thread_id,
         row=found.row,
@@ -94,21 +97,29 @@ async def overview(
         last_seq=found.last_seq,
         began_ms=began_ms,
         unavailable=found.unavailable or problem,
-        archive=await _archive(client, packs, found),
+        archive=archive,
+        unreadable_archives=unreadable,
         is_gone=is_gone,
     )
 
 
-async def _archive(client: Client, packs: PackStore, found: Standing) -> str:
-    """Return the newest archive. Of a thread that runs it is not looked for at every look."""
+async def _archive(
+    client: Client, packs: PackStore, found: Standing
+) -> tuple[str, tuple[str, ...]]:
+    """Return the newest archive that can be read, and newer ones that cannot.
+
+    Of a thread that runs none is looked for, since a page looks every few seconds.
+    """
     if found.archive is not None:
-        return found.archive.archive_id
+        return found.archive.archive_id, found.passed_over
     if found.row.is_open:
-        return ""
-    with contextlib.suppress(EverlongError):  # The page is there without it.
-        ids = await manifests.ids(packs.store, thread_key(client.namespace, found.thread_id))
-        return ids[-1] if ids else ""
-    return ""
+        return "", ()
+    try:
+        newest = await manifests.find_newest(packs, thread_key(client.namespace, found.thread_id))
+    except EverlongError:  # The page is there without it.
+        return "", ()
+    archive_id = "" if newest.manifest is None else newest.manifest.archive_id
+    return archive_id, tuple(map(str, newest.passed_over))
 
 
 async def _began(found: Standing) -> tuple[int | None, str]:

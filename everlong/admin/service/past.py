@@ -107,12 +107,15 @@ class Past:
         status: ThreadStatus,
         journal: JournalReader,
         archive: Manifest | None = None,
+        passed_over: tuple[str, ...] = (),
     ) -> None:
         self.thread_id = thread_id
         self.status = status
         self.journal = journal
         self.archive = archive
         """Where it is read from, if the server does not know the thread any more."""
+        self.passed_over = passed_over
+        """Newer archives that cannot be read, and why."""
 
     @classmethod
     async def open(cls, client: Client, packs: PackStore, thread_id: str) -> "Past":
@@ -130,7 +133,13 @@ class Past:
     def archived(cls, archive: StoredArchive) -> "Past":
         """Read the past of a thread from an archive."""
         facts = archive.facts
-        return cls(facts.thread_id, facts.status, ArchivedJournal(archive), archive.manifest)
+        return cls(
+            facts.thread_id,
+            facts.status,
+            ArchivedJournal(archive),
+            archive.manifest,
+            archive.passed_over,
+        )
 
     def head_with(self, seq: int) -> SegmentRef:
         """Return the journal's head, which has to hold that entry."""
@@ -202,13 +211,21 @@ class Past:
 async def archive_of(
     client: Client, packs: PackStore, thread_id: str, archive_id: str | None = None
 ) -> StoredArchive | None:
-    """Open an archive of a thread, the newest if none is named; None if there is none."""
+    """Open an archive of a thread, the newest if none is named; None if there is none.
+
+    Newer ones whose manifests cannot be read are passed over, and named in `passed_over`.
+    """
     thread = thread_key(client.namespace, thread_id)
-    if archive_id is None:
-        manifest = await manifests.newest(packs, thread)
-    else:
-        manifest = await manifests.read(packs, thread, archive_id)
-    return None if manifest is None else await StoredArchive.open(packs, manifest)
+    if archive_id is not None:
+        return await StoredArchive.open(packs, await manifests.read(packs, thread, archive_id))
+    found = await manifests.find_newest(packs, thread)
+    if found.manifest is None:
+        if found.passed_over:  # There are archives, and none can be read.
+            raise found.passed_over[0].error
+        return None
+    archive = await StoredArchive.open(packs, found.manifest)
+    archive.passed_over = tuple(map(str, found.passed_over))
+    return archive
 
 
 async def journal(

@@ -7,8 +7,7 @@ from temporalio.client import Client
 
 from everlong.admin.service.archiving import (
     Then,
-    is_of,
-    newest_readable,
+    find_archive,
     not_journalled,
     why_not_freed,
 )
@@ -20,6 +19,7 @@ from everlong.admin.wording import bytes_text, counted
 from everlong.archive import Manifest, writing
 from everlong.models import ThreadStatus, seq_after, thread_key
 from everlong.storage.packstore import PackStore
+from everlong.thread_ids import show_id
 
 _ENDED = frozenset({"stopped", "archived", "terminated", "failed", "canceled", "timed_out"})
 
@@ -50,7 +50,7 @@ class ArchivePlan:
         """Return it in words."""
         if self.size is None:
             return ["the server has no history of the thread; its newest archive is read back"]
-        entries = f"{self.entries:,} entries of thread {self.thread_id} ({self.status})"
+        entries = f"{self.entries:,} entries of thread {show_id(self.thread_id)} ({self.status})"
         if self.existing:
             lines = [f"archive {self.existing} has the {entries}, and is read back"]
         else:
@@ -93,8 +93,8 @@ async def archive_plan(
 
 
 async def _existing(client: Client, packs: PackStore, thread_id: str, found: ThreadStatus) -> str:
-    newest = await newest_readable(packs, thread_key(client.namespace, thread_id))
-    return newest.archive_id if newest is not None and is_of(newest, found) else ""
+    existing = await find_archive(packs, thread_key(client.namespace, thread_id), found)
+    return "" if existing is None else existing.archive_id
 
 
 async def _count_runs(client: Client, thread_id: str) -> int:

@@ -24,6 +24,7 @@ async def preserve(client: Client, packs: PackStore, spans: Spans | None = None)
         return Preserved(failed=(printable(str(error), _REASON_CHARS_MAX),))
     more = () if found.is_complete else ("there are more that are due: the next sweep goes on",)
     reasons = [
-        printable(each, _REASON_CHARS_MAX) for each in (*more, *found.failed)[:SWEEP_REASONS_MAX]
+        printable(each, _REASON_CHARS_MAX)
+        for each in (*more, *found.failed, *found.unreadable)[:SWEEP_REASONS_MAX]
     ]
     return Preserved(len(found.archived), tuple(reasons))

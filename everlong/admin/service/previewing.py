@@ -6,16 +6,18 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 from temporalio.client import Client
 
-from everlong.admin.service.archiving import Then, newest_readable
+from everlong.admin.service.archiving import Then
 from everlong.admin.service.past import Past, archive_of
 from everlong.admin.service.planning import ArchivePlan, archive_plan
 from everlong.admin.service.standing import Standing, standing
 from everlong.admin.service.watching import pending
 from everlong.admin.wording import bytes_text, counted, setting_text
+from everlong.archive import manifest as manifests
 from everlong.errors import ArchiveNotFound, ControlRefused, DecisionRefused, NoWorker
 from everlong.models import ThreadStatus, thread_key
 from everlong.policy import Usage, limit_hit
 from everlong.storage.packstore import PackStore
+from everlong.thread_ids import show_id
 
 Action: TypeAlias = Literal[
     "compact",
@@ -150,7 +152,7 @@ def _limits(found: Standing, given: Mapping[str, Any]) -> Preview:
         action="limits",
         sentence=sentence,
         is_reversible=hit is None or hit.action == "pause",
-        confirm=found.thread_id if hit is not None and hit.action != "pause" else "",
+        confirm=_word(found, "limits") if hit is not None and hit.action != "pause" else "",
         warnings=tuple(warnings),
     )
 
@@ -194,7 +196,7 @@ async def _archive(
         before_bytes=before_bytes,
         after_bytes=file_bytes if frees else before_bytes + written_bytes,
         is_reversible=not is_final,
-        confirm=found.thread_id if is_final else "",
+        confirm=_word(found, "archive") if is_final else "",
         warnings=_archive_warnings(found, plan),
     )
 
@@ -235,7 +237,7 @@ def _archive_warnings(found: Standing, plan: ArchivePlan) -> tuple[str, ...]:
 
 async def _archive_bytes(client: Client, packs: PackStore, found: Standing) -> int:
     """Return about how large an archive would be: as the last one was, or as they mostly are."""
-    last = await newest_readable(packs, thread_key(client.namespace, found.thread_id))
+    last = await manifests.newest(packs, thread_key(client.namespace, found.thread_id))
     if last is not None and last.entries:
         return last.size_bytes * found.last_seq // last.entries
     return _ARCHIVE_BYTES_MIN + int(_ARCHIVE_SHARE * found.row.stored_bytes)
@@ -262,7 +264,10 @@ async def _revive(
         before_bytes=manifest.size_bytes,
         # The same again, about, in packs, for as much of it as is revived.
         after_bytes=manifest.size_bytes + manifest.size_bytes * seq // max(1, manifest.entries),
-        warnings=("The thread itself still runs.",) if found.row.is_open else (),
+        warnings=(
+            *(("The thread itself still runs.",) if found.row.is_open else ()),
+            *(f"A newer archive cannot be read: {each}" for each in archive.passed_over),
+        ),
     )
 
 
@@ -315,10 +320,16 @@ def _simple(found: Standing, action: Action) -> Preview:
             action="stop",
             sentence=sentence,
             is_reversible=False,
-            confirm=found.thread_id,
+            confirm=_word(found, "stop"),
             warnings=warnings + _at_work(found),
         )
     return Preview(action=action, sentence=sentence, warnings=warnings)
+
+
+def _word(found: Standing, action: Action) -> str:
+    """Return what a person types to confirm an action: the thread's id, if it can be typed."""
+    thread_id = found.thread_id
+    return thread_id if show_id(thread_id) == thread_id else action
 
 
 def _nothing(found: Standing, action: Action, why: str) -> Preview:

@@ -1,6 +1,8 @@
 """Threads from archives: a new thread that begins as an archived one, with packs of its own."""
 
+import logging
 import time
+from collections.abc import Callable
 
 from temporalio.client import Client
 
@@ -10,6 +12,9 @@ from everlong.archive import Progress, reviving, writing
 from everlong.errors import ArchiveNotFound
 from everlong.models import Forked, Kind, ThreadStart, ThreadState, note, thread_key
 from everlong.storage.packstore import PackStore
+from everlong.thread_ids import check_new_id, quote_id
+
+logger = logging.getLogger(__name__)
 
 
 async def revive(
@@ -25,16 +30,25 @@ async def revive(
     by: str = "",
     reason: str = "",
     on_progress: Progress = writing.silent,
+    on_warning: Callable[[str], None] = logger.warning,
 ) -> ThreadStart:
     """Start a thread whose past is an archive, or its entries up to `seq`; return how it was started.
 
-    It is the newest archive, unless one is named. As with a fork, the new thread waits for a message,
-    and what counts against the policy's limits begins anew.
+    It is the newest archive that can be read, unless one is named; `on_warning` is called with the
+    name of a newer one that cannot. As with a fork, the new thread waits for a message, and what counts
+    against the policy's limits begins again at 0.
     """
+    check_new_id(new_id)
     archive = await archive_of(client, packs, thread_id, archive_id)
     if archive is None:
         raise ArchiveNotFound(
-            f"thread {thread_id!r} has no archive. Write one with: everlong archive {thread_id}"
+            f"thread {thread_id!r} has no archive. Write one with: everlong archive "
+            f"{quote_id(thread_id)}"
+        )
+    for each in archive.passed_over:
+        on_warning(
+            f"a newer archive cannot be read, so {archive.manifest.archive_id} is revived, which has "
+            f"{archive.manifest.entries:,} entries. {each}"
         )
     last_seq = archive.manifest.entries if seq is None else seq
     Past.archived(archive).head_with(last_seq)

@@ -11,10 +11,10 @@ from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 
 from everlong import limits
 from everlong.admin.service.diagnosis import Report, Watch
-from everlong.admin.service.translating import argument
+from everlong.admin.service.translating import argument, translated
 from everlong.admin.service.updating import Start, start_update, update
 from everlong.admin.service.watching import journal_of
-from everlong.errors import MessageRefused
+from everlong.errors import MessageRefused, ThreadNotFound
 from everlong.models import (
     AGENT_WORKFLOW,
     SEND_UPDATE,
@@ -29,6 +29,7 @@ from everlong.past import message_entry
 from everlong.search_attributes import has_attributes
 from everlong.storage.packstore import PackStore
 from everlong.thread_attributes import start_attributes
+from everlong.thread_ids import check_id, check_new_id, is_new_id
 
 # Half of what one message may take of the state, so that a few short ones never fill the inbox.
 _INLINE_BYTES_MAX: Final = limits.MESSAGE_BYTES_MAX // 2
@@ -55,6 +56,7 @@ async def send(
     it is given up after 20 s if there is no worker, up to 2.5 minutes after the last worker has died
     (the server lists it for a while), and after 5 minutes if workers are busy.
     """
+    await check_startable(client, thread_id, agent)
     message = await stored_message(client, packs, thread_id, text, message_id)
     message = dataclasses.replace(message, by=printable(by, limits.CALL_NAME_CHARS_MAX))
     async with Watch(client, thread_id, on_wait) as watch:
@@ -163,11 +165,29 @@ async def deliver_and_wait(
     )
 
 
+async def check_startable(client: Client, thread_id: str, agent: str | None) -> bool:
+    """Whether a message may start the thread; raise if it may not and the thread does not exist.
+
+    A thread that another program has started under any id is sent messages all the same.
+    """
+    check_id(thread_id)
+    if agent is None:
+        return False
+    if is_new_id(thread_id):
+        return True
+    try:
+        with translated(thread_id):
+            await client.get_workflow_handle(thread_id).describe()
+    except ThreadNotFound:
+        check_new_id(thread_id)
+    return False
+
+
 async def _start(
     client: Client, thread_id: str, task_queue: str, agent: str | None
 ) -> Start | None:
     """Return what starts a thread, if it is not there; None if it has to be there."""
-    if agent is None:
+    if agent is None or not await check_startable(client, thread_id, agent):
         return None
     attributes = start_attributes(agent) if await has_attributes(client) else None
     return lambda: WithStartWorkflowOperation(

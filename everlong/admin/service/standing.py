@@ -44,6 +44,8 @@ class Standing:
     """Why there is no status; empty if there is one."""
     archive: Manifest | None = None
     """What all of this is read from, if the server has forgotten the thread."""
+    passed_over: tuple[str, ...] = ()
+    """Newer archives that cannot be read, and why."""
 
     @property
     def last_seq(self) -> int:
@@ -118,6 +120,7 @@ def _archived(archive: StoredArchive) -> Standing:
         run_history_bytes=0,
         unavailable="",
         archive=manifest,
+        passed_over=archive.passed_over,
     )
 
 

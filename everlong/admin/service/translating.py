@@ -30,6 +30,7 @@ from everlong.errors import (
     ThreadNotFound,
 )
 from everlong.models import printable
+from everlong.thread_ids import quote_id
 
 T = TypeVar("T")
 
@@ -57,7 +58,7 @@ def translated(thread_id: str, refused: type[ThreadError] = MessageRefused) -> I
     except WorkflowUpdateRPCTimeoutOrCancelledError as error:
         raise NoWorker(
             f"no worker has taken {what} for thread {thread_id!r}. {START_ONE} It may still arrive, so "
-            f"look before you send it again: everlong show {thread_id}"
+            f"look before you send it again: everlong show {quote_id(thread_id)}"
         ) from error
     except WorkflowQueryFailedError as error:
         raise NoWorker(
@@ -96,7 +97,7 @@ def translated_rpc(error: RPCError, thread_id: str) -> EverlongError:
     if error.status == RPCStatusCode.NOT_FOUND:
         return ThreadNotFound(
             f"there is no running thread {thread_id!r} in this namespace. Start it with: "
-            f"everlong send {thread_id} 'hello' --agent NAME"
+            f"everlong send {quote_id(thread_id)} 'hello' --agent NAME"
         )
     if error.status == RPCStatusCode.INVALID_ARGUMENT:
         said = printable(error.message, 200)
@@ -121,10 +122,11 @@ def is_closed(error: RPCError) -> bool:
 
 def has_ended(thread_id: str) -> ThreadEnded:
     """Return the error for a thread that was stopped, archived, or terminated."""
+    quoted = quote_id(thread_id)
     return ThreadEnded(
         f"thread {thread_id!r} has ended and takes nothing more; its id is not used again. Its journal "
-        f"stays: everlong journal {thread_id}. Go on from it with: everlong fork {thread_id} SEQ "
-        "NEW_ID, or begin a new thread under another id."
+        f"stays: everlong journal {quoted}. Go on from it with: everlong fork {quoted} SEQ NEW_ID, "
+        "or begin a new thread under another id."
     )
 
 

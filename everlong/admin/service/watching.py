@@ -32,6 +32,7 @@ from everlong.models import (
 )
 from everlong.storage.journal import Journal
 from everlong.storage.packstore import PackStore
+from everlong.thread_ids import quote_id
 
 # A worker that runs takes a message or a query within milliseconds; a cold one has to replay first.
 WORKER_SECONDS_MAX: Final = 20.0
@@ -133,7 +134,7 @@ async def arguments_of(client: Client, packs: PackStore, thread_id: str, approva
                     return call.arguments
     raise EntryNotFound(
         f"the journal of thread {thread_id!r} does not hold the call of approval {approval.id!r}. See "
-        f"what waits now with: everlong approvals {thread_id}"
+        f"what waits now with: everlong approvals {quote_id(thread_id)}"
     )
 
 

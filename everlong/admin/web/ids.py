@@ -1,36 +1,27 @@
-"""What requests name threads and runs by: in paths, queries and bodies, and checked alike in all.
+"""How requests name threads and runs: in paths, queries and bodies.
 
-A thread that there is can be named, whoever gave it its id. A new one gets an id that people can see.
+Any id that Temporal takes is taken here, so that every thread can be opened and governed. Whether a new
+thread may be given an id is decided in one place, `everlong.thread_ids.check_new_id`.
 """
 
-import unicodedata
 from typing import Annotated, Final
 
-from fastapi import Path, Query
+from fastapi import Depends, Path, Query
 from pydantic import AfterValidator, Field
 
-THREAD_ID_BYTES_MAX: Final = 1_000
-"""As long as Temporal takes an id."""
-# Control characters, and halves of characters, which nothing encodes.
-_NEVER: Final = frozenset({"Cc", "Cs"})
+from everlong.thread_ids import ID_BYTES_MAX, check_new_id, id_problem
+
+BY_QUERY: Final = "-"
+"""Stands in a path for a thread that the parameter `id` names."""
 RUN_ID: Final = r"^([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})?$"
 """A run, or none."""
 
 
 def checked_id(text: str) -> str:
     """Return an id that a thread may have; refuse any other."""
-    if not 0 < len(text.encode(errors="replace")) <= THREAD_ID_BYTES_MAX:
-        raise ValueError(f"an id has 1 to {THREAD_ID_BYTES_MAX} bytes")
-    if any(unicodedata.category(each) in _NEVER for each in text):
-        raise ValueError("an id has no control characters")
+    if problem := id_problem(text):
+        raise ValueError(problem)
     return text
-
-
-def _new_id(text: str) -> str:
-    """Return an id that a person can see."""
-    if not text.isprintable() or not text.strip():
-        raise ValueError("an id has printable characters only, and not just blanks")
-    return checked_id(text)
 
 
 def _from_path(text: str) -> str:
@@ -39,25 +30,50 @@ def _from_path(text: str) -> str:
 
 
 def _optional(text: str) -> str:
-    """Return what somebody typed or pasted; empty if that is nothing."""
+    """Return what a person typed or pasted, without blanks at its ends."""
     text = text.strip()
     return checked_id(text) if text else ""
 
 
-ThreadId = Annotated[
-    str,
-    Path(description="The thread's id, percent-encoded as one segment.", min_length=1),
-    AfterValidator(_from_path),
-]
+def _given(text: str) -> str:
+    return checked_id(text) if text else ""
+
+
+def _new_id(text: str) -> str:
+    """Return an id that a new thread may be given."""
+    check_new_id(text)
+    return text
+
+
+def _named(
+    thread_id: Annotated[
+        str,
+        Path(
+            description="The thread's id, percent-encoded as one segment; or `-`, with the parameter "
+            "`id`: a path cannot hold `.` and `..`, and some proxies change `%2F`.",
+            min_length=1,
+        ),
+        AfterValidator(_from_path),
+    ],
+    by_query: Annotated[
+        str,
+        Query(
+            alias="id", max_length=ID_BYTES_MAX, description="The thread's id, if the path has `-`."
+        ),
+        AfterValidator(_given),
+    ] = "",
+) -> str:
+    """Return the id that a request names its thread by."""
+    return by_query if by_query and thread_id == BY_QUERY else thread_id
+
+
+ThreadId = Annotated[str, Depends(_named)]
 QueryId = Annotated[
     str,
-    Query(alias="id", min_length=1, max_length=THREAD_ID_BYTES_MAX),
+    Query(alias="id", min_length=1, max_length=ID_BYTES_MAX),
     AfterValidator(checked_id),
 ]
-OptionalQueryId = Annotated[
-    str, Query(alias="thread", max_length=THREAD_ID_BYTES_MAX), AfterValidator(_optional)
-]
-BodyId = Annotated[
-    str, Field(min_length=1, max_length=THREAD_ID_BYTES_MAX), AfterValidator(checked_id)
-]
-NewId = Annotated[str, Field(min_length=1, max_length=THREAD_ID_BYTES_MAX), AfterValidator(_new_id)]
+OptionalQueryId = Annotated[str, Query(alias="id", max_length=ID_BYTES_MAX), AfterValidator(_given)]
+TypedId = Annotated[str, Query(alias="thread", max_length=ID_BYTES_MAX), AfterValidator(_optional)]
+BodyId = Annotated[str, Field(min_length=1, max_length=ID_BYTES_MAX), AfterValidator(checked_id)]
+NewId = Annotated[str, Field(min_length=1), AfterValidator(_new_id)]

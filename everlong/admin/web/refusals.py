@@ -33,6 +33,7 @@ from everlong.errors import (
     ThreadEnded,
     ThreadError,
     ThreadExists,
+    ThreadIdRefused,
     ThreadNotFound,
     ThreadPaused,
 )
@@ -50,6 +51,7 @@ _STATUSES: Final[tuple[tuple[type[EverlongError], int], ...]] = (
     (ThreadEnded, 409),
     (ThreadExists, 409),
     (ThreadPaused, 409),
+    (ThreadIdRefused, 422),
     (MessageRefused, 422),
     (DecisionRefused, 422),
     (ControlRefused, 422),

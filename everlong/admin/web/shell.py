@@ -7,13 +7,13 @@ import logging
 import time
 from collections.abc import MutableMapping
 from typing import Any, Final
-from urllib.parse import unquote
+from urllib.parse import unquote, unquote_to_bytes
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from everlong.admin.web.refusals import unexpected
+from everlong.admin.web.refusals import refusal, unexpected
 
 _LOG: Final = logging.getLogger("everlong.admin.web.requests")
 _CODEC: Final = frozenset({"encode", "decode", "download"})
@@ -63,6 +63,12 @@ class Shell:
 
         _keep_slashes(scope)
         try:
+            if not _is_utf8(scope):
+                text = (
+                    "the address is not UTF-8; encode what stands in it as UTF-8, then by percents"
+                )
+                await refusal(Request(scope), 400, "BadRequest", text)(scope, receive, noted)
+                return
             await (self._codec if is_codec else self._app)(scope, receive, noted)
         except Exception as error:  # noqa: BLE001 - left to others, its words would be logged.
             answer = unexpected(Request(scope), error)
@@ -95,13 +101,23 @@ def _keep_slashes(scope: MutableMapping[str, Any]) -> None:
     """Keep the escaped slashes of a path: a thread's id is one segment, whatever it holds.
 
     The server has undone all escapes by now. Here `%` and `/` stay escaped inside a segment, and
-    `parameters.ThreadId` undoes that.
+    `ids.ThreadId` undoes that.
     """
     raw = scope.get("raw_path") or b""
     if b"%2f" in raw.lower() or b"%25" in raw:
         kept = raw.partition(b"?")[0].decode("ascii", errors="replace")
         kept = kept.replace("%25", "%2525").replace("%2F", "%252F").replace("%2f", "%252F")
         scope["path"] = unquote(kept)
+
+
+def _is_utf8(scope: Scope) -> bool:
+    """Whether path and query are UTF-8. Otherwise U+FFFD would stand in an id, which is another id."""
+    try:
+        unquote_to_bytes(scope.get("raw_path") or b"").decode()
+        unquote_to_bytes(scope.get("query_string") or b"").decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _harden(message: Message, path: str) -> None:

@@ -166,6 +166,7 @@ def _revival(
     desk: Desk, thread_id: str, ask: ReviveAsk, by: str
 ) -> Callable[[Tell], Awaitable[Outcome]]:
     async def work(tell: Tell) -> Outcome:
+        warnings: list[str] = []
         await service.revive(
             await desk.client(),
             desk.packs,
@@ -178,8 +179,10 @@ def _revival(
             by=by,
             reason=ask.reason,
             on_progress=_entries(tell),
+            on_warning=warnings.append,
         )
-        return Outcome(text=f"Thread {ask.new_id} begins as the archive has it.")
+        begins = f"Thread {ask.new_id} begins as the archive has it."
+        return Outcome(text=" ".join([begins, *(f"Warning: {each}" for each in warnings)]))
 
     return work
 
@@ -266,6 +269,8 @@ def archived_text(done: service.Archived) -> str:
         text += f" {done.left_out} entries and messages were never journalled, and are not in it."
     if done.runs_deleted:
         text += f" Deleted: {counted(done.runs_deleted, 'run')}."
+    for each in done.passed_over:
+        text += f" An archive cannot be read, and is passed over: {each}"
     return text
 
 

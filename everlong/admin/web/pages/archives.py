@@ -6,7 +6,7 @@ from typing import Any, Final
 from fastapi import APIRouter, Request, Response
 
 from everlong.admin import service
-from everlong.admin.web.ids import OptionalQueryId, QueryId
+from everlong.admin.web.ids import OptionalQueryId, QueryId, TypedId
 from everlong.admin.web.pages import words
 from everlong.admin.web.pages.frame import Frame
 
@@ -32,14 +32,19 @@ def routes(frame: Frame) -> APIRouter:
         return {"found": page}
 
     @router.get("/archives")
-    async def archives(request: Request, thread_id: OptionalQueryId = "") -> Response:
+    async def archives(
+        request: Request, named: OptionalQueryId = "", typed: TypedId = ""
+    ) -> Response:
         wanted = request.query_params
+        thread_id = named or typed
         values = await frame.values(request, "archives")
         values |= await look(thread_id or None, wanted.get("before", ""), PAGE_ARCHIVES)
         older = values["found"].next
-        place = f"/archives?thread={words.query(thread_id)}&" if thread_id else "/archives?"
+        place = f"/archives?id={words.query(thread_id)}&" if thread_id else "/archives?"
         values |= {
             "thread_id": thread_id,
+            # A field of a form has one line: other ids stand in the address alone.
+            "typed": thread_id if thread_id.isprintable() else "",
             "is_first": not wanted.get("before"),
             "older_url": f"{place}before={older}" if older else "",
         }

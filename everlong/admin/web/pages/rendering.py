@@ -9,6 +9,7 @@ import jinja2
 from fastapi import Request, Response
 
 from everlong.admin.web.pages import charts, words
+from everlong.thread_ids import derive_id, show_id
 
 HERE: Final = Path(__file__).parents[1]
 # What of a message a page shows, where the whole of it is a click away.
@@ -39,6 +40,8 @@ def environment() -> jinja2.Environment:
         visible=words.visible,
         mark=words.mark,
         thread_url=words.thread_url,
+        shown_id=show_id,
+        derived_id=derive_id,
         query=words.query,
         api=words.api_url,
         cut=cut,

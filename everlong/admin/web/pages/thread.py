@@ -117,6 +117,7 @@ def head_values(found: ThreadOverview) -> dict[str, Any]:
         "is_open": found.row.is_open,
         "is_gone": found.is_gone,
         "has_archive": bool(found.archive),
+        "unreadable_archives": found.unreadable_archives,
         "last_seq": found.last_seq,
         "unavailable": found.unavailable,
         "explained": explain(found),

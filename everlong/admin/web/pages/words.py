@@ -257,14 +257,18 @@ def query(text: str) -> str:
     return quote(text, safe="", errors="replace")
 
 
-def api_url(thread_id: str, action: str) -> str:
-    """Return where the API takes an action on a thread."""
-    return f"/api/v1/threads/{query(thread_id)}/{action}"
+def api_url(thread_id: str, place: str, parameters: str = "") -> str:
+    """Return the address of a place of a thread in the API, whatever the thread's id looks like."""
+    segment = thread_id
+    if not _PLAIN_ID.fullmatch(thread_id):
+        segment, parameters = "-", f"id={query(thread_id)}&{parameters}".rstrip("&")
+    path = f"/api/v1/threads/{segment}/{place}"
+    return f"{path}?{parameters}" if parameters else path
 
 
 def download_url(thread_id: str, seq: int, form: str) -> str:
     """Return where the whole body of an entry can be had."""
-    return f"{api_url(thread_id, 'entries')}/{seq}/whole?form={form}"
+    return api_url(thread_id, f"entries/{seq}/whole", f"form={form}")
 
 
 def local_path(wanted: str) -> str:

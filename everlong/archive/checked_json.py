@@ -1,0 +1,77 @@
+"""JSON objects whose last field is a digest of all bytes before it.
+
+A reader notices whatever was changed since a writer stored it: a bit, white space, a field that is
+missing or there twice, an end that is cut off. The digest needs no key, so it finds damage and not a
+forger. Where there are keys, tags and encryption find forgers.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final, NoReturn
+
+from pydantic_core import to_json
+
+from everlong.errors import BlobCorrupt, UnknownVersion
+
+DIGEST: Final = "digest"
+_START: Final = re.compile(rb'\{\n  "version": ([0-9]{1,9}),\n')
+_LAST: Final = b',\n  "digest": "'
+_END: Final = re.compile(rb'([0-9a-f]{64})"\n\}\n')
+_END_BYTES: Final = 64 + len(b'"\n}\n')
+
+
+def dump(fields: Mapping[str, Any]) -> bytes:
+    """Return an object as it is stored. Its first field is `version`."""
+    told = begin(fields) + _LAST
+    return told + hashlib.sha256(told).hexdigest().encode() + b'"\n}\n'
+
+
+def begin(fields: Mapping[str, Any]) -> bytes:
+    """Return the beginning of an object as it is stored, up to the last of these fields."""
+    return to_json(fields, indent=2).removesuffix(b"\n}")
+
+
+def load(data: bytes, key: str, *, version: int) -> dict[str, Any]:
+    """Return the fields of an object, without its digest, or raise if it is not what was written."""
+    told, end = data[:-_END_BYTES], _END.fullmatch(data[-_END_BYTES:])
+    is_sound = end is not None and hashlib.sha256(told).hexdigest().encode() == end[1]
+    start = _START.match(data)
+    if start is not None and int(start[1]) != version:
+        raise UnknownVersion(
+            f"{key!r} is of version {int(start[1])}, which this Everlong does not read, or damaged. "
+            "Upgrade Everlong here, or restore it from a backup of the store."
+        )
+    if start is None or not is_sound or not told.endswith(_LAST):
+        raise BlobCorrupt(
+            f"{key!r} is not what was written: it is damaged. Restore it from a backup of the store; "
+            "until then it is passed over."
+        )
+    try:
+        fields: dict[str, Any] = json.loads(
+            data.decode(), object_pairs_hook=_unique, parse_constant=_refuse
+        )
+    except (ValueError, RecursionError):
+        raise malformed(key) from None
+    del fields[DIGEST]
+    return fields
+
+
+def malformed(key: str) -> BlobCorrupt:
+    """Return the error for an object whose digest fits and whose fields do not: no writer makes one."""
+    return BlobCorrupt(
+        f"{key!r} has fields that no writer gives it: it is forged, or written by another program. Find "
+        "out which, and restore it from a backup of the store; until then it is passed over."
+    )
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a field is there twice")
+    return fields
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no number of JSON")

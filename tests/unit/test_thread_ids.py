@@ -1,0 +1,273 @@
+"""Ids of threads: what a new one may be, which doors ask, and how people are shown any id."""
+
+import ast
+import shlex
+import subprocess
+import unicodedata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from temporalio import client
+from temporalio.service import RPCError, RPCStatusCode
+
+import everlong
+from everlong.admin import service
+from everlong.admin.service import sending
+from everlong.errors import ThreadIdRefused, ThreadNotFound
+from everlong.interceptors.starts import StartInterceptor
+from everlong.models import AGENT_WORKFLOW
+from everlong.storage.memory import MemoryBlobStore
+from everlong.storage.packstore import PackStore
+from everlong.thread_ids import (
+    check_id,
+    check_new_id,
+    clean_id,
+    derive_id,
+    is_new_id,
+    quote_id,
+    show_id,
+)
+from everlong.workflows.transitions import child_id
+
+ROOT = Path(everlong.__file__).parent
+GOOD = [
+    "ops-7",
+    "ops 7/ü",
+    "日本語",
+    "😀" * 250,
+    "x" * 1000,
+    "a%2Fb",
+    "?#&",
+    "it's $(id)",
+    "...",
+    "-",
+]
+BAD = [
+    "",
+    " ",
+    "a ",
+    " a",
+    "a\nb",
+    "a\r",
+    "\t",
+    "\0",
+    "\x1b[31mred",
+    "\x7f",
+    "\x85",
+    "a\u00a0b",
+    "a\u00adb",
+    "\u200b",
+    "👩\u200d💻",
+    "a\u2028b",
+    "a\u2029b",
+    "\u202egnp.exe",
+    "\u2066a",
+    "\u2800",
+    "\u3000",
+    "\u3164",
+    "\ufe0f",
+    "\ufeffa",
+    "a\ufffdb",
+    "\uffff",
+    "\ue000",
+    "\U000e0041",
+    "\U0010ffff",
+    "\ud800",
+    "\udcff",
+    ".",
+    "..",
+    "x" * 1001,
+    "😀" * 251,
+]
+
+
+@pytest.mark.parametrize("text", GOOD, ids=ascii)
+def test_an_id_that_can_be_seen_is_taken_and_shown_as_it_is(text: str) -> None:
+    check_new_id(text)
+    assert show_id(text) == text
+    assert clean_id(text) == text
+    assert shlex.split(quote_id(text)) == [text]
+
+
+@pytest.mark.parametrize("text", BAD, ids=ascii)
+def test_an_id_that_cannot_be_seen_is_refused_with_what_an_id_may_be(text: str) -> None:
+    with pytest.raises(ThreadIdRefused, match="An id has 1 to 1,000 bytes in UTF-8") as raised:
+        check_new_id(text)
+    said = str(raised.value)
+    assert said.isprintable()
+    assert len(said) < 500
+
+
+@given(st.characters())
+def test_whatever_unicode_calls_a_control_a_break_or_a_blank_is_refused(character: str) -> None:
+    if unicodedata.category(character) in ("Cc", "Cs", "Co", "Zl", "Zp", "Zs") and character != " ":
+        assert not is_new_id(f"a{character}b")
+
+
+@given(st.text(f"{''.join(GOOD[:3])}{''.join(BAD[:29])}😀", min_size=1, max_size=300))
+def test_any_text_becomes_an_id_that_may_be_taken(text: str) -> None:
+    for made in (derive_id(text, "-fork"), child_id(text, "ops", "0123456789ab")):
+        assert is_new_id(made)
+        assert len(made.encode()) <= 1000
+
+
+@pytest.mark.parametrize("text", ["", "x" * 1001, "\ud800"], ids=ascii)
+def test_what_temporal_takes_for_no_id_names_no_thread(text: str) -> None:
+    with pytest.raises(ThreadNotFound):
+        check_id(text)
+
+
+@pytest.mark.parametrize("text", [each for each in BAD if each and "\0" not in each], ids=ascii)
+def test_an_id_as_it_is_shown_can_be_pasted_into_a_shell(text: str) -> None:
+    try:
+        wanted = text.encode()
+    except UnicodeEncodeError:
+        return  # No thread has it.
+    shown = show_id(text)
+    assert "\n" not in shown
+    printed = subprocess.run(
+        ["bash", "-c", f"printf %s {quote_id(text)}"],
+        capture_output=True,
+        env={"LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"},
+        timeout=10,
+        check=True,
+    )
+    assert printed.stdout == wanted
+
+
+# What starts a workflow, and why its id is sound. A new door has to be added here, and to ask.
+DOORS = {
+    "admin/service/sending.py": "messages that may start a thread: `check_startable`",
+    "admin/service/forking.py": "forks and revivals: `check_free`",
+    "admin/service/updating.py": "delivers what `sending` has checked",
+    "admin/service/probing.py": "everlong.Doctor, under an id of its own",
+    "admin/service/sweeping.py": "the schedule of everlong.Sweeper, under a fixed id",
+    "workflows/calls.py": "sub-agents: `child_id`",
+    "interceptors/starts.py": "Temporal's own client with the plugin: checks them all",
+    "interceptors/sent.py": "passes an update on",
+    "interceptors/nexus.py": "passes a start on",
+    "interceptors/replay.py": "passes a child's start on",
+}
+STARTS = {
+    "start_workflow",
+    "execute_workflow",
+    "start_child_workflow",
+    "execute_child_workflow",
+    "start_update_with_start_workflow",
+    "execute_update_with_start_workflow",
+    "WithStartWorkflowOperation",
+    "ScheduleActionStartWorkflow",
+    "create_schedule",
+}
+
+
+def test_every_door_that_starts_a_workflow_is_known() -> None:
+    found = set()
+    for path in sorted(ROOT.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                called = node.func
+                name = getattr(called, "attr", "") or getattr(called, "id", "")
+                if name in STARTS:
+                    found.add(path.relative_to(ROOT).as_posix())
+    assert found == set(DOORS)
+
+
+class Server:
+    """Knows some threads, and nothing else."""
+
+    namespace = "default"
+
+    def __init__(self, *known: str) -> None:
+        self.known = known
+
+    def get_workflow_handle(self, thread_id: str) -> Any:
+        async def describe() -> None:
+            if thread_id not in self.known:
+                raise RPCError("workflow not found", RPCStatusCode.NOT_FOUND, b"")
+
+        return SimpleNamespace(describe=describe)
+
+
+async def test_a_message_starts_no_thread_under_such_an_id_and_reaches_one_that_exists() -> None:
+    there: Any = Server("a\nb")
+    assert await sending.check_startable(there, "ops-7", "ops")
+    assert not await sending.check_startable(there, "ops-7", None)
+    assert not await sending.check_startable(there, "a\nb", "ops")
+    assert not await sending.check_startable(there, "a\rb", None)
+    with pytest.raises(ThreadIdRefused):
+        await sending.check_startable(there, "a\rb", "ops")
+
+
+async def test_nothing_is_stored_for_a_thread_that_is_not_started() -> None:
+    store, nowhere = MemoryBlobStore(), Server()
+    packs, long = PackStore(store), "long " * 10_000
+    given: dict[str, Any] = {"task_queue": "q", "agent": "ops"}
+    starts = [
+        service.send(nowhere, " ", long, packs=packs, **given),  # type: ignore[arg-type]
+        service.ask(nowhere, packs, " ", long, **given),  # type: ignore[arg-type]
+        service.revive(nowhere, packs, "a", " ", task_queue="q"),  # type: ignore[arg-type]
+        service.forking.check_free(nowhere, packs, " "),  # type: ignore[arg-type]
+    ]
+    for starting in starts:
+        with pytest.raises(ThreadIdRefused):
+            await starting
+    assert store._objects == {}
+
+
+class Passed(client.OutboundInterceptor):
+    """Notes what comes through."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+
+    async def start_workflow(self, input: client.StartWorkflowInput) -> Any:  # noqa: A002
+        self.ids.append(input.id)
+
+    async def start_update_with_start_workflow(
+        self,
+        input: client.StartWorkflowUpdateWithStartInput,  # noqa: A002
+    ) -> Any:
+        self.ids.append(input.start_workflow_input.id)
+
+    async def create_schedule(self, input: client.CreateScheduleInput) -> Any:  # noqa: A002
+        assert isinstance(input.schedule.action, client.ScheduleActionStartWorkflow)
+        self.ids.append(input.schedule.action.id)
+
+
+@pytest.mark.parametrize("workflow", [AGENT_WORKFLOW, "Theirs"])
+async def test_temporals_own_client_starts_threads_under_sound_ids_and_others_as_ever(
+    workflow: str,
+) -> None:
+    passed = Passed()
+    through = StartInterceptor().intercept_client(passed)
+
+    async def start(thread_id: str) -> None:
+        begun: Any = SimpleNamespace(workflow=workflow, id=thread_id)
+        await through.start_workflow(begun)
+
+    async def update(thread_id: str) -> None:
+        begun = SimpleNamespace(workflow=workflow, id=thread_id)
+        both: Any = SimpleNamespace(start_workflow_input=begun)
+        await through.start_update_with_start_workflow(both)
+
+    async def schedule(thread_id: str) -> None:
+        action = client.ScheduleActionStartWorkflow(workflow, id=thread_id, task_queue="q")
+        made: Any = SimpleNamespace(
+            schedule=client.Schedule(action=action, spec=client.ScheduleSpec())
+        )
+        await through.create_schedule(made)
+
+    for door in (start, update, schedule):
+        await door("ops-7")
+        if workflow == AGENT_WORKFLOW:
+            with pytest.raises(ThreadIdRefused):
+                await door("a\nb")
+        else:
+            await door("a\nb")
+    others = [] if workflow == AGENT_WORKFLOW else ["a\nb"]
+    assert passed.ids == ["ops-7", *others] * 3
