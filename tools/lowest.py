@@ -58,9 +58,9 @@ def read_floors(requirements: list[str]) -> dict[str, str]:
 def _set_up(uv: str, folder: Path, extras: list[str], tools: list[str]) -> dict[str, str]:
     """Make an environment; return the versions of the package's dependencies."""
     python = create(folder)
-    options = ["--resolution", "lowest-direct", "--python", python, "--no-header", "--no-annotate"]
+    options = ["--resolution", "lowest-direct", "--python", str(python), "--no-header"]
     named = [word for extra in extras for word in ("--extra", extra)]
-    text = run(uv, "pip", "compile", "-q", *options, *named, "pyproject.toml")
+    text = run(uv, "pip", "compile", "-q", "--no-annotate", *options, *named, "pyproject.toml")
     found = pins(text)
     usual = pins((ROOT / "constraints.txt").read_text())
     lowest, others = folder / "lowest.txt", folder / "others.txt"
