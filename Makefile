@@ -15,7 +15,7 @@ help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 18
 
 demo: $(DEMO_READY) ## Run an agent for 60 steps, kill its worker, resume it, and show what it took
-	@$(BIN)/everlong demo
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/everlong demo
 
 # Tests start some 200 processes, and each test process collects all tests: without byte code on disk, each of them
 # compiles all modules again. So the variable that keeps Python from writing it is emptied.
