@@ -2,8 +2,11 @@
 PYTHON ?= python3
 # Tests wait more than they compute: three processes keep two cores busy.
 PYTEST_WORKERS ?= 3
+UV ?= uv
 BIN := .venv/bin
+# Stamps of what .venv has: all that the tests need, or only what the demo needs, which is a part of it.
 READY := .venv/.installed
+DEMO_READY := .venv/.installed-demo
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check format lint types fast clean
@@ -11,8 +14,8 @@ READY := .venv/.installed
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 18
 
-demo: $(READY) ## Run an agent for 60 steps, kill its worker, resume it, and show what it took
-	@$(BIN)/everlong demo
+demo: $(DEMO_READY) ## Run an agent for 60 steps, kill its worker, resume it, and show what it took
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/everlong demo
 
 # Tests start some 200 processes, and each test process collects all tests: without byte code on disk, each of them
 # compiles all modules again. So the variable that keeps Python from writing it is emptied.
@@ -48,20 +51,42 @@ SDK_TESTS := \
 .PHONY: test-sdk
 test-sdk: ## Run the tests that depend on the Temporal SDK with another version of it; SDK=1.33.0
 	@test -n "$(SDK)" || { echo "error: name a version of temporalio, as in: make test-sdk SDK=1.33.0"; exit 1; }
-	@if command -v uv >/dev/null; then \
-		uv venv -q --seed --allow-existing --python $(PYTHON) $(SDK_VENV); \
+	@if command -v $(UV) >/dev/null; then \
+		$(UV) venv -q --seed --allow-existing --python $(PYTHON) $(SDK_VENV); \
 	else \
 		$(PYTHON) -m venv $(SDK_VENV); \
 	fi
 	@grep -v '^temporalio==' constraints.txt > $(SDK_VENV)/constraints.txt
-	@if command -v uv >/dev/null; then \
-		uv pip install -q --compile-bytecode --python $(SDK_VENV)/bin/python -c $(SDK_VENV)/constraints.txt \
+	@if command -v $(UV) >/dev/null; then \
+		$(UV) pip install -q --compile-bytecode --python $(SDK_VENV)/bin/python -c $(SDK_VENV)/constraints.txt \
 			-e '.[dev]' temporalio==$(SDK); \
 	else \
 		$(SDK_VENV)/bin/python -m pip install -q --disable-pip-version-check -c $(SDK_VENV)/constraints.txt \
 			-e '.[dev]' temporalio==$(SDK); \
 	fi
 	$(SDK_VENV)/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile $(SDK_TESTS)
+
+# What depends on other packages: all tests that need no server, and stores, threads and the admin surface on servers.
+LOWEST_TESTS := \
+	tests/contract tests/replay \
+	$(addprefix tests/server/test_,plugin.py replay.py resume.py codec_server.py thread.py approvals.py keys.py \
+		admin.py admin_api.py admin_archives.py archiving.py querying.py metrics.py seeing.py provider_thread.py \
+		stack.py)
+# Old versions use what newer ones of others deprecate: that is no failure.
+LOWEST_PYTEST = .venv-lowest/bin/python -m pytest -W default::DeprecationWarning -n $(PYTEST_WORKERS) --dist loadfile
+.PHONY: test-lowest
+test-lowest: ## Run tests with the lowest version of each dependency that pyproject.toml allows; needs uv
+	@UV="$(UV)" $(PYTHON) -m tools.lowest
+	$(LOWEST_PYTEST) -m "not server"
+	$(LOWEST_PYTEST) $(LOWEST_TESTS)
+
+.PHONY: matrix package
+MATRIX ?=
+matrix: ## Install Everlong beside other plugins for Temporal, each in its own environment; needs uv
+	@UV="$(UV)" $(PYTHON) -m tools.matrix $(MATRIX)
+
+package: ## Build sdist and wheel, check them, and run the demo from the wheel in an empty environment
+	@UV="$(UV)" $(PYTHON) -m tools.release
 
 check: format lint types fast ## Format, lint, check types, and run the tests that need no server
 
@@ -83,20 +108,29 @@ stored: $(READY) ## Write the golden files and stored histories again; only befo
 	$(BIN)/python -m tests.replay.generate --replace
 
 clean: ## Remove the virtual environment and what the demo and dev stack stored
-	rm -rf .venv .venv-sdk-* .everlong .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* dist .everlong .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(DEMO_READY): pyproject.toml constraints.txt
+	$(call install,embedded)
+	@touch $@
 
 $(READY): pyproject.toml constraints.txt
+	$(call install,dev)
+	@touch $(DEMO_READY) $@
+
+# Install this checkout with an extra into .venv. uv and pip show their progress.
+define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "error: Everlong needs Python 3.11 or newer. Name one: make PYTHON=python3.12"; exit 1; }
-	@echo "Setting up .venv (once; about a minute) ..."
-	@if command -v uv >/dev/null; then \
-		uv venv -q --seed --allow-existing --python $(PYTHON) .venv && \
-		uv pip install -q --python $(BIN)/python -c constraints.txt -e '.[dev]'; \
+	@echo "Installing everlong[$(1)] into .venv (once) ..."
+	@if command -v $(UV) >/dev/null; then \
+		$(UV) venv -q --seed --allow-existing --python $(PYTHON) .venv && \
+		$(UV) pip install --python $(BIN)/python -c constraints.txt -e '.[$(1)]'; \
 	else \
 		$(PYTHON) -m venv .venv && \
-		$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'; \
+		$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$(1)]'; \
 	fi
-	@touch $@
+endef
 
 .PHONY: bench-codec
 BENCH ?=

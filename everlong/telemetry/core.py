@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
-from opentelemetry.metrics import Meter
+from opentelemetry.metrics import CallbackOptions, Meter, Observation
 from temporalio.runtime import (
     BUFFERED_METRIC_KIND_COUNTER,
     BUFFERED_METRIC_KIND_GAUGE,
@@ -45,6 +45,25 @@ _FILTER: Final = (
     TelemetryFilter(core_level="WARN", other_level="ERROR").formatted()
     + ",temporalio_sdk_core::telemetry::metrics=off"
 )
+
+
+class _Gauge:
+    """The last value of a gauge for each set of labels, as each collection gets it.
+
+    Before SDK 1.45, a gauge of OpenTelemetry's own forgets its value when it is collected. Core sets
+    most gauges rarely, so they would be missing from most scrapes.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[frozenset[tuple[str, object]], tuple[float, Labels]] = {}
+
+    def set(self, value: float, labels: Labels) -> None:
+        """Keep a value. Core has a bounded number of label sets: queues and kinds of workers."""
+        self._values[frozenset(labels.items())] = (value, labels)
+
+    def observe(self, _: CallbackOptions) -> list[Observation]:
+        """Return all values, in the thread of the reader that collects."""
+        return [Observation(value, labels) for value, labels in list(self._values.values())]
 
 
 class CoreMetrics:
@@ -139,7 +158,9 @@ class CoreMetrics:
             if kind == BUFFERED_METRIC_KIND_COUNTER:
                 return kind, self._meter.create_counter(name, unit, description).add
             if kind == BUFFERED_METRIC_KIND_GAUGE:
-                return kind, self._meter.create_gauge(name, unit, description).set
+                gauge = _Gauge()
+                self._meter.create_observable_gauge(name, [gauge.observe], unit, description)
+                return kind, gauge.set
             buckets = _SECONDS if unit == "s" else None
             histogram = self._meter.create_histogram(
                 name, unit, description, explicit_bucket_boundaries_advisory=buckets

@@ -8,16 +8,21 @@ import contextlib
 import errno
 import hmac
 import http.server
+import inspect
 import socket
 import socketserver
 import threading
+from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry.sdk.metrics.export import MetricReader
 
 from everlong.errors import ConfigError, EverlongError, PortInUse
 from everlong.telemetry.listening import LOOPBACK, Listen
+
+if TYPE_CHECKING:  # It comes with an extra.
+    from prometheus_client import CollectorRegistry
 
 # A server of Prometheus holds one connection, and a fleet has a few of them.
 _CONNECTIONS_MAX: Final = 8
@@ -31,8 +36,9 @@ class MetricsEndpoint:
 
     def __init__(self, listen: Listen) -> None:
         try:
-            from opentelemetry.exporter.prometheus import PrometheusMetricReader
             from prometheus_client import CollectorRegistry
+
+            new_reader = _reader_factory()
         except ImportError as error:
             raise ConfigError(
                 "OTEL_METRICS_EXPORTER=prometheus needs a package: pip install 'everlong[admin]'"
@@ -41,10 +47,7 @@ class MetricsEndpoint:
         self._registry = CollectorRegistry()
         self._collecting = threading.Lock()
         self._server = _Server(listen, self)
-        # Labels for the scope would double what every query has to group by.
-        self.reader: MetricReader = PrometheusMetricReader(
-            registry=self._registry, scope_info_enabled=False
-        )
+        self.reader: MetricReader = new_reader(self._registry)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.1,), name="everlong-metrics", daemon=True
         )
@@ -70,6 +73,25 @@ class MetricsEndpoint:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def _reader_factory() -> "Callable[[CollectorRegistry], MetricReader]":
+    """Return what makes a reader whose metrics are in a given registry."""
+    from opentelemetry.exporter.prometheus import PrometheusMetricReader
+
+    known = inspect.signature(PrometheusMetricReader).parameters
+    # Labels for the scope would double what every query has to group by.
+    options: dict[str, Any] = {"scope_info_enabled": False} if "scope_info_enabled" in known else {}
+
+    def new_reader(registry: "CollectorRegistry") -> MetricReader:
+        if "registry" in known:
+            return PrometheusMetricReader(registry=registry, **options)
+        # Before 0.63b0 it registers itself in the package's global registry, and nowhere else.
+        reader = PrometheusMetricReader(**options)
+        registry.register(reader._collector)
+        return reader
+
+    return new_reader
 
 
 class _Server(http.server.ThreadingHTTPServer):

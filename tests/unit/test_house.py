@@ -190,7 +190,10 @@ def test_a_question_to_a_thread_needs_no_extra() -> None:
     assert imported_with("everlong.admin.service", *FROM_EXTRAS) == "[]"
 
 
-FROM_EXTRAS = ("duckdb", "pyarrow", "fastapi", "jinja2", "rich", "typer", "uvicorn")
+FROM_EXTRAS = (
+    *("duckdb", "pyarrow", "fastapi", "jinja2", "prometheus_client", "rich", "starlette", "typer"),
+    *("uvicorn", "opentelemetry.exporter", "pydantic_ai", "cryptography"),
+)
 
 
 def imported_with(module: str, *names: str) -> str:

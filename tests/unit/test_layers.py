@@ -218,7 +218,8 @@ VENDORS = {
     "storage/objects": {"zstandard"},
     "storage/packs": {"zstandard"},
     "storage/buckets": {"obstore"},
-    "storage/clouds": {"obstore", "botocore"},
+    "storage/aws": {"obstore", "botocore"},
+    "storage/clouds": {"obstore"},
     "storage/faults": {"obstore"},
 }
 

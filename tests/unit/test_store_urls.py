@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import botocore.session
 import pytest
@@ -10,8 +11,8 @@ from hypothesis import strategies as st
 
 from everlong.errors import ConfigError, UnknownStoreScheme
 from everlong.storage import open_store
+from everlong.storage.aws import s3_config
 from everlong.storage.bucket_urls import OPTIONS, parse_bucket_url
-from everlong.storage.clouds import s3_config
 
 HIDDEN = "hunter2"
 
@@ -165,8 +166,39 @@ def test_credentials_that_are_missing_or_half_there_are_told(
         open_store(f"{url}&profile={HIDDEN}")
 
 
-def test_importing_everlong_does_not_import_the_vendors() -> None:
-    code = "import sys, everlong; print(*{'botocore', 'boto3', 'obstore'} & set(sys.modules))"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.strip() == ""
+# Each opens a store, or does all but ask a bucket whether it is there.
+STORES = {
+    "no store": "",
+    "memory": "everlong.EverlongPlugin(store='memory:')",
+    "file": """
+plugin = everlong.EverlongPlugin(store=pathlib.Path(folder).as_uri())
+store = everlong.open_store(pathlib.Path(folder).as_uri())
+asyncio.run(store.put("key", b"bytes"))
+assert asyncio.run(store.get("key")) == b"bytes"
+""",
+    "other clouds": "import everlong.storage.clouds",
+}
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_only_a_store_on_s3_imports_botocore(name: str, tmp_path: Path) -> None:
+    vendors = {"boto3", "botocore"} if name == "other clouds" else {"boto3", "botocore", "obstore"}
+    assert imported_by(STORES[name], tmp_path, vendors) == []
+
+
+def test_a_store_on_s3_imports_botocore_and_not_boto3(tmp_path: Path) -> None:
+    code = "import everlong.storage.aws"
+    assert imported_by(code, tmp_path, {"boto3", "botocore"}) == ["botocore"]
+
+
+def imported_by(code: str, folder: Path, names: set[str]) -> list[str]:
+    """Return which of these packages a new process has imported after some code."""
+    lines = [
+        f"import asyncio, pathlib, sys, everlong; folder = {str(folder)!r}",
+        code,
+        f"print(*sorted({names} & set(sys.modules)))",
+    ]
+    command = [sys.executable, "-c", "\n".join(lines)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
