@@ -13,6 +13,7 @@ import pytest
 from google.protobuf import json_format
 from temporalio.api.common.v1 import Payload, Payloads
 from temporalio.api.sdk.v1.external_storage_pb2 import ExternalStorageReference
+from temporalio.converter import PayloadCodec
 
 from everlong.admin.web import check_exposure, create_app
 from everlong.admin.web import codec as web
@@ -24,6 +25,7 @@ from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import seal
 from everlong.storage.packstore import PackStore
+from tests.ciphers import Cipher, Xor
 from tests.stores import CountingStore
 
 
@@ -55,9 +57,14 @@ class SilentStore(MemoryBlobStore):
 
 @asynccontextmanager
 async def browser(
-    store: MemoryBlobStore | PackStore, *, token: str = "", host: str = "127.0.0.1"
+    store: MemoryBlobStore | PackStore,
+    *,
+    token: str = "",
+    host: str = "127.0.0.1",
+    inner: PayloadCodec | None = None,
 ) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(create_app(store, token=token, cors_origins=[ORIGIN]))
+    app = create_app(store, token=token, cors_origins=[ORIGIN], inner=inner)
+    transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}:8234") as client:
         yield client
 
@@ -387,3 +394,28 @@ def test_beyond_loopback_a_token_is_needed(host: str) -> None:
         check_exposure(host, is_guarded=False, allow_anonymous=False)
     check_exposure(host, is_guarded=True, allow_anonymous=False)
     check_exposure(host, is_guarded=False, allow_anonymous=True)
+
+
+@pytest.mark.parametrize("size_bytes", [10, 5000, 1_000_000])
+async def test_values_of_a_teams_codec_are_decoded_and_encoded(size_bytes: int) -> None:
+    store = MemoryBlobStore()
+    given = Payload(
+        metadata={"encoding": b"binary/plain"}, data=hashlib.shake_256(b"x").digest(size_bytes)
+    )
+    encoded = await EverlongCodec(store, inner=Xor()).encode([given])
+    async with browser(store, inner=Xor()) as client:
+        assert from_json(await client.post("/decode", json=as_json(*encoded))) == [given]
+        again = from_json(await client.post("/encode", json=as_json(given)))
+    assert await EverlongCodec(store, inner=Xor()).decode(again) == [given]
+
+
+async def test_a_teams_codec_that_fails_is_named_and_not_quoted() -> None:
+    store = MemoryBlobStore()
+    [encoded] = await EverlongCodec(store, inner=Cipher()).encode(
+        [Payload(metadata={"encoding": b"json/plain"}, data=b'"x"')]
+    )
+    damaged = Payload(metadata=encoded.metadata, data=encoded.data[:-1] + b"?")
+    async with browser(store, inner=Cipher()) as client:
+        refused = await client.post("/decode", json=as_json(damaged))
+    assert refused.status_code == 422
+    assert "the payload codec Cipher does not take these payloads (InvalidTag)" in refused.text

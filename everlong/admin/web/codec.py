@@ -317,7 +317,23 @@ async def _encode(
 ) -> list[Payload]:
     """Encode payloads: what is large is compressed and stored."""
     await memory.hold(2 * _DECODE_FACTOR * sum(payload.ByteSize() for payload in payloads))
-    return await codec.encode(payloads)
+    return await _by_team(codec, codec.encode(payloads))
+
+
+async def _by_team(codec: EverlongCodec, work: Awaitable[list[Payload]]) -> list[Payload]:
+    """Return what a codec makes of payloads. A team's codec inside may raise anything."""
+    try:
+        return await work
+    except (EverlongError, TimeoutError):
+        raise
+    except Exception as error:
+        if codec.inner is None:
+            raise
+        name = type(codec.inner).__name__
+        # Without its words, which may hold content.
+        raise HTTPException(
+            422, f"the payload codec {name} does not take these payloads ({type(error).__name__})"
+        ) from None
 
 
 async def _download(
@@ -360,7 +376,7 @@ async def _in_batches(codec: EverlongCodec, payloads: Sequence[Payload]) -> list
     decoded: list[Payload] = []
     for start in range(0, len(payloads), _BATCH_PAYLOADS):
         batch = payloads[start : start + _BATCH_PAYLOADS]
-        decoded += await codec.decode(batch)
+        decoded += await _by_team(codec, codec.decode(batch))
         for given, found in zip(batch, decoded[start:], strict=True):
             if is_encoded(given):
                 _warn_of_foreign(found.metadata.get("encoding", b""))

@@ -86,7 +86,7 @@ def login_router(access: Access, throttle: Throttle) -> APIRouter:
     @router.post("/login", include_in_schema=False)
     async def submit(request: Request) -> Response:
         # Without JavaScript; the form has one field. `RequestLimits` bounds it while it is read.
-        fields = parse_qs((await request.body()).decode(errors="replace"), max_num_fields=8)
+        fields = parse_qs((await request.body()).decode(errors="replace"))
         user = await entered(fields.get("token", [""])[0])
         answer = RedirectResponse(local_path(request.query_params.get("next", "/")), 303)
         keep(request, answer, user)
