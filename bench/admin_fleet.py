@@ -42,7 +42,8 @@ _CARDS: Final = 997
 _ENDED_EVERY: Final = 10
 _FIRST_MS: Final = 1_700_000_000_000
 _READY: Final = "Uvicorn running on"
-_COMPLETE_SECONDS_MAX: Final = 300.0
+_COMPLETE_SECONDS_MAX: Final = 600.0
+_POLL_SECONDS: Final = 1.0
 _HTML: Final = {"accept": "text/html"}
 
 
@@ -231,7 +232,7 @@ async def _until_complete(browser: httpx.AsyncClient, threads: int) -> float:
             return time.monotonic() - began
         if page["read_ms"] and page["total"] < threads:  # It has read all that it will.
             return time.monotonic() - began
-        await asyncio.sleep(0.25)
+        await asyncio.sleep(_POLL_SECONDS)
     raise TimeoutError(f"the list is not complete after {_COMPLETE_SECONDS_MAX:.0f} s")
 
 

@@ -35,8 +35,8 @@ _STARTS_WITH: Final = re.compile(r"(\w+) STARTS_WITH ('(?:[^']|'')*')")
 _ORDER: Final = "CloseTime IS NOT NULL, CloseTime DESC, StartTime DESC, RunId DESC"
 _SCHEMA: Final = """
 CREATE TABLE executions (
-    WorkflowId, RunId, WorkflowType, ExecutionStatus, StartTime, CloseTime, EverlongStatus, EverlongAgent,
-    info
+    WorkflowId, RunId, WorkflowType, ExecutionStatus, StartTime, CloseTime, EverlongStatus,
+    EverlongAgent, info
 );
 CREATE INDEX by_id ON executions (WorkflowId, StartTime);
 CREATE INDEX by_type ON executions (WorkflowType, ExecutionStatus);

@@ -22,7 +22,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, TypeVar
 
 from temporalio.client import Client
 
@@ -39,6 +39,8 @@ from everlong.admin.service.visibility import Visibility, Wanted
 from everlong.errors import ConfigError, EverlongError, SetupRefused, ThreadNotFound
 from everlong.models import ThreadCard, printable
 
+T = TypeVar("T")
+
 _LOG: Final = logging.getLogger(__name__)
 
 ROWS_MAX: Final = 20_000
@@ -53,6 +55,8 @@ CURSOR_CHARS_MAX: Final = 2_000
 _PAUSE_SECONDS_MIN: Final = 2.0
 _PAUSE_FACTOR: Final = 10.0
 _READ_SECONDS_MAX: Final = 60.0
+# A server that does not answer a request in this time is taken for one that does not answer.
+_PAGE_SECONDS_MAX: Final = 60.0
 # At 0.2 s for each thousand, 250,000 threads take 50 s; a slow server has six times as long.
 _INDEX_SECONDS_MAX: Final = 300.0
 # Nobody has looked for so long: nothing is read until somebody does.
@@ -311,7 +315,7 @@ class Directory:
         With `index=False` a large fleet is counted and no index is made: pages of the server need none.
         """
         client = await self._connect()
-        may_fit = self._index is None or await count_rows(client) <= self._rows_max
+        may_fit = self._index is None or await _in_time(count_rows(client)) <= self._rows_max
         if may_fit and await self._read_rows(client):
             self._index, self._figures = None, IndexFigures()
             return
@@ -329,7 +333,7 @@ class Directory:
         token = b""
         while time.monotonic() - began < _READ_SECONDS_MAX:
             size = _FIRST_ROWS if is_first and not token else PAGE_ROWS
-            page = await read_rows(client, QUERY, token, self._known_card, size)
+            page = await _in_time(read_rows(client, QUERY, token, self._known_card, size))
             _collect(page, found, cards)
             counts = bool(page.next_token) and size < PAGE_ROWS
             if await self._is_too_many(client, len(found), counts=counts):
@@ -347,7 +351,9 @@ class Directory:
 
     async def _is_too_many(self, client: Client, found: int, *, counts: bool) -> bool:
         """Tell whether there are more threads than fit. The server `counts` before many are read."""
-        return found > self._rows_max or (counts and await count_rows(client) > self._rows_max)
+        if counts and found <= self._rows_max:
+            found = await _in_time(count_rows(client))
+        return found > self._rows_max
 
     def _missed(self, found: Mapping[str, ThreadRow]) -> dict[str, ThreadRow]:
         """Return open threads that were there before, and are missed for the first time.
@@ -370,7 +376,7 @@ class Directory:
         is_first = not self._figures.threads
         token = b""
         for number in range(max(1, self._index_rows_max // PAGE_ROWS)):
-            page = await read_rows(client, QUERY, token, index.known_card)
+            page = await _in_time(read_rows(client, QUERY, token, index.known_card))
             await asyncio.to_thread(index.add, page)
             token = page.next_token
             if not token or time.monotonic() - began > _INDEX_SECONDS_MAX:
@@ -554,9 +560,7 @@ class Directory:
         while True:  # For as long as the server runs.
             began = time.monotonic()
             try:
-                seconds = _READ_SECONDS_MAX if self._index is None else _INDEX_SECONDS_MAX
-                async with asyncio.timeout(2 * seconds):
-                    await self.read()
+                await self.read()
             except Exception as error:  # noqa: BLE001 - whatever it is, the next reading may succeed.
                 self._failed(error)
             took = time.monotonic() - began
@@ -576,6 +580,12 @@ class Directory:
             self._version += 1
         self._problem = problem
         self._first.set()
+
+
+async def _in_time(asked: Awaitable[T]) -> T:
+    """Return an answer of the server; raise TimeoutError if it takes too long."""
+    async with asyncio.timeout(_PAGE_SECONDS_MAX):
+        return await asked
 
 
 def _collect(

@@ -9,11 +9,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from everlong.admin.service.directory import Directory
 from everlong.admin.service.findings import Finding
 from everlong.admin.service.rows import ThreadRow
-from everlong.admin.service.thread_index import ThreadIndex
+from everlong.admin.service.thread_index import IndexFigures, ThreadIndex
 from everlong.admin.service.trying import check_store
 from everlong.errors import EverlongError
 from everlong.models import SweepReport, printable
@@ -67,7 +68,7 @@ async def fleet(directory: Directory, last_sweep: SweepReport | None = None) -> 
     """Return how all threads are, by what was read of them last, and what is known of sweeps."""
     await directory.look()
     if directory.index is not None:
-        found = await asyncio.to_thread(_indexed_fleet, directory, directory.index)
+        found = await _indexed(directory, directory.index)
         all_threads = found.threads
         with contextlib.suppress(EverlongError):  # `problem` says that the server does not answer.
             all_threads = await directory.count()
@@ -80,6 +81,27 @@ async def fleet(directory: Directory, last_sweep: SweepReport | None = None) -> 
         )
         all_threads = found.threads
     return dataclasses.replace(found, last_sweep=last_sweep, all_threads=all_threads)
+
+
+# What an index adds up changes only when it is read: its figures are another object then.
+_INDEXED: Final[WeakKeyDictionary[ThreadIndex, tuple[IndexFigures, FleetView]]] = (
+    WeakKeyDictionary()
+)
+
+
+async def _indexed(directory: Directory, index: ThreadIndex) -> FleetView:
+    """Return what an index adds up, as it was read last."""
+    figures = directory.figures
+    known = _INDEXED.get(index)
+    if known is None or known[0] is not figures:
+        known = (figures, await asyncio.to_thread(_indexed_fleet, directory, index))
+        _INDEXED[index] = known
+    return dataclasses.replace(
+        known[1],
+        read_ms=directory.read_ms,
+        is_complete=directory.is_complete,
+        problem=directory.problem,
+    )
 
 
 def _indexed_fleet(directory: Directory, index: ThreadIndex) -> FleetView:

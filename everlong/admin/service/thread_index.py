@@ -220,7 +220,9 @@ def _where(wanted: Wanted) -> tuple[str, tuple[object, ...]]:
     """Return the condition of a page, and its values."""
     found: list[tuple[str, object]] = []
     if wanted.text:
-        found.append(("instr(casefold(thread_id), ?)", wanted.text.casefold()))
+        # `lower` knows ASCII only, and is ten times as fast as a call of Python for each thread.
+        fold = "lower" if wanted.text.isascii() else "casefold"
+        found.append((f"instr({fold}(thread_id), ?)", wanted.text.casefold()))
     if wanted.status:
         found.append(("status = ?", wanted.status))
     if wanted.agent:
