@@ -128,7 +128,7 @@ define install
 		$(UV) pip install --python $(BIN)/python -c constraints.txt -e '.[$(1)]'; \
 	else \
 		$(PYTHON) -m venv .venv && \
-		$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$(1)]'; \
+		$(BIN)/python -m pip install --no-compile --disable-pip-version-check -c constraints.txt -e '.[$(1)]'; \
 	fi
 endef
 

@@ -135,6 +135,7 @@ class Matrix:
         self._resolve_only = resolve_only
         run(uv, "build", "-q", "--wheel", "--out-dir", folder)
         [self._wheel] = folder.glob("everlong-*.whl")
+        self._alone: dict[str, dict[str, str]] = {}
 
     def check(self, extra: str, neighbour: Neighbour) -> Cell:
         """Resolve, install and import one cell."""
@@ -151,7 +152,9 @@ class Matrix:
         return cell
 
     def _check(self, cell: Cell, neighbour: Neighbour) -> None:
-        alone = self._resolve(neighbour.requirements)
+        if neighbour.name not in self._alone:
+            self._alone[neighbour.name] = self._resolve(neighbour.requirements)
+        alone = self._alone[neighbour.name]
         held = [f"{name}=={alone[name]}" for name in neighbour.held]
         cell.versions = ", ".join(each.replace("==", " ") for each in held)
         own = f"everlong{f'[{cell.extra}]' if cell.extra else ''} @ {self._wheel.as_uri()}"
