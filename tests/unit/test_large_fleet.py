@@ -369,6 +369,10 @@ def test_quotes_in_a_search_stay_in_their_string() -> None:
     assert "EverlongAgent = 'x'''" in query
 
 
+def test_no_query_has_a_nul_which_sql_stores_refuse() -> None:
+    assert query_of(Wanted("a\0b"), attributes=True) is None
+
+
 def test_an_index_takes_a_few_hundred_bytes_a_thread() -> None:
     """`tracemalloc` does not see SQLite, so the database is asked for its pages."""
     count = 5_000

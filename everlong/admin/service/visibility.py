@@ -67,8 +67,11 @@ def query_of(wanted: Wanted, *, attributes: bool) -> str | None:
     """Return the query that lists these threads; None if no thread can fit.
 
     A thread with the id `wanted.text` itself is not among them: it is looked up by its id. Without
-    search `attributes` a namespace knows neither agents nor what open threads are doing.
+    search `attributes` a namespace knows neither agents nor what open threads are doing. SQL stores
+    refuse a query with a NUL in it, which an id may have.
     """
+    if "\0" in f"{wanted.text}{wanted.status}{wanted.agent}":
+        return None
     parts: list[str] = [QUERY]
     if wanted.status:
         status = _status_query(wanted.status, attributes=attributes)
@@ -166,9 +169,9 @@ class Visibility:
         return RowsPage(kept, {}, page.next_token)
 
     async def _read_ids(self, thread_ids: Sequence[str]) -> dict[str, ThreadRow]:
-        if not thread_ids:
+        listed = ", ".join(quoted(each) for each in thread_ids if "\0" not in each)
+        if not listed:
             return {}
-        listed = ", ".join(quoted(each) for each in thread_ids)
         page = await read_rows(await self._connect(), f"{QUERY} AND WorkflowId IN ({listed})")
         return _newest(page.rows)
 
