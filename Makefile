@@ -179,6 +179,10 @@ bench-archive: $(READY) ## Measure an archive of 2,000 steps beside gzip'd JSON;
 	@$(BIN)/python -m bench.archive $(BENCH)
 
 SOAK ?= --count 1000
+.PHONY: bench-sweep
+bench-sweep: $(READY) ## List a million made-up objects, whole and cut off; BENCH="--s3 --objects 20000" for a real S3 server
+	@$(BIN)/python -m bench.sweep_scale $(BENCH)
+
 .PHONY: soak-sweep
 SWEEP_SOAK ?= --minutes 10
 soak-sweep: $(READY) ## Sweep for 10 minutes under 50 threads, with kills; SWEEP_SOAK="--minutes 1" for less

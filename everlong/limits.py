@@ -317,6 +317,29 @@ SWEEP_MOVE_SECONDS_MAX: Final = 6 * 3600.0
 SWEEP_ON_ITS_WAY_SECONDS: Final = 3600.0
 # While the index thinks, the sweep says this often that it is alive.
 SWEEP_TELL_SECONDS: Final = 10.0
+# Objects that a sweep lists in one stream before it lists the rest in 16 at once: a small store costs
+# 10 requests, and not 32.
+SWEEP_SCOUT_OBJECTS: Final = 10_000
+# Objects of a listing that go into the index together: a page of S3.
+SWEEP_LIST_PAGE: Final = 1000
+# Before a range is listed on after the store did not answer; each time in a row this much longer.
+SWEEP_LIST_PAUSE_SECONDS: Final = 1.0
+# A listing that takes longer than this is kept in the store too, in parts of so many objects: 2 MB
+# each. A sweep that goes on elsewhere then lists at most 16 parts again, 800 requests.
+SWEEP_LISTING_KEEP_SECONDS: Final = 60.0
+SWEEP_LISTING_PART: Final = 50_000
+# A sweep that was cut off goes on with a listing that began less than this before.
+SWEEP_LISTING_SECONDS_MAX: Final = 48 * 3600.0
+# Rows of one file of the index in the store, on average and at most: 2 MB and 8 MB. A file that claims
+# to inflate to more than this is not read.
+SWEEP_INDEX_ROWS: Final = 50_000
+SWEEP_INDEX_ROWS_MAX: Final = 200_000
+SWEEP_INDEX_BYTES_MAX: Final = 64 * MIB
+# While histories are read the index is saved this often, and never for more than a tenth of the time.
+SWEEP_SAVE_SECONDS: Final = 600.0
+# One activity of a sweep ends after this long, and the next one goes on. Both times are below the
+# timeout of the activity, 24 hours.
+SWEEP_ACTIVITY_SECONDS_MAX: Final = 20 * 3600.0
 # Objects of one record of the log: 60 KiB as JSON.
 SWEEP_BATCH: Final = 256
 # A record of what was taken stays this long, and so many reports stay.

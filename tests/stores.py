@@ -1,8 +1,12 @@
 """Blob stores that count or fail, for the tests."""
 
 import asyncio
+import bisect
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 
 from everlong.errors import StoreUnavailable
+from everlong.storage.blobs import BlobInfo
 from everlong.storage.files import FileBlobStore
 from everlong.storage.memory import MemoryBlobStore
 
@@ -64,3 +68,57 @@ class FlakyStore(FileBlobStore):
     def _check(self) -> None:
         if self.down:
             raise StoreUnavailable("the store is down for a test")
+
+
+class OrderedStore(MemoryBlobStore):
+    """Lists ranges in the order of its keys, as S3 does, and counts the requests that takes."""
+
+    page = 1000
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._times: dict[str, int] = {}
+        self._sorted: list[str] | None = None
+        self.list_requests = 0
+        self.listed: list[str] = []
+        """Keys that ranges have returned."""
+
+    @property
+    def lists_ranges(self) -> bool:
+        return True
+
+    async def put(self, key: str, data: bytes) -> bool | None:
+        self._sorted = None
+        self._times[key] = time.time_ns() // 1_000_000
+        return await super().put(key, data)
+
+    async def delete(self, keys: Iterable[str]) -> None:
+        self._sorted = None
+        await super().delete(keys)
+
+    async def list(self, prefix: str) -> AsyncIterator[BlobInfo]:
+        async for info in super().list(prefix):
+            yield self.info(info.key)
+
+    def info(self, key: str) -> BlobInfo:
+        return BlobInfo(key, len(self._objects.get(key, b"")), self._times.get(key, 0))
+
+    async def list_range(
+        self, folder: str, after: str, before: str
+    ) -> AsyncGenerator[BlobInfo, None]:
+        while True:
+            if self._sorted is None:
+                self._sorted = sorted(self._objects)
+            first = bisect.bisect_right(self._sorted, after)
+            page = self._sorted[first : first + self.page]
+            self.list_requests += 1
+            for key in page:
+                # Also keys of other folders end the listing: a real one would not have them.
+                if key >= before or not key.startswith(folder):
+                    return
+                self.listed.append(key)
+                yield self.info(key)
+            if len(page) < self.page:
+                return
+            after = page[-1]
+            await asyncio.sleep(0)

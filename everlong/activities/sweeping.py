@@ -11,6 +11,7 @@ from typing import TypeAlias
 from temporalio import activity
 from temporalio.client import Client
 
+from everlong import limits
 from everlong.models import SWEEP, SweepOptions, SweepReport
 from everlong.storage.packstore import PackStore
 from everlong.sweep import Histories, Preserved, Sweep
@@ -23,8 +24,8 @@ ArchiveDue: TypeAlias = Callable[[Client, PackStore], Awaitable[Preserved]]
 class SweepActivities:
     """Sweeps from within a worker: it has the keys, and the codecs of its team.
 
-    `archive_due` is awaited before each sweep. Without `index_dir` what was read is remembered for as
-    long as the process lives.
+    `archive_due` is awaited before each sweep. Without `index_dir` the index is in a temporary
+    directory; a new process reads it from the store.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class SweepActivities:
     @activity.defn(name=SWEEP)
     async def sweep(self, options: SweepOptions) -> SweepReport:
         """Sweep the namespace of this worker."""
-        client = activity.client()
+        client, run_id = activity.client(), activity.info().workflow_run_id or ""
         sweep = Sweep(
             Histories(client),
             client.data_converter.payload_codec,
@@ -53,8 +54,10 @@ class SweepActivities:
             archive_due=(
                 None if self.archive_due is None else partial(self.archive_due, client, self._packs)
             ),
+            attempt_of=run_id,
+            seconds_max=limits.SWEEP_ACTIVITY_SECONDS_MAX,
         )
-        return await told(sweep, self._telemetry, activity.info().workflow_run_id or "")
+        return await told(sweep, self._telemetry, run_id)
 
     def _directory(self) -> Path:
         if self._index_dir is None:

@@ -94,6 +94,7 @@ from everlong.models.sweeping import (
     SweepReport,
     SweptThread,
     Tally,
+    add_reports,
 )
 from everlong.models.thread import (
     Answer,
@@ -229,6 +230,7 @@ __all__ = [
     "Waits",
     "WantedCall",
     "add_data",
+    "add_reports",
     "add_up",
     "body_of",
     "call_digest",

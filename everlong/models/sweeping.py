@@ -1,5 +1,6 @@
 """What a sweep is asked for, and what it reports."""
 
+import dataclasses
 from typing import Annotated, Final, Literal
 
 from pydantic import Field
@@ -98,3 +99,28 @@ class SweepReport:
     """Threads that a limit had ended to be archived, and that were archived first."""
     not_archived: tuple[str, ...] = ()
     """Those that could not be, and why. They are due again the next time."""
+    is_unfinished: bool = False
+    """Whether the activity ended before the sweep did. The next activity goes on."""
+
+
+def add_reports(first: SweepReport, then: SweepReport) -> SweepReport:
+    """Return the report of a sweep that a second activity went on with."""
+    return dataclasses.replace(
+        then,
+        started_ms=first.started_ms,
+        seconds=round(first.seconds + then.seconds, 3),
+        runs_read=first.runs_read + then.runs_read,
+        packs_read=first.packs_read + then.packs_read,
+        quarantined=_add(first.quarantined, then.quarantined),
+        restored=_add(first.restored, then.restored),
+        purged=_add(first.purged, then.purged),
+        classes={
+            each: _add(first.classes.get(each, Tally()), then.classes.get(each, Tally()))
+            for each in {**first.classes, **then.classes}
+        },
+        archived=first.archived + then.archived,
+    )
+
+
+def _add(one: Tally, other: Tally) -> Tally:
+    return Tally(objects=one.objects + other.objects, bytes=one.bytes + other.bytes)

@@ -10,7 +10,7 @@ import atexit
 import contextlib
 import enum
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -34,6 +34,7 @@ from everlong.storage.faults import (
     is_repeatable,
     is_unknown_condition,
 )
+from everlong.storage.ranges import OutOfOrder
 
 if TYPE_CHECKING:  # These are not there at run time.
     from obstore.store import AzureStore, ClientConfig, GCSStore, RetryConfig, S3Store
@@ -130,6 +131,7 @@ class BucketBlobStore:
         writes: "Client",
         bulk_delete: bool,
         creates: "Client | None" = None,
+        lists_ranges: bool = False,
     ) -> None:
         self._url = url
         self._prefix = f"{prefix}/" if prefix else ""
@@ -137,6 +139,7 @@ class BucketBlobStore:
         self._writes = writes
         self._creates = writes if creates is None else creates
         self._bulk_delete = bulk_delete
+        self._lists_ranges = lists_ranges
         self._knows_create = True
         """Whether it takes a PUT on the condition that the object does not exist."""
         self._failed = FailedPuts()
@@ -271,11 +274,34 @@ class BucketBlobStore:
 
     async def list(self, prefix: str) -> AsyncIterator[BlobInfo]:
         """See `BlobStore`. What somebody else has put there under a name that is no key is left out."""
+        async for info in self._list(prefix, None):
+            yield info
+
+    @property
+    def lists_ranges(self) -> bool:
+        """See `ListsRanges`."""
+        return self._lists_ranges
+
+    async def list_range(
+        self, folder: str, after: str, before: str
+    ) -> AsyncGenerator[BlobInfo, None]:
+        """See `ListsRanges`."""
+        last = after
+        async for info in self._list(folder, after):
+            if info.key <= last:
+                raise OutOfOrder
+            if info.key >= before:
+                return
+            last = info.key
+            yield info
+
+    async def _list(self, prefix: str, after: str | None) -> AsyncIterator[BlobInfo]:
         # What may follow a prefix makes it a key, so the check of keys serves. obstore lists whole
         # segments only.
         checked_key(f"{prefix}x")
         folder = self._prefix + prefix.rpartition("/")[0]
-        pages = aiter(self._reads.list(folder, chunk_size=_LIST_PAGE))
+        offset = None if after is None else self._prefix + after
+        pages = aiter(self._reads.list(folder, offset=offset, chunk_size=_LIST_PAGE))
         while True:
             with self._translated("list"):
                 async with asyncio.timeout(_seconds(0)):

@@ -88,4 +88,7 @@ def _store(
         creates=client(options, retry_options(retries_max=0)),
         # Only S3 passes over what is not there.
         bulk_delete=place.scheme == "s3",
+        # S3 and Google list in the order of UTF-8, from any key on; S3 Express (directory buckets) lists
+        # in no order.
+        lists_ranges=place.scheme in ("s3", "gs") and not place.bucket.endswith("--x-s3"),
     )

@@ -9,12 +9,13 @@ import contextlib
 import contextvars
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from everlong.errors import BlobMissing
 from everlong.storage.blobs import BlobInfo, BlobStore, get_bounded
+from everlong.storage.ranges import OutOfOrder, ranges_of
 from everlong.storage.uploading import put_file
 
 
@@ -95,6 +96,22 @@ class CountedBlobStore:
         """See `BlobStore`."""
         with self._timed("list"):
             async for info in self._store.list(prefix):
+                yield info
+
+    @property
+    def lists_ranges(self) -> bool:
+        """See `ListsRanges`."""
+        return ranges_of(self._store) is not None
+
+    async def list_range(
+        self, folder: str, after: str, before: str
+    ) -> AsyncGenerator[BlobInfo, None]:
+        """See `ListsRanges`."""
+        store = ranges_of(self._store)
+        if store is None:
+            raise OutOfOrder
+        with self._timed("list"):
+            async for info in store.list_range(folder, after, before):
                 yield info
 
     async def delete(self, keys: Iterable[str]) -> None:

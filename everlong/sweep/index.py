@@ -2,6 +2,7 @@
 
 It holds which names each run and each pack leads to, so that a sweep reads what has changed since the
 last one, and so that one which was killed goes on where it was. Names, ids and sizes; no content.
+What was read from histories and packs is also kept in the store: see `stored_index`.
 """
 
 import contextlib
@@ -13,12 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from everlong.storage.objects import NO_THREAD
 from everlong.sweep.searching import Link
 from everlong.sweep.waiting import aside
 
 T = TypeVar("T")
 
-_VERSION: Final = 2
+_VERSION: Final = 3
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS identity (value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS runs (
@@ -48,6 +50,17 @@ CREATE TABLE IF NOT EXISTS objects (
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS objects_by_name ON objects (name);
 CREATE INDEX IF NOT EXISTS objects_by_thread ON objects (thread, is_new);
+CREATE TABLE IF NOT EXISTS listing (
+    number INT NOT NULL, sweep TEXT NOT NULL, began_ms INT NOT NULL, is_done INT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS cursors (
+    folder TEXT NOT NULL, before TEXT NOT NULL, after TEXT NOT NULL, kept TEXT NOT NULL,
+    parts INT NOT NULL, PRIMARY KEY (folder, before)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS saved (shard TEXT PRIMARY KEY, key TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS touched (thread TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TEMP TABLE quiet (thread TEXT PRIMARY KEY, digest TEXT NOT NULL) WITHOUT ROWID;
+CREATE TEMP TABLE due (run_id TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TEMP TABLE copies (
     key TEXT PRIMARY KEY, original TEXT NOT NULL, thread TEXT NOT NULL, name BLOB NOT NULL,
     quarantined_ms INT NOT NULL, size_bytes INT NOT NULL
@@ -70,6 +83,9 @@ CREATE TEMP TABLE swept (
 ) WITHOUT ROWID;
 CREATE TEMP TABLE held (root TEXT PRIMARY KEY, since_ms INT NOT NULL) WITHOUT ROWID;
 """
+# Pages of the file that SQLite keeps in memory, in KiB. The names of objects come in no order, and
+# with the default of 2 MB each insert would read and write pages of the index by name.
+_CACHE_KIB: Final = 64 * 1024
 # Names that are new, and all that they lead to as far as it is known. A leaf leads nowhere, though it
 # may be something that has links: a segment of which an entry uses only a body.
 _REACH: Final = """
@@ -84,6 +100,17 @@ WITH RECURSIVE reached (name, is_leaf) AS (
         SELECT 1 FROM marked WHERE marked.name = links.name AND marked.is_leaf = links.is_leaf)
 )
 SELECT name, is_leaf FROM reached
+"""
+_UNSCANNED: Final = """
+SELECT id, name FROM marked WHERE id > ? AND NOT is_leaf AND CASE
+WHEN EXISTS (SELECT 1 FROM objects WHERE objects.name = marked.name)
+  OR EXISTS (SELECT 1 FROM copies WHERE copies.name = marked.name)
+THEN name NOT IN (SELECT name FROM scanned)
+WHEN name IN (SELECT name FROM scanned)
+THEN EXISTS (SELECT 1 FROM links WHERE links.name = marked.name AND is_vouched
+    AND NOT links.is_leaf AND thread NOT IN ('', ?))
+ELSE EXISTS (SELECT 1 FROM links WHERE links.name = marked.name AND thread != '') END
+ORDER BY id LIMIT ?
 """
 # From a name upwards, by what our own structures say.
 _VOUCHED: Final = """
@@ -136,6 +163,7 @@ class SweepIndex:
             # After a kill, also of the machine, it is as it was some moments before: sound.
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")
+            db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
             if db.execute("PRAGMA quick_check(1)").fetchall() != [("ok",)]:
                 raise sqlite3.DatabaseError("the index is damaged")
             db.executescript(_SCHEMA)
@@ -179,6 +207,23 @@ class SweepIndex:
         with self.together():
             self._db.executemany(statement, rows)
 
+    def run_each(self, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Run a statement for each of some rows, inside of `together`."""
+        self._db.executemany(statement, rows)
+
+    def stream(self, statement: str, *values: Any) -> Iterator[Any]:
+        """Run a statement; yield its rows, of which few are in memory at a time."""
+        yield from self._db.execute(statement, values)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was read from histories yet, as in a new file."""
+        return self.one("SELECT 1 FROM runs UNION ALL SELECT 1 FROM scanned LIMIT 1") is None
+
+    def touch(self, thread: str) -> None:
+        """Note that what is known of a thread has changed since the index was saved in the store."""
+        self.run("INSERT OR IGNORE INTO touched VALUES (?)", thread)
+
     def one(self, statement: str, *values: Any) -> Any:
         """Run a statement; return the first column of its first row, or None."""
         row = self._db.execute(statement, values).fetchone()
@@ -193,16 +238,29 @@ class SweepIndex:
             [(holder, *link) for link in links],
         )
 
+    def links_of(self, holder: str | bytes) -> set[Link]:
+        """Return what a run, or a pack, leads to."""
+        rows = self.run(
+            "SELECT name, thread, is_leaf, is_vouched FROM links WHERE holder = ?", holder
+        )
+        return {
+            Link(name, thread, bool(leaf), bool(vouched)) for name, thread, leaf, vouched in rows
+        }
+
     def add_scanned(self, name: bytes, links: Iterable[Link], *, is_decoded: bool) -> None:
         """Note all that a pack leads to. It never changes; but a payload is more than its bytes say."""
         with self.together():
             self.add_links(name, links)
-            self.run(
-                "INSERT INTO scanned VALUES (?, ?) ON CONFLICT DO UPDATE "
-                "SET is_decoded = MAX(is_decoded, excluded.is_decoded)",
-                name,
-                is_decoded,
-            )
+            self.note_scanned(name, is_decoded=is_decoded)
+
+    def note_scanned(self, name: bytes, *, is_decoded: bool) -> None:
+        """Note that all is known that a pack leads to."""
+        self.run(
+            "INSERT INTO scanned VALUES (?, ?) ON CONFLICT DO UPDATE "
+            "SET is_decoded = MAX(is_decoded, excluded.is_decoded)",
+            name,
+            is_decoded,
+        )
 
     def is_decoded(self, name: bytes) -> bool:
         """Tell whether a pack was decoded, as a ref's payload: then all that it leads to is known."""
@@ -243,17 +301,11 @@ class SweepIndex:
             self.run(_REACH)
 
     def unscanned(self, after: int, count: int) -> list[tuple[int, bytes]]:
-        """Return marked packs of which it is not known where they lead, with their numbers."""
-        return self.run(
-            "SELECT id, name FROM marked WHERE id > ? AND NOT is_leaf "
-            "AND name NOT IN (SELECT name FROM scanned) "
-            "AND (EXISTS (SELECT 1 FROM objects WHERE objects.name = marked.name) "
-            "  OR EXISTS (SELECT 1 FROM copies WHERE copies.name = marked.name) "
-            "  OR EXISTS (SELECT 1 FROM links WHERE links.name = marked.name AND thread != '')) "
-            "ORDER BY id LIMIT ?",
-            after,
-            count,
-        )
+        """Return marked packs of which it is not known where they lead, with their numbers.
+
+        Also packs that are known and lie nowhere any more: who looks for them finds that they are lost.
+        """
+        return self.run(_UNSCANNED, after, NO_THREAD, count)
 
     def places(self, name: bytes) -> list[str]:
         """Return the threads in whose places a pack may lie."""
@@ -289,6 +341,7 @@ class SweepIndex:
         into a history that was read already.
         """
         with self.together():
+            self.run("INSERT OR IGNORE INTO touched SELECT thread FROM objects WHERE is_new")
             self.run(
                 "UPDATE objects SET is_new = 0 "
                 "WHERE is_new AND (modified_ms <= ? OR name IN (SELECT name FROM marked))",

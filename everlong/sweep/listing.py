@@ -1,14 +1,34 @@
-"""What lies in the store, taken into the index. Only what is named as an object of ours counts."""
+"""What lies in the store, taken into the index. Only what is named as an object of ours counts.
 
+A thread's key is a digest, so the keys of all objects are spread evenly over its first digit. A store
+that lists in order is listed in 16 ranges at once, one for each digit. Each range has a cursor, which
+is committed together with the rows before it: a listing that was cut off goes on behind it, in the
+same sweep.
+
+The ranges divide the listing only. Any history may name any object, so whether one is reachable is
+known once all histories have been read. No range is swept before all ranges are listed and all
+histories are marked. See `sweeping`.
+"""
+
+import asyncio
+import contextlib
 import re
-from collections.abc import Callable
-from typing import Any, Final
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 from everlong import limits
+from everlong.errors import StoreUnavailable
 from everlong.storage import quarantine
 from everlong.storage.blobs import BlobInfo, BlobStore
 from everlong.storage.objects import NO_THREAD
+from everlong.storage.packstore import gathered
+from everlong.storage.ranges import ListsRanges, OutOfOrder, ranges_of
 from everlong.sweep.index import SweepIndex
+from everlong.sweep.stored_listing import Cursor, StoredListing
+from everlong.sweep.waiting import alive
 
 _OBJECT: Final = re.compile(r"v1/([0-9a-f]{32})/([0-9a-f]{64})\.pack")
 _ARCHIVE: Final = re.compile(r"archive/v1/([0-9a-f]{32})/[0-9A-Za-z-]+\.(?:json|parquet)")
@@ -22,6 +42,21 @@ _ADD: Final = (
 _ADD_UNDATED: Final = _ADD.replace("modified_ms != excluded.modified_ms", "0").replace(
     "modified_ms = excluded.modified_ms, ", ""
 )
+_ADD_COPY: Final = "INSERT OR IGNORE INTO copies VALUES (?, ?, ?, ?, ?, ?)"
+_FOLDERS: Final = ("v1/", "archive/v1/")
+# Requests of a range that fail in a row, at one place.
+_TRIES_MAX: Final = 5
+_DIGITS: Final = "0123456789abcdef"
+_END: Final = "g"  # Behind all digits.
+_ALL: Final = "z"  # Ends the range that is listed before there are 16.
+
+
+class _Listed(NamedTuple):
+    """A listing that is under way, or done."""
+
+    number: int
+    began_ms: int
+    is_done: bool
 
 
 def parse_key(key: str) -> tuple[str, bytes] | None:
@@ -34,54 +69,309 @@ def parse_key(key: str) -> tuple[str, bytes] | None:
     return None
 
 
-async def list_store(
-    index: SweepIndex, store: BlobStore, now_ms: int, tell: Callable[[str], None]
-) -> None:
-    """Take all objects of threads, archives and the quarantine into the index."""
-    listing = 1 + (index.one("SELECT MAX(listed) FROM objects") or 0)
-    for prefix in ("v1/", "archive/"):
-        batch: list[BlobInfo] = []
-        async for info in store.list(prefix):
-            batch.append(info)
-            if len(batch) >= limits.SWEEP_BATCH:
-                _add_objects(index, batch, now_ms, listing)
-                batch = []
-                tell("listing the store")
-        _add_objects(index, batch, now_ms, listing)
-    index.run("DELETE FROM objects WHERE listed < ?", listing)
-    await _list_copies(index, store, tell)
+class Listing:
+    """Lists the store of one sweep.
+
+    Args:
+        index: Where the objects go.
+        store: What is listed.
+        tell: Called with the progress.
+        stored: Keeps a long listing in the store, so that a worker with another disk goes on with it.
+            None if no other attempt of this sweep can follow.
+
+    """
+
+    def __init__(
+        self,
+        index: SweepIndex,
+        store: BlobStore,
+        tell: Callable[[str], None],
+        stored: StoredListing | None = None,
+    ) -> None:
+        self._index = index
+        self._store = store
+        self._ranges = ranges_of(store)
+        self._tell = tell
+        self._stored = stored
+        self._started = time.monotonic()
+        self._number = 0
+        self._now_ms = 0
+        self._count = 0
+        self._keeping = asyncio.Lock()
+        self._unkept: Counter[tuple[str, str]] = Counter()
+        """Objects of a range that are not kept in the store yet."""
+
+    async def run(self, now_ms: int) -> int:
+        """Take all objects of threads, archives and the quarantine into the index.
+
+        Return the time as of which the listing holds: when it began, if it is one that goes on. The age
+        of an object counts from there, since it may have been written again after it was listed.
+        """
+        found = await self._resume(now_ms) or self._begin(now_ms)
+        self._number, self._now_ms = found.number, found.began_ms
+        if not found.is_done:
+            for folder in _FOLDERS:
+                await self._list_folder(folder)
+            with self._index.together():
+                self._index.run(
+                    "INSERT OR IGNORE INTO touched SELECT thread FROM objects WHERE listed < ?",
+                    self._number,
+                )
+                self._index.run("DELETE FROM objects WHERE listed < ?", self._number)
+                self._index.run("UPDATE listing SET is_done = 1")
+        await self._list_copies()
+        return self._now_ms
+
+    async def _resume(self, now_ms: int) -> _Listed | None:
+        """Return the listing that an earlier attempt of this sweep has left, if it is recent."""
+        if self._stored is None:
+            return None
+        oldest_ms = int(now_ms - 1000 * limits.SWEEP_LISTING_SECONDS_MAX)
+        rows = self._index.run(
+            "SELECT number, began_ms, is_done FROM listing WHERE sweep = ? AND began_ms > ?",
+            self._stored.sweep,
+            oldest_ms,
+        )
+        if rows:
+            return _Listed(*rows[0])
+        return None if self._ranges is None else await self._load(self._stored, oldest_ms)
+
+    async def _load(self, stored: StoredListing, oldest_ms: int) -> _Listed | None:
+        """Return the listing that a worker with another disk has left in the store."""
+        parts = await alive(stored.find(), self._tell, "looking for a listing")
+        began_ms = min((part.began_ms for part in parts), default=0)
+        if began_ms <= oldest_ms:
+            return None
+        begun = self._begin(began_ms)
+        self._number, self._now_ms = begun.number, begun.began_ms
+        cursors = {
+            cursor.before: cursor
+            for folder in {part.folder for part in parts}
+            for cursor in _cursors_of(folder)
+        }
+        for cursor in cursors.values():
+            self._move(cursor)
+        for part in (each for each in parts if each.before in cursors):
+            work = stored.read(part, cursors[part.before])
+            found = await alive(work, self._tell, "reading a listing")
+            if found is not None:
+                cursors[part.before], infos = found
+                self._add_objects(infos, cursors[part.before])
+        return begun
+
+    def _begin(self, now_ms: int) -> _Listed:
+        begun = _Listed(
+            1 + (self._index.one("SELECT MAX(number) FROM listing") or 0), now_ms, False
+        )
+        with self._index.together():
+            self._index.run("DELETE FROM cursors")
+            self._index.run("DELETE FROM listing")
+            sweep = "" if self._stored is None else self._stored.sweep
+            self._index.run(
+                "INSERT INTO listing VALUES (?, ?, ?, 0)", begun.number, sweep, begun.began_ms
+            )
+        return begun
+
+    async def _list_folder(self, folder: str) -> None:
+        if self._ranges is not None:
+            try:
+                await self._list_ranges(self._ranges, folder)
+                return
+            except OutOfOrder:  # Then a range may lack keys. One stream lacks none.
+                self._tell("the store does not list in order: listing it in one stream")
+        await _paged(self._store.list(f"{folder.partition('/')[0]}/"), self._add_objects)
+
+    async def _list_ranges(self, store: ListsRanges, folder: str) -> None:
+        """List a folder from where its cursors are: first a little of it, then the rest at once."""
+        whole = Cursor(folder, folder + _ALL, folder, folder, 0)
+        if not self._cursors(folder):
+            self._move(whole)
+            # What is small is listed by one stream, and costs no more requests than that.
+            if await self._list_range(store, whole, limits.SWEEP_SCOUT_OBJECTS):
+                return
+        for cursor in self._cursors(folder):
+            if cursor.before == whole.before and cursor.after < cursor.before:
+                self._split(cursor)
+        left = [each for each in self._cursors(folder) if each.after < each.before]
+        await alive(
+            gathered([partial(self._list_patiently, store, each) for each in left]),
+            self._tell,
+            "listing the store",
+        )
+
+    def _cursors(self, folder: str) -> list[Cursor]:
+        rows = self._index.run(
+            "SELECT folder, before, after, kept, parts FROM cursors WHERE folder = ?", folder
+        )
+        return [Cursor(*row) for row in rows]
+
+    def _split(self, whole: Cursor) -> None:
+        """Divide a range by the next digit. What is before its cursor has been listed."""
+        with self._index.together():
+            self._index.run("DELETE FROM cursors WHERE folder = ?", whole.folder)
+            for each in _cursors_of(whole.folder):
+                self._move(each._replace(after=min(max(whole.after, each.after), each.before)))
+
+    async def _list_patiently(self, store: ListsRanges, cursor: Cursor) -> None:
+        """List a range, going on behind its cursor where the store did not answer.
+
+        One request of many that does not come back must not end a listing of hours.
+        """
+        tries = 0
+        while tries < _TRIES_MAX:
+            try:
+                await self._list_range(store, cursor)
+                return
+            except StoreUnavailable:
+                [now] = [x for x in self._cursors(cursor.folder) if x.before == cursor.before]
+                tries = 1 if now.after > cursor.after else tries + 1
+                if tries == _TRIES_MAX:
+                    raise
+                cursor = now
+                await asyncio.sleep(limits.SWEEP_LIST_PAUSE_SECONDS * tries)
+
+    async def _list_range(
+        self, store: ListsRanges, cursor: Cursor, most: int | None = None
+    ) -> bool:
+        """List a range, and move its cursor; return whether it came to its end."""
+        page: list[BlobInfo] = []
+        count = 0
+        listed = store.list_range(cursor.folder, cursor.after, cursor.before)
+        async with contextlib.aclosing(listed):
+            async for info in listed:
+                page.append(info)
+                if len(page) >= limits.SWEEP_LIST_PAGE:
+                    cursor = cursor._replace(after=info.key)
+                    self._add_objects(page, cursor)
+                    cursor = await self._keep(cursor, len(page))
+                    page, count = [], count + len(page)
+                    if most is not None and count >= most:
+                        return False
+        cursor = cursor._replace(after=cursor.before)
+        self._add_objects(page, cursor)
+        await self._keep(cursor, len(page))
+        return True
+
+    async def _keep(self, cursor: Cursor, count: int) -> Cursor:
+        """Keep in the store what a long listing has found, a part at a time."""
+        place = (cursor.folder, cursor.before)
+        self._unkept[place] += count
+        is_whole = cursor.after == cursor.before
+        if (
+            self._stored is None
+            or cursor.before == cursor.folder + _ALL
+            or not (is_whole or self._unkept[place] >= limits.SWEEP_LISTING_PART)
+            or time.monotonic() - self._started < limits.SWEEP_LISTING_KEEP_SECONDS
+        ):
+            return cursor
+        # One range at a time: a part takes 30 MB while it is made.
+        async with self._keeping:
+            cursor = await self._keep_parts(self._stored, cursor)
+        self._unkept[place] = 0
+        return cursor
+
+    async def _keep_parts(self, stored: StoredListing, cursor: Cursor) -> Cursor:
+        while cursor.kept < cursor.after:
+            rows = self._index.run(
+                "SELECT key, size_bytes, modified_ms FROM objects "
+                "WHERE key > ? AND key <= ? AND listed = ? ORDER BY key LIMIT ?",
+                cursor.kept,
+                cursor.after,
+                self._number,
+                limits.SWEEP_LISTING_PART,
+            )
+            is_last = len(rows) < limits.SWEEP_LISTING_PART
+            start, kept = cursor.kept, cursor.after if is_last else rows[-1][0]
+            cursor = cursor._replace(kept=kept, parts=cursor.parts + 1)
+            await stored.write(cursor, start, self._now_ms, rows)
+            self._move(cursor)
+        return cursor
+
+    def _move(self, cursor: Cursor) -> None:
+        self._index.run("INSERT OR REPLACE INTO cursors VALUES (?, ?, ?, ?, ?)", *cursor)
+
+    def _add_objects(self, infos: Sequence[BlobInfo], cursor: Cursor | None = None) -> None:
+        dated: list[tuple[Any, ...]] = []
+        undated: list[tuple[Any, ...]] = []
+        for info in infos:
+            parsed = parse_key(info.key)
+            if parsed is None:
+                continue
+            thread, name = parsed
+            kind = "" if name else "archive"
+            ms = self._now_ms if info.modified_ms is None else info.modified_ms
+            rows = undated if info.modified_ms is None else dated
+            rows.append((info.key, thread, name, info.size_bytes, ms, kind, self._number))
+        with self._index.together():
+            self._index.run_each(_ADD, dated)
+            self._index.run_each(_ADD_UNDATED, undated)
+            if cursor is not None:
+                self._move(cursor)
+        self._count += len(infos)
+        self._tell(f"listed {self._count} objects")
+
+    async def _list_copies(self) -> None:
+        """Take the quarantine into the index. It is listed each time: what goes for good lies there."""
+        self._index.run("DELETE FROM copies")
+        if self._ranges is not None:
+            try:
+                for folder in _FOLDERS:
+                    await self._list_copy_ranges(self._ranges, f"{quarantine.PREFIX}{folder}")
+                return
+            except OutOfOrder:
+                self._tell("the store does not list in order: listing it in one stream")
+        await _paged(self._store.list(quarantine.PREFIX), self._add_copies)
+
+    async def _list_copy_ranges(self, store: ListsRanges, folder: str) -> None:
+        async with contextlib.aclosing(store.list_range(folder, folder, folder + _ALL)) as some:
+            last = await _paged(some, self._add_copies, limits.SWEEP_SCOUT_OBJECTS)
+        if not last:
+            return
+        left = [
+            store.list_range(folder, max(each.after, last), each.before)
+            for each in _cursors_of(folder)
+            if each.before > last
+        ]
+        work = [partial(_paged, each, self._add_copies) for each in left]
+        await alive(gathered(work), self._tell, "listing the quarantine")
+
+    def _add_copies(self, infos: Sequence[BlobInfo]) -> None:
+        rows: list[tuple[Any, ...]] = []
+        for info in infos:
+            copy = quarantine.parse_copy(info)
+            parsed = None if copy is None else parse_key(copy.original)
+            if copy is None or parsed is None:
+                continue
+            # The store's own clock counts too: the sweeper's may have been wrong.
+            since_ms = max(copy.quarantined_ms, info.modified_ms or 0)
+            rows.append((copy.key, copy.original, *parsed, since_ms, copy.size_bytes))
+        self._index.run_many(_ADD_COPY, rows)
+        self._tell("listing the quarantine")
 
 
-async def _list_copies(index: SweepIndex, store: BlobStore, tell: Callable[[str], None]) -> None:
-    """Take the quarantine into the index."""
-    index.run("DELETE FROM copies")
-    rows: list[tuple[Any, ...]] = []
-    async for info in store.list(quarantine.PREFIX):
-        copy = quarantine.parse_copy(info)
-        parsed = None if copy is None else parse_key(copy.original)
-        if copy is None or parsed is None:
-            continue
-        # The store's own clock counts too: the sweeper's may have been wrong.
-        since_ms = max(copy.quarantined_ms, info.modified_ms or 0)
-        rows.append((copy.key, copy.original, *parsed, since_ms, copy.size_bytes))
-        if len(rows) >= limits.SWEEP_BATCH:
-            index.run_many("INSERT OR IGNORE INTO copies VALUES (?, ?, ?, ?, ?, ?)", rows)
-            rows = []
-            tell("listing the quarantine")
-    index.run_many("INSERT OR IGNORE INTO copies VALUES (?, ?, ?, ?, ?, ?)", rows)
+def _cursors_of(folder: str) -> list[Cursor]:
+    """Return the ranges of a folder, at their beginnings."""
+    ends = (*_DIGITS[1:], _END)
+    return [
+        Cursor(folder, folder + end, folder + digit, folder + digit, 0)
+        for digit, end in zip(_DIGITS, ends, strict=True)
+    ]
 
 
-def _add_objects(index: SweepIndex, infos: list[BlobInfo], now_ms: int, listing: int) -> None:
-    dated: list[tuple[Any, ...]] = []
-    undated: list[tuple[Any, ...]] = []
-    for info in infos:
-        parsed = parse_key(info.key)
-        if parsed is None:
-            continue
-        thread, name = parsed
-        kind = "" if name else "archive"
-        ms = now_ms if info.modified_ms is None else info.modified_ms
-        rows = undated if info.modified_ms is None else dated
-        rows.append((info.key, thread, name, info.size_bytes, ms, kind, listing))
-    index.run_many(_ADD, dated)
-    index.run_many(_ADD_UNDATED, undated)
+async def _paged(
+    listed: AsyncIterator[BlobInfo],
+    add: Callable[[Sequence[BlobInfo]], None],
+    most: int | None = None,
+) -> str:
+    """Add what is listed, a page at a time. Return the last key if it stopped at `most`."""
+    page: list[BlobInfo] = []
+    count = 0
+    async for info in listed:
+        page.append(info)
+        if len(page) >= limits.SWEEP_LIST_PAGE:
+            add(page)
+            page, count = [], count + len(page)
+            if most is not None and count >= most:
+                return info.key
+    add(page)
+    return ""

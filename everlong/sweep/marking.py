@@ -37,6 +37,21 @@ _UNLISTED: Final = """
 SELECT thread, workflow_id FROM owned WHERE workflow_id != '' AND thread > :after AND {}
 ORDER BY thread LIMIT :count
 """
+_MISSED: Final = """
+SELECT run_id, workflow_id FROM runs WHERE listed < ? AND run_id > ? ORDER BY run_id LIMIT ?
+"""
+# Runs that are new or have closed, and open ones with something new in their tree.
+_CHANGED: Final = """
+INSERT INTO due
+WITH changed AS (SELECT DISTINCT root FROM runs JOIN objects USING (thread) WHERE objects.is_new)
+SELECT run_id FROM runs WHERE NOT is_final
+AND (last_event = 0 OR NOT is_open OR root IN (SELECT root FROM changed))
+"""
+_TOUCH: Final = "INSERT OR IGNORE INTO touched SELECT thread FROM runs WHERE run_id = ?"
+_DUE: Final = """
+SELECT run_id, workflow_id, is_open, last_event FROM due JOIN runs USING (run_id)
+WHERE run_id > ? ORDER BY run_id LIMIT ?
+"""
 # Workflows that some earlier sweep has seen, and of which this index has never heard.
 _UNKNOWN: Final = _UNLISTED.format(
     "thread NOT IN (SELECT thread FROM runs) AND thread NOT IN (SELECT thread FROM asked)"
@@ -71,12 +86,19 @@ class Marker:
     """Knows what is reachable, as of when it was last asked to look."""
 
     def __init__(
-        self, index: SweepIndex, histories: Kept, reader: Reader, tell: Callable[[str], None]
+        self,
+        index: SweepIndex,
+        histories: Kept,
+        reader: Reader,
+        tell: Callable[[str], None],
+        checkpoint: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._index = index
         self._histories = histories
         self._reader = reader
         self._tell = tell
+        self._checkpoint = checkpoint
+        """Awaited between batches of runs, while nothing else uses the index."""
         self._schedules = Schedules(index, histories, reader, tell, self._note)
         self._listing = 1 + (index.one("SELECT MAX(listed) FROM runs") or 0)
         self._told_of: set[tuple[str, str]] = set()
@@ -87,7 +109,9 @@ class Marker:
         """Mark what is reachable, reading what has changed."""
         await self._list_runs()
         await self._ask_for(_UNKNOWN, {})
-        await self._read_runs(self._changed())
+        self._index.run("DELETE FROM due")
+        self._index.run(_CHANGED)
+        await self._read_due()
         await self._close()
 
     async def mark_exactly(self, oldest_ms: int) -> None:
@@ -98,13 +122,9 @@ class Marker:
         self._listing += 1
         await self._list_runs()
         await self._ask_for(_AT_STAKE, {"oldest": oldest_ms})
-        due = [
-            _Due(*row)
-            for row in self._index.run(
-                "SELECT run_id, workflow_id, is_open, last_event FROM runs WHERE NOT is_final"
-            )
-        ]
-        await self._read_runs(due, exactly=True)
+        self._index.run("DELETE FROM due")
+        self._index.run("INSERT INTO due SELECT run_id FROM runs WHERE NOT is_final")
+        await self._read_due(exactly=True)
         await self._close()
 
     async def _list_runs(self) -> None:
@@ -112,13 +132,12 @@ class Marker:
             self._add_runs(page)
             self._tell("listing runs")
         # What a listing has left out may still be there: only Temporal's own word counts.
-        missed = self._index.run(
-            "SELECT run_id, workflow_id FROM runs WHERE listed < ?", self._listing
-        )
-        for first in range(0, len(missed), limits.SWEEP_BATCH):
-            batch = missed[first : first + limits.SWEEP_BATCH]
+        batch: list[tuple[str, str]] = []
+        while batch := self._index.run(
+            _MISSED, self._listing, batch[-1][0] if batch else "", limits.SWEEP_BATCH
+        ):
             checks = [partial(self._check_gone, *each) for each in batch]
-            await self._all(checks, f"looking for run {first + 1} of {len(missed)}")
+            await self._all(checks, "looking for runs that are not listed")
 
     async def _check_gone(self, run_id: str, workflow_id: str) -> None:
         if await self._histories.describe(workflow_id, run_id) is None:
@@ -146,7 +165,11 @@ class Marker:
         self._index.run_many(
             "INSERT INTO runs (run_id, workflow_id, root, thread, is_open, listed) "
             "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE "
-            "SET is_open = excluded.is_open, root = excluded.root, listed = excluded.listed",
+            # A run that has ended and is open again: the database was restored from a backup. It is
+            # read from its beginning.
+            "SET last_event = IIF(is_final AND excluded.is_open, 0, last_event), "
+            "is_final = is_final AND NOT excluded.is_open, "
+            "is_open = excluded.is_open, root = excluded.root, listed = excluded.listed",
             [
                 (each.run_id, each.workflow_id, each.root, thread, each.is_open, self._listing)
                 for each, thread in rows
@@ -157,32 +180,33 @@ class Marker:
             [(thread, each.workflow_id, each.root) for each, thread in rows],
         )
 
-    def _changed(self) -> list[_Due]:
-        """Return runs that are new or have closed, and open ones with something new in their tree."""
-        rows = self._index.run(
-            "WITH changed AS ("
-            "  SELECT DISTINCT root FROM runs JOIN objects USING (thread) WHERE objects.is_new"
-            ") SELECT run_id, workflow_id, is_open, last_event FROM runs WHERE NOT is_final "
-            "AND (last_event = 0 OR NOT is_open OR root IN (SELECT root FROM changed))"
-        )
-        return [_Due(*row) for row in rows]
+    async def _read_due(self, *, exactly: bool = False) -> None:
+        """Read the runs that are due, in batches: their number is not bounded."""
+        total, done, after = self._index.one("SELECT COUNT(*) FROM due"), 0, ""
+        while rows := self._index.run(_DUE, after, limits.SWEEP_BATCH):
+            after = rows[-1][0]
+            await self._read_runs([_Due(*row) for row in rows], done, total, exactly=exactly)
+            done += len(rows)
+            if self._checkpoint is not None:
+                await self._checkpoint()
+        while due := self._neighbours():
+            for first in range(0, len(due), limits.SWEEP_BATCH):
+                batch = due[first : first + limits.SWEEP_BATCH]
+                await self._read_runs(batch, first, len(due), exactly=exactly)
 
-    async def _read_runs(self, due: Sequence[_Due], *, exactly: bool = False) -> None:
+    async def _read_runs(
+        self, due: Sequence[_Due], done: int, total: int, *, exactly: bool
+    ) -> None:
         slots = asyncio.Semaphore(limits.SWEEP_RUNS_MAX)
-        done = 0
 
         async def read(run: _Due) -> None:
             nonlocal done
             async with slots:
                 await self._read(run, exactly=exactly)
                 done += 1
-                self._tell(f"read {done} of {len(due)} runs")
+                self._tell(f"read {done} of {total} runs")
 
-        while due:
-            for first in range(0, len(due), limits.SWEEP_BATCH):
-                batch = due[first : first + limits.SWEEP_BATCH]
-                await gathered([partial(read, each) for each in batch])
-            due = self._neighbours()
+        await gathered([partial(read, each) for each in due])
 
     def _neighbours(self) -> list[_Due]:
         """Return runs that others tell of, and that no listing has had."""
@@ -226,6 +250,8 @@ class Marker:
             )
             if read.is_over:
                 self._index.forget(f"{run.run_id}/beside")
+            if read.is_over or read.last_event != run.last_event:
+                self._index.run(_TOUCH, run.run_id)
 
     async def _read_beside(self, run: _Due, described: Described) -> bool:
         """Note what a run holds beside its history: that is replaced, as it changes."""
@@ -233,9 +259,12 @@ class Marker:
         links = await self._links(payloads, run)
         if links is None:
             return False
-        with self._index.together():
-            self._index.forget(f"{run.run_id}/beside")
-            self._index.add_links(f"{run.run_id}/beside", links)
+        holder = f"{run.run_id}/beside"
+        if links != self._index.links_of(holder):
+            with self._index.together():
+                self._index.forget(holder)
+                self._index.add_links(holder, links)
+                self._index.run(_TOUCH, run.run_id)
         return True
 
     async def _read_events(self, run: _Due) -> _Read | None:
@@ -293,6 +322,7 @@ class Marker:
 
     def _drop(self, run_id: str) -> None:
         with self._index.together():
+            self._index.run(_TOUCH, run_id)
             self._index.run("DELETE FROM runs WHERE run_id = ?", run_id)
             self._index.forget(run_id)
             self._index.forget(f"{run_id}/beside")

@@ -59,8 +59,9 @@ class Records:
 
     def __init__(self, store: BlobStore, namespace_id: str, stamp: str = "") -> None:
         self._store = store
-        self._place = f"{PREFIX}{namespace_id}"
-        self._stamp = stamp
+        self.place = f"{PREFIX}{namespace_id}"
+        """Prefix of all records of the namespace."""
+        self.stamp = stamp
         self._batches = 0
 
     async def begin(self, by: str, reason: str) -> int | None:
@@ -111,7 +112,7 @@ class Records:
 
     async def write_seen(self, seen: Seen, end: str = "") -> None:
         """Add a record of ids."""
-        await self._store.put(f"{self._place}/seen/{self._stamp}{end}.json", _SEEN.dump_json(seen))
+        await self._store.put(f"{self.place}/seen/{self.stamp}{end}.json", _SEEN.dump_json(seen))
 
     async def log(self, action: str, objects: Sequence[tuple[str, int]]) -> None:
         """Write down what is about to be taken, restored or deleted: keys and sizes."""
@@ -120,16 +121,14 @@ class Records:
 
     async def _log(self, record: dict[str, object]) -> str:
         self._batches += 1
-        key = f"{self._place}/log/{self._stamp}-{self._batches}.json"
+        key = f"{self.place}/log/{self.stamp}-{self._batches}.json"
         data = json.dumps({**record, "version": 1}, separators=(",", ":"))
         await self._store.put(key, data.encode())
         return key
 
     async def report(self, report: SweepReport) -> None:
         """Keep a report, and not too many of them; and drop what is old of the log."""
-        await self._store.put(
-            f"{self._place}/reports/{self._stamp}.json", _REPORT.dump_json(report)
-        )
+        await self._store.put(f"{self.place}/reports/{self.stamp}.json", _REPORT.dump_json(report))
         oldest_ms = report.started_ms - 1000 * limits.SWEEP_LOG_SECONDS
         old = [key for key in await self._stamped("log") if _ms(key) < oldest_ms]
         reports = await self._stamped("reports")
@@ -146,7 +145,7 @@ class Records:
 
     async def _stamped(self, kind: str) -> list[str]:
         """Return the keys of one kind of record, the oldest first."""
-        keys = [info.key async for info in self._store.list(f"{self._place}/{kind}/")]
+        keys = [info.key async for info in self._store.list(f"{self.place}/{kind}/")]
         return sorted((key for key in keys if _STAMPED.fullmatch(key)), key=_ms)
 
 

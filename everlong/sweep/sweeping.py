@@ -2,9 +2,39 @@
 
 The store is listed before anything is marked, so what is written later is no candidate. A sweep needs
 no lock and no exclusive access: see `taking`.
+
+Why the store can be listed in shards, and why no shard is swept by itself: an object's key says in
+whose place it lies, and not who needs it. A fork names segments of the thread that it was forked from,
+a parent names results of its children, and both may lie in other shards. So a shard's objects are
+candidates only after every shard is listed and every history is marked, in this order:
+
+1. All shards are listed. When they are listed, and in which order, does not matter: each before any
+   mark. An object that is written after its shard was listed is no candidate in this sweep.
+2. All histories are marked, whatever shard their threads are in. If one cannot be read, nothing is
+   deleted for good.
+3. Objects are quarantined in the order of their keys. That may end anywhere: the rest goes another
+   time, since no object's turn depends on another one's.
+
+A sweep that is cut off goes on as follows, in the next attempt, in the next activity, or by another
+worker:
+
+- While the store is listed: behind the cursor of each shard, if it is the same sweep. An object that
+  was listed by the first attempt may have been written again since, or named. Its age counts as of the
+  beginning of the listing; histories are read after it, so that a new name is seen; and what is taken
+  wrongly lies in quarantine, where a read finds it. A listing that is older than 48 hours is dropped.
+- While histories are read: what was read is in the index on disk, and now and then in the store.
+- While the index is written to the store: the manifest of before counts until the new one is there.
+- While objects are moved: see `taking`. Marks are made again first.
+
+Two sweeps at once have an index each. Their files in the store have names of their own, and a sweep
+that misses a file reads histories instead. A changed retention between two attempts is used from then
+on; nothing in the index depends on it. A thread that starts meanwhile and shares objects with an older
+one is seen like any other run: if the mark was before, the objects that only it needs are at most
+quarantined, and the exact mark before any deletion has it.
 """
 
 import dataclasses
+import math
 import os
 import sqlite3
 import time
@@ -31,10 +61,12 @@ from everlong.storage.packstore import PackStore
 from everlong.storage.quarantine import RestoringBlobStore, bare
 from everlong.sweep.histories import Kept
 from everlong.sweep.index import SweepIndex
-from everlong.sweep.listing import list_store
+from everlong.sweep.listing import Listing
 from everlong.sweep.marking import Marker
 from everlong.sweep.reading import Reader, check_codec
 from everlong.sweep.records import Records, Seen
+from everlong.sweep.stored_index import StoredIndex
+from everlong.sweep.stored_listing import StoredListing
 from everlong.sweep.taking import Taker
 from everlong.sweep.waiting import alive
 
@@ -56,6 +88,10 @@ class Preserved:
 Hook: TypeAlias = Callable[[], Awaitable[Preserved]]
 
 
+class _TimeIsOver(Exception):
+    """The sweep stops where it is; another one goes on."""
+
+
 class Sweep:
     """A sweep of one namespace and its store.
 
@@ -68,6 +104,9 @@ class Sweep:
         tell: Told of the progress.
         archive_due: Awaited first: archives what is due, so that its packs may go later.
         trusting: Accept a quarantine that is too short. For tests.
+        attempt_of: Id of the sweep that this is an attempt of. It goes on with the listing of an earlier
+            attempt. Empty if no attempt follows.
+        seconds_max: After this long it stops and reports that it is unfinished.
 
     """
 
@@ -82,6 +121,8 @@ class Sweep:
         tell: Progress = lambda _: None,
         archive_due: Hook | None = None,
         trusting: bool = False,
+        attempt_of: str = "",
+        seconds_max: float = math.inf,
     ) -> None:
         if not trusting and (why := options.retention.too_short()):
             raise ConfigError(why)
@@ -98,14 +139,25 @@ class Sweep:
         self._packs = PackStore(cache, packs.keyring, accept_unsealed=packs.accept_unsealed)
         self._options = options
         self._index_dir = index_dir
-        self._tell = tell
+        self._progress = tell
+        self._attempt_of = attempt_of
+        self._seconds_max = seconds_max
+        self._ends = math.inf
         self._archive_due = archive_due
         self._preserved = Preserved()
 
+    def _tell(self, text: str) -> None:
+        self._progress(text)
+        if time.monotonic() > self._ends:
+            raise _TimeIsOver
+
     async def run(self) -> SweepReport:
         """Sweep once."""
+        self._ends = time.monotonic() + self._seconds_max
         if self._archive_due is not None and not self._options.dry_run:
-            self._preserved = await alive(self._archive_due(), self._tell, "archiving what is due")
+            self._preserved = await alive(
+                self._archive_due(), self._progress, "archiving what is due"
+            )
         namespace_id = await self._histories.namespace_id()
         # What is legible decides what was found in what was read.
         identity = f"{self._store!r} {namespace_id} {sorted(self._options.encodings)}"
@@ -116,55 +168,90 @@ class Sweep:
             return await self._run(SweepIndex(None, identity), namespace_id)
 
     async def _run(self, index: SweepIndex, namespace_id: str) -> SweepReport:
-        started, own_ms = time.monotonic(), time.time_ns() // 1_000_000
+        own_ms = time.time_ns() // 1_000_000
         sweep_id = os.urandom(4).hex()
-        options = self._options
         records = Records(self._store, namespace_id, f"{own_ms:013d}-{sweep_id}")
+        stored = StoredIndex(
+            index,
+            self._store,
+            self._packs,
+            namespace=self._histories.namespace,
+            identity=f"{namespace_id} {sorted(self._options.encodings)}",
+            place=records.place,
+            stamp=records.stamp,
+            tell=self._tell,
+        )
         try:
-            ahead_ms = await self._ahead_ms(records, own_ms)
-            now_ms = own_ms - ahead_ms
-            self._tell("listing the store")
-            await list_store(index, self._store, now_ms, self._tell)
-            namespace = self._histories.namespace
-            reader = Reader(index, self._packs, self._codec, namespace, options.encodings)
-            marker = Marker(index, self._histories, reader, self._tell)
-            taker = Taker(
-                index,
-                self._store,
-                reader,
-                records,
-                options.retention,
-                sweep_id,
-                dry_run=options.dry_run,
-                tell=self._tell,
-            )
-            counts = await self._take(index, marker, taker, records, now_ms)
-            report = SweepReport(
-                id=sweep_id,
-                started_ms=now_ms,
-                seconds=round(time.monotonic() - started, 3),
-                dry_run=options.dry_run,
-                by=options.by,
-                reason=options.reason,
-                clock_ahead_seconds=ahead_ms / 1000,
-                runs=index.one("SELECT COUNT(*) FROM runs"),
-                runs_read=marker.runs_read,
-                packs_read=reader.packs_read,
-                **counts,
-                quarantined=taker.taken.tally("quarantined"),
-                restored=taker.taken.tally("restored"),
-                purged=taker.taken.tally("purged"),
-                classes=taker.classes(),
-                threads=_threads(index),
-                incomplete=(*marker.incomplete, *taker.faults)[:SWEEP_REASONS_MAX],
-                archived=self._preserved.archived,
-                not_archived=self._preserved.failed,
-            )
-            if not options.dry_run:
-                await records.report(report)
-            return report
+            return await self._attempt(index, stored, records, sweep_id, own_ms)
         finally:
             index.close()
+
+    async def _attempt(
+        self, index: SweepIndex, stored: StoredIndex, records: Records, sweep_id: str, own_ms: int
+    ) -> SweepReport:
+        started, options = time.monotonic(), self._options
+        ahead_ms = await self._ahead_ms(records, own_ms)
+        now_ms = own_ms - ahead_ms
+        is_resumable = bool(self._attempt_of) and not options.dry_run
+        listed = (
+            StoredListing(self._store, self._packs, records.place, self._attempt_of)
+            if is_resumable
+            else None
+        )
+        reader = Reader(
+            index, self._packs, self._codec, self._histories.namespace, options.encodings
+        )
+        checkpoint = None if options.dry_run else stored.checkpoint
+        marker = Marker(index, self._histories, reader, self._tell, checkpoint)
+        taker = Taker(
+            index,
+            self._store,
+            reader,
+            records,
+            options.retention,
+            sweep_id,
+            dry_run=options.dry_run,
+            tell=self._tell,
+        )
+        counts: dict[str, Tally] = {}
+        try:
+            await stored.load()
+            self._tell("listing the store")
+            now_ms = await Listing(index, self._store, self._tell, listed).run(now_ms)
+            await stored.settle()
+            counts = await self._take(index, marker, taker, stored, records, now_ms)
+            is_unfinished = False
+        except _TimeIsOver:
+            self._ends, is_unfinished = math.inf, True
+        if not options.dry_run:
+            await stored.save()
+        report = SweepReport(
+            id=sweep_id,
+            started_ms=now_ms,
+            seconds=round(time.monotonic() - started, 3),
+            dry_run=options.dry_run,
+            by=options.by,
+            reason=options.reason,
+            clock_ahead_seconds=ahead_ms / 1000,
+            runs=index.one("SELECT COUNT(*) FROM runs"),
+            runs_read=marker.runs_read,
+            packs_read=reader.packs_read,
+            **counts,
+            quarantined=taker.taken.tally("quarantined"),
+            restored=taker.taken.tally("restored"),
+            purged=taker.taken.tally("purged"),
+            classes=taker.classes(),
+            threads=_threads(index),
+            incomplete=(*marker.incomplete, *taker.faults)[:SWEEP_REASONS_MAX],
+            archived=self._preserved.archived,
+            not_archived=self._preserved.failed,
+            is_unfinished=is_unfinished,
+        )
+        if not options.dry_run and not is_unfinished:
+            await records.report(report)
+            if listed is not None:
+                await listed.delete(now_ms)
+        return report
 
     async def _ahead_ms(self, records: Records, own_ms: int) -> int:
         """Return by how much this clock is ahead of the store's, if that is much.
@@ -179,7 +266,13 @@ class Sweep:
         return ahead_ms if ahead_ms > _AHEAD_MS_MAX else 0
 
     async def _take(
-        self, index: SweepIndex, marker: Marker, taker: Taker, records: Records, now_ms: int
+        self,
+        index: SweepIndex,
+        marker: Marker,
+        taker: Taker,
+        stored: StoredIndex,
+        records: Records,
+        now_ms: int,
     ) -> dict[str, Tally]:
         """Mark and take; return what there was when it was marked."""
         seen = await self._know(index, records)
@@ -192,6 +285,9 @@ class Sweep:
             # on from there.
             named_ms = now_ms - int(1000 * limits.SWEEP_ON_ITS_WAY_SECONDS)
             await index.think(partial(index.finish, named_ms), self._tell)
+            stored.is_settled = True
+            if not self._options.dry_run:
+                await stored.save()
             await taker.quarantine(now_ms)
         if not (marker.incomplete or taker.faults) and taker.has_old_copies(now_ms):
             await marker.mark_exactly(taker.oldest_ms(now_ms))

@@ -46,7 +46,7 @@ ORDER BY key LIMIT :count
 """
 _PUT_BACK: Final = """
 INSERT OR IGNORE INTO objects (key, thread, name, size_bytes, modified_ms, is_new, listed)
-VALUES (?, ?, ?, ?, ?, 1, (SELECT COALESCE(MAX(listed), 1) FROM objects))
+VALUES (?, ?, ?, ?, ?, 1, (SELECT COALESCE(MAX(number), 1) FROM listing))
 """
 _CANDIDATES: Final = f"""
 SELECT key, thread, name, size_bytes, modified_ms, class FROM objects
@@ -181,6 +181,7 @@ class Taker:
         self._index.run(
             _PUT_BACK, copy.original, needed.thread, needed.name, copy.size_bytes, now_ms
         )
+        self._index.touch(needed.thread)
         if needed.is_old:
             await self._store.delete([copy.key])
             self._index.run("DELETE FROM copies WHERE key = ?", copy.key)
@@ -265,6 +266,7 @@ class Taker:
         key, thread, name, size_bytes, *_ = candidate
         with self._index.together():
             self._index.run("DELETE FROM objects WHERE key = ?", key)
+            self._index.touch(thread)
             values = (copy, key, thread, name, since_ms, size_bytes)
             self._index.run("INSERT OR IGNORE INTO copies VALUES (?, ?, ?, ?, ?, ?)", *values)
 

@@ -12,6 +12,8 @@ async def told(sweep: Sweep, telemetry: Telemetry, run_id: str = "") -> SweepRep
     with telemetry.spans.current(span):
         report = await sweep.run()
         outcome = "incomplete" if report.incomplete else "complete"
+        if report.is_unfinished:
+            outcome = "unfinished"
         span.set_attributes(
             {
                 "everlong.sweep.outcome": outcome,

@@ -1,4 +1,8 @@
-"""The `everlong.Sweeper` workflow: one sweep, as an activity that goes on where it was cut off."""
+"""The `everlong.Sweeper` workflow: one sweep, by activities that go on where the last one ended.
+
+How far a sweep is stands in its index, on disk and in the store, and not here or in heartbeats: a
+cursor counts only together with what lies before it. So an activity takes the same options each time.
+"""
 
 from datetime import timedelta
 from typing import Final
@@ -6,13 +10,16 @@ from typing import Final
 from temporalio import workflow
 from temporalio.common import RetryPolicy
 
-from everlong.models import SWEEP, SWEEPER_WORKFLOW, SweepOptions, SweepReport
+from everlong.models import SWEEP, SWEEPER_WORKFLOW, SweepOptions, SweepReport, add_reports
 
-# The first sweep of a large namespace reads all of its histories. What it has read is kept.
+# An activity ends by itself before this (`SWEEP_ACTIVITY_SECONDS_MAX`), and reports that it is
+# unfinished.
 _SWEEP: Final = timedelta(hours=24)
 # It tells of its progress all the time; one call to a store, with its retries, takes seconds.
 _HEARTBEAT: Final = timedelta(minutes=2)
 _ATTEMPTS_MAX: Final = 5
+# 25 days at 20 hours each.
+_ACTIVITIES_MAX: Final = 30
 
 
 @workflow.defn(name=SWEEPER_WORKFLOW, sandboxed=False)
@@ -22,6 +29,14 @@ class SweeperWorkflow:
     @workflow.run
     async def run(self, options: SweepOptions) -> SweepReport:
         """Sweep, and return what was done."""
+        report = await self._sweep(options)
+        for _ in range(_ACTIVITIES_MAX - 1):
+            if not report.is_unfinished:
+                break
+            report = add_reports(report, await self._sweep(options))
+        return report
+
+    async def _sweep(self, options: SweepOptions) -> SweepReport:
         report: SweepReport = await workflow.execute_activity(
             SWEEP,
             options,

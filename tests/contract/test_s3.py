@@ -1,6 +1,7 @@
 """What the contract cannot see of a bucket: whose it is, what else is in it, and who may use it."""
 
 import asyncio
+import itertools
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ import pytest
 from everlong.embedded.server import free_port
 from everlong.errors import BlobMissing, ConfigError, EverlongError, StoreUnavailable
 from everlong.storage import BlobStore, aws, open_store
+from everlong.storage.ranges import ranges_of
 from tests.weed import BUCKET, KEY, REGION, SECRET, Weed
 
 pytestmark = pytest.mark.server
@@ -39,6 +41,39 @@ def prefix() -> str:
 
 async def listed(store: BlobStore, prefix: str = "") -> set[str]:
     return {info.key async for info in store.list(prefix)}
+
+
+async def test_ranges_of_a_bucket_hold_what_its_listing_holds_in_order(
+    s3: Weed, prefix: str
+) -> None:
+    """More than one page of a real server's, with keys of others between and beside ours."""
+    store = open_store(s3.url(prefix))
+    ranges = ranges_of(store)
+    assert ranges is not None
+    ours = sorted(
+        f"v1/{uuid.uuid4().hex}/{uuid.uuid4().hex}{uuid.uuid4().hex}.pack" for _ in range(1100)
+    )
+    others = ["v1/readme.txt", "v1/3", "v1-other/x", "v2/x", "quarantine/v1/0/x"]
+    slots = asyncio.Semaphore(32)
+
+    async def put(key: str) -> None:
+        async with slots:
+            await store.put(key, b"x")
+
+    await asyncio.gather(*map(put, [*ours, *others]))
+    digits = "0123456789abcdefg"
+    found: list[str] = []
+    for first, following in itertools.pairwise(digits):
+        part = [
+            info.key async for info in ranges.list_range("v1/", f"v1/{first}", f"v1/{following}")
+        ]
+        assert part == sorted(part)
+        found += part
+    assert [key for key in found if key.endswith(".pack")] == ours
+    middle = ours[550]
+    rest = [info.key async for info in ranges.list_range("v1/", middle, "v1/g")]
+    assert [key for key in rest if key.endswith(".pack")] == ours[551:]
+    assert await listed(store, "v1/") == {*ours, "v1/readme.txt", "v1/3"}
 
 
 def refusal(kind: type[EverlongError], url: str) -> str:

@@ -10,24 +10,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from temporalio import activity
 from temporalio.client import Client
+from temporalio.worker import Worker
 from typer.testing import CliRunner
 
 from everlong.admin import service
 from everlong.cli import app
 from everlong.embedded import TemporalServer
 from everlong.errors import EverlongError
+from everlong.models import SWEEP as SWEEP_ACTIVITY
 from everlong.models import (
     SWEEPER_SCHEDULE,
     SWEEPER_WORKFLOW,
     SweepOptions,
     SweepReport,
+    Tally,
     thread_key,
 )
 from everlong.storage import open_store
 from everlong.storage.opening import open_packs
 from everlong.storage.packstore import PackStore
 from everlong.telemetry.spans import SWEEP
+from everlong.workflows.sweeper import SweeperWorkflow
 from tests.conftest import Threads, open_threads
 from tests.soak_agents import soak
 from tests.sweeps import AT_ONCE, delete, end, new_namespace, stored, sweep
@@ -225,3 +230,34 @@ async def test_the_command_sweeps_and_puts_back(
     _, _, error = await command()
     assert isinstance(error, EverlongError)
     assert error.exit_code == 12
+
+
+async def test_a_sweep_that_is_unfinished_goes_on_in_the_next_activity(
+    server: TemporalServer,
+) -> None:
+    runs: list[str] = []
+
+    @activity.defn(name=SWEEP_ACTIVITY)
+    async def part(options: SweepOptions) -> SweepReport:
+        runs.append(activity.info().workflow_run_id or "")
+        return SweepReport(
+            id=str(len(runs)),
+            started_ms=len(runs),
+            seconds=10.0,
+            runs_read=100,
+            quarantined=Tally(objects=2, bytes=20),
+            classes={"payload": Tally(objects=2, bytes=20)},
+            is_unfinished=len(runs) < 3,
+        )
+
+    client = await Client.connect(server.address)
+    queue = f"sweep-{uuid.uuid4().hex[:8]}"
+    async with Worker(client, task_queue=queue, workflows=[SweeperWorkflow], activities=[part]):
+        report: SweepReport = await client.execute_workflow(
+            SWEEPER_WORKFLOW, SweepOptions(), id=queue, task_queue=queue, result_type=SweepReport
+        )
+    assert len(runs) == 3
+    assert len(set(runs)) == 1  # By this id the next one finds where the last one was.
+    assert (report.id, report.started_ms, report.seconds, report.runs_read) == ("3", 1, 30.0, 300)
+    assert report.quarantined == report.classes["payload"] == Tally(objects=6, bytes=60)
+    assert not report.is_unfinished
