@@ -219,7 +219,7 @@ class DyingStore(OrderedStore):
             await self._call(super().delete([key]))
 
 
-async def test_a_sweep_without_a_disk_that_is_killed_at_any_call_loses_nothing(
+async def test_a_sweep_without_a_disk_that_is_killed_at_every_13th_call_loses_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Between two files, before the manifest, and before what it replaces is deleted."""
