@@ -22,8 +22,8 @@ def payloads_of(message: Message) -> Iterator[Payload]:
             if field.message_type.fields_by_name["value"].message_type is not None:
                 for each in value.values():
                     yield from payloads_of(each)
-        elif field.is_repeated:
+        elif isinstance(value, Message):
+            yield from payloads_of(value)
+        else:  # Repeated. Descriptors say so in another way in each major version of protobuf.
             for each in value:
                 yield from payloads_of(each)
-        else:
-            yield from payloads_of(value)

@@ -149,8 +149,8 @@ def payloads_in(message: Message, *, encoded: bool = True) -> Iterator[tuple[Pay
             if field.message_type.fields_by_name["value"].message_type is not None:
                 for each in value.values():
                     yield from payloads_in(each, encoded=inside)
-        elif field.is_repeated:
+        elif isinstance(value, Message):
+            yield from payloads_in(value, encoded=inside)
+        else:  # Repeated. Descriptors say so in another way in each major version of protobuf.
             for each in value:
                 yield from payloads_in(each, encoded=inside)
-        else:
-            yield from payloads_in(value, encoded=inside)

@@ -77,19 +77,18 @@ class MetricsEndpoint:
 
 def _reader_factory() -> "Callable[[CollectorRegistry], MetricReader]":
     """Return what makes a reader whose metrics are in a given registry."""
-    from opentelemetry.exporter.prometheus import PrometheusMetricReader
+    from opentelemetry.exporter import prometheus
 
-    known = inspect.signature(PrometheusMetricReader).parameters
+    known = inspect.signature(prometheus.PrometheusMetricReader).parameters
     # Labels for the scope would double what every query has to group by.
     options: dict[str, Any] = {"scope_info_enabled": False} if "scope_info_enabled" in known else {}
 
     def new_reader(registry: "CollectorRegistry") -> MetricReader:
         if "registry" in known:
-            return PrometheusMetricReader(registry=registry, **options)
-        # Before 0.63b0 it registers itself in the package's global registry, and nowhere else.
-        reader = PrometheusMetricReader(**options)
-        registry.register(reader._collector)
-        return reader
+            return prometheus.PrometheusMetricReader(registry=registry, **options)
+        # Before 0.63b0 a reader takes the registry that its module names. A process has one endpoint.
+        vars(prometheus)["REGISTRY"] = registry
+        return prometheus.PrometheusMetricReader(**options)
 
     return new_reader
 
