@@ -30,6 +30,11 @@ class SlowBlobStore(CountedBlobStore):
         await asyncio.sleep(self._read_seconds)
         return await super().get(key)
 
+    async def get_bounded(self, key: str, bytes_max: int) -> bytes:
+        """See `BoundedReads`."""
+        await asyncio.sleep(self._read_seconds)
+        return await super().get_bounded(key, bytes_max)
+
     async def get_range(self, key: str, start: int, length: int) -> bytes:
         """See `BlobStore`."""
         await asyncio.sleep(self._read_seconds)

@@ -65,6 +65,10 @@ class FlakyStore(FileBlobStore):
         self._check()
         return await super().get(key)
 
+    async def get_bounded(self, key: str, bytes_max: int) -> bytes:
+        self._check()
+        return await super().get_bounded(key, bytes_max)
+
     def _check(self) -> None:
         if self.down:
             raise StoreUnavailable("the store is down for a test")

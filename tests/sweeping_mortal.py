@@ -119,6 +119,12 @@ class MortalStore(FileBlobStore):
         self._end(is_last)
         return data
 
+    async def get_bounded(self, key: str, bytes_max: int) -> bytes:
+        is_last = self._begin("get", key)
+        data = await super().get_bounded(key, bytes_max)
+        self._end(is_last)
+        return data
+
     async def get_range(self, key: str, start: int, length: int) -> bytes:
         is_last = self._begin("get", key)
         data = await super().get_range(key, start, length)
