@@ -127,8 +127,8 @@ def _whereabouts(place: BucketURL, session: botocore.session.Session) -> tuple[s
     endpoint = str(client.meta.endpoint_url).rstrip("/")
     if endpoint.startswith("http://"):
         raise ConfigError(
-            f"the endpoint that the AWS configuration names for {place} speaks plain http. If nobody "
-            "else can listen, write it into the store's URL: endpoint=http://host:port"
+            f"the endpoint that the AWS configuration names for {place} speaks plain http. If the "
+            "network is private, write it into the store's URL: endpoint=http://host:port"
         )
     return client.meta.region_name or _ANY_REGION, endpoint
 

@@ -311,7 +311,7 @@ class Listing:
         self._tell(f"listed {self._count} objects")
 
     async def _list_copies(self) -> None:
-        """Take the quarantine into the index. It is listed each time: what goes for good lies there."""
+        """Take the quarantine into the index. It is listed in each sweep: it holds what will be deleted."""
         self._index.run("DELETE FROM copies")
         if self._ranges is not None:
             try:

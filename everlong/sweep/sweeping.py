@@ -1,4 +1,4 @@
-"""One sweep: list, mark, restore, quarantine, and delete for good what has been there long enough.
+"""One sweep: list, mark, restore, quarantine, and delete what has been there long enough.
 
 The store is listed before anything is marked, so what is written later is no candidate. A sweep needs
 no lock and no exclusive access: see `taking`.
@@ -11,7 +11,7 @@ candidates only after every shard is listed and every history is marked, in this
 1. All shards are listed. When they are listed, and in which order, does not matter: each before any
    mark. An object that is written after its shard was listed is no candidate in this sweep.
 2. All histories are marked, whatever shard their threads are in. If one cannot be read, nothing is
-   deleted for good.
+   deleted.
 3. Objects are quarantined in the order of their keys. That may end anywhere: the rest goes another
    time, since no object's turn depends on another one's.
 
