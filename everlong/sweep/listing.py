@@ -311,7 +311,7 @@ class Listing:
         self._tell(f"listed {self._count} objects")
 
     async def _list_copies(self) -> None:
-        """Take the quarantine into the index. It is listed in each sweep: it holds what will be deleted."""
+        """Take the quarantine into the index. Each sweep lists it: it holds what will be deleted."""
         self._index.run("DELETE FROM copies")
         if self._ranges is not None:
             try:
