@@ -24,7 +24,6 @@ from everlong.storage.keys import parse_keys
 from everlong.storage.opening import open_packs
 from everlong.storage.packstore import PackStore
 from everlong.telemetry.exporters import Exports, Providers, open_providers
-from everlong.telemetry.listening import Listen
 
 
 async def connect(
@@ -102,12 +101,10 @@ def open_configured_providers(settings: Settings, service_name: str) -> Provider
             metrics=settings.metrics_exporter,
             traces_protocol=settings.traces_protocol,
             metrics_protocol=settings.metrics_protocol,
-            listen=Listen(
-                host,
-                settings.metrics_port,
-                # The dashboard's token is not for who scrapes, where somebody else guards the port.
-                "" if settings.metrics_anonymous else settings.token,
-            ),
+            prometheus_host=host,
+            prometheus_port=settings.metrics_port,
+            # Scrapes need no token where the operator has said that the port is guarded otherwise.
+            prometheus_token="" if settings.metrics_anonymous else settings.token,
         )
     )
 

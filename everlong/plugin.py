@@ -31,14 +31,11 @@ from everlong.errors import ConfigError, LimitReached, PluginNotOnClient
 from everlong.interceptors import sdk_internals
 from everlong.interceptors.activation import ActivationHook, hooked, passing_through
 from everlong.interceptors.drain import DrainInterceptor, Drains
+from everlong.interceptors.headers import NexusInterceptor, SentInterceptor, StartInterceptor
+from everlong.interceptors.history import Recorded
 from everlong.interceptors.last_worker import ThisWorker
-from everlong.interceptors.nexus import NexusInterceptor
 from everlong.interceptors.prefetch import Prefetcher, PrefetchHook
-from everlong.interceptors.recorded import Recorded
-from everlong.interceptors.resume import ResumeHook, Resumes
-from everlong.interceptors.rolls import RollHook
-from everlong.interceptors.sent import SentInterceptor
-from everlong.interceptors.starts import StartInterceptor
+from everlong.interceptors.resume import ResumeHook, Resumes, RollHook
 from everlong.policy import Policy
 from everlong.search_attributes import AttributeWatch
 from everlong.storage import BlobStore

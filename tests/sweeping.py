@@ -29,6 +29,7 @@ from everlong.admin import service
 from everlong.archive import Manifest, writing
 from everlong.archive import manifest as manifests
 from everlong.codecs import EverlongCodec
+from everlong.codecs.payloads import walk_payloads
 from everlong.embedded import start_server
 from everlong.errors import EverlongError, NotAnswered, NoWorker, ServerUnreachable
 from everlong.models import SweepReport
@@ -36,7 +37,6 @@ from everlong.policy import Retention
 from everlong.storage import open_store
 from everlong.storage.opening import open_packs
 from everlong.storage.packstore import PackStore
-from everlong.sweep.searching import payloads_in
 from tests.soak_agents import soak
 from tests.sweeping_mortal import CUT_OFF, PHASES, SHORT, live
 from tests.sweeps import AT_ONCE, QUICK_DELETES, delete, stored, sweep
@@ -267,7 +267,7 @@ class Soak:
                 event.HasField("workflow_execution_continued_as_new_event_attributes")
                 for event in history.events
             )
-            held = [each for event in history.events for each in payloads_in(event)]
+            held = [each for event in history.events for each in walk_payloads(event)]
             for payload in [payload for payload, has_passed in held if has_passed]:
                 await self._read(f"{run.id} {run.run_id}", codec.decode([payload]))
                 self.outcome.payloads += 1

@@ -21,10 +21,9 @@ from everlong.activities.arriving import arrived, check_arrived
 from everlong.activities.builtins import Session, builtin, in_session
 from everlong.activities.calling import run_call
 from everlong.activities.chatting import chat
-from everlong.activities.pulse import Pulse, held, pulse
+from everlong.activities.heartbeat import Pulse, held, pulse
 from everlong.activities.replies import all_wanted, call_info, complaint, find_call, step_info
 from everlong.activities.shortening import compacted, evicted, expired, shown, summary
-from everlong.activities.telling import Teller, model_of
 from everlong.activities.user_code import ToolThreads
 from everlong.agents import Agent, Reply, running_call
 from everlong.errors import RefRefused
@@ -65,8 +64,9 @@ from everlong.storage.counting import Reads, counting
 from everlong.storage.packstore import PackStore
 from everlong.storage.threads import in_thread
 from everlong.telemetry import Telemetry
-from everlong.telemetry.recent import Recent, Resumed
+from everlong.telemetry.resumes import Recent, Resumed
 from everlong.telemetry.spans import COMPACT as COMPACT_SPAN
+from everlong.telemetry.steps import Teller, model_of
 
 InputT = TypeVar("InputT")
 

@@ -7,7 +7,7 @@ from pydantic_core import to_json
 
 from everlong import limits
 from everlong.activities.builtins import BUILTINS, builtin
-from everlong.activities.pulse import Pulse
+from everlong.activities.heartbeat import Pulse
 from everlong.activities.replies import complaint, lacks_approval
 from everlong.activities.user_code import ToolThreads, bounded
 from everlong.agents import Agent

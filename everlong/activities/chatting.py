@@ -10,11 +10,11 @@ from pydantic_core import to_json
 from everlong import limits
 from everlong.activities.builtins import BUILTINS
 from everlong.activities.replies import check_costs, checked
-from everlong.activities.telling import Teller, model_of
 from everlong.activities.user_code import bounded
 from everlong.agents import Agent, Reply
 from everlong.models import Context, Message
 from everlong.telemetry.spans import AGENT, CHAT, PROVIDER, error_type
+from everlong.telemetry.steps import Teller, model_of
 
 _ROLES: Final = {"failure": "user"}
 

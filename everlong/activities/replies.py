@@ -30,7 +30,7 @@ from everlong.models import (
     printable,
 )
 from everlong.past import Reader
-from everlong.telemetry.recent import Resumed
+from everlong.telemetry.resumes import Resumed
 
 # What is wrong with a tool's arguments, as told to the model. Pydantic quotes a part of the input.
 _COMPLAINT_CHARS_MAX = 2000

@@ -7,10 +7,10 @@ from temporalio.exceptions import ApplicationError
 from everlong import compaction, limits
 from everlong.activities.builtins import builtin
 from everlong.activities.chatting import summarise
-from everlong.activities.telling import Teller
 from everlong.agents import Agent, Reply
 from everlong.models import Compact, Context, Message
 from everlong.past import Past
+from everlong.telemetry.steps import Teller
 
 _BYTES_PER_TOKEN = 4
 

@@ -34,8 +34,8 @@ from everlong import limits
 from everlong.codecs.budget import ActivityResult
 from everlong.codecs.codec import INLINE_ENCODING, is_held
 from everlong.codecs.layers import OuterCodec
-from everlong.interceptors.payloads import payloads_of
-from everlong.interceptors.recorded import Recorded
+from everlong.codecs.payloads import encoded_payloads
+from everlong.interceptors.history import Recorded, in_event_loop
 from everlong.interceptors.sdk_internals import WorkflowActivationCompletion
 from everlong.models import DRAIN_HEADER
 
@@ -86,7 +86,7 @@ class Drains:
         )
         codec = outer.with_context(context)
         try:
-            for payload in payloads_of(event):
+            for payload in encoded_payloads(event):
                 if any(map(is_held, await codec.unwrap([payload]))):
                     return True
         except Exception as error:  # noqa: BLE001 - a team's codec may raise anything
@@ -214,19 +214,12 @@ class _Receiver(worker.ActivityInboundInterceptor):
         return await super().execute_activity(input)
 
 
-def in_event_loop() -> bool:
-    """Return whether this is the event loop's own thread: so it is in the SDK's debug mode."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
-
 def holds_ref(event: HistoryEvent) -> bool:
     """Return whether a payload of an event lies in the store, or would be large if it were plain."""
     # A search in bytes takes microseconds; most events end here. A ref's encoding begins with it too.
-    return INLINE_ENCODING in event.SerializeToString() and any(map(is_held, payloads_of(event)))
+    return INLINE_ENCODING in event.SerializeToString() and any(
+        map(is_held, encoded_payloads(event))
+    )
 
 
 def mark_result(call: Any) -> Any:

@@ -18,11 +18,10 @@ from temporalio.client import Client
 from temporalio.converter import SerializationContext, WorkflowSerializationContext
 
 from everlong import limits
+from everlong.codecs.payloads import encoded_payloads
 from everlong.interceptors.activation import ActivationHook
-from everlong.interceptors.drain import in_event_loop
+from everlong.interceptors.history import Recorded, in_event_loop
 from everlong.interceptors.last_worker import ThisWorker, WorkerLookup
-from everlong.interceptors.payloads import payloads_of
-from everlong.interceptors.recorded import Recorded
 from everlong.interceptors.sdk_internals import WorkflowActivation
 from everlong.storage.counting import READS
 
@@ -195,4 +194,4 @@ def consumed_payloads(event: HistoryEvent) -> Iterator[Payload]:
     """Yield the payloads of an event that a replay decodes."""
     kind = event.WhichOneof("attributes")
     if kind in _CONSUMED:
-        yield from payloads_of(getattr(event, kind))
+        yield from encoded_payloads(getattr(event, kind))

@@ -21,9 +21,10 @@ from temporalio.worker import (
     WorkflowOutboundInterceptor,
 )
 
-from everlong.interceptors import drain, nexus, sdk_internals
-from everlong.interceptors.payloads import payloads_of
-from everlong.interceptors.recorded import Recorded
+from everlong.codecs.payloads import encoded_payloads
+from everlong.interceptors import drain, sdk_internals
+from everlong.interceptors.headers import passed_on
+from everlong.interceptors.history import Recorded
 from everlong.interceptors.sdk_internals import WorkflowActivationCompletion
 
 # The name under which workflow code, in its sandbox, finds `Recorded.take`.
@@ -73,7 +74,7 @@ class _DropWhileReplaying(WorkflowOutboundInterceptor):
 
     def continue_as_new(self, input: ContinueAsNewInput) -> NoReturn:  # noqa: A002
         dropped = _dropped(input, "continue_as_new_workflow_execution", "", memo=None)
-        headers = drain.passed_on(nexus.passed_on(input.headers))
+        headers = drain.passed_on(passed_on(input.headers))
         super().continue_as_new(dataclasses.replace(dropped, headers=headers))
 
 
@@ -94,5 +95,5 @@ def drop_recorded(completion: WorkflowActivationCompletion, recorded: Recorded) 
         if command.WhichOneof("variant") in intercepted:
             continue
         if recorded.take_command(command):
-            for payload in payloads_of(command):
+            for payload in encoded_payloads(command):
                 payload.CopyFrom(_NOTHING)

@@ -9,10 +9,10 @@ from temporalio.converter import PayloadCodec, WorkflowSerializationContext
 
 from everlong.codecs.codec import INLINE_ENCODING
 from everlong.codecs.layers import OuterCodec
+from everlong.codecs.payloads import walk_payloads
 from everlong.codecs.refs import is_ref
 from everlong.errors import ConfigError
 from everlong.sweep.histories import Histories, Run
-from everlong.sweep.searching import payloads_in
 
 # All of our encodings hold it. A search in bytes takes microseconds, and most messages end there.
 _MARK: Final = b"/everlong"
@@ -82,7 +82,7 @@ class HoldingReader:
         found = Holding.NOTHING
         if self._outer is None and _MARK not in message.SerializeToString():
             return found
-        for payload, has_passed in payloads_in(message):
+        for payload, has_passed in walk_payloads(message):
             for each in await self._unwrapped(payload, workflow_id) if has_passed else [payload]:
                 if is_ref(each):
                     return Holding.REFS

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from temporalio.api.common.v1 import Payload
 
 from everlong import limits
+from everlong.codecs.payloads import walk_payloads
 from everlong.errors import BlobMissing, StoreUnavailable
 from everlong.models import SWEEP_REASONS_MAX, printable, thread_key
 from everlong.storage.packstore import gathered
@@ -24,7 +25,7 @@ from everlong.sweep.histories import Described, Kept, Run, closes, neighbours_of
 from everlong.sweep.index import SweepIndex
 from everlong.sweep.reading import Reader, Unreadable
 from everlong.sweep.schedules import Schedules
-from everlong.sweep.searching import Link, payloads_in
+from everlong.sweep.searching import Link
 from everlong.sweep.waiting import alive
 
 T = TypeVar("T")
@@ -255,7 +256,7 @@ class Marker:
 
     async def _read_beside(self, run: _Due, described: Described) -> bool:
         """Note what a run holds beside its history: that is replaced, as it changes."""
-        payloads = [each for message in described.holds for each in payloads_in(message)]
+        payloads = [each for message in described.holds for each in walk_payloads(message)]
         links = await self._links(payloads, run)
         if links is None:
             return False
@@ -282,7 +283,7 @@ class Marker:
             for event in events:
                 if event.event_id > read.last_event:
                     read = _Read(event.event_id, closes(event))
-            payloads = [each for event in events for each in payloads_in(event)]
+            payloads = [each for event in events for each in walk_payloads(event)]
             links = await self._links(payloads, run)
             if links is None:
                 return None

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
+from everlong.codecs.payloads import walk_payloads
 from everlong.models import thread_key
 from everlong.sweep.histories import Kept
 from everlong.sweep.index import SweepIndex
 from everlong.sweep.reading import Reader, Unreadable
-from everlong.sweep.searching import payloads_in
 from everlong.sweep.waiting import alive
 
 
@@ -48,7 +48,7 @@ class Schedules:
         # What it holds lies in the place of the workflow that it names, which never runs by that id.
         workflow_id = described.schedule.action.start_workflow.workflow_id
         try:
-            links = await self._reader.links_of(payloads_in(described), workflow_id)
+            links = await self._reader.links_of(walk_payloads(described), workflow_id)
         except Unreadable as error:
             self._note(f"schedule {schedule_id!r}: {error}")
             return

@@ -11,9 +11,6 @@ import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from google.protobuf.message import Message
-from temporalio.api.common.v1 import Payload
-
 from everlong import limits
 from everlong.models import Kind
 
@@ -47,7 +44,6 @@ _AFTER: Final = re.compile(
 _CLAIM: Final = re.compile(rb'"([A-Za-z0-9+/]{80,}={0,2})"')
 # Bodies of messages. What a person, a model or a tool wrote leads nowhere.
 _LEAVES: Final = frozenset({Kind.MESSAGE, Kind.REPLY, Kind.TOOL_RESULT, Kind.FAILURE})
-_BESIDE_CODEC: Final = {"header", "headers", "search_attributes"}
 
 
 class Link(NamedTuple):
@@ -134,23 +130,3 @@ def claims_in(data: bytes) -> Iterator[bytes]:
             yield base64.b64decode(text, validate=True)
         except binascii.Error:
             continue
-
-
-def payloads_in(message: Message, *, encoded: bool = True) -> Iterator[tuple[Payload, bool]]:
-    """Yield every payload of a message, however deep, and whether it has passed through a codec."""
-    if isinstance(message, Payload):
-        yield message, encoded
-        return
-    for field, value in message.ListFields():
-        if field.message_type is None:
-            continue
-        inside = encoded and field.name not in _BESIDE_CODEC
-        if field.message_type.GetOptions().map_entry:
-            if field.message_type.fields_by_name["value"].message_type is not None:
-                for each in value.values():
-                    yield from payloads_in(each, encoded=inside)
-        elif isinstance(value, Message):
-            yield from payloads_in(value, encoded=inside)
-        else:  # Repeated. Descriptors say so in another way in each major version of protobuf.
-            for each in value:
-                yield from payloads_in(each, encoded=inside)

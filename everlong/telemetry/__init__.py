@@ -3,8 +3,8 @@
 from opentelemetry.metrics import MeterProvider, get_meter
 from opentelemetry.trace import TracerProvider, get_tracer
 
+from everlong.telemetry.instrumentation import NAME, SCHEMA_URL, scope_version
 from everlong.telemetry.metrics import METRICS, Meters, Metric
-from everlong.telemetry.scope import NAME, SCHEMA_URL, scope_version
 from everlong.telemetry.spans import Spans
 
 __all__ = ["METRICS", "Meters", "Metric", "Spans", "Telemetry"]

@@ -37,15 +37,14 @@ from opentelemetry.trace import NoOpTracerProvider, TracerProvider
 
 from everlong.errors import ConfigError
 from everlong.telemetry.core import CoreMetrics
-from everlong.telemetry.listening import Listen
+from everlong.telemetry.instrumentation import NAME, SCHEMA_URL, scope_version
 from everlong.telemetry.metrics import Meters
-from everlong.telemetry.scope import NAME, SCHEMA_URL, scope_version
 
 _LOG: Final = logging.getLogger(__name__)
 # The exporters try again for 20 s together if nobody answers; who stops a worker waits for 10 to 30 s.
 _SHUTDOWN_SECONDS_MAX: Final = 5.0
 if TYPE_CHECKING:
-    from everlong.telemetry.endpoint import MetricsEndpoint
+    from everlong.telemetry.prometheus import MetricsEndpoint
 
 _TRACES: Final = ("none", "console", "otlp")
 _METRICS: Final = ("none", "console", "otlp", "prometheus")
@@ -66,8 +65,11 @@ class Exports:
     """`OTEL_EXPORTER_OTLP_TRACES_PROTOCOL`: http/protobuf or grpc."""
     metrics_protocol: str = "http/protobuf"
     """`OTEL_EXPORTER_OTLP_METRICS_PROTOCOL`: http/protobuf or grpc."""
-    listen: Listen = dataclasses.field(default_factory=Listen)
-    """Where Prometheus comes for metrics."""
+    prometheus_host: str = "127.0.0.1"
+    prometheus_port: int = 9464
+    """Port of the Prometheus endpoint; 0 takes any free port."""
+    prometheus_token: str = dataclasses.field(default="", repr=False)
+    """Bearer token that a scrape must carry; empty lets every client in."""
 
 
 @dataclasses.dataclass
@@ -147,9 +149,11 @@ def open_providers(exports: Exports) -> Providers:
             readers: list[MetricReader] = []
             if "prometheus" in metrics:
                 # Here: a web server's classes cannot be imported in the SDK's sandbox.
-                from everlong.telemetry.endpoint import MetricsEndpoint
+                from everlong.telemetry.prometheus import MetricsEndpoint
 
-                providers.endpoint = MetricsEndpoint(exports.listen)
+                providers.endpoint = MetricsEndpoint(
+                    exports.prometheus_host, exports.prometheus_port, exports.prometheus_token
+                )
                 readers.append(providers.endpoint.reader)
             for name in metrics:
                 if name != "prometheus":

@@ -20,7 +20,7 @@ from opentelemetry.metrics import (
     get_meter_provider,
 )
 
-from everlong.telemetry.guarding import guarded
+from everlong.telemetry.instrumentation import guarded
 
 Labels: TypeAlias = Mapping[str, str]
 Observed: TypeAlias = Callable[[], Iterable[tuple[float, Labels]]]

@@ -19,7 +19,6 @@ from everlong.embedded import TemporalServer, start_codec_server, start_worker
 from everlong.embedded.server import free_port
 from everlong.storage import BlobStore
 from everlong.telemetry.exporters import Exports, open_providers
-from everlong.telemetry.listening import Listen
 from everlong.testing import ScriptedModel
 from everlong.worker import READY
 from tests.agents import call
@@ -68,7 +67,7 @@ async def test_metrics_of_core_and_ours_are_on_one_endpoint(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     providers = open_providers(
-        Exports(service_name="everlong-worker", metrics="prometheus", listen=Listen(port=0))
+        Exports(service_name="everlong-worker", metrics="prometheus", prometheus_port=0)
     )
     core = providers.open_core()
     assert core is not None

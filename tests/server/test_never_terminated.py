@@ -16,7 +16,7 @@ from temporalio.worker import Worker
 
 from everlong import EverlongPlugin, limits
 from everlong.embedded import TemporalServer
-from everlong.interceptors.ahead import RunAhead
+from everlong.interceptors.activation import RunAhead
 from tests.stores import CountingStore
 
 SIZE = 200_000

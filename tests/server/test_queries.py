@@ -11,7 +11,7 @@ from temporalio.worker import Replayer, UnsandboxedWorkflowRunner, Worker
 
 from everlong import EverlongPlugin
 from everlong.embedded import TemporalServer
-from everlong.interceptors.ahead import RunAhead
+from everlong.interceptors.activation import RunAhead
 from everlong.storage.memory import MemoryBlobStore
 
 ROUNDS = 8

@@ -24,12 +24,12 @@ from temporalio.worker import Worker
 from everlong import EverlongPlugin, Policy
 from everlong.admin import service
 from everlong.codecs import EverlongCodec
+from everlong.codecs.payloads import walk_payloads
 from everlong.codecs.sdk_storage import EverlongStorageDriver
 from everlong.embedded import TemporalServer
 from everlong.models import SWEEPER_WORKFLOW, SweepOptions, SweepReport
 from everlong.storage import BlobStore
 from everlong.storage.packstore import PackStore
-from everlong.sweep.searching import payloads_in
 from tests.conftest import Threads, open_threads
 from tests.governed import governed
 from tests.loops import ACTIVITIES, WORKFLOWS, ListLoop, Loop
@@ -50,7 +50,7 @@ async def decoded(client: Client, store: BlobStore) -> int:
     async for run in client.list_workflows():
         handle = client.get_workflow_handle(run.id, run_id=run.run_id)
         for event in (await handle.fetch_history()).events:
-            for payload, _ in payloads_in(event):
+            for payload, _ in walk_payloads(event):
                 count += payload.metadata["encoding"] == b"binary/everlong-ref"
                 await codec.decode([payload])
     return count

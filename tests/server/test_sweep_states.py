@@ -22,6 +22,7 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from everlong import EverlongPlugin
 from everlong.codecs import EverlongCodec
+from everlong.codecs.payloads import walk_payloads
 from everlong.embedded import TemporalServer, start_server
 from everlong.models import SweepOptions
 from everlong.storage import BlobStore
@@ -29,7 +30,6 @@ from everlong.storage.opening import open_packs
 from everlong.storage.packstore import PackStore
 from everlong.sweep import Histories, Sweep
 from everlong.sweep.histories import Run
-from everlong.sweep.searching import payloads_in
 from tests.payloads import noise
 from tests.sweeps import AT_ONCE, QUICK_DELETES, delete, end, new_namespace, stored, sweep, until
 
@@ -83,7 +83,7 @@ class Counts:
 async def decode_all(handle: WorkflowHandle[Counts, None], store: BlobStore) -> None:
     codec = EverlongCodec(PackStore(store))
     for event in (await handle.fetch_history()).events:
-        for payload, _ in payloads_in(event):
+        for payload, _ in walk_payloads(event):
             await codec.decode([payload])
 
 

@@ -33,7 +33,7 @@ from everlong.codecs.refs import is_ref
 from everlong.config import Settings, load_settings
 from everlong.errors import ConfigError, ServerUnreachable
 from everlong.interceptors.drain import Drains, RunDrain, holds_ref, plain_bytes_max
-from everlong.interceptors.recorded import Recorded
+from everlong.interceptors.history import Recorded
 from everlong.storage.counting import counting
 from everlong.storage.memory import MemoryBlobStore
 from everlong.sweep.histories import Histories, Run

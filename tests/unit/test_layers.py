@@ -75,7 +75,10 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
     "thread_attributes": (set(), {"temporalio"}),
     "thread_ids": ({"errors"}, STDLIB_ONLY),
     "search_attributes": ({"models"}, {"temporalio"}),
-    "telemetry": ({"errors", "limits"}, {"opentelemetry", "prometheus_client", "temporalio"}),
+    "telemetry": (
+        {"agents", "errors", "limits", "models", "storage"},
+        {"opentelemetry", "prometheus_client", "temporalio"},
+    ),
     "plugin": (
         {
             "activities",

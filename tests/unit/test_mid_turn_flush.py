@@ -27,8 +27,7 @@ from everlong.models import (
 )
 from everlong.storage.opening import open_packs
 from everlong.telemetry import Telemetry
-from everlong.telemetry.spans import APPROVAL
-from everlong.telemetry.turns import TurnPart
+from everlong.telemetry.spans import APPROVAL, TurnPart
 from everlong.testing import ScriptedModel
 from everlong.workflows.thread import Thread
 

@@ -40,8 +40,8 @@ from temporalio.bridge.proto.workflow_activation import (
 from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
 from temporalio.client import Client
 
+from everlong.interceptors.history import Recorded
 from everlong.interceptors.last_worker import LastWorker, WorkerLookup
-from everlong.interceptors.recorded import Recorded
 from everlong.interceptors.resume import PARTS, ResumeHook, Resumes
 from everlong.telemetry import Telemetry
 from everlong.telemetry.spans import RESUME

@@ -21,7 +21,7 @@ from everlong import EverlongPlugin
 from everlong.codecs import EverlongCodec
 from everlong.storage.memory import MemoryBlobStore
 from everlong.telemetry import Telemetry
-from everlong.telemetry.recent import Recent
+from everlong.telemetry.resumes import Recent
 from everlong.telemetry.spans import parse_traceparent, trace_id_of, traceparent
 from tests.payloads import noise, payload
 

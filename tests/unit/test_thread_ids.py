@@ -18,7 +18,7 @@ import everlong
 from everlong.admin import service
 from everlong.admin.service import sending
 from everlong.errors import ThreadIdRefused, ThreadNotFound
-from everlong.interceptors.starts import StartInterceptor
+from everlong.interceptors.headers import StartInterceptor
 from everlong.models import AGENT_WORKFLOW
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.packstore import PackStore
@@ -147,9 +147,7 @@ DOORS = {
     "admin/service/probing.py": "everlong.Doctor, under an id of its own",
     "admin/service/sweeping.py": "the schedule of everlong.Sweeper, under a fixed id",
     "workflows/calls.py": "sub-agents: `child_id`",
-    "interceptors/starts.py": "Temporal's own client with the plugin: checks them all",
-    "interceptors/sent.py": "passes an update on",
-    "interceptors/nexus.py": "passes a start on",
+    "interceptors/headers.py": "Temporal's own client with the plugin: checks them all",
     "interceptors/replay.py": "passes a child's start on",
 }
 STARTS = {

@@ -2,7 +2,7 @@
 
 from temporalio.bridge.proto.workflow_activation import WorkflowActivation, WorkflowActivationJob
 
-from everlong.interceptors.ahead import LEGACY_QUERY_ID, RunAhead
+from everlong.interceptors.activation import LEGACY_QUERY_ID, RunAhead
 
 STARTED_NS = 1_700_000_000_000_000_000
 

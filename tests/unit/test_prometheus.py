@@ -13,16 +13,15 @@ from opentelemetry.sdk.metrics import MeterProvider
 from everlong.config import checked_metrics_host, embedded, embedded_environment, load_settings
 from everlong.connection import open_configured_providers
 from everlong.errors import ConfigError, PortInUse
-from everlong.telemetry import Meters, endpoint
-from everlong.telemetry.endpoint import MetricsEndpoint
-from everlong.telemetry.listening import Listen
+from everlong.telemetry import Meters, prometheus
+from everlong.telemetry.prometheus import MetricsEndpoint
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 
 
 @contextmanager
 def listening(token: str = "", host: str = "127.0.0.1") -> Iterator[MetricsEndpoint]:
-    shown = MetricsEndpoint(Listen(host, 0, token))
+    shown = MetricsEndpoint(host, 0, token)
     provider = MeterProvider([shown.reader], shutdown_on_exit=False)
     meters = Meters(provider.get_meter("everlong"))
     meters.add("everlong.holds", 2, {"error": "StoreUnavailable"})
@@ -85,7 +84,7 @@ def test_many_who_ask_at_once_get_the_whole() -> None:
 
 
 def test_a_client_that_says_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "_CONNECTION_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(prometheus, "_CONNECTION_SECONDS_MAX", 0.2)
     with listening() as shown:
         address = httpx.URL(shown.url)
         with socket.create_connection((address.host, address.port or 0), timeout=5) as slow:
@@ -96,7 +95,7 @@ def test_a_client_that_says_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) 
 def test_more_connections_than_there_are_places_are_turned_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(endpoint, "_CONNECTIONS_MAX", 1)
+    monkeypatch.setattr(prometheus, "_CONNECTIONS_MAX", 1)
     with listening() as shown:
         address = httpx.URL(shown.url)
         port = address.port or 0
@@ -128,7 +127,7 @@ def test_a_port_in_use_is_a_clear_error_and_leaves_nothing_behind() -> None:
 
 def test_an_address_of_another_machine_is_a_clear_error() -> None:
     with pytest.raises(ConfigError, match="OTEL_EXPORTER_PROMETHEUS_HOST"):
-        MetricsEndpoint(Listen("192.0.2.1", 0))
+        MetricsEndpoint("192.0.2.1", 0)
 
 
 def exposed(**environment: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 from temporalio.testing import ActivityEnvironment
 
 from everlong import limits
-from everlong.activities.pulse import Pulse, pulse
+from everlong.activities.heartbeat import Pulse, pulse
 from everlong.errors import BlobMissing, StoreUnavailable
 
 Work = Callable[[Pulse], Awaitable[object]]

@@ -49,9 +49,9 @@ from everlong.telemetry.spans import (
     RUN,
     THREAD,
     Attributes,
+    TurnPart,
     parse_traceparent,
 )
-from everlong.telemetry.turns import TurnPart
 
 _OPERATION: Final = "gen_ai.operation.name"
 _CUSTOM: Final = "custom"

@@ -9,7 +9,7 @@ from temporalio.bridge.proto.workflow_completion import WorkflowActivationComple
 from temporalio.worker import WorkflowInstance
 
 from everlong.interceptors.activation import _HookedInstance
-from everlong.interceptors.recorded import Recorded
+from everlong.interceptors.history import Recorded
 
 
 def scheduled(number: int) -> HistoryEvent:

@@ -6,6 +6,7 @@ over. So a value may be dropped only where the event is known to be there. The e
 the history is read, and each command takes the next one of its kind and id.
 """
 
+import asyncio
 import collections
 import dataclasses
 import threading
@@ -18,9 +19,13 @@ from temporalio.api.enums.v1 import WorkflowTaskFailedCause
 from temporalio.api.history.v1 import HistoryEvent
 
 from everlong.codecs.budget import Drain
-from everlong.interceptors.consumption import Consumption
+from everlong.codecs.payloads import encoded_payloads
 from everlong.interceptors.last_worker import LastWorker
-from everlong.interceptors.sdk_internals import WorkflowCommand
+from everlong.interceptors.sdk_internals import (
+    WorkflowActivation,
+    WorkflowActivationCompletion,
+    WorkflowCommand,
+)
 from everlong.storage.counting import Reads
 
 # The command that an event comes from, and how to tell one from another of the same kind.
@@ -235,3 +240,55 @@ class Recorded:
         if is_answer and not command.update_response.HasField("completed"):
             return False
         return self.take(kind, command.update_response.protocol_instance_id if is_answer else "")
+
+
+# Consumption: payload bytes that workflow code has been handed, which a replay has to read again.
+#
+# The count decides when a workflow continues as new (`everlong.workflows.should_continue_as_new`), so it
+# is the same in every replay. It counts decoded bytes of the jobs of activations. It leaves out what no
+# history holds, queries and updates that were not accepted; and what the run was started with, since the
+# next run would be started with it too.
+#
+_NOT_CONSUMED: Final = frozenset({"initialize_workflow", "query_workflow"})
+
+
+class Consumption:
+    """Counts the payload bytes of one workflow instance, activation by activation."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+        self._offered: dict[str, int] = {}
+
+    def consumed_bytes(self) -> int:
+        """Return the bytes up to and including the activation that is being carried out."""
+        return self._bytes
+
+    def activating(self, activation: WorkflowActivation) -> None:
+        """Count what an activation is about to hand over."""
+        self._offered = {}
+        for job in activation.jobs:
+            kind = job.WhichOneof("variant")
+            if kind is None or kind in _NOT_CONSUMED:
+                continue
+            size_bytes = sum(len(each.data) for each in encoded_payloads(getattr(job, kind)))
+            if kind == "do_update":
+                # A rejected update leaves no event: a replay would not count it.
+                self._offered[job.do_update.protocol_instance_id] = size_bytes
+            else:
+                self._bytes += size_bytes
+
+    def activated(self, completion: WorkflowActivationCompletion) -> None:
+        """Count the updates that were accepted."""
+        for command in completion.successful.commands:
+            if command.HasField("update_response") and command.update_response.HasField("accepted"):
+                instance_id = command.update_response.protocol_instance_id
+                self._bytes += self._offered.pop(instance_id, 0)
+
+
+def in_event_loop() -> bool:
+    """Return whether this is the event loop's own thread: so it is in the SDK's debug mode."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

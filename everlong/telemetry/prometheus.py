@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 from opentelemetry.sdk.metrics.export import MetricReader
 
 from everlong.errors import ConfigError, EverlongError, PortInUse
-from everlong.telemetry.listening import LOOPBACK, Listen
 
 if TYPE_CHECKING:  # It comes with an extra.
     from prometheus_client import CollectorRegistry
@@ -34,7 +33,7 @@ _HINT: Final = b"Everlong's metrics are at /metrics\n"
 class MetricsEndpoint:
     """A reader of metrics and the HTTP server that shows them, until `close`."""
 
-    def __init__(self, listen: Listen) -> None:
+    def __init__(self, host: str, port: int, token: str = "") -> None:
         try:
             from prometheus_client import CollectorRegistry
 
@@ -46,7 +45,7 @@ class MetricsEndpoint:
         # Not the package's global one: whatever else uses that in this process is not ours to show.
         self._registry = CollectorRegistry()
         self._collecting = threading.Lock()
-        self._server = _Server(listen, self)
+        self._server = _Server(host, port, token, self)
         self.reader: MetricReader = new_reader(self._registry)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.1,), name="everlong-metrics", daemon=True
@@ -98,16 +97,16 @@ class _Server(http.server.ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 16
 
-    def __init__(self, listen: Listen, endpoint: MetricsEndpoint) -> None:
+    def __init__(self, host: str, port: int, token: str, endpoint: MetricsEndpoint) -> None:
         self.endpoint = endpoint
-        self.expected = f"Bearer {listen.token}".encode() if listen.token else b""
+        self.expected = f"Bearer {token}".encode() if token else b""
         self._places = threading.BoundedSemaphore(_CONNECTIONS_MAX)
-        host = LOOPBACK if listen.host == "localhost" else listen.host
+        host = "127.0.0.1" if host == "localhost" else host
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            super().__init__((host, listen.port), _Handler)
+            super().__init__((host, port), _Handler)
         except OSError as error:
-            raise _translated(error, host, listen.port) from error
+            raise _translated(error, host, port) from error
 
     def server_bind(self) -> None:
         # Not as the base class does it: that looks the host's name up, and may wait for DNS.
