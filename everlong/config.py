@@ -15,7 +15,7 @@ from temporalio.envconfig import ClientConfig, ClientConnectConfig
 
 from everlong import limits
 from everlong.errors import ConfigError
-from everlong.tuning import Tuning, load_tuning
+from everlong.worker_options import WorkerOptions, load_worker_options
 
 DATA_DIR_DEFAULT: Final = ".everlong/dev"
 TASK_QUEUE_DEFAULT: Final = "everlong"
@@ -43,7 +43,7 @@ class Settings:
     no worker versioning."""
     build_id: str
     """`EVERLONG_BUILD_ID`: the worker's version within that deployment."""
-    tuning: Tuning
+    worker: WorkerOptions
     """How much `everlong worker` does at a time."""
     inline_bytes_max: int
     """`EVERLONG_INLINE_BYTES_MAX`: larger payloads go to the store."""
@@ -119,7 +119,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         task_queue=env.get("EVERLONG_TASK_QUEUE") or TASK_QUEUE_DEFAULT,
         deployment=env.get("EVERLONG_DEPLOYMENT", ""),
         build_id=env.get("EVERLONG_BUILD_ID", ""),
-        tuning=load_tuning(env),
+        worker=load_worker_options(env),
         inline_bytes_max=_bytes(env, "EVERLONG_INLINE_BYTES_MAX", limits.INLINE_BYTES_MAX),
         encoder_bytes_max=_bytes(env, "EVERLONG_ENCODER_BYTES_MAX", limits.ENCODER_BYTES_MAX),
         traces_exporter="none" if is_silent else env.get("OTEL_TRACES_EXPORTER") or "none",

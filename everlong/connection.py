@@ -51,7 +51,7 @@ async def connect(
         inline_bytes_max=settings.inline_bytes_max,
         encoder_bytes_max=settings.encoder_bytes_max,
         decode_bytes_max=decode_bytes_max,
-        sticky_seconds=settings.tuning.sticky_seconds,
+        sticky_seconds=settings.worker.sticky_seconds,
         tracer_provider=tracer_provider,
         meter_provider=meter_provider,
         record_contents=settings.record_contents,

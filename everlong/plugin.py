@@ -19,7 +19,7 @@ from temporalio.converter import DataConverter, PayloadCodec
 from temporalio.plugin import SimplePlugin
 from temporalio.worker import ReplayerConfig, Worker, WorkerConfig, WorkflowRunner
 
-from everlong import limits, tuning
+from everlong import limits, worker_options
 from everlong.activities import AgentActivities, CheckActivities, SweepActivities
 from everlong.agents import Agent
 from everlong.codecs import EverlongCodec, measuring
@@ -132,7 +132,7 @@ class EverlongPlugin(SimplePlugin):
         if mode == "read" and agents:
             raise ConfigError("agents write to the store: mode='read' is for other workflows")
         if sticky_seconds is not None:
-            tuning.STICKY_SECONDS.check("sticky_seconds", sticky_seconds)
+            worker_options.STICKY_SECONDS.check("sticky_seconds", sticky_seconds)
         self._sticky_seconds = sticky_seconds
         warn_of_untested_sdk(sdk_version())
         sdk_internals.probe()
@@ -227,7 +227,7 @@ class EverlongPlugin(SimplePlugin):
         config["workflow_runner"] = self._with_hooks(config["workflow_runner"])
         # Workflows that a plugin after this one adds are not seen here.
         runs_only_agents = self._has_agents and _OWN_WORKFLOWS.issuperset(config["workflows"])
-        tuning.set_defaults(
+        worker_options.set_defaults(
             config, only_agents=runs_only_agents, sticky_seconds=self._sticky_seconds
         )
         config["unsandboxed_workflow_runner"] = self._with_hooks(

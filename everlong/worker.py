@@ -67,7 +67,7 @@ async def run_worker(settings: Settings, agents: Sequence[Agent]) -> None:
             task_queue=settings.task_queue,
             graceful_shutdown_timeout=_GRACE,
             deployment_config=deployment,
-            **settings.tuning.worker_options(),
+            **settings.worker.to_arguments(),
         )
         try:
             async with worker:

@@ -1,32 +1,20 @@
 """The `everlong` command. It reads arguments and prints; the work is done elsewhere."""
 
 from everlong.cli import (
-    archiving,
-    checking,
-    drain,
-    governing,
-    listing,
-    past,
-    querying,
-    stack,
-    sweeping,
+    approvals,
+    archives,
+    control,
+    dev,
+    doctor,
+    history,
+    query,
+    sweep,
     threads,
 )
 from everlong.cli.app import app, run
 
 # As the help lists them.
-for part in (
-    stack,
-    checking,
-    listing,
-    threads,
-    governing,
-    past,
-    archiving,
-    sweeping,
-    querying,
-    drain,
-):
+for part in (dev, doctor, threads, approvals, control, history, archives, sweep, query):
     app.add_typer(part.commands)
 
 __all__ = ["app", "run"]

@@ -5,9 +5,11 @@ import contextlib
 import getpass
 import os
 import sys
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Final, NoReturn
 
 import typer
+from temporalio.client import Client
 
 import everlong
 from everlong.admin import service
@@ -69,6 +71,8 @@ OptionalThreadId = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 By = Annotated[str, typer.Option(help="Who asks for it; by default your user name.")]
 Reason = Annotated[str, typer.Option(help="Why, for those who read the journal.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would do, and do nothing.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask first.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -94,6 +98,22 @@ def name_of(by: str) -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         raise ConfigError("the system does not know your name here. Give it: --by NAME") from None
+
+
+def confirm(what: str, *, yes: bool) -> None:
+    """Ask whether to go on with what cannot be undone. Programs, which have no terminal, know."""
+    if yes or not sys.stdin.isatty():
+        return
+    typer.confirm(f"{what} Go on?", abort=True)
+
+
+def run_with_client(work: Callable[[Client], Awaitable[None]]) -> None:
+    """Connect to the server of the environment, and run `work` with the client."""
+
+    async def connected() -> None:
+        await work(await connect(load_settings()))
+
+    asyncio.run(connected())
 
 
 def run() -> NoReturn:

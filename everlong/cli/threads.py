@@ -1,33 +1,39 @@
-"""Commands for one thread: talk to it, look at it."""
+"""Commands for threads: list them, talk to one, look at one."""
 
 import asyncio
+import contextlib
 import dataclasses
 import sys
 from collections.abc import AsyncIterator
-from typing import Annotated
+from typing import Annotated, Final, NamedTuple, get_args
 
 import typer
 from rich.markup import escape
+from rich.table import Table
+from temporalio.client import Client
 
 from everlong.admin import service
 from everlong.admin.console import err, out, plain, print_table
 from everlong.admin.wording import bytes_text, message_text, one_line
 from everlong.cli.app import By, Json, ThreadId, name_of
-from everlong.cli.views import (
+from everlong.cli.output import (
     approval_text,
     archive_table,
     entry_text,
     fact_text,
+    fleet_rows,
+    page_lines,
     print_json,
     print_json_items,
     print_lines,
     show_table,
+    threads_table,
     time_text,
     totals_text,
 )
 from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
-from everlong.errors import ConfigError, EntryNotFound
+from everlong.errors import ConfigError, EntryNotFound, StoreError
 from everlong.models import Entry, Message, SegmentRef, seq_after
 from everlong.storage.journal import JournalReader
 from everlong.storage.segments import MESSAGE_KINDS
@@ -35,9 +41,150 @@ from everlong.thread_ids import quote_id, show_id
 
 commands = typer.Typer()
 
+_SORTS: Final[tuple[str, ...]] = get_args(service.Sort)
+# What all columns of `threads` need, with ids of 24 characters.
+_WIDE_CHARS: Final = 140
 _JOURNAL_ENTRIES = 50
 # Read at a time if messages are whole: one may have 64 MiB.
 _WHOLE_ENTRIES = 64
+
+
+@commands.command()
+def threads(
+    text: Annotated[str, typer.Argument(help="Part of an id; all threads if left out.")] = "",
+    status: Annotated[
+        str, typer.Option(help="Only those: active, approval, paused, stopped, ...")
+    ] = "",
+    agent: Annotated[str, typer.Option(help="Only this agent's.")] = "",
+    sort: Annotated[
+        str, typer.Option(help="stored, growth, steps, resume, lag, pending, ...; - is descending.")
+    ] = "-started",
+    limit: Annotated[int, typer.Option(min=1, max=service.PAGE_LIMIT_MAX)] = 50,
+    offset: Annotated[int, typer.Option(min=0)] = 0,
+    cursor: Annotated[str, typer.Option(help="Go on where the page before says.")] = "",
+    as_json: Json = False,
+) -> None:
+    """List threads: status, sizes, growth, approvals. No thread is asked, so none resumes.
+
+    Beyond 20,000 threads, TEXT is the beginning of an id, and the server is asked for one page. Any
+    order but the newest first reads all threads, and looks inside ids too.
+
+    Example: everlong threads --status paused --sort=-stored
+    """
+    if sort not in _SORTS:
+        raise ConfigError(f"{sort[:20]!r} is no order; give one of {', '.join(_SORTS)}")
+    wanted = _Wanted(text, status, agent, sort, offset, limit, cursor)
+    asyncio.run(_threads(load_settings(), wanted, as_json))
+
+
+@commands.command()
+def fleet(as_json: Json = False) -> None:
+    """Show all threads together: bytes, growth, resumes, failure loops, the store, the last sweep.
+
+    Example: everlong fleet --json
+    """
+    asyncio.run(_fleet(load_settings(), as_json))
+
+
+@commands.command()
+def runs(
+    thread_id: ThreadId,
+    limit: Annotated[int, typer.Option(min=1, max=service.RUNS_MAX)] = 20,
+    from_run: Annotated[
+        str, typer.Option("--from", help="Begin with this run, to page on to older ones.")
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """List a thread's runs, newest first: events, bytes, and where the Temporal UI shows them.
+
+    Example: everlong runs ops-7
+    """
+    asyncio.run(_runs(load_settings(), thread_id, from_run, limit, as_json))
+
+
+class _Wanted(NamedTuple):
+    """Arguments of `Directory.page`."""
+
+    text: str
+    status: str
+    agent: str
+    sort: str
+    offset: int
+    limit: int
+    cursor: str
+
+    @property
+    def needs_index(self) -> bool:
+        """Whether the server cannot list a page of a large fleet."""
+        return self.sort != "-started" or bool(self.offset)
+
+
+async def _threads(settings: Settings, wanted: _Wanted, as_json: bool) -> None:
+    client = await connect(settings)
+    directory = await _directory(client, index=wanted.needs_index)
+    page = await directory.page(*wanted)  # type: ignore[arg-type] # `sort` is one of Sort
+    if page.source == "index" and not page.read_ms:  # No id begins with the text.
+        with err.status("reading threads"):
+            await directory.read()
+        page = await directory.page(*wanted)  # type: ignore[arg-type] # `sort` is one of Sort
+    if as_json:
+        print_json(page)
+        return
+    is_wide = not out.is_terminal or out.width >= _WIDE_CHARS
+    print_table(threads_table(page, is_wide=is_wide))
+    for line in page_lines(page, is_search=bool(wanted.text)):
+        err.print(plain(line), markup=False)
+
+
+async def _fleet(settings: Settings, as_json: bool) -> None:
+    client = await connect(settings)
+    packs = open_configured_packs(settings)
+    directory = await _directory(client)
+    last_sweep = None
+    with contextlib.suppress(StoreError):  # What is wrong with the store is said below.
+        last_sweep = await service.last_sweep(client, packs)
+    view = await service.fleet(directory, last_sweep)
+    health = await service.store_health(packs)
+    if as_json:
+        print_json({"fleet": view, "store": health})
+        return
+    table = Table(show_header=False)
+    for name, text in fleet_rows(view, health):
+        if text:
+            table.add_row(name, escape(plain(text)))
+    print_table(table)
+
+
+async def _runs(
+    settings: Settings, thread_id: str, from_run: str, limit: int, as_json: bool
+) -> None:
+    client = await connect(settings)
+    page = await service.runs(
+        client, thread_id, from_run_id=from_run, limit=limit, temporal_ui=settings.temporal_ui
+    )
+    if as_json:
+        print_json(page)
+        return
+    for row in page.runs:
+        closed = f" to {time_text(row.closed_ms)}" if row.closed_ms else ""
+        print_lines(
+            [
+                f"{row.run_id}  {row.status:<16}  {time_text(row.started_ms)}{closed}  {row.events} "
+                f"events, {bytes_text(row.history_bytes)}  {row.ui_url}".rstrip()
+            ]
+        )
+    if page.next_run_id:
+        err.print(f"older ones: --from {page.next_run_id}", markup=False)
+
+
+async def _directory(client: Client, *, index: bool = True) -> service.Directory:
+    async def connected() -> Client:
+        return client
+
+    directory = service.Directory(connected)
+    with err.status("reading threads"):
+        await directory.read(index=index)
+    return directory
 
 
 @commands.command()

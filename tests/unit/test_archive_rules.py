@@ -23,7 +23,7 @@ from everlong.admin.service import (
 from everlong.archive import freed
 from everlong.archive import manifest as manifests
 from everlong.cli import app
-from everlong.cli import archiving as commands
+from everlong.cli import archives as commands
 from everlong.errors import ConfigError, KeyMissing, StoreUnavailable, ThreadError, ThreadNotFound
 from everlong.models import Counters, Kind, Message, ThreadStatus
 from everlong.storage import BlobStore

@@ -16,8 +16,8 @@ from everlong.admin.service import ThreadSize
 from everlong.admin.wording import bytes_text, note_text
 from everlong.cli import app
 from everlong.cli.app import name_of
-from everlong.cli.governing import parse_changes
-from everlong.cli.views import arguments_text, print_lines, show_table
+from everlong.cli.control import parse_changes
+from everlong.cli.output import arguments_text, print_lines, show_table
 from everlong.errors import ConfigError
 from everlong.models import (
     Approval,

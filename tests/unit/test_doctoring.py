@@ -314,7 +314,7 @@ def test_a_server_that_says_nothing_is_not_waited_for(
     command: str,
     exit_code: int,
 ) -> None:
-    monkeypatch.setattr("everlong.cli.checking._CONNECT_SECONDS_MAX", 0.2)
+    monkeypatch.setattr("everlong.cli.doctor._CONNECT_SECONDS_MAX", 0.2)
     env = {
         "TEMPORAL_CONFIG_FILE": os.devnull,
         "TEMPORAL_ADDRESS": silent_address,

@@ -18,7 +18,7 @@ from temporalio.converter import PayloadCodec, WorkflowSerializationContext
 from temporalio.service import RPCError, RPCStatusCode
 
 from everlong import limits
-from everlong.cli import drain as cli_drain
+from everlong.cli import doctor as cli_doctor
 from everlong.codecs import EverlongCodec
 from everlong.codecs.budget import (
     ACTIVITY_RESULT,
@@ -374,10 +374,10 @@ async def test_the_command_needs_the_keys_only_behind_an_outer_codec(
         seen.append(settings)
         raise ServerUnreachable("no server")
 
-    monkeypatch.setattr(cli_drain, "connect", connect)
+    monkeypatch.setattr(cli_doctor, "connect", connect)
     for each in (settings, dataclasses.replace(settings, outer_codec="")):
         with pytest.raises(ServerUnreachable):
-            await cli_drain._drain(each, "", False, True)
+            await cli_doctor._drain(each, "", False, True)
     assert [each.keys != "" for each in seen] == [True, False]
 
 

@@ -14,7 +14,7 @@ from temporalio.worker import Worker
 
 import everlong
 from everlong import cli, errors
-from everlong.tuning import Tuning
+from everlong.worker_options import WorkerOptions
 
 ROOT = Path(__file__).parents[2]
 
@@ -99,7 +99,9 @@ def test_links_in_documents_lead_somewhere(path: Path) -> None:
 
 def settings() -> set[str]:
     """The variables that are read."""
-    sources = [(ROOT / "everlong" / name).read_text() for name in ("config.py", "tuning.py")]
+    sources = [
+        (ROOT / "everlong" / name).read_text() for name in ("config.py", "worker_options.py")
+    ]
     return set(re.findall(r'"(EVERLONG_[A-Z_]+)"', "".join(sources)))
 
 
@@ -147,9 +149,9 @@ def test_every_bound_in_documents_can_be_set(path: Path) -> None:
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
 def test_every_argument_of_a_worker_in_documents_is_a_setting_of_the_command(path: Path) -> None:
     """`everlong worker` makes the `Worker`, so its users cannot give it an argument."""
-    given = dataclasses.fields(Tuning)
-    tuning = Tuning(**{each.name: "2" if each.name == "identity" else 2 for each in given})  # type: ignore[arg-type] # any numbers
-    settable = {*tuning.worker_options(), "sticky_queue_schedule_to_start_timeout"}
+    given = dataclasses.fields(WorkerOptions)
+    options = WorkerOptions(**{each.name: "2" if each.name == "identity" else 2 for each in given})  # type: ignore[arg-type] # any numbers
+    settable = {*options.to_arguments(), "sticky_queue_schedule_to_start_timeout"}
     kinds = r"max_[a-z_]+|[a-z_]+_timeout|[a-z_]+_poller_behavior|[a-z_]+_polls"
     named = set(re.findall(rf"`({kinds})(?:=[^`]*)?`", path.read_text()))
     assert (named & parameters(Worker)) - settable == set()

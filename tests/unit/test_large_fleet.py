@@ -14,7 +14,7 @@ from everlong.admin.service.fleet import fleet
 from everlong.admin.service.rows import PAGE_ROWS, RowsPage, ThreadRow, read_rows
 from everlong.admin.service.thread_index import ThreadIndex
 from everlong.admin.service.visibility import Wanted, query_of
-from everlong.cli.listing import page_lines
+from everlong.cli.output import page_lines
 from everlong.errors import ConfigError
 from tests.desks import browsing, desk_of
 from tests.fake_visibility import FakeVisibility, Thread

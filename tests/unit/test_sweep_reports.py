@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from everlong.admin import service
-from everlong.cli import app, sweeping
+from everlong.cli import app
+from everlong.cli import sweep as cli_sweep
 from everlong.codecs import EverlongCodec
 from everlong.errors import ConfigError, SweepIncomplete
 from everlong.models import SweepOptions, SweepReport, Tally
@@ -148,8 +149,8 @@ class Told:
         async def connect(_: Any) -> None:
             return None
 
-        monkeypatch.setattr(sweeping, "connect", connect)
-        monkeypatch.setattr(sweeping, "open_configured_packs", lambda _: None)
+        monkeypatch.setattr(cli_sweep, "connect", connect)
+        monkeypatch.setattr(cli_sweep, "open_configured_packs", lambda _: None)
         monkeypatch.setattr(service, "sweep", sweep)
         monkeypatch.setattr(service, "schedule_sweeps", schedule)
         monkeypatch.setattr(service, "unschedule_sweeps", unschedule)

@@ -13,7 +13,7 @@ from everlong.admin import service
 from everlong.admin.console import err, out, plain, show_progress
 from everlong.admin.wording import bytes_text
 from everlong.cli.app import By, Json, Reason, name_of
-from everlong.cli.views import print_json, print_lines, time_text
+from everlong.cli.output import print_json, print_lines, time_text
 from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
 from everlong.errors import ConfigError, SweepIncomplete

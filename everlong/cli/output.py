@@ -3,20 +3,31 @@
 import dataclasses
 import datetime
 import json
-from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Any
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any, Final
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
+from everlong.admin import service
 from everlong.admin.console import out, plain
 from everlong.admin.service import Manifest, ThreadSize, Totals
-from everlong.admin.wording import bytes_text, counted, message_text, note_text, one_line
-from everlong.models import Approval, Entry, Fact, Message, ThreadStatus
+from everlong.admin.wording import (
+    bytes_text,
+    counted,
+    message_text,
+    note_text,
+    one_line,
+    spark_text,
+)
+from everlong.models import Approval, Entry, Fact, Message, ThreadCard, ThreadStatus
 from everlong.thread_ids import show_id
 
 _ARGUMENTS_BYTES_MAX = 4096
+_HOUR: Final = 3600.0
+_DAY: Final = 24 * _HOUR
 
 
 def print_json(value: Any) -> None:
@@ -189,3 +200,140 @@ def totals_text(totals: Totals) -> str:
         bytes_text(totals.body_bytes),
     ]
     return ", ".join(part for part in parts if part)
+
+
+def page_lines(page: service.ThreadPage, *, is_search: bool = False) -> list[str]:
+    """Return what `threads` says of a page: which threads it has, and how to see others."""
+    first, last = page.offset + 1, page.offset + len(page.rows)
+    shown = f"{first} to {last} of {page.total}" if page.rows else "none"
+    if page.source == "memory":
+        counts = ", ".join(f"{count} {name}" for name, count in page.by_status.items())
+        more = "" if page.is_complete else "; there are more than are listed"
+        return [f"threads {shown}; in all: {counts or 'none'}{more}"]
+    lines = [f"threads {shown}; in all: {page.all_threads:,}", f"listed: {page.order}"]
+    if page.source == "index" and not page.is_complete:
+        lines[-1] += f" of {page.all_threads:,}"
+    if page.source == "server" and is_search:
+        lines.append("ids that contain it elsewhere: add --sort=id, which reads all threads")
+    if page.next_cursor:
+        lines.append(f"more: --cursor {page.next_cursor}")
+    if page.problem:
+        lines.append(page.problem)
+    return lines
+
+
+def threads_table(page: service.ThreadPage, *, is_wide: bool = True) -> Table:
+    """Return what `threads` prints; where there is little room, less of it."""
+    table = Table()
+    for name in ("thread", "agent", "status") if is_wide else ("thread", "status"):
+        table.add_column(name, no_wrap=name == "thread", overflow="fold")
+    columns = _COLUMNS if is_wide else [each for each in _COLUMNS if each[0] in _NARROW]
+    for name, _ in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in page.rows:
+        status = f"{row.status} ({row.reason})" if row.reason else row.status
+        name = show_id(row.thread_id)
+        words = (name, row.agent, status) if is_wide else (name, status)
+        table.add_row(*(escape(plain(each)) for each in words), *(text(row) for _, text in columns))
+    return table
+
+
+def _of_card(text: Callable[[ThreadCard], str]) -> Callable[[service.ThreadRow], str]:
+    return lambda row: "" if row.card is None else text(row.card)
+
+
+def _bytes_or_none(size_bytes: float) -> str:
+    return bytes_text(int(size_bytes)) if size_bytes else ""
+
+
+_COLUMNS: Final[Sequence[tuple[str, Callable[[service.ThreadRow], str]]]] = (
+    ("operational", _of_card(lambda card: bytes_text(card.operational_bytes))),
+    ("context", _of_card(lambda card: bytes_text(card.context_bytes))),
+    ("stored", lambda row: bytes_text(row.stored_bytes)),
+    ("trend", _of_card(lambda card: spark_text([size for _, size in card.trend]))),
+    ("growth/h", lambda row: _bytes_or_none(row.growth_bytes_per_hour)),
+    ("steps", _of_card(lambda card: f"{card.steps:,}")),
+    ("resume", lambda row: f"{row.last_resume_ms:,.0f} ms" if row.last_resume_ms else ""),
+    ("lag", _of_card(lambda card: _bytes_or_none(card.lag_bytes))),
+    ("waits", lambda row: str(row.pending) if row.pending else ""),
+)
+_NARROW: Final = frozenset({"stored", "growth/h", "steps", "waits"})
+
+
+def fleet_rows(view: service.FleetView, health: service.StoreHealth) -> list[tuple[str, str]]:
+    """Return what `fleet` prints."""
+    counts = ", ".join(f"{count} {name}" for name, count in view.by_status.items())
+    resume = ""
+    if view.resume_p50_ms is not None:
+        resume = f"p50 {view.resume_p50_ms:,.0f} ms, p95 {view.resume_p95_ms or 0:,.0f} ms"
+    return [
+        ("threads", f"{view.threads:,}: {counts}" + _more_text(view)),
+        (
+            "stored",
+            f"{bytes_text(view.stored_bytes)}, {bytes_text(int(view.growth_bytes_per_hour))} an hour",
+        ),
+        ("saved", _saved_text(view)),
+        ("steps", f"{view.steps:,}, {view.tokens:,} tokens, {view.cost_usd:,.2f} USD"),
+        ("resumes", resume),
+        ("approvals", _approvals_text(view)),
+        ("failure loops", _loops_text(view)),
+        ("grow fastest", _names(view.growing, lambda row: row.growth_bytes_per_hour, "/h")),
+        ("largest", _names(view.largest, lambda row: row.stored_bytes, "")),
+        ("store", f"{health.status}: {health.text}"),
+        ("last sweep", _sweep_text(view)),
+    ]
+
+
+def _more_text(view: service.FleetView) -> str:
+    if view.is_complete:
+        return ""
+    if view.all_threads <= view.threads:
+        return ", and more"
+    return f"; the newest of {view.all_threads:,}, and all figures are about these"
+
+
+def _sweep_text(view: service.FleetView) -> str:
+    report = view.last_sweep
+    if report is None:
+        return "none"
+    if report.incomplete:
+        took = f"incomplete: {report.incomplete[0]}"
+    else:
+        took = f"{bytes_text(report.quarantined.bytes)} quarantined"
+        took += f", {bytes_text(report.purged.bytes)} deleted"
+    kind = " (a dry run)" if report.dry_run else ""
+    return f"{time_text(report.started_ms)}{kind}: {took}; {bytes_text(report.stored.bytes)} stored"
+
+
+def _saved_text(view: service.FleetView) -> str:
+    if not view.naive_bytes:
+        return ""
+    share = view.saved_bytes / view.naive_bytes
+    read = bytes_text(view.naive_bytes)
+    return f"{bytes_text(view.saved_bytes)} ({share:.0%}) of {read} that model calls have read"
+
+
+def _approvals_text(view: service.FleetView) -> str:
+    if not view.pending:
+        return "none wait"
+    since = "" if view.oldest_asked_ms is None else f", oldest {_age(view.oldest_asked_ms)}"
+    return f"{view.pending} wait{since}"
+
+
+def _loops_text(view: service.FleetView) -> str:
+    return ", ".join(f"{show_id(row.thread_id)} ({row.reason})" for row in view.loops[:5]) or "none"
+
+
+def _names(
+    rows: Sequence[service.ThreadRow], key: Callable[[service.ThreadRow], float], per: str
+) -> str:
+    return ", ".join(
+        f"{show_id(row.thread_id)} {bytes_text(int(key(row)))}{per}" for row in rows[:5]
+    )
+
+
+def _age(since_ms: int) -> str:
+    seconds = max(0.0, time.time() - since_ms / 1000)
+    if seconds < _HOUR:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / _HOUR:.1f} h" if seconds < _DAY else f"{seconds / _DAY:.1f} days"

@@ -1,10 +1,8 @@
 """Commands that govern a thread: decide, limit, pause, compact, stop."""
 
-import asyncio
 import dataclasses
 import json
-import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Annotated, Any, Protocol
 
 import typer
@@ -12,98 +10,31 @@ from temporalio.client import Client
 
 from everlong.admin import service
 from everlong.admin.wording import setting_text
-from everlong.cli.app import By, Json, OptionalThreadId, Reason, ThreadId, name_of
-from everlong.cli.views import approval_text, arguments_text, print_json, print_lines
+from everlong.cli.app import (
+    By,
+    DryRun,
+    Json,
+    Reason,
+    ThreadId,
+    Yes,
+    confirm,
+    name_of,
+    run_with_client,
+)
+from everlong.cli.output import print_json, print_lines
 from everlong.config import load_settings
-from everlong.connection import connect, open_configured_packs
+from everlong.connection import open_configured_packs
 from everlong.errors import ConfigError
 from everlong.policy import Policy
 from everlong.thread_ids import show_id
 
 commands = typer.Typer()
 
-ApprovalId = Annotated[str, typer.Argument(help="The approval's id, as `approvals` lists it.")]
-
-
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would do, and do nothing.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask first.")]
-
 
 class _Signal(Protocol):
     def __call__(
         self, client: Client, thread_id: str, by: str = "", reason: str = ""
     ) -> Awaitable[None]: ...
-
-
-@commands.command()
-def approvals(
-    thread_id: OptionalThreadId = None,
-    as_json: Json = False,
-) -> None:
-    """List the tool calls that wait for a person. With --json, a thread's arguments are whole.
-
-    Those of all threads end at 32 KiB. Examples: everlong approvals. Of one thread: everlong approvals
-    ops-7
-    """
-    settings = load_settings()
-    if thread_id is None:
-        _with_client(lambda client: _all_approvals(client, as_json))
-        return
-
-    async def work(client: Client) -> None:
-        packs = open_configured_packs(settings)
-        waiting = [
-            (each, await service.arguments_of(client, packs, thread_id, each))
-            for each in await service.pending(client, thread_id)
-        ]
-        if as_json:
-            print_json([dataclasses.replace(each, arguments=whole) for each, whole in waiting])
-            return
-        for approval, whole in waiting:
-            print_lines([approval_text(approval)])
-            if whole != approval.arguments:
-                print_lines([arguments_text(whole)])
-        if not waiting:
-            print_lines(["nothing waits for a person"])
-
-    _with_client(work)
-
-
-async def _all_approvals(client: Client, as_json: bool) -> None:
-    page = await service.waiting(client, open_configured_packs(load_settings()))
-    if as_json:
-        print_json(page)
-        return
-    for each in page.waiting:
-        print_lines([f"{show_id(each.thread_id)} ({each.agent})  {approval_text(each.approval)}"])
-        if each.arguments != each.approval.arguments:
-            print_lines([arguments_text(each.arguments)])
-        if each.problem:
-            print_lines([f"  not all of it can be shown: {each.problem}"])
-    for thread_id, problem in page.problems.items():
-        print_lines([f"{show_id(thread_id)}  cannot be asked: {problem}"])
-    if page.not_asked:
-        print_lines([f"{page.not_asked} more threads wait; decide about these first"])
-    if not page.waiting and not page.problems:
-        print_lines(["nothing waits for a person"])
-
-
-@commands.command()
-def approve(thread_id: ThreadId, approval_id: ApprovalId, by: By = "", reason: Reason = "") -> None:
-    """Let a tool call run that waits for it.
-
-    Example: everlong approve ops-7 12-1-5f0c --reason 'traffic is drained'
-    """
-    _decide(thread_id, approval_id, True, by, reason)
-
-
-@commands.command()
-def deny(thread_id: ThreadId, approval_id: ApprovalId, by: By = "", reason: Reason = "") -> None:
-    """Deny a tool call. The model is told so, and why, and goes on without it.
-
-    Example: everlong deny ops-7 12-1-5f0c --reason 'not during the sale'
-    """
-    _decide(thread_id, approval_id, False, by, reason)
 
 
 @commands.command()
@@ -131,7 +62,7 @@ def limits(
         else:
             print_lines(policy_lines(policy))
 
-    _with_client(work)
+    run_with_client(work)
 
 
 @commands.command()
@@ -183,13 +114,6 @@ def stop(
     _signal(service.stop, thread_id, by, reason, "will stop at its next safe point")
 
 
-def confirm(what: str, *, yes: bool) -> None:
-    """Ask whether to go on with what cannot be undone. Programs, which have no terminal, know."""
-    if yes or not sys.stdin.isatty():
-        return
-    typer.confirm(f"{what} Go on?", abort=True)
-
-
 def _preview(thread_id: str, action: service.Action) -> None:
     settings = load_settings()
 
@@ -197,7 +121,7 @@ def _preview(thread_id: str, action: service.Action) -> None:
         found = await service.preview(client, open_configured_packs(settings), thread_id, action)
         print_lines([found.sentence, *(f"warning: {each}" for each in found.warnings)])
 
-    _with_client(work)
+    run_with_client(work)
 
 
 def parse_changes(changes: Sequence[str]) -> dict[str, Any]:
@@ -225,17 +149,6 @@ def policy_lines(policy: Policy) -> list[str]:
     ]
 
 
-def _decide(thread_id: str, approval_id: str, approve: bool, by: str, reason: str) -> None:
-    name = name_of(by)
-
-    async def work(client: Client) -> None:
-        await service.decide(client, thread_id, approval_id, approve, name, reason)
-        verdict = "approved" if approve else "denied"
-        print_lines([f"{approval_id} on thread {show_id(thread_id)} is {verdict}, by {name}"])
-
-    _with_client(work)
-
-
 def _signal(signal: _Signal, thread_id: str, by: str, reason: str, what: str) -> None:
     name = name_of(by)
 
@@ -243,11 +156,4 @@ def _signal(signal: _Signal, thread_id: str, by: str, reason: str, what: str) ->
         await signal(client, thread_id, by=name, reason=reason)
         print_lines([f"thread {show_id(thread_id)} {what}"])
 
-    _with_client(work)
-
-
-def _with_client(work: Callable[[Client], Awaitable[None]]) -> None:
-    async def connected() -> None:
-        await work(await connect(load_settings()))
-
-    asyncio.run(connected())
+    run_with_client(work)

@@ -1,4 +1,4 @@
-"""Tuning of workers: settings, options, and the defaults of a worker that runs only agents."""
+"""WorkerOptions of workers: settings, options, and the defaults of a worker that runs only agents."""
 
 import dataclasses
 import inspect
@@ -21,13 +21,13 @@ from temporalio.worker import (
 )
 from typer.testing import CliRunner
 
-from everlong import Agent, EverlongPlugin, Reply, connection, limits, tuning
+from everlong import Agent, EverlongPlugin, Reply, connection, limits, worker_options
 from everlong import worker as worker_module
 from everlong.cli import app
 from everlong.config import load_settings
 from everlong.errors import ConfigError
 from everlong.testing import ScriptedModel
-from everlong.tuning import Tuning
+from everlong.worker_options import WorkerOptions
 from everlong.workflows import AgentWorkflow
 
 AGENT = Agent(name="ops", model=ScriptedModel(lambda turn: Reply(text="hi")))
@@ -122,7 +122,7 @@ async def test_a_default_of_slots_gives_way_to_a_tuner_and_to_a_workers_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slots = "max_concurrent_workflow_tasks"
-    monkeypatch.setattr(tuning, "_agent_defaults", lambda: {slots: 8})
+    monkeypatch.setattr(worker_options, "_agent_defaults", lambda: {slots: 8})
     plugin = EverlongPlugin(store="memory:", agents=[AGENT])
     assert (await configure(plugin))[slots] == 8
     assert (await configure(plugin, **{slots: 3}))[slots] == 3
@@ -141,9 +141,9 @@ async def test_no_other_argument_of_a_worker_changes() -> None:
     """So that a team that reads the SDK's documentation finds what it says."""
     config = await configure(EverlongPlugin(store="memory:", agents=[AGENT]), workflows=[Theirs])
     defaults = inspect.signature(Worker.__init__).parameters
-    for name in tuning.Tuning(
+    for name in worker_options.WorkerOptions(
         workflow_tasks=2, activities=2, cached_threads=2, workflow_pollers=2, activity_pollers=2
-    ).worker_options():
+    ).to_arguments():
         assert config[name] == defaults[name].default, name
 
 
@@ -156,7 +156,7 @@ ENVIRONMENT = {
     "EVERLONG_STICKY_SECONDS": "2.5",
     "EVERLONG_IDENTITY": "ops-1",
 }
-SET = Tuning(
+SET = WorkerOptions(
     workflow_tasks=7,
     activities=8,
     cached_threads=9,
@@ -168,10 +168,10 @@ SET = Tuning(
 
 
 def test_every_setting_has_a_variable() -> None:
-    assert load_settings(ENVIRONMENT).tuning == SET
-    assert load_settings({}).tuning == Tuning()
-    assert load_settings(dict.fromkeys(ENVIRONMENT, "")).tuning == Tuning()
-    assert len(ENVIRONMENT) == len(dataclasses.fields(Tuning))
+    assert load_settings(ENVIRONMENT).worker == SET
+    assert load_settings({}).worker == WorkerOptions()
+    assert load_settings(dict.fromkeys(ENVIRONMENT, "")).worker == WorkerOptions()
+    assert len(ENVIRONMENT) == len(dataclasses.fields(WorkerOptions))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from everlong.admin import service
-from everlong.cli.querying import csv_text, print_csv
+from everlong.cli.query import csv_text, print_csv
 
 
 def result(*rows: tuple[Any, ...], columns: tuple[str, ...] = ("a",)) -> service.QueryResult:

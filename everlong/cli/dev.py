@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 from temporalio.client import Client
 
-from everlong import limits, tuning
+from everlong import limits, worker_options
 from everlong.admin.console import command, out
-from everlong.cli.sweeping import index_dir_of, retention_of
+from everlong.cli.sweep import index_dir_of, retention_of
 from everlong.config import (
     Settings,
     environment_without_temporal,
@@ -45,7 +45,7 @@ UiPort = Annotated[
 DataDir = Annotated[Path | None, typer.Option(help="Where everything is kept.")]
 
 
-def _tuning_option(allowed: tuning.Range, text: str) -> Any:
+def _worker_option(allowed: worker_options.Range, text: str) -> Any:
     """Return an option of `everlong worker`, with its bounds."""
     return typer.Option(min=allowed.least, max=allowed.most, help=text)
 
@@ -96,8 +96,8 @@ def worker(
     ] = "",
     workflow_tasks: Annotated[
         int | None,
-        _tuning_option(
-            tuning.WORKFLOW_TASKS,
+        _worker_option(
+            worker_options.WORKFLOW_TASKS,
             "Workflow tasks at a time: steps of threads, without their model calls and tools. Fewer "
             "make tasks wait at the server, where they time out; more make each of them slower. "
             f"Default: {limits.WORKFLOW_TASKS}.",
@@ -105,16 +105,16 @@ def worker(
     ] = None,
     activities: Annotated[
         int | None,
-        _tuning_option(
-            tuning.ACTIVITIES,
+        _worker_option(
+            worker_options.ACTIVITIES,
             "Model calls and tools at a time. They mostly wait: raise it if slots are used up while the "
             "processor is idle, lower it if tools need much memory. Default: 100.",
         ),
     ] = None,
     cached_threads: Annotated[
         int | None,
-        _tuning_option(
-            tuning.CACHED_THREADS,
+        _worker_option(
+            worker_options.CACHED_THREADS,
             "Threads that stay in memory between their steps; one that does not is replayed. Raise it "
             "above the number of threads that are active at once, lower it if memory is short. "
             "Default: 1000.",
@@ -122,8 +122,8 @@ def worker(
     ] = None,
     sticky_seconds: Annotated[
         float | None,
-        _tuning_option(
-            tuning.STICKY_SECONDS,
+        _worker_option(
+            worker_options.STICKY_SECONDS,
             "Time that a task waits for the worker that has its thread in memory, before any worker may "
             "take it. Shorter: threads of a killed worker go on sooner. Longer: fewer replays while "
             f"workers are busy. Default: {limits.STICKY_SECONDS:g}.",
@@ -131,8 +131,8 @@ def worker(
     ] = None,
     workflow_pollers: Annotated[
         int | None,
-        _tuning_option(
-            tuning.WORKFLOW_POLLERS,
+        _worker_option(
+            worker_options.WORKFLOW_POLLERS,
             "Requests that wait for workflow tasks at the same time. One in 20 of them, and one at "
             "least, takes up threads that are not in memory; with fewer, a busy worker takes up new "
             f"threads faster than it gets on with those it has. Default: {limits.WORKFLOW_POLLERS}.",
@@ -140,8 +140,8 @@ def worker(
     ] = None,
     activity_pollers: Annotated[
         int | None,
-        _tuning_option(
-            tuning.ACTIVITY_POLLERS,
+        _worker_option(
+            worker_options.ACTIVITY_POLLERS,
             "Requests that wait for model calls and tools at the same time. Raise it if those wait in "
             "the queue while slots are free. Default: 5.",
         ),
@@ -168,13 +168,13 @@ def worker(
         "sticky_seconds": sticky_seconds,
         "workflow_pollers": workflow_pollers,
         "activity_pollers": activity_pollers,
-        "identity": tuning.check_identity("--identity", identity) or None,
+        "identity": worker_options.check_identity("--identity", identity) or None,
     }
     settings = dataclasses.replace(
         settings,
         deployment=deployment or settings.deployment,
         build_id=build_id or settings.build_id,
-        tuning=settings.tuning.changed(given),
+        worker=settings.worker.merge(given),
     )
     asyncio.run(run_worker(settings, [load_agent(path) for path in agents]))
 

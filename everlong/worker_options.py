@@ -52,7 +52,7 @@ IDENTITY_CHARS_MAX: Final = 200
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Tuning:
+class WorkerOptions:
     """Settings of `everlong worker`. None stands for the default."""
 
     workflow_tasks: int | None = None
@@ -70,12 +70,12 @@ class Tuning:
     identity: str = ""
     """`EVERLONG_IDENTITY`: the worker's name in histories and lists. Empty: process id and host."""
 
-    def changed(self, given: Mapping[str, Any]) -> Self:
+    def merge(self, given: Mapping[str, Any]) -> Self:
         """Return the settings with those of `given` that are not None."""
         wanted = {name: value for name, value in given.items() if value is not None}
         return dataclasses.replace(self, **wanted)
 
-    def worker_options(self) -> dict[str, Any]:
+    def to_arguments(self) -> dict[str, Any]:
         """Return the arguments of `Worker`. The plugin sets the sticky timeout."""
         given = {
             "max_concurrent_workflow_tasks": self.workflow_tasks,
@@ -88,9 +88,9 @@ class Tuning:
         return {name: value for name, value in given.items() if value is not None}
 
 
-def load_tuning(env: Mapping[str, str]) -> Tuning:
+def load_worker_options(env: Mapping[str, str]) -> WorkerOptions:
     """Read the variables of an environment."""
-    return Tuning(
+    return WorkerOptions(
         workflow_tasks=_whole(env, "EVERLONG_WORKFLOW_TASKS", WORKFLOW_TASKS),
         activities=_whole(env, "EVERLONG_ACTIVITIES", ACTIVITIES),
         cached_threads=_whole(env, "EVERLONG_CACHED_THREADS", CACHED_THREADS),

@@ -15,9 +15,8 @@ from everlong.admin import service
 from everlong.admin.console import command, err, plain, print_table
 from everlong.admin.service.planning import check_export
 from everlong.admin.wording import bytes_text, counted
-from everlong.cli.app import By, Json, OptionalThreadId, Reason, ThreadId, name_of
-from everlong.cli.governing import Yes, confirm
-from everlong.cli.views import print_json, print_lines, time_text
+from everlong.cli.app import By, Json, OptionalThreadId, Reason, ThreadId, Yes, confirm, name_of
+from everlong.cli.output import print_json, print_lines, time_text
 from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
 from everlong.thread_ids import quote_id, show_id

@@ -16,7 +16,7 @@ from everlong.admin import service
 from everlong.admin.console import err, plain, print_table
 from everlong.admin.wording import one_line
 from everlong.cli.app import Json
-from everlong.cli.views import print_json, print_lines
+from everlong.cli.output import print_json, print_lines
 from everlong.config import load_settings
 from everlong.connection import connect, open_configured_packs
 from everlong.errors import ConfigError

@@ -1,0 +1,108 @@
+"""Commands for approvals: list the tool calls that wait for a person, and decide on them."""
+
+import dataclasses
+from typing import Annotated
+
+import typer
+from temporalio.client import Client
+
+from everlong.admin import service
+from everlong.cli.app import (
+    By,
+    Json,
+    OptionalThreadId,
+    Reason,
+    ThreadId,
+    name_of,
+    run_with_client,
+)
+from everlong.cli.output import approval_text, arguments_text, print_json, print_lines
+from everlong.config import load_settings
+from everlong.connection import open_configured_packs
+from everlong.thread_ids import show_id
+
+commands = typer.Typer()
+
+ApprovalId = Annotated[str, typer.Argument(help="The approval's id, as `approvals` lists it.")]
+
+
+@commands.command()
+def approvals(
+    thread_id: OptionalThreadId = None,
+    as_json: Json = False,
+) -> None:
+    """List the tool calls that wait for a person. With --json, a thread's arguments are whole.
+
+    Those of all threads end at 32 KiB. Examples: everlong approvals. Of one thread: everlong approvals
+    ops-7
+    """
+    settings = load_settings()
+    if thread_id is None:
+        run_with_client(lambda client: _all_approvals(client, as_json))
+        return
+
+    async def work(client: Client) -> None:
+        packs = open_configured_packs(settings)
+        waiting = [
+            (each, await service.arguments_of(client, packs, thread_id, each))
+            for each in await service.pending(client, thread_id)
+        ]
+        if as_json:
+            print_json([dataclasses.replace(each, arguments=whole) for each, whole in waiting])
+            return
+        for approval, whole in waiting:
+            print_lines([approval_text(approval)])
+            if whole != approval.arguments:
+                print_lines([arguments_text(whole)])
+        if not waiting:
+            print_lines(["nothing waits for a person"])
+
+    run_with_client(work)
+
+
+async def _all_approvals(client: Client, as_json: bool) -> None:
+    page = await service.waiting(client, open_configured_packs(load_settings()))
+    if as_json:
+        print_json(page)
+        return
+    for each in page.waiting:
+        print_lines([f"{show_id(each.thread_id)} ({each.agent})  {approval_text(each.approval)}"])
+        if each.arguments != each.approval.arguments:
+            print_lines([arguments_text(each.arguments)])
+        if each.problem:
+            print_lines([f"  not all of it can be shown: {each.problem}"])
+    for thread_id, problem in page.problems.items():
+        print_lines([f"{show_id(thread_id)}  cannot be asked: {problem}"])
+    if page.not_asked:
+        print_lines([f"{page.not_asked} more threads wait; decide about these first"])
+    if not page.waiting and not page.problems:
+        print_lines(["nothing waits for a person"])
+
+
+@commands.command()
+def approve(thread_id: ThreadId, approval_id: ApprovalId, by: By = "", reason: Reason = "") -> None:
+    """Let a tool call run that waits for it.
+
+    Example: everlong approve ops-7 12-1-5f0c --reason 'traffic is drained'
+    """
+    _decide(thread_id, approval_id, True, by, reason)
+
+
+@commands.command()
+def deny(thread_id: ThreadId, approval_id: ApprovalId, by: By = "", reason: Reason = "") -> None:
+    """Deny a tool call. The model is told so, and why, and goes on without it.
+
+    Example: everlong deny ops-7 12-1-5f0c --reason 'not during the sale'
+    """
+    _decide(thread_id, approval_id, False, by, reason)
+
+
+def _decide(thread_id: str, approval_id: str, approve: bool, by: str, reason: str) -> None:
+    name = name_of(by)
+
+    async def work(client: Client) -> None:
+        await service.decide(client, thread_id, approval_id, approve, name, reason)
+        verdict = "approved" if approve else "denied"
+        print_lines([f"{approval_id} on thread {show_id(thread_id)} is {verdict}, by {name}"])
+
+    run_with_client(work)
