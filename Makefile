@@ -168,7 +168,7 @@ fuzz-api: $(READY) ## Send the API what its description allows and what it does 
 FUZZ_QUERIES ?= --count 1000
 .PHONY: fuzz-queries
 fuzz-queries: $(READY) ## Run 1,000 statements that no one would write; FUZZ_QUERIES="--count 50 --seed 7"
-	@$(BIN)/python -m tests.query_fuzz $(FUZZ_QUERIES)
+	@$(BIN)/python -m tests.support.query_fuzzer $(FUZZ_QUERIES)
 
 EVIDENCE ?=
 bench-compaction: $(READY) ## Measure what compaction keeps, on 40 transcripts
@@ -186,10 +186,10 @@ bench-sweep: $(READY) ## List a million made-up objects, whole and cut off; BENC
 .PHONY: soak-sweep
 SWEEP_SOAK ?= --minutes 10
 soak-sweep: $(READY) ## Sweep for 10 minutes under 50 threads, with kills; SWEEP_SOAK="--minutes 1" for less
-	@$(BIN)/python -m tests.sweeping $(SWEEP_SOAK)
+	@$(BIN)/python -m tests.support.sweep_soak $(SWEEP_SOAK)
 
 soak: $(READY) ## Live through 1,000 random lives of threads, with kills; SOAK="--count 50" for fewer
-	@$(BIN)/python -m tests.interleavings $(SOAK)
+	@$(BIN)/python -m tests.support.thread_soak $(SOAK)
 
 .PHONY: screenshots
 screenshots: $(READY) ## Take the pictures of the README and docs/dashboard.md again

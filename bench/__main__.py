@@ -15,7 +15,7 @@ from bench.report import Report, finish, machine
 from bench.transcripts import measure_transcripts
 from bench.worker import ARMS
 from everlong.embedded import start_server
-from tests.weed import start_weed
+from tests.support.s3_server import start_weed
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from bench.seeing_overhead import measure_cost, report_costs
 from bench.seeing_resume import measure_spans, prepare
 from bench.seeing_waterfall import measure_slow_store
 from everlong.embedded import start_server
-from tests.otlp import http_receiver
+from tests.support.otlp_receiver import http_receiver
 
 _PARTS: Final = ("resumes", "overhead")
 

@@ -6,7 +6,7 @@ It tells where it listens, and once it is stopped, how much has arrived.
 import json
 import signal
 
-from tests.otlp import http_receiver
+from tests.support.otlp_receiver import http_receiver
 
 URL = "receives at "
 RECEIVED = "received "

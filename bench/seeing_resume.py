@@ -21,7 +21,7 @@ from bench.report import Cell, Report, Series
 from bench.seeing_bed import SeenBed
 from everlong import Policy
 from everlong.telemetry.spans import RESUME, THREAD
-from tests.otlp import Received, Span
+from tests.support.otlp_receiver import Received, Span
 
 SHARE_MAX: Final = 0.1
 OFF_SECONDS_MAX: Final = 0.03

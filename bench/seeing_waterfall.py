@@ -12,7 +12,7 @@ from bench.seeing_bed import SeenBed
 from bench.seeing_worker import READ_SECONDS
 from everlong.interceptors.resume import PARTS
 from everlong.telemetry.spans import RESUME, THREAD
-from tests.otlp import Received, Span
+from tests.support.otlp_receiver import Received, Span
 
 DELAY_SECONDS: Final = 1.0
 _SHARE_MIN: Final = 0.5

@@ -29,7 +29,7 @@ from everlong.storage.urls import open_store
 from everlong.sweep.index import SweepIndex
 from everlong.sweep.listing import Listing
 from everlong.sweep.stored_listing import StoredListing
-from tests.weed import start_weed
+from tests.support.s3_server import start_weed
 
 _PAGE: Final = 1000
 _PER_THREAD: Final = 500

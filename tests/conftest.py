@@ -1,35 +1,22 @@
 """One real Temporal server for each test process, and a worker around an agent."""
 
 import asyncio
-import contextlib
-import dataclasses
 import gc
 import uuid
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from temporalio.client import Client, Interceptor
-from temporalio.worker import Worker
 from temporalio.worker.workflow_sandbox import SandboxRestrictions
 
-from everlong import Agent, EverlongPlugin, Policy, ThreadStart
-from everlong.admin import service
 from everlong.embedded import TemporalServer, start_server
 from everlong.interceptors import sdk_internals
-from everlong.models import AGENT_WORKFLOW, Message, ThreadStatus
 from everlong.storage import BlobStore, open_store
-from everlong.storage.packstore import PackStore
-from tests.sweeps import QUICK_DELETES
+from tests.support.namespaces import QUICK_DELETES
 
 if TYPE_CHECKING:
-    from tests.weed import Weed
+    from tests.support.s3_server import Weed
 
 HERE = Path(__file__).parent
 # The sandbox imports the module of a workflow again for each run and each replay. A test module
@@ -95,79 +82,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TemporalServer]
         yield running
 
 
-@dataclasses.dataclass
-class Threads:
-    """A client with the plugin, and the threads that a test makes with it."""
-
-    client: Client
-    plugin: EverlongPlugin
-    store: BlobStore
-    task_queue: str
-    spans: InMemorySpanExporter
-    metrics: InMemoryMetricReader
-
-    def worker(self, **options: object) -> Worker:
-        return Worker(self.client, task_queue=self.task_queue, **options)  # type: ignore[arg-type]
-
-    async def start(self, thread_id: str, policy: Policy | None = None, agent: str = "ops") -> None:
-        await self.client.start_workflow(
-            AGENT_WORKFLOW,
-            ThreadStart(agent=agent, policy=policy),
-            id=thread_id,
-            task_queue=self.task_queue,
-        )
-
-    async def send(self, thread_id: str, text: str, agent: str = "ops") -> int:
-        return await service.send(
-            self.client,
-            thread_id,
-            text,
-            task_queue=self.task_queue,
-            agent=agent,
-            packs=PackStore(self.store),
-        )
-
-    async def answered(self, thread_id: str, number: int, seconds: float = 120) -> ThreadStatus:
-        return await service.wait_for_status(
-            self.client,
-            thread_id,
-            lambda status: status.counters.answered >= number,
-            seconds_max=seconds,
-        )
-
-    async def conversation(self, thread_id: str) -> list[Message]:
-        return await service.messages(self.client, PackStore(self.store), thread_id)
-
-    async def size(self, thread_id: str) -> service.ThreadSize:
-        return await service.size(self.client, self.store, thread_id)
-
-
-@contextlib.asynccontextmanager
-async def open_threads(
-    address: str,
-    store: BlobStore,
-    *agents: Agent,
-    inline_bytes_max: int = 16 * 1024,
-    record_contents: bool = False,
-    interceptors: Sequence[Interceptor] = (),
-) -> AsyncIterator[Threads]:
-    spans, metrics = InMemorySpanExporter(), InMemoryMetricReader()
-    provider, meter_provider = TracerProvider(), MeterProvider([metrics])
-    provider.add_span_processor(SimpleSpanProcessor(spans))
-    plugin = EverlongPlugin(
-        store=store,
-        agents=agents,
-        inline_bytes_max=inline_bytes_max,
-        tracer_provider=provider,
-        meter_provider=meter_provider,
-        record_contents=record_contents,
-    )
-    client = await Client.connect(address, plugins=[plugin], interceptors=interceptors)
-    yield Threads(client, plugin, store, f"queue-{uuid.uuid4().hex[:8]}", spans, metrics)
-    provider.shutdown()
-    meter_provider.shutdown()
-
-
 @pytest.fixture
 def store(tmp_path: Path) -> BlobStore:
     return open_store((tmp_path / "blobs").as_uri())
@@ -181,7 +95,9 @@ def thread_id() -> str:
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Weed"]:
     """One real S3 server for each test process. Its keys are in the environment meanwhile."""
-    from tests.weed import start_weed  # Here, so that only those who use it pay for it.
+    from tests.support.s3_server import (
+        start_weed,  # Here, so that only those who use it pay for it.
+    )
 
     with (
         start_weed(tmp_path_factory.mktemp("weed")) as weed,

@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Page, expect
 
-from tests.browser.stage import CHROMIUM, WAIT_MS, Stage, open_page, open_stage
+from tests.support.dashboard import CHROMIUM, WAIT_MS, Stage, open_page, open_stage
 
 HERE = Path(__file__).parent
 expect.set_options(timeout=WAIT_MS)

@@ -8,8 +8,8 @@ from playwright.async_api import Error, Locator, Page, Route, expect
 
 from everlong.admin import service
 from everlong.models import Kind
-from tests.browser.checks import check_page
-from tests.browser.stage import Stage, shoot, until
+from tests.support.dashboard import Stage, shoot, until
+from tests.support.page_checks import check_page
 
 
 async def opened(page: Page, thread_id: str, button: str) -> Locator:

@@ -4,8 +4,8 @@ from playwright.async_api import Page, expect
 
 from everlong.admin import service
 from everlong.models import Kind
-from tests.browser.checks import check_page
-from tests.browser.stage import Stage, open_page, shoot
+from tests.support.dashboard import Stage, open_page, shoot
+from tests.support.page_checks import check_page
 
 
 async def decided(stage: Stage, thread_id: str) -> list[tuple[bool, str, str]]:

@@ -10,8 +10,8 @@ from everlong.admin.web import Access, create_admin_app
 from everlong.admin.web.access import Grant
 from everlong.admin.web.permissions import Role
 from everlong.errors import ThreadNotFound
-from tests.browser.checks import check_page
-from tests.browser.stage import Stage, open_page, serving, shoot, until
+from tests.support.dashboard import Stage, open_page, serving, shoot, until
+from tests.support.page_checks import check_page
 
 TOKENS = {role: f"a-long-token-of-a-{role}" for role in (Role.VIEWER, Role.OPERATOR)}
 

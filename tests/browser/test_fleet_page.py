@@ -3,9 +3,9 @@
 from playwright.async_api import expect
 
 from everlong.admin.web import Access, create_admin_app
-from tests.browser.checks import check_page
-from tests.browser.rows import FedDirectory, rows
-from tests.browser.stage import Stage, open_page, serving, shoot
+from tests.support.dashboard import Stage, open_page, serving, shoot
+from tests.support.fake_directory import FedDirectory, rows
+from tests.support.page_checks import check_page
 
 
 async def test_the_fleet_adds_up_all_threads(stage: Stage) -> None:

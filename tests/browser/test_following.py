@@ -5,7 +5,7 @@ import contextlib
 
 from playwright.async_api import Error, Page, Route, expect
 
-from tests.browser.stage import Stage
+from tests.support.dashboard import Stage
 
 
 async def test_a_thread_that_has_grown_is_forked_where_it_is_now(stage: Stage, page: Page) -> None:

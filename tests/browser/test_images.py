@@ -8,9 +8,9 @@ from playwright.async_api import Page, expect
 
 from everlong.admin.service.rows import ThreadRow
 from everlong.admin.web import Access, create_admin_app
-from tests.browser.journals import live_through
-from tests.browser.rows import FedDirectory, row
-from tests.browser.stage import Stage, open_page, screenshot, serving
+from tests.support.dashboard import Stage, open_page, screenshot, serving
+from tests.support.fake_directory import FedDirectory, row
+from tests.support.long_journal import live_through
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 BYTES_MAX = 200_000

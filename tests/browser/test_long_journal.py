@@ -3,9 +3,9 @@
 import pytest_asyncio
 from playwright.async_api import Page, Request, expect
 
-from tests.browser.checks import check_page
-from tests.browser.journals import live_through
-from tests.browser.stage import Stage, shoot
+from tests.support.dashboard import Stage, shoot
+from tests.support.long_journal import live_through
+from tests.support.page_checks import check_page
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

@@ -3,8 +3,8 @@
 import pytest_asyncio
 from playwright.async_api import Page, Request, expect
 
-from tests.browser.checks import check_page
-from tests.browser.stage import Stage, open_page, shoot
+from tests.support.dashboard import Stage, open_page, shoot
+from tests.support.page_checks import check_page
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

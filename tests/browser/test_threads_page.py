@@ -11,9 +11,9 @@ import pytest_asyncio
 from playwright.async_api import Page, Route, expect
 
 from everlong.admin.web import Access, create_admin_app
-from tests.browser.checks import check_page
-from tests.browser.rows import FedDirectory, rows
-from tests.browser.stage import Stage, open_page, serving, shoot
+from tests.support.dashboard import Stage, open_page, serving, shoot
+from tests.support.fake_directory import FedDirectory, rows
+from tests.support.page_checks import check_page
 
 MANY = 10_000
 

@@ -22,8 +22,8 @@ from cryptography.x509.oid import NameOID
 from everlong.errors import BlobMissing, ConfigError, EverlongError, StoreUnavailable
 from everlong.limits import MIB
 from everlong.storage import BlobStore, open_store
-from tests.proxy import Proxy
-from tests.weed import Weed, start_weed
+from tests.support.s3_server import Weed, start_weed
+from tests.support.tcp_proxy import Proxy
 
 pytestmark = pytest.mark.server
 

@@ -9,7 +9,7 @@ import pytest
 from everlong.storage import BlobStore, open_store
 from everlong.storage.cache import CachedBlobStore
 from everlong.testing.contract import BlobStoreContract
-from tests.weed import Weed
+from tests.support.s3_server import Weed
 
 
 class TestMemory(BlobStoreContract):

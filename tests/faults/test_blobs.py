@@ -17,9 +17,9 @@ from everlong.storage.cache import CachedBlobStore
 from everlong.storage.files import FileBlobStore
 from everlong.storage.journal import Journal
 from everlong.testing import ScriptedModel, workload
-from tests.agents import call, one_call, reading_agent, results
-from tests.conftest import Threads, open_threads
-from tests.stores import FlakyStore
+from tests.support.fake_stores import FlakyStore
+from tests.support.scripted_agents import call, one_call, reading_agent, results
+from tests.support.threads import Threads, open_threads
 
 
 def script(turn: Sequence[Message]) -> Reply:

@@ -16,8 +16,17 @@ from everlong.codecs.refs import is_ref
 from everlong.embedded import TemporalServer
 from everlong.storage.files import FileBlobStore
 from everlong.storage.objects import thread_key
-from tests.loops import ACTIVITIES, TIMEOUT, WORKFLOWS, Fan, ListLoop, Loop, expected, noise
-from tests.stores import FlakyStore
+from tests.support.fake_stores import FlakyStore
+from tests.support.loop_workflows import (
+    ACTIVITIES,
+    TIMEOUT,
+    WORKFLOWS,
+    Fan,
+    ListLoop,
+    Loop,
+    expected,
+    noise,
+)
 
 
 async def start(

@@ -14,7 +14,7 @@ from temporalio.client import Client, WorkflowHandle
 from everlong import EverlongPlugin
 from everlong.embedded import ManagedProcess, TemporalServer
 from everlong.storage.files import FileBlobStore
-from tests.loops import ListLoop, Loop, RollingLoop, expected
+from tests.support.loop_workflows import ListLoop, Loop, RollingLoop, expected
 
 ROOT = Path(__file__).parents[2]
 NEVER = "0"
@@ -25,7 +25,14 @@ SHORT = timedelta(seconds=2)
 def start_worker(
     server: TemporalServer, queue: str, store: Path, log: Path, when: str, number: str
 ) -> ManagedProcess:
-    command = [sys.executable, "-m", "tests.killed_worker", server.address, queue, str(store)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.support.self_killing_worker",
+        server.address,
+        queue,
+        str(store),
+    ]
     return ManagedProcess(
         "worker", [*command, when, number], log=log, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )

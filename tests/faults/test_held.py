@@ -13,10 +13,10 @@ from everlong.errors import ModelRefused
 from everlong.models import Kind, Message
 from everlong.storage.cache import CachedBlobStore
 from everlong.testing import ScriptedModel
-from tests.agents import call, one_call
-from tests.conftest import Threads, open_threads
-from tests.driving import Driven, calls_then_says
-from tests.stores import FlakyStore
+from tests.support.fake_stores import FlakyStore
+from tests.support.scripted_agents import call, one_call
+from tests.support.thread_driver import Driven, calls_then_says
+from tests.support.threads import Threads, open_threads
 
 pytestmark = pytest.mark.usefixtures("short_holds")
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from everlong.embedded import TemporalServer
-from tests.interleavings import Campaign, worker_settings
-from tests.scale import scaled
+from tests.support.scale import scaled
+from tests.support.thread_soak import Campaign, worker_settings
 
 ROOT = Path(__file__).parents[2]
 

@@ -18,8 +18,8 @@ from everlong.models import Message
 from everlong.storage import open_store
 from everlong.testing import workload
 from everlong.worker import READY
-from tests.agents import pages_answer
-from tests.conftest import Threads, open_threads
+from tests.support.scripted_agents import pages_answer
+from tests.support.threads import Threads, open_threads
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 def settings(
     tmp_path: Path, server: TemporalServer, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> Settings:
-    """Settings for worker processes that find `tests.agents` and poll a queue of their own."""
+    """Settings for worker processes that import the scripted agents and poll their own queue."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("TEST_GATE", str(tmp_path))
     base = load_settings({"EVERLONG_DATA_DIR": str(tmp_path), "EVERLONG_TASK_QUEUE": thread_id})
@@ -37,7 +37,7 @@ def settings(
 
 @contextlib.contextmanager
 def worker(settings: Settings, agent: str, name: str) -> Iterator[ManagedProcess]:
-    with start_worker(settings, [f"tests.agents:{agent}"], name=name) as process:
+    with start_worker(settings, [f"tests.support.scripted_agents:{agent}"], name=name) as process:
         yield process
 
 

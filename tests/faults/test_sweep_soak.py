@@ -3,7 +3,7 @@
 import pytest
 
 from everlong import limits
-from tests.sweeping import lower_limits, run
+from tests.support.sweep_soak import lower_limits, run
 
 
 async def test_sweeps_under_load_lose_nothing_and_free_the_rest(

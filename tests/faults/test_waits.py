@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slow_turn import ANSWER, wait_through
+from tests.support.slow_turn_agents import ANSWER, wait_through
 
 ROOT = Path(__file__).parents[2]
 

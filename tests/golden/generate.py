@@ -24,7 +24,7 @@ from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import thread_key
 from everlong.storage.packstore import PackStore
-from tests.archives import lived
+from tests.support.sample_archive import lived
 
 HERE: Final = Path(__file__).parent / "v1"
 KEYS: Final = {"2026-11": bytes(range(32))}

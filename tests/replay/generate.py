@@ -26,8 +26,8 @@ from everlong.models import Message, ThreadStatus, seq_after
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.packstore import PackStore
 from everlong.testing import ScriptedModel
-from tests.agents import call, calls_done, reading_agent
-from tests.conftest import Threads, open_threads
+from tests.support.scripted_agents import call, calls_done, reading_agent
+from tests.support.threads import Threads, open_threads
 
 HERE: Final = Path(__file__).parent
 NEWEST: Final = "v1"

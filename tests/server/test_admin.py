@@ -17,9 +17,9 @@ from everlong.errors import (
 from everlong.models import Approval, Kind
 from everlong.storage import BlobStore
 from everlong.storage.packstore import PackStore
-from tests.agents import reading_agent
-from tests.conftest import Threads, open_threads
-from tests.governed import governed
+from tests.support.governed_agent import governed
+from tests.support.scripted_agents import reading_agent
+from tests.support.threads import Threads, open_threads
 
 
 async def waiting_approval(threads: Threads, thread_id: str) -> Approval:

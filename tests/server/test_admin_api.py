@@ -17,11 +17,11 @@ from everlong.admin.web.permissions import Role
 from everlong.embedded import TemporalServer
 from everlong.storage import BlobStore
 from everlong.storage.packstore import PackStore
-from tests.agents import reading_agent
-from tests.conftest import Threads, open_threads
-from tests.desks import ROLES, bearer, browsing, desk_of
-from tests.governed import governed as governed_agent
 from tests.server.test_approvals import Shop, pay
+from tests.support.admin_client import ROLES, bearer, browsing, desk_of
+from tests.support.governed_agent import governed as governed_agent
+from tests.support.scripted_agents import reading_agent
+from tests.support.threads import Threads, open_threads
 
 JSON = dict[str, Any]
 

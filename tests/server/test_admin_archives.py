@@ -10,10 +10,10 @@ from everlong.admin.web.permissions import Role
 from everlong.embedded import TemporalServer
 from everlong.errors import ThreadNotFound
 from everlong.storage import BlobStore
-from tests.agents import reading_agent
-from tests.browser.stage import until
-from tests.conftest import open_threads
 from tests.server.test_admin_api import done, governed, shown
+from tests.support.dashboard import until
+from tests.support.scripted_agents import reading_agent
+from tests.support.threads import open_threads
 
 
 async def test_a_thread_that_goes_while_it_is_looked_at_is_read_from_its_archive(

@@ -24,9 +24,9 @@ from everlong.errors import (
 )
 from everlong.storage import BlobStore
 from everlong.storage.packstore import PackStore
-from tests.agents import pages_answer, reading_agent
-from tests.conftest import Threads, open_threads
-from tests.governed import governed
+from tests.support.governed_agent import governed
+from tests.support.scripted_agents import pages_answer, reading_agent
+from tests.support.threads import Threads, open_threads
 
 
 async def asked(threads: Threads, thread_id: str, text: str, seconds_max: float | None = 60) -> str:

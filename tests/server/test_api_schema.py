@@ -22,8 +22,8 @@ from everlong.embedded import TemporalServer, start_codec_server
 from everlong.embedded.server import LOOPBACK, free_port
 from everlong.storage import open_store
 from everlong.testing import ScriptedModel
-from tests.agents import call, results
-from tests.conftest import open_threads
+from tests.support.scripted_agents import call, results
+from tests.support.threads import open_threads
 
 # Each operation. `make fuzz-api` sends many more.
 EXAMPLES = int(os.environ.get("EVERLONG_FUZZ_EXAMPLES", "6"))

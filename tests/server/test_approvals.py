@@ -9,9 +9,8 @@ from temporalio.client import WorkflowUpdateFailedError
 from everlong import Agent, Policy, Reply, Tool, limits, tool
 from everlong.models import DECIDE_UPDATE, Decide, Kind, Message
 from everlong.testing import ScriptedModel
-from tests.agents import call, results
-from tests.driving import Driven, calls_then_says
-from tests.server.conftest import Drive
+from tests.support.scripted_agents import call, results
+from tests.support.thread_driver import Drive, Driven, calls_then_says
 
 
 class Shop:

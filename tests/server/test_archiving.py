@@ -26,9 +26,9 @@ from everlong.storage import BlobStore
 from everlong.storage.objects import thread_prefix
 from everlong.storage.packstore import PackStore
 from everlong.telemetry import Telemetry
-from tests.conftest import Threads, open_threads
-from tests.governed import governed
 from tests.server.test_cli_threads import open_cli
+from tests.support.governed_agent import governed
+from tests.support.threads import Threads, open_threads
 
 LONG = "long " * 20_000
 

@@ -17,11 +17,11 @@ from everlong.errors import BlobCorrupt, ControlRefused, DecisionRefused, KeyMis
 from everlong.models import ThreadStatus, thread_key
 from everlong.storage import BlobStore
 from everlong.storage.packstore import PackStore
-from tests.conftest import Threads, open_threads
-from tests.governed import governed
-from tests.payloads import flipped
 from tests.server.test_archiving import forget, is_running, say
 from tests.server.test_time_travel import reset_to_first_answer
+from tests.support.governed_agent import governed
+from tests.support.sample_payloads import flipped
+from tests.support.threads import Threads, open_threads
 
 
 @pytest.fixture

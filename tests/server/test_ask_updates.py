@@ -25,11 +25,11 @@ from everlong.models import SEND_UPDATE, SendMessage, TurnEnd
 from everlong.storage import BlobStore
 from everlong.storage.memory import MemoryBlobStore
 from everlong.workflows import AgentWorkflow
-from tests.agents import pages_answer, reading_agent
-from tests.conftest import Threads, open_threads
-from tests.governed import governed
 from tests.server.test_admin_asking import asked, until_pending
 from tests.server.test_diagnosis_costs import Counting
+from tests.support.governed_agent import governed
+from tests.support.scripted_agents import pages_answer, reading_agent
+from tests.support.threads import Threads, open_threads
 
 _ACCEPTED = EventType.EVENT_TYPE_WORKFLOW_EXECUTION_UPDATE_ACCEPTED
 _COMPLETED = EventType.EVENT_TYPE_WORKFLOW_EXECUTION_UPDATE_COMPLETED

@@ -17,9 +17,8 @@ from everlong.errors import MessageRefused, ThreadEnded
 from everlong.models import Kind, Message, SendMessage, ToolCall
 from everlong.storage.memory import MemoryBlobStore
 from everlong.testing import ScriptedModel
-from tests.agents import call, calls_done, results
-from tests.driving import Driven, calls_then_says
-from tests.server.conftest import Drive
+from tests.support.scripted_agents import call, calls_done, results
+from tests.support.thread_driver import Drive, Driven, calls_then_says
 
 ECHO = Agent(name="ops", model=ScriptedModel(lambda turn: Reply(text=f"heard {turn[0].text}")))
 

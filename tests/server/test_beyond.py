@@ -16,8 +16,8 @@ from temporalio.worker import Worker
 
 from everlong import EverlongPlugin
 from everlong.embedded import TemporalServer
-from tests.loops import noise
-from tests.stores import CountingStore
+from tests.support.fake_stores import CountingStore
+from tests.support.loop_workflows import noise
 
 SIZE = 40_000
 TIMEOUT = timedelta(seconds=20)

@@ -13,8 +13,8 @@ from everlong.embedded import TemporalServer
 from everlong.models import AGENT_WORKFLOW, CARD_MEMO, Kind, ThreadCard
 from everlong.storage import BlobStore
 from everlong.storage.packstore import PackStore
-from tests.agents import reading_agent
-from tests.conftest import Threads, open_threads
+from tests.support.scripted_agents import reading_agent
+from tests.support.threads import Threads, open_threads
 
 STEPS = 24
 

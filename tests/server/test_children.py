@@ -10,9 +10,8 @@ from everlong import Agent, Policy, Reply, limits, tool
 from everlong.errors import ModelRefused
 from everlong.models import Kind, Message, ToolCall
 from everlong.testing import ScriptedModel
-from tests.agents import call, results
-from tests.driving import Driven, calls_then_says
-from tests.server.conftest import Drive
+from tests.support.scripted_agents import call, results
+from tests.support.thread_driver import Drive, Driven, calls_then_says
 
 
 class Gate:

@@ -24,8 +24,8 @@ from everlong.models import Entry, SegmentRef
 from everlong.storage import open_store
 from everlong.storage.journal import Journal
 from everlong.storage.packstore import PackStore
-from tests.conftest import Threads, open_threads
-from tests.governed import governed
+from tests.support.governed_agent import governed
+from tests.support.threads import Threads, open_threads
 
 
 class Cli:

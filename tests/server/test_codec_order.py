@@ -21,12 +21,12 @@ from everlong.models import SweepOptions
 from everlong.storage import BlobStore
 from everlong.storage.memory import MemoryBlobStore
 from everlong.telemetry.spans import RESUME
-from tests.agents import pages_answer, reading_agent
-from tests.ciphers import ENCRYPTED, Cipher, Marking
-from tests.edges import encodings_in
-from tests.loops import ListLoop, Loop, expected, next_result
-from tests.payloads import KEY_1
-from tests.sweeps import AT_ONCE, new_namespace
+from tests.support.loop_workflows import ListLoop, Loop, expected, next_result
+from tests.support.namespaces import AT_ONCE, new_namespace
+from tests.support.payload_workflows import encodings_in
+from tests.support.sample_payloads import KEY_1
+from tests.support.scripted_agents import pages_answer, reading_agent
+from tests.support.team_codecs import ENCRYPTED, Cipher, Marking
 
 KEYS = {"first": KEY_1}
 LOOP = Loop(steps=12, result_bytes=20_000)
@@ -168,7 +168,7 @@ async def test_under_an_outer_codec_a_loop_runs_resumes_with_prefetch_and_surviv
     assert set(kept) <= set(stored)
     cold, _ = await outside.connect()
     async with Worker(cold, **options):
-        again = cold.get_workflow_handle_for(ListLoop.run, thread_id)
+        again = cold.get_workflow_handle(thread_id)
         await again.signal(ListLoop.go)
         assert await again.result() == expected(loop)
     [resume, *_] = outside.resumes()

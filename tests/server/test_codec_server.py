@@ -19,7 +19,7 @@ from everlong.embedded import ManagedProcess, TemporalServer
 from everlong.embedded.server import find_temporal, free_port
 from everlong.embedded.stack import CODEC_SERVER_READY
 from everlong.storage import BlobStore, open_store
-from tests.conftest import open_threads
+from tests.support.threads import open_threads
 
 TOKEN = "a-token-of-the-tests"
 # The CLI tries a codec server that refuses again for 10 s, and does not tell what it was told.

@@ -8,8 +8,8 @@ from everlong import Agent, Policy, Reply, limits
 from everlong.errors import ModelRefused
 from everlong.models import Kind, Message
 from everlong.testing import ScriptedModel, workload
-from tests.agents import call, calls_done, pages_answer, read_page, reading_agent
-from tests.server.conftest import Drive
+from tests.support.scripted_agents import call, calls_done, pages_answer, read_page, reading_agent
+from tests.support.thread_driver import Drive
 
 SMALL = Policy(compact_at_bytes=16 * limits.KIB, compact_to_bytes=4 * limits.KIB)
 

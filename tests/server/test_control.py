@@ -14,9 +14,8 @@ from temporalio.client import (
 from everlong import Agent, Policy, Reply, limits, tool
 from everlong.models import CONFIGURE_UPDATE, Configure, Control, Kind, Message
 from everlong.testing import ScriptedModel
-from tests.agents import call, calls_done, pages_answer, reading_agent
-from tests.driving import Driven, calls_then_says
-from tests.server.conftest import Drive
+from tests.support.scripted_agents import call, calls_done, pages_answer, reading_agent
+from tests.support.thread_driver import Drive, Driven, calls_then_says
 
 ECHO = Agent(name="ops", model=ScriptedModel(lambda turn: Reply(text=f"heard {turn[0].text}")))
 

@@ -26,9 +26,9 @@ from temporalio.worker import Worker
 from everlong import EverlongPlugin
 from everlong.embedded import TemporalServer
 from everlong.errors import KeyMissing
-from tests import edges
-from tests.edges import PATIENCE, Value, Xor, encodings_in, letters, noise
-from tests.stores import CountingStore
+from tests.support import payload_workflows
+from tests.support.fake_stores import CountingStore
+from tests.support.payload_workflows import PATIENCE, Value, Xor, encodings_in, letters, noise
 
 HISTORY_BYTES_MAX = 20_000
 CONVERTERS = {
@@ -86,14 +86,19 @@ async def test_other_converters_and_codecs_keep_their_place(
     async with Worker(
         clients[0],
         task_queue=thread_id,
-        workflows=[edges.Echo, edges.Failing, edges.OneActivity, edges.Parent],
-        activities=[edges.echo, edges.refuse],
+        workflows=[
+            payload_workflows.Echo,
+            payload_workflows.Failing,
+            payload_workflows.OneActivity,
+            payload_workflows.Parent,
+        ],
+        activities=[payload_workflows.echo, payload_workflows.refuse],
     ):
         runs: dict[str, tuple[Any, list[Value]]] = {
-            "parent": (edges.Parent.run, [value]),
-            "activity": (edges.OneActivity.run, ["echo", value]),
-            "activity failure": (edges.OneActivity.run, ["refuse", value]),
-            "failure": (edges.Failing.run, [value]),
+            "parent": (payload_workflows.Parent.run, [value]),
+            "activity": (payload_workflows.OneActivity.run, ["echo", value]),
+            "activity failure": (payload_workflows.OneActivity.run, ["refuse", value]),
+            "failure": (payload_workflows.Failing.run, [value]),
         }
         for run, (method, args) in runs.items():
             handles[run] = await clients[1].start_workflow(
@@ -143,11 +148,14 @@ async def test_with_keys_nothing_is_readable_and_a_rotation_keeps_all(
         for keys in (old, {**new, **old}, new)
     ]
     async with Worker(
-        client, task_queue=thread_id, workflows=[edges.OneActivity], activities=[edges.echo]
+        client,
+        task_queue=thread_id,
+        workflows=[payload_workflows.OneActivity],
+        activities=[payload_workflows.echo],
     ):
         for suffix, value in {"small": secret, "large": secret + letters("keys")}.items():
             handle = await client.start_workflow(
-                edges.OneActivity.run,
+                payload_workflows.OneActivity.run,
                 args=["echo", value],
                 id=f"{thread_id}-{suffix}",
                 task_queue=thread_id,
@@ -233,7 +241,7 @@ async def test_a_long_description_of_a_workflow_comes_back(
     client = await Client.connect(server.address, plugins=[EverlongPlugin(store=store)])
     details = letters("details")
     handle = await client.start_workflow(
-        edges.Echo.run,
+        payload_workflows.Echo.run,
         "small",
         id=thread_id,
         task_queue=thread_id,

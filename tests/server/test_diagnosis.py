@@ -22,9 +22,9 @@ from everlong.models import Message
 from everlong.storage import BlobStore
 from everlong.storage.memory import MemoryBlobStore
 from everlong.testing import ScriptedModel
-from tests.agents import call, pages_answer, reading_agent, results
-from tests.loops import noise
-from tests.payloads import KEY_1, KEY_2
+from tests.support.loop_workflows import noise
+from tests.support.sample_payloads import KEY_1, KEY_2
+from tests.support.scripted_agents import call, pages_answer, reading_agent, results
 
 Keys = dict[str, bytes] | None
 SECONDS_MAX = 10.0

@@ -13,8 +13,8 @@ from temporalio.worker import Worker
 from everlong.admin.service.diagnosis import diagnose
 from everlong.embedded import TemporalServer
 from everlong.storage import BlobStore
-from tests.agents import reading_agent
 from tests.server.test_diagnosis import asking, connect
+from tests.support.scripted_agents import reading_agent
 
 
 class Counting:

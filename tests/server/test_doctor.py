@@ -27,8 +27,8 @@ from everlong.errors import SetupRefused
 from everlong.models import SEARCH_ATTRIBUTES
 from everlong.storage import BlobStore
 from everlong.storage.memory import MemoryBlobStore
-from tests.agents import reading_agent
-from tests.payloads import KEY_1, KEY_2
+from tests.support.sample_payloads import KEY_1, KEY_2
+from tests.support.scripted_agents import reading_agent
 
 Keys = dict[str, bytes] | None
 FIRST: Keys = {"first": KEY_1}

@@ -14,10 +14,19 @@ from temporalio.worker import Replayer, UnsandboxedWorkflowRunner, Worker
 from everlong import EverlongPlugin, limits
 from everlong.embedded import TemporalServer
 from everlong.models import DRAIN_HEADER
-from tests.edges import encodings_in, payloads_in
-from tests.feeder import SIZE, Feeder, Returner
-from tests.loops import ACTIVITIES, WORKFLOWS, ListLoop, Loop, RollingLoop, digest, expected, noise
-from tests.stores import CountingStore
+from tests.support.drain_workflows import SIZE, Feeder, Returner
+from tests.support.fake_stores import CountingStore
+from tests.support.loop_workflows import (
+    ACTIVITIES,
+    WORKFLOWS,
+    ListLoop,
+    Loop,
+    RollingLoop,
+    digest,
+    expected,
+    noise,
+)
+from tests.support.payload_workflows import encodings_in, payloads_in
 
 Mode = Literal["read", "write"]
 REF = b"binary/everlong-ref"

@@ -22,8 +22,8 @@ from everlong.admin.service.doctoring import check_runs
 from everlong.cli import app
 from everlong.embedded import TemporalServer
 from everlong.errors import ConfigError
-from tests.loops import noise
-from tests.stores import CountingStore
+from tests.support.fake_stores import CountingStore
+from tests.support.loop_workflows import noise
 
 SECONDS_MAX = 90.0
 # More than stays inline; what compresses to less; and what is left as it is.

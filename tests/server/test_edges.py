@@ -32,9 +32,9 @@ from temporalio.worker import Worker
 
 from everlong import EverlongPlugin
 from everlong.embedded import TemporalServer
-from tests import edges
-from tests.edges import Value, letters, noise
-from tests.stores import CountingStore
+from tests.support import payload_workflows
+from tests.support.fake_stores import CountingStore
+from tests.support.payload_workflows import Value, letters, noise
 
 HISTORY_BYTES_MAX = 20_000
 DEADLINE_SECONDS = 90
@@ -71,25 +71,25 @@ class Road:
 
 
 async def workflow_input_and_result(road: Road) -> None:
-    assert await road.result(edges.Echo.run, road.value) == road.value
+    assert await road.result(payload_workflows.Echo.run, road.value) == road.value
 
 
 async def several_arguments(road: Road) -> None:
     args = [road.back, "small", road.value]
-    assert await road.result(edges.Pick.run, 2, *args) == road.value
+    assert await road.result(payload_workflows.Pick.run, 2, *args) == road.value
 
 
 async def activity_input_and_result(road: Road) -> None:
-    assert await road.result(edges.OneActivity.run, "echo", road.value) == road.value
+    assert await road.result(payload_workflows.OneActivity.run, "echo", road.value) == road.value
 
 
 async def local_activity(road: Road) -> None:
-    assert await road.result(edges.OneLocalActivity.run, road.value) == road.value
+    assert await road.result(payload_workflows.OneLocalActivity.run, road.value) == road.value
 
 
 async def child_workflow(road: Road) -> None:
     road.ids.add(f"{road.id}-child")
-    assert await road.result(edges.Parent.run, road.value) == road.value
+    assert await road.result(payload_workflows.Parent.run, road.value) == road.value
 
 
 async def dynamic_workflow_and_activity(road: Road) -> None:
@@ -97,69 +97,72 @@ async def dynamic_workflow_and_activity(road: Road) -> None:
 
 
 async def signal(road: Road) -> None:
-    mailbox = await road.start(edges.Mailbox.run)
-    await mailbox.signal(edges.Mailbox.put, road.value)
+    mailbox = await road.start(payload_workflows.Mailbox.run)
+    await mailbox.signal(payload_workflows.Mailbox.put, road.value)
     assert await mailbox.result() == road.value
 
 
 async def signal_with_start(road: Road) -> None:
     put = {"start_signal": "put", "start_signal_args": [road.value]}
-    assert await road.result(edges.Mailbox.run, **put) == road.value
+    assert await road.result(payload_workflows.Mailbox.run, **put) == road.value
 
 
 async def external_signal(road: Road) -> None:
-    mailbox = await road.start(edges.Mailbox.run)
-    await road.result(edges.Sender.run, road.id, road.value, suffix="-sender")
+    mailbox = await road.start(payload_workflows.Mailbox.run)
+    await road.result(payload_workflows.Sender.run, road.id, road.value, suffix="-sender")
     assert await mailbox.result() == road.value
 
 
 async def query_argument_and_result(road: Road) -> None:
-    mailbox = await road.start(edges.Mailbox.run)
-    assert await mailbox.query(edges.Mailbox.reverse, road.value) == road.back
+    mailbox = await road.start(payload_workflows.Mailbox.run)
+    assert await mailbox.query(payload_workflows.Mailbox.reverse, road.value) == road.back
     await mailbox.terminate()
 
 
 async def update_argument_and_result(road: Road) -> None:
-    mailbox = await road.start(edges.Mailbox.run)
-    assert await mailbox.execute_update(edges.Mailbox.exchange, road.value) == road.back
+    mailbox = await road.start(payload_workflows.Mailbox.run)
+    assert await mailbox.execute_update(payload_workflows.Mailbox.exchange, road.value) == road.back
     assert await mailbox.result() == road.value
 
 
 async def update_with_start(road: Road) -> None:
     road.ids.add(road.id)
     start: Any = WithStartWorkflowOperation(
-        edges.Mailbox.run, id=road.id, task_queue=road.queue, id_conflict_policy=OnConflict.FAIL
+        payload_workflows.Mailbox.run,
+        id=road.id,
+        task_queue=road.queue,
+        id_conflict_policy=OnConflict.FAIL,
     )
     assert road.back == await road.client.execute_update_with_start_workflow(
-        edges.Mailbox.exchange, road.value, start_workflow_operation=start
+        payload_workflows.Mailbox.exchange, road.value, start_workflow_operation=start
     )
     assert await (await start.workflow_handle()).result() == road.value
 
 
 async def memo_at_start_and_upserted(road: Road) -> None:
-    handle = await road.start(edges.Remember.run, memo={"before": road.value})
+    handle = await road.start(payload_workflows.Remember.run, memo={"before": road.value})
     assert await handle.result() == road.value
     memo = await (await handle.describe()).memo()
     assert memo == {"before": road.value, "after": road.value}
 
 
 async def continue_as_new(road: Road) -> None:
-    assert await road.result(edges.Again.run, road.value, 2) == road.value
+    assert await road.result(payload_workflows.Again.run, road.value, 2) == road.value
 
 
 async def activity_failure_details(road: Road) -> None:
-    assert await road.result(edges.OneActivity.run, "refuse", road.value) == road.value
+    assert await road.result(payload_workflows.OneActivity.run, "refuse", road.value) == road.value
 
 
 async def workflow_failure_details(road: Road) -> None:
     with pytest.raises(WorkflowFailureError) as failed:
-        await road.result(edges.Failing.run, road.value)
+        await road.result(payload_workflows.Failing.run, road.value)
     assert isinstance(failed.value.cause, ApplicationError)
     assert failed.value.cause.details == (road.value,)
 
 
 async def heartbeat_details(road: Road) -> None:
-    handle = await road.start(edges.OneActivity.run, "beat", road.value)
+    handle = await road.start(payload_workflows.OneActivity.run, "beat", road.value)
     pending = await pending_activity(handle, lambda info: bool(info.heartbeat_details.payloads))
     assert pending.ByteSize() < HISTORY_BYTES_MAX
     assert await handle.result() == road.value
@@ -192,7 +195,7 @@ async def async_failure_with_context(road: Road) -> None:
 
 async def schedule(road: Road) -> None:
     action = ScheduleActionStartWorkflow(
-        edges.Last.run,
+        payload_workflows.Last.run,
         road.value,
         id=road.id,
         task_queue=road.queue,
@@ -255,7 +258,7 @@ async def pending_activity(
 async def deferred_activity(
     road: Road,
 ) -> tuple[WorkflowHandle[Any, Any], ActivitySerializationContext, AsyncActivityHandle]:
-    handle = await road.start(edges.OneActivity.run, "defer", road.value)
+    handle = await road.start(payload_workflows.OneActivity.run, "defer", road.value)
     pending = await pending_activity(handle, lambda info: info.HasField("last_started_time"))
     deferred = road.client.get_async_activity_handle(
         workflow_id=road.id, run_id=handle.first_execution_run_id, activity_id=pending.activity_id
@@ -315,7 +318,10 @@ async def site(server: TemporalServer) -> AsyncIterator[Site]:
     ours = await Client.connect(server.address, plugins=[EverlongPlugin(store=store)])
     theirs = await Client.connect(server.address, plugins=[EverlongPlugin(store=store)])
     async with Worker(
-        theirs, task_queue=queue, workflows=edges.WORKFLOWS, activities=edges.ACTIVITIES
+        theirs,
+        task_queue=queue,
+        workflows=payload_workflows.WORKFLOWS,
+        activities=payload_workflows.ACTIVITIES,
     ):
         yield Site(ours, queue, store)
 

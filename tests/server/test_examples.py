@@ -4,7 +4,7 @@ from pathlib import Path
 from everlong.embedded import TemporalServer
 from everlong.storage import BlobStore
 from examples import own_thread, own_workflow, quickstart
-from tests.conftest import open_threads
+from tests.support.threads import open_threads
 
 
 async def test_a_list_passing_loop_keeps_its_history_small(

@@ -12,8 +12,8 @@ from everlong.embedded import TemporalServer
 from everlong.storage import BlobStore
 from everlong.storage.memory import MemoryBlobStore
 from everlong.telemetry.spans import RESUME
-from tests.conftest import Threads, open_threads
-from tests.loops import (
+from tests.support.fake_stores import CountingStore, SlowStore
+from tests.support.loop_workflows import (
     ACTIVITIES,
     WORKFLOWS,
     Fan,
@@ -24,8 +24,8 @@ from tests.loops import (
     expected,
     noise,
 )
-from tests.scale import scaled
-from tests.stores import CountingStore, SlowStore
+from tests.support.scale import scaled
+from tests.support.threads import Threads, open_threads
 
 
 async def history_bytes(handle: WorkflowHandle[Any, Any]) -> int:

@@ -25,10 +25,10 @@ from everlong.models import AGENT_WORKFLOW
 from everlong.storage import BlobStore
 from everlong.storage.packstore import PackStore
 from everlong.thread_ids import quote_id, show_id
-from tests.conftest import Threads, open_threads
-from tests.governed import governed as governed_agent
 from tests.server.test_admin_api import governed, until
 from tests.server.test_cli_threads import Cli, open_cli, pending_id
+from tests.support.governed_agent import governed as governed_agent
+from tests.support.threads import Threads, open_threads
 
 JSON = dict[str, Any]
 HOSTILE = [

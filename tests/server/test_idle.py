@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from everlong import Agent, Policy, Reply, limits, tool
 from everlong.models import Kind, Message
 from everlong.testing import ScriptedModel
-from tests.agents import call, calls_done, pages_answer, reading_agent, results
-from tests.driving import Driven, calls_then_says
-from tests.server.conftest import Drive
+from tests.support.scripted_agents import call, calls_done, pages_answer, reading_agent, results
+from tests.support.thread_driver import Drive, Driven, calls_then_says
 
 IDLE = Policy(idle_seconds=1, compact_to_bytes=4 * limits.KIB)
 REPLAYED_EVENTS_MAX = 15

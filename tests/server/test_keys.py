@@ -11,8 +11,8 @@ from everlong.errors import NoWorker
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.packstore import PackStore
-from tests.agents import reading_agent
-from tests.payloads import KEY_1, KEY_2
+from tests.support.sample_payloads import KEY_1, KEY_2
+from tests.support.scripted_agents import reading_agent
 
 
 async def test_a_thread_whose_key_is_missing_says_so_and_goes_on_with_it(

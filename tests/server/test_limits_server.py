@@ -11,9 +11,8 @@ from everlong.admin import service
 from everlong.errors import ModelRefused, ThreadEnded
 from everlong.models import Kind, Message, ThreadStatus
 from everlong.testing import ScriptedModel
-from tests.agents import call, calls_done, reading_agent
-from tests.driving import Driven
-from tests.server.conftest import Drive
+from tests.support.scripted_agents import call, calls_done, reading_agent
+from tests.support.thread_driver import Drive, Driven
 
 
 def costly(pages: int = 6) -> Agent:

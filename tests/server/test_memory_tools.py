@@ -9,9 +9,8 @@ from typing import Any
 from everlong import Agent, Policy, Reply, limits, tool
 from everlong.models import Kind, Message, ToolCall
 from everlong.testing import ScriptedModel
-from tests.agents import results
-from tests.driving import Driven
-from tests.server.conftest import Drive
+from tests.support.scripted_agents import results
+from tests.support.thread_driver import Drive, Driven
 
 DAY = 86_400.0
 

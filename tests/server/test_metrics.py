@@ -21,9 +21,8 @@ from everlong.storage import BlobStore
 from everlong.telemetry.exporters import Exports, open_providers
 from everlong.testing import ScriptedModel
 from everlong.worker import READY
-from tests.agents import call
-from tests.driving import calls_then_says
-from tests.server.conftest import Drive
+from tests.support.scripted_agents import call
+from tests.support.thread_driver import Drive, calls_then_says
 
 ECHO = Agent(name="ops", model=ScriptedModel(lambda turn: Reply(text="heard")))
 # What Core labels its metrics with. None of them grows with the number of threads.

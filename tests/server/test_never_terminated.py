@@ -17,7 +17,7 @@ from temporalio.worker import Worker
 from everlong import EverlongPlugin, limits
 from everlong.embedded import TemporalServer
 from everlong.interceptors.activation import RunAhead
-from tests.stores import CountingStore
+from tests.support.fake_stores import CountingStore
 
 SIZE = 200_000
 INPUTS = 30

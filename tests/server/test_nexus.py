@@ -23,9 +23,9 @@ from temporalio.worker import Worker
 from everlong import EverlongPlugin
 from everlong.embedded import TemporalServer
 from everlong.errors import PayloadTooLarge, StoreError
-from tests.edges import payloads_in
-from tests.nexus import BEHIND, Caller, Factory, FactoryHandler, digest, goods
-from tests.stores import CountingStore
+from tests.support.fake_stores import CountingStore
+from tests.support.nexus_service import BEHIND, Caller, Factory, FactoryHandler, digest, goods
+from tests.support.payload_workflows import payloads_in
 
 DEADLINE_SECONDS = 90
 RUN_SECONDS_MAX = timedelta(seconds=30)

@@ -28,8 +28,8 @@ from temporalio.worker import Replayer, Worker
 
 from everlong import EverlongPlugin
 from everlong.embedded import TemporalServer
-from tests.scale import scaled
-from tests.stores import CountingStore
+from tests.support.fake_stores import CountingStore
+from tests.support.scale import scaled
 
 STEPS = scaled(40, 80)
 STEPS_WITHOUT = 20

@@ -26,8 +26,8 @@ from everlong.interceptors import sdk_internals
 from everlong.interceptors.sdk_internals import HookedRunner
 from everlong.storage import BlobStore
 from everlong.testing import ScriptedModel
-from tests.conftest import open_threads
-from tests.stores import CountingStore
+from tests.support.fake_stores import CountingStore
+from tests.support.threads import open_threads
 
 AGENT = Agent(name="ops", model=ScriptedModel(lambda turn: Reply(text="hi")))
 SIZE = 300_000

@@ -23,9 +23,9 @@ from everlong.models import SWEEPER_WORKFLOW, SweepOptions
 from everlong.storage import open_store
 from everlong.telemetry.metrics import METRICS
 from everlong.worker import READY
-from tests.conftest import Threads, open_threads
-from tests.driving import Driven
-from tests.promnames import CORE, series_labels, series_names
+from tests.support.prometheus_names import CORE, series_labels, series_names
+from tests.support.thread_driver import Driven
+from tests.support.threads import Threads, open_threads
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 PROMETHEUS = shutil.which("prometheus")
@@ -70,7 +70,9 @@ class Fleet:
     def worker(self) -> ManagedProcess:
         self.workers += 1
         name = f"worker-{self.workers}"
-        return self.everlong(name, "worker", "tests.measured:ops", metrics_port=self.worker_port)
+        return self.everlong(
+            name, "worker", "tests.support.metrics_agent:ops", metrics_port=self.worker_port
+        )
 
     def admin(self) -> ManagedProcess:
         arguments = ["serve", "--port", str(free_port())]

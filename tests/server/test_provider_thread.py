@@ -16,9 +16,9 @@ from everlong.storage import BlobStore
 from everlong.storage.journal import Journal
 from everlong.storage.packstore import PackStore
 from everlong.storage.segments import MESSAGE_KINDS
-from tests import provider_server as told
-from tests.conftest import Threads, open_threads
-from tests.provider_server import ProviderServer, Response
+from tests.support import fake_provider as told
+from tests.support.fake_provider import ProviderServer, Response
+from tests.support.threads import Threads, open_threads
 
 SECRET = "sk-very-secret"
 

@@ -14,8 +14,8 @@ from everlong.config import environment_without_temporal
 from everlong.embedded import ManagedProcess, TemporalServer
 from everlong.embedded.server import free_port
 from everlong.embedded.stack import CODEC_SERVER_READY
-from tests.query_fuzz import children
-from tests.statements import ENDLESS
+from tests.support.query_fuzzer import children
+from tests.support.query_runner import ENDLESS
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

@@ -18,11 +18,11 @@ from everlong.embedded import TemporalServer
 from everlong.errors import QueryRefused, ThreadNotFound
 from everlong.storage import BlobStore
 from everlong.storage.packstore import PackStore
-from tests.archives import lived
-from tests.conftest import Threads, open_threads
-from tests.governed import governed
 from tests.server.test_archiving import say
 from tests.server.test_cli_threads import open_cli
+from tests.support.governed_agent import governed
+from tests.support.sample_archive import lived
+from tests.support.threads import Threads, open_threads
 
 
 @pytest.fixture

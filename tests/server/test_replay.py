@@ -29,8 +29,8 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxR
 
 from everlong import EverlongPlugin
 from everlong.embedded import TemporalServer
-from tests.loops import TIMEOUT, noise
-from tests.stores import CountingStore
+from tests.support.fake_stores import CountingStore
+from tests.support.loop_workflows import TIMEOUT, noise
 
 SIZE = 30_000
 

@@ -12,8 +12,8 @@ from everlong.embedded import TemporalServer
 from everlong.interceptors.resume import PARTS, ResumeHook
 from everlong.storage import BlobStore
 from everlong.telemetry.spans import RESUME
-from tests.agents import reading_agent
-from tests.conftest import Threads, open_threads
+from tests.support.scripted_agents import reading_agent
+from tests.support.threads import Threads, open_threads
 
 
 @workflow.defn

@@ -20,8 +20,15 @@ from temporalio.worker import Replayer, Worker
 from everlong import EverlongPlugin
 from everlong.embedded import TemporalServer
 from everlong.errors import ConfigError
-from tests.edges import Notebook, Xor, annotate, encodings_in, letters, payloads_in
-from tests.stores import CountingStore
+from tests.support.fake_stores import CountingStore
+from tests.support.payload_workflows import (
+    Notebook,
+    Xor,
+    annotate,
+    encodings_in,
+    letters,
+    payloads_in,
+)
 
 Phase = Literal["plain", "read", "write"]
 NOTE_BYTES = 30_000

@@ -12,10 +12,10 @@ from temporalio.worker import Replayer, Worker
 from everlong import EverlongPlugin
 from everlong.embedded import TemporalServer
 from everlong.interceptors import sdk_internals
-from tests.loops import ListLoop, Loop, expected, next_result
-from tests.sdk_features import REMOVALS, warnings_of
 from tests.server.test_nexus import Sides, answer, connect
-from tests.stores import CountingStore
+from tests.support.fake_stores import CountingStore
+from tests.support.loop_workflows import ListLoop, Loop, expected, next_result
+from tests.support.missing_sdk_apis import REMOVALS, warnings_of
 
 LOOP = Loop(steps=6, result_bytes=30_000, wait_at=3)
 

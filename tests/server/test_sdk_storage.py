@@ -17,8 +17,8 @@ from temporalio.worker import Worker
 from everlong.codecs.sdk_storage import EverlongStorageDriver
 from everlong.embedded import TemporalServer
 from everlong.errors import BlobCorrupt, RefRefused
-from tests.loops import ACTIVITIES, WORKFLOWS, ListLoop, Loop, expected
-from tests.stores import CountingStore
+from tests.support.fake_stores import CountingStore
+from tests.support.loop_workflows import ACTIVITIES, WORKFLOWS, ListLoop, Loop, expected
 
 KEYS = {"k1": bytes(range(32))}
 

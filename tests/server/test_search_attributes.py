@@ -15,11 +15,10 @@ from everlong.search_attributes import missing_attributes
 from everlong.storage import BlobStore
 from everlong.testing import ScriptedModel
 from everlong.thread_attributes import AGENT, GROWTH, LAST_RESUME, PENDING, STATE_BYTES, STATUS
-from tests.agents import call, reading_agent
-from tests.conftest import open_threads
-from tests.driving import Driven, calls_then_says
-from tests.server.conftest import Drive
 from tests.server.test_admin_asking import asked
+from tests.support.scripted_agents import call, reading_agent
+from tests.support.thread_driver import Drive, Driven, calls_then_says
+from tests.support.threads import open_threads
 
 ECHO = Agent(name="ops", model=ScriptedModel(lambda turn: Reply(text="heard")))
 

@@ -29,8 +29,8 @@ from everlong.telemetry.spans import (
     RESUME,
     trace_id_of,
 )
-from tests.otlp import Received, Span, grpc_receiver, http_receiver
-from tests.seen_worker import READY
+from tests.support.exporting_worker import READY
+from tests.support.otlp_receiver import Received, Span, grpc_receiver, http_receiver
 
 RECEIVERS = {"http/protobuf": http_receiver, "grpc": grpc_receiver}
 
@@ -114,7 +114,7 @@ def workers(
     }
 
     def start() -> ManagedProcess:
-        command = [sys.executable, "-m", "tests.seen_worker", address, queue, store]
+        command = [sys.executable, "-m", "tests.support.exporting_worker", address, queue, store]
         log = logs / f"worker-{len(started)}.log"
         started.append(ManagedProcess("seen worker", command, log=log, env=environ))
         return started[-1]

@@ -24,11 +24,11 @@ from everlong.embedded import ManagedProcess, TemporalServer
 from everlong.embedded.server import free_port
 from everlong.embedded.stack import CODEC_SERVER_READY
 from everlong.storage import BlobStore
-from tests.agents import pages_answer, reading_agent
-from tests.ciphers import Xor
+from tests.support.scripted_agents import pages_answer, reading_agent
+from tests.support.team_codecs import Xor
 
 ROOT = Path(__file__).parents[2]
-CODEC = "tests.ciphers:make_xor"
+CODEC = "tests.support.team_codecs:make_xor"
 
 
 @contextlib.asynccontextmanager

@@ -9,9 +9,9 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from everlong import EverlongPlugin
 from everlong.embedded import TemporalServer
-from tests.loops import noise, numbered_result
-from tests.sized_loop import STEPS, SizedLoop
-from tests.stores import CountingStore
+from tests.support.fake_stores import CountingStore
+from tests.support.loop_workflows import noise, numbered_result
+from tests.support.size_policy_workflow import STEPS, SizedLoop
 
 
 async def replay_all(client: Client, plugin: EverlongPlugin, thread_id: str) -> int:

@@ -58,7 +58,7 @@ def dev(data_dir: Path, port: int, tmp_path: Path) -> Iterator[ManagedProcess]:
 @pytest.fixture
 def short_dev(data_dir: Path, port: int, tmp_path: Path) -> Iterator[ManagedProcess]:
     """A stack whose agent takes 3 steps, where the demo's takes 60."""
-    with start_dev(data_dir, port, tmp_path / "log", "tests.short_demo:agent") as run:
+    with start_dev(data_dir, port, tmp_path / "log", "tests.support.short_demo_agent:agent") as run:
         yield run
 
 

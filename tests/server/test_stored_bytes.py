@@ -15,10 +15,10 @@ from everlong.storage.files import FileBlobStore
 from everlong.storage.packstore import PackStore
 from everlong.telemetry.spans import OFFLOAD
 from everlong.testing import ScriptedModel
-from tests.agents import call, results
-from tests.conftest import Threads, open_threads
-from tests.payloads import noise
-from tests.told import named, values
+from tests.support.sample_payloads import noise
+from tests.support.scripted_agents import call, results
+from tests.support.telemetry_reader import named, values
+from tests.support.threads import Threads, open_threads
 
 TEXT = noise(30_000).hex()
 

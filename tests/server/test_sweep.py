@@ -33,12 +33,12 @@ from everlong.storage.opening import open_packs
 from everlong.storage.packstore import PackStore
 from everlong.telemetry.spans import SWEEP
 from everlong.workflows.sweeper import SweeperWorkflow
-from tests.conftest import Threads, open_threads
-from tests.soak_agents import soak
-from tests.sweeps import AT_ONCE, delete, end, new_namespace, stored, sweep
+from tests.support.namespaces import AT_ONCE, delete, end, new_namespace, stored, sweep
+from tests.support.soak_agent import soak
+from tests.support.threads import Threads, open_threads
 
 if TYPE_CHECKING:
-    from tests.weed import Weed
+    from tests.support.s3_server import Weed
 
 GONE_SECONDS_MAX = 90
 

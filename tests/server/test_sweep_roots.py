@@ -30,11 +30,11 @@ from everlong.embedded import TemporalServer
 from everlong.models import SWEEPER_WORKFLOW, SweepOptions, SweepReport
 from everlong.storage import BlobStore
 from everlong.storage.packstore import PackStore
-from tests.conftest import Threads, open_threads
-from tests.governed import governed
-from tests.loops import ACTIVITIES, WORKFLOWS, ListLoop, Loop
-from tests.payloads import noise
-from tests.sweeps import new_namespace, stored, sweep, until
+from tests.support.governed_agent import governed
+from tests.support.loop_workflows import ACTIVITIES, WORKFLOWS, ListLoop, Loop
+from tests.support.namespaces import new_namespace, stored, sweep, until
+from tests.support.sample_payloads import noise
+from tests.support.threads import Threads, open_threads
 
 SWEEPS = 3
 LARGE = 20_000

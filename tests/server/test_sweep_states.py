@@ -30,8 +30,17 @@ from everlong.storage.opening import open_packs
 from everlong.storage.packstore import PackStore
 from everlong.sweep import Histories, Sweep
 from everlong.sweep.histories import Run
-from tests.payloads import noise
-from tests.sweeps import AT_ONCE, QUICK_DELETES, delete, end, new_namespace, stored, sweep, until
+from tests.support.namespaces import (
+    AT_ONCE,
+    QUICK_DELETES,
+    delete,
+    end,
+    new_namespace,
+    stored,
+    sweep,
+    until,
+)
+from tests.support.sample_payloads import noise
 
 SWEEPS = 3
 PAUSES = {"frontend.WorkflowPauseEnabled": "true"}

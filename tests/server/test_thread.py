@@ -22,8 +22,8 @@ from everlong.models import (
 )
 from everlong.storage import BlobStore
 from everlong.testing import ScriptedModel
-from tests.agents import call, pages_answer, reading_agent, results
-from tests.conftest import Threads, open_threads
+from tests.support.scripted_agents import call, pages_answer, reading_agent, results
+from tests.support.threads import Threads, open_threads
 
 
 def echo(turn: Sequence[Message]) -> Reply:

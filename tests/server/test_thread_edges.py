@@ -20,8 +20,8 @@ from everlong.errors import NotAnswered, NoWorker
 from everlong.models import STOP_SIGNAL, Message, ThreadStatus, ToolCall
 from everlong.storage import BlobStore
 from everlong.testing import ScriptedModel
-from tests.agents import call, one_call, reading_agent, results
-from tests.conftest import Threads, open_threads
+from tests.support.scripted_agents import call, one_call, reading_agent, results
+from tests.support.threads import Threads, open_threads
 
 
 async def ask(threads: Threads, thread_id: str) -> str:

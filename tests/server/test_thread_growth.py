@@ -8,7 +8,7 @@ from bench.thread_idle import REPLAYED_MAX, approved_after_idling
 from bench.thread_resume import resume
 from everlong import Policy
 from everlong.embedded import TemporalServer
-from tests.scale import scaled
+from tests.support.scale import scaled
 
 
 async def test_runs_stay_within_policy_and_a_step_takes_no_more_than_before(

@@ -16,8 +16,8 @@ from everlong.models import Entry, Kind, ThreadStatus, thread_key
 from everlong.storage import BlobStore
 from everlong.storage.objects import thread_prefix
 from everlong.storage.packstore import PackStore
-from tests.conftest import Threads, open_threads
-from tests.governed import governed
+from tests.support.governed_agent import governed
+from tests.support.threads import Threads, open_threads
 
 BULK = "x" * 3000
 

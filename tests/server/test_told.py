@@ -19,10 +19,10 @@ from everlong.storage import BlobStore
 from everlong.storage.counting import READS
 from everlong.telemetry.spans import ACT, APPROVAL, CONTINUE_AS_NEW, RESUME
 from everlong.testing import ScriptedModel
-from tests.agents import call, one_call, results
-from tests.conftest import open_threads
-from tests.payloads import noise, payload
-from tests.told import named, values
+from tests.support.sample_payloads import noise, payload
+from tests.support.scripted_agents import call, one_call, results
+from tests.support.telemetry_reader import named, values
+from tests.support.threads import open_threads
 
 SECRET = "the word is rosebud"
 

@@ -13,9 +13,9 @@ from everlong.embedded import TemporalServer
 from everlong.interceptors.resume import PARTS
 from everlong.storage import BlobInfo, BlobStore
 from everlong.telemetry.spans import RESUME
-from tests.agents import one_call, reading_agent
-from tests.conftest import open_threads
-from tests.told import named, values
+from tests.support.scripted_agents import one_call, reading_agent
+from tests.support.telemetry_reader import named, values
+from tests.support.threads import open_threads
 
 
 class SlowStore:

@@ -7,9 +7,9 @@ from temporalio.worker import Worker
 
 from everlong.embedded import TemporalServer
 from everlong.telemetry.spans import RESUME
-from tests.conftest import open_threads
-from tests.loops import Gatherer, numbered_result
-from tests.stores import SlowStore
+from tests.support.fake_stores import SlowStore
+from tests.support.loop_workflows import Gatherer, numbered_result
+from tests.support.threads import open_threads
 
 # More than are fetched side by side (16), so that some have to wait.
 COUNT = 24

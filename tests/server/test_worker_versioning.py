@@ -19,8 +19,8 @@ from everlong.limits import INLINE_BYTES_MAX
 from everlong.storage import BlobStore
 from everlong.testing import ScriptedModel
 from everlong.workflows.versioned import VERSIONED
-from tests.conftest import Threads, open_threads
-from tests.driving import Driven
+from tests.support.thread_driver import Driven
+from tests.support.threads import Threads, open_threads
 
 
 def agent_of(build_id: str) -> Agent:

@@ -13,7 +13,7 @@ from everlong.admin.web.access import parse_tokens
 from everlong.admin.web.permissions import ARCHIVE_THEN, PERMISSIONS, Role, allowed_to
 from everlong.config import load_settings
 from everlong.errors import ConfigError
-from tests.desks import OWN, ROLES, TOKENS, bearer, browsing, desk_of
+from tests.support.admin_client import OWN, ROLES, TOKENS, bearer, browsing, desk_of
 
 # Routes about the session itself, which need no role.
 SESSION = "/api/v1/session"

@@ -37,9 +37,9 @@ from everlong.storage.opening import open_packs
 from everlong.storage.packstore import PackStore
 from everlong.telemetry import Telemetry
 from everlong.testing import ScriptedModel
-from tests.agents import call
-from tests.journals import entry
-from tests.stores import CountingStore
+from tests.support.fake_stores import CountingStore
+from tests.support.journal_builder import entry
+from tests.support.scripted_agents import call
 
 ASKED = new_entry(1, Kind.MESSAGE, Message(role="user", text="go"), 1)
 

@@ -15,7 +15,7 @@ from everlong.codecs import EverlongCodec, merge
 from everlong.codecs.refs import PackRef, is_ref, parse_ref
 from everlong.storage.memory import MemoryBlobStore
 from everlong.testing import workload
-from tests.payloads import noise, payload, workflow
+from tests.support.sample_payloads import noise, payload, workflow
 
 STEPS = 200
 # A byte is written once when it is new, and once for each of the 5 levels of packs (codecs/merge.py).

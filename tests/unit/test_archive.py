@@ -26,8 +26,8 @@ from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import object_key
 from everlong.storage.packstore import PackStore
 from everlong.storage.segments import MESSAGE_KINDS, parsed_compaction
-from tests.archives import NAMESPACE, NOW_MS, Life, lived
-from tests.payloads import flipped, noise
+from tests.support.sample_archive import NAMESPACE, NOW_MS, Life, lived
+from tests.support.sample_payloads import flipped, noise
 
 WITHOUT_US = """
 import sys, duckdb, pyarrow.parquet as pq

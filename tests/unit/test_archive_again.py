@@ -21,8 +21,8 @@ from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import object_key
 from everlong.storage.packstore import PackStore
 from everlong.storage.segments import parsed_compaction
-from tests import kept
-from tests.archives import NOW_MS, Life, lived
+from tests.support import fake_namespace
+from tests.support.sample_archive import NOW_MS, Life, lived
 
 
 async def without_older_snapshot(store: MemoryBlobStore) -> Life:
@@ -41,7 +41,7 @@ async def revived(life: Life, manifest: manifests.Manifest, new_id: str) -> Life
     archive = await StoredArchive.open(life.packs, manifest)
     seq = manifest.entries
     last = note(seq + 1, Kind.FORK, Forked(thread_id=life.thread_id, seq=seq), NOW_MS)
-    again = Life(life.packs, new_id, kept.NAMESPACE)
+    again = Life(life.packs, new_id, fake_namespace.NAMESPACE)
     found = await reviving.revive(life.packs, again.thread, archive, last, writing.silent)
     again.head = found.head
     assert found.snapshot is not None
@@ -72,7 +72,7 @@ async def test_a_thread_revived_without_an_older_snapshot_is_archived_and_revive
 
 async def test_a_sweep_of_a_thread_revived_without_an_older_snapshot_is_complete() -> None:
     store = MemoryBlobStore()
-    world = kept.MadeUp(store)
+    world = fake_namespace.MadeUp(store)
     life = await without_older_snapshot(store)
     again = await revived(life, await life.archived(), "again")
     assert again.head is not None

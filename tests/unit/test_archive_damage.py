@@ -18,8 +18,8 @@ from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.packstore import PackStore
 from everlong.storage.threads import in_thread
-from tests.archives import Life, lived
-from tests.payloads import KEY_1, flipped
+from tests.support.sample_archive import Life, lived
+from tests.support.sample_payloads import KEY_1, flipped
 
 
 async def _read(packs: PackStore, manifest: Manifest) -> tuple[Facts, list[Row]]:

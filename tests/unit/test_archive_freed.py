@@ -12,9 +12,9 @@ from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.packstore import PackStore
 from everlong.sweep.listing import parse_key
-from tests.archives import NOW_MS, lived
-from tests.kept import MadeUp
-from tests.payloads import KEY_1, KEY_2
+from tests.support.fake_namespace import MadeUp
+from tests.support.sample_archive import NOW_MS, lived
+from tests.support.sample_payloads import KEY_1, KEY_2
 
 SEALED = Keyring({"k1": KEY_1})
 

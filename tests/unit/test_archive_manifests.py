@@ -17,8 +17,8 @@ from everlong.errors import BlobCorrupt, EverlongError, StoreUnavailable, Unknow
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.packstore import PackStore
-from tests.archives import Life, lived
-from tests.payloads import KEY_1, flipped
+from tests.support.sample_archive import Life, lived
+from tests.support.sample_payloads import KEY_1, flipped
 from tests.unit.test_archive_freed import keys_of, record
 
 SEALED = Keyring({"k1": KEY_1})

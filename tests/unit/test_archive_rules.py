@@ -30,8 +30,8 @@ from everlong.storage import BlobStore
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.packstore import PackStore
-from tests.archives import NAMESPACE, Life, lived
-from tests.payloads import KEY_1, KEY_2
+from tests.support.sample_archive import NAMESPACE, Life, lived
+from tests.support.sample_payloads import KEY_1, KEY_2
 from tests.unit.test_archive_freed import record
 
 CLIENT: Any = SimpleNamespace(namespace=NAMESPACE)

@@ -16,8 +16,8 @@ from everlong.errors import BlobCorrupt, EverlongError, KeyMissing, RefRefused
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.packstore import PackStore
-from tests.archives import lived
-from tests.payloads import KEY_1, KEY_2
+from tests.support.sample_archive import lived
+from tests.support.sample_payloads import KEY_1, KEY_2
 
 # As docs/archive.md has it: the key of one file, from the team's key and the manifest.
 WITH_THE_KEY = """

@@ -10,7 +10,7 @@ import pytest
 from everlong.admin import service
 from everlong.errors import ThreadNotFound
 from everlong.thread_ids import ID_BYTES_MAX
-from tests.desks import browsing, desk_of
+from tests.support.admin_client import browsing, desk_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

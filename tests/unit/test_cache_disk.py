@@ -12,7 +12,7 @@ import pytest
 
 from everlong.storage import cache_disk
 from everlong.storage.cache import CachedBlobStore
-from tests.stores import CountingStore
+from tests.support.fake_stores import CountingStore
 
 KIB = 1024
 BOUND = 256 * KIB

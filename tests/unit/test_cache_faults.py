@@ -15,7 +15,7 @@ from everlong import limits
 from everlong.errors import BlobMissing
 from everlong.storage import cache_disk
 from everlong.storage.cache import CachedBlobStore
-from tests.stores import CountingStore
+from tests.support.fake_stores import CountingStore
 
 KIB = 1024
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from everlong.errors import BlobMissing
 from everlong.storage.cache import CachedBlobStore
 from everlong.storage.memory import MemoryBlobStore
-from tests.scale import scaled
+from tests.support.scale import scaled
 
 MEMORY_BOUND = 8 * 1024
 DISK_BOUND = 64 * 1024

@@ -12,7 +12,7 @@ from everlong.admin.web import codec as web
 from everlong.admin.web.permissions import Role
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.packstore import PackStore
-from tests.desks import ROLES, bearer, browsing, desk_of
+from tests.support.admin_client import ROLES, bearer, browsing, desk_of
 
 JSON = {"content-type": "application/json"}
 

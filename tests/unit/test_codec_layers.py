@@ -38,10 +38,10 @@ from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.packstore import PackStore
 from everlong.sweep import Sweep
 from everlong.testing import workload
-from tests.ciphers import ENCRYPTED, Chain, Cipher, CodecPlugin, Marking, Xor
-from tests.kept import AT_ONCE, NAMESPACE, MadeUp
-from tests.payloads import KEY_1, activity, payload
-from tests.payloads import workflow as workflow_context
+from tests.support.fake_namespace import AT_ONCE, NAMESPACE, MadeUp
+from tests.support.sample_payloads import KEY_1, activity, payload
+from tests.support.sample_payloads import workflow as workflow_context
+from tests.support.team_codecs import ENCRYPTED, Chain, Cipher, CodecPlugin, Marking, Xor
 
 KEYS = {"first": KEY_1}
 STEPS = 12
@@ -238,11 +238,16 @@ async def test_the_command_loads_the_outer_codec_that_its_environment_names() ->
         settings.temporal["lazy"] = True  # type: ignore[typeddict-unknown-key] # of Client.connect
         return await connect(settings)
 
-    codec = (await connected("tests.ciphers:Cipher")).data_converter.payload_codec
+    codec = (await connected("tests.support.team_codecs:Cipher")).data_converter.payload_codec
     assert isinstance(codec, OuterCodec)
     assert isinstance(codec.outer, Cipher)
     assert (await connected("")).data_converter.payload_codec is not None
-    for wrong in ("tests.ciphers:Missing", "tests.ciphers:ENCRYPTED", "tests.absent:Cipher", "x"):
+    for wrong in (
+        "tests.support.team_codecs:Missing",
+        "tests.support.team_codecs:ENCRYPTED",
+        "tests.absent:Cipher",
+        "x",
+    ):
         with pytest.raises(ConfigError, match="EVERLONG_OUTER_CODEC"):
             await connected(wrong)
 
@@ -251,12 +256,21 @@ async def test_the_command_loads_the_outer_codec_that_its_environment_names() ->
     ("path", "why"),
     [
         ("tests.absent:make", "there is no module 'tests.absent'"),
-        ("tests.ciphers", "it has no module or no name"),
+        ("tests.support.team_codecs", "it has no module or no name"),
         (":make_xor", "it has no module or no name"),
-        ("tests.ciphers:absent", "the module 'tests.ciphers' has no 'absent'"),
-        ("tests.ciphers:ENCRYPTED", "'ENCRYPTED' is a bytes and not callable"),
-        ("tests.ciphers:make_nothing", "'make_nothing' returned a NoneType and no PayloadCodec"),
-        ("tests.ciphers:make_trouble", "calling 'make_trouble' without arguments failed (OSError)"),
+        (
+            "tests.support.team_codecs:absent",
+            "the module 'tests.support.team_codecs' has no 'absent'",
+        ),
+        ("tests.support.team_codecs:ENCRYPTED", "'ENCRYPTED' is a bytes and not callable"),
+        (
+            "tests.support.team_codecs:make_nothing",
+            "'make_nothing' returned a NoneType and no PayloadCodec",
+        ),
+        (
+            "tests.support.team_codecs:make_trouble",
+            "calling 'make_trouble' without arguments failed (OSError)",
+        ),
     ],
 )
 def test_a_codec_that_cannot_be_loaded_is_explained(path: str, why: str) -> None:
@@ -271,7 +285,7 @@ def test_a_codec_that_cannot_be_loaded_is_explained(path: str, why: str) -> None
 async def test_the_command_puts_the_codec_of_its_environment_inside() -> None:
     env = {
         "EVERLONG_STORE": "memory:",
-        "EVERLONG_CODEC": "tests.ciphers:make_xor",
+        "EVERLONG_CODEC": "tests.support.team_codecs:make_xor",
         "TEMPORAL_ADDRESS": "127.0.0.1:1",
         "TEMPORAL_CONFIG_FILE": os.devnull,
     }

@@ -17,8 +17,8 @@ from everlong.compaction.snapshot import NoteKind
 from everlong.errors import BlobCorrupt, UnknownVersion
 from everlong.models import Fact, Kind, MemoryChange, ToolCall
 from everlong.policy import Policy
-from tests.items import Thread, assert_paired, conversations, shown
-from tests.scale import scaled
+from tests.support.conversations import Thread, assert_paired, conversations, shown
+from tests.support.scale import scaled
 
 KIB = 1024
 ALL = 10**9

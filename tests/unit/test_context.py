@@ -10,7 +10,7 @@ from everlong import compaction
 from everlong.compaction import Item, Snapshot, estimate_tokens, next_expiry_ms, shortened, size_of
 from everlong.models import Fact, Kind, Message, ToolCall
 from everlong.policy import Policy
-from tests.items import Thread, assert_paired, conversations, shown
+from tests.support.conversations import Thread, assert_paired, conversations, shown
 
 NOT_RUN = "[not run: the turn was broken off]"
 

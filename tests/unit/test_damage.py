@@ -29,7 +29,17 @@ from everlong.storage.objects import thread_key
 from everlong.storage.opening import open_packs
 from everlong.storage.packs import Pack
 from everlong.storage.packstore import pack_key
-from tests.payloads import KEY_1, KEY_2, bits, flipped, noise, payload, stored, text, workflow
+from tests.support.sample_payloads import (
+    KEY_1,
+    KEY_2,
+    bits,
+    flipped,
+    noise,
+    payload,
+    stored,
+    text,
+    workflow,
+)
 
 SECRET = b"hunter2 is the password"
 THREAD = thread_key("default", "ops-7")

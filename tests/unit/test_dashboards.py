@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 from everlong.models import SEARCH_ATTRIBUTES
 from everlong.telemetry import spans
 from everlong.telemetry.metrics import METRICS, Meters, Metric
-from tests.promnames import CORE, base_name, series_labels, series_names
+from tests.support.prometheus_names import CORE, base_name, series_labels, series_names
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

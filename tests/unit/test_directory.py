@@ -15,7 +15,7 @@ from everlong.admin.service.gauges import gauges
 from everlong.admin.service.rows import RowsPage, ThreadRow, row_of
 from everlong.errors import ServerUnreachable
 from everlong.models import Counters, ThreadCard, ThreadStatus
-from tests.desks import nowhere
+from tests.support.admin_client import nowhere
 
 DAY_MS = 24 * 3600 * 1000
 

@@ -32,7 +32,7 @@ from everlong.storage.blobs import BlobInfo
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.opening import open_packs
 from everlong.versions import SDK_TESTED, Versions, fits, versions
-from tests.payloads import KEY_1, activity, payload
+from tests.support.sample_payloads import KEY_1, activity, payload
 from tests.unit.test_cli import everlong
 
 HERE = Versions(everlong="1.0", sdk="1.35.0", sdk_wanted="<2,>=1.33", python="3.11.9")

@@ -38,7 +38,7 @@ from everlong.storage.counting import counting
 from everlong.storage.memory import MemoryBlobStore
 from everlong.sweep.histories import Histories, Run
 from everlong.sweep.holdings import Holding, HoldingReader
-from tests.payloads import KEY_1, activity, payload
+from tests.support.sample_payloads import KEY_1, activity, payload
 
 WORKFLOW = WorkflowSerializationContext(namespace="default", workflow_id="w")
 INFO = cast("Any", SimpleNamespace(workflow_id="w", run_id="r"))

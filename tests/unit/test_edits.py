@@ -12,9 +12,9 @@ from everlong.codecs.memory import ThreadMemory
 from everlong.codecs.refs import is_ref
 from everlong.errors import BlobMissing
 from everlong.storage.memory import MemoryBlobStore
-from tests.payloads import noise, payload, stored, text, workflow
-from tests.plans import Store, check
-from tests.stores import CountingStore
+from tests.support.fake_stores import CountingStore
+from tests.support.pack_model import Store, check
+from tests.support.sample_payloads import noise, payload, stored, text, workflow
 
 
 def new_bytes(memory: ThreadMemory, store: Store, data: bytes) -> int:

@@ -16,7 +16,7 @@ from everlong.connection import open_configured_providers
 from everlong.errors import ConfigError
 from everlong.telemetry import exporters
 from everlong.telemetry.exporters import Exports, Providers, open_providers
-from tests.otlp import Received, grpc_receiver, http_receiver
+from tests.support.otlp_receiver import Received, grpc_receiver, http_receiver
 
 RECEIVERS: dict[str, Callable[[], AbstractContextManager[Received]]] = {
     "http/protobuf": http_receiver,

@@ -24,8 +24,8 @@ from everlong.storage.journal import Journal
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.packstore import PackStore
-from tests.archives import Life, lived
-from tests.payloads import KEY_1, KEY_2, noise, payload
+from tests.support.sample_archive import Life, lived
+from tests.support.sample_payloads import KEY_1, KEY_2, noise, payload
 
 ONE = {"k1": KEY_1}
 OTHER = {"k2": KEY_2}

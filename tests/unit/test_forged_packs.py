@@ -23,10 +23,10 @@ from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.opening import open_packs
 from everlong.storage.packs import ENVELOPE_BYTES_MAX, FRAME_BYTES, Pack, build_pack, whole
 from everlong.storage.packstore import PackStore
-from tests import forgery
-from tests.forgery import MIB, THREAD, forge, put
-from tests.payloads import noise, payload, text, workflow
-from tests.scale import scaled
+from tests.support import forged_packs
+from tests.support.forged_packs import MIB, THREAD, forge, put
+from tests.support.sample_payloads import noise, payload, text, workflow
+from tests.support.scale import scaled
 
 
 async def read(root: Path, ref: PackRef) -> bytes:
@@ -47,17 +47,17 @@ async def peak_of(root: Path, ref: PackRef) -> tuple[int, int]:
 async def test_a_pack_that_names_a_source_twice_is_refused(tmp_path: Path) -> None:
     for times in (2, 200):
         with pytest.raises(BlobCorrupt, match="names the same pack twice"):
-            await read(tmp_path, forgery.repeated_source(tmp_path, times, 64 * limits.KIB))
-    once = forgery.repeated_source(tmp_path, 1, 64 * limits.KIB)
+            await read(tmp_path, forged_packs.repeated_source(tmp_path, times, 64 * limits.KIB))
+    once = forged_packs.repeated_source(tmp_path, 1, 64 * limits.KIB)
     assert await read(tmp_path, once) == bytes(2 * 64 * limits.KIB)
 
 
 @pytest.mark.parametrize(
     "forged",
     [
-        lambda root: forgery.many_sources(root, 64, 2, 64 * limits.KIB),
-        lambda root: forgery.many_sources(root, 16, 8, 64 * limits.KIB),
-        lambda root: forgery.one_frame(root, 48 * MIB),
+        lambda root: forged_packs.many_sources(root, 64, 2, 64 * limits.KIB),
+        lambda root: forged_packs.many_sources(root, 16, 8, 64 * limits.KIB),
+        lambda root: forged_packs.one_frame(root, 48 * MIB),
     ],
     ids=["sources", "frames", "repeated-frame"],
 )
@@ -83,7 +83,7 @@ async def test_extents_in_any_order_inflate_a_frame_once(
 
     monkeypatch.setattr(Pack, "inflate_frame", count)
     monkeypatch.setattr(packs_module, "_KEPT_BYTES_MAX", FRAME_BYTES)
-    name = put(tmp_path, forgery.zeros(frames=20))
+    name = put(tmp_path, forged_packs.zeros(frames=20))
     extents = [
         (1, frame * FRAME_BYTES + at, 10_000)
         for at in range(0, 80_000, 10_000)
@@ -102,14 +102,14 @@ async def test_dictionaries_that_would_be_inflated_again_and_again_are_refused(
     monkeypatch.setattr(packs_module, "_KEPT_BYTES_MAX", FRAME_BYTES)
     monkeypatch.setattr(packs_module, "_AGAIN_BYTES_MAX", 4 * MIB)
     monkeypatch.setattr(packs_module, "_INFLATE_FACTOR_MAX", 1)
-    holder = forgery.zeros(frames=40)
+    holder = forged_packs.zeros(frames=40)
     put(tmp_path, holder)
     users = []
     for number in range(40):
         # All of them take their dictionary from another frame of the same pack.
         own = forge(
             size_bytes=0,
-            frames=[(2, FRAME_BYTES, forgery.ZEROS)],
+            frames=[(2, FRAME_BYTES, forged_packs.ZEROS)],
             sources=[holder[0]],
             dictionary=(1, number * FRAME_BYTES, 1000),
             envelope=b"%d" % number,
@@ -127,7 +127,7 @@ async def test_dictionaries_that_would_be_inflated_again_and_again_are_refused(
 
 
 async def test_an_object_that_is_larger_than_its_ref_allows_is_not_read(tmp_path: Path) -> None:
-    ref = forgery.sparse_file(tmp_path, 40 * 1024 * MIB)
+    ref = forged_packs.sparse_file(tmp_path, 40 * 1024 * MIB)
     for packs in (PackStore(FileBlobStore(tmp_path)), open_packs(tmp_path.as_uri())):
         with pytest.raises(BlobCorrupt, match="what leads to it allows"):
             await packs.read(THREAD, ref.pack, ref.size_bytes)
@@ -136,11 +136,11 @@ async def test_an_object_that_is_larger_than_its_ref_allows_is_not_read(tmp_path
 
 
 async def test_a_source_that_is_larger_than_its_use_allows_is_not_read(tmp_path: Path) -> None:
-    few = forgery.large_sources(tmp_path, 3, 100_000)
+    few = forged_packs.large_sources(tmp_path, 3, 100_000)
     with pytest.raises(BlobCorrupt, match="would be inflated"):
         await read(tmp_path, few)
     with pytest.raises(BlobCorrupt, match="what leads to it allows"):
-        await read(tmp_path, forgery.large_sources(tmp_path, 3, 4 * MIB))
+        await read(tmp_path, forged_packs.large_sources(tmp_path, 3, 4 * MIB))
 
 
 async def test_a_store_with_a_budget_reads_no_more_at_a_time(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ async def test_packs_that_are_more_than_a_server_holds_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packstore, "_HEADS_BYTES", 200_000)
-    ref = forgery.many_sources(tmp_path, 100, 1, 100)
+    ref = forged_packs.many_sources(tmp_path, 100, 1, 100)
     packs = PackStore(FileBlobStore(tmp_path), budget=ByteBudget(MIB))
     with pytest.raises(BlobCorrupt, match="would be inflated"):
         await packs.read(THREAD, ref.pack, ref.size_bytes)
@@ -226,10 +226,10 @@ async def test_large_payloads_of_one_call_are_decoded_one_after_another(
 
 async def test_a_codec_refuses_what_decodes_to_more_than_it_was_given() -> None:
     codec = EverlongCodec(MemoryBlobStore(), decode_bytes_max=3 * MIB)
-    bomb = forgery.inline_bomb(2 * MIB)
+    bomb = forged_packs.inline_bomb(2 * MIB)
     [found] = await codec.decode([bomb])
     assert len(found.data) == 2 * MIB
-    for bombs in ([bomb] * 2, [forgery.inline_bomb(4 * MIB)]):
+    for bombs in ([bomb] * 2, [forged_packs.inline_bomb(4 * MIB)]):
         with pytest.raises(ObjectTooLarge, match="over 3145728 bytes together"):
             await codec.decode(bombs)
 

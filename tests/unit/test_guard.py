@@ -12,7 +12,7 @@ from everlong.admin.web.pages import pages_router
 from everlong.admin.web.permissions import Role
 from everlong.config import load_settings
 from everlong.errors import ConfigError
-from tests.desks import OWN, ROLES, TOKENS, bearer, browsing, desk_of
+from tests.support.admin_client import OWN, ROLES, TOKENS, bearer, browsing, desk_of
 
 SESSION = "/api/v1/session"
 PAUSE = "/api/v1/threads/a/pause"

@@ -11,7 +11,7 @@ from everlong.admin.web.jobs import KEPT_MAX, RUNNING_MAX, Jobs, Outcome, Tell
 from everlong.admin.web.permissions import Role
 from everlong.errors import ControlRefused
 from everlong.models import SweepReport
-from tests.desks import ROLES, bearer, browsing, desk_of
+from tests.support.admin_client import ROLES, bearer, browsing, desk_of
 
 
 async def quick(tell: Tell) -> Outcome:

@@ -28,9 +28,17 @@ from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import object_key
 from everlong.storage.packstore import PackStore
 from everlong.storage.segments import from_plaintext, to_plaintext
-from tests.journals import THREAD, entry, grown, journal, newest_segment, noisy, texts
-from tests.payloads import KEY_1, flipped, stored
-from tests.stores import CountingStore
+from tests.support.fake_stores import CountingStore
+from tests.support.journal_builder import (
+    THREAD,
+    entry,
+    grown,
+    journal,
+    newest_segment,
+    noisy,
+    texts,
+)
+from tests.support.sample_payloads import KEY_1, flipped, stored
 
 
 async def segment_ref(store: MemoryBlobStore, data: bytes, count: int = 1) -> SegmentRef:

@@ -13,8 +13,8 @@ from everlong import limits
 from everlong.models import Entry, Kind, SegmentRef, Totals, add_up
 from everlong.storage.journal import Journal
 from everlong.storage.objects import thread_key
-from tests.journals import entry, grown, journal, newest_segment, noisy
-from tests.stores import CountingStore
+from tests.support.fake_stores import CountingStore
+from tests.support.journal_builder import entry, grown, journal, newest_segment, noisy
 
 
 @settings(max_examples=30, deadline=None)

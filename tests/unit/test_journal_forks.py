@@ -14,9 +14,9 @@ from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import object_key, thread_key
 from everlong.storage.packstore import PackStore
 from everlong.storage.segments import to_plaintext
-from tests.journals import entry, grown, journal, newest_segment, noisy, texts
-from tests.payloads import KEY_1, flipped, stored
-from tests.stores import CountingStore
+from tests.support.fake_stores import CountingStore
+from tests.support.journal_builder import entry, grown, journal, newest_segment, noisy, texts
+from tests.support.sample_payloads import KEY_1, flipped, stored
 
 
 def forked(seq: int) -> Entry:

@@ -25,7 +25,7 @@ from everlong.storage.keys import (
     seal_bytes,
 )
 from everlong.storage.memory import MemoryBlobStore
-from tests.payloads import KEY_1, KEY_2, noise, payload, stored, text, workflow
+from tests.support.sample_payloads import KEY_1, KEY_2, noise, payload, stored, text, workflow
 
 ENCODED_1 = base64.b64encode(KEY_1).decode()
 ENCODED_2 = base64.b64encode(KEY_2).decode()

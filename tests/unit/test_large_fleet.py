@@ -16,8 +16,8 @@ from everlong.admin.service.thread_index import ThreadIndex
 from everlong.admin.service.visibility import Wanted, query_of
 from everlong.cli.output import page_lines
 from everlong.errors import ConfigError
-from tests.desks import browsing, desk_of
-from tests.fake_visibility import FakeVisibility, Thread
+from tests.support.admin_client import browsing, desk_of
+from tests.support.fake_visibility import FakeVisibility, Thread
 
 AGENTS = ("ops", "support", "billing")
 MANY = 60

@@ -6,7 +6,7 @@ import zstandard
 from everlong.codecs import EverlongCodec
 from everlong.storage import objects, packs
 from everlong.storage.memory import MemoryBlobStore
-from tests.payloads import KEY_1, payload, stored, text, workflow
+from tests.support.sample_payloads import KEY_1, payload, stored, text, workflow
 
 
 @pytest.mark.parametrize("keys", [None, {"k1": KEY_1}])

@@ -12,9 +12,9 @@ from pyfastcdc import FastCDC
 from everlong import limits
 from everlong.codecs import comparing, matching, merge
 from everlong.codecs.memory import ThreadMemory
-from tests.payloads import noise
-from tests.plans import Store, check, check_memory
-from tests.scale import scaled
+from tests.support.pack_model import Store, check, check_memory
+from tests.support.sample_payloads import noise
+from tests.support.scale import scaled
 
 # An edit of a list: what is done, where (in hundredths), with which of a few items, of what size.
 EDITS = st.tuples(

@@ -6,8 +6,8 @@ import pytest
 
 from everlong import limits
 from everlong.codecs.memory import EncoderMemory, ThreadMemory
-from tests.payloads import noise
-from tests.plans import Store, check, new_bytes, planned
+from tests.support.pack_model import Store, check, new_bytes, planned
+from tests.support.sample_payloads import noise
 
 SECONDS = limits.ENCODER_SECONDS_MAX
 

@@ -30,7 +30,7 @@ from everlong.storage.objects import (
 )
 from everlong.storage.opening import open_packs
 from everlong.storage.packstore import PackStore
-from tests.payloads import KEY_1, KEY_2, flipped, noise
+from tests.support.sample_payloads import KEY_1, KEY_2, flipped, noise
 
 THREAD = thread_key("default", "ops-7")
 TEXT = b"the same sentence again and again. " * 200

@@ -18,7 +18,7 @@ from everlong.codecs.refs import ENCODING as REF_ENCODING
 from everlong.errors import StoreUnavailable
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.packstore import PackStore
-from tests.payloads import activity, noise, payload, stored, text, workflow
+from tests.support.sample_payloads import activity, noise, payload, stored, text, workflow
 
 SMALL = payload(noise(20_000))
 LARGE = payload(noise(limits.FALLBACK_BYTES_MAX + 1000))

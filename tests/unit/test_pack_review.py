@@ -14,8 +14,8 @@ from everlong.codecs.matching import Known, Recent, Run
 from everlong.codecs.memory import ThreadMemory
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.packs import Contents, Extent, build_pack, whole
-from tests.payloads import noise, payload, workflow
-from tests.plans import THREAD, Store, check
+from tests.support.pack_model import THREAD, Store, check
+from tests.support.sample_payloads import noise, payload, workflow
 
 
 def written(store: Store, memory: ThreadMemory, data: bytes) -> bytes:

@@ -31,8 +31,8 @@ from everlong.storage.packs import (
     key_id_of,
     whole,
 )
-from tests.payloads import KEY_1, KEY_2, bits, flipped, noise, text
-from tests.scale import scaled
+from tests.support.sample_payloads import KEY_1, KEY_2, bits, flipped, noise, text
+from tests.support.scale import scaled
 
 THREAD = thread_key("default", "ops-7")
 OTHER = thread_key("default", "ops-8")

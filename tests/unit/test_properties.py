@@ -19,8 +19,8 @@ from everlong.codecs.refs import PackRef, is_ref, parse_ref
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.opening import open_packs
 from everlong.storage.packstore import PackStore
-from tests.payloads import KEY_1, KEY_2, activity, noise, stored, workflow
-from tests.scale import scaled
+from tests.support.sample_payloads import KEY_1, KEY_2, activity, noise, stored, workflow
+from tests.support.scale import scaled
 
 KeyMap = dict[str, bytes] | None
 KEYS: dict[str, KeyMap] = {

@@ -12,8 +12,8 @@ from everlong.agents import Reply, tool
 from everlong.errors import ModelUnavailable
 from everlong.models import Message, ToolCall
 from everlong.providers import ProviderModel
-from tests import provider_server as told
-from tests.provider_server import Json, ProviderServer
+from tests.support import fake_provider as told
+from tests.support.fake_provider import Json, ProviderServer
 
 CHAT, RESPONSES, CLAUDE = "openai-chat:gpt-5", "openai:gpt-5", "anthropic:claude-sonnet-5"
 FORMATS: dict[str, Callable[..., Json]] = {

@@ -11,8 +11,8 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 from everlong.errors import ConfigError, EverlongError, ModelRefused, ModelUnavailable
 from everlong.providers import ProviderModel
-from tests import provider_server as told
-from tests.provider_server import ProviderServer, Response
+from tests.support import fake_provider as told
+from tests.support.fake_provider import ProviderServer, Response
 from tests.unit.test_providers import (
     ASK,
     CHAT,

@@ -27,9 +27,9 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 from everlong.models import Kind, Message, ToolCall, body_of, message_of
 from everlong.providers import NO_OUTPUT, NOT_RUN, NOT_SHOWN, ProviderModel, request_messages
-from tests import provider_server as told
-from tests.provider_server import Json, ProviderServer
-from tests.scale import scaled
+from tests.support import fake_provider as told
+from tests.support.fake_provider import Json, ProviderServer
+from tests.support.scale import scaled
 
 CALLS = (
     ToolCall(id="a", tool="read", arguments='{"x": 1}'),

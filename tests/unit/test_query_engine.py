@@ -13,7 +13,7 @@ import pytest
 from everlong.errors import QueryRefused
 from everlong.queries import LIBRARY, Bounds, process
 from everlong.queries.views import ENTRIES, THREADS
-from tests.statements import ENDLESS, ROW, check, needs_of, run, run_over, views
+from tests.support.query_runner import ENDLESS, ROW, check, needs_of, run, run_over, views
 
 
 async def test_views_are_read(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from everlong.queries.functions import (
     TYPES,
     VALUE_NAMES,
 )
-from tests.statements import check, connection, views
+from tests.support.query_runner import check, connection, views
 
 # Functions that read a file, a setting, a catalog, a variable, the environment or a secret, that write
 # or wait, or that run SQL from a text. None may be on the list, also in a later version of DuckDB.

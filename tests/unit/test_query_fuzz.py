@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.query_fuzz import RSS_GROWTH_MAX, SECONDS_MAX, fuzz
+from tests.support.query_fuzzer import RSS_GROWTH_MAX, SECONDS_MAX, fuzz
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
 

@@ -16,8 +16,8 @@ from everlong.queries import running
 from everlong.queries.engine import open_statement
 from everlong.queries.folders import PREFIX, clear_left_behind, own_folder
 from everlong.queries.view_files import ViewFiles
-from tests.query_fuzz import children
-from tests.statements import ENDLESS
+from tests.support.query_fuzzer import children
+from tests.support.query_runner import ENDLESS
 
 ASKING = f"""
 import asyncio, sys

@@ -6,7 +6,7 @@ from pathlib import Path
 import duckdb
 
 from everlong.errors import QueryRefused
-from tests.statements import check, views
+from tests.support.query_runner import check, views
 
 # Views of DuckDB itself, which read its settings, among names of ours and of no one.
 NAMES = ("pg_settings", "duckdb_settings", "PG_Settings", "entries", "a", "b")

@@ -15,7 +15,7 @@ from everlong.compaction import Item
 from everlong.models import Kind, Message, SegmentRef, new_entry, thread_key
 from everlong.past import Past, Reader, message_entry
 from everlong.storage.packstore import PackStore
-from tests.stores import CountingStore
+from tests.support.fake_stores import CountingStore
 
 THREAD = thread_key("default", "recalled")
 

@@ -20,7 +20,7 @@ from everlong.storage.objects import seal, thread_key
 from everlong.storage.packs import Contents, Extent, build_pack
 from everlong.storage.packstore import PackStore, pack_key
 from everlong.storage.segments import to_plaintext
-from tests.payloads import KEY_1, noise, payload, workflow
+from tests.support.sample_payloads import KEY_1, noise, payload, workflow
 
 KEYS = {"k1": KEY_1}
 SECRET = payload(noise(9000))

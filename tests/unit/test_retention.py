@@ -8,8 +8,8 @@ from everlong.codecs.offload import Offloader
 from everlong.policy import QUARANTINE_SECONDS_MIN, Retention, parse_retention, parse_seconds
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.packstore import PackStore, pack_key
-from tests.journals import THREAD
-from tests.payloads import noise, payload, text
+from tests.support.journal_builder import THREAD
+from tests.support.sample_payloads import noise, payload, text
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from everlong import EverlongPlugin
 from everlong.interceptors import sdk_internals
 from everlong.interceptors.activation import _HookedInstance, hooked, passing_through
 from everlong.interceptors.sdk_internals import HookedRunner
-from tests.sdk_features import REMOVALS, warnings_of
+from tests.support.missing_sdk_apis import REMOVALS, warnings_of
 
 ROOT = Path(everlong.__file__).parent
 

@@ -18,9 +18,9 @@ from everlong.embedded.process import ManagedProcess
 from everlong.embedded.server import free_port
 from everlong.embedded.stack import CODEC_SERVER_READY
 from everlong.storage import open_store
-from tests import forgery
-from tests.forgery import MIB, as_json, refs
-from tests.payloads import payload
+from tests.support import forged_packs
+from tests.support.forged_packs import MIB, as_json, refs
+from tests.support.sample_payloads import payload
 
 PEAK_BYTES_MAX = 400 * MIB
 
@@ -36,7 +36,7 @@ class Serving:
 
     @property
     def peak_bytes(self) -> int:
-        return forgery.peak_bytes(self.process.pid)
+        return forged_packs.peak_bytes(self.process.pid)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -78,15 +78,15 @@ async def test_forged_packs_take_no_more_than_the_servers_bounds(
     serving: Serving, client: httpx.AsyncClient
 ) -> None:
     root = serving.root
-    twice = as_json(refs(forgery.repeated_source(root, 512, 64 * 1024)))
+    twice = as_json(refs(forged_packs.repeated_source(root, 512, 64 * 1024)))
     for _ in range(3):
         assert (await size_of(client, twice))[0] == 422
-    giant = as_json(refs(forgery.sparse_file(root, 64 * 1024 * MIB)))
+    giant = as_json(refs(forged_packs.sparse_file(root, 64 * 1024 * MIB)))
     assert (await size_of(client, giant))[0] == 422
     # In order, and for one as large as a response may be; for the first, 512 MiB are inflated.
-    many = as_json(refs(forgery.many_sources(root, 64, 8, 64 * 1024)))
-    repeated = as_json(refs(forgery.one_frame(root, 64 * MIB)))
-    bombs = as_json([forgery.inline_bomb(16 * MIB)] * 2)
+    many = as_json(refs(forged_packs.many_sources(root, 64, 8, 64 * 1024)))
+    repeated = as_json(refs(forged_packs.one_frame(root, 64 * MIB)))
+    bombs = as_json([forged_packs.inline_bomb(16 * MIB)] * 2)
     found = await asyncio.gather(*(size_of(client, each) for each in (many, repeated, bombs)))
     assert [(status, size_bytes // MIB) for status, size_bytes in found] == [
         (200, 42),  # Base64.
@@ -99,7 +99,7 @@ async def test_forged_packs_take_no_more_than_the_servers_bounds(
 async def test_many_requests_at_once_take_no_more_either(
     serving: Serving, client: httpx.AsyncClient
 ) -> None:
-    small = as_json(refs(forgery.one_frame(serving.root, 6 * MIB)))
+    small = as_json(refs(forged_packs.one_frame(serving.root, 6 * MIB)))
     large = as_json([payload(random.Random(0).randbytes(11 * MIB))])
     found = await asyncio.gather(
         *(size_of(client, small) for _ in range(8)), *(size_of(client, large) for _ in range(4))
@@ -114,7 +114,7 @@ async def test_clients_that_do_not_read_their_answers_take_no_more(serving: Serv
     body = httpx.Request(
         "POST",
         serving.url,
-        json=as_json(refs(forgery.one_frame(serving.root, 64 * MIB))),
+        json=as_json(refs(forged_packs.one_frame(serving.root, 64 * MIB))),
     ).read()
     head = b"POST /decode HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     writers: list[asyncio.StreamWriter] = []

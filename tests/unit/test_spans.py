@@ -23,7 +23,7 @@ from everlong.storage.memory import MemoryBlobStore
 from everlong.telemetry import Telemetry
 from everlong.telemetry.resumes import Recent
 from everlong.telemetry.spans import parse_traceparent, trace_id_of, traceparent
-from tests.payloads import noise, payload
+from tests.support.sample_payloads import noise, payload
 
 
 def recording(sampler: Sampler | None = None) -> tuple[Telemetry, InMemorySpanExporter]:

@@ -11,7 +11,7 @@ import pytest
 from everlong.codecs import EverlongCodec, matching
 from everlong.codecs.memory import ThreadMemory
 from everlong.storage.memory import MemoryBlobStore
-from tests.payloads import noise, payload, text, workflow
+from tests.support.sample_payloads import noise, payload, text, workflow
 
 
 def test_a_payload_that_is_being_compared_does_not_keep_others_from_the_memory(

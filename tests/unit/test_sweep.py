@@ -22,8 +22,8 @@ from everlong.storage.opening import open_packs
 from everlong.storage.packstore import PackStore, pack_key
 from everlong.sweep import Sweep
 from everlong.sweep.searching import Link, links_in
-from tests.kept import AT_ONCE, NAMESPACE, MadeUp, lived
-from tests.payloads import noise, payload
+from tests.support.fake_namespace import AT_ONCE, NAMESPACE, MadeUp, lived
+from tests.support.sample_payloads import noise, payload
 
 SWEEPS = 3
 """The first quarantines, the second deletes for good; and the third finds nothing more to do."""

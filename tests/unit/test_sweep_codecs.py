@@ -21,8 +21,8 @@ from everlong.storage.objects import object_key
 from everlong.storage.opening import open_packs
 from everlong.storage.packstore import PackStore
 from everlong.sweep import Sweep
-from tests.kept import AT_ONCE, NAMESPACE, MadeUp
-from tests.payloads import payload
+from tests.support.fake_namespace import AT_ONCE, NAMESPACE, MadeUp
+from tests.support.sample_payloads import payload
 from tests.unit.test_sweep_holes import Masked
 
 SWEEPS = 3

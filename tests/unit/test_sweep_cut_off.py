@@ -22,7 +22,7 @@ from everlong.storage.quarantine import PREFIX, RestoringBlobStore
 from everlong.sweep import Sweep
 from everlong.sweep.index import SweepIndex
 from everlong.sweep.waiting import alive
-from tests.kept import AT_ONCE, MadeUp
+from tests.support.fake_namespace import AT_ONCE, MadeUp
 
 LINKS = 300_000
 """To follow so many takes a second."""

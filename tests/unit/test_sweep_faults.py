@@ -17,8 +17,8 @@ from everlong.storage.packstore import PackStore
 from everlong.storage.quarantine import RestoringBlobStore, copy_key
 from everlong.sweep import taking
 from everlong.sweep.index import SweepIndex
-from tests.kept import AT_ONCE, NAMESPACE, MadeUp
-from tests.payloads import payload
+from tests.support.fake_namespace import AT_ONCE, NAMESPACE, MadeUp
+from tests.support.sample_payloads import payload
 
 SWEEPS = 3
 

@@ -30,7 +30,7 @@ from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.opening import open_packs
 from everlong.storage.packstore import PackStore
 from everlong.sweep import Sweep
-from tests.kept import AT_ONCE, NAMESPACE, MadeUp, MadeUpRun
+from tests.support.fake_namespace import AT_ONCE, NAMESPACE, MadeUp, MadeUpRun
 
 SWEEPS = 3
 LONG = dataclasses.replace(AT_ONCE, quarantine_seconds=3600)

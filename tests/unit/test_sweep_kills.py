@@ -13,7 +13,7 @@ from everlong import limits
 from everlong.storage.blobs import BlobInfo
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.opening import open_packs
-from tests.kept import AT_ONCE, MadeUp, lived
+from tests.support.fake_namespace import AT_ONCE, MadeUp, lived
 
 
 class Killed(BaseException):

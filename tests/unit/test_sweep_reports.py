@@ -19,8 +19,8 @@ from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.packstore import PackStore
 from everlong.sweep import Records, Sweep
 from everlong.sweep.histories import Run
-from tests.kept import AT_ONCE, MadeUp, MadeUpRun
-from tests.payloads import noise, payload
+from tests.support.fake_namespace import AT_ONCE, MadeUp, MadeUpRun
+from tests.support.sample_payloads import noise, payload
 
 LONG = dataclasses.replace(AT_ONCE, quarantine_seconds=3600)
 

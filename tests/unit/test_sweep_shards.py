@@ -15,8 +15,8 @@ from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.packstore import PackStore
 from everlong.storage.ranges import OutOfOrder
 from everlong.sweep import Sweep
-from tests.kept import AT_ONCE, MadeUp, lived
-from tests.stores import OrderedStore
+from tests.support.fake_namespace import AT_ONCE, MadeUp, lived
+from tests.support.fake_stores import OrderedStore
 
 
 @pytest.fixture(autouse=True)

@@ -17,9 +17,9 @@ from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.opening import open_packs
 from everlong.storage.packstore import PackStore
 from everlong.sweep import Sweep
-from tests.kept import MadeUp, _step, lived
-from tests.payloads import KEY_1, KEY_2
-from tests.stores import OrderedStore
+from tests.support.fake_namespace import MadeUp, _step, lived
+from tests.support.fake_stores import OrderedStore
+from tests.support.sample_payloads import KEY_1, KEY_2
 from tests.unit.test_sweep_kills import check
 
 PLACE = "sweep/11111111-2222-3333-4444-555555555555/index/"

@@ -18,10 +18,10 @@ from everlong.storage.objects import object_key
 from everlong.storage.packstore import PackStore
 from everlong.sweep import searching
 from everlong.sweep.searching import links_in, search
-from tests.journals import entry
-from tests.kept import NAMESPACE, MadeUp, MadeUpRun
-from tests.payloads import payload
-from tests.scale import scaled
+from tests.support.fake_namespace import NAMESPACE, MadeUp, MadeUpRun
+from tests.support.journal_builder import entry
+from tests.support.sample_payloads import payload
+from tests.support.scale import scaled
 
 SWEEPS = 3
 NAME, OTHER = "0123456789abcdef" * 4, "fedcba9876543210" * 4

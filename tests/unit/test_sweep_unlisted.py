@@ -24,7 +24,7 @@ from everlong.storage.memory import MemoryBlobStore
 from everlong.sweep import Histories
 from everlong.sweep.histories import closes, neighbours_of
 from everlong.sweep.records import Records, Seen
-from tests.kept import AT_ONCE, NAMESPACE, MadeUp, MadeUpRun
+from tests.support.fake_namespace import AT_ONCE, NAMESPACE, MadeUp, MadeUpRun
 
 SWEEPS = 3
 LONG = dataclasses.replace(AT_ONCE, quarantine_seconds=3600)

@@ -16,7 +16,7 @@ from everlong.codecs.budget import BUDGET, CompletionBudget, TaskBudget
 from everlong.codecs.refs import ENCODING as REF_ENCODING
 from everlong.errors import PayloadTooLarge
 from everlong.interceptors.history import Recorded
-from tests.stores import CountingStore
+from tests.support.fake_stores import CountingStore
 
 MAX = limits.COMPLETION_BYTES_MAX
 

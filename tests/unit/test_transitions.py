@@ -32,7 +32,7 @@ from everlong.models import (
     seq_after,
 )
 from everlong.workflows import approvals, transitions
-from tests.scale import scaled
+from tests.support.scale import scaled
 
 THREAD = "a" * 32
 REF = Ref(thread=THREAD, digest="b" * 64, size_bytes=1, kind=Kind.SEGMENT)

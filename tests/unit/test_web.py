@@ -25,8 +25,8 @@ from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import seal
 from everlong.storage.packstore import PackStore
-from tests.ciphers import Cipher, Xor
-from tests.stores import CountingStore
+from tests.support.fake_stores import CountingStore
+from tests.support.team_codecs import Cipher, Xor
 
 
 def noise(size_bytes: int) -> Payload:

@@ -18,7 +18,7 @@ from everlong.errors import (
     ThreadEnded,
     ThreadNotFound,
 )
-from tests.desks import OWN, ROLES, TOKENS, bearer, browsing, desk_of
+from tests.support.admin_client import OWN, ROLES, TOKENS, bearer, browsing, desk_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

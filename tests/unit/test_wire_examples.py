@@ -19,7 +19,7 @@ from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import thread_key
 from everlong.storage.packs import build_pack, whole
 from everlong.storage.packstore import pack_key
-from tests.payloads import KEY_1, stored, workflow
+from tests.support.sample_payloads import KEY_1, stored, workflow
 
 PAGE: Final = (Path(__file__).parents[2] / "docs" / "wire-format.md").read_text()
 EXAMPLES: Final = PAGE[PAGE.index("\n## Example\n") :]

@@ -24,7 +24,7 @@ from everlong.models import Message, call_digest
 from everlong.storage import open_store
 from everlong.testing import ScriptedModel
 from everlong.worker import READY
-from tests.agents import call, calls_done
+from tests.support.scripted_agents import call, calls_done
 
 ANSWER = "done"
 _STEPS = 6
@@ -69,7 +69,7 @@ slow = Agent(
 )
 # Without a roll, a caller waits by its update until the answer.
 steady = Agent(name="steady", model=ScriptedModel(_script), tools=[look, wait_long, restart])
-_AGENTS = ["tests.slow_turn:slow", "tests.slow_turn:steady"]
+_AGENTS = ["tests.support.slow_turn_agents:slow", "tests.support.slow_turn_agents:steady"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,9 +20,9 @@ from everlong.embedded import start_server
 from everlong.embedded.server import free_port
 from everlong.models import ThreadStatus
 from everlong.storage import open_store
-from tests.browser.agents import agent
-from tests.conftest import Threads, open_threads
-from tests.sweeps import QUICK_DELETES
+from tests.support.dashboard_agent import agent
+from tests.support.namespaces import QUICK_DELETES
+from tests.support.threads import Threads, open_threads
 
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]

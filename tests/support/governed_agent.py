@@ -6,7 +6,7 @@ from everlong import Agent, Policy, Reply, tool
 from everlong.errors import ModelRefused
 from everlong.models import Message
 from everlong.testing import ScriptedModel
-from tests.agents import call, results
+from tests.support.scripted_agents import call, results
 
 
 @tool(needs_approval=True, approvers=["ann", "bob"])

@@ -9,7 +9,7 @@ from temporalio import workflow
 
 from everlong import Policy
 from everlong.workflows import should_continue_as_new
-from tests.loops import numbered_result
+from tests.support.loop_workflows import numbered_result
 
 RESULT_BYTES = 40_000
 STEPS = 12

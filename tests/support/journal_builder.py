@@ -7,7 +7,7 @@ from everlong.storage.journal import Journal
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import thread_key
 from everlong.storage.packstore import PackStore
-from tests.payloads import noise
+from tests.support.sample_payloads import noise
 
 THREAD: Final = thread_key("default", "ops-7")
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from temporalio import workflow
 
-from tests.loops import length_of, noise, numbered_result
+from tests.support.loop_workflows import length_of, noise, numbered_result
 
 TIMEOUT = timedelta(seconds=30)
 SIZE = 30_000

@@ -1,11 +1,11 @@
-"""An agent whose threads give every metric a value, for a worker process: `tests.measured:ops`."""
+"""Agent whose threads give every metric a value: `everlong worker tests.support.metrics_agent:ops`."""
 
 from collections.abc import Sequence
 
 from everlong import Agent, Reply, tool
 from everlong.models import Message, ToolCall
 from everlong.testing import ScriptedModel
-from tests.agents import call, calls_done
+from tests.support.scripted_agents import call, calls_done
 
 PAGES = 4
 

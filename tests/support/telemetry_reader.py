@@ -5,7 +5,7 @@ from typing import Any
 
 from opentelemetry.sdk.trace import ReadableSpan
 
-from tests.conftest import Threads
+from tests.support.threads import Threads
 
 
 def named(threads: Threads, name: str) -> list[ReadableSpan]:

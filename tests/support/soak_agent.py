@@ -1,4 +1,4 @@
-"""The agent of the interleavings, importable by a worker process: `tests.soak_agents:soak`."""
+"""The agent of the interleavings, importable by a worker process: `tests.support.soak_agent:soak`."""
 
 import asyncio
 import hashlib

@@ -88,7 +88,9 @@ class Reaper:
     def _start(self) -> None:
         self._started += 1
         name = f"worker-{self._started}"
-        self._workers.append(start_worker(self._settings, ["tests.soak_agents:soak"], name=name))
+        self._workers.append(
+            start_worker(self._settings, ["tests.support.soak_agent:soak"], name=name)
+        )
 
     def _stop(self) -> None:
         for worker in self._workers:

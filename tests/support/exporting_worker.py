@@ -15,7 +15,7 @@ from everlong.config import load_settings
 from everlong.connection import connect, open_configured_providers
 from everlong.models import Message
 from everlong.testing import ScriptedModel, workload
-from tests.agents import call, calls_done
+from tests.support.scripted_agents import call, calls_done
 
 READY = "seen worker ready"
 

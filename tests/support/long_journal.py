@@ -22,7 +22,7 @@ from everlong.models import (
     thread_key,
 )
 from everlong.storage.journal import Journal
-from tests.browser.stage import Stage
+from tests.support.dashboard import Stage
 
 # At once, so that a long journal is written in a second or two.
 BATCH = 500

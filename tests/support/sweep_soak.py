@@ -1,8 +1,8 @@
 """Threads that write, compact, fork, roll and are archived while sweeps run all the time.
 
-`python -m tests.sweeping`. One sweeper lives on. Others are processes that are killed at calls of each
-phase of a sweep, wherever fewest were killed so far. At the end every payload, every journal and every
-archive has to be there; and when the histories are gone and the archives are too old, nothing has to be.
+`make soak-sweep` runs it. One sweeper survives; others are processes that are killed at calls of each
+phase of a sweep, always in the phase with the fewest kills so far. At the end every payload, journal and
+archive must be readable; once histories are deleted and archives too old, the store must be empty.
 """
 
 import argparse
@@ -37,9 +37,9 @@ from everlong.policy import Retention
 from everlong.storage import open_store
 from everlong.storage.opening import open_packs
 from everlong.storage.packstore import PackStore
-from tests.soak_agents import soak
-from tests.sweeping_mortal import CUT_OFF, PHASES, SHORT, live
-from tests.sweeps import AT_ONCE, QUICK_DELETES, delete, stored, sweep
+from tests.support.namespaces import AT_ONCE, QUICK_DELETES, delete, stored, sweep
+from tests.support.self_killing_sweeper import CUT_OFF, PHASES, SHORT, live
+from tests.support.soak_agent import soak
 
 QUEUE = "soak"
 INLINE_BYTES_MAX = 512
@@ -52,7 +52,7 @@ CACHED = 200
 KILLERS = 2
 # A process that has imported everything, of which each mortal sweeper is a fork.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["tests.sweeping_mortal"])
+FORKS.set_forkserver_preload(["tests.support.self_killing_sweeper"])
 THENS: tuple[service.Then, ...] = ("keep", "close", "free")
 GONE_SECONDS_MAX = 120.0
 READ_SECONDS_MAX = 120.0

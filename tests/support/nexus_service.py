@@ -13,7 +13,7 @@ from nexusrpc.handler import StartOperationContext, service_handler, sync_operat
 from temporalio import nexus, workflow
 from temporalio.exceptions import ApplicationError, NexusOperationError
 
-from tests.edges import noise
+from tests.support.payload_workflows import noise
 
 OPERATION_SECONDS_MAX = timedelta(seconds=60)
 

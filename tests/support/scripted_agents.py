@@ -1,4 +1,4 @@
-"""Scripted agents for the tests, importable by a worker process: `tests.agents:gated`."""
+"""Scripted agents. Worker processes import them by name: `tests.support.scripted_agents:gated`."""
 
 import json
 import os

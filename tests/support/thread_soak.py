@@ -1,4 +1,4 @@
-"""Random lives of threads: people talk to them, workers die, runs roll. `python -m tests.interleavings`.
+"""Soak test of threads under random messages, worker kills and rolls: `make soak`.
 
 A life is one thread and a random script, from a seed. Many live at once, on a few worker processes that
 are killed, or frozen for a while, at random moments. At the end the journal has to tell what was done.
@@ -25,9 +25,9 @@ from everlong.embedded import start_server
 from everlong.models import COMPACT_SIGNAL, PAUSE_SIGNAL, UNPAUSE_SIGNAL, ThreadStatus
 from everlong.storage import open_store
 from everlong.storage.packstore import PackStore
-from tests.interleavings_oracle import Attempt, Life, faults_of, tasks_failed
-from tests.killing import PAUSE_SECONDS, Reaper
-from tests.voices import Refused, Unreachable, Voice
+from tests.support.retrying_client import Refused, Unreachable, Voice
+from tests.support.thread_soak_oracle import Attempt, Life, faults_of, tasks_failed
+from tests.support.worker_killer import PAUSE_SECONDS, Reaper
 
 ACTIONS = 15
 LIFE_SECONDS_MAX = 300.0
@@ -244,7 +244,9 @@ def _print(line: str) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Run a soak; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tests.interleavings", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.support.thread_soak", description=__doc__
+    )
     parser.add_argument("--count", type=int, default=1000, help="how many lives")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--at-once", type=int, default=16, help="how many live at the same time")

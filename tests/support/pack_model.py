@@ -10,7 +10,7 @@ from everlong.codecs.memory import ThreadMemory
 from everlong.storage.objects import thread_key
 from everlong.storage.packs import Pack, build_pack
 from everlong.storage.packstore import Reading
-from tests.payloads import noise
+from tests.support.sample_payloads import noise
 
 THREAD = thread_key("default", "ops-7")
 

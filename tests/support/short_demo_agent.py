@@ -7,7 +7,7 @@ from everlong import Agent, Reply
 from everlong.demo.agent import restart, search_logs
 from everlong.models import Message
 from everlong.testing import ScriptedModel
-from tests.agents import call
+from tests.support.scripted_agents import call
 
 PAGES: Final = 3
 

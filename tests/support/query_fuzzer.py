@@ -21,7 +21,7 @@ from typing import Final
 from everlong.errors import QueryRefused
 from everlong.queries import LIBRARY, Bounds, process
 from everlong.queries.engine import STATEMENT_CHARS_MAX
-from tests.statements import run
+from tests.support.query_runner import run
 
 BOUNDS: Final = Bounds(memory_bytes=64 << 20, disk_bytes=64 << 20, seconds=5.0, rows=100)
 SECONDS_MAX: Final = 60.0

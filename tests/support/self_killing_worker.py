@@ -1,6 +1,7 @@
-"""A worker for `tests.loops` that kills itself at a chosen PUT: `address queue store when number`.
+"""Worker of the loop workflows that kills itself at a chosen PUT.
 
-`before`: the object is not stored. `after`: it is, and nobody has heard of it.
+Arguments: `address queue store when number`. `before` dies before the PUT: the object is
+not stored. `after` dies once the object is stored but no caller knows its name.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from temporalio.worker import Worker
 
 from everlong import EverlongPlugin
 from everlong.storage.files import FileBlobStore
-from tests.loops import ACTIVITIES, WORKFLOWS
+from tests.support.loop_workflows import ACTIVITIES, WORKFLOWS
 
 
 class DeadlyStore(FileBlobStore):

@@ -5,8 +5,9 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from temporalio.client import WorkflowHandle, WorkflowHistory
 from temporalio.service import RPCError, RPCStatusCode
@@ -34,8 +35,8 @@ from everlong.storage import BlobStore
 from everlong.storage.journal import Journal
 from everlong.testing import ScriptedModel
 from everlong.workflows import AgentWorkflow
-from tests.agents import results
-from tests.conftest import Threads, open_threads
+from tests.support.scripted_agents import results
+from tests.support.threads import Threads, open_threads
 
 MESSAGES = {Kind.MESSAGE, Kind.REPLY, Kind.TOOL_RESULT, Kind.FAILURE}
 
@@ -218,3 +219,16 @@ async def driven(
             thread = Driven(threads, thread_id)
             yield thread
             await thread.check()
+
+
+class Drive(Protocol):
+    """Runs a worker with these agents, for one thread of `ops`."""
+
+    def __call__(
+        self,
+        agents: list[Agent],
+        policy: Policy | None = None,
+        *,
+        task_queue: str = "",
+        **worker: object,
+    ) -> AbstractAsyncContextManager[Driven]: ...

@@ -12,7 +12,7 @@ from temporalio.service import RPCError
 from everlong.models import Entry, Kind, Message, ThreadStatus, thread_key
 from everlong.storage.journal import Journal
 from everlong.storage.packstore import PackStore
-from tests.soak_agents import answer_to, calls_of, result_of, tools_of
+from tests.support.soak_agent import answer_to, calls_of, result_of, tools_of
 
 _SPOKEN = (Kind.MESSAGE, Kind.REPLY, Kind.TOOL_RESULT, Kind.FAILURE)
 # Something arrived while a run was about to end: the task is made again, with it.

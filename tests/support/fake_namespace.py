@@ -28,8 +28,8 @@ from everlong.storage.objects import object_key
 from everlong.storage.packstore import PackStore, pack_key
 from everlong.sweep import Sweep
 from everlong.sweep.histories import Described, Run
-from tests.journals import entry
-from tests.payloads import noise, payload, text
+from tests.support.journal_builder import entry
+from tests.support.sample_payloads import noise, payload, text
 
 AT_ONCE = Retention(payload_seconds=0, journal_seconds=0, quarantine_seconds=0)
 NAMESPACE = "made-up"

@@ -82,7 +82,7 @@ class CodecPlugin(SimplePlugin):
 
 
 class Xor(PayloadCodec):
-    """A simple codec of a team's own, importable by `everlong serve --codec tests.ciphers:make_xor`."""
+    """Codec without keys, for `everlong serve --codec tests.support.team_codecs:make_xor`."""
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
         return [

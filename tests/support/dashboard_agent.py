@@ -7,7 +7,7 @@ from everlong import Agent, Policy, Reply, tool
 from everlong.errors import ModelRefused
 from everlong.models import Message
 from everlong.testing import ScriptedModel, workload
-from tests.agents import call, calls_done, results
+from tests.support.scripted_agents import call, calls_done, results
 
 LONG_CHARS = 200_000
 STEP_SECONDS = 0.4

@@ -1,0 +1,1 @@
+"""Fakes, servers and agents that the tests share; nothing here is a test."""

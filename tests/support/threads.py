@@ -1,0 +1,93 @@
+"""Client with the plugin, a worker's task queue, and the threads that a test starts with them."""
+
+import contextlib
+import dataclasses
+import uuid
+from collections.abc import AsyncIterator, Sequence
+
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from temporalio.client import Client, Interceptor
+from temporalio.worker import Worker
+
+from everlong import Agent, EverlongPlugin, Policy, ThreadStart
+from everlong.admin import service
+from everlong.models import AGENT_WORKFLOW, Message, ThreadStatus
+from everlong.storage import BlobStore
+from everlong.storage.packstore import PackStore
+
+
+@dataclasses.dataclass
+class Threads:
+    """A client with the plugin, and the threads that a test makes with it."""
+
+    client: Client
+    plugin: EverlongPlugin
+    store: BlobStore
+    task_queue: str
+    spans: InMemorySpanExporter
+    metrics: InMemoryMetricReader
+
+    def worker(self, **options: object) -> Worker:
+        return Worker(self.client, task_queue=self.task_queue, **options)  # type: ignore[arg-type]
+
+    async def start(self, thread_id: str, policy: Policy | None = None, agent: str = "ops") -> None:
+        await self.client.start_workflow(
+            AGENT_WORKFLOW,
+            ThreadStart(agent=agent, policy=policy),
+            id=thread_id,
+            task_queue=self.task_queue,
+        )
+
+    async def send(self, thread_id: str, text: str, agent: str = "ops") -> int:
+        return await service.send(
+            self.client,
+            thread_id,
+            text,
+            task_queue=self.task_queue,
+            agent=agent,
+            packs=PackStore(self.store),
+        )
+
+    async def answered(self, thread_id: str, number: int, seconds: float = 120) -> ThreadStatus:
+        return await service.wait_for_status(
+            self.client,
+            thread_id,
+            lambda status: status.counters.answered >= number,
+            seconds_max=seconds,
+        )
+
+    async def conversation(self, thread_id: str) -> list[Message]:
+        return await service.messages(self.client, PackStore(self.store), thread_id)
+
+    async def size(self, thread_id: str) -> service.ThreadSize:
+        return await service.size(self.client, self.store, thread_id)
+
+
+@contextlib.asynccontextmanager
+async def open_threads(
+    address: str,
+    store: BlobStore,
+    *agents: Agent,
+    inline_bytes_max: int = 16 * 1024,
+    record_contents: bool = False,
+    interceptors: Sequence[Interceptor] = (),
+) -> AsyncIterator[Threads]:
+    spans, metrics = InMemorySpanExporter(), InMemoryMetricReader()
+    provider, meter_provider = TracerProvider(), MeterProvider([metrics])
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    plugin = EverlongPlugin(
+        store=store,
+        agents=agents,
+        inline_bytes_max=inline_bytes_max,
+        tracer_provider=provider,
+        meter_provider=meter_provider,
+        record_contents=record_contents,
+    )
+    client = await Client.connect(address, plugins=[plugin], interceptors=interceptors)
+    yield Threads(client, plugin, store, f"queue-{uuid.uuid4().hex[:8]}", spans, metrics)
+    provider.shutdown()
+    meter_provider.shutdown()
