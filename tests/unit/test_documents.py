@@ -1,0 +1,165 @@
+"""Rules about the documents. Each test lists all violations."""
+
+import ast
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import typer.main
+from temporalio.worker import Worker
+
+import everlong
+from everlong import cli
+from everlong.worker_options import WorkerOptions
+
+ROOT = Path(__file__).parents[2]
+
+
+def python_blocks(path: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
+
+
+def documents() -> list[Path]:
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def test_python_in_documents_compiles() -> None:
+    violations = []
+    for path in documents():
+        for block in python_blocks(path):
+            try:
+                compile(block, path.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            except SyntaxError as error:
+                violations.append(f"{path.name}: {error}")
+    assert violations == []
+
+
+def test_the_sample_of_the_readme_is_short_and_runs() -> None:
+    first = next(block for block in python_blocks(ROOT / "README.md") if "Agent(" in block)
+    assert len(first.splitlines()) <= 20
+    namespace: dict[str, object] = {}
+    exec(first, namespace)
+    assert any(isinstance(value, everlong.Agent) for value in namespace.values())
+
+
+def test_commands_in_documents_exist() -> None:
+    commands = set(typer.main.get_command(cli.app).commands)  # type: ignore[attr-defined] # a Group
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    violations = []
+    for path in documents():
+        text = path.read_text()
+        programs = re.findall(r"(?:^|`|\$ )everlong ([a-z]+)", text, flags=re.MULTILINE)
+        made = re.findall(r"(?:^|`)make ([a-z-]+)", text, flags=re.MULTILINE)
+        violations += [f"{path.name}: everlong {each}" for each in programs if each not in commands]
+        violations += [f"{path.name}: make {each}" for each in made if each not in targets]
+    assert violations == []
+
+
+def test_links_in_documents_lead_somewhere() -> None:
+    violations = [
+        f"{path.name}: {target}"
+        for path in documents()
+        for target in re.findall(r"\]\(([^)#]+)", path.read_text())
+        if not target.startswith(("http://", "https://")) and not (path.parent / target).exists()
+    ]
+    assert violations == []
+
+
+def settings() -> set[str]:
+    """The variables that are read."""
+    sources = [
+        (ROOT / "everlong" / name).read_text() for name in ("config.py", "worker_options.py")
+    ]
+    return set(re.findall(r'"(EVERLONG_[A-Z_]+)"', "".join(sources)))
+
+
+def test_every_setting_is_documented() -> None:
+    documented = (ROOT / "README.md").read_text() + (ROOT / "docs/deploy.md").read_text()
+    assert settings() - set(re.findall(r"EVERLONG_[A-Z_]+", documented)) == set()
+
+
+# The agent of docker-compose.yml, which passes it to the command.
+OF_COMPOSE = {"EVERLONG_AGENT"}
+
+
+def test_every_variable_in_documents_is_read() -> None:
+    known = settings() | OF_COMPOSE
+    violations = {
+        f"{path.name}: {named}"
+        for path in documents()
+        for named in re.findall(r"\bEVERLONG_[A-Z_]+[A-Z]\b", path.read_text())
+        if named not in known
+    }
+    assert violations == set()
+
+
+# Names of bounds that are no arguments in Python, and whose they are.
+BOUNDS_ELSEWHERE = {
+    "max_temp_directory_size": "DuckDB",
+    "max_tokens": "settings of a provider's model",
+    "payload_bytes_max": "an example of how to name one",
+    "rows_max": "the JSON API",
+}
+
+
+def option_names() -> set[str]:
+    """Options of tools and models, which `tool` takes by name."""
+    return set(re.findall(r'"([a-z_]+)"', (ROOT / "everlong/agents/options.py").read_text()))
+
+
+def parameters(*callables: Callable[..., object]) -> set[str]:
+    return {name for each in callables for name in inspect.signature(each).parameters}
+
+
+def test_every_bound_in_documents_can_be_set() -> None:
+    settable = parameters(everlong.EverlongPlugin, everlong.Policy, everlong.Agent, everlong.ask)
+    settable |= parameters(everlong.Tool, Worker) | option_names() | BOUNDS_ELSEWHERE.keys()
+    violations = {
+        f"{path.name}: {named}"
+        for path in documents()
+        for named in re.findall(r"`(max_[a-z_]+|[a-z_]+_max)(?:=[^`]*)?`", path.read_text())
+        if named not in settable
+    }
+    assert violations == set()
+
+
+def test_every_argument_of_a_worker_in_documents_is_a_setting_of_the_command() -> None:
+    """`everlong worker` makes the `Worker`, so its users cannot give it an argument."""
+    given = dataclasses.fields(WorkerOptions)
+    options = WorkerOptions(**{each.name: "2" if each.name == "identity" else 2 for each in given})  # type: ignore[arg-type] # any numbers
+    settable = {*options.to_arguments(), "sticky_queue_schedule_to_start_timeout"}
+    kinds = r"max_[a-z_]+|[a-z_]+_timeout|[a-z_]+_poller_behavior|[a-z_]+_polls"
+    violations = {
+        f"{path.name}: {named}"
+        for path in documents()
+        for named in re.findall(rf"`({kinds})(?:=[^`]*)?`", path.read_text())
+        if named in parameters(Worker) - settable
+    }
+    assert violations == set()
+
+
+def test_ci_runs_the_command_of_the_readme() -> None:
+    assert "make test" in (ROOT / ".ci/run").read_text()
+    assert "make test" in (ROOT / "README.md").read_text()
+
+
+def test_constraints_pin_every_package_and_name_no_host() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [line for line in lines if not line.startswith("#")]
+    assert pins
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", pin) for pin in pins)
+
+
+def test_every_test_that_a_guarantee_names_is_there() -> None:
+    text = (ROOT / "docs" / "guarantees.md").read_text()
+    contract = (ROOT / "everlong" / "testing" / "contract.py").read_text()
+    named = re.findall(r"`([a-z/_0-9]+\.py)::([\w:]+)`", text)
+    assert len(named) > 300
+    for file, test in named:
+        source = (ROOT / "tests" / file).read_text() + contract * file.startswith("contract/")
+        name = test.split("::")[-1]
+        assert name == "runTest" or f"def {name}(" in source, f"{file}::{test}"
+    numbers = [int(number) for number in re.findall(r"^\*\*(\d+)\. ", text, flags=re.MULTILINE)]
+    assert numbers == list(range(1, len(numbers) + 1))

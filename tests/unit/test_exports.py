@@ -1,0 +1,73 @@
+"""The public surface: exported names, the error tree, and what an import of them loads."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import everlong
+from everlong import errors
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_export_list_is_pinned() -> None:
+    assert sorted(everlong.__all__) == [
+        "Agent",
+        "BlobStore",
+        "CallInfo",
+        "EverlongError",
+        "EverlongPlugin",
+        "Model",
+        "Policy",
+        "Reply",
+        "ThreadStart",
+        "Tool",
+        "__version__",
+        "ask",
+        "current_call",
+        "open_store",
+        "tool",
+    ]
+    assert all(hasattr(everlong, name) for name in everlong.__all__)
+
+
+def test_version_is_the_projects() -> None:
+    assert f'version = "{everlong.__version__}"' in (ROOT / "pyproject.toml").read_text()
+
+
+def error_types() -> list[type[errors.EverlongError]]:
+    found = [value for value in vars(errors).values() if isinstance(value, type)]
+    return [each for each in found if issubclass(each, errors.EverlongError)]
+
+
+def test_every_error_is_drawn_in_the_tree_and_exits_non_zero() -> None:
+    drawn = set(re.findall(r"\w+", errors.__doc__ or ""))
+    violations = [
+        error.__name__
+        for error in error_types()
+        if error.__name__ not in drawn or error.exit_code == 0
+    ]
+    assert violations == []
+
+
+def test_what_a_workflow_imports_is_light() -> None:
+    """The sandbox imports `everlong` again for each workflow, with everything that it imports."""
+    assert imported_with("everlong", "everlong.admin", *FROM_EXTRAS) == "[]"
+
+
+def test_a_question_to_a_thread_needs_no_extra() -> None:
+    """`everlong.ask` and the plugin work without the packages of `everlong[admin]`."""
+    assert imported_with("everlong.admin.service", *FROM_EXTRAS) == "[]"
+
+
+FROM_EXTRAS = (
+    *("duckdb", "pyarrow", "fastapi", "jinja2", "prometheus_client", "rich", "starlette", "typer"),
+    *("uvicorn", "opentelemetry.exporter", "pydantic_ai", "cryptography"),
+)
+
+
+def imported_with(module: str, *names: str) -> str:
+    code = f"import sys, {module}; print([name for name in {names} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return found.stdout.strip()
