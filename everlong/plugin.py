@@ -22,11 +22,19 @@ from temporalio.worker import ReplayerConfig, Worker, WorkerConfig, WorkflowRunn
 from everlong import limits, worker_options
 from everlong.activities import AgentActivities, CheckActivities, SweepActivities
 from everlong.agents import Agent
-from everlong.codecs import EverlongCodec, measuring
+from everlong.codecs import EverlongCodec
+from everlong.codecs import metrics as codec_metrics
 from everlong.codecs.budget import UNWATCHED
+from everlong.codecs.composition import (
+    REMEDY,
+    OuterCodec,
+    check_inside,
+    check_order,
+    holds_everlong,
+    inspect,
+    own_codec,
+)
 from everlong.codecs.converter import with_cached_contexts
-from everlong.codecs.inspection import REMEDY, inspect
-from everlong.codecs.layers import OuterCodec, check_inside, check_order, holds_everlong, own_codec
 from everlong.errors import ConfigError, LimitReached, PluginNotOnClient
 from everlong.interceptors import sdk_internals
 from everlong.interceptors.activation import ActivationHook, hooked, passing_through
@@ -144,7 +152,7 @@ class EverlongPlugin(SimplePlugin):
             keys=keys,
             accept_unsealed=accept_unsealed,
             cache_dir=cache_dir,
-            called=partial(measuring.store_called, telemetry.meters),
+            called=partial(codec_metrics.store_called, telemetry.meters),
         )
         everyone = {id(each): each.name for agent in agents for each in agent.family}
         names = sorted(everyone.values())
@@ -164,7 +172,9 @@ class EverlongPlugin(SimplePlugin):
         self._outer_codec = outer_codec
         self._is_inspected = False
         self._codec_warning = ""
-        measuring.observe(telemetry.meters, self.packs, self.codec.stats, self.codec.memory_stats)
+        codec_metrics.observe(
+            telemetry.meters, self.packs, self.codec.stats, self.codec.memory_stats
+        )
         self._resumes = Resumes(telemetry)
         self._parts: ContextVar[_WorkerParts] = ContextVar("everlong_worker_parts")
         """Those of the worker whose task this is."""

@@ -77,7 +77,7 @@ NEIGHBOURS: Final = (
 _BASE: Final = ("everlong:EverlongPlugin", "everlong:ask", "everlong.storage.clouds:open_bucket")
 EXTRAS: Final = {
     "": _BASE,
-    "agent": (*_BASE, "everlong.providers:ProviderModel"),
+    "agent": (*_BASE, "everlong.agents.providers:ProviderModel"),
     "admin": (
         *_BASE,
         "everlong.cli:app",

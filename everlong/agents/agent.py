@@ -94,7 +94,7 @@ class Agent:
             return cast("Model", self.model)
         # pydantic-ai takes a second to import, and only an agent with a real model needs it.
         try:
-            from everlong.providers import ProviderModel
+            from everlong.agents.providers import ProviderModel
         except ImportError as error:
             raise ConfigError(
                 f"agent {self.name!r} has a provider's model, which needs a package that is not "

@@ -6,11 +6,15 @@ retries the task; nothing here ends a workflow.
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final, Self
 
 from google.protobuf.message import DecodeError
+from opentelemetry import trace
+from opentelemetry.trace import Span
+from temporalio import activity
 from temporalio.api.common.v1 import Payload
 from temporalio.converter import (
     ActivitySerializationContext,
@@ -29,11 +33,10 @@ from everlong.codecs.budget import (
     CompletionBudget,
     drains,
 )
-from everlong.codecs.memory import MemoryStats
-from everlong.codecs.offload import Offloader, OffloadStats
+from everlong.codecs.encoder import MemoryStats
+from everlong.codecs.offload import FallbackLog, Offloader, OffloadStats
 from everlong.codecs.refs import ENCODING as REF_ENCODING
 from everlong.codecs.refs import RETIRED_ENCODING, PackRef, check_ref, is_ref, parse_ref
-from everlong.codecs.watching import FallbackLog, offloading, timed
 from everlong.errors import (
     BlobCorrupt,
     ConfigError,
@@ -44,6 +47,7 @@ from everlong.errors import (
 )
 from everlong.models import APPEND_JOURNAL, CALL_MODEL, CHECK, RUN_TOOL
 from everlong.storage import BlobStore
+from everlong.storage.counting import READS, Reads
 from everlong.storage.keys import Keyring, KeySource
 from everlong.storage.objects import (
     declared_bytes,
@@ -54,6 +58,7 @@ from everlong.storage.objects import (
 )
 from everlong.storage.packstore import PackStore, gathered
 from everlong.telemetry import Spans, Telemetry
+from everlong.telemetry.spans import OFFLOAD, RUN, THREAD, Attributes
 
 INLINE_ENCODING: Final = b"binary/everlong"
 _OURS: Final = (INLINE_ENCODING, REF_ENCODING, RETIRED_ENCODING)
@@ -232,7 +237,7 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         held, refs = sum(map(is_held, payloads)), sum(map(is_ref, payloads))
         if held and self._learns:
             ActivityResult.current().offloads = True
-        with _concise(), timed(refs, held):
+        with _concise(), _count_reads(refs, held):
             self._check_inflated(payloads)
             if len(payloads) == 1:
                 decoded = [await self._decode(payloads[0])]
@@ -310,7 +315,7 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
             if self._stays_inline(inline, room):
                 return inline
         try:
-            with offloading(self._spans, self._workflow_id, size_bytes) as span:
+            with _offload_span(self._spans, self._workflow_id, size_bytes) as span:
                 ref, written_bytes = await self._offloader.write(self._thread, payload, data)
                 span.set_attribute("everlong.offload.written_bytes", written_bytes)
         except StoreUnavailable:
@@ -407,6 +412,54 @@ def _concise() -> Iterator[None]:
         yield
     except EverlongError as error:
         raise error.with_traceback(None) from None
+
+
+@contextlib.contextmanager
+def _count_reads(refs: int, held: int) -> Iterator[None]:
+    """Count what payloads that lie in the store take to decode, and those by which a run drains.
+
+    The worker's task that decodes a workflow's first payloads is the one that then makes the workflow
+    instance: that finds here what it took.
+    """
+    if not held:
+        yield
+        return
+    reads = READS.get()
+    if reads is None:
+        READS.set(reads := Reads())
+    reads.held += held
+    if not refs:
+        yield
+        return
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        reads.blobs += refs
+        reads.seconds += time.monotonic() - started
+
+
+@contextlib.contextmanager
+def _offload_span(spans: Spans, workflow_id: str, size_bytes: int) -> Iterator[Span]:
+    """Emit a span for a payload that goes to the store: in whoever's span this is, or in the run's."""
+    run_id = _run_id()
+    attributes: Attributes = {
+        "everlong.offload.payload_bytes": size_bytes,
+        **({THREAD: workflow_id} if workflow_id else {}),
+        **({RUN: run_id} if run_id else {}),
+    }
+    current = trace.get_current_span().get_span_context()
+    span = spans.start(OFFLOAD, attributes, run_id=run_id, parent=current)
+    with spans.current(span):
+        yield span
+
+
+def _run_id() -> str:
+    """Return the run whose payload is encoded, where that can be told."""
+    budget = BUDGET.get()
+    if budget is not None:
+        return budget.run_id
+    return (activity.info().workflow_run_id or "") if activity.in_activity() else ""
 
 
 def is_encoded(payload: Payload) -> bool:

@@ -17,8 +17,8 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from temporalio.api.common.v1 import Payload
 
 from everlong import limits
-from everlong.codecs.layout import Plan
-from everlong.codecs.memory import EncoderMemory, MemoryStats, ThreadMemory
+from everlong.codecs.encoder import EncoderMemory, MemoryStats, ThreadMemory
+from everlong.codecs.pack_layout import Plan
 from everlong.codecs.refs import PackRef
 from everlong.errors import BlobCorrupt, BlobMissing, StoreUnavailable
 from everlong.storage.keys import Keys
@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _PAUSES: Final = (0.1, 0.4)
+_FALLBACK_LOG_SECONDS: Final = 60.0
 # The envelope of a payload without metadata. It is no protobuf, so no payload has it by itself; and
 # without any the pack could be taken for a part of a journal.
 _BARE: Final = b"\0"
@@ -50,6 +51,25 @@ class OffloadStats:
     fallbacks: int = 0
     """Payloads that stayed inline because the store was down."""
     fallback_bytes: int = 0
+
+
+class FallbackLog:
+    """Tells of payloads that stayed inline, once a minute at most."""
+
+    def __init__(self) -> None:
+        self._logged_at = float("-inf")
+
+    def note(self, stats: OffloadStats) -> None:
+        """Tell of what stayed inline, unless that was just done."""
+        if time.monotonic() - self._logged_at < _FALLBACK_LOG_SECONDS:
+            return
+        self._logged_at = time.monotonic()
+        logger.warning(
+            "the blob store is down: %d payloads (%d bytes) so far were kept in history instead. "
+            "Check the store: history is bounded at 50 MB.",
+            stats.fallbacks,
+            stats.fallback_bytes,
+        )
 
 
 class Offloader:

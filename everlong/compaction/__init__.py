@@ -1,13 +1,12 @@
 """Compaction, context, memory and recall: pure functions of entries, policy and a given time."""
 
-from everlong.compaction.compacting import BUDGET_BYTES_MIN, compact
-from everlong.compaction.context import context, estimate_tokens, size_of
-from everlong.compaction.expiring import next_expiry_ms
+from everlong.compaction.compactor import BUDGET_BYTES_MIN, compact
+from everlong.compaction.context import context, estimate_tokens, next_expiry_ms, size_of
 from everlong.compaction.facts import change_data, facts_at, forget, remember
-from everlong.compaction.recalling import PATTERN_CHARS_MAX, excerpt, grep
-from everlong.compaction.shortening import shortened
+from everlong.compaction.recall import PATTERN_CHARS_MAX, excerpt, grep
 from everlong.compaction.snapshot import Item, Kept, Note, Snapshot, dump, load
-from everlong.compaction.summarising import view_summary_request
+from everlong.compaction.summary import view_summary_request
+from everlong.compaction.text import shortened
 
 __all__ = [
     "BUDGET_BYTES_MIN",

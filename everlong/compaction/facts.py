@@ -10,8 +10,8 @@ from typing import Final
 
 from pydantic import TypeAdapter
 
-from everlong.compaction.shortening import utf8_bytes
 from everlong.compaction.snapshot import Item, Snapshot
+from everlong.compaction.text import utf8_bytes
 from everlong.models import Fact, Kind, MemoryChange
 from everlong.policy import Policy
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from everlong.compaction.facts import fact_bytes
-from everlong.compaction.shortening import utf8_bytes
 from everlong.compaction.snapshot import Note, NoteKind, Snapshot
+from everlong.compaction.text import utf8_bytes
 from everlong.models import Fact, Kind
 
 _SECTIONS: Final[dict[NoteKind, str]] = {"open": "Open:\n", "decision": "Decided:\n"}

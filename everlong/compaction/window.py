@@ -12,13 +12,13 @@ from everlong.compaction.context import (
     Group,
     cut_of,
     expired_text,
+    has_expired,
     message_bytes,
 )
-from everlong.compaction.evidence import calls_of, outcome_of_result
-from everlong.compaction.expiring import has_expired
-from everlong.compaction.pairs import cut_arguments
-from everlong.compaction.shortening import CUT_BYTES_MIN, Cut, sound, utf8_bytes
+from everlong.compaction.notes import calls_of, outcome_of_result
 from everlong.compaction.snapshot import Kept
+from everlong.compaction.text import CUT_BYTES_MIN, Cut, sound, utf8_bytes
+from everlong.compaction.tool_calls import cut_arguments
 from everlong.models import Kind, Message
 from everlong.policy import Policy
 

@@ -33,7 +33,7 @@ from temporalio.service import RPCError
 from everlong import limits
 from everlong.codecs.budget import ActivityResult
 from everlong.codecs.codec import INLINE_ENCODING, is_held
-from everlong.codecs.layers import OuterCodec
+from everlong.codecs.composition import OuterCodec
 from everlong.codecs.payloads import encoded_payloads
 from everlong.interceptors.history import Recorded, in_event_loop
 from everlong.interceptors.sdk_internals import WorkflowActivationCompletion

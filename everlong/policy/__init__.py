@@ -1,6 +1,6 @@
 """Pure decisions about a thread: same input, same answer, on every machine and replay."""
 
-from everlong.policy.limiting import LimitHit, Usage, limit_hit
+from everlong.policy.limits import LimitHit, Usage, limit_hit
 from everlong.policy.loops import Observed, Repeated, Streaks, after_step, after_turn
 from everlong.policy.policy import Action, Policy
 from everlong.policy.retention import (
@@ -9,7 +9,7 @@ from everlong.policy.retention import (
     parse_retention,
     parse_seconds,
 )
-from everlong.policy.roll import RollReason, RunSize, expected_resume_seconds, roll_reason
+from everlong.policy.rollover import RollReason, RunSize, expected_resume_seconds, roll_reason
 
 __all__ = [
     "QUARANTINE_SECONDS_MIN",

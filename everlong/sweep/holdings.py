@@ -8,7 +8,7 @@ from temporalio.api.common.v1 import Payload
 from temporalio.converter import PayloadCodec, WorkflowSerializationContext
 
 from everlong.codecs.codec import INLINE_ENCODING
-from everlong.codecs.layers import OuterCodec
+from everlong.codecs.composition import OuterCodec
 from everlong.codecs.payloads import walk_payloads
 from everlong.codecs.refs import is_ref
 from everlong.errors import ConfigError

@@ -17,7 +17,7 @@ from temporalio.converter import (
 from everlong import limits
 from everlong.codecs import EverlongCodec
 from everlong.codecs.codec import plain_bytes
-from everlong.codecs.layers import OuterCodec, own_codec
+from everlong.codecs.composition import OuterCodec, own_codec
 from everlong.codecs.refs import ENCODING, is_ref, parse_ref
 from everlong.errors import (
     BlobCorrupt,

@@ -15,7 +15,7 @@ from temporalio.worker import Replayer, Worker
 
 from everlong import EverlongPlugin
 from everlong.admin import service
-from everlong.codecs.inspection import REMEDY
+from everlong.codecs.composition import REMEDY
 from everlong.embedded import TemporalServer
 from everlong.models import SweepOptions
 from everlong.storage import BlobStore

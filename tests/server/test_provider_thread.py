@@ -9,9 +9,9 @@ from pydantic_ai.messages import ModelMessagesTypeAdapter
 
 from everlong import Agent, tool
 from everlong.admin import service
+from everlong.agents.providers import ProviderModel
 from everlong.embedded import TemporalServer
 from everlong.models import thread_key
-from everlong.providers import ProviderModel
 from everlong.storage import BlobStore
 from everlong.storage.journal import Journal
 from everlong.storage.packstore import PackStore

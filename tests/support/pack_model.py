@@ -3,10 +3,10 @@
 import zlib
 
 from everlong import limits
-from everlong.codecs import merge
-from everlong.codecs.layout import Plan
-from everlong.codecs.matching import _chunk_id
-from everlong.codecs.memory import ThreadMemory
+from everlong.codecs import pack_layout
+from everlong.codecs.encoder import ThreadMemory
+from everlong.codecs.matcher import _chunk_id
+from everlong.codecs.pack_layout import Plan
 from everlong.storage.objects import thread_key
 from everlong.storage.packs import Pack, build_pack
 from everlong.storage.packstore import Reading
@@ -58,7 +58,7 @@ def check(store: Store, memory: ThreadMemory, plan: Plan, data: bytes) -> None:
     contents = plan.contents
     assert store.payload(plan) == data
     assert (contents.size_bytes, contents.crc) == (len(data), zlib.crc32(data))
-    assert plan.packs <= merge.packs_max(len(data))
+    assert plan.packs <= pack_layout.packs_max(len(data))
     assert len(set(contents.sources)) == len(contents.sources)
     packs = {run.pack for run in plan.runs}
     used: dict[bytes, int] = {}

@@ -141,7 +141,7 @@ def test_an_agent_does_not_show_its_models_settings() -> None:
 
 def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydantic_ai", None)
-    monkeypatch.delitem(sys.modules, "everlong.providers", raising=False)
+    monkeypatch.delitem(sys.modules, "everlong.agents.providers", raising=False)
     with pytest.raises(ConfigError, match=r"pip install 'everlong\[agent\]'"):
         Agent(name="ops", model="openai:gpt-5").check()
 

@@ -11,14 +11,15 @@ import zstandard
 from temporalio.api.common.v1 import Payload
 
 from everlong import limits
-from everlong.codecs import EverlongCodec, merge
+from everlong.codecs import EverlongCodec, pack_layout
 from everlong.codecs.refs import PackRef, is_ref, parse_ref
 from everlong.storage.memory import MemoryBlobStore
 from everlong.testing import workload
 from tests.support.sample_payloads import noise, payload, workflow
 
 STEPS = 200
-# A byte is written once when it is new, and once for each of the 5 levels of packs (codecs/merge.py).
+# A byte is written once when it is new, and once for each of the 5 levels of packs
+# (codecs/pack_layout.py).
 WRITES_MAX = 6
 # Manifests, and the merges that stay below the first level.
 PAYLOAD_BYTES_MAX = 6 * limits.KIB
@@ -66,7 +67,7 @@ async def test_a_growing_list_is_written_little_more_than_once_and_read_in_a_few
             assert index < 3
             continue
         assert isinstance(found, PackRef)
-        assert found.packs <= merge.packs_max(len(data))
+        assert found.packs <= pack_layout.packs_max(len(data))
         if index % 40 == 39:
             cold = MeasuringStore()
             cold._objects = store._objects
@@ -140,6 +141,6 @@ async def test_each_byte_of_lists_that_grow_is_written_a_bounded_number_of_times
             cold = MeasuringStore()
             cold._objects = store._objects
             assert await EverlongCodec(cold).decode([ref]) == [payload(data)]
-            assert cold.gets <= merge.packs_max(len(data))
+            assert cold.gets <= pack_layout.packs_max(len(data))
     # Measured for seeds 0 to 39: 1.9 times what is new, at most.
     assert store.put_bytes <= 2.5 * new_bytes + limits.KIB * payloads

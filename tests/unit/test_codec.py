@@ -16,7 +16,7 @@ from temporalio.converter import (
 from temporalio.exceptions import FailureError
 
 from everlong import limits
-from everlong.codecs import EverlongCodec, merge
+from everlong.codecs import EverlongCodec, pack_layout
 from everlong.codecs.budget import BUDGET, CompletionBudget
 from everlong.codecs.codec import INLINE_ENCODING, plain_bytes
 from everlong.codecs.refs import ENCODING as REF_ENCODING
@@ -108,7 +108,7 @@ async def test_a_list_that_grows_costs_what_is_new_in_it() -> None:
     assert codec.stats.written_bytes < 300_000 + 29 * 1000 * 3
     store.gets = 0
     assert await EverlongCodec(store).decode([encoded]) == [payload(body)]
-    assert store.gets <= merge.packs_max(len(body))
+    assert store.gets <= pack_layout.packs_max(len(body))
 
 
 class Reversing(PayloadCodec):

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from everlong import compaction
 from everlong.compaction import Item, Snapshot, compact, dump, load, size_of, view_summary_request
 from everlong.compaction.rendering import FRAME_BYTES_MAX, SUMMARY_FRAME_BYTES_MAX
-from everlong.compaction.shortening import MARK_BYTES_MAX, mark
 from everlong.compaction.snapshot import NoteKind
+from everlong.compaction.text import MARK_BYTES_MAX, mark
 from everlong.errors import BlobCorrupt, UnknownVersion
 from everlong.models import Fact, Kind, MemoryChange, ToolCall
 from everlong.policy import Policy

@@ -28,7 +28,7 @@ from everlong.codecs.budget import (
     CompletionBudget,
 )
 from everlong.codecs.codec import INLINE_ENCODING
-from everlong.codecs.layers import OuterCodec
+from everlong.codecs.composition import OuterCodec
 from everlong.codecs.refs import is_ref
 from everlong.config import Settings, load_settings
 from everlong.errors import ConfigError, ServerUnreachable

@@ -11,7 +11,7 @@ from temporalio.api.common.v1 import Payload
 from temporalio.exceptions import FailureError
 
 from everlong import limits
-from everlong.codecs import EverlongCodec, offload, watching
+from everlong.codecs import EverlongCodec, offload
 from everlong.codecs.budget import BUDGET, CompletionBudget
 from everlong.codecs.offload import Offloader, patiently
 from everlong.codecs.refs import ENCODING as REF_ENCODING
@@ -71,7 +71,6 @@ def pass_time(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Put the clock of the codec forward, and not the one of the event loop."""
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + seconds)
     monkeypatch.setattr(offload, "time", clock)
-    monkeypatch.setattr(watching, "time", clock)
 
 
 @pytest.mark.parametrize("failures", [0, 1, 2])

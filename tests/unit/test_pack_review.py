@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from everlong import limits
-from everlong.codecs import EverlongCodec, matching, merge
-from everlong.codecs.matching import Known, Recent, Run
-from everlong.codecs.memory import ThreadMemory
+from everlong.codecs import EverlongCodec, matcher, pack_layout
+from everlong.codecs.encoder import ThreadMemory
+from everlong.codecs.matcher import Known, Recent, Run
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.packs import Contents, Extent, build_pack, whole
 from tests.support.pack_model import THREAD, Store, check
@@ -77,7 +77,7 @@ def test_however_many_runs_a_payload_has_only_a_bounded_number_is_left(
     given = [
         Run(length, pack if at % 2 else None, 3 * at * 100_000) for at, length in enumerate(lengths)
     ]
-    chosen = merge.choose_runs(given)
+    chosen = pack_layout.choose_runs(given)
     left, was_new = 0, False
     for at, run in enumerate(given):
         is_new = run.pack is None or at in chosen
@@ -109,10 +109,10 @@ def test_bytes_may_be_dropped_while_a_payload_is_compared_with_them(
     store, memory = Store(), ThreadMemory()
     start, end = noise(9000), noise(5000, 1)
     monkeypatch.setattr(Fleeting, "looks", 10**6)
-    monkeypatch.setattr("everlong.codecs.memory.Recent", Fleeting)
+    monkeypatch.setattr("everlong.codecs.encoder.Recent", Fleeting)
     written(store, memory, start + end)
     assert isinstance(memory._recent[0], Fleeting)
-    memory._recent[0].marks = list(matching._marks(start + end, [4096, 9000]))
+    memory._recent[0].marks = list(matcher._marks(start + end, [4096, 9000]))
     Fleeting.looks = looks
     changed = start + noise(2000, 2) + end
     plan = memory.plan(b"", changed, "", 0.0)
@@ -125,13 +125,13 @@ def test_the_memory_of_a_thread_is_free_while_digests_of_its_bytes_are_made(
 ) -> None:
     memory, is_free = ThreadMemory(), []
     memory.commit(memory.plan(b"", noise(50_000), "", 0.0), b"n" * 32, 0.0)
-    marks = matching._marks
+    marks = matcher._marks
 
     def look(data: bytes, places: list[int]) -> Iterator[tuple[int, bytes]]:
         is_free.append(not memory._lock.locked())
         return marks(data, places)
 
-    monkeypatch.setattr(matching, "_marks", look)
+    monkeypatch.setattr(matcher, "_marks", look)
     assert memory.drop_data() > 40_000
     assert is_free == [True]
 
@@ -140,13 +140,13 @@ async def test_bytes_are_dropped_beside_the_event_loop_and_not_on_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     threads: list[threading.Thread] = []
-    marks = matching._marks
+    marks = matcher._marks
 
     def look(data: bytes, places: list[int]) -> Iterator[tuple[int, bytes]]:
         threads.append(threading.current_thread())
         return marks(data, places)
 
-    monkeypatch.setattr(matching, "_marks", look)
+    monkeypatch.setattr(matcher, "_marks", look)
     codec = EverlongCodec(MemoryBlobStore(), encoder_bytes_max=limits.ENCODER_BYTES_MIN)
     for seed in range(8):
         data = noise(200_000, seed)
@@ -199,14 +199,14 @@ def test_the_search_for_single_payloads_in_a_large_one_is_bounded(
     memory, searched = ThreadMemory(), 0
     for seed in range(limits.ENCODER_SINGLES_MAX):
         memory.commit(memory.plan(b"", noise(2000, seed), "", 0.0), b"%032d" % seed, 0.0)
-    search = matching.Matching._search
+    search = matcher.Matching._search
 
-    def look(self: matching.Matching, piece: bytes) -> int:
+    def look(self: matcher.Matching, piece: bytes) -> int:
         nonlocal searched
         searched += self._end - self._place
         return search(self, piece)
 
-    monkeypatch.setattr(matching.Matching, "_search", look)
+    monkeypatch.setattr(matcher.Matching, "_search", look)
     memory.plan(b"", noise(20_000_000, 50), "", 0.0)
     assert 0 < searched <= 128 * limits.MIB
 
@@ -215,7 +215,7 @@ def test_the_search_for_single_payloads_in_a_large_one_is_bounded(
 def test_a_single_payload_is_found_where_two_parts_of_a_search_meet(
     shift: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(matching, "_SEARCH_PART_BYTES", 10_000)
+    monkeypatch.setattr(matcher, "_SEARCH_PART_BYTES", 10_000)
     store, memory, single = Store(), ThreadMemory(), noise(3000, 1)
     written(store, memory, noise(3000, 9))
     written(store, memory, single)

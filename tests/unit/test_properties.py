@@ -14,7 +14,7 @@ from pyfastcdc import FastCDC
 from temporalio.api.common.v1 import Payload
 
 from everlong import limits
-from everlong.codecs import EverlongCodec, comparing, matching
+from everlong.codecs import EverlongCodec, matcher
 from everlong.codecs.refs import PackRef, is_ref, parse_ref
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.opening import open_packs
@@ -156,8 +156,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MATCH_BYTES_MIN", 64)
     monkeypatch.setattr(limits, "PACKS_MAX", 6)
     cutter = FastCDC(avg_size=256, min_size=64, max_size=1024)
-    monkeypatch.setattr(matching, "_CUTTER", cutter)
-    monkeypatch.setattr(comparing, "CRC_BYTES", 512)
+    monkeypatch.setattr(matcher, "_CUTTER", cutter)
+    monkeypatch.setattr(matcher, "CRC_BYTES", 512)
 
 
 async def play(disk: Path, script: list[Step], inline_bytes_max: int, keys: str) -> None:

@@ -9,9 +9,9 @@ from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from everlong.agents import Reply, tool
+from everlong.agents.providers import ProviderModel
 from everlong.errors import ModelUnavailable
 from everlong.models import Message, ToolCall
-from everlong.providers import ProviderModel
 from tests.support import fake_provider as told
 from tests.support.fake_provider import Json, ProviderServer
 

@@ -9,8 +9,8 @@ from pydantic_ai.models.fallback import FallbackModel
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
+from everlong.agents.providers import ProviderModel
 from everlong.errors import ConfigError, EverlongError, ModelRefused, ModelUnavailable
-from everlong.providers import ProviderModel
 from tests.support import fake_provider as told
 from tests.support.fake_provider import ProviderServer, Response
 from tests.unit.test_providers import (

@@ -25,8 +25,8 @@ from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
+from everlong.agents.providers import NO_OUTPUT, NOT_RUN, NOT_SHOWN, ProviderModel, request_messages
 from everlong.models import Kind, Message, ToolCall, body_of, message_of
-from everlong.providers import NO_OUTPUT, NOT_RUN, NOT_SHOWN, ProviderModel, request_messages
 from tests.support import fake_provider as told
 from tests.support.fake_provider import Json, ProviderServer
 from tests.support.scale import scaled

@@ -3,7 +3,7 @@
 import pytest
 
 from everlong import limits
-from everlong.codecs.memory import ThreadMemory
+from everlong.codecs.encoder import ThreadMemory
 from everlong.codecs.offload import Offloader
 from everlong.policy import QUARANTINE_SECONDS_MIN, Retention, parse_retention, parse_seconds
 from everlong.storage.memory import MemoryBlobStore

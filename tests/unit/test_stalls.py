@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from everlong.codecs import EverlongCodec, matching
-from everlong.codecs.memory import ThreadMemory
+from everlong.codecs import EverlongCodec, matcher
+from everlong.codecs.encoder import ThreadMemory
 from everlong.storage.memory import MemoryBlobStore
 from tests.support.sample_payloads import noise, payload, text, workflow
 
@@ -20,14 +20,14 @@ def test_a_payload_that_is_being_compared_does_not_keep_others_from_the_memory(
     memory = ThreadMemory()
     memory.commit(memory.plan(b"", noise(50_000), "", 0.0), b"n" * 32, 0.0)
     comparing, go_on = threading.Event(), threading.Event()
-    chunk_id = matching._chunk_id
+    chunk_id = matcher._chunk_id
 
     def slow(data: memoryview) -> bytes:
         comparing.set()
         assert go_on.wait(30)
         return chunk_id(data)
 
-    monkeypatch.setattr(matching, "_chunk_id", slow)
+    monkeypatch.setattr(matcher, "_chunk_id", slow)
     large = threading.Thread(target=memory.plan, args=(b"", noise(99_000, 1), "", 0.0))
     large.start()
     try:
@@ -88,7 +88,7 @@ def test_equal_payloads_give_equal_packs_also_if_one_becomes_durable_while_the_o
     memory = ThreadMemory()
     data = noise(200_000)
     first = memory.plan(b"", data, "", 0.0)
-    chunk_id = matching._chunk_id
+    chunk_id = matcher._chunk_id
     calls = 0
 
     def commit_midway(chunk: memoryview) -> bytes:
@@ -98,7 +98,7 @@ def test_equal_payloads_give_equal_packs_also_if_one_becomes_durable_while_the_o
             memory.commit(first, b"n" * 32, 0.0)
         return chunk_id(chunk)
 
-    monkeypatch.setattr(matching, "_chunk_id", commit_midway)
+    monkeypatch.setattr(matcher, "_chunk_id", commit_midway)
     second = memory.plan(b"", data, "", 0.0)
     assert calls > 3
     assert second.contents.extents == first.contents.extents

@@ -25,8 +25,7 @@ from everlong.admin.service.findings import Finding, Problem, finding
 from everlong.admin.service.judging import Asker, Read, judge_clock, judge_versions, judge_workers
 from everlong.admin.service.probing import Answer, Clock, ask_workers, new_id, pollers, read_clock
 from everlong.admin.service.trying import check_store, new_key, removed
-from everlong.codecs.inspection import REMEDY, inspect
-from everlong.codecs.layers import OuterCodec, check_order, own_codec
+from everlong.codecs.composition import REMEDY, OuterCodec, check_order, inspect, own_codec
 from everlong.errors import (
     ConfigError,
     EverlongError,

@@ -6,7 +6,7 @@ from typing import Final
 
 from everlong.admin.service.findings import Finding, Problem, finding
 from everlong.admin.service.probing import Answer, Clock
-from everlong.codecs.inspection import REMEDY
+from everlong.codecs.composition import REMEDY
 from everlong.models import Checked
 from everlong.versions import SDK, SDK_TESTED, Versions
 

@@ -9,10 +9,16 @@ from collections.abc import Sequence
 from typing import Final
 
 from everlong import limits
-from everlong.compaction import evidence
-from everlong.compaction.context import Group, groups, kept_of
-from everlong.compaction.expiring import is_live, newest_message_seq
+from everlong.compaction.context import Group, groups, is_live, kept_of, newest_message_seq
 from everlong.compaction.facts import facts_at
+from everlong.compaction.notes import (
+    APPROVAL,
+    Ledger,
+    approval_prefix,
+    note_of_entry,
+    notes_of_group,
+    select,
+)
 from everlong.compaction.rendering import (
     FRAME_BYTES_MAX,
     SUMMARY_FRAME_BYTES_MAX,
@@ -20,9 +26,8 @@ from everlong.compaction.rendering import (
     notes_bytes,
     summary_bytes,
 )
-from everlong.compaction.selecting import Ledger, select
-from everlong.compaction.shortening import head_of, sound
 from everlong.compaction.snapshot import Item, Note, Snapshot
+from everlong.compaction.text import head_of, sound
 from everlong.compaction.window import Window, is_over, window_of
 from everlong.models import Entry, Kind
 from everlong.policy import Policy
@@ -105,7 +110,7 @@ class _Notes:
             while waiting and waiting[0].seq < group.head.seq:
                 _add_entry(ledger, waiting.popleft())
             # A call that was asked for by a step before this one is not waited for any more.
-            ledger.void(evidence.APPROVAL, group.head.seq)
+            ledger.void(APPROVAL, group.head.seq)
             if group.head.seq in shown and whole.issuperset(each.seq for each in group.members):
                 ledger.hear(group.head.message.text, group.head.seq)
                 continue
@@ -123,15 +128,15 @@ class _Notes:
 
     def _of_group(self, group: Group) -> list[Note]:
         if group.head.seq not in self._known:
-            self._known[group.head.seq] = list(evidence.notes_of_group(group))
+            self._known[group.head.seq] = list(notes_of_group(group))
         return self._known[group.head.seq]
 
 
 def _add_entry(ledger: Ledger, entry: Entry) -> None:
     asked = ""
     if entry.kind == Kind.DECIDED and not (entry.data or {}).get("escalated"):
-        asked = ledger.settle(evidence.approval_prefix((entry.data or {}).get("id", "")))
-    note = evidence.note_of_entry(entry, asked)
+        asked = ledger.settle(approval_prefix((entry.data or {}).get("id", "")))
+    note = note_of_entry(entry, asked)
     if note is not None:
         ledger.add(note)
 

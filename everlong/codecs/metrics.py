@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from everlong.codecs.memory import MemoryStats
+from everlong.codecs.encoder import MemoryStats
 from everlong.codecs.offload import OffloadStats
 from everlong.storage.cache import CachedBlobStore
 from everlong.storage.counting import outcome_of

@@ -25,9 +25,8 @@ from typer.testing import CliRunner
 
 from everlong import EverlongPlugin, cli
 from everlong.asking import packs_of
-from everlong.codecs import EverlongCodec, inspection
-from everlong.codecs.inspection import inspect
-from everlong.codecs.layers import OuterCodec, holds_everlong, own_codec
+from everlong.codecs import EverlongCodec, composition
+from everlong.codecs.composition import OuterCodec, holds_everlong, inspect, own_codec
 from everlong.codecs.refs import is_ref
 from everlong.config import load_settings
 from everlong.connection import connect, load_codec
@@ -154,7 +153,7 @@ async def test_inspection_finds_codecs_whose_output_does_not_repeat(
 
 
 async def test_a_codec_that_hangs_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspection, "SECONDS_MAX", 0.05)
+    monkeypatch.setattr(composition, "SECONDS_MAX", 0.05)
     async with asyncio.timeout(30):
         assert (await inspect(Hanging(), "default")).repeats is None
 

@@ -33,7 +33,8 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
 
 from everlong import limits
-from everlong.agents import Reply, Tool
+from everlong.agents.model import Reply
+from everlong.agents.tools import Tool
 from everlong.errors import ConfigError, EverlongError, ModelRefused, ModelUnavailable
 from everlong.models import Kind, Message, body_of, message_of, printable
 

@@ -6,7 +6,7 @@ There are no regular expressions: a model's own could take for ever, and this ta
 
 from typing import Final
 
-from everlong.compaction.shortening import clipped, utf8_bytes
+from everlong.compaction.text import clipped, utf8_bytes
 
 PATTERN_CHARS_MAX: Final = 200
 # Lines that are counted beyond those that are shown.

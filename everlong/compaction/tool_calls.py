@@ -4,8 +4,8 @@ import json
 import re
 from typing import Any, Final
 
-from everlong.compaction.refs import find_refs
-from everlong.compaction.shortening import clipped, head_of, shortened, sound, utf8_bytes
+from everlong.compaction.extraction import find_refs
+from everlong.compaction.text import clipped, head_of, shortened, sound, utf8_bytes
 from everlong.models import ToolCall
 
 # A result up to this size is shown whole in its line.

@@ -16,9 +16,7 @@ from typing import Final
 from weakref import WeakValueDictionary
 
 from everlong import limits
-from everlong.codecs.comparing import running_crcs
-from everlong.codecs.layout import Plan, Stored, lay_out
-from everlong.codecs.matching import (
+from everlong.codecs.matcher import (
     Known,
     ManifestBase,
     Matching,
@@ -27,7 +25,9 @@ from everlong.codecs.matching import (
     closest,
     is_fresh,
     repeat_id,
+    running_crcs,
 )
+from everlong.codecs.pack_layout import Plan, Stored, lay_out
 from everlong.storage.packs import Contents
 from everlong.storage.packstore import Reading
 

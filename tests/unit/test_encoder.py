@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from everlong import limits
-from everlong.codecs.memory import EncoderMemory, ThreadMemory
+from everlong.codecs.encoder import EncoderMemory, ThreadMemory
 from tests.support.pack_model import Store, check, new_bytes, planned
 from tests.support.sample_payloads import noise
 

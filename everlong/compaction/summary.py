@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from everlong.compaction.context import context
-from everlong.compaction.shortening import clipped, head_of, utf8_bytes
 from everlong.compaction.snapshot import Item, Snapshot
+from everlong.compaction.text import clipped, head_of, utf8_bytes
 from everlong.models import Message
 from everlong.policy import Policy
 

@@ -10,16 +10,15 @@ import pytest
 from bench.evidence import Evidence, measure, table
 from bench.evidence_corpus import corpus, transcript
 from bench.evidence_measure import recalls, whole_context
-from everlong.compaction import cues
-from everlong.compaction.commands import find_commands
-from everlong.compaction.pairs import (
+from everlong.compaction import extraction
+from everlong.compaction.extraction import find_commands, find_numbers, find_refs
+from everlong.compaction.tool_calls import (
     arguments_text,
     brief_pair,
     call_text,
     cut_arguments,
     outcome_of,
 )
-from everlong.compaction.refs import find_numbers, find_refs
 from everlong.models import ToolCall
 
 ROOT = Path(__file__).parents[2]
@@ -138,20 +137,20 @@ def test_numbers_are_found_with_the_words_around_them() -> None:
 
 def test_a_list_is_what_its_heading_says() -> None:
     text = "Fixed it.\n\nOpen points:\n- the changelog\n- the docs\n\nThat is all."
-    found = list(cues.sentences(text))
+    found = list(extraction.sentences(text))
     assert found == [
         ("Fixed it.", ""),
         ("the changelog", "Open points:"),
         ("the docs", "Open points:"),
         ("That is all.", ""),
     ]
-    assert cues.is_open("the docs", "Open points:", by_user=False)
-    assert not cues.is_open("the docs", "", by_user=False)
+    assert extraction.is_open("the docs", "Open points:", by_user=False)
+    assert not extraction.is_open("the docs", "", by_user=False)
 
 
 def test_code_is_no_sentence_and_dots_within_words_end_none() -> None:
     text = "See e.g. v1.2 of a.py. It works.\n```py\nTODO = 1\n```\nDr. Who agreed."
-    assert [sentence for sentence, _ in cues.sentences(text)] == [
+    assert [sentence for sentence, _ in extraction.sentences(text)] == [
         "See e.g. v1.2 of a.py.",
         "It works.",
         "Dr. Who agreed.",

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pyfastcdc import FastCDC
 
 from everlong import limits
-from everlong.codecs import comparing, matching, merge
-from everlong.codecs.memory import ThreadMemory
+from everlong.codecs import matcher, pack_layout
+from everlong.codecs.encoder import ThreadMemory
 from tests.support.pack_model import Store, check, check_memory
 from tests.support.sample_payloads import noise
 from tests.support.scale import scaled
@@ -59,8 +59,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "ENCODER_LISTS_MAX", 3)
     monkeypatch.setattr(limits, "ENCODER_SINGLES_MAX", 3)
     cutter = FastCDC(avg_size=256, min_size=64, max_size=1024)
-    monkeypatch.setattr(matching, "_CUTTER", cutter)
-    monkeypatch.setattr(comparing, "CRC_BYTES", 512)
+    monkeypatch.setattr(matcher, "_CUTTER", cutter)
+    monkeypatch.setattr(matcher, "CRC_BYTES", 512)
 
 
 SMALL = pytest.mark.usefixtures("small")
@@ -154,7 +154,7 @@ def test_no_series_makes_a_payload_touch_more_packs_than_the_bound() -> None:
             plan = memory.plan(b"", data, "", 0.0)
             check(store, memory, plan, data)
             if plan.same_as is None:
-                most = max(most, plan.packs / merge.packs_max(len(data)))
+                most = max(most, plan.packs / pack_layout.packs_max(len(data)))
             if plan.same_as is None:
                 memory.commit(plan, store.add(plan), 0.0)
     assert most > 0.9  # Or else this showed nothing.

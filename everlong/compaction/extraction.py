@@ -1,0 +1,435 @@
+"""Paths, ids and numbers in a text, as they stand there.
+
+Texts are split into words first and each word is judged by itself, so that a text of any shape takes
+one pass: no expression here runs over more than a word. What is not ASCII counts as a letter,
+whichever Unicode a Python knows.
+"""
+
+import functools
+import re
+from collections.abc import Iterator
+from typing import Final
+
+# What no path, id or number goes across.
+_SPLIT: Final = re.compile("[\\s\"'`<>|,;()\\[\\]{}\u2018-\u201f\u00ab\u00bb]+")
+# The same, but for the commas within a number.
+_NUMBER_SPLIT: Final = re.compile(f"(?:{_SPLIT.pattern.replace(',', '')}|,(?![0-9]))+")
+_PUNCTUATION: Final = ",:;!?*=&^$"
+_WORD_CHARS_MAX: Final = 300
+# Two plain words with a slash are a path if they are long: `docs/reference`, not `and/or`.
+_PLAIN_PATH_CHARS_MIN: Final = 9
+
+
+def word_set(text: str) -> frozenset[str]:
+    """Return the words of a list that is written as one text."""
+    return frozenset(text.split())
+
+
+_EXTENSIONS: Final = word_set(
+    "avro bak bat c cc cfg cjs class conf cpp cs css csv dart db diff dll doc docx dockerfile eml env"
+    " erb ex exe go gradle gz h hcl hpp htm html ics ini ipynb jar java jpeg jpg js json jsonl jsx key"
+    " kt lock log lua md mdx mjs mp4 msg msi ndjson orc out parquet patch pcap pdf pem php pkl pl"
+    " plist png ppt pptx proto ps1 pub py pyi pyx r rb rego rs rst sass scala scss sh so sql sqlite"
+    " svg swift tar tex tf tfstate tfvars tgz tmpl toml tpl ts tsv tsx txt vue wal wasm whl xls xlsx"
+    " xml yaml yml zig zip zst"
+)
+_LETTER: Final = re.compile(r"[A-Za-z\x80-\U0010ffff]")
+_DIGIT: Final = re.compile(r"[0-9]")
+# Where in a file: a line, a column, a test.
+_WITHIN: Final = re.compile(r"(?::[0-9]+){1,2}:?$|::?$|::[A-Za-z_].*$|#L[0-9]+(?:-L?[0-9]+)?$")
+_WINDOWS: Final = re.compile(r"(?:[A-Za-z]:[\\/]|\\\\[A-Za-z0-9_.$-]+\\).")
+_COMPONENTS: Final = re.compile(
+    r"[A-Za-z0-9_.@+~%:*$#\x80-\U0010ffff-]*(?:/[A-Za-z0-9_.@+~%:*$#\x80-\U0010ffff-]*)+"
+)
+_STEM: Final = re.compile(r"[A-Za-z0-9_.@+~\x80-\U0010ffff-]+")
+_HIDDEN: Final = re.compile(r"\.[A-Za-z][A-Za-z0-9_]+")
+_ROOTS: Final = ("/", "./", "../", "~/", "$")
+_ID: Final = re.compile(
+    r"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}"  # a UUID
+    r"|(?:0x|sha[0-9]{1,3}:|[a-z]{1,4}[-_:])?[0-9a-f]{7,128}|[0-9A-F]{8,64}"
+    r"|[A-Z][A-Z0-9]{1,11}(?:-[A-Z]{1,6})?-[0-9]{1,10}(?:-[0-9]+)*"  # a ticket
+)
+_NAMED: Final = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:[-_.:#~][A-Za-z0-9]+)+")
+_SOLID: Final = re.compile(r"[A-Za-z0-9]{8,64}")
+_EMAIL: Final = re.compile(r"[A-Za-z0-9_.+-]{1,64}@[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)+")
+_ADDRESS: Final = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?:[:/][0-9]{1,5})?")
+_DATE: Final = re.compile(r"[0-9]{2,4}[-/.:][0-9]{2}[-/.:][0-9]{2}\S*|[0-9]{8}T[0-9]+Z?")
+_NUMBERED: Final = re.compile(r"#[0-9]{2,10}")
+_NUMBER: Final = re.compile(
+    r"[$€£¥~±+<>≤≥-]{0,2}[0-9]+(?:[.,:_/-][0-9]+)*(?:[%‰µ°x+]|[A-Za-z]{1,4}(?:/[a-z]{1,3})?)?"
+)
+
+
+def words(text: str) -> Iterator[str]:
+    """Yield the different words of a text that may be a path or an id, in order."""
+    for word in dict.fromkeys(_SPLIT.split(text)):
+        if 4 <= len(word) <= _WORD_CHARS_MAX and not word.isalpha() and "…" not in word:
+            yield word
+
+
+def find_refs(text: str, *, bulk: bool) -> list[str]:
+    """Return the paths and ids of a text, each once. In bulk output an id has to look like one."""
+    found: dict[str, None] = {}
+    for word in words(text):
+        for ref in _refs_of(word, bulk):
+            found[ref] = None
+    return list(found)
+
+
+def find_numbers(text: str) -> list[tuple[str, str]]:
+    """Return the numbers of a text, and each with the words around it."""
+    parts = [part.strip("." + _PUNCTUATION) for part in _NUMBER_SPLIT.split(text)]
+    parts = [part for part in parts if part]
+    found = []
+    for at, part in enumerate(parts):
+        name, sign, value = part.rpartition("=")
+        if len(value) <= 40 and _NUMBER.fullmatch(value):
+            before = f"{name}{sign}" if sign else _neighbour(parts, at - 1)
+            snippet = f"{before}{value}" if sign else f"{before} {value}"
+            found.append((value, f"{snippet} {_neighbour(parts, at + 1)}".strip()))
+    return found
+
+
+def _neighbour(parts: list[str], at: int) -> str:
+    if not 0 <= at < len(parts) or len(parts[at]) > 24:
+        return ""
+    return parts[at]
+
+
+# Words come again and again, within a text and from one to the next.
+@functools.lru_cache(maxsize=16_384)
+def _refs_of(word: str, bulk: bool) -> tuple[str, ...]:
+    return tuple(_judged(word, bulk))
+
+
+def _judged(word: str, bulk: bool) -> Iterator[str]:
+    word = word.strip(_PUNCTUATION).rstrip("." + _PUNCTUATION)
+    if "://" in word:
+        address = word.partition("=")[2] if _is_setting(word) else word
+        # What follows the host may be a port.
+        yield _WITHIN.sub("", address) if address.count("/") > 2 else address
+    elif _WINDOWS.match(word):
+        word = _WITHIN.sub("", word)
+        yield word if word.startswith("\\\\") else word.replace("\\\\", "\\")
+    elif "=" in word or "\\n" in word or "\\t" in word or ".." in word.lstrip("."):
+        for piece in re.split(r"=|\\[nt]|(?<=[A-Za-z0-9])\.\.+", word):
+            if 3 < len(piece) < len(word):
+                yield from _judged(piece, bulk)
+    else:
+        if not _ADDRESS.fullmatch(word):
+            word = _WITHIN.sub("", word)
+        if word[:2] in ("a/", "b/") and "/" in word[2:]:
+            word = word[2:]
+        if len(word) > 3 and (_is_path(word, bulk) or _is_id(word, bulk)):
+            yield word
+
+
+def _is_setting(word: str) -> bool:
+    """Tell `URL=https://host` from `https://host?a=b`."""
+    return "=" in word.partition("://")[0]
+
+
+def _is_path(word: str, bulk: bool) -> bool:
+    if "/" not in word:
+        stem, dot, extension = word.rpartition(".")
+        if dot and extension.lower() in _EXTENSIONS:
+            return bool(_STEM.fullmatch(stem))
+        return bool(_HIDDEN.fullmatch(word))
+    if not _COMPONENTS.fullmatch(word) or not _LETTER.search(word):
+        return False
+    if word.startswith(_ROOTS):
+        return True
+    if _DATE.fullmatch(word) or word.endswith("/s"):
+        return False
+    if (
+        word.strip("/").count("/") > 1
+        or _DIGIT.search(word)
+        or not {".", "_", "-"}.isdisjoint(word)
+    ):
+        return True
+    return not bulk and len(word) > _PLAIN_PATH_CHARS_MIN
+
+
+def _is_id(word: str, bulk: bool) -> bool:
+    if _EMAIL.fullmatch(word) or _ADDRESS.fullmatch(word):
+        return True
+    digits = len(_DIGIT.findall(word))
+    if not digits or _DATE.fullmatch(word):
+        return False
+    if _NUMBERED.fullmatch(word):
+        return not bulk
+    if not _LETTER.search(word):
+        return False
+    if _ID.fullmatch(word):
+        return True
+    if _NAMED.fullmatch(word):
+        return _is_named_id(word, digits, bulk)
+    return bool(_SOLID.fullmatch(word)) and digits >= 2 and not _NUMBER.fullmatch(word)
+
+
+def _is_named_id(word: str, digits: int, bulk: bool) -> bool:
+    if not bulk:
+        return len(word) >= 6
+    pieces = re.split(r"[-_.:#~]", word)
+    coded = any(len(piece) >= 4 and _DIGIT.search(piece) for piece in pieces[1:])
+    return len(word) >= 8 and digits >= 2 and coded
+
+
+_COMMANDS: Final = word_set(
+    "ansible ansible-playbook apt apt-get aws awk az bash bazel brew bun bundle cargo cat cd"
+    " celery chmod chown cmake cp crontab cqlsh curl cut dbt deno df dig django-admin dmesg"
+    " docker docker-compose dotnet du echo env eslint etcdctl everlong export ffmpeg find"
+    " flask free gcc gcloud gem gh git go gradle grep gsutil gunzip gzip head helm htop"
+    " iostat ip ipconfig iptables java jest jq journalctl jupyter kafka-topics kill kinit"
+    " kubectl ldapsearch less ln ls lsof make md5sum mkdir mongo mongodump mongosh mount mv"
+    " mvn mypy mysql mysqldump nc netstat nginx node nohup npm npx nslookup openssl pg_dump"
+    " pg_restore pip ping pipx pm2 pnpm podman poetry prettier ps psql pulumi pwsh pytest"
+    " python python3 rabbitmqctl rails rake rclone redis-cli rg rm rsync ruff ruby rustc"
+    " rustup scp sed service sh shred snowsql spark-submit sqlite3 ss ssh stat strace stripe"
+    " sudo svn systemctl tail tar tcpdump tee telnet temporal terraform tmux top touch"
+    " traceroute tsc ulimit uname unzip uv uvicorn vault vim virtualenv vmstat watch wget"
+    " whoami xargs yarn yq yum zip zstd"
+)
+_LINE_CHARS_MAX: Final = 2000
+_COMMAND_CHARS_MAX: Final = 300
+_CODE: Final = re.compile(r"(?<!`)`([^`\n]{3,300})`(?!`)")
+_SHELLS: Final = frozenset(["", "sh", "bash", "shell", "console", "zsh", "powershell", "text"])
+# A sign alone may stand for something else; after a user and a host it is a prompt.
+_PROMPT: Final = re.compile(
+    # Runs of one kind of character follow each other at most twice, so a line takes linear time.
+    r"(?a)\s*+(?:\(\w[\w.-]{0,40}\)\s?)?"
+    r"(?:(?P<host>\[?[\w.-]{1,64}@[\w.-]{1,64}[^$#%>\n]{0,80}|PS [A-Z]:\\[^>\n]{0,80})"
+    r"|[\w./~:-]{0,40}\s?)(?P<sign>\$|#|%|\u276f|\u279c|>)\s+(?P<command>\S.*)"
+)
+_SIGN: Final = re.compile("[$#%>\u276f\u279c]")
+_TOLD: Final = re.compile(
+    r"(?ai)\s*(?:\[[^\]\n]{0,40}\]\s*)?(?:\+|run|ran|running|exec|executing|executed|command|cmd|invoking)"
+    r"(?: command| step)?(?:\s*[:=>$]\s*|\s+)(\S.*)"
+)
+
+
+def find_commands(text: str, *, bulk: bool) -> list[str]:
+    """Return the shell lines of a text: after a prompt, in a block of code, or in backticks."""
+    found: dict[str, None] = {}
+    if not bulk and "`" in text:
+        for code in _CODE.findall(text):
+            if _is_command(code, known=" " not in code.strip()):
+                found[code.strip()] = None
+    shell = False
+    for line in text.splitlines():
+        if not line or len(line) > _LINE_CHARS_MAX:
+            continue
+        if line.lstrip().startswith("```"):
+            shell = not shell and line.strip().strip("`").lower() in _SHELLS
+        elif command := _command_of(line, shell):
+            found[command] = None
+    return list(found)
+
+
+def _command_of(line: str, shell: bool) -> str:
+    if shell and _is_command(line, known=True):
+        return line.strip()
+    if _SIGN.search(line) and (match := _PROMPT.match(line)):
+        sure = match["host"] or match["sign"] == "$"
+        if _is_command(match["command"], known=not sure):
+            return match["command"].strip()
+    if (match := _TOLD.match(line)) and _is_command(match[1], known=True):
+        return match[1].strip()
+    return ""
+
+
+def _is_command(text: str, *, known: bool) -> bool:
+    first = text.strip().split(" ", 1)[0]
+    if first.rsplit("/", 1)[-1] in _COMMANDS or first.startswith(("./", "../", "~/")):
+        return " " in text.strip()
+    return not known and len(text.strip()) <= _COMMAND_CHARS_MAX and bool(_LETTER.search(text))
+
+
+# Of a text that is longer, the beginning and the end are read sentence by sentence.
+_HEAD_CHARS: Final = 96 * 1024
+_TAIL_CHARS: Final = 32 * 1024
+_SENTENCE_CHARS_MAX: Final = 1200
+_SENTENCE: Final = re.compile(r"(?<=[.!?])[\"')\]]?\s+(?=[\"'(\[A-Z0-9`*_-])")
+_BULLET: Final = re.compile(r"\s*(?:[-*\u2022\u2013]|\d{1,3}[.)]|\[[ x]\])\s+")
+_ABBREVIATED: Final = re.compile(r"(?:^|\s)(?:\d{1,3}|[ei]\.[ge]|vs|No|Mr|Mrs|Ms|Dr|St|approx)\.$")
+
+
+_PIECES_MAX: Final = 8
+
+
+def _any_of(phrases: str) -> re.Pattern[str]:
+    """Return an expression for any of the phrases, whole words, which semicolons separate."""
+    found = (" ".join(phrase.split()) for phrase in phrases.split(";"))
+    return re.compile(r"(?ai)\b(?:" + "|".join(filter(None, found)) + r")(?!\w)")
+
+
+# Words of choosing, allowing and forbidding, whoever uses them.
+_DECIDED: Final = _any_of(r"""
+    decided; decisions?; agreed; consensus; settled; chose; chosen; choosing; opted; voted;
+    choice (?:is|fell); approve[ds]; rejected; vetoed; overruled; turned down;
+    ruled (?:out|against); verdict; discarded; sign(?:ed|s)?[ -]?off; green[- ]?li(?:ght|t);
+    go-ahead; blessing; we(?:'ll| will| shall| won't|'re not| are not);
+    (?:let's|let us) (?!see|look|check|try|find|start|begin|run|read|open|first|verify|wait)\w+;
+    (?:go|going|went|gone|stick|sticking|stay|staying) (?:with|for|ahead with); instead of;
+    rather than; in favou?r of; in place of; replac(?:es|ed by); from now on; from today;
+    going forward; henceforth; for the record; on purpose; trade-?off; postponed; cancell?ed;
+    abandoned; scrapped; off the table; out of scope; not an option; conclusion; concluded;
+    confirmed; finali[sz]ed; (?:is|are|stays?) final;
+    (?:as|per) (?:instructed|agreed|requested|discussed|settled|\w+'s);
+    (?:rule|policy|plan|outcome|design note|resolution|final state)(?: \w+){0,6}:;
+    made up (?:my|our|his|her|their) mind; , not \w+; prefers; so that is what;
+    i (?:have |had )?(?:\w+ed|chose|kept|took|left|went|made)\b.{2,120}(?:because|since|so that|:|;);
+    it (?:is|will be)[,.!]?(?: then)?[.!]?$
+    """)
+# Said by the user, these bind too.
+_BINDING: Final = _any_of(r"""
+    never; always; must; mustn't; do not; don't; only; nobody; no one; any ?more; at most; at least;
+    ok(?:ay)?[,:]; has to; have to; allowed; rule; proceed; absolutely; i want; i'd rather;
+    i'm happy; accepted; prefer\w*; standard; no to; yes to; no longer; hold off; roll back;
+    switch\w*; keeps?; drop\w*; scrap; full stop; last word; wins?; picked; ended up; back to;
+    nothing else; so\b.+\bnot;
+    ^(?:use|stop|avoid|skip|leave|ship|take|put|make sure|ensure|no|yes|do it|fine)
+    """)
+# Something is left to be done, answered or had.
+_OPEN: Final = _any_of(r"""
+    to-?dos?; fixme; tb[cd]; await(?:ing|s); waiting (?:for|on|until|to hear);
+    blocked (?:on|by|until); blocker; pending; outstanding; unresolved; unanswered; undecided;
+    unfinished; unable to; open (?:questions?|items?|points?|issues?|asks?|requests?|tasks?|ends?);
+    still (?:unclear|open|missing|undone|to (?:do|be)|needs?|has to|have to|owes?|waiting); yet to;
+    (?:not|n't|never|cannot|unable|nobody|no one)\b.{0,80} yet; did not get to;
+    (?:not|never) (?:yet )?(?:done|started|begun|got (?:to|around)); remaining work;
+    (?:has|have) not (?:replied|answered|responded|confirmed); (?:some|any)(?:body|one)\b.{0,40} has to;
+    left (?:to do|open|for (?:next|later|another)); remains?(?: is)? to; remind; note to self;
+    circle back; come back to (?:this|that|it); get back to (?:you|this); lose track;
+    follow(?:ing)?[- ]?ups?; next steps?; action items?; parked; backlog; skipped one; deferred;
+    to be (?:done|confirmed|decided|determined|clarified|agreed|answered);
+    needs? (?:\w+ )?(?:sign-?off|confirmation|approval|credentials|decision|answer|permission|access);
+    let (?:me|us) know; say the word; do you want me; would you like me; shall i; should (?:i|we)
+    """)
+# Said by the user, these put something off.
+_PUT_OFF: Final = _any_of(r"""
+    later; afterwards?; eventually; at some point; in due course; whenever; no rush; not now;
+    (?:once|after|when|as soon as|until|before)\b.{2,80}[,:];
+    (?:once|after|when|as soon as|before)\b.{0,80}\b(?:is|are|has|have|lands?|arrives?|done|back|ready);
+    (?:by|for|until|next|on) (?:tomorrow|tonight|eod|end of|(?:mon|tues|wednes|thurs|fri)day|week|month);
+    forget; remember to; keep in mind; nudge; agenda; on (?:my|your|our|the) (?:list|plate);
+    still (?:need|want|expect\w*|have|waiting); have to; (?:some|any)(?:body|one); nobody has;
+    owes?; keeps asking; one more; also; on top of that; as well; too[.!?]?$;
+    would (?:be|also|love|like)
+    """)
+# An agent that uses one of these may have decided something, or left something open.
+_TELLING: Final = _any_of(r"""
+    accept\w*; agree\w*; allow\w*; avoid\w*; better; cancel\w*; commit\w*; confirm\w*; consider\w*;
+    declin\w*; discard\w*; drop\w*; exclu\w*; final\w*; implement\w*; insist\w*; instruct\w*;
+    keep\w*; kept; leave\w*; left; prefer\w*; pick\w*; postpon\w*; proceed\w*; propos\w*;
+    recommend\w*; reject\w*; requir\w*; revert\w*; roll(?:ed|ing)? back; select\w*; settl\w*;
+    ship\w*; skip\w*; standard\w*; stick\w*; suggest\w*; switch\w*;
+    use[sd]? .{0,80}\b(?:not|because); must; should; has to; have to; needs?; will; would; cannot;
+    can't; could not; couldn't; did not; didn't; unable; never; only; once; until; later; next; not;
+    because; since; so; therefore; for (?:these|that|this) reasons?
+    """)
+# What goes on about the sentence before it.
+_CONTINUED: Final = re.compile(
+    r"(?ai)(?:reasons?|because|since|rationale|why|otherwise|so|this|that|which|it|they|then|instead)\b"
+)
+_DONE: Final = _any_of(r"""
+    done; finished; completed?; resolved; fixed; answered; closed; merged; delivered; sent; handled;
+    shipped; rotated; arrived; received; no longer (?:needed|open|blocked); never ?mind; cancell?ed;
+    solved; sorted; took care of; taken care of; unblocked; settled; checked off
+    """)
+# Nothing is done in a sentence with one of these. What stays open by mistake does less harm.
+_UNDONE: Final = _any_of(r"""
+    not; \w+n't; never(?! ?mind); no(?! longer); nobody; none; nothing; neither; nor; cannot; unable;
+    without; refused; refuses; fails?; failed; failing; yet; almost; nearly; half; part(?:ly|ially)?;
+    still; until; unless; once; will; to be; should; must; needs?; if; try(?:ing)?; tried
+    """)
+_SHORT_WORDS_MAX: Final = 4
+_HEADING: Final = re.compile(r"[^.!?]{2,80}:\s*$")
+_WORD: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{3,}")
+_COMMON: Final = word_set(
+    "about after again also been before could does done each from have here into just last like make"
+    " more need next once only open over please should some still than that their them then there"
+    " these they this todo until very waiting want were what when where which while will with would"
+    " your"
+)
+
+
+def sentences(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the sentences of a text, each with the heading that it stands under. No code blocks."""
+    if len(text) > _HEAD_CHARS + _TAIL_CHARS:
+        text = f"{text[:_HEAD_CHARS]}\n{text[-_TAIL_CHARS:]}"
+    heading, fenced = "", False
+    for line in text.replace("\u2019", "'").splitlines():
+        line = line.strip()
+        if line.startswith("```"):
+            # What follows the end of a block is no longer code.
+            line = line.lstrip("`").strip() if fenced else ""
+            fenced = not fenced
+        if fenced or not line:
+            continue
+        bullet = _BULLET.match(line)
+        if not bullet:
+            heading = line if _HEADING.fullmatch(line) else ""
+        if bullet or not heading:
+            for sentence in _split(line[bullet.end() :] if bullet else line):
+                yield sentence[:_SENTENCE_CHARS_MAX], heading
+
+
+def is_decision(sentence: str, heading: str, *, by_user: bool) -> bool:
+    """Tell whether something is decided in a sentence, or ruled by the user."""
+    if sentence.endswith("?"):
+        return False
+    if _DECIDED.search(sentence) or (heading and _DECIDED.search(heading)):
+        return True
+    return by_user and bool(_BINDING.search(sentence))
+
+
+def goes_on(sentence: str) -> bool:
+    """Tell whether a sentence says more about the one before it, as a very short one mostly does."""
+    return bool(_CONTINUED.match(sentence)) or sentence.count(" ") < _SHORT_WORDS_MAX
+
+
+def answers(sentence: str, before: str) -> bool:
+    """Tell whether somebody answers what they have just asked themselves."""
+    return before.endswith("?") and sentence.count(" ") < _SHORT_WORDS_MAX
+
+
+def is_open(sentence: str, heading: str, *, by_user: bool) -> bool:
+    """Tell whether a sentence says that something is still to be done, answered or had."""
+    if _OPEN.search(sentence) or (heading and _OPEN.search(heading)):
+        return True
+    return by_user and bool(_PUT_OFF.search(sentence))
+
+
+def may_matter(sentence: str) -> bool:
+    """Tell whether a sentence of an agent may be more than what it does at the moment."""
+    return sentence.endswith("?") or bool(_TELLING.search(sentence))
+
+
+def is_done(sentence: str) -> bool:
+    """Tell whether a sentence may say that something is no longer open."""
+    return bool(_DONE.search(sentence)) and not _UNDONE.search(sentence)
+
+
+def stems(sentence: str) -> frozenset[str]:
+    """Return the beginnings of the words that carry what a sentence is about."""
+    found = (word.rstrip(".-") for word in _WORD.findall(sentence.lower()))
+    return frozenset(word[:5] for word in found if word not in _COMMON and len(word) > 3)
+
+
+def closes(said: frozenset[str], asked: frozenset[str]) -> bool:
+    """Tell by their stems whether a sentence that speaks of an end is about an ask: most are in it."""
+    return len(asked) > 2 and 3 * len(asked & said) >= 2 * len(asked)
+
+
+def _split(line: str) -> Iterator[str]:
+    pending: list[str] = []
+    for piece in map(str.strip, _SENTENCE.split(line)):
+        if piece:
+            pending.append(piece)
+        # What ends in an abbreviation goes on; only the end of the piece tells.
+        if pending and (not _ABBREVIATED.search(piece[-16:]) or len(pending) > _PIECES_MAX):
+            yield " ".join(pending)
+            pending = []
+    if pending:
+        yield " ".join(pending)
