@@ -138,12 +138,12 @@ TRANSCRIPTS ?=
 bench-codec: $(READY) ## Measure the codec alone and through a server; BENCH=--long, or TRANSCRIPTS=dir
 	@$(BIN)/python -m bench $(BENCH) $(if $(TRANSCRIPTS),--transcripts "$(TRANSCRIPTS)")
 
-.PHONY: bench-thread bench-seeing bench-compaction soak
+.PHONY: bench-thread bench-telemetry bench-compaction soak
 bench-thread: $(READY) ## Measure threads: 2,000 steps, cold resumes, kills; BENCH=--quick for a look
 	@$(BIN)/python -m bench.thread $(BENCH)
 
-bench-seeing: $(READY) ## Hold resume spans against an outside clock, and measure what telemetry costs
-	@$(BIN)/python -m bench.seeing $(BENCH)
+bench-telemetry: $(READY) ## Hold resume spans against an outside clock, and measure what telemetry costs
+	@$(BIN)/python -m bench.telemetry $(BENCH)
 
 .PHONY: bench-cost
 bench-cost: $(READY) ## Count billed actions and history events beside a plain loop; BENCH=--quick for a look

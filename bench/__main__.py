@@ -9,18 +9,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
-from bench import amplification, codec, many_threads, server, shapes, stored
+from bench import amplification, codec, many_threads, server, shapes, stored_bytes
 from bench.objects import Place
 from bench.report import Report, finish, machine
 from bench.transcripts import measure_transcripts
-from bench.worker import ARMS
+from bench.worker import VARIANTS
 from everlong.embedded import start_server
 from tests.support.s3_server import start_weed
 
 T = TypeVar("T")
 
 _PARTS: Final = ("codec", "loop", "threads", "shapes", "stored", "server")
-_NAMES: Final = {arm: arm.lower().replace(" ", "-") for arm in ARMS}
+_NAMES: Final = {variant: variant.lower().replace(" ", "-") for variant in VARIANTS}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -83,11 +83,11 @@ async def _measure_shapes(asked: argparse.Namespace) -> Report:
 
 
 async def _measure_stored(asked: argparse.Namespace) -> Report:
-    size = _choose(asked, stored.QUICK, stored.Size(), stored.LONG)
+    size = _choose(asked, stored_bytes.QUICK, stored_bytes.Size(), stored_bytes.LONG)
     with tempfile.TemporaryDirectory(prefix="everlong-bench-") as name:
         running = await start_server(Path(name))
         with running.process:
-            return await stored.measure_stored(running.address, Path(name), size)
+            return await stored_bytes.measure_stored(running.address, Path(name), size)
 
 
 async def _measure_server(asked: argparse.Namespace) -> Report:
@@ -110,16 +110,16 @@ async def _through_a_server(size: server.Size, kind: str) -> Report:
 
 
 def in_files(folder: Path) -> dict[str, Place]:
-    """Return a directory for each arm."""
-    return {arm: Place((folder / name).as_uri()) for arm, name in _NAMES.items()}
+    """Return a directory for each variant."""
+    return {variant: Place((folder / name).as_uri()) for variant, name in _NAMES.items()}
 
 
 def in_bucket(folder: Path, stack: contextlib.ExitStack) -> dict[str, Place]:
-    """Start a real S3 server, to be stopped with the stack; return a prefix for each arm."""
+    """Start a real S3 server, to be stopped with the stack; return a prefix for each variant."""
     data = folder / "weed"
     data.mkdir()
     weed = stack.enter_context(start_weed(data))
-    return {arm: Place(weed.url(name), weed.environ) for arm, name in _NAMES.items()}
+    return {variant: Place(weed.url(name), weed.environ) for variant, name in _NAMES.items()}
 
 
 if __name__ == "__main__":

@@ -20,10 +20,10 @@ import httpx
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from bench.admin_bed import populate, start_with_journal, until_listed
 from bench.admin_fleet import fleets
 from bench.report import Report, finish, machine
 from bench.report import Series as Table
+from bench.synthetic_threads import populate, start_with_journal, until_listed
 from everlong import Agent, EverlongPlugin, Reply
 from everlong.config import embedded, load_settings, store_url
 from everlong.embedded import TemporalServer, start_codec_server, start_server

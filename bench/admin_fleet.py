@@ -21,10 +21,10 @@ from temporalio.api.enums.v1 import WorkflowExecutionStatus
 from temporalio.api.workflow.v1 import WorkflowExecutionInfo
 from temporalio.contrib.pydantic import pydantic_data_converter
 
-from bench.admin_bed import attributes, card
 from bench.fake_frontend import FakeFrontend, Row, listed_bytes
 from bench.report import Report
 from bench.report import Series as Table
+from bench.synthetic_threads import attributes, card
 from everlong import EverlongPlugin
 from everlong.admin.service.directory import ROWS_MAX
 from everlong.config import embedded, load_settings

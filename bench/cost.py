@@ -151,7 +151,7 @@ class PlainLoop:
         self._approved = True
 
 
-class Arm(Protocol):
+class Variant(Protocol):
     """One of the two loops, and a client to talk to it."""
 
     name: str
@@ -168,7 +168,7 @@ class Arm(Protocol):
 
 
 @dataclasses.dataclass
-class EverlongArm:
+class EverlongVariant:
     """The agent thread, with the default policy unless it is to roll or to rest."""
 
     client: Client
@@ -178,7 +178,7 @@ class EverlongArm:
     async def start(
         self, thread_id: str, text: str, *, rolls: bool = False, policy: Policy | None = None
     ) -> None:
-        """See `Arm`."""
+        """See `Variant`."""
         policy = Policy(run_events_max=50) if rolls else policy
         await self.client.start_workflow(
             AGENT_WORKFLOW,
@@ -190,19 +190,19 @@ class EverlongArm:
         await self.send(thread_id, text)
 
     async def send(self, thread_id: str, text: str) -> None:
-        """See `Arm`."""
+        """See `Variant`."""
         handle = self.client.get_workflow_handle(thread_id)
         await handle.execute_update(SEND_UPDATE, SendMessage(text=text))
 
     async def approve(self, thread_id: str) -> None:
-        """See `Arm`."""
+        """See `Variant`."""
         [waiting] = await service.pending(self.client, thread_id)
         decide = Decide(id=waiting.id, approve=True, by="bench")
         await self.client.get_workflow_handle(thread_id).execute_update(DECIDE_UPDATE, decide)
 
 
 @dataclasses.dataclass
-class PlainArm:
+class PlainVariant:
     """The list-passing loop, with a plain client."""
 
     client: Client
@@ -210,7 +210,7 @@ class PlainArm:
     name: str = "plain loop"
 
     async def start(self, thread_id: str, text: str, *, rolls: bool = False) -> None:
-        """See `Arm`."""
+        """See `Variant`."""
         first = [{"role": "user", "text": text}]
         await self.client.start_workflow(
             PlainLoop.run,
@@ -220,25 +220,25 @@ class PlainArm:
         )
 
     async def send(self, thread_id: str, text: str) -> None:
-        """See `Arm`."""
+        """See `Variant`."""
         await self.client.get_workflow_handle(thread_id).signal(PlainLoop.send, text)
 
     async def approve(self, thread_id: str) -> None:
-        """See `Arm`."""
+        """See `Variant`."""
         await self.client.get_workflow_handle(thread_id).signal(PlainLoop.approve)
 
 
 @contextlib.asynccontextmanager
-async def _everlong(address: str, folder: Path) -> AsyncIterator[EverlongArm]:
+async def _everlong(address: str, folder: Path) -> AsyncIterator[EverlongVariant]:
     plugin = EverlongPlugin(store=(folder / "blobs").as_uri(), agents=[_agent()])
     client = await Client.connect(address, plugins=[plugin])
     queue = f"cost-{uuid.uuid4().hex[:8]}"
     async with Worker(client, task_queue=queue):
-        yield EverlongArm(client, queue)
+        yield EverlongVariant(client, queue)
 
 
 @contextlib.asynccontextmanager
-async def _plain(address: str) -> AsyncIterator[PlainArm]:
+async def _plain(address: str) -> AsyncIterator[PlainVariant]:
     client = await Client.connect(address)
     queue = f"cost-{uuid.uuid4().hex[:8]}"
     async with Worker(
@@ -248,14 +248,14 @@ async def _plain(address: str) -> AsyncIterator[PlainArm]:
         activities=[call_plain_model, run_plain_tool],
         workflow_runner=UnsandboxedWorkflowRunner(),
     ):
-        yield PlainArm(client, queue)
+        yield PlainVariant(client, queue)
 
 
-async def _settle(arm: Arm, thread_id: str, activities: int, rolls: int = 0) -> None:
+async def _settle(variant: Variant, thread_id: str, activities: int, rolls: int = 0) -> None:
     """Wait until so many activities have ended, the workflow has seen it, and runs have rolled."""
     async with asyncio.timeout(_WAIT_SECONDS_MAX):
         while True:
-            runs = await histories(arm.client, thread_id)
+            runs = await histories(variant.client, thread_id)
             kinds = [event.event_type for events in reversed(runs) for event in events]
             last = len(kinds) - 1 - kinds[::-1].index(_ANSWERED) if _ANSWERED in kinds else 0
             if (
@@ -270,29 +270,29 @@ async def _settle(arm: Arm, thread_id: str, activities: int, rolls: int = 0) -> 
 
 @dataclasses.dataclass
 class Costs:
-    """What one arm has cost."""
+    """What one variant has cost."""
 
     whole: Cost
     """Of 20 fast steps: from the start to the answer."""
     rows: dict[str, tuple[Cost, int]]
     """By what was done, and how often."""
     requests: Counter[str]
-    """All requests of the arm to the server."""
+    """All requests of the variant to the server."""
     counted: Cost
-    """All histories of the arm."""
+    """All histories of the variant."""
 
 
 class _Meter:
-    """Counts what threads of one arm cost."""
+    """Counts what threads of one variant cost."""
 
-    def __init__(self, arm: Arm, metrics_port: int) -> None:
-        self.arm = arm
+    def __init__(self, variant: Variant, metrics_port: int) -> None:
+        self.variant = variant
         self.ids: list[str] = []
         self._port = metrics_port
         self._first = self._last = self._requests()
 
     def _requests(self) -> Counter[str]:
-        return requests(self._port, self.arm.client.namespace)
+        return requests(self._port, self.variant.client.namespace)
 
     def new_id(self) -> str:
         """Return the id of a new thread."""
@@ -302,10 +302,10 @@ class _Meter:
     @contextlib.asynccontextmanager
     async def counting(self, thread_id: str, *, new: bool = True) -> AsyncIterator[list[Cost]]:
         """Give a list that has what the body cost the thread, once it is over."""
-        before = Cost() if new else await cost_of(self.arm.client, thread_id)
+        before = Cost() if new else await cost_of(self.variant.client, thread_id)
         found: list[Cost] = []
         yield found
-        cost = (await cost_of(self.arm.client, thread_id)).since(before)
+        cost = (await cost_of(self.variant.client, thread_id)).since(before)
         asked = await self._requests_of(cost.actions["activities"])
         found.append(cost.with_requests(asked))
 
@@ -324,8 +324,8 @@ class _Meter:
                 await asyncio.sleep(_POLL_SECONDS)
 
     async def all(self) -> tuple[Counter[str], Cost]:
-        """Return all requests of this arm, and what all its histories say."""
-        costs = [await cost_of(self.arm.client, thread_id) for thread_id in self.ids]
+        """Return all requests of this variant, and what all its histories say."""
+        costs = [await cost_of(self.variant.client, thread_id) for thread_id in self.ids]
         actions: Counter[str] = sum((cost.actions for cost in costs), Counter())
         counted = Cost(actions, sum(cost.events for cost in costs), sum(c.runs for c in costs))
         return self._last - self._first, counted
@@ -335,8 +335,8 @@ async def _turn(meter: _Meter, text: str, activities: int, *, rolls: int = 0) ->
     """Start a thread, wait for its answer, and return what it cost."""
     thread_id = meter.new_id()
     async with meter.counting(thread_id) as found:
-        await meter.arm.start(thread_id, text, rolls=rolls > 0)
-        await _settle(meter.arm, thread_id, activities, rolls)
+        await meter.variant.start(thread_id, text, rolls=rolls > 0)
+        await _settle(meter.variant, thread_id, activities, rolls)
     return thread_id, found[0]
 
 
@@ -345,38 +345,38 @@ async def _approval(meter: _Meter) -> Cost:
     _, free = await _turn(meter, "read 1", 3)
     thread_id = meter.new_id()
     async with meter.counting(thread_id) as found:
-        await meter.arm.start(thread_id, "publish")
-        await _settle(meter.arm, thread_id, 1)
-        await meter.arm.approve(thread_id)
-        await _settle(meter.arm, thread_id, 3)
+        await meter.variant.start(thread_id, "publish")
+        await _settle(meter.variant, thread_id, 1)
+        await meter.variant.approve(thread_id)
+        await _settle(meter.variant, thread_id, 3)
     return found[0].since(free)
 
 
 async def _idle(meter: _Meter, whole: Cost) -> Cost:
     """Return what a thread costs that is left alone after its answer."""
     thread_id = meter.new_id()
-    arm = meter.arm
+    variant = meter.variant
     async with meter.counting(thread_id) as found:
-        if isinstance(arm, EverlongArm):
-            await arm.start(thread_id, f"read {STEPS}", policy=Policy(idle_seconds=1))
-            await _settle(arm, thread_id, 2 * STEPS + 2, rolls=1)
+        if isinstance(variant, EverlongVariant):
+            await variant.start(thread_id, f"read {STEPS}", policy=Policy(idle_seconds=1))
+            await _settle(variant, thread_id, 2 * STEPS + 2, rolls=1)
         else:
-            await arm.start(thread_id, f"read {STEPS}")
-            await _settle(arm, thread_id, 2 * STEPS + 1)
+            await variant.start(thread_id, f"read {STEPS}")
+            await _settle(variant, thread_id, 2 * STEPS + 1)
         await asyncio.sleep(_QUIET_SECONDS)
     return found[0].since(whole)
 
 
-async def _measure_arm(arm: Arm, metrics_port: int, *, quick: bool) -> Costs:
-    meter = _Meter(arm, metrics_port)
+async def _measure_variant(variant: Variant, metrics_port: int, *, quick: bool) -> Costs:
+    meter = _Meter(variant, metrics_port)
     rows: dict[str, tuple[Cost, int]] = {}
     thread_id, whole = await _turn(meter, f"read {STEPS}", 2 * STEPS + 1)
     if not quick:
         _, shorter = await _turn(meter, f"read {_HALF}", 2 * _HALF + 1)
         rows["a step: a model call and a tool"] = whole.since(shorter), STEPS - _HALF
     async with meter.counting(thread_id, new=False) as turn:
-        await arm.send(thread_id, "say")
-        await _settle(arm, thread_id, 2 * STEPS + 2)
+        await variant.send(thread_id, "say")
+        await _settle(variant, thread_id, 2 * STEPS + 2)
     rows["a turn of one model call"] = turn[0], 1
     rows["an approval, more than the same call"] = await _approval(meter), 1
     if not quick:
@@ -387,16 +387,16 @@ async def _measure_arm(arm: Arm, metrics_port: int, *, quick: bool) -> Costs:
     rows[f"{STEPS} fast steps, start to answer"] = whole, 1
     asked, counted = await meter.all()
     for each in meter.ids:
-        await arm.client.get_workflow_handle(each).terminate("measured")
+        await variant.client.get_workflow_handle(each).terminate("measured")
     return Costs(whole, rows, asked, counted)
 
 
 async def measure_cost(address: str, metrics_port: int, folder: Path, *, quick: bool) -> Report:
-    """Measure both arms, one after the other: the server's metrics do not tell them apart."""
+    """Measure both variants, one after the other: the server's metrics do not tell them apart."""
     async with _everlong(address, folder) as everlong:
-        ours = await _measure_arm(everlong, metrics_port, quick=quick)
+        ours = await _measure_variant(everlong, metrics_port, quick=quick)
     async with _plain(address) as plain:
-        theirs = await _measure_arm(plain, metrics_port, quick=quick)
+        theirs = await _measure_variant(plain, metrics_port, quick=quick)
     return _report(ours, theirs)
 
 
@@ -417,10 +417,10 @@ def _report(ours: Costs, theirs: Costs) -> Report:
     report.add("... of which heartbeats", ours.whole.actions["heartbeats"], most=0)
     report.add("... of which queries", ours.whole.actions["queries"], most=0)
     report.add("... over the plain loop's", ours.whole.billed / theirs.whole.billed)
-    for arm, costs in (("Everlong", ours), ("plain loop", theirs)):
+    for variant, costs in (("Everlong", ours), ("plain loop", theirs)):
         for what, requested, counted in _checks(costs):
             report.add(
-                f"{arm}: {what} in histories, as in the server's request metrics",
+                f"{variant}: {what} in histories, as in the server's request metrics",
                 counted,
                 least=requested,
                 most=requested,

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import track
 
 from bench.evidence_corpus import DOMAINS, Transcript, corpus
+from bench.evidence_held_out import UNSEEN
 from bench.evidence_measure import KINDS, ROUNDS, Count, Survival, survival
-from bench.evidence_unseen import UNSEEN
 
 TRANSCRIPTS: Final = 40
 _DOCUMENT: Final = Path(__file__).parents[1] / "docs/compaction.md"

@@ -10,9 +10,9 @@ import random
 from collections.abc import Iterator
 from typing import Final
 
-from bench import evidence_words as said
+from bench import evidence_phrases as said
+from bench.evidence_names import World
 from bench.evidence_outputs import failed_output, failures_of, long_output, shell_line, short_output
-from bench.evidence_world import World
 from everlong.compaction import Item
 from everlong.models import Entry, Kind, Message, ToolCall, new_entry
 

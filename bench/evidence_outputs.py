@@ -4,8 +4,8 @@ import json
 from collections.abc import Callable
 from typing import Final
 
-from bench.evidence_words import PEOPLE
-from bench.evidence_world import World
+from bench.evidence_names import World
+from bench.evidence_phrases import PEOPLE
 
 
 def short_output(world: World, numbers: Callable[[str], str]) -> str:

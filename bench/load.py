@@ -22,7 +22,7 @@ from typing import Final
 from temporalio.api.enums.v1 import TimeoutType
 from temporalio.client import Client
 
-from bench import probe
+from bench import worker_log
 from bench.load_worker import AGENT, PLAIN_LOOP
 from bench.report import Report, Series, finish, machine
 from everlong import EverlongPlugin
@@ -86,7 +86,7 @@ class Tasks:
     slowest_seconds: float
 
 
-class Bed:
+class ThreadHarness:
     """A server, a store and the workers of one benchmark."""
 
     def __init__(self, server: TemporalServer, folder: Path, options: Sequence[str] = ()) -> None:
@@ -110,7 +110,7 @@ class Bed:
             log=self.folder / f"{name}.log",
         )
         self.workers.append(worker)
-        await worker.wait_for_output(probe.line_of("ready"), _READY_SECONDS_MAX)
+        await worker.wait_for_output(worker_log.line_ending("ready"), _READY_SECONDS_MAX)
         return worker
 
     def stop(self) -> None:
@@ -120,7 +120,7 @@ class Bed:
 
 
 async def measure_load(
-    bed: Bed,
+    harness: ThreadHarness,
     worker: ManagedProcess,
     ask: Callable[[int], Awaitable[object]],
     threads: int,
@@ -128,7 +128,7 @@ async def measure_load(
 ) -> Load:
     """Have all threads asked at once; return what that took."""
     cpu_seconds, caller_seconds = _cpu_seconds(worker.pid), time.process_time()
-    server_seconds = _cpu_seconds(bed.server_pid)
+    server_seconds = _cpu_seconds(harness.server_pid)
     started = time.monotonic()
     async with asyncio.timeout(_TURN_SECONDS_MAX):
         answers = await asyncio.gather(*map(ask, range(threads)), return_exceptions=True)
@@ -140,7 +140,7 @@ async def measure_load(
         seconds=seconds,
         cpu_seconds=_cpu_seconds(worker.pid) - cpu_seconds,
         caller_seconds=time.process_time() - caller_seconds,
-        server_seconds=_cpu_seconds(bed.server_pid) - server_seconds,
+        server_seconds=_cpu_seconds(harness.server_pid) - server_seconds,
         memory_bytes=_memory_bytes(worker.pid),
         calls=calls * threads,
         failed=len(failures),
@@ -157,9 +157,9 @@ async def measure(
     options: Sequence[str] = (),
 ) -> list[Report]:
     """Measure both kinds in turns, then the storm."""
-    bed = Bed(server, folder, options)
+    harness = ThreadHarness(server, folder, options)
     plain = await Client.connect(server.address)
-    plugin = EverlongPlugin(store=bed.store_url)
+    plugin = EverlongPlugin(store=harness.store_url)
     client = await Client.connect(server.address, plugins=[plugin])
     loads: dict[str, list[Load]] = {"plain": [], "everlong": []}
     storms: list[tuple[Load, Tasks]] = []
@@ -169,25 +169,25 @@ async def measure(
             kinds = ("plain", "everlong") if turn % 2 == 0 else ("everlong", "plain")
             for kind in kinds:
                 queue = f"load-{kind}-{uuid.uuid4().hex[:8]}"
-                worker = await bed.start_worker(kind, queue)
+                worker = await harness.start_worker(kind, queue)
                 if kind == "plain":
                     ask = _plain_caller(plain, queue, steps)
                 else:
                     ask = _caller(client, plugin, queue, f"read {steps}")
                 begun_ms = time.time_ns() // 1_000_000
-                loads[kind].append(await measure_load(bed, worker, ask, threads, steps + 1))
+                loads[kind].append(await measure_load(harness, worker, ask, threads, steps + 1))
                 worker.kill()
                 ids = [f"{queue}-{each}" for each in range(threads)]
                 tasks[kind].append(await _read_tasks(client, ids, begun_ms))
                 if kind == "everlong" and turn < _REPEATS_MAX:
-                    storms.append(await _storm(bed, client, plugin, queue, threads))
-                bed.stop()
+                    storms.append(await _storm(harness, client, plugin, queue, threads))
+                harness.stop()
         pairs = [
-            await _side_by_side(bed, plain, client, plugin, threads // 2, steps)
+            await _side_by_side(harness, plain, client, plugin, threads // 2, steps)
             for _ in range(min(turns, _REPEATS_MAX))
         ]
     finally:
-        bed.stop()
+        harness.stop()
     return [
         _load_report(threads, steps, loads, tasks),
         _side_by_side_report(threads // 2, pairs),
@@ -196,22 +196,33 @@ async def measure(
 
 
 async def _side_by_side(
-    bed: Bed, plain: Client, client: Client, plugin: EverlongPlugin, threads: int, steps: int
+    harness: ThreadHarness,
+    plain: Client,
+    client: Client,
+    plugin: EverlongPlugin,
+    threads: int,
+    steps: int,
 ) -> tuple[Load, Load]:
     """Have both kinds work at the same time; return what each took."""
     queue = f"load-pair-{uuid.uuid4().hex[:8]}"
     queues = f"{queue}-plain", f"{queue}-everlong"
     workers = [
-        await bed.start_worker(kind, each)
+        await harness.start_worker(kind, each)
         for kind, each in zip(("plain", "everlong"), queues, strict=True)
     ]
     pair = await asyncio.gather(
-        measure_load(bed, workers[0], _plain_caller(plain, queues[0], steps), threads, steps + 1),
         measure_load(
-            bed, workers[1], _caller(client, plugin, queues[1], f"read {steps}"), threads, steps + 1
+            harness, workers[0], _plain_caller(plain, queues[0], steps), threads, steps + 1
+        ),
+        measure_load(
+            harness,
+            workers[1],
+            _caller(client, plugin, queues[1], f"read {steps}"),
+            threads,
+            steps + 1,
         ),
     )
-    bed.stop()
+    harness.stop()
     return pair
 
 
@@ -242,12 +253,12 @@ def _caller(
 
 
 async def _storm(
-    bed: Bed, client: Client, plugin: EverlongPlugin, queue: str, threads: int
+    harness: ThreadHarness, client: Client, plugin: EverlongPlugin, queue: str, threads: int
 ) -> tuple[Load, Tasks]:
     """Start a worker that knows nothing, and send one message to each thread at once."""
     begun_ms = time.time_ns() // 1_000_000
-    worker = await bed.start_worker("everlong", queue)
-    load = await measure_load(bed, worker, _caller(client, plugin, queue, "read 0"), threads, 1)
+    worker = await harness.start_worker("everlong", queue)
+    load = await measure_load(harness, worker, _caller(client, plugin, queue, "read 0"), threads, 1)
     found = await _read_tasks(client, [f"{queue}-{each}" for each in range(threads)], begun_ms)
     return load, found
 

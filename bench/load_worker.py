@@ -17,7 +17,7 @@ from temporalio.client import Client
 from temporalio.worker import Worker
 
 with workflow.unsafe.imports_passed_through():
-    from bench import probe
+    from bench import worker_log
     from everlong import Agent, EverlongPlugin, Reply, Tool, limits, tool
     from everlong.models import Message, ToolCall
     from everlong.testing import workload
@@ -92,7 +92,7 @@ class Reader:
         steps = int(messages[newest].text.split()[1])
         done = sum(each.role == "tool" for each in messages[newest:])
         if done >= steps:
-            probe.tell("answered")
+            worker_log.write("answered")
             return Reply(text=f"done after {done} pages")
         call = ToolCall(id=f"call-{done}", tool="read_page", arguments=f'{{"number": {done}}}')
         return Reply(tool_calls=(call,))
@@ -118,7 +118,7 @@ async def run(
         tasks = int(slots) if slots else None
         worker = Worker(client, task_queue=queue, max_concurrent_workflow_tasks=tasks)
     async with worker:
-        probe.tell("ready")
+        worker_log.write("ready")
         await stopped.wait()
 
 

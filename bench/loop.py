@@ -6,7 +6,7 @@ from typing import Any, Final
 from temporalio import activity, workflow
 
 with workflow.unsafe.imports_passed_through():
-    from bench import probe
+    from bench import worker_log
     from everlong.testing import workload
 
 RESULT_BYTES: Final = 20 * 1024
@@ -95,4 +95,4 @@ def _tell(what: str, step: int) -> None:
     """Tell it once. A clock has no place in workflow code; this one decides nothing."""
     if not workflow.unsafe.is_replaying():
         with workflow.unsafe.sandbox_unrestricted():
-            probe.tell(what, step)
+            worker_log.write(what, step)

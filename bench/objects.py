@@ -13,12 +13,12 @@ import obstore
 from obstore.store import LocalStore, ObjectStore, S3Store
 from temporalio.contrib.aws.s3driver import S3StorageDriverClient
 
-from bench import probe
+from bench import worker_log
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where one arm of the benchmark stores its objects."""
+    """Where one variant of the benchmark stores its objects."""
 
     url: str
     """As `open_store` takes it: `file:///dir`, or `s3://bucket/prefix?endpoint=http://...`."""
@@ -61,11 +61,11 @@ class ObstoreClient(S3StorageDriverClient):
     async def put_object(self, *, bucket: str, key: str, data: bytes) -> None:
         """See `S3StorageDriverClient`."""
         await obstore.put_async(self._objects, key, data)
-        probe.tell("put", len(data))
+        worker_log.write("put", len(data))
 
     async def object_exists(self, *, bucket: str, key: str) -> bool:
         """See `S3StorageDriverClient`."""
-        probe.tell("head")
+        worker_log.write("head")
         try:
             await obstore.head_async(self._objects, key)
         except FileNotFoundError:
@@ -76,5 +76,5 @@ class ObstoreClient(S3StorageDriverClient):
         """See `S3StorageDriverClient`."""
         answer = await obstore.get_async(self._objects, key)
         data = bytes(await answer.bytes_async())
-        probe.tell("get", len(data))
+        worker_log.write("get", len(data))
         return data

@@ -1,6 +1,6 @@
 """Through a real Temporal server: the same loop on three ways to keep its payloads.
 
-The arms take a few steps each in turn, so that all of them meet the same neighbours.
+The runners take a few steps each in turn, so that all of them meet the same neighbours.
 """
 
 import contextlib
@@ -12,11 +12,11 @@ from typing import Final
 
 from temporalio.client import Client
 
-from bench.arm import Arm, Resume
 from bench.loop import RESULT_BYTES
+from bench.loop_runner import LoopRunner, Resume
 from bench.objects import Place, stored
 from bench.report import Cell, Report, Series
-from bench.worker import ARMS, EVERLONG, PLAIN, SDK
+from bench.worker import EVERLONG, PLAIN, SDK, VARIANTS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,9 +24,9 @@ class Size:
     """How much is measured."""
 
     steps: int = 60
-    """Steps of every arm. A plain loop is terminated near 70."""
+    """Steps of every runner. A plain loop is terminated near 70."""
     steps_long: int = 0
-    """Steps of the arms that store elsewhere; then the plain loop runs to its end. 0: neither."""
+    """Steps of the runners that store elsewhere; then the plain loop runs to its end. 0: neither."""
     round_steps: int = 10
     resumes: int = 3
     judged: bool = True
@@ -42,10 +42,10 @@ async def measure_server(
     """Measure all of it. Logs of the workers are left in the folder."""
     report = Report(f"Through a server: a list of results of {RESULT_BYTES:,} bytes, passed whole")
     client = await Client.connect(address)
-    async with _arms(client, address, places, folder) as arms:
-        await _measure_to(report, arms, size.steps, size)
+    async with _start_loops(client, address, places, folder) as runners:
+        await _measure_to(report, runners, size.steps, size)
         if size.steps_long:
-            plain, *others = arms
+            plain, *others = runners
             step, reason = await plain.run_to_death()
             report.add(f"{PLAIN}: terminated in step", step)
             report.notes.append(f"{PLAIN}: the server said: {reason}")
@@ -59,35 +59,37 @@ async def measure_server(
 
 
 @contextlib.asynccontextmanager
-async def _arms(
+async def _start_loops(
     client: Client, address: str, places: Mapping[str, Place], folder: Path
-) -> AsyncIterator[Sequence[Arm]]:
-    """Start all arms, and stop them whatever happens."""
+) -> AsyncIterator[Sequence[LoopRunner]]:
+    """Start all runners, and stop them whatever happens."""
     async with contextlib.AsyncExitStack() as stack:
-        arms = []
-        for name in ARMS:
-            arm = Arm(name, client, address, places[name], folder)
-            stack.push_async_callback(arm.end)
-            await arm.begin()
-            arms.append(arm)
-        yield arms
+        runners = []
+        for name in VARIANTS:
+            runner = LoopRunner(name, client, address, places[name], folder)
+            stack.push_async_callback(runner.end)
+            await runner.begin()
+            runners.append(runner)
+        yield runners
 
 
-async def _measure_to(report: Report, arms: Sequence[Arm], steps: int, size: Size) -> None:
-    """Take the arms to that step, then resume each of them a few times."""
-    order = list(arms)
-    for end in [*range(arms[0].step + size.round_steps, steps, size.round_steps), steps]:
-        for arm in order:
-            await arm.advance(max(end, arm.step))
+async def _measure_to(
+    report: Report, runners: Sequence[LoopRunner], steps: int, size: Size
+) -> None:
+    """Take the runners to that step, then resume each of them a few times."""
+    order = list(runners)
+    for end in [*range(runners[0].step + size.round_steps, steps, size.round_steps), steps]:
+        for runner in order:
+            await runner.advance(max(end, runner.step))
         order = order[1:] + order[:1]
-    rows = [await _growth_row(arm) for arm in arms]
+    rows = [await _growth_row(runner) for runner in runners]
     report.series.append(Series(f"To step {steps}", _GROWTH_COLUMNS, rows))
-    resumes: dict[str, list[Resume]] = {arm.name: [] for arm in arms}
+    resumes: dict[str, list[Resume]] = {runner.name: [] for runner in runners}
     for _ in range(size.resumes):
-        for arm in order:
-            found = resumes[arm.name]
+        for runner in order:
+            found = resumes[runner.name]
             if not found or found[-1].seconds is not None:
-                found.append(await arm.resume())
+                found.append(await runner.resume())
     rows = [_resume_row(name, found) for name, found in resumes.items()]
     report.series.append(Series(f"Cold resume at step {steps}", _RESUME_COLUMNS, rows))
     report.add(
@@ -98,7 +100,7 @@ async def _measure_to(report: Report, arms: Sequence[Arm], steps: int, size: Siz
 
 
 _GROWTH_COLUMNS: Final = (
-    "arm",
+    "variant",
     "step, ms",
     "last 10, ms",
     "steps/s",
@@ -109,7 +111,7 @@ _GROWTH_COLUMNS: Final = (
     "bytes written",
 )
 _RESUME_COLUMNS: Final = (
-    "arm",
+    "variant",
     "to the end of the next step, ms",
     "PUTs in the replay",
     "PUTs",
@@ -119,16 +121,16 @@ _RESUME_COLUMNS: Final = (
 )
 
 
-async def _growth_row(arm: Arm) -> list[Cell]:
-    taken = [arm.step_seconds[step] for step in sorted(arm.step_seconds)]
-    objects, size_bytes = (0, 0) if arm.name == PLAIN else await stored(arm.place)
-    puts = [event.size for event in arm.told() if event.what == "put"]
+async def _growth_row(runner: LoopRunner) -> list[Cell]:
+    taken = [runner.step_seconds[step] for step in sorted(runner.step_seconds)]
+    objects, size_bytes = (0, 0) if runner.name == PLAIN else await stored(runner.place)
+    puts = [event.size for event in runner.events() if event.what == "put"]
     return [
-        arm.name,
+        runner.name,
         round(statistics.median(taken) * 1000, 1),
         round(statistics.median(taken[-10:]) * 1000, 1),
         round(1 / statistics.mean(taken), 1),
-        await arm.history_bytes(),
+        await runner.history_bytes(),
         objects,
         size_bytes,
         len(puts),

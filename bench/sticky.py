@@ -22,12 +22,12 @@ from temporalio.api.enums.v1 import EventType, TimeoutType
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client, WorkflowUpdateRPCTimeoutOrCancelledError
 
-from bench import probe
+from bench import worker_log
 from bench.amplification import show_progress
 from bench.report import Cell, Report, Series, finish, machine
-from bench.seeing_bed import cpu_seconds, environment_without_otel
-from bench.thread_agents import GATE
-from bench.thread_bed import AGENT, Bed, Run, model_calls
+from bench.telemetry_harness import cpu_seconds, environment_without_otel
+from bench.thread_agent import GATE
+from bench.thread_harness import AGENT, Run, ThreadHarness, model_calls
 from everlong import EverlongPlugin, ThreadStart, limits
 from everlong.embedded import ManagedProcess, start_server
 from everlong.models import AGENT_WORKFLOW, SEND_UPDATE, SendMessage
@@ -121,14 +121,14 @@ class Machines:
             log=self._folder / f"{name}.log",
         )
         self.processes.append(process)
-        await process.wait_for_output(probe.line_of("ready"), _READY_SECONDS_MAX)
+        await process.wait_for_output(worker_log.line_ending("ready"), _READY_SECONDS_MAX)
         return process
 
-    def bed(self, case: Case) -> Bed:
+    def harness(self, case: Case) -> ThreadHarness:
         """Return what sends messages to the threads of a case."""
-        bed = Bed(self._client, self._address, self._store_url, self._folder)
-        bed.queue = case.queue
-        return bed
+        harness = ThreadHarness(self._client, self._address, self._store_url, self._folder)
+        harness.queue = case.queue
+        return harness
 
 
 @contextlib.asynccontextmanager
@@ -155,19 +155,19 @@ async def measure_kills(
     async with open_machines(address, folder) as machines:
         keeper = await machines.start(cases)
         threads = [
-            (machines.bed(case), f"{case.queue}-{number}")
+            (machines.harness(case), f"{case.queue}-{number}")
             for case in cases
             for number in range(size.killed)
         ]
-        await asyncio.gather(*(bed.ask(name, "say 1") for bed, name in threads))
+        await asyncio.gather(*(harness.ask(name, "say 1") for harness, name in threads))
         other = await machines.start(cases)
         # The keeper has them in memory, and polls again after this.
-        await asyncio.gather(*(bed.ask(name, "say 2") for bed, name in threads))
+        await asyncio.gather(*(harness.ask(name, "say 2") for harness, name in threads))
         keeper.kill()
         await asyncio.sleep(after_seconds)
         sent = time.time()
-        numbered = [(bed, name, 100 + number) for number, (bed, name) in enumerate(threads)]
-        sending = [bed.send(name, f"say {number}") for bed, name, number in numbered]
+        numbered = [(harness, name, 100 + number) for number, (harness, name) in enumerate(threads)]
+        sending = [harness.send(name, f"say {number}") for harness, name, number in numbered]
         calls = [_called(other, number) for _, _, number in numbered]
         _, called = await asyncio.gather(asyncio.gather(*sending), asyncio.gather(*calls))
     took = [at - sent for at in called]
@@ -176,7 +176,7 @@ async def measure_kills(
 
 
 async def _called(process: ManagedProcess, number: int) -> float:
-    await process.wait_for_output(probe.line_of("model", number), _CALL_SECONDS_MAX)
+    await process.wait_for_output(worker_log.line_ending("model", number), _CALL_SECONDS_MAX)
     return next(event.at for event in _told(process, "model") if event.size == number)
 
 
@@ -189,22 +189,24 @@ async def measure_bursts(
     async with open_machines(address, folder) as machines:
         pair = await asyncio.gather(machines.start(cases), machines.start(cases))
         for case in cases:
-            found.append(await _measure_burst(machines.bed(case), pair, size))
+            found.append(await _measure_burst(machines.harness(case), pair, size))
             show_progress(f"burst, {case}: {found[-1]}", began)
     return found
 
 
-async def _measure_burst(bed: Bed, pair: Sequence[ManagedProcess], size: Size) -> Burst:
+async def _measure_burst(
+    harness: ThreadHarness, pair: Sequence[ManagedProcess], size: Size
+) -> Burst:
     """Start all threads at once, and wait until all have answered."""
     used = sum(map(cpu_seconds, pair))
     before = [_log_chars(process) for process in pair]
-    names = [f"{bed.queue}-{number}" for number in range(size.threads)]
+    names = [f"{harness.queue}-{number}" for number in range(size.threads)]
     began = time.time()
     message = f"read 0 to {size.steps - 1}"
-    await asyncio.gather(*(_send(bed, name, message) for name in names))
+    await asyncio.gather(*(_send(harness, name, message) for name in names))
     calls = size.steps + 1
 
-    def told(what: str) -> list[probe.Event]:
+    def told(what: str) -> list[worker_log.Event]:
         each = zip(pair, before, strict=True)
         return [event for process, start in each for event in _told(process, what, start)]
 
@@ -212,20 +214,20 @@ async def _measure_burst(bed: Bed, pair: Sequence[ManagedProcess], size: Size) -
         # Logs are read, and no queries sent: those take the slots of workflow tasks.
         while len(told("model")) < calls * size.threads:  # noqa: ASYNC110 - other processes write them
             await asyncio.sleep(_POLL_SECONDS)
-        histories = [await _rested(bed, name, calls) for name in names]
+        histories = [await _rested(harness, name, calls) for name in names]
     used = sum(map(cpu_seconds, pair)) - used
     # Threads that rest roll after a while, which would be work for the workers of the next burst.
-    await asyncio.gather(*(bed.client.get_workflow_handle(name).terminate() for name in names))
+    await asyncio.gather(*(harness.client.get_workflow_handle(name).terminate() for name in names))
     replayed = [event.size for event in told("replayed")]
     return _summarise(histories, began, used, replayed)
 
 
-async def _send(bed: Bed, name: str, message: str) -> None:
+async def _send(harness: ThreadHarness, name: str, message: str) -> None:
     """Start a thread with a message. A worker may take long to get to it."""
-    await bed.client.start_workflow(
-        AGENT_WORKFLOW, ThreadStart(agent=AGENT), id=name, task_queue=bed.queue
+    await harness.client.start_workflow(
+        AGENT_WORKFLOW, ThreadStart(agent=AGENT), id=name, task_queue=harness.queue
     )
-    handle = bed.client.get_workflow_handle(name)
+    handle = harness.client.get_workflow_handle(name)
     deadline = time.monotonic() + _BURST_SECONDS_MAX
     while True:
         try:
@@ -261,8 +263,8 @@ def _summarise(
     )
 
 
-def _told(process: ManagedProcess, what: str, start: int = 0) -> list[probe.Event]:
-    told = probe.events(process.output()[start:])
+def _told(process: ManagedProcess, what: str, start: int = 0) -> list[worker_log.Event]:
+    told = worker_log.parse_events(process.output()[start:])
     return [event for event in told if event.what == what]
 
 
@@ -271,10 +273,10 @@ def _log_chars(process: ManagedProcess) -> int:
     return process.output().rfind("\n") + 1
 
 
-async def _rested(bed: Bed, name: str, calls: int) -> list[Run]:
+async def _rested(harness: ThreadHarness, name: str, calls: int) -> list[Run]:
     """Return a thread's runs once its model calls have ended and no workflow task is under way."""
     while True:
-        runs = await bed.runs(name)
+        runs = await harness.runs(name)
         ended = max(ended for _, ended in model_calls(runs))
         last = runs[-1].events[-1]
         if ended >= calls and last.event_type not in (_SCHEDULED, _STARTED, _TIMED_OUT):

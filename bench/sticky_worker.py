@@ -14,9 +14,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from bench import probe
-from bench.thread_agents import reader
-from bench.thread_worker import TellingExporter
+from bench import worker_log
+from bench.thread_agent import reader
+from bench.thread_worker import ResumeLogExporter
 from everlong import EverlongPlugin
 
 
@@ -25,7 +25,7 @@ async def run(address: str, url: str, *cases: str) -> None:
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(TellingExporter()))
+    provider.add_span_processor(SimpleSpanProcessor(ResumeLogExporter()))
     async with contextlib.AsyncExitStack() as stack:
         for queue, sticky_seconds, tasks in (case.split("=") for case in cases):
             plugin = EverlongPlugin(
@@ -41,7 +41,7 @@ async def run(address: str, url: str, *cases: str) -> None:
                 max_concurrent_workflow_tasks=int(tasks) if tasks else None,
             )
             await stack.enter_async_context(worker)
-        probe.tell("ready")
+        worker_log.write("ready")
         await stopped.wait()
     provider.shutdown()
 

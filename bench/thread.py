@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from bench.report import Report, finish, machine
-from bench.thread_bed import open_bed
 from bench.thread_growth import measure_growth
+from bench.thread_harness import open_harness
 from bench.thread_idle import measure_idle
 from bench.thread_kills import measure_kills
 from bench.thread_resume import level, measure_resumes
@@ -59,21 +59,21 @@ async def measure(address: str, folder: Path, parts: Sequence[str], size: Size) 
     """Measure the parts, each on a task queue of its own."""
     reports: list[Report] = []
     if "growth" in parts:
-        async with open_bed(address, folder) as bed:
-            await bed.start_worker()
+        async with open_harness(address, folder) as harness:
+            await harness.start_worker()
             old, young = f"step {size.steps}", "step 50"
-            reports.append(await measure_growth(bed, old, size.steps))
-            await bed.ask(young, "read 0 to 48")
-            await level(bed, old, young, size.steps)
+            reports.append(await measure_growth(harness, old, size.steps))
+            await harness.ask(young, "read 0 to 48")
+            await level(harness, old, young, size.steps)
             reports.append(
-                await measure_resumes(bed, old, young, turns=size.turns, judged=size.judged)
+                await measure_resumes(harness, old, young, turns=size.turns, judged=size.judged)
             )
     if "kills" in parts:
-        async with open_bed(address, folder) as bed:
-            reports.append(await measure_kills(bed, turns=size.turns))
+        async with open_harness(address, folder) as harness:
+            reports.append(await measure_kills(harness, turns=size.turns))
     if "idle" in parts:
-        async with open_bed(address, folder) as bed:
-            reports.append(await measure_idle(bed, pages=size.idle_pages))
+        async with open_harness(address, folder) as harness:
+            reports.append(await measure_idle(harness, pages=size.idle_pages))
     return reports
 
 

@@ -9,7 +9,7 @@ import time
 from typing import Final
 
 from bench.report import Cell, Report, Series
-from bench.thread_bed import Bed, Run, model_calls
+from bench.thread_harness import Run, ThreadHarness, model_calls
 from everlong import Policy, limits
 from everlong.models import Kind, ThreadStatus, thread_key
 from everlong.storage.journal import Journal
@@ -42,7 +42,7 @@ class Window:
     history_bytes: int = 0
 
 
-async def live(bed: Bed, thread_id: str, steps: int, window: int) -> list[Window]:
+async def live(harness: ThreadHarness, thread_id: str, steps: int, window: int) -> list[Window]:
     """Take a thread through so many steps, and return what each window took."""
     windows: list[Window] = []
     before = None
@@ -50,7 +50,7 @@ async def live(bed: Bed, thread_id: str, steps: int, window: int) -> list[Window
         samples: list[ThreadStatus] = []
         started = time.perf_counter()
         text = f"read {first} to {first + window - 1}"
-        after = await bed.ask(thread_id, text, samples.append)
+        after = await harness.ask(thread_id, text, samples.append)
         if after.last_failure:
             raise RuntimeError(f"the turn failed: {after.last_failure}")
         written = after.counters.written_bytes - (before.counters.written_bytes if before else 0)
@@ -68,16 +68,16 @@ async def live(bed: Bed, thread_id: str, steps: int, window: int) -> list[Window
             )
         )
         before = after
-    for event, ended in model_calls(await bed.runs(thread_id)):
+    for event, ended in model_calls(await harness.runs(thread_id)):
         # The model calls of a window are those of its steps, and the answer.
         number = min(ended // (window + 1), len(windows) - 1)
         windows[number].history_bytes += event.ByteSize()
     return windows
 
 
-async def pages_in_order(bed: Bed, thread_id: str, head_of: ThreadStatus) -> int:
+async def pages_in_order(harness: ThreadHarness, thread_id: str, head_of: ThreadStatus) -> int:
     """Return how many pages the journal holds, from the first on, each once and in order."""
-    journal = Journal(PackStore(bed.store), thread_key(bed.client.namespace, thread_id))
+    journal = Journal(PackStore(harness.store), thread_key(harness.client.namespace, thread_id))
     entries = await journal.read(head_of.head)
     if [entry.seq for entry in entries] != list(range(1, len(entries) + 1)):
         return 0
@@ -93,12 +93,14 @@ async def pages_in_order(bed: Bed, thread_id: str, head_of: ThreadStatus) -> int
     return found
 
 
-async def measure_growth(bed: Bed, thread_id: str, steps: int, window: int = WINDOW) -> Report:
+async def measure_growth(
+    harness: ThreadHarness, thread_id: str, steps: int, window: int = WINDOW
+) -> Report:
     """Measure a life of that many steps. It needs a worker."""
     report = Report(f"A thread of {steps:,} steps, default policy")
-    windows = await live(bed, thread_id, steps, window)
-    runs = await bed.runs(thread_id)
-    status = await bed.until(thread_id, lambda _: True)
+    windows = await live(harness, thread_id, steps, window)
+    runs = await harness.runs(thread_id)
+    status = await harness.until(thread_id, lambda _: True)
     report.series.append(_table(windows))
     add_runs(report, runs)
     add_growth(report, windows)
@@ -106,7 +108,7 @@ async def measure_growth(bed: Bed, thread_id: str, steps: int, window: int = WIN
     report.add("samples of it", sum(w.samples for w in windows))
     report.add(
         "pages in the journal, each once and in order",
-        await pages_in_order(bed, thread_id, status),
+        await pages_in_order(harness, thread_id, status),
         f"of {steps}",
         least=steps,
         most=steps,

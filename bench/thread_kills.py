@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from bench import probe
+from bench import worker_log
 from bench.report import Report
-from bench.thread_bed import Bed
+from bench.thread_harness import ThreadHarness
 from everlong import limits
 from everlong.embedded import ManagedProcess
 from everlong.models import Kind, thread_key
@@ -25,54 +25,54 @@ _HEARTBEATS_SECONDS: Final = 0.8 * limits.HEARTBEAT_SECONDS
 
 
 async def killed_between_steps(
-    bed: Bed, thread_id: str, turns: int, sticky_seconds: str = ""
+    harness: ThreadHarness, thread_id: str, turns: int, sticky_seconds: str = ""
 ) -> list[float]:
     """Kill the worker that has the thread, send a message at once, and time the model call."""
     seconds = []
-    keeper = await bed.start_worker(sticky_seconds)
-    await bed.ask(thread_id, "say 1")
+    keeper = await harness.start_worker(sticky_seconds)
+    await harness.ask(thread_id, "say 1")
     for turn in range(turns):
-        await bed.ask(thread_id, "say 2")  # Now the thread is in the keeper's memory.
-        other = await bed.start_worker(sticky_seconds)
+        await harness.ask(thread_id, "say 2")  # Now the thread is in the keeper's memory.
+        other = await harness.start_worker(sticky_seconds)
         number = 100 + turn
         keeper.kill()
         killed = time.time()
-        sent = await bed.send(thread_id, f"say {number}")
+        sent = await harness.send(thread_id, f"say {number}")
         seconds.append(await _called(other, number) - killed)
-        await bed.answered(thread_id, sent)
+        await harness.answered(thread_id, sent)
         keeper = other
     keeper.stop()
     return seconds
 
 
-async def killed_within_a_call(bed: Bed, thread_id: str, turns: int) -> list[float]:
+async def killed_within_a_call(harness: ThreadHarness, thread_id: str, turns: int) -> list[float]:
     """Kill the worker whose model call is under way, and time the next try of another worker.
 
     The call is younger or older than a heartbeat interval at that time: that is most of the wait.
     """
     seconds = []
-    workers = [await bed.start_worker()]
+    workers = [await harness.start_worker()]
     for turn in range(turns):
-        bed.gate.unlink(missing_ok=True)
-        workers.append(await bed.start_worker())
+        harness.gate.unlink(missing_ok=True)
+        workers.append(await harness.start_worker())
         number = 200 + turn
-        sent = await bed.send(thread_id, f"wait {number}")
-        caller = await _first_to_tell(workers, probe.line_of("model", number))
+        sent = await harness.send(thread_id, f"wait {number}")
+        caller = await _first_to_tell(workers, worker_log.line_ending("model", number))
         workers.remove(caller)
         await asyncio.sleep(_HEARTBEATS_SECONDS * turn / turns)
         caller.kill()
         killed = time.time()
         seconds.append(await _called(workers[0], number) - killed)
-        bed.gate.touch()
-        await bed.answered(thread_id, sent)
-    bed.stop_workers()
+        harness.gate.touch()
+        await harness.answered(thread_id, sent)
+    harness.stop_workers()
     return seconds
 
 
-async def spoken(bed: Bed, thread_id: str) -> list[tuple[Kind, str]]:
+async def spoken(harness: ThreadHarness, thread_id: str) -> list[tuple[Kind, str]]:
     """Return the messages of a thread's journal, in order. It needs a worker."""
-    status = await bed.until(thread_id, lambda _: True)
-    journal = Journal(PackStore(bed.store), thread_key(bed.client.namespace, thread_id))
+    status = await harness.until(thread_id, lambda _: True)
+    journal = Journal(PackStore(harness.store), thread_key(harness.client.namespace, thread_id))
     entries = await journal.read(status.head)
     if [entry.seq for entry in entries] != list(range(1, len(entries) + 1)):
         raise RuntimeError("the journal has a gap or a duplicate")
@@ -91,15 +91,15 @@ async def _first_to_tell(workers: Sequence[ManagedProcess], line: str) -> Manage
 
 
 async def _called(worker: ManagedProcess, number: int) -> float:
-    await worker.wait_for_output(probe.line_of("model", number), _CALL_SECONDS_MAX)
-    told = probe.events(worker.output())
-    return next(event.at for event in told if event.what == "model" and event.size == number)
+    await worker.wait_for_output(worker_log.line_ending("model", number), _CALL_SECONDS_MAX)
+    events = worker_log.parse_events(worker.output())
+    return next(event.at for event in events if event.what == "model" and event.size == number)
 
 
-async def measure_kills(bed: Bed, *, turns: int) -> Report:
+async def measure_kills(harness: ThreadHarness, *, turns: int) -> Report:
     """Measure both kinds, and the first by the SDK's default once."""
     report = Report(f"SIGKILL of the worker, another one up; median of {turns}")
-    between = await killed_between_steps(bed, "killed-between", turns)
+    between = await killed_between_steps(harness, "killed-between", turns)
     report.add(
         "between steps: from the kill to the model call of a message sent at once",
         statistics.median(between),
@@ -107,9 +107,9 @@ async def measure_kills(bed: Bed, *, turns: int) -> Report:
         most=BETWEEN_SECONDS_MAX,
     )
     report.add("... slowest", max(between), "s")
-    [default] = await killed_between_steps(bed, "killed-default", 1, SDK_STICKY)
+    [default] = await killed_between_steps(harness, "killed-default", 1, SDK_STICKY)
     report.add("... by the SDK's sticky timeout of 10 s, once", default, "s")
-    within = await killed_within_a_call(bed, "killed-within", turns)
+    within = await killed_within_a_call(harness, "killed-within", turns)
     report.add(
         "in a model call: from the kill to the next try",
         statistics.median(within),
@@ -117,8 +117,8 @@ async def measure_kills(bed: Bed, *, turns: int) -> Report:
         most=WITHIN_SECONDS_MAX,
     )
     report.add("... slowest", max(within), "s", most=WITHIN_SECONDS_MAX)
-    await bed.start_worker()
-    replies = [text for kind, text in await spoken(bed, "killed-within") if kind == Kind.REPLY]
+    await harness.start_worker()
+    replies = [text for kind, text in await spoken(harness, "killed-within") if kind == Kind.REPLY]
     report.add("replies in the journal, each once", len(set(replies)), least=turns, most=turns)
     report.add("... of which repeated", len(replies) - len(set(replies)), most=0)
     return report

@@ -10,10 +10,10 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from bench import probe
+from bench import worker_log
 from bench.report import Cell, Report, Series
 from bench.stores import CountingStore
-from bench.thread_bed import Bed
+from bench.thread_harness import ThreadHarness
 from everlong.models import ThreadStatus, thread_key
 from everlong.storage.journal import Journal
 from everlong.storage.packstore import PackStore
@@ -46,22 +46,22 @@ class Resume:
     """The context as the model reads it."""
 
 
-async def resume(bed: Bed, thread_id: str, number: int) -> Resume:
+async def resume(harness: ThreadHarness, thread_id: str, number: int) -> Resume:
     """Resume a thread on a new worker: no other one is there, and its cache is empty."""
-    before = await bed.until(thread_id, lambda status: status.status == "waiting")
-    needed_bytes = await stored_context(bed, thread_id, before)
-    for worker in bed.workers:
+    before = await harness.until(thread_id, lambda status: status.status == "waiting")
+    needed_bytes = await stored_context(harness, thread_id, before)
+    for worker in harness.workers:
         worker.stop()
-    worker = await bed.start_worker()
+    worker = await harness.start_worker()
     started = time.time()
-    await bed.send(thread_id, f"say {number}")
+    await harness.send(thread_id, f"say {number}")
     sent = time.time()
-    await worker.wait_for_output(probe.line_of("model", number), _RESUME_SECONDS_MAX)
-    told = list(probe.events(worker.output()))
-    called = next(event.at for event in told if event.what == "model")
-    gets = [event.size for event in told if event.what == "get" and event.at <= called]
-    after = await bed.until(thread_id, lambda status: status.status == "waiting")
-    sizes = {event.what: event.size for event in told}
+    await worker.wait_for_output(worker_log.line_ending("model", number), _RESUME_SECONDS_MAX)
+    events = list(worker_log.parse_events(worker.output()))
+    called = next(event.at for event in events if event.what == "model")
+    gets = [event.size for event in events if event.what == "get" and event.at <= called]
+    after = await harness.until(thread_id, lambda status: status.status == "waiting")
+    sizes = {event.what: event.size for event in events}
     return Resume(
         replayed=sizes["replayed"],
         span_seconds=sizes["resumed"] / 1e6,
@@ -74,11 +74,11 @@ async def resume(bed: Bed, thread_id: str, number: int) -> Resume:
     )
 
 
-async def stored_context(bed: Bed, thread_id: str, status: ThreadStatus) -> int:
+async def stored_context(harness: ThreadHarness, thread_id: str, status: ThreadStatus) -> int:
     """Return the bytes that the store holds of a thread's context, by reading it."""
-    store = CountingStore(bed.store)
+    store = CountingStore(harness.store)
     packs = PackStore(store)
-    journal = Journal(packs, thread_key(bed.client.namespace, thread_id))
+    journal = Journal(packs, thread_key(harness.client.namespace, thread_id))
     first_seq = 1
     if status.snapshot is not None:
         await packs.read_body(status.snapshot.ref)
@@ -88,27 +88,27 @@ async def stored_context(bed: Bed, thread_id: str, status: ThreadStatus) -> int:
     return store.get_bytes
 
 
-async def level(bed: Bed, old: str, young: str, page: int) -> None:
+async def level(harness: ThreadHarness, old: str, young: str, page: int) -> None:
     """Take the old thread on, by single steps, until its run is as long as the young one's."""
-    wanted = await bed.run_events(young)
+    wanted = await harness.run_events(young)
     for number in range(_STEPS_MAX):
-        events = await bed.run_events(old)
+        events = await harness.run_events(old)
         if abs(events - wanted) <= _CLOSE_EVENTS:
             return
         far = wanted - events > 20 or events > wanted
-        await bed.ask(old, f"read {page + number} to {page + number}" if far else "say 0")
+        await harness.ask(old, f"read {page + number} to {page + number}" if far else "say 0")
     raise RuntimeError(f"the runs do not meet: {events} events, and {wanted}")
 
 
 async def measure_resumes(
-    bed: Bed, old: str, young: str, *, turns: int, judged: bool = True
+    harness: ThreadHarness, old: str, young: str, *, turns: int, judged: bool = True
 ) -> Report:
     """Resume both threads a few times, in turns."""
     report = Report(f"Cold resume, median of {turns}: the old thread and the young one")
     found: dict[str, list[Resume]] = {young: [], old: []}
     for turn in range(turns):
         for thread_id in (young, old) if turn % 2 else (old, young):
-            found[thread_id].append(await resume(bed, thread_id, 1000 + turn))
+            found[thread_id].append(await resume(harness, thread_id, 1000 + turn))
     report.series.append(_table(found))
     for what, name in (
         ("resume span", "span_seconds"),

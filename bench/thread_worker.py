@@ -13,22 +13,22 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, Sp
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from bench import probe
+from bench import worker_log
 from bench.stores import CountingStore
-from bench.thread_agents import reader
+from bench.thread_agent import reader
 from everlong import EverlongPlugin, open_store
 from everlong.telemetry.spans import RESUME as RESUME_SPAN
 
 
-class TellingExporter(SpanExporter):
+class ResumeLogExporter(SpanExporter):
     """Tells of resumes: `resumed` with microseconds, and `replayed` with events."""
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """See `SpanExporter`."""
         for span in spans:
             if span.name == RESUME_SPAN and span.attributes:
-                probe.tell("replayed", int(str(span.attributes["everlong.resume.events"])))
-                probe.tell("resumed", ((span.end_time or 0) - (span.start_time or 0)) // 1000)
+                worker_log.write("replayed", int(str(span.attributes["everlong.resume.events"])))
+                worker_log.write("resumed", ((span.end_time or 0) - (span.start_time or 0)) // 1000)
         return SpanExportResult.SUCCESS
 
 
@@ -37,8 +37,8 @@ async def run(address: str, queue: str, url: str, sticky_seconds: str = "") -> N
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(TellingExporter()))
-    store = CountingStore(open_store(url), probe.tell)
+    provider.add_span_processor(SimpleSpanProcessor(ResumeLogExporter()))
+    store = CountingStore(open_store(url), worker_log.write)
     plugin = EverlongPlugin(
         store=store,
         agents=[reader()],
@@ -47,7 +47,7 @@ async def run(address: str, queue: str, url: str, sticky_seconds: str = "") -> N
     )
     client = await Client.connect(address, plugins=[plugin])
     async with Worker(client, task_queue=queue):
-        probe.tell("ready")
+        worker_log.write("ready")
         await stopped.wait()
     provider.shutdown()
 

@@ -173,7 +173,7 @@ def _add(report: Report, what: str, replay: Replay) -> None:
         ),
         ("Everlong", history_bytes, replay.written_bytes, replay.objects),
     ]
-    columns = ("arm", "bytes in history", "bytes stored", "objects")
+    columns = ("variant", "bytes in history", "bytes stored", "objects")
     report.series.append(Series(f"{what}: {replay.calls} model calls", columns, rows))
     judged = replay.calls >= _JUDGED_CALLS_MIN
     report.add(f"{what}: unique, zstd-3 of each step's messages", tally.unique_bytes, "bytes")

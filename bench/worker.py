@@ -1,4 +1,4 @@
-"""`python -m bench.worker ARM ADDRESS QUEUE URL`: a worker of one arm, until SIGTERM."""
+"""`python -m bench.worker VARIANT ADDRESS QUEUE URL`: a worker of one variant, until SIGTERM."""
 
 import asyncio
 import concurrent.futures
@@ -13,7 +13,7 @@ from temporalio.contrib.aws.s3driver import S3StorageDriver
 from temporalio.converter import DataConverter, ExternalStorage
 from temporalio.worker import Worker
 
-from bench import probe
+from bench import worker_log
 from bench.loop import AgentLoop, ListLoop, call_model, call_tool, run_tool
 from bench.objects import ObstoreClient, Place, open_objects
 from bench.stores import CountingStore
@@ -22,29 +22,29 @@ from everlong import EverlongPlugin, open_store
 PLAIN: Final = "plain"
 SDK: Final = "SDK ExternalStorage"
 EVERLONG: Final = "Everlong"
-ARMS: Final = (PLAIN, SDK, EVERLONG)
+VARIANTS: Final = (PLAIN, SDK, EVERLONG)
 
 
-async def connect(arm: str, address: str, url: str) -> Client:
-    """Connect as the arm does. Everything but the storage is the SDK's default."""
-    if arm == SDK:
+async def connect(variant: str, address: str, url: str) -> Client:
+    """Connect as the variant does. Everything but the storage is the SDK's default."""
+    if variant == SDK:
         client = ObstoreClient(open_objects(Place(url, os.environ)))
         driver = S3StorageDriver(client, bucket="bench")
         converter = dataclasses.replace(
             DataConverter.default, external_storage=ExternalStorage(drivers=[driver])
         )
         return await Client.connect(address, data_converter=converter)
-    if arm == EVERLONG:
-        store = CountingStore(open_store(url), probe.tell)
+    if variant == EVERLONG:
+        store = CountingStore(open_store(url), worker_log.write)
         return await Client.connect(address, plugins=[EverlongPlugin(store=store)])
     return await Client.connect(address)
 
 
-async def run(arm: str, address: str, queue: str, url: str) -> None:
+async def run(variant: str, address: str, queue: str, url: str) -> None:
     """Work until told to stop."""
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
-    client = await connect(arm, address, url)
+    client = await connect(variant, address, url)
     with concurrent.futures.ThreadPoolExecutor(max_workers=4) as threads:
         async with Worker(
             client,
@@ -53,7 +53,7 @@ async def run(arm: str, address: str, queue: str, url: str) -> None:
             activities=[call_tool, call_model, run_tool],
             activity_executor=threads,
         ):
-            probe.tell("ready")
+            worker_log.write("ready")
             await stopped.wait()
 
 

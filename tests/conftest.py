@@ -39,7 +39,7 @@ SLOW = (
     "test_seeing",
     "test_prometheus",
     "test_doctor",
-    "test_bench_seeing",
+    "test_bench_telemetry",
     "test_told",
     "test_s3_faults",
     "test_sweep_soak",

@@ -3,7 +3,7 @@
 import statistics
 from pathlib import Path
 
-from bench.thread_bed import open_bed
+from bench.thread_harness import open_harness
 from bench.thread_kills import (
     BETWEEN_SECONDS_MAX,
     WITHIN_SECONDS_MAX,
@@ -18,10 +18,10 @@ from everlong.models import Kind
 async def test_a_message_after_a_kill_between_steps_is_acted_on_at_once(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
-    async with open_bed(server.address, tmp_path) as bed:
-        seconds = await killed_between_steps(bed, thread_id, turns=5)
-        await bed.start_worker()
-        said = await spoken(bed, thread_id)
+    async with open_harness(server.address, tmp_path) as harness:
+        seconds = await killed_between_steps(harness, thread_id, turns=5)
+        await harness.start_worker()
+        said = await spoken(harness, thread_id)
     print(f"from the kill to the model call: {sorted(seconds)}")  # noqa: T201 - pytest shows it
     assert statistics.median(seconds) <= BETWEEN_SECONDS_MAX
     replies = [text for kind, text in said if kind == Kind.REPLY]
@@ -32,10 +32,10 @@ async def test_a_message_after_a_kill_between_steps_is_acted_on_at_once(
 async def test_a_kill_in_a_model_call_costs_seconds_and_leaves_one_reply(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
-    async with open_bed(server.address, tmp_path) as bed:
-        seconds = await killed_within_a_call(bed, thread_id, turns=2)
-        worker = await bed.start_worker()
-        said = await spoken(bed, thread_id)
+    async with open_harness(server.address, tmp_path) as harness:
+        seconds = await killed_within_a_call(harness, thread_id, turns=2)
+        worker = await harness.start_worker()
+        said = await spoken(harness, thread_id)
         assert worker.returncode is None
     print(f"from the kill to the next try: {seconds}")  # noqa: T201 - pytest shows it
     assert max(seconds) <= WITHIN_SECONDS_MAX

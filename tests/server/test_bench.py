@@ -5,11 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench import stored
+from bench import stored_bytes
 from bench.__main__ import in_files
 from bench.report import Report, Series, finish
 from bench.server import QUICK, measure_server
-from bench.worker import ARMS, EVERLONG, PLAIN, SDK
+from bench.worker import EVERLONG, PLAIN, SDK, VARIANTS
 from everlong.embedded import TemporalServer
 from everlong.testing import workload
 
@@ -48,17 +48,17 @@ async def test_all_arms_run_and_resume_through_a_server(
     server: TemporalServer, tmp_path: Path
 ) -> None:
     report = await measure_server(server.address, in_files(tmp_path), tmp_path, QUICK)
-    growth, resume = (rows_by_arm(series) for series in report.series)
-    assert list(growth) == list(resume) == list(ARMS)
-    history = {arm: row["history bytes"] for arm, row in growth.items()}
+    growth, resume = (rows_by_variant(series) for series in report.series)
+    assert list(growth) == list(resume) == list(VARIANTS)
+    history = {variant: row["history bytes"] for variant, row in growth.items()}
     # 16 lists of up to 16 results, and the results themselves.
     assert history[PLAIN] > 136 * 20_000
     assert history[EVERLONG] < history[SDK] < history[PLAIN]
     assert growth[PLAIN]["objects"] == 0
-    for arm in (SDK, EVERLONG):
-        assert growth[arm]["objects"] > 0
-        assert 0 < growth[arm]["bytes stored"] <= growth[arm]["bytes written"]
-        assert resume[arm]["PUTs"] > 0
+    for variant in (SDK, EVERLONG):
+        assert growth[variant]["objects"] > 0
+        assert 0 < growth[variant]["bytes stored"] <= growth[variant]["bytes written"]
+        assert resume[variant]["PUTs"] > 0
     for row in resume.values():
         assert 0 < row["to the end of the next step, ms"] < 60_000
 
@@ -66,8 +66,8 @@ async def test_all_arms_run_and_resume_through_a_server(
 async def test_a_loop_through_a_worker_stores_less_than_it_sends(
     server: TemporalServer, tmp_path: Path
 ) -> None:
-    size = stored.Size(steps=(4, 8), round_steps=4, seconds_max=60.0, judged=False)
-    report = await stored.measure_stored(server.address, tmp_path, size)
+    size = stored_bytes.Size(steps=(4, 8), round_steps=4, seconds_max=60.0, judged=False)
+    report = await stored_bytes.measure_stored(server.address, tmp_path, size)
     [series] = report.series
     first, last = (dict(zip(series.columns, row, strict=True)) for row in series.rows)
     assert (first["steps"], last["steps"]) == (4, 8)
@@ -79,8 +79,8 @@ async def test_a_loop_through_a_worker_stores_less_than_it_sends(
 async def test_a_loop_that_takes_too_long_is_measured_where_it_is(
     server: TemporalServer, tmp_path: Path
 ) -> None:
-    size = stored.Size(steps=(1000,), round_steps=3, seconds_max=0.1, judged=True)
-    report = await stored.measure_stored(server.address, tmp_path, size)
+    size = stored_bytes.Size(steps=(1000,), round_steps=3, seconds_max=0.1, judged=True)
+    report = await stored_bytes.measure_stored(server.address, tmp_path, size)
     [row] = report.series[0].rows
     assert row[0] == 3
     # What was not reached is no success.
@@ -101,10 +101,10 @@ def test_a_bound_that_does_not_hold_is_named_and_fails_the_run(tmp_path: Path) -
     assert [figure["ok"] for figure in written["figures"]] == [True, False, False]
 
 
-def rows_by_arm(series: Series) -> dict[str, dict[str, float]]:
+def rows_by_variant(series: Series) -> dict[str, dict[str, float]]:
     found = {}
-    for arm, *cells in series.rows:
-        assert isinstance(arm, str)
+    for variant, *cells in series.rows:
+        assert isinstance(variant, str)
         numbers = [cell for cell in cells if isinstance(cell, int | float)]
-        found[arm] = dict(zip(series.columns[1:], numbers, strict=True))
+        found[variant] = dict(zip(series.columns[1:], numbers, strict=True))
     return found

@@ -10,7 +10,7 @@ from temporalio.api.workflowservice.v1 import ListWorkflowExecutionsRequest
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from bench.admin_bed import attributes, card
+from bench.synthetic_threads import attributes, card
 from everlong import EverlongPlugin, ThreadStart
 from everlong.admin.service import Directory, ThreadPage
 from everlong.admin.service.rows import QUERY, count_rows, quoted

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from bench.thread_bed import open_bed
 from bench.thread_growth import measure_growth
+from bench.thread_harness import open_harness
 from bench.thread_idle import REPLAYED_MAX, approved_after_idling
 from bench.thread_resume import resume
 from everlong import Policy
@@ -15,9 +15,9 @@ async def test_runs_stay_within_policy_and_a_step_takes_no_more_than_before(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
     steps = scaled(120, 180)
-    async with open_bed(server.address, tmp_path) as bed:
-        await bed.start_worker()
-        report = await measure_growth(bed, thread_id, steps, window=steps // 3)
+    async with open_harness(server.address, tmp_path) as harness:
+        await harness.start_worker()
+        report = await measure_growth(harness, thread_id, steps, window=steps // 3)
     assert report.failed == []
     judged = {figure.what: figure.value for figure in report.figures if figure.ok}
     assert judged["pages in the journal, each once and in order"] == steps
@@ -29,10 +29,10 @@ async def test_a_resumed_step_reads_its_context_and_nothing_else(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
     """By then the journal holds 640 KiB of results, and the context is what compaction left of them."""
-    async with open_bed(server.address, tmp_path) as bed:
-        await bed.start_worker()
-        await bed.ask(thread_id, "read 0 to 39")
-        resumed = await resume(bed, thread_id, 7)
+    async with open_harness(server.address, tmp_path) as harness:
+        await harness.start_worker()
+        await harness.ask(thread_id, "read 0 to 39")
+        resumed = await resume(harness, thread_id, 7)
     assert 0 < resumed.get_bytes <= resumed.needed_bytes
     assert resumed.get_bytes <= resumed.context_bytes
     assert 0 < resumed.replayed <= Policy().run_events_max
@@ -41,6 +41,6 @@ async def test_a_resumed_step_reads_its_context_and_nothing_else(
 async def test_an_approval_after_an_idle_time_replays_a_handful_of_events(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
-    async with open_bed(server.address, tmp_path) as bed:
-        replayed, _ = await approved_after_idling(bed, thread_id, pages=12)
+    async with open_harness(server.address, tmp_path) as harness:
+        replayed, _ = await approved_after_idling(harness, thread_id, pages=12)
     assert 0 < replayed <= REPLAYED_MAX

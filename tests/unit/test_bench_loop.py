@@ -116,8 +116,8 @@ async def test_sessions_of_a_directory_are_replayed_beside_plain_and_the_sdk(
     assert [path.name for path in find_sessions(tmp_path)] == ["long.jsonl"]
     report = await measure_transcripts(tmp_path)
     assert len(report.series) == 2
-    arms = {str(row[0]): row for row in report.series[0].rows}
-    plain, sdk, ours = (arms[name] for name in ("plain", "SDK ExternalStorage", "Everlong"))
+    variants = {str(row[0]): row for row in report.series[0].rows}
+    plain, sdk, ours = (variants[name] for name in ("plain", "SDK ExternalStorage", "Everlong"))
     # The lists of 0 to 11 results, and the results themselves.
     assert int(str(plain[1])) > 78 * 60_000
     # The SDK stores lists above 256 KiB as they are: those of 5 results and more.

@@ -17,9 +17,14 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bench import seeing_receiver
+from bench import otlp_receiver
 from bench.report import Cell, Report, Series
-from bench.seeing_bed import SeenBed, cpu_seconds, environment_without_otel, open_seen_bed
+from bench.telemetry_harness import (
+    TelemetryHarness,
+    cpu_seconds,
+    environment_without_otel,
+    open_telemetry_harness,
+)
 from everlong.embedded import ManagedProcess
 from everlong.models import CALL_MODEL
 
@@ -34,11 +39,11 @@ _MODEL_LINE: Final = '"what": "model"'
 
 
 @dataclasses.dataclass
-class Arm:
+class Variant:
     """One of the workers, and the thread on it."""
 
     name: str
-    bed: SeenBed
+    harness: TelemetryHarness
     worker: ManagedProcess
     block: int
     """Steps that it takes in its turn."""
@@ -46,24 +51,26 @@ class Arm:
 
     @property
     def thread_id(self) -> str:
-        """The thread of this arm."""
-        return f"{self.bed.queue}-thread"
+        """The thread of this variant."""
+        return f"{self.harness.queue}-thread"
 
     async def take(self, turn: int) -> None:
         """Take the thread through a block of steps. Nothing is asked of it meanwhile."""
         first = turn * self.block
-        number = await self.bed.send(self.thread_id, f"read {first} to {first + self.block - 1}")
+        number = await self.harness.send(
+            self.thread_id, f"read {first} to {first + self.block - 1}"
+        )
         self.calls += self.block + 1
         async with asyncio.timeout(_BLOCK_SECONDS_MAX):
             while self.worker.output().count(_MODEL_LINE) < self.calls:  # noqa: ASYNC110
                 await asyncio.sleep(_POLL_SECONDS)
-        await self.bed.answered(self.thread_id, number)
+        await self.harness.answered(self.thread_id, number)
 
     async def step_seconds(self) -> list[float]:
         """Return how long each step took, but for those of the first block."""
         called = [
             event.event_time.ToNanoseconds()
-            for run in await self.bed.runs(self.thread_id)
+            for run in await self.harness.runs(self.thread_id)
             for event in run.events
             if event.activity_task_scheduled_event_attributes.activity_type.name == CALL_MODEL
         ]
@@ -111,16 +118,18 @@ async def measure_cost(
             async with contextlib.AsyncExitStack() as stack:
                 # Not always the same first: what starts first may have the better place.
                 names = [_ARMS[(number + i) % len(_ARMS)] for i in range(len(_ARMS))]
-                arms = [
+                variants = [
                     await stack.enter_async_context(
-                        _arm(name, address, folder, exports_to(url) if name == "on" else {}, block)
+                        _start_variant(
+                            name, address, folder, exports_to(url) if name == "on" else {}, block
+                        )
                     )
                     for name in names
                 ]
-                for name, cpu in (await _alternate(arms, steps // sets // block)).items():
+                for name, cpu in (await _alternate(variants, steps // sets // block)).items():
                     used[name] += cpu
-                for arm in arms:
-                    seconds[arm.name] += await arm.step_seconds()
+                for variant in variants:
+                    seconds[variant.name] += await variant.step_seconds()
         receiver.stop()
         told = _told(receiver)
     return Cost(
@@ -134,15 +143,17 @@ async def measure_cost(
     )
 
 
-async def _alternate(arms: Sequence[Arm], turns: int) -> dict[str, float]:
-    """Let the arms go on in turns; return what each used of the processors, the first block aside."""
+async def _alternate(variants: Sequence[Variant], turns: int) -> dict[str, float]:
+    """Run the variants in turns; return the CPU seconds of each, without the first block."""
     before: dict[str, float] = {}
     for turn in range(turns + 1):
         if turn == 1:
-            before = {arm.name: cpu_seconds(arm.worker) for arm in arms}
-        for i in range(len(arms)):
-            await arms[(turn + i) % len(arms)].take(turn)
-    return {arm.name: cpu_seconds(arm.worker) - before[arm.name] for arm in arms}
+            before = {variant.name: cpu_seconds(variant.worker) for variant in variants}
+        for i in range(len(variants)):
+            await variants[(turn + i) % len(variants)].take(turn)
+    return {
+        variant.name: cpu_seconds(variant.worker) - before[variant.name] for variant in variants
+    }
 
 
 def exports_to(url: str) -> dict[str, str]:
@@ -155,27 +166,27 @@ def exports_to(url: str) -> dict[str, str]:
 
 
 @contextlib.asynccontextmanager
-async def _arm(
+async def _start_variant(
     name: str, address: str, folder: Path, exports: dict[str, str], block: int
-) -> AsyncIterator[Arm]:
-    async with open_seen_bed(address, folder, exports) as bed:
-        yield Arm(name, bed, await bed.start_worker(), block)
+) -> AsyncIterator[Variant]:
+    async with open_telemetry_harness(address, folder, exports) as harness:
+        yield Variant(name, harness, await harness.start_worker(), block)
 
 
 @contextlib.asynccontextmanager
 async def _receiver(folder: Path) -> AsyncIterator[tuple[ManagedProcess, str]]:
-    arguments = [sys.executable, "-m", "bench.seeing_receiver"]
+    arguments = [sys.executable, "-m", "bench.otlp_receiver"]
     log = folder / "receiver.log"
     with ManagedProcess("receiver", arguments, env=environment_without_otel(), log=log) as process:
-        line = await process.wait_for_output(seeing_receiver.URL, _READY_SECONDS_MAX)
-        yield process, line.removeprefix(seeing_receiver.URL)
+        line = await process.wait_for_output(otlp_receiver.URL, _READY_SECONDS_MAX)
+        yield process, line.removeprefix(otlp_receiver.URL)
 
 
 def _told(receiver: ManagedProcess) -> dict[str, Any]:
     [line] = [
-        line for line in receiver.output().splitlines() if line.startswith(seeing_receiver.RECEIVED)
+        line for line in receiver.output().splitlines() if line.startswith(otlp_receiver.RECEIVED)
     ]
-    told: dict[str, Any] = json.loads(line.removeprefix(seeing_receiver.RECEIVED))
+    told: dict[str, Any] = json.loads(line.removeprefix(otlp_receiver.RECEIVED))
     return told
 
 

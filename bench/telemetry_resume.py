@@ -18,7 +18,7 @@ from typing import Final
 from temporalio.api.history.v1 import HistoryEvent
 
 from bench.report import Cell, Report, Series
-from bench.seeing_bed import SeenBed
+from bench.telemetry_harness import TelemetryHarness
 from everlong import Policy
 from everlong.telemetry.spans import RESUME, THREAD
 from tests.support.otlp_receiver import Received, Span
@@ -86,9 +86,9 @@ class Pair:
 class Watch:
     """Reads a history by long poll, and notes when each event was seen."""
 
-    def __init__(self, bed: SeenBed, thread_id: str) -> None:
+    def __init__(self, harness: TelemetryHarness, thread_id: str) -> None:
         self.seen: list[tuple[HistoryEvent, int]] = []
-        self._handle = bed.client.get_workflow_handle(thread_id)
+        self._handle = harness.client.get_workflow_handle(thread_id)
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -112,18 +112,18 @@ class Watch:
         return None
 
 
-async def prepare(bed: SeenBed, thread_id: str, steps: int, messages: int) -> None:
+async def prepare(harness: TelemetryHarness, thread_id: str, steps: int, messages: int) -> None:
     """Give a thread a history: steps, and messages that lie in the store."""
-    await bed.start_worker()
-    await bed.start(thread_id, _POLICY)
-    await bed.ask(thread_id, f"read 0 to {steps - 1}")
+    await harness.start_worker()
+    await harness.start(thread_id, _POLICY)
+    await harness.ask(thread_id, f"read 0 to {steps - 1}")
     for number in range(messages):
         noise = random.Random(number).randbytes(_LARGE_BYTES)  # noqa: S311
-        await bed.ask(thread_id, f"say {number} {base64.b64encode(noise).decode()}")
+        await harness.ask(thread_id, f"say {number} {base64.b64encode(noise).decode()}")
 
 
 async def measure_spans(
-    bed: SeenBed,
+    harness: TelemetryHarness,
     thread_id: str,
     received: Received,
     *,
@@ -131,10 +131,10 @@ async def measure_spans(
     judged: bool = True,
 ) -> Report:
     """Kill the worker and resume the thread on a new one, so many times."""
-    watch = Watch(bed, thread_id)
+    watch = Watch(harness, thread_id)
     watching = asyncio.create_task(watch.run())
     try:
-        pairs = [await _resume(bed, thread_id, watch, received, turn) for turn in range(turns)]
+        pairs = [await _resume(harness, thread_id, watch, received, turn) for turn in range(turns)]
     finally:
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -143,18 +143,18 @@ async def measure_spans(
 
 
 async def _resume(
-    bed: SeenBed, thread_id: str, watch: Watch, received: Received, turn: int
+    harness: TelemetryHarness, thread_id: str, watch: Watch, received: Received, turn: int
 ) -> Pair:
-    await bed.until(thread_id, lambda status: status.status == "waiting")
-    events = await bed.run_events(thread_id)
+    await harness.until(thread_id, lambda status: status.status == "waiting")
+    events = await harness.run_events(thread_id)
     await _until(lambda: len(watch.seen) >= events)
-    bed.workers[-1].kill()
-    await bed.start_worker()
-    sent = asyncio.create_task(bed.send(thread_id, f"say {turn}"))
+    harness.workers[-1].kill()
+    await harness.start_worker()
+    sent = asyncio.create_task(harness.send(thread_id, f"say {turn}"))
     await _until(lambda: watch.task_after(events) is not None)
     times = watch.task_after(events)
     assert times is not None  # noqa: S101 - it was there a line ago.
-    await bed.answered(thread_id, await sent)
+    await harness.answered(thread_id, await sent)
     await _until(lambda: len(_spans(received, thread_id)) > turn)
     return Pair(_spans(received, thread_id)[turn], *times)
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from bench.report import Report
-from bench.seeing_bed import SeenBed
-from bench.seeing_worker import READ_SECONDS
+from bench.telemetry_harness import TelemetryHarness
+from bench.telemetry_worker import READ_SECONDS
 from everlong.interceptors.resume import PARTS
 from everlong.telemetry.spans import RESUME, THREAD
 from tests.support.otlp_receiver import Received, Span
@@ -46,16 +46,16 @@ def draw(spans: Sequence[Span]) -> list[str]:
 
 
 async def measure_slow_store(
-    bed: SeenBed, thread_id: str, received: Received, *, judged: bool = True
+    harness: TelemetryHarness, thread_id: str, received: Received, *, judged: bool = True
 ) -> Report:
     """Kill the worker, and resume the thread on one whose store is slow."""
-    await bed.until(thread_id, lambda status: status.status == "waiting")
+    await harness.until(thread_id, lambda status: status.status == "waiting")
     before = len(_resumes(received, thread_id))
-    bed.workers[-1].kill()
-    bed.exports = {**bed.exports, READ_SECONDS: str(DELAY_SECONDS)}
-    await bed.start_worker()
-    number = await bed.send(thread_id, "say 0")
-    await bed.answered(thread_id, number)
+    harness.workers[-1].kill()
+    harness.exports = {**harness.exports, READ_SECONDS: str(DELAY_SECONDS)}
+    await harness.start_worker()
+    number = await harness.send(thread_id, "say 0")
+    await harness.answered(thread_id, number)
     async with asyncio.timeout(_SEEN_SECONDS_MAX):
         while len(_resumes(received, thread_id)) <= before:  # noqa: ASYNC110 - another thread receives
             await asyncio.sleep(_POLL_SECONDS)

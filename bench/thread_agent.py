@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from bench import probe
+from bench import worker_log
 from everlong import Agent, Policy, Reply, Tool, tool
 from everlong.models import Message, ToolCall
 from everlong.testing import workload
@@ -44,7 +44,7 @@ class Obedient:
         asked = turn[0].text
         done = [message.call_id for message in turn if message.role == "tool"]
         call = _next_call(asked.split(), done)
-        probe.tell("model", int(asked.split()[1]) if call is None else call[1])
+        worker_log.write("model", int(asked.split()[1]) if call is None else call[1])
         if asked.startswith("wait"):
             await _until_open()
         if call is None:

@@ -22,7 +22,7 @@ class Event:
     """The step, or bytes."""
 
 
-def tell(what: str, size: int = 0) -> None:
+def write(what: str, size: int = 0) -> None:
     """Say that something has happened just now."""
     line = _MARK + json.dumps({"at": time.time(), "what": what, "size": size})
     # One write: lines of several threads do not mix.
@@ -30,12 +30,12 @@ def tell(what: str, size: int = 0) -> None:
     sys.stdout.flush()
 
 
-def line_of(what: str, size: int = 0) -> str:
+def line_ending(what: str, size: int = 0) -> str:
     """Return the end of the line that `tell` writes, to wait for it."""
     return f'"what": "{what}", "size": {size}}}'
 
 
-def events(log: str) -> Iterator[Event]:
+def parse_events(log: str) -> Iterator[Event]:
     """Yield what a worker has told, in order. Other lines of the log are passed over."""
     for line in log.splitlines():
         if line.startswith(_MARK):

@@ -1,4 +1,4 @@
-"""`python -m bench.seeing_receiver`: a receiver of OTLP in a process of its own.
+"""`python -m bench.otlp_receiver`: a receiver of OTLP in a process of its own.
 
 It tells where it listens, and once it is stopped, how much has arrived.
 """

@@ -4,7 +4,7 @@ They were written after the cues of compaction had been fixed, and nothing was c
 what survives of them is what to expect of words that nobody has thought of.
 """
 
-from bench.evidence_words import Forms, lines
+from bench.evidence_phrases import Forms, lines
 
 UNSEEN = Forms(
     decisions_by_user=lines("""

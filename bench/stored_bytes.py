@@ -15,9 +15,9 @@ from temporalio.client import Client
 
 from bench import measure
 from bench.amplification import show_progress
-from bench.arm import Arm
 from bench.conversation import list_data, mixed_turns
 from bench.loop import AGENT_LOOP
+from bench.loop_runner import LoopRunner
 from bench.objects import Place, stored
 from bench.report import Cell, Report, Series
 from bench.worker import EVERLONG
@@ -47,20 +47,20 @@ async def measure_stored(address: str, folder: Path, size: Size) -> Report:
     report = Report("Through a worker with the plugin: list, reply and result, mixed sizes")
     client = await Client.connect(address)
     place = Place((folder / "stored").as_uri())
-    arm = Arm(EVERLONG, client, address, place, folder, AGENT_LOOP)
+    runner = LoopRunner(EVERLONG, client, address, place, folder, AGENT_LOOP)
     rows: list[Sequence[Cell]] = []
     began = time.monotonic()
     try:
-        await arm.begin()
+        await runner.begin()
         for steps in size.steps:
-            is_whole = await _advance(arm, steps, began, size)
+            is_whole = await _advance(runner, steps, began, size)
             if not is_whole:
-                report.notes.append(f"stopped at step {arm.step} after {size.seconds_max:.0f} s")
-            rows.append(await _measure_step(report, arm, size, steps))
+                report.notes.append(f"stopped at step {runner.step} after {size.seconds_max:.0f} s")
+            rows.append(await _measure_step(report, runner, size, steps))
             if not is_whole:
                 break
     finally:
-        await arm.end()
+        await runner.end()
     columns = (
         "steps",
         "list bytes",
@@ -76,41 +76,41 @@ async def measure_stored(address: str, folder: Path, size: Size) -> Report:
     return report
 
 
-async def _advance(arm: Arm, steps: int, began: float, size: Size) -> bool:
+async def _advance(runner: LoopRunner, steps: int, began: float, size: Size) -> bool:
     """Take the loop to that step; tell whether it got there in time."""
-    while arm.step < steps:
+    while runner.step < steps:
         try:
-            await arm.advance(min(steps, arm.step + size.round_steps))
+            await runner.advance(min(steps, runner.step + size.round_steps))
         except ProcessFailed as error:
-            error.add_note(f"the loop was at step {arm.step} of {steps}")
+            error.add_note(f"the loop was at step {runner.step} of {steps}")
             raise
-        show_progress(f"step {arm.step} of {steps}", began)
+        show_progress(f"step {runner.step} of {steps}", began)
         if time.monotonic() - began > size.seconds_max:
-            return arm.step == steps
+            return runner.step == steps
     return True
 
 
-async def _measure_step(report: Report, arm: Arm, size: Size, wanted: int) -> list[Cell]:
-    turns = mixed_turns(workload.SEED, arm.step)
+async def _measure_step(report: Report, runner: LoopRunner, size: Size, wanted: int) -> list[Cell]:
+    turns = mixed_turns(workload.SEED, runner.step)
     unique = list_data([message for turn in turns for message in turn.messages])
     floor_bytes = len(measure.compress(unique))
-    objects, stored_bytes = await stored(arm.place)
-    taken = [arm.step_seconds[step] for step in sorted(arm.step_seconds)]
+    objects, stored_bytes = await stored(runner.place)
+    taken = [runner.step_seconds[step] for step in sorted(runner.step_seconds)]
     ratio = stored_bytes / floor_bytes
     report.add(
         f"stored over the floor at {wanted} steps",
-        ratio if arm.step == wanted else None,
+        ratio if runner.step == wanted else None,
         "times",
         most=FLOOR_MAX if size.judged else None,
     )
     return [
-        arm.step,
+        runner.step,
         len(unique),
         floor_bytes,
         stored_bytes,
         round(ratio, 2),
         objects,
-        await arm.history_bytes(),
+        await runner.history_bytes(),
         round(statistics.median(taken) * 1000),
         round(statistics.median(taken[-10:]) * 1000),
     ]

@@ -1,4 +1,4 @@
-"""A bed whose workers are the shipped ones, and export what the environment says."""
+"""A harness whose workers are the shipped ones, and export what the environment says."""
 
 import contextlib
 import os
@@ -10,8 +10,8 @@ from typing import Final
 
 from temporalio.client import Client
 
-from bench.thread_agents import GATE
-from bench.thread_bed import Bed
+from bench.thread_agent import GATE
+from bench.thread_harness import ThreadHarness
 from everlong import EverlongPlugin
 from everlong.config import environment_without_temporal
 from everlong.embedded import ManagedProcess
@@ -21,7 +21,7 @@ ROOT: Final = Path(__file__).parents[1]
 _READY_SECONDS_MAX: Final = 60.0
 
 
-class SeenBed(Bed):
+class TelemetryHarness(ThreadHarness):
     """One task queue, whose workers export by the variables that are given."""
 
     exports: Mapping[str, str] = {}
@@ -39,7 +39,7 @@ class SeenBed(Bed):
             **self.exports,
         }
         name = f"{self.queue}-{len(self.workers)}"
-        arguments = [sys.executable, "-m", "bench.seeing_worker"]
+        arguments = [sys.executable, "-m", "bench.telemetry_worker"]
         worker = ManagedProcess(name, arguments, env=environment, log=self._folder / f"{name}.log")
         self.workers.append(worker)
         await worker.wait_for_output(READY, _READY_SECONDS_MAX)
@@ -57,18 +57,18 @@ def environment_without_otel() -> dict[str, str]:
 
 
 @contextlib.asynccontextmanager
-async def open_seen_bed(
+async def open_telemetry_harness(
     address: str, folder: Path, exports: Mapping[str, str]
-) -> AsyncIterator[SeenBed]:
-    """Make a bed with a store of its own; its workers are stopped whatever happens."""
+) -> AsyncIterator[TelemetryHarness]:
+    """Make a harness with a store of its own; its workers are stopped whatever happens."""
     url = (folder / f"blobs-{uuid.uuid4().hex[:8]}").as_uri()
     client = await Client.connect(address, plugins=[EverlongPlugin(store=url)])
-    bed = SeenBed(client, address, url, folder)
-    bed.exports = exports
+    harness = TelemetryHarness(client, address, url, folder)
+    harness.exports = exports
     try:
-        yield bed
+        yield harness
     finally:
-        bed.stop_workers()
+        harness.stop_workers()
 
 
 def cpu_seconds(process: ManagedProcess) -> float:

@@ -4,7 +4,7 @@ import random
 import re
 from typing import Final
 
-from bench.evidence_words import split
+from bench.evidence_phrases import split
 
 # What made-up names consist of.
 _SYLLABLES: Final = split(

@@ -1,4 +1,4 @@
-"""One arm of the benchmark through a server: a loop, its store, and a worker process of its own."""
+"""One runner of the benchmark through a server: a loop, its store, and a worker process of its own."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from typing import Any, Final
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
 from temporalio.service import RPCError
 
-from bench import probe
+from bench import worker_log
 from bench.loop import LIST_LOOP, RUN_UNTIL
 from bench.objects import Place
 from everlong.config import environment_without_temporal
@@ -40,7 +40,7 @@ class Resume:
     get_bytes: int
 
 
-class Arm:
+class LoopRunner:
     """One loop, its worker process and its store."""
 
     def __init__(
@@ -83,12 +83,12 @@ class Arm:
         await self.handle.signal(RUN_UNTIL, step)
         worker = self._workers[-1]
         try:
-            await worker.wait_for_output(probe.line_of("done", step), _ROUND_SECONDS_MAX)
+            await worker.wait_for_output(worker_log.line_ending("done", step), _ROUND_SECONDS_MAX)
         except ProcessFailed as error:
             # The log goes with its folder.
             error.add_note("\n".join(worker.output().splitlines()[-20:]))
             raise
-        done = {event.size: event.at for event in self.told() if event.what == "done"}
+        done = {event.size: event.at for event in self.events() if event.what == "done"}
         for number in range(self.step + 2, step + 1):
             self.step_seconds[number] = done[number] - done[number - 1]
         self.step = step
@@ -101,12 +101,12 @@ class Arm:
         started = time.time()
         await self.handle.signal(RUN_UNTIL, step)
         try:
-            await worker.wait_for_output(probe.line_of("done", step), _RESUME_SECONDS_MAX)
+            await worker.wait_for_output(worker_log.line_ending("done", step), _RESUME_SECONDS_MAX)
             self.step = step
         except ProcessFailed:
             if worker.returncode is not None:
                 raise
-        return _resume(list(probe.events(worker.output())), started, step)
+        return _resume(list(worker_log.parse_events(worker.output())), started, step)
 
     async def run_to_death(self) -> tuple[int, str]:
         """Run on until the server ends the loop; return the step that it was in, and why."""
@@ -116,7 +116,7 @@ class Arm:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the loop of {self.name} still runs; it was to be terminated")
             await asyncio.sleep(0.2)
-        step = max(event.size for event in self.told() if event.what == "live")
+        step = max(event.size for event in self.events() if event.what == "live")
         reason = ""
         async for event in self.handle.fetch_history_events():
             reason = event.workflow_execution_terminated_event_attributes.reason or reason
@@ -127,9 +127,11 @@ class Arm:
         described = await self.handle.describe()
         return described.raw_description.workflow_execution_info.history_size_bytes
 
-    def told(self) -> list[probe.Event]:
-        """Return what all workers of this arm have told so far."""
-        return [event for worker in self._workers for event in probe.events(worker.output())]
+    def events(self) -> list[worker_log.Event]:
+        """Return what all workers of this runner have told so far."""
+        return [
+            event for worker in self._workers for event in worker_log.parse_events(worker.output())
+        ]
 
     async def end(self) -> None:
         """Stop the worker and the loop."""
@@ -153,11 +155,11 @@ class Arm:
             log=self._folder / f"{self._queue}-{len(self._workers)}.log",
         )
         self._workers.append(worker)
-        await worker.wait_for_output(probe.line_of("ready"), _READY_SECONDS_MAX)
+        await worker.wait_for_output(worker_log.line_ending("ready"), _READY_SECONDS_MAX)
         return worker
 
 
-def _resume(told: Sequence[probe.Event], signalled: float, step: int) -> Resume:
+def _resume(told: Sequence[worker_log.Event], signalled: float, step: int) -> Resume:
     live = [event.at for event in told if event.what == "live"]
     done = [event.at for event in told if event.what == "done" and event.size == step]
     counted = [event for event in told if not done or event.at <= done[0]]

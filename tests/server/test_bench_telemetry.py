@@ -1,9 +1,9 @@
-"""A short run of `make bench-seeing`. Times are not judged here: other tests run beside it."""
+"""A short run of `make bench-telemetry`. Times are not judged here: other tests run beside it."""
 
 from pathlib import Path
 
-from bench.seeing import QUICK, resumes
-from bench.seeing_overhead import measure_cost, report_costs
+from bench.telemetry import QUICK, resumes
+from bench.telemetry_overhead import measure_cost, report_costs
 from everlong.embedded import TemporalServer
 from everlong.interceptors.resume import PARTS
 from everlong.telemetry.spans import RESUME

@@ -1,4 +1,4 @@
-"""`python -m bench.seeing`: hold spans against an outside clock, and measure what they cost."""
+"""`python -m bench.telemetry`: hold spans against an outside clock, and measure what they cost."""
 
 import argparse
 import asyncio
@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from bench.report import Report, finish, machine
-from bench.seeing_bed import open_seen_bed
-from bench.seeing_overhead import measure_cost, report_costs
-from bench.seeing_resume import measure_spans, prepare
-from bench.seeing_waterfall import measure_slow_store
+from bench.telemetry_harness import open_telemetry_harness
+from bench.telemetry_overhead import measure_cost, report_costs
+from bench.telemetry_resume import measure_spans, prepare
+from bench.telemetry_waterfall import measure_slow_store
 from everlong.embedded import start_server
 from tests.support.otlp_receiver import http_receiver
 
@@ -36,7 +36,7 @@ QUICK: Final = Size(turns=2, history_steps=3, messages=2, steps=10, judged=False
 
 def main(arguments: Sequence[str]) -> int:
     """Run the parts that are asked for; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m bench.seeing", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.telemetry", description=__doc__)
     parser.add_argument("--only", choices=_PARTS, help="one part")
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="runs of the overhead")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file too")
@@ -71,13 +71,13 @@ async def resumes(address: str, folder: Path, size: Size) -> list[Report]:
             "OTEL_EXPORTER_OTLP_ENDPOINT": received.url,
             "OTEL_BSP_SCHEDULE_DELAY": "200",  # The worker is killed soon after.
         }
-        async with open_seen_bed(address, folder, exports) as bed:
-            thread_id = f"{bed.queue}-thread"
-            await prepare(bed, thread_id, size.history_steps, size.messages)
+        async with open_telemetry_harness(address, folder, exports) as harness:
+            thread_id = f"{harness.queue}-thread"
+            await prepare(harness, thread_id, size.history_steps, size.messages)
             spans = await measure_spans(
-                bed, thread_id, received, turns=size.turns, judged=size.judged
+                harness, thread_id, received, turns=size.turns, judged=size.judged
             )
-            slow = await measure_slow_store(bed, thread_id, received, judged=size.judged)
+            slow = await measure_slow_store(harness, thread_id, received, judged=size.judged)
             return [spans, slow]
 
 

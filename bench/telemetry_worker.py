@@ -1,4 +1,4 @@
-"""`python -m bench.seeing_worker`: the shipped worker with the benchmark's agent, by its environment.
+"""`python -m bench.telemetry_worker`: the shipped worker with the benchmark's agent, by its environment.
 
 `BENCH_READ_SECONDS` delays each read of its store.
 """
@@ -8,7 +8,7 @@ import os
 from typing import Final
 from unittest import mock
 
-from bench.thread_agents import reader
+from bench.thread_agent import reader
 from everlong.config import load_settings
 from everlong.storage import BlobStore, opening
 from everlong.storage.counting import CountedBlobStore

@@ -14,8 +14,8 @@ from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client, WithStartWorkflowOperation
 from temporalio.common import WorkflowIDConflictPolicy
 
-from bench import probe
-from bench.thread_agents import GATE
+from bench import worker_log
+from bench.thread_agent import GATE
 from everlong import EverlongPlugin, Policy, ThreadStart, open_store
 from everlong.config import environment_without_temporal
 from everlong.embedded import ManagedProcess
@@ -48,7 +48,7 @@ class Run:
     start: ThreadStart
 
 
-class Bed:
+class ThreadHarness:
     """A client, a store, and the worker processes of one task queue."""
 
     def __init__(self, client: Client, address: str, store_url: str, folder: Path) -> None:
@@ -73,7 +73,7 @@ class Bed:
         }
         worker = ManagedProcess(name, arguments, env=environment, log=self._folder / f"{name}.log")
         self.workers.append(worker)
-        await worker.wait_for_output(probe.line_of("ready"), _READY_SECONDS_MAX)
+        await worker.wait_for_output(worker_log.line_ending("ready"), _READY_SECONDS_MAX)
         return worker
 
     def stop_workers(self) -> None:
@@ -178,12 +178,12 @@ def model_calls(runs: Sequence[Run]) -> Iterator[tuple[HistoryEvent, int]]:
 
 
 @contextlib.asynccontextmanager
-async def open_bed(address: str, folder: Path) -> AsyncIterator[Bed]:
-    """Make a bed in a folder of its own; its workers are stopped whatever happens."""
+async def open_harness(address: str, folder: Path) -> AsyncIterator[ThreadHarness]:
+    """Make a harness in a folder of its own; its workers are stopped whatever happens."""
     url = (folder / f"blobs-{uuid.uuid4().hex[:8]}").as_uri()
     client = await Client.connect(address, plugins=[EverlongPlugin(store=url)])
-    bed = Bed(client, address, url, folder)
+    harness = ThreadHarness(client, address, url, folder)
     try:
-        yield bed
+        yield harness
     finally:
-        bed.stop_workers()
+        harness.stop_workers()
