@@ -216,9 +216,8 @@ def serve(
     import uvicorn
 
     from everlong.admin.service.measuring import measuring
-    from everlong.admin.web import Desk, check_exposure, create_admin_app, open_access
-    from everlong.admin.web.allocator import return_large_blocks
-    from everlong.admin.web.connections import HEAD_BYTES_MAX, BoundedProtocol
+    from everlong.admin.web import AppContext, check_exposure, create_admin_app, open_access
+    from everlong.admin.web.server import HEAD_BYTES_MAX, BoundedProtocol, return_large_blocks
 
     return_large_blocks()
     settings = load_settings()
@@ -253,7 +252,7 @@ def serve(
         finally:
             await asyncio.to_thread(providers.shutdown)
 
-    desk = Desk(
+    context = AppContext(
         connect_server,
         packs,
         task_queue=settings.task_queue,
@@ -263,7 +262,7 @@ def serve(
         inner_codec=inner,
     )
     web = create_admin_app(
-        desk,
+        context,
         access,
         cors_origins=cors_origin or (),
         beside=telling,

@@ -6,9 +6,8 @@ import pytest_asyncio
 from playwright.async_api import Page, Request, expect
 from temporalio.client import Client
 
-from everlong.admin.web import Access, Desk, create_admin_app
-from everlong.admin.web.access import Grant
-from everlong.admin.web.permissions import Role
+from everlong.admin.web import Access, AppContext, create_admin_app
+from everlong.admin.web.auth import Grant, Role
 from everlong.errors import ServerUnreachable
 from tests.support.dashboard import Stage, open_page, serving, shoot
 from tests.support.page_checks import check_page
@@ -21,7 +20,7 @@ BUTTONS = ("Compact …", "Pause …", "Set limits …", "Fork …", "Stop …")
 async def guarded(stage: Stage) -> AsyncIterator[str]:
     """The address of a dashboard that wants tokens."""
     grants = tuple(Grant(name=f"ann-{role}", role=role, token=TOKENS[role]) for role in Role)
-    async with serving(create_admin_app(stage.desk_of(), Access(grants=grants))) as url:
+    async with serving(create_admin_app(stage.make_context(), Access(grants=grants))) as url:
         yield url
 
 
@@ -109,9 +108,9 @@ async def test_without_a_temporal_server_pages_say_what_to_do(stage: Stage) -> N
     async def connect() -> Client:
         raise ServerUnreachable("no Temporal server answers at 127.0.0.1:1")
 
-    desk = Desk(connect, stage.desk.packs, task_queue="none")
+    context = AppContext(connect, stage.context.packs, task_queue="none")
     async with (
-        serving(create_admin_app(desk, Access())) as url,
+        serving(create_admin_app(context, Access())) as url,
         open_page(stage, url=url, dark=True) as page,
     ):
         page.expected_troubles = ("status of 503",)  # type: ignore[attr-defined]

@@ -7,8 +7,7 @@ from playwright.async_api import Page, expect
 
 from everlong.admin import service
 from everlong.admin.web import Access, create_admin_app
-from everlong.admin.web.access import Grant
-from everlong.admin.web.permissions import Role
+from everlong.admin.web.auth import Grant, Role
 from everlong.errors import ThreadNotFound
 from tests.support.dashboard import Stage, open_page, serving, shoot, until
 from tests.support.page_checks import check_page
@@ -109,7 +108,7 @@ async def test_a_sweep_is_tried_before_it_is_done(stage: Stage, page: Page) -> N
     await expect(panel).to_contain_text("There has been none yet.")
     await panel.get_by_role("button", name="Dry run").click()
     await expect(panel).to_contain_text("A sweep would set aside 0 B in 0 objects.", timeout=60_000)
-    assert await service.last_sweep(stage.client, stage.desk.packs) is None
+    assert await service.last_sweep(stage.client, stage.context.packs) is None
     await panel.get_by_role("button", name="Sweep now …").click()
     dialog = page.get_by_role("dialog")
     await dialog.get_by_role("button", name="Sweep", exact=True).click()
@@ -120,7 +119,7 @@ async def test_a_sweep_is_tried_before_it_is_done(stage: Stage, page: Page) -> N
     began_ms = time.time_ns() // 1_000_000
     await dialog.get_by_role("button", name="Sweep", exact=True).click()
     await expect(panel).to_contain_text("Set aside 0 B", timeout=60_000)
-    report = await service.last_sweep(stage.client, stage.desk.packs)
+    report = await service.last_sweep(stage.client, stage.context.packs)
     assert report is not None
     assert report.started_ms >= began_ms
     assert report.reachable.objects > 0
@@ -171,7 +170,7 @@ async def test_a_query_shows_rows_what_was_left_out_and_csv(stage: Stage, page: 
 async def test_a_role_is_offered_what_it_may_do(stage: Stage) -> None:
     await stage.said("viewed-1", "hello")
     grants = tuple(Grant(name=role, role=role, token=token) for role, token in TOKENS.items())
-    app = create_admin_app(stage.desk_of(), Access(grants=grants))
+    app = create_admin_app(stage.make_context(), Access(grants=grants))
     async with serving(app) as url:
         async with open_page(stage, url=url) as page:
             await _logged_in(page, Role.VIEWER)

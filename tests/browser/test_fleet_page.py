@@ -11,9 +11,9 @@ from tests.support.page_checks import check_page
 async def test_the_fleet_adds_up_all_threads(stage: Stage) -> None:
     listed = rows(400)
 
-    desk = stage.desk_of(FedDirectory(listed))
+    context = stage.make_context(FedDirectory(listed))
     async with (
-        serving(create_admin_app(desk, Access())) as url,
+        serving(create_admin_app(context, Access())) as url,
         open_page(stage, url=url) as page,
     ):
         await page.goto("/fleet")

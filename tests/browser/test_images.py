@@ -59,9 +59,9 @@ async def kept(page: Page, name: str) -> None:
 
 
 async def test_the_pictures_of_the_documents_can_be_taken(stage: Stage) -> None:
-    desk = stage.desk_of(FedDirectory(listed()))
+    context = stage.make_context(FedDirectory(listed()))
     async with (
-        serving(create_admin_app(desk, Access())) as url,
+        serving(create_admin_app(context, Access())) as url,
         open_page(stage, url=url, width=1280, height=680) as page,
     ):
         await page.goto("/")

@@ -119,7 +119,7 @@ async def test_runs_lead_into_the_temporal_ui(stage: Stage, page: Page) -> None:
     link = page.get_by_role("link", name="in the Temporal UI")
     run_id = (await stage.client.get_workflow_handle("runs-1").describe()).run_id
     place = f"/namespaces/default/workflows/runs-1/{run_id}/history"
-    await expect(link).to_have_attribute("href", stage.desk.temporal_ui + place)
+    await expect(link).to_have_attribute("href", stage.context.temporal_ui + place)
 
 
 async def test_an_open_page_follows_a_running_thread(stage: Stage, page: Page) -> None:

@@ -26,8 +26,8 @@ async def many(stage: Stage) -> AsyncIterator[str]:
 
 
 def _listing(stage: Stage, directory: FedDirectory) -> AbstractAsyncContextManager[str]:
-    desk = stage.desk_of(directory)
-    return serving(create_admin_app(desk, Access()))
+    context = stage.make_context(directory)
+    return serving(create_admin_app(context, Access()))
 
 
 async def ids(page: Page) -> list[str]:

@@ -13,12 +13,12 @@ from temporalio.client import Interceptor, OutboundInterceptor, QueryWorkflowInp
 
 from everlong import Policy
 from everlong.admin import service
-from everlong.admin.web.permissions import Role
+from everlong.admin.web.auth import Role
 from everlong.embedded import TemporalServer
 from everlong.storage import BlobStore
 from everlong.storage.packstore import PackStore
 from tests.server.test_approvals import Shop, pay
-from tests.support.admin_client import ROLES, bearer, browsing, desk_of
+from tests.support.admin_client import ROLES, bearer, browsing, make_context
 from tests.support.governed_agent import governed as governed_agent
 from tests.support.scripted_agents import reading_agent
 from tests.support.threads import Threads, open_threads
@@ -29,8 +29,8 @@ JSON = dict[str, Any]
 @asynccontextmanager
 async def governed(threads: Threads, role: Role = Role.ADMIN) -> AsyncIterator[httpx.AsyncClient]:
     """Give somebody of a role who talks to the server of these threads."""
-    desk = desk_of(threads.client, PackStore(threads.store), threads.task_queue)
-    async with desk.opened(), browsing(desk, ROLES) as client:
+    context = make_context(threads.client, PackStore(threads.store), threads.task_queue)
+    async with context.opened(), browsing(context, ROLES) as client:
         client.headers.update(bearer(role))
         yield client
 

@@ -6,7 +6,7 @@ import pytest
 
 from everlong.admin import service
 from everlong.admin.service import standing
-from everlong.admin.web.permissions import Role
+from everlong.admin.web.auth import Role
 from everlong.embedded import TemporalServer
 from everlong.errors import ThreadNotFound
 from everlong.storage import BlobStore

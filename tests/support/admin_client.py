@@ -9,9 +9,8 @@ import httpx
 from fastapi import FastAPI
 from temporalio.client import Client
 
-from everlong.admin.web import Access, Desk, create_admin_app
-from everlong.admin.web.access import Grant
-from everlong.admin.web.permissions import Role
+from everlong.admin.web import Access, AppContext, create_admin_app
+from everlong.admin.web.auth import Grant, Role
 from everlong.errors import ServerUnreachable
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.packstore import PackStore
@@ -38,11 +37,13 @@ async def nowhere() -> Client:
     raise ServerUnreachable("there is no server in this test")
 
 
-def desk_of(client: Client | None = None, packs: PackStore | None = None, queue: str = "q") -> Desk:
+def make_context(
+    client: Client | None = None, packs: PackStore | None = None, queue: str = "q"
+) -> AppContext:
     async def connect() -> Client:
         return await nowhere() if client is None else client
 
-    return Desk(
+    return AppContext(
         connect,
         packs or PackStore(MemoryBlobStore()),
         task_queue=queue,
@@ -56,19 +57,21 @@ _APPS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[bool, FastAPI]] = WeakK
 ROLES = roles()
 
 
-def _app(desk: Desk | None, access: Access | None, cors_origins: Sequence[str]) -> FastAPI:
-    if desk is not None or cors_origins or not (access is None or access is ROLES):
-        return create_admin_app(desk or desk_of(), access or Access(), cors_origins=cors_origins)
+def _app(context: AppContext | None, access: Access | None, cors_origins: Sequence[str]) -> FastAPI:
+    if context is not None or cors_origins or not (access is None or access is ROLES):
+        return create_admin_app(
+            context or make_context(), access or Access(), cors_origins=cors_origins
+        )
     made = _APPS.setdefault(asyncio.get_running_loop(), {})
     is_open = access is None
     if is_open not in made:
-        made[is_open] = create_admin_app(desk_of(), access or Access())
+        made[is_open] = create_admin_app(make_context(), access or Access())
     return made[is_open]
 
 
 @contextlib.asynccontextmanager
 async def browsing(
-    desk: Desk | None = None,
+    context: AppContext | None = None,
     access: Access | None = None,
     *,
     host: str = HOST,
@@ -76,7 +79,7 @@ async def browsing(
     cors_origins: Sequence[str] = (),
 ) -> AsyncIterator[httpx.AsyncClient]:
     """Give somebody who talks to the server. An error that it does not expect fails the test."""
-    app = _app(desk, access, cors_origins)
+    app = _app(context, access, cors_origins)
     transport = httpx.ASGITransport(app, client=(address, 50_000))
     async with httpx.AsyncClient(transport=transport, base_url=host) as client:
         yield client

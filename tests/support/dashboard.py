@@ -15,7 +15,7 @@ from temporalio.client import Client
 
 from everlong import Policy
 from everlong.admin.service.directory import Directory
-from everlong.admin.web import Access, Desk, create_admin_app
+from everlong.admin.web import Access, AppContext, create_admin_app
 from everlong.embedded import start_server
 from everlong.embedded.server import free_port
 from everlong.models import ThreadStatus
@@ -37,22 +37,22 @@ class Stage:
 
     url: str
     threads: Threads
-    desk: Desk
+    context: AppContext
     browser: Browser
 
     @property
     def client(self) -> Client:
         return self.threads.client
 
-    def desk_of(self, directory: Directory | None = None) -> Desk:
-        """Return another desk of the same server, with a directory of its own."""
+    def make_context(self, directory: Directory | None = None) -> AppContext:
+        """Return another context of the same server, with a directory of its own."""
 
         async def connect() -> Client:
             return self.client
 
-        desk = Desk(connect, self.desk.packs, task_queue=self.threads.task_queue)
-        desk.directory = directory or desk.directory
-        return desk
+        context = AppContext(connect, self.context.packs, task_queue=self.threads.task_queue)
+        context.directory = directory or context.directory
+        return context
 
     async def send(self, thread_id: str, text: str, name: str = "ops") -> int:
         return await self.threads.send(thread_id, text, name)
@@ -65,8 +65,8 @@ class Stage:
         """Wait until visibility, and so the list, has a thread."""
 
         async def is_listed() -> bool:
-            await self.desk.directory.read()
-            row = self.desk.directory.row(thread_id)
+            await self.context.directory.read()
+            row = self.context.directory.row(thread_id)
             return row is not None and status in ("", row.status)
 
         await until(is_listed, seconds)
@@ -96,7 +96,7 @@ async def open_stage(folder: Path) -> AsyncIterator[Stage]:
             async def connect() -> Client:
                 return threads.client
 
-            desk = Desk(
+            context = AppContext(
                 connect,
                 threads.plugin.packs,
                 task_queue=threads.task_queue,
@@ -104,8 +104,8 @@ async def open_stage(folder: Path) -> AsyncIterator[Stage]:
             )
             browser = await _launched(playwright)
             try:
-                async with serving(create_admin_app(desk, Access())) as url:
-                    yield Stage(url, threads, desk, browser)
+                async with serving(create_admin_app(context, Access())) as url:
+                    yield Stage(url, threads, context, browser)
             finally:
                 await browser.close()
 

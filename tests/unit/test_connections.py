@@ -10,9 +10,10 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from everlong.admin.web import connections, request_limits
-from everlong.admin.web.connections import BoundedProtocol
-from everlong.admin.web.request_limits import Load, RequestLimits
+from everlong.admin.web import security
+from everlong.admin.web import server as connections
+from everlong.admin.web.security import Load, RequestLimits
+from everlong.admin.web.server import BoundedProtocol
 
 HEAD = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
 HALF = b"GET / HTTP/1.1\r\nHost: he"
@@ -225,19 +226,19 @@ async def status_of(reader: Reader, scope: Scope, parts: list[bytes], pause: flo
     return statuses[0]
 
 
-@pytest.mark.parametrize("path", request_limits.LOGIN_PATHS)
+@pytest.mark.parametrize("path", security.LOGIN_PATHS)
 async def test_a_login_is_cut_off_while_it_is_read(path: str) -> None:
     reader = Reader()
     fits = [bytes(1024)] * 4
     assert await status_of(reader, scope_of(path), fits) == 200
     assert await status_of(reader, scope_of(path), [bytes(1024)] * 4096) == 413
-    assert reader.most_bytes <= request_limits.LOGIN_BYTES_MAX
+    assert reader.most_bytes <= security.LOGIN_BYTES_MAX
     assert await status_of(reader, scope_of(path, content_length="4097"), []) == 413
     assert reader.load == Load()
 
 
 async def test_a_body_is_bounded_in_bytes_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_limits, "BODY_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(security, "BODY_SECONDS_MAX", 0.2)
     reader = Reader()
     assert await status_of(reader, scope_of(), [bytes(500), bytes(500)]) == 200
     assert await status_of(reader, scope_of(), [bytes(500), bytes(501)]) == 413
@@ -250,8 +251,8 @@ async def test_a_body_is_bounded_in_bytes_and_time(monkeypatch: pytest.MonkeyPat
 async def test_requests_under_way_are_bounded_and_logins_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(request_limits, "REQUESTS_MAX", 3)
-    monkeypatch.setattr(request_limits, "LOGINS_MAX", 2)
+    monkeypatch.setattr(security, "REQUESTS_MAX", 3)
+    monkeypatch.setattr(security, "LOGINS_MAX", 2)
     reader = Reader()
     statuses = await asyncio.gather(
         *(status_of(reader, scope_of("/login"), [b"x"], pause=0.1) for _ in range(5)),
@@ -263,7 +264,7 @@ async def test_requests_under_way_are_bounded_and_logins_apart(
 
 
 async def test_all_bodies_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_limits, "BODIES_BYTES_MAX", 1500)
+    monkeypatch.setattr(security, "BODIES_BYTES_MAX", 1500)
     reader = Reader()
     statuses = await asyncio.gather(
         *(status_of(reader, scope_of(), [bytes(400), bytes(400)], pause=0.05) for _ in range(3))

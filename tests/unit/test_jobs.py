@@ -7,11 +7,11 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from everlong.admin import service
+from everlong.admin.web.auth import Role
 from everlong.admin.web.jobs import KEPT_MAX, RUNNING_MAX, Jobs, Outcome, Tell
-from everlong.admin.web.permissions import Role
 from everlong.errors import ControlRefused
 from everlong.models import SweepReport
-from tests.support.admin_client import ROLES, bearer, browsing, desk_of
+from tests.support.admin_client import ROLES, bearer, browsing, make_context
 
 
 async def quick(tell: Tell) -> Outcome:
@@ -108,10 +108,10 @@ async def test_a_sweep_says_who_asked_for_it(monkeypatch: pytest.MonkeyPatch) ->
     async def client_of() -> None:
         return None
 
-    desk = desk_of()
-    desk.client = client_of  # type: ignore[assignment,method-assign]
+    context = make_context()
+    context.client = client_of  # type: ignore[assignment,method-assign]
     monkeypatch.setattr(service, "sweep", sweep)
-    async with browsing(desk, access=ROLES) as client:
+    async with browsing(context, access=ROLES) as client:
         job = await client.post("/api/v1/sweep", json={"by": "x"}, headers=bearer(Role.ADMIN))
     assert (job.json()["by"], job.json()["state"]) == ("Admin", "done")
     assert job.json()["text"].endswith("Asked for by Admin.")

@@ -16,7 +16,7 @@ from everlong.admin.service.thread_index import ThreadIndex
 from everlong.admin.service.visibility import Wanted, query_of
 from everlong.cli.output import page_lines
 from everlong.errors import ConfigError
-from tests.support.admin_client import browsing, desk_of
+from tests.support.admin_client import browsing, make_context
 from tests.support.fake_visibility import FakeVisibility, Thread
 
 AGENTS = ("ops", "support", "billing")
@@ -240,9 +240,9 @@ async def test_no_figure_claims_more_than_was_read(
     assert f"of {MANY}" in "\n".join(page_lines(page))
     view = await fleet(listed)
     assert (view.threads, view.all_threads, view.is_complete) == (40, MANY, False)
-    desk = desk_of()
-    desk.directory = listed
-    async with browsing(desk) as browser:
+    context = make_context()
+    context.directory = listed
+    async with browsing(context) as browser:
         html = (await browser.get("/", params={"sort": "-stored"})).text
         assert "the newest 40 threads by stored, from an index of 60" in html
         assert "of 40 known so far" in html
@@ -253,9 +253,9 @@ async def test_no_figure_claims_more_than_was_read(
 async def test_a_page_says_what_it_lists_and_leads_to_the_next(server: FakeVisibility) -> None:
     listed = listing(server)
     await listed.read()
-    desk = desk_of()
-    desk.directory = listed
-    async with browsing(desk) as browser:
+    context = make_context()
+    context.directory = listed
+    async with browsing(context) as browser:
         html = (await browser.get("/")).text
         assert "Listed: open threads by their start" in html
         assert "1 to 50 of 60" in html

@@ -215,7 +215,7 @@ VENDORS = {
     "queries/running": {"duckdb"},
     "queries/view_files": {"pyarrow"},
     "codecs/matcher": {"pyfastcdc"},
-    "admin/web/connections": {"h11", "uvicorn"},
+    "admin/web/server": {"h11", "uvicorn"},
     "storage/keys": {"cryptography"},
     "storage/objects": {"zstandard"},
     "storage/packs": {"zstandard"},

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everlong.admin.web.pages import charts, words
-from everlong.admin.web.pages.rendering import environment
+from everlong.admin.web.pages import charts, filters
+from everlong.admin.web.pages.renderer import environment
 from everlong.admin.web.pages.threads import Asked, asked_for, heads
 
 
@@ -77,15 +77,15 @@ def test_a_spark_has_a_line_or_nothing(places: list[tuple[int, int]]) -> None:
     ],
 )
 def test_every_thread_has_an_address_that_browsers_leave_alone(thread_id: str, url: str) -> None:
-    assert words.thread_url(thread_id) == url
+    assert filters.thread_url(thread_id) == url
 
 
 @pytest.mark.parametrize(
     "wanted", ["//evil.example", "https://evil.example", "/\\evil.example", "evil", "/a\nb"]
 )
 def test_a_login_leads_to_no_other_server(wanted: str) -> None:
-    assert words.local_path(wanted) == "/"
-    assert words.local_path("/fleet?x=1") == "/fleet?x=1"
+    assert filters.local_path(wanted) == "/"
+    assert filters.local_path("/fleet?x=1") == "/fleet?x=1"
 
 
 @given(st.dictionaries(st.sampled_from(["text", "status", "agent", "sort", "offset"]), st.text()))
@@ -115,14 +115,14 @@ def test_whatever_is_shown_is_escaped() -> None:
     ("days", "text"), [(None, ""), (0.5, "reached in about 12 h"), (49.0, "49 days left")]
 )
 def test_days_to_a_limit_in_words(days: float | None, text: str) -> None:
-    assert words.days(days) == text
+    assert filters.days(days) == text
 
 
 def test_json_is_laid_out_and_anything_else_left_alone() -> None:
-    assert words.pretty('{"a":[1]}') == '{\n  "a": [\n    1\n  ]\n}'
-    assert words.pretty("{not json\n") == "{not json\n"
+    assert filters.pretty('{"a":[1]}') == '{\n  "a": [\n    1\n  ]\n}'
+    assert filters.pretty("{not json\n") == "{not json\n"
     for deep in ("[" * 100_000, "[" * 500 + "]" * 500):
-        assert words.pretty(deep) == deep
+        assert filters.pretty(deep) == deep
 
 
 JSON = st.recursive(
@@ -134,7 +134,7 @@ JSON = st.recursive(
 
 @given(JSON, st.booleans())
 def test_json_that_is_laid_out_means_the_same(value: Any, is_ascii: bool) -> None:
-    shown = words.pretty(json.dumps(value, ensure_ascii=is_ascii))
+    shown = filters.pretty(json.dumps(value, ensure_ascii=is_ascii))
     assert json.loads(shown) == value
     assert all(c.isprintable() or c == "\n" for c in shown)
     laid_out = json.dumps(value, indent=2, ensure_ascii=False)
@@ -156,7 +156,7 @@ def test_json_that_is_laid_out_means_the_same(value: Any, is_ascii: bool) -> Non
     ],
 )
 def test_arguments_are_shown_as_the_call_has_them(arguments: str, shown: str | None) -> None:
-    found = words.pretty(arguments)
+    found = filters.pretty(arguments)
     assert shown is None or found == shown
     assert not re.search("[\u202e\u200b\u2066\ufe0f\u3164\x1b\ud800]", found)
     for number in ("1e999", "-1E+5", "0.10", "12345678901234567890.0"):
@@ -164,6 +164,6 @@ def test_arguments_are_shown_as_the_call_has_them(arguments: str, shown: str | N
 
 
 def test_what_is_kept_in_a_page_has_names_that_no_place_in_it_changes() -> None:
-    assert words.mark("ops-7", "1-1-ab") == words.mark("ops-7", "1-1-ab")
-    assert len({words.mark("a", "bc"), words.mark("ab", "c"), words.mark("\ud800", "")}) == 3
-    assert words.mark("ops 7", "1").isalnum()
+    assert filters.mark("ops-7", "1-1-ab") == filters.mark("ops-7", "1-1-ab")
+    assert len({filters.mark("a", "bc"), filters.mark("ab", "c"), filters.mark("\ud800", "")}) == 3
+    assert filters.mark("ops 7", "1").isalnum()

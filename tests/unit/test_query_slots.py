@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from fastapi import HTTPException
 
-from everlong.admin.web.query_slots import (
+from everlong.admin.web.routes.queries import (
     RUNNING_MAX,
     RUNNING_PER_USER_MAX,
     WAITING_PER_USER_MAX,

@@ -1,13 +1,13 @@
 """What `everlong serve` serves: the dashboard, its JSON API, and the codec server."""
 
-from everlong.admin.web.access import Access, User, open_access
 from everlong.admin.web.app import create_admin_app
-from everlong.admin.web.codec import check_exposure, create_app
-from everlong.admin.web.desk import Desk
+from everlong.admin.web.auth import Access, User, open_access
+from everlong.admin.web.codec_server import check_exposure, create_app
+from everlong.admin.web.context import AppContext
 
 __all__ = [
     "Access",
-    "Desk",
+    "AppContext",
     "User",
     "check_exposure",
     "create_admin_app",

@@ -12,19 +12,24 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.staticfiles import StaticFiles
 
 from everlong import limits
-from everlong.admin.web.access import Access
-from everlong.admin.web.api import api_router
-from everlong.admin.web.codec import LOCAL_HOSTS, Admit, create_app, unknown
-from everlong.admin.web.codec import REQUEST_BYTES_MAX as CODEC_BYTES_MAX
-from everlong.admin.web.desk import Desk
-from everlong.admin.web.guard import TOO_MANY, Guard, Throttle, is_wrong, user_of
-from everlong.admin.web.login import login_router
-from everlong.admin.web.needs import check_may
-from everlong.admin.web.origins import host_of
+from everlong.admin.web.auth import Access, check_may, host_of
+from everlong.admin.web.codec_server import LOCAL_HOSTS, Admit, create_app, unknown
+from everlong.admin.web.codec_server import REQUEST_BYTES_MAX as CODEC_BYTES_MAX
+from everlong.admin.web.context import AppContext
+from everlong.admin.web.errors import add_handlers
+from everlong.admin.web.gateway import Shell
 from everlong.admin.web.pages import pages_router
-from everlong.admin.web.refusals import add_handlers
-from everlong.admin.web.request_limits import Load, RequestLimits
-from everlong.admin.web.shell import Shell
+from everlong.admin.web.routes import api_router
+from everlong.admin.web.routes.session import login_router
+from everlong.admin.web.security import (
+    TOO_MANY,
+    Guard,
+    Load,
+    RequestLimits,
+    Throttle,
+    is_wrong,
+    user_of,
+)
 from everlong.versions import versions
 
 REQUEST_BYTES_MAX: Final = 4 * limits.MIB
@@ -33,7 +38,7 @@ _HERE: Final = Path(__file__).parent
 
 
 def create_admin_app(
-    desk: Desk,
+    context: AppContext,
     access: Access,
     *,
     cors_origins: Sequence[str] = (),
@@ -45,7 +50,7 @@ def create_admin_app(
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.openapi()  # Routes are built with it, so that the first request need not wait for them.
-        async with desk.opened(), beside():
+        async with context.opened(), beside():
             yield
 
     # A page that points its own host name at 127.0.0.1 (DNS rebinding) is not let in.
@@ -53,8 +58,8 @@ def create_admin_app(
     hosts = [*LOCAL_HOSTS, *map(host_of, access.hosts)] if is_named else ["*"]
     load = Load()
     codec = create_app(
-        desk.packs,
-        inner=desk.inner_codec,
+        context.packs,
+        inner=context.inner_codec,
         cors_origins=cors_origins,
         admit=_admission(access, throttle),
     )
@@ -83,9 +88,9 @@ def create_admin_app(
     async def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
-    app.include_router(api_router(desk))
+    app.include_router(api_router(context))
     app.include_router(login_router(access, throttle))
-    app.include_router(pages_router(desk))
+    app.include_router(pages_router(context))
     app.mount("/static", StaticFiles(directory=_HERE / "static", check_dir=False), name="static")
     _describe(app)
     return app

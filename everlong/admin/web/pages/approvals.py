@@ -5,19 +5,19 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from everlong.admin import service
-from everlong.admin.web.pages import words
-from everlong.admin.web.pages.frame import Frame
-from everlong.admin.web.pages.rendering import etag_of
+from everlong.admin.web.pages import filters
+from everlong.admin.web.pages.layout import Frame
+from everlong.admin.web.pages.renderer import etag_of
 
 
 def routes(frame: Frame) -> APIRouter:
     """Return the routes of approvals."""
     router = APIRouter()
-    desk = frame.desk
+    context = frame.context
 
     async def values_of(request: Request) -> dict[str, Any]:
         thread_id = request.query_params.get("thread", "")
-        found = await service.waiting(await desk.client(), desk.packs)
+        found = await service.waiting(await context.client(), context.packs)
         # One thread's come first: somebody came from there.
         chosen = sorted(found.waiting, key=lambda each: each.thread_id != thread_id)
         values = await frame.values(request, "approvals")
@@ -28,7 +28,7 @@ def routes(frame: Frame) -> APIRouter:
         values = await values_of(request)
         text = frame.renderer.text("approvals_list.html", values)
         thread_id = request.query_params.get("thread", "")
-        values["live_url"] = f"/fragments/approvals?thread={words.query(thread_id)}"
+        values["live_url"] = f"/fragments/approvals?thread={filters.query(thread_id)}"
         return frame.renderer.page("approvals.html", values | {"etag": etag_of(text)})
 
     @router.get("/fragments/approvals")

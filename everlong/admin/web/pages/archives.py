@@ -6,9 +6,9 @@ from typing import Any, Final
 from fastapi import APIRouter, Request, Response
 
 from everlong.admin import service
-from everlong.admin.web.ids import OptionalQueryId, QueryId, TypedId
-from everlong.admin.web.pages import words
-from everlong.admin.web.pages.frame import Frame
+from everlong.admin.web.pages import filters
+from everlong.admin.web.pages.layout import Frame
+from everlong.admin.web.parameters import OptionalQueryId, QueryId, TypedId
 
 # Of each a manifest is read, so a page is short.
 PAGE_ARCHIVES: Final = 50
@@ -19,12 +19,12 @@ _ARCHIVE_ID: Final = re.compile(r"[0-9]{8}T[0-9]{9}Z-[0-9a-f]{8}")
 def routes(frame: Frame) -> APIRouter:
     """Return the routes of archives."""
     router = APIRouter()
-    desk = frame.desk
+    context = frame.context
 
     async def look(thread_id: str | None, before: str, count_max: int) -> dict[str, Any]:
         page = await service.archives(
-            await desk.client(),
-            desk.packs,
+            await context.client(),
+            context.packs,
             thread_id=thread_id,
             before=before if _ARCHIVE_ID.fullmatch(before) else "",
             count_max=count_max,
@@ -40,7 +40,7 @@ def routes(frame: Frame) -> APIRouter:
         values = await frame.values(request, "archives")
         values |= await look(thread_id or None, wanted.get("before", ""), PAGE_ARCHIVES)
         older = values["found"].next
-        place = f"/archives?id={words.query(thread_id)}&" if thread_id else "/archives?"
+        place = f"/archives?id={filters.query(thread_id)}&" if thread_id else "/archives?"
         values |= {
             "thread_id": thread_id,
             # A field of a form has one line: other ids stand in the address alone.

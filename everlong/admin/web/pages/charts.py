@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from everlong import limits
-from everlong.admin.web.pages import words
-from everlong.admin.web.pages.words import Label
+from everlong.admin.service.series import Point as SeriesPoint
+from everlong.admin.service.series import Series
+from everlong.admin.web.pages import filters
+from everlong.admin.web.pages.filters import Label
 
 # A chart's own units. It is scaled to the width that it gets.
 WIDTH: Final = 560
@@ -145,7 +147,7 @@ def chart(
         area=f"{line}L{places[-1][0]:g} {floor}L{places[0][0]:g} {floor}Z",
         second=_path(seconds) if len(seconds) > 1 else "",
         bar_width=bar_width,
-        time_form=words.time_form(x_high - x_low) if is_time else "",
+        time_form=filters.time_form(x_high - x_low) if is_time else "",
     )
 
 
@@ -174,7 +176,7 @@ def _spread(low: float, high: float, parts: int) -> list[float]:
 
 def _time_ticks(low: float, high: float, at: Callable[[float], float]) -> tuple[Tick, ...]:
     found = [
-        Tick(at(ms), words.short_clock(ms, high - low), round(ms))
+        Tick(at(ms), filters.short_clock(ms, high - low), round(ms))
         for ms in _spread(low, high, _TIME_TICKS)
     ]
     # Of a short time some would say the same.
@@ -184,8 +186,56 @@ def _time_ticks(low: float, high: float, at: Callable[[float], float]) -> tuple[
 def _whole_ticks(low: float, high: float, at: Callable[[float], float]) -> tuple[Tick, ...]:
     """Return ticks at whole numbers, and nowhere between them."""
     values = sorted({round(value) for value in _spread(low, high, _TICKS)})
-    return tuple(Tick(at(value), words.number(value)) for value in values)
+    return tuple(Tick(at(value), filters.number(value)) for value in values)
 
 
 def _path(places: Sequence[tuple[float, float]]) -> str:
     return "M" + "L".join(f"{x:.2f} {y:.2f}" for x, y in places)
+
+
+@dataclasses.dataclass(frozen=True)
+class ThreadCharts:
+    """What is drawn of a thread; None where there is too little."""
+
+    time: Chart | None = None
+    step: Chart | None = None
+    resumes: Chart | None = None
+
+
+def charts_of(series: Series | None) -> ThreadCharts:
+    """Return the charts of what was sampled."""
+    if series is None:
+        return ThreadCharts()
+    return ThreadCharts(
+        time=chart(
+            [_by_time(point) for point in series.points], is_time=True, y_label=filters.axis_size
+        ),
+        step=chart([_by_step(point) for point in series.points], y_label=filters.axis_size),
+        resumes=chart(
+            [_resume(number, point) for number, point in enumerate(series.resumes, 1)],
+            y_label=filters.took_or_zero,
+            binary=False,
+            bars=True,
+        ),
+    )
+
+
+def _by_time(point: SeriesPoint) -> Sample:
+    stored = filters.size(point.stored_bytes)
+    row = (stored, filters.size(point.context_bytes))
+    return Sample(point.time_ms, point.stored_bytes, stored, row, ms=point.time_ms)
+
+
+def _by_step(point: SeriesPoint) -> Sample:
+    stored, context = filters.size(point.stored_bytes), filters.size(point.context_bytes)
+    text = f"step {point.step}: {stored} stored, {context} context"
+    row = (filters.number(point.step), stored, context)
+    return Sample(point.step, point.stored_bytes, text, row, second=point.context_bytes)
+
+
+def _resume(number: int, point: SeriesPoint) -> Sample:
+    took = filters.took(point.resume_ms)
+    cause = f", {point.resume_cause}" if point.resume_cause else ""
+    text = f"{took} for {point.resume_events} events{cause}"
+    row = (took, filters.number(point.resume_events))
+    return Sample(number, point.resume_ms, text, row, ms=point.time_ms)

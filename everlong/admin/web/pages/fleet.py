@@ -5,20 +5,20 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from everlong.admin import service
-from everlong.admin.web.pages import words
-from everlong.admin.web.pages.frame import Frame
-from everlong.admin.web.pages.rendering import etag_of
+from everlong.admin.web.pages import filters
+from everlong.admin.web.pages.layout import Frame
+from everlong.admin.web.pages.renderer import etag_of
 from everlong.models import SweepReport
 
 
 def routes(frame: Frame) -> APIRouter:
     """Return the routes of the fleet's page."""
     router = APIRouter()
-    desk = frame.desk
+    context = frame.context
 
     async def figures() -> dict[str, Any]:
-        found = await service.fleet(desk.directory, await desk.last_sweep())
-        under_way = [each for each in desk.jobs.running() if each.action == "sweep"]
+        found = await service.fleet(context.directory, await context.last_sweep())
+        under_way = [each for each in context.jobs.running() if each.action == "sweep"]
         return {
             "found": found,
             "sweep": found.last_sweep,
@@ -32,7 +32,7 @@ def routes(frame: Frame) -> APIRouter:
         text = frame.renderer.text("fleet_figures.html", values)
         who = values["who"]
         values |= {
-            "store": await desk.store_health(),
+            "store": await context.store_health(),
             "sweep_may": who is not None and who.may("sweep"),
             "sweep_url": "/api/v1/sweep",
             "live_url": "/fragments/fleet",
@@ -51,18 +51,18 @@ def routes(frame: Frame) -> APIRouter:
 def sweep_figures(report: SweepReport) -> list[tuple[str, str, str]]:
     """Return what a page shows of a sweep: a name, a figure, and what stands under it."""
     return [
-        ("Took", words.took(1000 * report.seconds) if report.seconds else words.NONE, ""),
-        ("Runs", words.number(report.runs), f"{words.number(report.runs_read)} read"),
-        ("Stored", words.size(report.stored.bytes), _objects(report.stored.objects)),
-        ("Set aside", words.size(report.quarantined.bytes), _objects(report.quarantined.objects)),
-        ("Deleted", words.size(report.purged.bytes), _objects(report.purged.objects)),
+        ("Took", filters.took(1000 * report.seconds) if report.seconds else filters.NONE, ""),
+        ("Runs", filters.number(report.runs), f"{filters.number(report.runs_read)} read"),
+        ("Stored", filters.size(report.stored.bytes), _objects(report.stored.objects)),
+        ("Set aside", filters.size(report.quarantined.bytes), _objects(report.quarantined.objects)),
+        ("Deleted", filters.size(report.purged.bytes), _objects(report.purged.objects)),
         (
             "In quarantine",
-            words.size(report.in_quarantine.bytes),
+            filters.size(report.in_quarantine.bytes),
             _objects(report.in_quarantine.objects),
         ),
     ]
 
 
 def _objects(count: int) -> str:
-    return f"{words.number(count)} {'object' if count == 1 else 'objects'}"
+    return f"{filters.number(count)} {'object' if count == 1 else 'objects'}"

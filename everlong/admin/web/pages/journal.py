@@ -5,10 +5,10 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query, Request, Response
 
 from everlong.admin import service
-from everlong.admin.web.desk import Desk
-from everlong.admin.web.ids import QueryId
-from everlong.admin.web.pages import words
-from everlong.admin.web.pages.frame import Frame
+from everlong.admin.web.context import AppContext
+from everlong.admin.web.pages import filters
+from everlong.admin.web.pages.layout import Frame
+from everlong.admin.web.parameters import QueryId
 
 PAGE_ENTRIES: Final = 40
 # Messages of a context or a difference that are shown: the newest.
@@ -18,13 +18,18 @@ Seq = Annotated[int, Query(ge=0, le=_SEQ_MAX)]
 
 
 async def journal_values(
-    desk: Desk, thread_id: str, before: int | None = None, after: int | None = None
+    context: AppContext, thread_id: str, before: int | None = None, after: int | None = None
 ) -> dict[str, Any]:
     """Return what a page of the journal shows."""
     found = await service.entry_page(
-        await desk.client(), desk.packs, thread_id, before=before, after=after, limit=PAGE_ENTRIES
+        await context.client(),
+        context.packs,
+        thread_id,
+        before=before,
+        after=after,
+        limit=PAGE_ENTRIES,
     )
-    quoted = words.query(thread_id)
+    quoted = filters.query(thread_id)
     return {
         "journal": found,
         "is_newest": not found.entries or found.entries[-1].seq >= found.last_seq,
@@ -36,7 +41,7 @@ async def journal_values(
 def routes(frame: Frame) -> APIRouter:
     """Return the routes of the journal."""
     router = APIRouter()
-    desk = frame.desk
+    context = frame.context
 
     @router.get("/fragments/journal")
     async def journal(
@@ -45,35 +50,35 @@ def routes(frame: Frame) -> APIRouter:
         before: Seq | None = None,
         after: Seq | None = None,
     ) -> Response:
-        values = await journal_values(desk, thread_id, before, after)
+        values = await journal_values(context, thread_id, before, after)
         return frame.renderer.fragment(request, "journal.html", values)
 
     @router.get("/fragments/body")
     async def body(thread_id: QueryId, seq: Seq, start: Seq = 0, form: str = "text") -> Response:
         wanted = "json" if form == "json" else "text"
         found = await service.entry_body(
-            await desk.client(),
-            desk.packs,
+            await context.client(),
+            context.packs,
             thread_id,
             seq,
             start=start,
             form=wanted,  # type: ignore[arg-type] # of the two
         )
-        place = f"id={words.query(thread_id)}&seq={seq}"
+        place = f"id={filters.query(thread_id)}&seq={seq}"
         values = {
             "slice": found,
             "other_form": "text" if wanted == "json" else "json",
             "form_url": f"/fragments/body?{place}&form={'text' if wanted == 'json' else 'json'}",
             "more_url": f"/fragments/body?{place}&form={wanted}&start={found.next_start}",
-            "download_url": words.download_url(thread_id, seq, wanted),
+            "download_url": filters.download_url(thread_id, seq, wanted),
         }
         return frame.renderer.page("body.html", values)
 
     @router.get("/fragments/past")
     async def past(thread_id: QueryId, seq: Seq) -> Response:
-        client = await desk.client()
-        view = await service.state_at(client, desk.packs, thread_id, seq, totals=False)
-        change = await service.diff(client, desk.packs, thread_id, seq, entries_max=0)
+        client = await context.client()
+        view = await service.state_at(client, context.packs, thread_id, seq, totals=False)
+        change = await service.diff(client, context.packs, thread_id, seq, entries_max=0)
         values = {
             "view": view,
             "shown": view.context[-_LISTED_MAX:],

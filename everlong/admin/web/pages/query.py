@@ -5,7 +5,7 @@ from typing import Final
 from fastapi import APIRouter, HTTPException, Request, Response
 
 from everlong.admin import service
-from everlong.admin.web.pages.frame import Frame
+from everlong.admin.web.pages.layout import Frame
 
 _FIRST: Final = """\
 select kind, count(*) as entries, sum(size_bytes) as bytes

@@ -7,13 +7,16 @@ from fastapi import APIRouter, Query, Request, Response
 
 from everlong.admin import service
 from everlong.admin.service.overview import ThreadOverview
-from everlong.admin.web.ids import RUN_ID, QueryId, ThreadId
-from everlong.admin.web.pages import drawing, words
-from everlong.admin.web.pages.explaining import explain
-from everlong.admin.web.pages.frame import Frame
+from everlong.admin.web.pages import filters
+from everlong.admin.web.pages.charts import charts_of
+from everlong.admin.web.pages.filters import Explained, limit_name, number
 from everlong.admin.web.pages.journal import journal_values
-from everlong.admin.web.pages.rendering import etag_of, tagged
+from everlong.admin.web.pages.layout import Frame
+from everlong.admin.web.pages.renderer import etag_of, tagged
+from everlong.admin.web.parameters import RUN_ID, QueryId, ThreadId
 from everlong.errors import EverlongError, ThreadNotFound
+from everlong.models import Pause, ThreadStatus
+from everlong.policy import LimitHit
 from everlong.policy.policy import LIMITS
 
 # What the dialog of limits offers, most wanted first. All of the policy is in `everlong limits`.
@@ -44,26 +47,26 @@ _ACTIONS: Final = (
 def routes(frame: Frame) -> APIRouter:
     """Return the routes of a thread's page."""
     router = APIRouter()
-    desk = frame.desk
+    context = frame.context
 
     async def page(request: Request, thread_id: str) -> Response:
-        client = await desk.client()
-        found = await service.overview(client, desk.packs, thread_id)
+        client = await context.client()
+        found = await service.overview(client, context.packs, thread_id)
         journal, charts, around = await asyncio.gather(
-            journal_values(desk, thread_id),
+            journal_values(context, thread_id),
             _charts(frame, thread_id),
             frame.values(request, "thread"),
         )
         head = head_values(found)
         values = around | head | journal | charts
         values |= {
-            "api": {action: words.api_url(thread_id, action) for action in _ACTIONS},
+            "api": {action: filters.api_url(thread_id, action) for action in _ACTIONS},
             "limit_names": _OFFERED,
-            "live_url": f"/fragments/thread?id={words.query(thread_id)}",
-            "charts_url": f"/fragments/charts?id={words.query(thread_id)}",
-            "past_url": f"/fragments/past?id={words.query(thread_id)}",
-            "runs_url": f"/fragments/runs?id={words.query(thread_id)}",
-            "archives_url": f"/fragments/archives?id={words.query(thread_id)}",
+            "live_url": f"/fragments/thread?id={filters.query(thread_id)}",
+            "charts_url": f"/fragments/charts?id={filters.query(thread_id)}",
+            "past_url": f"/fragments/past?id={filters.query(thread_id)}",
+            "runs_url": f"/fragments/runs?id={filters.query(thread_id)}",
+            "archives_url": f"/fragments/archives?id={filters.query(thread_id)}",
         }
         text = frame.renderer.text("thread_head.html", values)
         return frame.renderer.page("thread.html", values | {"etag": etag_of(text)})
@@ -78,7 +81,7 @@ def routes(frame: Frame) -> APIRouter:
 
     @router.get("/fragments/thread")
     async def head(request: Request, thread_id: QueryId) -> Response:
-        found = await service.overview(await desk.client(), desk.packs, thread_id)
+        found = await service.overview(await context.client(), context.packs, thread_id)
         values = await frame.values(request, "thread") | head_values(found)
         text = frame.renderer.text("thread_head.html", values)
         return tagged(request, etag_of(text), text)
@@ -91,15 +94,15 @@ def routes(frame: Frame) -> APIRouter:
     async def runs(
         request: Request, thread_id: QueryId, run: Annotated[str, Query(pattern=RUN_ID)] = ""
     ) -> Response:
-        client = await desk.client()
+        client = await context.client()
         try:
             found = await service.runs(
-                client, thread_id, from_run_id=run, temporal_ui=desk.temporal_ui
+                client, thread_id, from_run_id=run, temporal_ui=context.temporal_ui
             )
         except ThreadNotFound:  # Or the thread is, in its archive.
             found = service.RunPage(thread_id=thread_id, runs=(), next_run_id="")
         next_url = (
-            f"/fragments/runs?id={words.query(thread_id)}&run={words.query(found.next_run_id)}"
+            f"/fragments/runs?id={filters.query(thread_id)}&run={filters.query(found.next_run_id)}"
         )
         return frame.renderer.fragment(request, "runs.html", {"found": found, "next_url": next_url})
 
@@ -137,9 +140,9 @@ def limits_now(found: ThreadOverview) -> dict[str, str]:
     for name in _OFFERED:
         value = getattr(policy, name)
         unit = "bytes" if "bytes" in name else "usd" if "usd" in name else ""
-        shown = "no limit" if value is None else words.gauge_value(value, unit)
+        shown = "no limit" if value is None else filters.gauge_value(value, unit)
         if unit == "bytes" and value is not None:
-            shown = f"{words.number(value)} ({shown})"
+            shown = f"{filters.number(value)} ({shown})"
         fields[name] = shown
     assert set(_OFFERED) >= LIMITS - {"step_bytes_max"}  # noqa: S101 - the table above is whole
     return fields
@@ -147,33 +150,33 @@ def limits_now(found: ThreadOverview) -> dict[str, str]:
 
 def _figures(found: ThreadOverview) -> list[tuple[str, str, str]]:
     sizes, row, status = found.sizes, found.row, found.status
-    steps, under = words.NONE, ""
+    steps, under = filters.NONE, ""
     if status is not None:
         counters = status.counters
-        steps = words.number(counters.steps)
-        under = f"{words.number(counters.tokens)} tokens, ${counters.cost_usd:,.2f}"
+        steps = filters.number(counters.steps)
+        under = f"{filters.number(counters.tokens)} tokens, ${counters.cost_usd:,.2f}"
     elif row.card is not None:
-        steps = words.number(row.card.steps)
+        steps = filters.number(row.card.steps)
     lag = status.compaction_lag_bytes if status and not found.is_gone else 0
     if found.is_gone:
         return [
-            ("Archive", words.size(row.stored_bytes), "one Parquet file"),
-            ("Context", words.size(sizes.context_bytes), "at its end"),
+            ("Archive", filters.size(row.stored_bytes), "one Parquet file"),
+            ("Context", filters.size(sizes.context_bytes), "at its end"),
             ("Steps", steps, under),
-            ("Entries", words.number(found.last_seq), ""),
+            ("Entries", filters.number(found.last_seq), ""),
         ]
     return [
-        ("Operational state", words.size(sizes.operational_bytes), "at most 64.0 KiB"),
-        ("Context", words.size(sizes.context_bytes), f"{words.size(lag)} late" if lag else ""),
-        ("Stored", words.size(sizes.stored_bytes), words.growth(row.growth_bytes_per_hour, "")),
+        ("Operational state", filters.size(sizes.operational_bytes), "at most 64.0 KiB"),
+        ("Context", filters.size(sizes.context_bytes), f"{filters.size(lag)} late" if lag else ""),
+        ("Stored", filters.size(sizes.stored_bytes), filters.growth(row.growth_bytes_per_hour, "")),
         (
             "History",
-            words.size(sizes.history_bytes),
-            f"{words.number(sizes.history_events)} events in this run",
+            filters.size(sizes.history_bytes),
+            f"{filters.number(sizes.history_events)} events in this run",
         ),
         ("Steps", steps, under),
-        ("Last resume", words.took(row.last_resume_ms), ""),
-        ("Entries", words.number(found.last_seq), _waiting_text(found)),
+        ("Last resume", filters.took(row.last_resume_ms), ""),
+        ("Entries", filters.number(found.last_seq), _waiting_text(found)),
     ]
 
 
@@ -185,7 +188,101 @@ def _waiting_text(found: ThreadOverview) -> str:
 async def _charts(frame: Frame, thread_id: str) -> dict[str, Any]:
     series, problem = None, ""
     try:
-        series = await service.series(await frame.desk.client(), frame.desk.packs, thread_id)
+        series = await service.series(await frame.context.client(), frame.context.packs, thread_id)
     except EverlongError as error:
         problem = f"It cannot be read right now: {error}"
-    return {"series": series, "charts": drawing.charts_of(series), "charts_problem": problem}
+    return {"series": series, "charts": charts_of(series), "charts_problem": problem}
+
+
+_ENDED = {
+    "terminated": "Somebody terminated it in Temporal, so its last step may not be in the journal.",
+    "canceled": "It was cancelled in Temporal.",
+    "failed": "Its workflow failed.",
+    "timed_out": "Its workflow ran out of time.",
+}
+_AFTER = "It can be forked from any entry, and goes on there."
+
+
+def explain(found: ThreadOverview) -> Explained:
+    """Return a thread's status in words."""
+    status = found.status
+    if found.is_gone:
+        return Explained(
+            f"Temporal has forgotten this thread. All of it is read from archive {found.archive}.",
+            "It can be revived as a new thread, up to any entry.",
+        )
+    if not found.row.is_open:
+        return _ended(found.row.status, status, has_archive=bool(found.archive))
+    if status is None:
+        return Explained(
+            found.unavailable or "Nobody runs this thread.",
+            "What is shown is what it published, and its journal up to its last run. Start a worker for "
+            "it, and it answers again.",
+            "bad",
+        )
+    return _living(status)
+
+
+def _living(status: ThreadStatus) -> Explained:
+    match status.status:
+        case "working":
+            waiting = f" {status.waiting_messages} more wait." if status.waiting_messages else ""
+            text = f"At work on message {number(status.counters.answered + 1)}.{waiting}"
+            if status.children:
+                text += f" {len(status.children)} sub-agents work for it."
+            return Explained(text)
+        case "waiting":
+            text = "Waits for a message. Everything so far is answered."
+            if status.last_failure:
+                failed = f"The last turn failed: {status.last_failure}"
+                return Explained(failed, "Send it again once the cause is gone.", "warn")
+            return Explained(text)
+        case "approval":
+            return Explained(
+                "A person has to decide before it goes on.", "The call stands below.", "warn"
+            )
+        case "paused":
+            return _paused(status.pause)
+        case "held":
+            return Explained(
+                f"Held: {status.held_by}" if status.held_by else "Held.",
+                "Nothing is lost. Restore what it waits for, and it goes on by itself.",
+                "bad",
+            )
+        case "stopping":
+            return Explained("It ends at its next safe point.")
+    return Explained(f"Its status is {status.status}.")
+
+
+def _paused(pause: Pause | None) -> Explained:
+    if pause is not None and pause.limit is not None:
+        return Explained(
+            f"Paused by a limit. {_hit(pause.limit)}",
+            "Raise the limit, then unpause it. Unpaused alone, it would be paused again.",
+            "warn",
+        )
+    by = f" by {pause.by}" if pause is not None and pause.by else ""
+    why = f": {pause.reason}" if pause is not None and pause.reason else "."
+    return Explained(
+        f"Paused{by}{why}", "It takes no steps until somebody unpauses it; messages queue.", "warn"
+    )
+
+
+def _ended(word: str, status: ThreadStatus | None, *, has_archive: bool) -> Explained:
+    if status is not None and status.ended is not None:
+        return Explained(f"Ended by a limit. {_hit(status.ended)}", _AFTER, "warn")
+    if word in _ENDED:
+        return Explained(_ENDED[word], _AFTER, "bad")
+    if word == "archived" and has_archive:
+        return Explained(
+            "Ended, and archived.", "It can be revived from its archive as a new thread."
+        )
+    if word == "archived":
+        return Explained(
+            "Ended, to be archived.", "A sweep writes the archive, or the button here."
+        )
+    return Explained("It was stopped.", _AFTER)
+
+
+def _hit(hit: LimitHit) -> str:
+    return f"{limit_name(hit.limit)}: {number(hit.value)} of {number(hit.bound)}."

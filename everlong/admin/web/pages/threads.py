@@ -14,8 +14,8 @@ from everlong.admin.service.directory import (
     ThreadPage,
     parse_cursor,
 )
-from everlong.admin.web.pages.frame import Frame
-from everlong.admin.web.pages.rendering import etag_of, is_known, tagged
+from everlong.admin.web.pages.layout import Frame
+from everlong.admin.web.pages.renderer import etag_of, is_known, tagged
 from everlong.errors import ConfigError
 
 PAGE_ROWS: Final = 50
@@ -109,7 +109,7 @@ def heads(asked: Asked) -> list[Head]:
 def routes(frame: Frame) -> APIRouter:
     """Return the routes of the list."""
     router = APIRouter()
-    directory = frame.desk.directory
+    directory = frame.context.directory
 
     async def look(asked: Asked) -> ThreadPage:
         try:

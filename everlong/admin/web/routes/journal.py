@@ -1,0 +1,114 @@
+"""Routes for a thread's journal: its entries, their bodies, and its state at any of them."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import StreamingResponse
+
+from everlong.admin import service
+from everlong.admin.web.auth import needs
+from everlong.admin.web.context import AppContext
+from everlong.admin.web.parameters import (
+    OptionalSeq,
+    Seq,
+    SeqQuery,
+    ThreadId,
+)
+
+_DIFF_ENTRIES_MAX = 200
+
+
+def journal_router(context: AppContext) -> APIRouter:
+    """Return the routes."""
+    router = APIRouter()
+
+    @router.get(
+        "/threads/{thread_id}/entries",
+        tags=["journal"],
+        summary="A page of the journal, each entry on one line",
+        **needs("read"),
+    )
+    async def entries(
+        thread_id: ThreadId,
+        before: OptionalSeq = None,
+        after: Annotated[int | None, Query(ge=0, le=10_000_000)] = None,
+        limit: Annotated[int, Query(ge=1, le=service.ENTRIES_MAX)] = 50,
+    ) -> service.EntryPage:
+        return await service.entry_page(
+            await context.client(),
+            context.packs,
+            thread_id,
+            before=before,
+            after=after,
+            limit=limit,
+        )
+
+    @router.get(
+        "/threads/{thread_id}/entries/{seq}",
+        tags=["journal"],
+        summary="A part of one entry's body",
+        **needs("read"),
+    )
+    async def body(
+        thread_id: ThreadId,
+        seq: Seq,
+        start: Annotated[int, Query(ge=0, le=2**31)] = 0,
+        length: Annotated[int, Query(ge=1, le=service.SLICE_CHARS_MAX)] = service.SLICE_CHARS_MAX,
+        form: service.Form = "text",
+    ) -> service.BodySlice:
+        return await service.entry_body(
+            await context.client(),
+            context.packs,
+            thread_id,
+            seq,
+            start=start,
+            length=length,
+            form=form,
+        )
+
+    @router.get(
+        "/threads/{thread_id}/entries/{seq}/whole",
+        tags=["journal"],
+        summary="Download one entry's body",
+        response_class=StreamingResponse,
+        **needs("read"),
+    )
+    async def whole(thread_id: ThreadId, seq: Seq, form: service.Form = "text") -> Response:
+        parts = await service.entry_download(
+            await context.client(), context.packs, thread_id, seq, form
+        )
+        kind, ending = ("application/json", "json") if form == "json" else ("text/plain", "txt")
+        # As a file: what a tool returned is never shown as a page of ours.
+        name = f"attachment; filename=entry-{seq}.{ending}"
+        return StreamingResponse(parts, media_type=kind, headers={"content-disposition": name})
+
+    @router.get(
+        "/threads/{thread_id}/at/{seq}",
+        tags=["journal"],
+        summary="The thread as it was after an entry, and what its model would have read",
+        **needs("read"),
+    )
+    async def at(thread_id: ThreadId, seq: Seq) -> service.ThreadView:
+        return await service.state_at(
+            await context.client(), context.packs, thread_id, seq, totals=False
+        )
+
+    @router.get(
+        "/threads/{thread_id}/diff",
+        tags=["journal"],
+        summary="What changed from one entry to another, or to now",
+        **needs("read"),
+    )
+    async def diff(
+        thread_id: ThreadId, first: SeqQuery, last: OptionalSeq = None
+    ) -> service.ThreadDiff:
+        return await service.diff(
+            await context.client(),
+            context.packs,
+            thread_id,
+            first,
+            last,
+            entries_max=_DIFF_ENTRIES_MAX,
+        )
+
+    return router

@@ -1,0 +1,141 @@
+"""Routes for threads: the list, one thread with its sizes and runs, and messages to it."""
+
+import dataclasses
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Response
+from pydantic import Field
+
+from everlong import limits
+from everlong.admin import service
+from everlong.admin.web.auth import CurrentUser, needs
+from everlong.admin.web.context import AppContext
+from everlong.admin.web.parameters import (
+    RUN_ID,
+    By,
+    Text,
+    ThreadId,
+)
+
+_OFFSET_MAX = 1_000_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SendAsk:
+    """A message for a thread, which is started if an agent is named and there is none."""
+
+    text: Annotated[str, Field(min_length=1, max_length=4 * limits.MIB)]
+    agent: Annotated[Text, Field(max_length=64)] = ""
+    message_id: Annotated[str, Field(pattern=r"^[ -~]{0,64}$")] = ""
+    by: By = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sent:
+    """A message that was queued."""
+
+    thread_id: str
+    number: int
+
+
+def threads_router(context: AppContext) -> APIRouter:
+    """Return the routes."""
+    router = APIRouter()
+
+    @router.get(
+        "/threads",
+        tags=["threads"],
+        summary="List threads, sorted and filtered",
+        response_model=service.ThreadPage,
+        responses={304: {"description": "Nothing has changed since the version in If-None-Match"}},
+        **needs("read"),
+    )
+    async def threads(
+        response: Response,
+        text: Annotated[str, Query(max_length=service.TEXT_CHARS_MAX)] = "",
+        status: Annotated[str, Query(max_length=64)] = "",
+        agent: Annotated[str, Query(max_length=64)] = "",
+        sort: service.Sort = "-started",
+        offset: Annotated[int, Query(ge=0, le=_OFFSET_MAX)] = 0,
+        limit: Annotated[int, Query(ge=1, le=service.PAGE_LIMIT_MAX)] = 50,
+        cursor: Annotated[str, Query(max_length=service.CURSOR_CHARS_MAX)] = "",
+        if_none_match: Annotated[str, Header()] = "",
+    ) -> service.ThreadPage | Response:
+        page = await context.directory.page(text, status, agent, sort, offset, limit, cursor)
+        etag = f'"{page.version}"'
+        if etag in if_none_match:
+            return Response(status_code=304, headers={"etag": etag})
+        response.headers["etag"] = etag
+        return page
+
+    @router.get(
+        "/threads/{thread_id}",
+        tags=["threads"],
+        summary="One thread: status, sizes by class, limits as gauges, approvals",
+        **needs("read"),
+    )
+    async def thread(thread_id: ThreadId) -> service.ThreadOverview:
+        return await service.overview(await context.client(), context.packs, thread_id)
+
+    @router.get(
+        "/threads/{thread_id}/size",
+        tags=["threads"],
+        summary="Count a thread's runs and stored objects; takes longer the more there are",
+        **needs("read"),
+    )
+    async def size(thread_id: ThreadId) -> service.ThreadSize:
+        return await service.size(await context.client(), context.packs.store, thread_id)
+
+    @router.get(
+        "/threads/{thread_id}/series",
+        tags=["threads"],
+        summary="How the thread has grown, and what its resumes took, by samples of its journal",
+        **needs("read"),
+    )
+    async def series(
+        thread_id: ThreadId, points_max: Annotated[int, Query(ge=2, le=500)] = 120
+    ) -> service.Series:
+        return await service.series(
+            await context.client(), context.packs, thread_id, points_max=points_max
+        )
+
+    @router.get(
+        "/threads/{thread_id}/runs",
+        tags=["threads"],
+        summary="The thread's runs, newest first, with links into the Temporal UI",
+        **needs("read"),
+    )
+    async def runs(
+        thread_id: ThreadId,
+        from_run_id: Annotated[str, Query(pattern=RUN_ID)] = "",
+        limit: Annotated[int, Query(ge=1, le=service.RUNS_MAX)] = 20,
+    ) -> service.RunPage:
+        return await service.runs(
+            await context.client(),
+            thread_id,
+            from_run_id=from_run_id,
+            limit=limit,
+            temporal_ui=context.temporal_ui,
+        )
+
+    @router.post(
+        "/threads/{thread_id}/messages",
+        tags=["threads"],
+        summary="Send a message to a thread, or start one",
+        **needs("send"),
+    )
+    async def send(thread_id: ThreadId, ask: SendAsk, user: CurrentUser) -> Sent:
+        number = await service.send(
+            await context.client(),
+            thread_id,
+            ask.text,
+            task_queue=context.task_queue,
+            agent=ask.agent or None,
+            packs=context.packs,
+            message_id=ask.message_id,
+            by=user.acts_as(ask.by),
+            seconds_max=service.WORKER_SECONDS_MAX,
+        )
+        return Sent(thread_id=thread_id, number=number)
+
+    return router

@@ -1,0 +1,149 @@
+"""Connections to the admin server: how many, and how long a client may take over each part of a request.
+
+uvicorn bounds the time between two requests of a connection, and nothing else: a client that sends half
+of a request, or does not read its answer, keeps its connection for as long as it likes. An answer may
+take any time; only what the client itself has to do is bounded.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import sys
+import time
+from typing import Final, Literal, TypeAlias
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from everlong import limits
+
+CONNECTIONS_MAX: Final = 512
+"""At a time: half of the 1,024 files that a process may have open on most systems. A dashboard has 6."""
+HEAD_BYTES_MAX: Final = 32 * limits.KIB
+"""Of a request's line and headers. 512 connections hold 16 MiB of them at most."""
+HEAD_SECONDS_MAX: Final = 10.0
+"""From the first byte, or from the connection's beginning, until a request's headers are complete."""
+REQUEST_SECONDS_MAX: Final = 75.0
+"""From there until its body is complete. `request_limits` answers before, where a body is waited for."""
+STALL_SECONDS_MAX: Final = 60.0
+"""So long an answer waits for a client that does not read it."""
+
+_Phase: TypeAlias = Literal["head", "body", "served", "idle"]
+_WAITING: Final = ("head", "idle")
+_SECONDS: Final[dict[_Phase, float]] = {"head": HEAD_SECONDS_MAX, "body": REQUEST_SECONDS_MAX}
+
+
+class BoundedProtocol(H11Protocol):
+    """uvicorn's protocol for HTTP/1.1, with bounds on what a client keeps open.
+
+    Beyond `CONNECTIONS_MAX`, the connection is closed that has waited longest for the head of a request,
+    or else the one that has been idle for longest. So clients that send nothing, or half of something,
+    keep no other client out.
+    """
+
+    _phase: _Phase = "head"
+    _since = 0.0
+    _deadline: asyncio.TimerHandle | None = None
+    _stall: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See `asyncio.Protocol`."""
+        super().connection_made(transport)
+        self._enter("head")
+        if len(self.connections) > CONNECTIONS_MAX:
+            self._make_room()
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        """See `H11Protocol`."""
+        super().on_response_complete()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._cancel()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        super().pause_writing()
+        if self._stall is None:
+            self._stall = self.loop.call_later(STALL_SECONDS_MAX, self.drop)
+
+    def resume_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        super().resume_writing()
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+    def drop(self) -> None:
+        """Close the connection at once, with what has not been sent."""
+        self._cancel()
+        # At once: the connection itself is gone one turn of the event loop later.
+        self.connections.discard(self)
+        self.transport.abort()
+
+    def _make_room(self) -> None:
+        others = [
+            each
+            for each in self.connections
+            if isinstance(each, BoundedProtocol) and each is not self and each._phase in _WAITING
+        ]
+        # Half-sent heads first: "head" comes before "idle".
+        min(others, key=lambda each: (each._phase, each._since), default=self).drop()
+
+    def _watch(self) -> None:
+        """Find out whose turn it is, and begin to count if it is the client's."""
+        if self.transport.is_closing():
+            self._cancel()
+            return
+        phase: _Phase = "served"
+        if self.conn.their_state is h11.IDLE:
+            # uvicorn's own timer runs between two requests. The first byte of a request stops it.
+            phase = "head" if self.timeout_keep_alive_task is None else "idle"
+        elif self.conn.their_state is h11.SEND_BODY:
+            phase = "body"
+        if phase != self._phase:
+            self._enter(phase)
+
+    def _enter(self, phase: _Phase) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        self._phase, self._since = phase, time.monotonic()
+        if phase in _SECONDS:
+            self._deadline = self.loop.call_later(_SECONDS[phase], self.drop)
+
+    def _cancel(self) -> None:
+        for timer in (self._deadline, self._stall):
+            if timer is not None:
+                timer.cancel()
+        self._deadline = self._stall = None
+
+
+# From glibc's malloc.h.
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+_M_ARENA_MAX: Final = -8
+_LARGE_BYTES: Final = 128 * 1024
+_ARENAS: Final = 2
+
+
+def return_large_blocks() -> bool:
+    """Set the allocator up, and return whether that worked: it does with glibc, on Linux."""
+    if not sys.platform.startswith("linux"):
+        return False
+    with contextlib.suppress(OSError, AttributeError):  # Another C library.
+        mallopt = ctypes.CDLL(None).mallopt
+        settings = {
+            _M_MMAP_THRESHOLD: _LARGE_BYTES,  # Fixed: by default it grows with what is freed.
+            _M_TRIM_THRESHOLD: _LARGE_BYTES,
+            _M_ARENA_MAX: _ARENAS,
+        }
+        return all(mallopt(option, value) for option, value in settings.items())
+    return False

@@ -1,0 +1,344 @@
+"""Who is let in, as whom, and what each role may do: for every route that there is."""
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from everlong.admin.web import Access, create_admin_app, open_access
+from everlong.admin.web.auth import ARCHIVE_THEN, PERMISSIONS, Role, allowed_to, parse_tokens
+from everlong.config import load_settings
+from everlong.errors import ConfigError
+from tests.support.admin_client import OWN, ROLES, TOKENS, bearer, browsing, make_context
+
+# Routes about the session itself, which need no role.
+SESSION = "/api/v1/session"
+VALUES = {"thread_id": "ops-7", "seq": "1", "approval_id": "1-1-abcd", "job_id": 16 * "0"}
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def operations() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Every operation that the API describes: method, path, and what is said of it."""
+    paths = create_admin_app(make_context(), Access()).openapi()["paths"]
+    for path, methods in paths.items():
+        for method, operation in methods.items():
+            if path != SESSION:
+                yield method.upper(), path, operation
+
+
+OPERATIONS = list(operations())
+
+
+async def test_each_role_may_do_what_the_table_says_and_nothing_else() -> None:
+    async with browsing(access=ROLES) as client:
+        for (method, path, operation), role in itertools.product(OPERATIONS, Role):
+            action = operation["x-permission"]
+            answer = await client.request(
+                method, path.format(**VALUES), headers=bearer(role), json={}
+            )
+            # There is no server behind it, so what is allowed fails later, and otherwise.
+            is_refused = answer.status_code == 403
+            assert is_refused == (role not in PERMISSIONS[action]), (method, path, role)
+            assert answer.status_code != 401
+
+
+@pytest.mark.parametrize("then", ARCHIVE_THEN)
+async def test_who_may_archive_may_not_free_for_that(then: str) -> None:
+    async with browsing(access=ROLES) as client:
+        for role in Role:
+            answer = await client.post(
+                "/api/v1/threads/ops-7/archive", headers=bearer(role), json={"then": then}
+            )
+            is_refused = answer.status_code == 403
+            assert is_refused == (role not in PERMISSIONS[ARCHIVE_THEN[then]]), (then, role)
+    assert PERMISSIONS["archive-free"] == frozenset({Role.ADMIN})
+    assert Role.OPERATOR in PERMISSIONS["archive-close"]
+
+
+async def test_no_route_answers_somebody_whom_nobody_knows() -> None:
+    async with browsing(access=ROLES) as client:
+        for method, path, _ in OPERATIONS:
+            answer = await client.request(method, path.format(**VALUES), json={})
+            assert answer.status_code == 401, (method, path)
+            assert answer.json()["error"]["type"] == "NotAuthenticated"
+
+
+async def test_the_table_is_what_the_roles_are_meant_to_be() -> None:
+    assert set(allowed_to(Role.VIEWER)) == {"read", "decode", "query"}
+    assert set(allowed_to(Role.APPROVER)) == {"read", "decode", "query", "decide"}
+    operator = set(allowed_to(Role.OPERATOR))
+    assert "encode" in operator
+    assert "decide" not in operator
+    assert {"sweep", "archive-free"}.isdisjoint(operator)
+    assert operator > {"read", "pause", "stop", "limits", "archive", "archive-close", "revive"}
+    assert set(allowed_to(Role.ADMIN)) == set(PERMISSIONS)
+
+
+async def test_every_route_of_the_server_is_public_on_purpose_or_described() -> None:
+    app = create_admin_app(make_context(), Access())
+    described = set(app.openapi()["paths"])
+    others = {getattr(route, "path", "") for route in app.routes} - described
+    api = {path for path in others if path.startswith("/api/")}
+    assert api == {"/api/v1/openapi.json"}
+
+
+async def test_everybody_on_this_machine_is_let_in_where_there_is_no_token() -> None:
+    async with browsing() as client:
+        who = (await client.get(SESSION)).json()
+    assert (who["name"], who["role"], who["via"]) == ("", "admin", "loopback")
+
+
+@pytest.mark.parametrize("token", ["", "nonsense", TOKENS[Role.ADMIN] + "x", "\udcff"])
+async def test_a_wrong_token_is_refused(token: str) -> None:
+    async with browsing(access=ROLES) as client:
+        headers = {"authorization": f"Bearer {token}".encode(errors="replace").decode()}
+        answer = await client.get("/api/v1/threads", headers=headers)
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+
+
+async def test_many_wrong_tokens_at_once_are_turned_away() -> None:
+    async with browsing(access=ROLES) as client:
+        wrong = {"authorization": "Bearer wrong"}
+        answers = await asyncio.gather(
+            *(client.get("/api/v1/threads", headers=wrong) for _ in range(40))
+        )
+        assert {each.status_code for each in answers} == {401, 429}
+        # Those who know theirs are not kept waiting.
+        right = await client.get("/api/v1/threads", headers=bearer(Role.VIEWER))
+    assert right.status_code == 200
+
+
+async def test_a_token_buys_a_session_until_its_browser_logs_out() -> None:
+    async with browsing(access=ROLES) as client:
+        login = await client.post(SESSION, json={"token": TOKENS[Role.OPERATOR]}, headers=OWN)
+        assert login.json()["name"] == "Operator"
+        cookie = login.headers["set-cookie"].lower()
+        assert "httponly" in cookie
+        assert "samesite=strict" in cookie
+        assert "secure" not in cookie  # It would not come back over plain HTTP.
+        assert (await client.get("/api/v1/threads")).status_code == 200
+        assert (await client.get(SESSION)).json()["via"] == "session"
+        assert (await client.delete(SESSION, headers=OWN)).status_code == 204
+        client.cookies.clear()
+        assert (await client.get("/api/v1/threads")).status_code == 401
+
+
+async def test_a_session_that_was_ended_is_of_no_use_to_who_kept_its_cookie() -> None:
+    async with browsing(access=ROLES) as client:
+        await client.post(SESSION, json={"token": TOKENS[Role.ADMIN]}, headers=OWN)
+        kept = dict(client.cookies)
+        await client.delete(SESSION, headers=OWN)
+        client.cookies.update(kept)
+        assert (await client.get("/api/v1/threads")).status_code == 401
+
+
+async def test_over_https_the_cookie_is_for_https_alone() -> None:
+    async with browsing(access=ROLES, host="https://ops.example.org") as client:
+        headers = {"sec-fetch-site": "same-origin"}
+        login = await client.post(SESSION, json={"token": TOKENS[Role.ADMIN]}, headers=headers)
+    assert "secure" in login.headers["set-cookie"].lower()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "leads_to"),
+    [
+        ("/threads", "/threads"),
+        ("//evil.example", "/"),
+        ("https://evil.example", "/"),
+        ("/\\e", "/"),
+    ],
+)
+async def test_after_a_login_a_browser_stays_on_this_server(wanted: str, leads_to: str) -> None:
+    async with browsing(access=ROLES) as client:
+        answer = await client.post(
+            "/login", params={"next": wanted}, data={"token": TOKENS[Role.VIEWER]}, headers=OWN
+        )
+    assert (answer.status_code, answer.headers["location"]) == (303, leads_to)
+
+
+async def test_a_page_leads_somebody_unknown_to_the_login() -> None:
+    async with browsing(access=ROLES) as client:
+        answer = await client.get("/threads/a", headers={"accept": "text/html"})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/login?next=/threads/a")
+
+
+FOREIGN = [
+    {"sec-fetch-site": "cross-site"},
+    {"sec-fetch-site": "same-site", "origin": "http://127.0.0.1:8233"},
+    {"origin": "https://evil.example"},
+    {"origin": "null"},
+]
+
+
+@pytest.mark.parametrize("headers", FOREIGN, ids=str)
+async def test_another_sites_page_changes_nothing_with_a_browsers_session(
+    headers: dict[str, str],
+) -> None:
+    async with browsing(access=ROLES) as client:
+        await client.post(SESSION, json={"token": TOKENS[Role.ADMIN]}, headers=OWN)
+        answer = await client.post("/api/v1/threads/a/pause", json={}, headers=headers)
+        assert answer.status_code == 403
+        bare = await client.post("/api/v1/threads/a/pause", json={})
+        assert bare.status_code == 403  # Every browser says where a change comes from.
+
+
+@pytest.mark.parametrize("headers", FOREIGN, ids=str)
+async def test_another_sites_page_changes_nothing_where_there_is_no_token(
+    headers: dict[str, str],
+) -> None:
+    async with browsing() as client:
+        answer = await client.post("/api/v1/threads/a/pause", json={}, headers=headers)
+        assert answer.status_code == 403
+        form = await client.post("/api/v1/threads/a/pause", data={"by": "x"}, headers=OWN)
+        assert form.status_code == 415
+        ours = await client.post("/api/v1/threads/a/pause", json={}, headers=OWN)
+        assert ours.json()["error"]["type"] == "ServerUnreachable"
+
+
+async def test_the_temporal_uis_origin_may_decode_and_nothing_else() -> None:
+    origin = "http://127.0.0.1:8233"
+    async with browsing(cors_origins=[origin]) as client:
+        asks = {"origin": origin, "access-control-request-method": "POST"}
+        decode = await client.options("/default/decode", headers=asks)
+        assert decode.headers["access-control-allow-origin"] == origin
+        pause = await client.options("/api/v1/threads/a/pause", headers=asks)
+        assert "access-control-allow-origin" not in pause.headers
+
+
+@pytest.mark.parametrize("host", ["http://evil.example", "http://evil.example:8234"])
+async def test_a_host_name_that_points_here_is_not_let_in_without_a_token(host: str) -> None:
+    async with browsing(host=host) as client:
+        for path in ("/api/v1/threads", "/", "/decode"):
+            assert (await client.get(path)).status_code == 400
+
+
+def settings(**environ: str) -> Access:
+    return open_access(load_settings(environ))
+
+
+async def test_tokens_have_names_and_roles() -> None:
+    access = settings(
+        EVERLONG_TOKEN="shared-by-everybody",
+        EVERLONG_TOKENS="ana:approver:abcdefghijklmnop, bo:viewer:0123456789abcdef",
+    )
+    tokens = ("shared-by-everybody", "abcdefghijklmnop", "0123456789abcdef")
+    found = [access.by_token(each) for each in tokens]
+    assert [(user.name, user.role) for user in found if user] == [
+        ("admin", Role.ADMIN),
+        ("ana", Role.APPROVER),
+        ("bo", Role.VIEWER),
+    ]
+    assert access.by_token("") is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ana",
+        "ana:boss:abcdefghijklmnop",
+        ":viewer:abcdefghijklmnop",
+        "ana:viewer:short",
+        "ana:viewer",
+    ],
+)
+async def test_tokens_that_are_wrong_are_refused_without_being_repeated(text: str) -> None:
+    with pytest.raises(ConfigError, match="EVERLONG_TOKENS") as refused:
+        parse_tokens(text)
+    assert "abcdefghijklmnop" not in str(refused.value)
+
+
+async def test_the_same_token_for_two_people_is_refused() -> None:
+    with pytest.raises(ConfigError, match="twice"):
+        parse_tokens("ana:viewer:abcdefghijklmnop,bo:admin:abcdefghijklmnop")
+    with pytest.raises(ConfigError, match="each person their own"):
+        settings(EVERLONG_TOKEN="abcdefghijklmnop", EVERLONG_TOKENS="bo:viewer:abcdefghijklmnop")
+
+
+@pytest.mark.parametrize("token", ["t", "hunter2", "fifteen-letters", "a-lőng-token-of-ours"])
+async def test_the_shared_token_is_as_long_as_any_and_is_not_repeated(token: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"EVERLONG_TOKEN has .*secrets\.token_urlsafe"
+    ) as refused:
+        settings(EVERLONG_TOKEN=token)
+    assert token == "t" or token not in str(refused.value)
+
+
+PROXY = {
+    "EVERLONG_TRUST_USER_HEADER": "X-Forwarded-User",
+    "EVERLONG_TRUST_ROLE_HEADER": "X-Role",
+    "EVERLONG_TRUSTED_PROXIES": "10.0.0.0/24, 192.0.2.7",
+    "EVERLONG_HOSTS": "ops.example.org",
+}
+
+
+@pytest.mark.parametrize("missing", ["EVERLONG_TRUSTED_PROXIES", "EVERLONG_HOSTS"])
+async def test_a_header_is_believed_only_from_proxies_and_for_hosts_that_are_named(
+    missing: str,
+) -> None:
+    with pytest.raises(ConfigError, match=missing):
+        settings(**{**PROXY, missing: ""})
+
+
+async def as_proxied(address: str, headers: dict[str, str]) -> httpx.Response:
+    access = settings(**PROXY)
+    async with browsing(access=access, address=address, host="http://ops.example.org") as client:
+        return await client.get(SESSION, headers=headers)
+
+
+@pytest.mark.parametrize(
+    ("headers", "role"),
+    [
+        ({"x-forwarded-user": "ana"}, "viewer"),
+        ({"x-forwarded-user": "ana", "x-role": "Operator"}, "operator"),
+    ],
+)
+async def test_a_proxy_says_who_somebody_is(headers: dict[str, str], role: str) -> None:
+    for address in ("10.0.0.9", "192.0.2.7"):
+        who = (await as_proxied(address, headers)).json()
+        assert (who["name"], who["role"], who["via"]) == ("ana", role, "proxy")
+
+
+@pytest.mark.parametrize(
+    ("address", "headers"),
+    [
+        ("10.0.1.9", {"x-forwarded-user": "ana"}),
+        ("10.0.0.9", {}),
+        ("10.0.0.9", {"x-forwarded-user": "ana", "x-role": "boss"}),
+        ("nonsense", {"x-forwarded-user": "ana"}),
+    ],
+)
+async def test_anybody_else_is_not_believed(address: str, headers: dict[str, str]) -> None:
+    assert (await as_proxied(address, headers)).status_code == 401
+
+
+async def test_without_the_setting_no_header_is_believed() -> None:
+    access = settings(EVERLONG_TOKEN="shared-by-everybody", EVERLONG_TRUSTED_PROXIES="10.0.0.9")
+    assert access.user({"x-forwarded-user": "ana"}, "10.0.0.9") is None
+
+
+async def test_behind_a_proxy_changes_come_from_the_name_that_browsers_see() -> None:
+    access = settings(**PROXY)
+    async with browsing(access=access, address="10.0.0.9", host="http://127.0.0.1:8234") as client:
+        headers = {"x-forwarded-user": "ana", "x-role": "admin"}
+        for origin, status in (("https://ops.example.org", 503), ("https://evil.example", 403)):
+            answer = await client.post(
+                "/api/v1/threads/a/pause", json={}, headers={**headers, "origin": origin}
+            )
+            assert answer.status_code == status
+
+
+async def test_who_has_a_name_cannot_act_as_another() -> None:
+    access = ROLES
+    user = access.by_token(TOKENS[Role.OPERATOR])
+    assert user is not None
+    assert user.acts_as("Mallory") == "Operator"
+    nobody = Access().user({}, "127.0.0.1")
+    assert nobody is not None
+    assert nobody.acts_as(" ana ") == "ana"
+    assert nobody.acts_as("ana\n\x1b[31m\u202e") == "ana  [31m"  # It stands in journals and logs.
+    assert nobody.acts_as("")  # The system's name for whoever runs it.

@@ -1,0 +1,266 @@
+"""What lies around every answer: headers, bounds, one shape of errors, and a log without content."""
+
+import logging
+from urllib.parse import quote
+
+import pytest
+
+from everlong.admin import service
+from everlong.admin.web.auth import SESSIONS_MAX, SESSIONS_OF_ONE_MAX, Role, Sessions
+from everlong.admin.web.errors import status_of
+from everlong.errors import (
+    BlobMissing,
+    EntryNotFound,
+    EverlongError,
+    MessageRefused,
+    NoWorker,
+    ThreadEnded,
+    ThreadNotFound,
+)
+from tests.support.admin_client import OWN, ROLES, TOKENS, bearer, browsing, make_context
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.mark.parametrize("path", ["/api/v1/threads", "/api/v1/none", "/login", "/static/none.js"])
+async def test_every_answer_has_strict_headers(path: str) -> None:
+    async with browsing() as client:
+        headers = (await client.get(path)).headers
+    policy = headers["content-security-policy"]
+    assert "default-src 'self'" in policy
+    assert "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "same-origin"
+    is_static = path.startswith("/static/")
+    assert headers["cache-control"] == ("no-cache" if is_static else "no-store")
+
+
+async def test_a_browser_asks_whether_its_scripts_are_the_newest_and_gets_them_once() -> None:
+    async with browsing() as client:
+        first = await client.get("/static/acting.js")
+        assert (first.status_code, first.headers["cache-control"]) == (200, "no-cache")
+        again = await client.get(
+            "/static/acting.js", headers={"if-none-match": first.headers["etag"]}
+        )
+    assert (again.status_code, again.headers["cache-control"]) == (304, "no-cache")
+
+
+async def test_a_request_that_is_refused_at_the_door_has_strict_headers_too() -> None:
+    async with browsing(access=ROLES) as client:
+        answer = await client.get("/api/v1/threads")
+    assert answer.status_code == 401
+    assert "content-security-policy" in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ThreadNotFound("x"), 404),
+        (EntryNotFound("x"), 404),
+        (ThreadEnded("x"), 409),
+        (MessageRefused("x"), 422),
+        (NoWorker("x"), 503),
+        (BlobMissing("x"), 410),
+        (EverlongError("x"), 400),
+    ],
+)
+async def test_an_error_has_a_status_that_says_whose_turn_it_is(
+    error: EverlongError, status: int
+) -> None:
+    assert status_of(error) == status
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{",
+        b"[]",
+        b'{"reason": "\\ud800"}',
+        b'{"reason": "a\\u0000b"}',
+        b'{"by": 7}',
+        b"\xff\xfe",
+        b"[" * 60_000,
+        b'{"reason": "' + b"x" * 301 + b'"}',
+    ],
+    ids=range(8),
+)
+async def test_a_body_that_does_not_fit_is_told_so_in_the_one_shape(body: bytes) -> None:
+    async with browsing() as client:
+        answer = await client.post(
+            "/api/v1/threads/a/pause",
+            content=body,
+            headers={"content-type": "application/json"},
+        )
+    assert answer.status_code in (400, 422)
+    error = answer.json()["error"]
+    assert error["message"]
+    assert set(error) == {"type", "message"}
+    assert "xxx" not in answer.text  # What was sent is not repeated.
+
+
+async def test_bodies_have_a_bound_also_if_they_do_not_say_how_long_they_are() -> None:
+    async def parts() -> object:
+        for _ in range(5):
+            yield b" " * 1_000_000
+
+    kind = {"content-type": "application/json"}
+    async with browsing() as client:
+        said = await client.post("/api/v1/threads/a/pause", content=b" " * 5_000_000, headers=kind)
+        unsaid = await client.post(
+            "/api/v1/threads/a/pause",
+            content=parts(),  # type: ignore[arg-type]
+            headers=kind,
+        )
+    assert (said.status_code, unsaid.status_code) == (413, 413)
+    assert unsaid.json()["error"]["type"] == "TooLarge"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    ['{"cost_usd_max": Infinity}', '{"cost_usd_max": NaN}', '{"steps_max": 1' + "0" * 40 + "}"],
+)
+async def test_numbers_that_json_does_not_have_are_refused(changes: str) -> None:
+    async with browsing() as client:
+        answer = await client.post(
+            "/api/v1/threads/a/limits",
+            content=f'{{"changes": {changes}}}',
+            headers={"content-type": "application/json"},
+        )
+    assert answer.status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("thread_id", "status"),
+    [("x" * 1001, 422), ("a%FF", 400), ("-?id=%C3", 400), ("%ED%A0%80", 400)],
+)
+async def test_ids_that_temporal_has_not_are_refused(thread_id: str, status: int) -> None:
+    async with browsing() as client:
+        answer = await client.get(f"/api/v1/threads/{thread_id}")
+    assert answer.status_code == status
+
+
+HOSTILE = [
+    "a\nb",
+    "\r\n",
+    " ",
+    "\t",
+    "\u2028",
+    "\u202egnp",
+    "?x=1#y",
+    "\0",
+    "\x1b[31m",
+    "x" * 1000,
+    "-",
+]
+
+
+@pytest.mark.parametrize(
+    "thread_id", ["a/b", "a%b", "a%2Fb", "a b", "ä/ö%25", "a/runs", "runs", *HOSTILE], ids=ascii
+)
+async def test_an_id_is_one_segment_whatever_it_holds(
+    thread_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await _opened(f"/api/v1/threads/{_quoted(thread_id)}", monkeypatch) == thread_id
+
+
+@pytest.mark.parametrize(
+    "thread_id", [".", "..", "../..", "a/b", "a%2Fb", "%2E%2E", *HOSTILE], ids=ascii
+)
+async def test_any_id_can_be_named_by_a_parameter_where_a_path_cannot_hold_it(
+    thread_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await _opened(f"/api/v1/threads/-?id={_quoted(thread_id)}", monkeypatch) == thread_id
+    # Without `-` in the path a parameter names no thread.
+    assert await _opened(f"/api/v1/threads/a?id={_quoted(thread_id)}", monkeypatch) == "a"
+
+
+def _quoted(thread_id: str) -> str:
+    return quote(thread_id, safe="")
+
+
+async def _opened(path: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the id of the thread that a request is for."""
+    asked: list[str] = []
+
+    async def overview(_: object, __: object, wanted: str) -> None:
+        asked.append(wanted)
+        raise ThreadNotFound("not in this test")
+
+    context = make_context()
+    context.client = _none  # type: ignore[assignment,method-assign]
+    monkeypatch.setattr(service, "overview", overview)
+    async with browsing(context) as client:
+        answer = await client.get(path)
+    assert answer.status_code == 404
+    return asked[0]
+
+
+async def _none() -> None:
+    return None
+
+
+async def test_the_log_names_route_and_person_and_no_content(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with browsing(access=ROLES) as client:
+        await client.get("/api/v1/threads/secret-id?x=secret", headers=bearer(Role.VIEWER))
+        await client.post(
+            "/api/v1/threads/secret-id/pause",
+            json={"reason": "secret"},
+            headers=bearer(Role.OPERATOR),
+        )
+        await client.post("/api/v1/session", json={"token": TOKENS[Role.ADMIN]}, headers=OWN)
+    ours = [each.getMessage() for each in caplog.records if each.name.startswith("everlong")]
+    assert any(line.startswith("GET /api/v1/threads/{thread_id} 503 Viewer") for line in ours)
+    assert any("POST /api/v1/threads/{thread_id}/pause 503 Operator" in line for line in ours)
+    assert any("POST /api/v1/session 200 Admin" in line for line in ours)
+    assert "secret" not in "".join(ours)
+    assert "token-of" not in "".join(ours)
+
+
+async def test_an_error_that_nobody_expects_is_a_500_without_its_words(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    context = make_context()
+
+    async def broken() -> None:
+        raise KeyError("".join(["sec", "ret"]))
+
+    context.client = broken  # type: ignore[assignment,method-assign]
+    async with browsing(context) as client:
+        answer = await client.get("/api/v1/threads/a")
+    assert answer.status_code == 500
+    assert answer.json()["error"]["type"] == "InternalError"
+    assert "secret" not in answer.text + caplog.text
+
+
+async def test_sessions_have_a_bound_and_the_oldest_ends() -> None:
+    sessions = Sessions()
+    first = sessions.open("ana", Role.VIEWER)
+    second = sessions.open("bo", Role.VIEWER)
+    sessions.find(first)  # Used later than the second.
+    for number in range(SESSIONS_MAX - 1):
+        sessions.open(f"other {number}", Role.VIEWER)
+    assert len(sessions) == SESSIONS_MAX
+    assert sessions.find(second) is None
+    assert sessions.find(first) is not None
+
+
+async def test_who_logs_in_again_and_again_ends_nobodys_session_but_their_own() -> None:
+    sessions = Sessions()
+    first = sessions.open("ana", Role.VIEWER)
+    second = sessions.open("bo", Role.ADMIN)
+    for _ in range(2 * SESSIONS_MAX):
+        sessions.open("ana", Role.VIEWER)
+    assert sessions.find(first) is None
+    assert sessions.find(second) is not None
+    assert len(sessions) == SESSIONS_OF_ONE_MAX + 1
+
+
+async def test_a_session_ends_with_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = Sessions()
+    session_id = sessions.open("ana", Role.VIEWER)
+    monkeypatch.setattr("time.monotonic", lambda: 1e12)
+    assert sessions.find(session_id) is None
