@@ -107,6 +107,10 @@ stored: $(READY) ## Write the golden files and stored histories again; only befo
 	$(BIN)/python -m tests.golden.generate
 	$(BIN)/python -m tests.replay.generate --replace
 
+.PHONY: guarantees
+guarantees: $(READY) ## Generate docs/guarantee-tests.md from the markers of the tests
+	@$(BIN)/python -m tools.guarantees
+
 clean: ## Remove the virtual environment and what the demo and dev stack stored
 	rm -rf .venv .venv-* dist .everlong .mypy_cache .pytest_cache .ruff_cache .hypothesis
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import re
 
+import pytest
 from playwright.async_api import Error, Locator, Page, Route, expect
 
 from everlong.admin import service
@@ -112,6 +113,7 @@ async def test_a_fork_begins_at_the_entry_of_the_slider(stage: Stage, page: Page
     await expect(page.locator("[data-entries]")).to_contain_text("of thread fork-1 at 2")
 
 
+@pytest.mark.guarantee(105)
 async def test_a_stop_wants_the_threads_id_to_be_typed(stage: Stage, page: Page) -> None:
     await stage.said("stop-1", "hello")
     dialog = await opened(page, "stop-1", "Stop …")
@@ -131,6 +133,7 @@ async def test_a_stop_wants_the_threads_id_to_be_typed(stage: Stage, page: Page)
     await expect(page.get_by_role("button", name="Fork …")).to_be_visible()
 
 
+@pytest.mark.guarantee(105)
 async def test_nothing_is_done_before_its_preview_is_seen(stage: Stage, page: Page) -> None:
     await stage.said("unseen-1", "hello")
     dialog = await opened(page, "unseen-1", "Archive …")
@@ -190,6 +193,7 @@ async def test_a_preview_that_comes_late_is_not_taken_for_the_newest(
     await expect(dialog.get_by_role("button", name="Archive", exact=True)).to_be_disabled()
 
 
+@pytest.mark.guarantee(105)
 async def test_nothing_is_done_where_the_preview_fails(stage: Stage, page: Page) -> None:
     page.expected_troubles = ("status of 503",)  # type: ignore[attr-defined]
     await stage.said("failing-1", "hello")

@@ -1,5 +1,6 @@
 """What waits for a person, and deciding it, also without a mouse."""
 
+import pytest
 from playwright.async_api import Page, expect
 
 from everlong.admin import service
@@ -16,6 +17,7 @@ async def decided(stage: Stage, thread_id: str) -> list[tuple[bool, str, str]]:
     return [(each["approve"], each["by"], each.get("reason", "")) for each in found]
 
 
+@pytest.mark.guarantee(105)
 async def test_an_approval_is_given_with_the_keyboard_alone(stage: Stage, page: Page) -> None:
     number = await stage.send("keys-1", "restart billing")
     await stage.listed("keys-1", "approval")

@@ -3,6 +3,7 @@
 import re
 import time
 
+import pytest
 from playwright.async_api import Page, expect
 
 from everlong.admin import service
@@ -15,6 +16,7 @@ from tests.support.page_checks import check_page
 TOKENS = {role: f"a-long-token-of-a-{role}" for role in (Role.VIEWER, Role.OPERATOR)}
 
 
+@pytest.mark.guarantee(105, 110)
 async def test_an_archive_frees_a_thread_which_is_then_read_from_it_and_revived(
     stage: Stage, page: Page
 ) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 
+import pytest
 from playwright.async_api import Error, Page, Route, expect
 
 from tests.support.dashboard import Stage
@@ -49,6 +50,7 @@ async def test_a_page_that_was_opened_before_the_first_entry_fills(
     await expect(page.get_by_role("dialog").get_by_label("At entry")).to_have_value("2")
 
 
+@pytest.mark.guarantee(105)
 async def test_rows_of_a_statement_that_come_late_are_not_shown_for_another(
     stage: Stage, page: Page
 ) -> None:

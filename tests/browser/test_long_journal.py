@@ -1,5 +1,6 @@
 """A journal of 20,000 entries: paged both ways, at a cost that does not grow with it."""
 
+import pytest
 import pytest_asyncio
 from playwright.async_api import Page, Request, expect
 
@@ -14,6 +15,7 @@ async def long_life(stage: Stage) -> str:
     return await live_through(stage, "long-life", 20_000, compacted_seq=19_500)
 
 
+@pytest.mark.guarantee(104)
 async def test_twenty_thousand_entries_are_paged_both_ways(page: Page, long_life: str) -> None:
     asked: list[str] = []
 
@@ -47,6 +49,7 @@ async def test_twenty_thousand_entries_are_paged_both_ways(page: Page, long_life
     assert await rows.count() == 40
 
 
+@pytest.mark.guarantee(104)
 async def test_charts_of_a_long_life_are_sampled(page: Page, long_life: str) -> None:
     await page.goto(long_life)
     await expect(page.get_by_text("Sampled from 20,000 entries.")).to_be_visible()

@@ -1,5 +1,6 @@
 """One thread: what is shown of it, its journal, its past."""
 
+import pytest
 import pytest_asyncio
 from playwright.async_api import Page, Request, expect
 
@@ -34,6 +35,7 @@ async def test_a_thread_shows_its_sizes_limits_charts_and_journal(page: Page, sh
     await shoot(page, "thread")
 
 
+@pytest.mark.guarantee(104)
 async def test_bodies_are_read_when_they_are_opened_and_long_ones_in_slices(
     stage: Stage, page: Page
 ) -> None:
@@ -92,6 +94,7 @@ async def test_the_slider_shows_state_context_and_what_changed(stage: Stage, pag
     await shoot(page, "thread-past")
 
 
+@pytest.mark.guarantee(103)
 async def test_what_threads_hold_is_text_and_never_markup(stage: Stage, page: Page) -> None:
     evil = "<img src=/nope onerror=window.hacked=1><script>window.hacked=1</script>"
     number = await stage.send("evil-1", f"restart {evil}")

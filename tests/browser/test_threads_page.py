@@ -157,6 +157,7 @@ async def test_a_running_thread_is_followed_without_a_reload(stage: Stage, page:
     await expect(search).to_be_focused()
 
 
+@pytest.mark.guarantee(103)
 @pytest.mark.parametrize("thread_id", ["a/b ünï ✓", "50%?x=1&y#<b>"])
 async def test_any_thread_id_leads_to_its_page(stage: Stage, page: Page, thread_id: str) -> None:
     await stage.said(thread_id, "hello")

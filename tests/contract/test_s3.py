@@ -43,6 +43,7 @@ async def listed(store: BlobStore, prefix: str = "") -> set[str]:
     return {info.key async for info in store.list(prefix)}
 
 
+@pytest.mark.guarantee(106)
 async def test_ranges_of_a_bucket_hold_what_its_listing_holds_in_order(
     s3: Weed, prefix: str
 ) -> None:
@@ -161,6 +162,7 @@ async def test_what_others_put_there_is_left_out_of_the_listing(s3: Weed, prefix
     assert await listed(store, "ours/") == {"ours/k"}
 
 
+@pytest.mark.guarantee(16)
 async def test_a_bucket_that_has_gone_is_not_an_empty_one(s3: Weed) -> None:
     bucket = f"gone-{uuid.uuid4().hex[:8]}"
     client = boto3.client("s3", region_name=REGION, endpoint_url=s3.endpoint)

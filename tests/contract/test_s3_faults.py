@@ -95,6 +95,7 @@ def answering(status: int, code: str) -> Iterator[str]:
             thread.join()
 
 
+@pytest.mark.guarantee(19)
 @pytest.mark.parametrize(
     ("status", "code", "kind", "told"),
     [
@@ -125,6 +126,7 @@ def test_what_the_server_refuses_is_told_in_our_words(
     assert raised.value.__cause__ is None or status >= 500 or status == 301
 
 
+@pytest.mark.guarantee(18)
 async def test_an_endpoint_that_hangs_ends_every_call_in_time(
     store: BlobStore, proxy: Proxy
 ) -> None:
@@ -169,6 +171,7 @@ async def test_a_get_that_is_cut_goes_on_where_it_was(store: BlobStore, proxy: P
     assert proxy.cuts_left == 0
 
 
+@pytest.mark.guarantee(18)
 async def test_a_get_that_is_cut_each_time_never_returns_short(
     store: BlobStore, proxy: Proxy
 ) -> None:
@@ -183,6 +186,7 @@ async def test_a_get_that_is_cut_each_time_never_returns_short(
     assert await store.get("k") == BODY
 
 
+@pytest.mark.guarantee(18)
 async def test_a_get_that_stalls_ends_in_time(store: BlobStore, proxy: Proxy) -> None:
     await store.put("k", BODY)
     proxy.drop()
@@ -204,6 +208,7 @@ async def test_a_put_over_a_slow_line_gets_time_for_its_size(
     assert await store.get("k") == data
 
 
+@pytest.mark.guarantee(18)
 async def test_a_put_that_is_given_up_leaves_nothing(store: BlobStore, proxy: Proxy) -> None:
     proxy.upload_bytes_per_second = 8 * MIB
     with pytest.raises(TimeoutError):
@@ -215,6 +220,7 @@ async def test_a_put_that_is_given_up_leaves_nothing(store: BlobStore, proxy: Pr
     assert await listed(store) == []
 
 
+@pytest.mark.guarantee(18)
 async def test_a_killed_server_loses_nothing_and_the_store_heals(tmp_path: Path, s3: Weed) -> None:
     acknowledged: list[str] = []
 

@@ -17,6 +17,7 @@ class TestMemory(BlobStoreContract):
         return open_store("memory:")
 
 
+@pytest.mark.guarantee(15)
 class TestFile(BlobStoreContract):
     @pytest.fixture(autouse=True)
     def place(self, tmp_path: Path) -> None:
@@ -41,6 +42,7 @@ class TestCached(BlobStoreContract):
         )
 
 
+@pytest.mark.guarantee(15)
 @pytest.mark.server
 class TestS3(BlobStoreContract):
     @pytest.fixture(autouse=True)

@@ -53,6 +53,7 @@ async def until_held(threads: Threads, thread_id: str, reason: str) -> None:
     assert held.last_failure == ""
 
 
+@pytest.mark.guarantee(48)
 @pytest.mark.parametrize("inline_bytes_max", [limits.INLINE_BYTES_MAX, 0])
 async def test_an_outage_after_a_tool_ran_is_waited_out_and_the_tool_not_run_again(
     server: TemporalServer, tmp_path: Path, thread_id: str, inline_bytes_max: int
@@ -105,6 +106,7 @@ async def lose(
     return restore
 
 
+@pytest.mark.guarantee(47)
 @pytest.mark.usefixtures("short_holds")
 @pytest.mark.parametrize("damage", ["missing", "corrupt"])
 async def test_lost_bytes_are_named_and_restoring_them_lets_the_thread_go_on(
@@ -123,6 +125,7 @@ async def test_lost_bytes_are_named_and_restoring_them_lets_the_thread_go_on(
         assert (status.last_failure, status.held_by) == ("", "")
 
 
+@pytest.mark.guarantee(47)
 @pytest.mark.usefixtures("short_holds")
 async def test_an_outage_before_anything_was_done_is_waited_out(
     server: TemporalServer, tmp_path: Path, thread_id: str
@@ -138,6 +141,7 @@ async def test_an_outage_before_anything_was_done_is_waited_out(
         await threads.answered(thread_id, 2)
 
 
+@pytest.mark.guarantee(47)
 @pytest.mark.usefixtures("short_holds")
 async def test_a_held_thread_rolls_and_is_held_on(
     server: TemporalServer, tmp_path: Path, thread_id: str, monkeypatch: pytest.MonkeyPatch
@@ -158,6 +162,7 @@ async def test_a_held_thread_rolls_and_is_held_on(
         assert (texts.count("and again"), texts.count("read 30000")) == (1, 2)
 
 
+@pytest.mark.guarantee(47)
 @pytest.mark.usefixtures("short_holds")
 async def test_tools_that_are_held_are_run_once_after_a_roll(
     server: TemporalServer, tmp_path: Path, thread_id: str, monkeypatch: pytest.MonkeyPatch
@@ -208,6 +213,7 @@ async def test_tools_that_are_held_are_run_once_after_a_roll(
         ]
 
 
+@pytest.mark.guarantee(72)
 @pytest.mark.usefixtures("short_holds")
 async def test_a_held_thread_can_be_stopped(
     server: TemporalServer, tmp_path: Path, thread_id: str
@@ -225,6 +231,7 @@ async def test_a_held_thread_can_be_stopped(
         assert (await threads.conversation(thread_id))[-1].text == "and again"
 
 
+@pytest.mark.guarantee(47)
 @pytest.mark.usefixtures("short_holds")
 async def test_a_thread_waits_for_a_worker_that_has_its_agent(
     server: TemporalServer, store: BlobStore, thread_id: str
@@ -243,6 +250,7 @@ async def test_a_thread_waits_for_a_worker_that_has_its_agent(
                 await others.answered(thread_id, 1)
 
 
+@pytest.mark.guarantee(47)
 @pytest.mark.usefixtures("short_holds")
 async def test_threads_that_are_held_leave_room_for_others(
     server: TemporalServer, tmp_path: Path, thread_id: str

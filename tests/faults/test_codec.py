@@ -61,6 +61,7 @@ async def failure_message(handle: WorkflowHandle[Any, Any]) -> str:
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.guarantee(31)
 @pytest.mark.parametrize("damage", ["missing", "corrupt", "foreign"])
 async def test_lost_packs_hold_a_workflow_and_restoring_them_lets_it_go_on(
     server: TemporalServer, tmp_path: Path, thread_id: str, damage: str
@@ -96,6 +97,7 @@ async def test_lost_packs_hold_a_workflow_and_restoring_them_lets_it_go_on(
         assert await asyncio.wait_for(handle.result(), 60) == expected(loop)
 
 
+@pytest.mark.guarantee(30)
 async def test_while_the_store_is_down_payloads_stay_inline_and_the_workflow_goes_on(
     server: TemporalServer,
     tmp_path: Path,
@@ -130,6 +132,7 @@ async def test_while_the_store_is_down_payloads_stay_inline_and_the_workflow_goe
     assert is_ref(inputs[-1])
 
 
+@pytest.mark.guarantee(30)
 async def test_what_is_too_large_to_stay_inline_waits_for_the_store(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
@@ -146,6 +149,7 @@ async def test_what_is_too_large_to_stay_inline_waits_for_the_store(
         assert await asyncio.wait_for(handle.result(), 90) == 4_000_000
 
 
+@pytest.mark.guarantee(27)
 async def test_an_outage_in_the_middle_of_many_inputs_stays_within_the_servers_limit(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
@@ -182,6 +186,7 @@ class Local:
         return sum(map(len, texts))
 
 
+@pytest.mark.guarantee(30)
 async def test_an_outage_under_local_activities_does_not_end_the_workflow(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
@@ -215,6 +220,7 @@ class Counting:
         )
 
 
+@pytest.mark.guarantee(31)
 async def test_an_activity_whose_input_cannot_be_read_is_tried_again(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
@@ -240,6 +246,7 @@ async def test_an_activity_whose_input_cannot_be_read_is_tried_again(
             assert await asyncio.wait_for(handle.result(), 60) == 50_000
 
 
+@pytest.mark.guarantee(30)
 def test_the_bounds_fit_into_a_workflow_task() -> None:
     """An outage is noticed, and the payloads kept inline, before the task's 10 s are over."""
     assert 2 * limits.STORE_TRY_SECONDS + 1 < 10

@@ -54,6 +54,7 @@ async def survives(
         return await asyncio.wait_for(handle.result(), 120)
 
 
+@pytest.mark.guarantee(32)
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_a_worker_that_dies_at_a_put_loses_nothing(
     server: TemporalServer, tmp_path: Path, thread_id: str, when: str
@@ -69,6 +70,7 @@ async def test_a_worker_that_dies_at_a_put_loses_nothing(
     assert await survives(server, tmp_path, thread_id, handle, kills) == expected(loop)
 
 
+@pytest.mark.guarantee(32)
 async def test_a_worker_that_dies_while_continuing_as_new_loses_nothing(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:

@@ -35,6 +35,7 @@ def pay(euros: int) -> str:
     return f"paid {euros}"
 
 
+@pytest.mark.guarantee(47)
 async def test_decisions_with_long_reasons_do_not_end_a_thread_that_is_held(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
@@ -68,6 +69,7 @@ async def test_decisions_with_long_reasons_do_not_end_a_thread_that_is_held(
         await thread.check()
 
 
+@pytest.mark.guarantee(47)
 async def test_a_step_that_is_held_does_not_begin_once_the_thread_is_paused(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
@@ -101,6 +103,7 @@ async def test_a_step_that_is_held_does_not_begin_once_the_thread_is_paused(
         await thread.check()
 
 
+@pytest.mark.guarantee(47)
 async def test_a_compaction_that_is_held_does_not_fail_the_turn_that_needs_it(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
@@ -136,6 +139,7 @@ async def test_a_compaction_that_is_held_does_not_fail_the_turn_that_needs_it(
         await thread.check()
 
 
+@pytest.mark.guarantee(47)
 async def test_a_deadline_holds_while_the_journal_cannot_be_written(
     server: TemporalServer, tmp_path: Path, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

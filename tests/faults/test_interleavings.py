@@ -11,6 +11,7 @@ from tests.support.thread_soak import Campaign, worker_settings
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.guarantee(39, 45)
 async def test_nothing_is_lost_repeated_or_out_of_order_while_workers_die(
     server: TemporalServer, tmp_path: Path, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,7 @@ def check_pages(conversation: list[Message], pages: int) -> None:
     assert conversation[-1].text == pages_answer(pages)
 
 
+@pytest.mark.guarantee(45)
 async def test_worker_killed_in_the_middle_of_a_tool(
     settings: Settings, thread_id: str, tmp_path: Path
 ) -> None:
@@ -79,6 +80,7 @@ async def test_worker_killed_in_the_middle_of_a_tool(
             assert status.counters.steps == 13
 
 
+@pytest.mark.guarantee(45)
 async def test_worker_killed_again_and_again(settings: Settings, thread_id: str) -> None:
     """Kills at seeded random moments: between steps, in a PUT, before a result is reported, at a roll.
 
@@ -100,6 +102,7 @@ async def test_worker_killed_again_and_again(settings: Settings, thread_id: str)
             assert status.counters.runs >= 8
 
 
+@pytest.mark.guarantee(45)
 async def test_server_killed_in_the_middle_of_a_run(
     settings: Settings, thread_id: str, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ from everlong import limits
 from tests.support.sweep_soak import lower_limits, run
 
 
+@pytest.mark.guarantee(106)
 async def test_sweeps_under_load_lose_nothing_and_free_the_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

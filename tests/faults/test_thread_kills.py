@@ -3,6 +3,8 @@
 import statistics
 from pathlib import Path
 
+import pytest
+
 from bench.thread_harness import open_harness
 from bench.thread_kills import (
     BETWEEN_SECONDS_MAX,
@@ -15,6 +17,7 @@ from everlong.embedded import TemporalServer
 from everlong.models import Kind
 
 
+@pytest.mark.guarantee(46)
 async def test_a_message_after_a_kill_between_steps_is_acted_on_at_once(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
@@ -29,6 +32,7 @@ async def test_a_message_after_a_kill_between_steps_is_acted_on_at_once(
     assert replies == [f"done: {text}" for text in asked]
 
 
+@pytest.mark.guarantee(46)
 async def test_a_kill_in_a_model_call_costs_seconds_and_leaves_one_reply(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:

@@ -9,6 +9,7 @@ from tests.support.slow_turn_agents import ANSWER, wait_through
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.guarantee(43)
 async def test_a_wait_across_a_tool_an_approval_a_roll_and_a_kill_makes_no_query(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

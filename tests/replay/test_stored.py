@@ -15,6 +15,7 @@ HERE = Path(__file__).parent
 STORED = sorted(HERE.glob("v*/*.json"))
 
 
+@pytest.mark.guarantee(77)
 @pytest.mark.parametrize("path", STORED, ids=lambda path: f"{path.parent.name}/{path.stem}")
 async def test_a_stored_history_replays(path: Path) -> None:
     store = MemoryBlobStore()
@@ -29,6 +30,7 @@ def test_every_scene_is_stored() -> None:
     assert {path.stem.rsplit("-", 1)[0] for path in STORED} == set(SCENES)
 
 
+@pytest.mark.guarantee(77)
 async def test_a_changed_workflow_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check can fail: a thread that calls the model twice a step is another workflow."""
     from everlong.workflows.thread import Thread

@@ -41,6 +41,7 @@ async def send_long(threads: Threads, thread_id: str, text: str) -> int:
     )
 
 
+@pytest.mark.guarantee(42)
 async def test_ten_megabytes_arrive_whole_and_the_model_reads_a_part(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -78,6 +79,7 @@ async def test_the_size_of_many_runs_is_a_bound(
         assert (part.blobs, part.blob_bytes) == (whole.blobs, whole.blob_bytes)
 
 
+@pytest.mark.guarantee(41)
 async def test_what_is_too_long_or_empty_is_refused_and_nothing_is_stored(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -142,6 +144,7 @@ async def test_a_policy_changes_while_the_thread_lives(
         assert (await service.status(client, thread_id)).policy == policy
 
 
+@pytest.mark.guarantee(44)
 async def test_a_thread_that_ended_tells_all_and_takes_nothing(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -174,6 +177,7 @@ async def test_a_thread_that_ended_tells_all_and_takes_nothing(
         assert entries[-1].kind == Kind.CONTROL
 
 
+@pytest.mark.guarantee(68)
 async def test_a_limit_archives_a_thread_for_good(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -192,6 +196,7 @@ async def test_a_limit_archives_a_thread_for_good(
             await threads.send(thread_id, "once more")
 
 
+@pytest.mark.guarantee(44)
 async def test_an_unknown_thread_is_named(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -208,6 +213,7 @@ async def test_an_unknown_thread_is_named(
                 await asking()
 
 
+@pytest.mark.guarantee(40)
 async def test_messages_that_meet_rolls_arrive_once(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:

@@ -59,6 +59,7 @@ async def done(client: httpx.AsyncClient, path: str, **body: object) -> JSON:
     return found
 
 
+@pytest.mark.guarantee(93)
 async def test_what_the_api_does_is_journalled_with_who_and_why(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -147,6 +148,7 @@ async def test_a_thread_is_shown_as_a_whole_and_its_bodies_on_demand(
             assert missing.status_code == 404
 
 
+@pytest.mark.guarantee(97)
 async def test_a_preview_says_what_would_happen_and_nothing_does(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -257,6 +259,7 @@ async def test_a_thread_without_a_worker_shows_what_the_server_and_the_store_kno
             assert grown["points"]
 
 
+@pytest.mark.guarantee(96)
 async def test_the_list_has_one_row_for_each_thread_and_asks_none_of_them(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:

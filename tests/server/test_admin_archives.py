@@ -35,6 +35,7 @@ async def test_a_thread_that_goes_while_it_is_looked_at_is_read_from_its_archive
             assert (await shown(client, f"/threads/{thread_id}/series"))["points"]
 
 
+@pytest.mark.guarantee(110)
 async def test_a_forgotten_thread_is_read_from_its_archive_by_every_route(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:

@@ -56,6 +56,7 @@ async def events(client: Client, thread_id: str) -> int:
     return (await client.get_workflow_handle(thread_id).describe()).history_length
 
 
+@pytest.mark.guarantee(43)
 async def test_an_answer_arrives_across_rolls(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -65,6 +66,7 @@ async def test_an_answer_arrives_across_rolls(
         assert (await threads.size(thread_id)).runs >= 2
 
 
+@pytest.mark.guarantee(43)
 async def test_an_answer_arrives_though_workers_come_and_go(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -83,6 +85,7 @@ async def test_an_answer_arrives_though_workers_come_and_go(
             assert status.counters.messages == 1
 
 
+@pytest.mark.guarantee(43)
 async def test_waiting_adds_no_event(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -98,6 +101,7 @@ async def test_waiting_adds_no_event(
         assert await asking == "error: denied by bob: not now"
 
 
+@pytest.mark.guarantee(43)
 async def test_a_turn_without_an_answer_says_why(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -108,6 +112,7 @@ async def test_a_turn_without_an_answer_says_why(
         assert await asked(threads, thread_id, "hello") == "you said hello"
 
 
+@pytest.mark.guarantee(43)
 async def test_a_paused_thread_is_told_and_the_message_stays(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -131,6 +136,7 @@ async def test_a_limit_that_pauses_is_told(
             await asked(threads, thread_id, "again")
 
 
+@pytest.mark.guarantee(43)
 async def test_a_thread_that_ends_meanwhile_is_told(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -166,6 +172,7 @@ async def test_an_undelivered_message_is_given_up_in_time(
         assert 3.9 < time.monotonic() - begun < 6
 
 
+@pytest.mark.guarantee(43)
 async def test_old_answers_are_still_found(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -189,6 +196,7 @@ async def test_old_answers_are_still_found(
             await service.answer_to(client, packs, thread_id, 4, forgotten)
 
 
+@pytest.mark.guarantee(40)
 async def test_a_message_that_is_sent_twice_with_one_id_is_one(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:

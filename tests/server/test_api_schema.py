@@ -45,6 +45,7 @@ def asking_agent() -> Agent:
     return Agent(name="ops", model=ScriptedModel(script), tools=[pay])
 
 
+@pytest.mark.guarantee(95)
 @pytest.mark.timeout(900)
 async def test_nothing_that_fits_the_description_or_not_is_answered_with_a_5xx(
     server: TemporalServer, tmp_path: Path

@@ -50,6 +50,7 @@ def pay(euros: int) -> tuple[str, dict[str, object]]:
 WAIT: tuple[str, dict[str, object]] = ("wait", {})
 
 
+@pytest.mark.guarantee(64)
 async def test_an_approved_call_runs_once_and_the_journal_says_who_when_and_why(
     drive: Drive,
 ) -> None:
@@ -74,6 +75,7 @@ async def test_an_approved_call_runs_once_and_the_journal_says_who_when_and_why(
         assert asked.seq < decided.seq
 
 
+@pytest.mark.guarantee(64)
 async def test_a_denied_call_never_runs_and_the_model_is_told_by_whom(drive: Drive) -> None:
     shop = Shop()
     async with drive([shop.agent(pay(5))]) as thread:
@@ -86,6 +88,7 @@ async def test_a_denied_call_never_runs_and_the_model_is_told_by_whom(drive: Dri
         assert await thread.pending(0) == []
 
 
+@pytest.mark.guarantee(64)
 async def test_others_run_meanwhile_and_an_approved_call_starts_while_they_run(
     drive: Drive,
 ) -> None:
@@ -109,6 +112,7 @@ async def test_others_run_meanwhile_and_an_approved_call_starts_while_they_run(
         ]
 
 
+@pytest.mark.guarantee(65)
 async def test_decisions_that_do_not_count_are_refused_by_name(drive: Drive) -> None:
     @tool(needs_approval=True, approvers=["alice", "bob"])
     def pay(euros: int) -> str:
@@ -141,6 +145,7 @@ async def test_decisions_that_do_not_count_are_refused_by_name(drive: Drive) -> 
         assert len(await thread.data(Kind.DECIDED)) == 2
 
 
+@pytest.mark.guarantee(65)
 async def test_a_stopping_thread_takes_no_decision_and_leaves_its_journal_whole(
     drive: Drive,
 ) -> None:
@@ -182,6 +187,7 @@ def spender(spend: Tool, *more: Tool) -> Agent:
     return Agent(name="ops", model=calls_then_says(*calls), tools=[spend, *more])
 
 
+@pytest.mark.guarantee(66)
 async def test_a_deadline_denies(drive: Drive) -> None:
     async with drive([spender(with_deadline(1.5))]) as thread:
         await thread.send()
@@ -194,6 +200,7 @@ async def test_a_deadline_denies(drive: Drive) -> None:
         assert decided.time_ms >= approval.deadline_ms
 
 
+@pytest.mark.guarantee(66)
 async def test_a_deadline_passes_while_another_tool_runs(drive: Drive) -> None:
     shop = Shop()
     async with drive([spender(with_deadline(1.5), shop.wait)]) as thread:
@@ -206,6 +213,7 @@ async def test_a_deadline_passes_while_another_tool_runs(drive: Drive) -> None:
         assert (await thread.answer()).endswith("in time | waited")
 
 
+@pytest.mark.guarantee(66)
 async def test_a_deadline_escalates_to_those_who_may_then_decide(drive: Drive) -> None:
     async with drive([spender(with_deadline(1.5, escalate=True))]) as thread:
         await thread.send()
@@ -226,12 +234,14 @@ async def test_a_deadline_escalates_to_those_who_may_then_decide(drive: Drive) -
         assert len(await thread.data(Kind.ASKED)) == 1
 
 
+@pytest.mark.guarantee(66)
 async def test_an_escalated_call_that_nobody_decides_is_denied_in_the_end(drive: Drive) -> None:
     async with drive([spender(with_deadline(0.4, escalate=True))]) as thread:
         assert await thread.ask() == "error: denied by deadline: no decision came in time"
         assert len(await thread.data(Kind.DECIDED)) == 2
 
 
+@pytest.mark.guarantee(66)
 async def test_a_deadline_holds_while_the_thread_is_paused(drive: Drive) -> None:
     async with drive([spender(with_deadline(2.0))]) as thread:
         await thread.send()
@@ -252,6 +262,7 @@ async def roll_while_waiting(thread: Driven, runs: int) -> None:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.guarantee(64)
 async def test_approvals_are_carried_over_rolls_and_asked_for_once(drive: Drive) -> None:
     shop = Shop()
     async with drive([shop.agent(pay(1), pay(2))], Policy(run_events_max=50)) as thread:
@@ -294,6 +305,7 @@ async def test_a_decision_that_is_sent_again_after_a_roll_is_the_same_decision(
         assert len(await thread.data(Kind.DECIDED)) == 2
 
 
+@pytest.mark.guarantee(64)
 async def test_approvals_outlive_workers(drive: Drive) -> None:
     shop = Shop()
     agent = shop.agent(pay(1))
@@ -309,6 +321,7 @@ async def test_approvals_outlive_workers(drive: Drive) -> None:
     assert shop.paid == [1]
 
 
+@pytest.mark.guarantee(39)
 async def test_messages_sent_meanwhile_are_answered_after_and_in_order(drive: Drive) -> None:
     shop = Shop()
 

@@ -90,6 +90,7 @@ async def test_a_thread_that_is_kept_goes_on_and_its_journal_says_who_archived_i
     ]
 
 
+@pytest.mark.guarantee(98)
 async def test_a_thread_that_is_closed_ends_with_its_journal_whole(
     threads: Threads, thread_id: str
 ) -> None:
@@ -112,6 +113,7 @@ async def test_a_thread_that_is_closed_ends_with_its_journal_whole(
     assert again.manifest == done.manifest
 
 
+@pytest.mark.guarantee(101)
 async def test_a_thread_that_was_freed_is_read_from_its_archive_and_revived(
     threads: Threads, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +173,7 @@ async def test_a_thread_that_was_freed_is_read_from_its_archive_and_revived(
         await service.revive(client, packs, new_id, "third", task_queue=threads.task_queue)
 
 
+@pytest.mark.guarantee(99)
 async def test_histories_stay_if_the_archive_cannot_be_written(
     threads: Threads, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +202,7 @@ async def killed(*_arguments: object, **_options: object) -> None:
     raise Killed
 
 
+@pytest.mark.guarantee(99)
 async def test_a_kill_between_the_manifest_and_the_note_is_put_right_by_doing_it_again(
     threads: Threads, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,6 +221,7 @@ async def test_a_kill_between_the_manifest_and_the_note_is_put_right_by_doing_it
     assert (control["by"], control["reason"]) == ("ann", f"move ({listed.archive_id})")
 
 
+@pytest.mark.guarantee(99)
 async def test_a_kill_before_any_step_of_freeing_is_put_right_by_doing_it_again(
     threads: Threads, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,6 +256,7 @@ def killed_at_once(*_arguments: object) -> None:
     raise Killed
 
 
+@pytest.mark.guarantee(99)
 async def test_an_archive_that_is_damaged_is_written_again_before_anything_is_freed(
     threads: Threads, thread_id: str
 ) -> None:
@@ -271,6 +277,7 @@ async def test_an_archive_that_is_damaged_is_written_again_before_anything_is_fr
     assert third.runs_deleted >= 1
 
 
+@pytest.mark.guarantee(99)
 async def test_histories_of_a_thread_that_has_gone_on_are_not_deleted(
     threads: Threads, thread_id: str
 ) -> None:
@@ -302,6 +309,7 @@ async def test_an_archive_is_a_span(threads: Threads, thread_id: str) -> None:
     assert (failed.name, failed.status.is_ok) == ("everlong.archive", False)
 
 
+@pytest.mark.guarantee(99)
 async def test_threads_that_a_limit_has_ended_are_archived_when_due(
     threads: Threads, thread_id: str
 ) -> None:

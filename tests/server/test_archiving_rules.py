@@ -77,6 +77,7 @@ async def refused_to_free(threads: Threads, thread_id: str, words: str, left_out
     assert status.status == "terminated"
 
 
+@pytest.mark.guarantee(99)
 async def test_messages_that_waited_when_a_thread_was_terminated_are_not_freed_with_it(
     threads: Threads, thread_id: str
 ) -> None:
@@ -124,6 +125,7 @@ async def due(threads: Threads, packs: PackStore, thread_id: str) -> bool:
     return any(each.thread_id == thread_id for each in found.archived)
 
 
+@pytest.mark.guarantee(99)
 async def test_a_thread_that_was_reset_goes_on_and_its_second_end_is_due_too(
     threads: Threads, thread_id: str
 ) -> None:
@@ -262,6 +264,7 @@ async def test_a_dry_run_counts_all_runs_that_would_be_deleted(
     assert (await service.archive(client, packs, thread_id, then="free")).runs_deleted == 2
 
 
+@pytest.mark.guarantee(93)
 async def test_who_frees_an_archived_thread_is_told_beside_the_archive(
     threads: Threads, thread_id: str
 ) -> None:
@@ -311,6 +314,7 @@ async def test_an_archive_is_the_newest_whatever_the_clock_of_an_earlier_writer_
     assert done.manifest.archived_ms < manifests.archive_ms(ahead)
 
 
+@pytest.mark.guarantee(97)
 async def test_previews_tell_the_truth(threads: Threads, thread_id: str) -> None:
     packs, client = PackStore(threads.store), threads.client
 

@@ -72,6 +72,7 @@ async def reset(client: Client, thread_id: str) -> None:
     )
 
 
+@pytest.mark.guarantee(43)
 async def test_a_turn_of_ten_steps_is_waited_for_by_a_handful_of_requests(
     server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,6 +94,7 @@ async def test_a_turn_of_ten_steps_is_waited_for_by_a_handful_of_requests(
         assert await updates(threads.client, thread_id) == (1, 1)
 
 
+@pytest.mark.guarantee(43)
 async def test_many_callers_of_one_thread_do_not_keep_a_person_from_deciding(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -164,6 +166,7 @@ async def test_a_thread_that_is_deleted_is_not_started_again(
             assert found.status != WorkflowExecutionStatus.RUNNING
 
 
+@pytest.mark.guarantee(43)
 async def test_a_reset_thread_is_waited_for_and_has_one_message(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:

@@ -53,6 +53,7 @@ async def is_usable(thread: Driven) -> None:
     assert (await thread.status()).status == "waiting"
 
 
+@pytest.mark.guarantee(50)
 async def test_a_tool_that_does_not_exist_is_told_with_those_that_do(drive: Drive) -> None:
     model = calls_then_says(call(0, "ech0", text="x"), call(1, "\U0001f600" * 64))
     async with drive([Agent(name="ops", model=model, tools=[echo])]) as thread:
@@ -64,6 +65,7 @@ async def test_a_tool_that_does_not_exist_is_told_with_those_that_do(drive: Driv
         await is_usable(thread)
 
 
+@pytest.mark.guarantee(50)
 async def test_arguments_that_do_not_fit_are_told_and_nothing_is_run(drive: Drive) -> None:
     ran = []
 
@@ -93,6 +95,7 @@ async def test_arguments_that_do_not_fit_are_told_and_nothing_is_run(drive: Driv
         assert ran == []
 
 
+@pytest.mark.guarantee(70)
 async def test_a_model_that_never_gets_it_right_is_stopped(drive: Drive) -> None:
     def script(turn: Sequence[Message]) -> Reply:
         done = calls_done(turn)
@@ -105,6 +108,7 @@ async def test_a_model_that_never_gets_it_right_is_stopped(drive: Drive) -> None
         assert (await thread.status()).status == "waiting"
 
 
+@pytest.mark.guarantee(50)
 async def test_a_result_of_200_megabytes_is_an_error_and_takes_no_more_memory_than_it_has_to(
     drive: Drive,
 ) -> None:
@@ -123,6 +127,7 @@ async def test_a_result_of_200_megabytes_is_an_error_and_takes_no_more_memory_th
         assert entry.size_bytes < 1000
 
 
+@pytest.mark.guarantee(49)
 async def test_a_tool_that_raises_for_ever_is_given_up_on(drive: Drive) -> None:
     tried = []
 
@@ -157,6 +162,7 @@ BAD_REPLIES: dict[str, tuple[Callable[[], Reply], str]] = {
 }
 
 
+@pytest.mark.guarantee(50)
 @pytest.mark.parametrize("what", BAD_REPLIES)
 async def test_a_reply_that_cannot_be_used_ends_the_turn_with_a_reason(
     drive: Drive, impatient: None, what: str
@@ -178,6 +184,7 @@ async def test_the_most_calls_that_are_allowed_are_all_run(drive: Drive) -> None
         assert await thread.told() == expected
 
 
+@pytest.mark.guarantee(55)
 async def test_arguments_of_a_megabyte_reach_the_tool_and_not_the_history(drive: Drive) -> None:
     sizes = []
 
@@ -207,6 +214,7 @@ RESULTS: list[tuple[Callable[[], Any], str]] = [
 ]
 
 
+@pytest.mark.guarantee(50)
 async def test_whatever_a_tool_returns_the_model_and_the_journal_have_it_as_text(
     drive: Drive,
 ) -> None:
@@ -244,6 +252,7 @@ async def test_an_empty_message_is_refused(drive: Drive) -> None:
         await is_usable(thread)
 
 
+@pytest.mark.guarantee(42)
 async def test_a_message_of_ten_megabytes_is_shown_in_part_and_kept_whole(drive: Drive) -> None:
     model = ScriptedModel(lambda turn: Reply(text=f"{len(turn[0].text)} {turn[0].text[:20]}"))
     text = json.dumps([{"number": i, "text": "some words " * 5} for i in range(130_000)])
@@ -259,6 +268,7 @@ async def test_a_message_of_ten_megabytes_is_shown_in_part_and_kept_whole(drive:
         assert status.state_bytes < 4 * limits.KIB
 
 
+@pytest.mark.guarantee(41)
 async def test_a_message_that_is_stored_for_another_thread_is_refused(drive: Drive) -> None:
     async with drive([ECHO]) as thread:
         await thread.ask("x" * 20_000)
@@ -287,6 +297,7 @@ async def test_a_message_that_was_stored_elsewhere_fails_its_turn_and_no_other(
         await is_usable(thread)
 
 
+@pytest.mark.guarantee(72)
 async def test_a_message_that_was_stored_elsewhere_and_never_read_leaves_the_journal_readable(
     drive: Drive,
 ) -> None:
@@ -322,6 +333,7 @@ async def test_a_thread_that_has_ended_takes_no_message(drive: Drive) -> None:
                 )
 
 
+@pytest.mark.guarantee(50)
 async def test_updates_and_signals_that_make_no_sense_harm_nobody(drive: Drive) -> None:
     async with drive([ECHO]) as thread:
         await thread.ask("first")

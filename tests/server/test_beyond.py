@@ -93,6 +93,7 @@ async def until(handle: WorkflowHandle[Any, Any], is_done: Callable[[int], bool]
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.guarantee(28)
 @pytest.mark.parametrize("kind", ["result", "activity", "activities", "child", "continue-as-new"])
 async def test_code_that_goes_further_than_the_old_sends_what_it_should(
     server: TemporalServer, thread_id: str, kind: str

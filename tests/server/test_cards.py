@@ -63,6 +63,7 @@ async def test_a_thread_publishes_its_card_and_says_so_in_listings(
         assert found == [thread_id]
 
 
+@pytest.mark.guarantee(96)
 async def test_a_card_is_true_as_soon_as_a_thread_waits_also_after_rolls(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -99,6 +100,7 @@ async def test_what_others_keep_in_the_memo_outlives_a_roll(
         assert (await card_of(description)).runs > 1
 
 
+@pytest.mark.guarantee(93)
 async def test_the_journal_says_who_sent_a_message(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:

@@ -65,6 +65,7 @@ async def children(thread: Driven, count: int) -> list[Driven]:
             await asyncio.sleep(0.03)
 
 
+@pytest.mark.guarantee(67)
 async def test_a_sub_agents_answer_is_the_result_of_the_call(drive: Drive) -> None:
     async with drive([boss(one(), helpers=[helper()])]) as thread:
         assert await thread.ask() == "helper heard do it"
@@ -79,6 +80,7 @@ async def test_a_sub_agents_answer_is_the_result_of_the_call(drive: Drive) -> No
         await child.check()
 
 
+@pytest.mark.guarantee(67)
 async def test_two_sub_agents_work_side_by_side_and_answer_in_call_order(drive: Drive) -> None:
     both = asyncio.Barrier(2)
 
@@ -106,6 +108,7 @@ async def test_two_sub_agents_work_side_by_side_and_answer_in_call_order(drive: 
         assert counters.tool_calls == 2
 
 
+@pytest.mark.guarantee(67)
 async def test_what_sub_agents_cost_reaches_the_parents_limit(drive: Drive) -> None:
     dear = helper(model=ScriptedModel(lambda turn: Reply(text="done", tokens=500, cost_usd=2.0)))
     async with drive([boss(one(), helpers=[dear])], Policy(cost_usd_max=1.0)) as thread:
@@ -116,6 +119,7 @@ async def test_what_sub_agents_cost_reaches_the_parents_limit(drive: Drive) -> N
         assert status.pause.limit.limit == "cost_usd_max"
 
 
+@pytest.mark.guarantee(67)
 async def test_a_parent_rolls_while_its_sub_agent_waits_for_a_person(drive: Drive) -> None:
     @tool(needs_approval=True)
     def pay() -> str:
@@ -158,6 +162,7 @@ async def test_a_call_beside_a_sub_agent_goes_on(drive: Drive) -> None:
         assert await thread.answer() == "waited | quick"
 
 
+@pytest.mark.guarantee(67)
 async def test_a_sub_agent_that_fails_is_an_error_that_the_model_reads(drive: Drive) -> None:
     def script(turn: Sequence[Message]) -> Reply:
         raise ModelRefused("no such model")
@@ -169,6 +174,7 @@ async def test_a_sub_agent_that_fails_is_an_error_that_the_model_reads(drive: Dr
         assert (await thread.status()).streaks.same_failure == 0  # An answer came after it.
 
 
+@pytest.mark.guarantee(67)
 async def test_a_sub_agent_that_is_terminated_is_found_out(
     drive: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +207,7 @@ async def test_a_sub_agent_that_is_alive_is_left_in_peace_by_the_check(
         assert await thread.answer() == "waited"
 
 
+@pytest.mark.guarantee(67)
 async def test_a_parent_that_stops_stops_its_sub_agents(drive: Drive) -> None:
     @tool(needs_approval=True)
     def pay() -> str:
@@ -235,6 +242,7 @@ async def test_a_sub_agent_that_is_stopped_by_a_person_is_an_error(drive: Drive)
         assert (await thread.answer()).startswith("error: ")
 
 
+@pytest.mark.guarantee(67)
 async def test_sub_agents_of_sub_agents_have_a_bound(drive: Drive) -> None:
     depth = limits.CHILD_DEPTH_MAX + 2
     agent = helper(f"level{depth}")
@@ -268,6 +276,7 @@ async def test_a_request_may_be_long_and_one_that_does_not_fit_is_refused(drive:
         assert whole in (long, "x" * 200_000, " ", "(no request)")
 
 
+@pytest.mark.guarantee(73)
 async def test_a_cancelled_parent_stops_its_sub_agent(drive: Drive) -> None:
     gate = Gate()
     worker = helper(model=calls_then_says(call(0, "wait")), tools=[gate.tool])

@@ -141,6 +141,7 @@ class Outside:
         return [dict(each.attributes or {}) for each in found]
 
 
+@pytest.mark.guarantee(24)
 async def test_under_an_outer_codec_a_loop_runs_resumes_with_prefetch_and_survives_sweeps(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:

@@ -126,6 +126,7 @@ def shown(result: subprocess.CompletedProcess[str]) -> Iterator[object]:
         yield json.loads(base64.b64decode(payload["data"]))
 
 
+@pytest.mark.guarantee(89)
 async def test_temporals_cli_shows_what_is_in_the_store_to_who_has_the_token(
     server: TemporalServer, store: BlobStore, store_url: str, thread_id: str, tmp_path: Path
 ) -> None:
@@ -162,6 +163,7 @@ async def test_the_codec_servers_log_names_what_is_missing(
     assert "Traceback" not in log.read_text()
 
 
+@pytest.mark.guarantee(89)
 async def test_what_temporals_cli_starts_a_workflow_with_reaches_it_through_the_store(
     server: TemporalServer, store: BlobStore, store_url: str, thread_id: str, tmp_path: Path
 ) -> None:

@@ -35,6 +35,7 @@ class Watched:
         return Agent(name="ops", model=model, tools=[read_page])
 
 
+@pytest.mark.guarantee(59)
 async def test_an_agent_that_compacts_goes_on_and_its_context_stays_small(drive: Drive) -> None:
     watched = Watched(30)
     async with drive([watched.agent()], SMALL) as thread:
@@ -57,6 +58,7 @@ async def test_an_agent_that_compacts_goes_on_and_its_context_stays_small(drive:
         assert upto == sorted(upto)
 
 
+@pytest.mark.guarantee(59)
 async def test_compaction_goes_on_across_rolls_and_workers_that_forget(drive: Drive) -> None:
     policy = SMALL.changed({"run_events_max": 50})
     async with drive([reading_agent(14)], policy, max_cached_workflows=0) as thread:
@@ -101,6 +103,7 @@ def summing_up(sums: list[str], fails: bool) -> Agent:
     return Agent(name="ops", model=Model(), tools=[read_page])
 
 
+@pytest.mark.guarantee(59)
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_models_summary_is_used_and_one_that_fails_is_done_without(
     drive: Drive, fails: bool
@@ -153,6 +156,7 @@ def refusing(times: int, calls: list[int]) -> Agent:
     return Agent(name="ops", model=ScriptedModel(script, whole=True), tools=[read_page])
 
 
+@pytest.mark.guarantee(59)
 async def test_a_context_that_the_provider_refuses_is_compacted_and_tried_again(
     drive: Drive,
 ) -> None:
@@ -166,6 +170,7 @@ async def test_a_context_that_the_provider_refuses_is_compacted_and_tried_again(
         assert (await thread.status()).last_failure == ""
 
 
+@pytest.mark.guarantee(59)
 async def test_a_context_that_is_refused_whatever_its_size_ends_the_turn(drive: Drive) -> None:
     calls: list[int] = []
     policy = Policy(compact_to_bytes=4 * limits.KIB)
@@ -175,6 +180,7 @@ async def test_a_context_that_is_refused_whatever_its_size_ends_the_turn(drive: 
         assert (await thread.status()).status == "waiting"
 
 
+@pytest.mark.guarantee(59)
 async def test_an_answer_that_is_too_long_for_the_next_turn_is_compacted(drive: Drive) -> None:
     def script(context: Sequence[Message]) -> Reply:
         if sum(len(message.text) for message in context) > 20_000:

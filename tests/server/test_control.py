@@ -49,6 +49,7 @@ class Gate:
         return Agent(name="ops", model=ScriptedModel(script), tools=[self.tool])
 
 
+@pytest.mark.guarantee(71)
 async def test_a_paused_thread_ends_what_is_under_way_and_takes_no_more_steps(
     drive: Drive,
 ) -> None:
@@ -72,6 +73,7 @@ async def test_a_paused_thread_ends_what_is_under_way_and_takes_no_more_steps(
         assert notes == [("pause", "alice"), ("unpause", "bob")]
 
 
+@pytest.mark.guarantee(71)
 async def test_a_call_approved_while_paused_waits_for_the_unpause(drive: Drive) -> None:
     ran = []
 
@@ -114,6 +116,7 @@ async def test_a_pause_that_says_too_much_pauses_all_the_same(drive: Drive) -> N
         assert status.state_bytes < limits.STATE_BYTES_MAX // 8
 
 
+@pytest.mark.guarantee(71)
 async def test_a_configure_that_is_wrong_is_refused_and_changes_nothing(drive: Drive) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({}, "empty"),
@@ -139,6 +142,7 @@ async def test_a_configure_that_is_wrong_is_refused_and_changes_nothing(drive: D
         assert await thread.ask("still there?") == "heard still there?"
 
 
+@pytest.mark.guarantee(71)
 async def test_a_configure_changes_a_thread_that_is_at_work(drive: Drive) -> None:
     gate = Gate()
     async with drive([gate.agent(12)]) as thread:
@@ -159,6 +163,7 @@ async def test_a_configure_changes_a_thread_that_is_at_work(drive: Drive) -> Non
         )
 
 
+@pytest.mark.guarantee(71)
 async def test_configure_before_the_first_message_keeps_the_agents_own_policy(
     drive: Drive,
 ) -> None:
@@ -210,6 +215,7 @@ async def test_a_waiting_thread_can_be_configured_any_number_of_times(drive: Dri
         assert changes == list(range(1000, 1030))
 
 
+@pytest.mark.guarantee(71)
 async def test_a_configure_that_is_sent_again_after_a_roll_counts_once(drive: Drive) -> None:
     """Whoever meets a roll sends it again; meanwhile somebody else may have changed the same."""
     async with drive([reading_agent(2)], Policy(idle_seconds=1)) as thread:
@@ -227,6 +233,7 @@ async def test_a_configure_that_is_sent_again_after_a_roll_counts_once(drive: Dr
         assert changes == [{"steps_max": 50}, {"steps_max": 70}]
 
 
+@pytest.mark.guarantee(52)
 async def test_signals_that_change_nothing_do_not_grow_a_run_without_end(drive: Drive) -> None:
     async with drive([ECHO], Policy(run_events_max=50)) as thread:
         await thread.ask()
@@ -243,6 +250,7 @@ async def test_signals_that_change_nothing_do_not_grow_a_run_without_end(drive: 
         assert longest < 80
 
 
+@pytest.mark.guarantee(56)
 async def test_a_burst_of_pauses_and_unpauses_does_not_break_the_bound(drive: Drive) -> None:
     wide = "\U0001f600"
     control = Control(by=wide * 64, reason=wide * 300)
@@ -307,6 +315,7 @@ async def waiting_for_approval(thread: Driven) -> None:
     await thread.pending()
 
 
+@pytest.mark.guarantee(72)
 @pytest.mark.parametrize("where", [paused, waiting_for_approval])
 @pytest.mark.parametrize("how", ["stop", "cancel"])
 async def test_a_thread_ends_wherever_it_waits_and_its_journal_is_whole(

@@ -68,6 +68,7 @@ async def history_bytes(handle: WorkflowHandle[Any, Any]) -> int:
     return sum(event.ByteSize() for event in (await handle.fetch_history()).events)
 
 
+@pytest.mark.guarantee(24)
 @pytest.mark.parametrize(
     "value", [letters("converters"), noise("converters")], ids=["text", "bytes"]
 )
@@ -137,6 +138,7 @@ async def test_pydantic_models_are_offloaded_and_come_back(
     assert await history_bytes(handle) < HISTORY_BYTES_MAX
 
 
+@pytest.mark.guarantee(20)
 async def test_with_keys_nothing_is_readable_and_a_rotation_keeps_all(
     server: TemporalServer, thread_id: str
 ) -> None:
@@ -199,6 +201,7 @@ class ReadTag:
         return workflow.info().headers["tag"].SerializeToString(deterministic=True)
 
 
+@pytest.mark.guarantee(24)
 async def test_headers_and_search_attributes_are_left_alone(
     server: TemporalServer, thread_id: str
 ) -> None:

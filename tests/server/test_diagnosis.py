@@ -86,6 +86,7 @@ async def asking(
             await task
 
 
+@pytest.mark.guarantee(44)
 @pytest.mark.parametrize("there", [{"second": KEY_2}, None], ids=["other", "none"])
 async def test_a_worker_with_other_keys_is_named(
     server: TemporalServer, store: BlobStore, thread_id: str, there: Keys
@@ -146,6 +147,7 @@ async def test_a_client_without_the_keys_says_so_at_once(
                 await service.send(client, thread_id, "hello", task_queue=thread_id, agent="ops")
 
 
+@pytest.mark.guarantee(44)
 async def test_a_worker_with_another_store_is_named(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -177,6 +179,7 @@ async def test_an_answer_in_another_store_sends_to_the_doctor(
                 await answer
 
 
+@pytest.mark.guarantee(44)
 async def test_an_agent_that_no_worker_has_is_named_with_those_there_are(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -191,6 +194,7 @@ async def test_an_agent_that_no_worker_has_is_named_with_those_there_are(
             await answer
 
 
+@pytest.mark.guarantee(44)
 async def test_a_task_queue_without_workers_is_named(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -229,6 +233,7 @@ def slow_script(turn: Sequence[Message]) -> Reply:
     return Reply(text="done") if results(turn) else Reply(tool_calls=(call(0, "slow"),))
 
 
+@pytest.mark.guarantee(44)
 async def test_a_worker_without_a_free_slot_is_busy_and_not_missing(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -324,6 +329,7 @@ class Theirs:
         return text
 
 
+@pytest.mark.guarantee(44)
 async def test_a_worker_without_the_plugin_is_recognised_by_what_it_says(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:

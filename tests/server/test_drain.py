@@ -130,6 +130,7 @@ async def finish(handle: WorkflowHandle[Any, Any]) -> Any:
         return await handle.result()
 
 
+@pytest.mark.guarantee(33)
 @pytest.mark.parametrize(
     "loop",
     [
@@ -173,6 +174,7 @@ async def test_a_loop_survives_the_way_back_without_an_activation_hook(fleet: Fl
             assert await handle.result() == expected(loop)
 
 
+@pytest.mark.guarantee(33)
 @pytest.mark.parametrize(
     ("cached", "prefetches"),
     [(1000, 128), (0, 0)],
@@ -226,6 +228,7 @@ def result_encodings(events: Sequence[HistoryEvent]) -> dict[str, list[bytes]]:
     return found
 
 
+@pytest.mark.guarantee(33)
 @pytest.mark.parametrize("prefetches", [128, 0], ids=["prefetched", "beyond the prefetches"])
 async def test_a_run_without_refs_writes_plain_warm_and_cold(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, prefetches: int
@@ -242,6 +245,7 @@ async def test_a_run_without_refs_writes_plain_warm_and_cold(
     assert not any(DRAIN_HEADER in str(event) for event in await fleet.events())
 
 
+@pytest.mark.guarantee(33)
 async def test_a_child_of_a_draining_run_holds_no_ref_but_its_result(fleet: Fleet) -> None:
     handle = await fleet.start("write", Feeder.run, True, 1)
     async with fleet.worker("write", workflows=FEEDER):
@@ -263,6 +267,7 @@ async def test_a_child_of_a_draining_run_holds_no_ref_but_its_result(fleet: Flee
         assert not encodings_in(history[:-1]) & OURS
 
 
+@pytest.mark.guarantee(33)
 @pytest.mark.parametrize(
     ("first_bytes", "steps", "drained"),
     [

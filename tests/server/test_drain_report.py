@@ -80,6 +80,7 @@ async def namespace(server: TemporalServer, thread_id: str) -> Namespace:
     return Namespace(client, server, thread_id)
 
 
+@pytest.mark.guarantee(33)
 async def test_runs_are_counted_by_what_they_hold_until_none_is_open(namespace: Namespace) -> None:
     for name in VALUES:
         await namespace.start(name)
@@ -114,6 +115,7 @@ async def test_a_count_may_be_bounded_and_says_so(namespace: Namespace) -> None:
     assert not late.is_complete
 
 
+@pytest.mark.guarantee(33)
 async def test_a_schedule_that_hands_out_refs_is_not_drained(
     namespace: Namespace, thread_id: str
 ) -> None:

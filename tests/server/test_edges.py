@@ -340,6 +340,7 @@ async def history_bytes(client: Client, workflow_id: str) -> int:
     raise AssertionError("more runs than any test makes")
 
 
+@pytest.mark.guarantee(25)
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("kind", ["text", "bytes"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)

@@ -1,6 +1,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from everlong.embedded import TemporalServer
 from everlong.storage import BlobStore
 from examples import own_thread, own_workflow, quickstart
@@ -28,6 +30,7 @@ async def test_the_quickstart_answers(
         assert len(conversation[2].text) == 380_000, "the journal keeps all of the result"
 
 
+@pytest.mark.guarantee(78)
 async def test_a_thread_can_be_a_part_of_a_teams_own_workflow(
     server: TemporalServer, tmp_path: Path
 ) -> None:

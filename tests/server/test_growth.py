@@ -39,6 +39,7 @@ async def until_steps(handle: WorkflowHandle[Any, Any], steps: int) -> None:
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.guarantee(26)
 async def test_a_long_list_loop_keeps_a_small_history(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -57,6 +58,7 @@ async def test_a_long_list_loop_keeps_a_small_history(
 
 
 # Compressed, the inputs of the second are over 5 MB together, and each is below the threshold.
+@pytest.mark.guarantee(27)
 @pytest.mark.parametrize(
     ("count", "inline_bytes_max"), [(20, limits.INLINE_BYTES_MAX), (40, limits.MIB)]
 )
@@ -74,6 +76,7 @@ async def test_many_large_inputs_in_one_task_do_not_end_the_workflow(
     assert blobs == 20 if count == 20 else 0 < blobs < count
 
 
+@pytest.mark.guarantee(27)
 async def test_a_fan_behind_a_slow_store_completes(server: TemporalServer, thread_id: str) -> None:
     """One after another, the PUTs would take longer than the task has, in each try of it."""
     store = SlowStore(put_seconds=0.06)
@@ -128,6 +131,7 @@ async def run_until_cold(
         return threads, handle
 
 
+@pytest.mark.guarantee(29)
 async def test_a_cold_resume_writes_nothing_and_takes_no_longer_than_with_tiny_payloads(
     server: TemporalServer, thread_id: str
 ) -> None:
@@ -155,6 +159,7 @@ async def test_a_cold_resume_writes_nothing_and_takes_no_longer_than_with_tiny_p
     assert large_store.puts == puts + 2
 
 
+@pytest.mark.guarantee(29)
 async def test_many_offloaded_results_behind_a_slow_store_resume_within_a_task(
     server: TemporalServer, thread_id: str
 ) -> None:

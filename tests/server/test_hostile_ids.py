@@ -143,6 +143,7 @@ async def _pages(client: httpx.AsyncClient, thread_id: str) -> None:
         await _get(client, link + suffix)
 
 
+@pytest.mark.guarantee(103)
 async def test_threads_under_any_id_are_opened_and_governed_by_api_and_pages(
     server: TemporalServer, store: BlobStore
 ) -> None:
@@ -215,6 +216,7 @@ async def _names_it_in_commands(cli: Cli, thread_id: str) -> None:
 NEW = [" ", "\u2028", "\u202egnp", "a\nb2", "\ufffd", "\u3164"]
 
 
+@pytest.mark.guarantee(103)
 async def test_no_door_starts_a_thread_under_an_odd_id(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:

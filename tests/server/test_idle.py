@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Sequence
 
+import pytest
+
 from everlong import Agent, Policy, Reply, limits, tool
 from everlong.models import Kind, Message
 from everlong.testing import ScriptedModel
@@ -43,6 +45,7 @@ def payer(pages: int = 5) -> Agent:
     return Agent(name="ops", model=ScriptedModel(script), tools=[*reader.tools, pay])
 
 
+@pytest.mark.guarantee(54)
 async def test_a_thread_that_is_approved_later_goes_on_from_a_handful_of_events(
     drive: Drive,
 ) -> None:
@@ -64,6 +67,7 @@ async def test_a_thread_that_is_approved_later_goes_on_from_a_handful_of_events(
         assert len(await thread.data(Kind.ASKED)) == len(await thread.data(Kind.DECIDED)) == 1
 
 
+@pytest.mark.guarantee(54)
 async def test_a_thread_that_is_written_to_later_goes_on_from_a_handful_of_events(
     drive: Drive,
 ) -> None:
@@ -76,6 +80,7 @@ async def test_a_thread_that_is_written_to_later_goes_on_from_a_handful_of_event
         assert await events(thread) <= REPLAYED_EVENTS_MAX
 
 
+@pytest.mark.guarantee(54)
 async def test_an_idle_thread_does_not_roll_again_and_again(drive: Drive) -> None:
     async with drive([reading_agent(4)], IDLE) as thread:
         await thread.ask()
@@ -94,6 +99,7 @@ async def test_a_thread_that_has_never_been_spoken_to_just_waits(drive: Drive) -
         assert await thread.ask() == pages_answer(1)
 
 
+@pytest.mark.guarantee(61)
 async def test_facts_expire_while_a_thread_is_idle_and_it_does_not_roll_for_ever(
     drive: Drive,
 ) -> None:
@@ -125,6 +131,7 @@ async def test_facts_expire_while_a_thread_is_idle_and_it_does_not_roll_for_ever
         assert "fact" not in await thread.ask("and now?")
 
 
+@pytest.mark.guarantee(54)
 async def test_a_deadline_is_kept_by_a_thread_that_rests(drive: Drive) -> None:
     spend = tool(needs_approval=True, deadline_seconds=3.0)(pay.function)
     agent = Agent(name="ops", model=calls_then_says(call(0, "pay", euros=1)), tools=[spend])
@@ -140,6 +147,7 @@ async def test_a_deadline_is_kept_by_a_thread_that_rests(drive: Drive) -> None:
         assert approval.deadline_ms <= decided.time_ms <= approval.deadline_ms + 8000
 
 
+@pytest.mark.guarantee(54)
 async def test_a_paused_thread_with_messages_that_wait_rests_too(drive: Drive) -> None:
     async with drive([reading_agent(4)], IDLE) as thread:
         await thread.send()
@@ -166,6 +174,7 @@ async def test_an_idle_time_that_is_configured_holds_for_a_thread_that_waits(dri
         assert await events(thread) <= REPLAYED_EVENTS_MAX
 
 
+@pytest.mark.guarantee(54)
 async def test_a_thread_that_rested_in_the_middle_of_a_turn_rests_again_after_it(
     drive: Drive,
 ) -> None:

@@ -46,6 +46,7 @@ def ids(pages: list[ThreadPage]) -> list[str]:
     return [row.thread_id for page in pages for row in page.rows]
 
 
+@pytest.mark.guarantee(96)
 async def test_a_real_server_lists_finds_and_counts_as_memory_does(
     server: TemporalServer, store: BlobStore
 ) -> None:

@@ -91,6 +91,7 @@ CASES: list[Any] = [
 ]
 
 
+@pytest.mark.guarantee(68)
 @pytest.mark.parametrize(
     ("limit", "bound", "agent", "raised", "value"), CASES, ids=[case[0] for case in CASES]
 )
@@ -126,6 +127,7 @@ def said(status: ThreadStatus) -> Any:
     return hit
 
 
+@pytest.mark.guarantee(69)
 async def test_failed_turns_in_a_row_pause_and_an_answer_begins_anew(
     drive: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +168,7 @@ async def test_a_context_that_cannot_be_shortened_pauses(drive: Drive) -> None:
         assert status.counters.steps == 2
 
 
+@pytest.mark.guarantee(68)
 async def test_a_context_that_compaction_can_shorten_is_shortened_before_it_is_a_limit(
     drive: Drive,
 ) -> None:
@@ -175,6 +178,7 @@ async def test_a_context_that_compaction_can_shorten_is_shortened_before_it_is_a
         assert (await thread.status()).counters.compactions >= 1
 
 
+@pytest.mark.guarantee(68)
 async def test_a_bound_of_the_context_that_is_lowered_leads_to_a_compaction_first(
     drive: Drive,
 ) -> None:
@@ -192,6 +196,7 @@ async def test_a_bound_of_the_context_that_is_lowered_leads_to_a_compaction_firs
         assert (status.pause, status.counters.compactions > 0) == (None, True)
 
 
+@pytest.mark.guarantee(68)
 @pytest.mark.parametrize("action", ["stop", "archive"])
 async def test_a_limit_can_end_a_thread_for_a_reason_that_is_seen_everywhere(
     drive: Drive, action: Any
@@ -226,6 +231,7 @@ async def refused(thread: Driven) -> None:
             )
 
 
+@pytest.mark.guarantee(68)
 async def test_each_limit_may_have_an_action_of_its_own(drive: Drive) -> None:
     policy = Policy(steps_max=100, tokens_max=250, actions={"tokens_max": "stop"})
     async with drive([costly()], policy) as thread:
@@ -236,6 +242,7 @@ async def test_each_limit_may_have_an_action_of_its_own(drive: Drive) -> None:
         assert (result.counters.steps, result.counters.tool_calls) == (3, 2)
 
 
+@pytest.mark.guarantee(70)
 async def test_a_turn_that_reaches_its_bound_ends_and_the_thread_goes_on(drive: Drive) -> None:
     async with drive([costly(20)], Policy(turn_steps_max=4)) as thread:
         for number in (1, 2):
@@ -244,6 +251,7 @@ async def test_a_turn_that_reaches_its_bound_ends_and_the_thread_goes_on(drive: 
         assert (await thread.status()).pause is None
 
 
+@pytest.mark.guarantee(68)
 async def test_a_runaway_is_stopped_by_the_money_that_it_may_cost(drive: Drive) -> None:
     policy = Policy(cost_usd_max=1.0, on_limit="stop", run_events_max=50)
     async with drive([costly(10_000)], policy) as thread:
@@ -254,6 +262,7 @@ async def test_a_runaway_is_stopped_by_the_money_that_it_may_cost(drive: Drive) 
         assert result.counters.runs > 1
 
 
+@pytest.mark.guarantee(69)
 async def test_a_success_in_between_ends_a_failure_loop(drive: Drive) -> None:
     """The same call fails, succeeds, fails: that is no loop."""
     tries: list[int] = []

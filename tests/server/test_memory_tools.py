@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from everlong import Agent, Policy, Reply, limits, tool
 from everlong.models import Kind, Message, ToolCall
 from everlong.testing import ScriptedModel
@@ -55,6 +57,7 @@ async def do(thread: Driven, name: str, **arguments: object) -> str:
     return await thread.ask(json.dumps([(name, arguments)]))
 
 
+@pytest.mark.guarantee(61)
 async def test_a_fact_is_in_every_context_from_then_on_until_it_is_forgotten(
     drive: Drive,
 ) -> None:
@@ -73,6 +76,7 @@ async def test_a_fact_is_in_every_context_from_then_on_until_it_is_forgotten(
         assert changes[0]["remembered"]["text"] == "the gate code is 4711"
 
 
+@pytest.mark.guarantee(61)
 async def test_a_fact_survives_compactions_word_by_word(drive: Drive) -> None:
     text = "Übermorgen, 12:30 \U0001f600: 'the key' = \"a\\b\"; 50% off"
     async with drive([obedient(noise)], Policy(compact_to_bytes=3 * limits.KIB)) as thread:
@@ -92,6 +96,7 @@ def noise(number: int) -> str:
     return "\n".join(f"line {i} of {number}: nothing of interest here" for i in range(300))
 
 
+@pytest.mark.guarantee(61)
 async def test_a_fact_expires(drive: Drive) -> None:
     async with drive([obedient()], Policy(fact_ttl_seconds=3600)) as thread:
         await do(thread, "remember", key="short", text="soon gone", ttl_days=4 / DAY)
@@ -104,6 +109,7 @@ async def test_a_fact_expires(drive: Drive) -> None:
         assert "no fact" in await do(thread, "forget", key="short")
 
 
+@pytest.mark.guarantee(61)
 async def test_the_least_important_facts_go_first_and_the_model_is_told(drive: Drive) -> None:
     async with drive([obedient()], Policy(memory_facts_max=3)) as thread:
         for key, importance in (("a", 3), ("b", 1), ("c", 5)):
@@ -169,6 +175,7 @@ def big_log() -> str:
     return "\n".join(f"{i:05} user{i % 97} logged in from 10.0.{i % 256}" for i in range(LINES))
 
 
+@pytest.mark.guarantee(59)
 async def test_recall_finds_the_original_behind_a_shortened_result(drive: Drive) -> None:
     async with drive([obedient(big_log)]) as thread:
         said = await do(thread, "big_log")
@@ -211,6 +218,7 @@ async def test_recall_lists_a_range_and_says_what_does_not_match(drive: Drive) -
         assert await do(thread, "recall", seq=1, pattern="xyzzy") == "entry 1 does not hold that"
 
 
+@pytest.mark.guarantee(59)
 async def test_recall_opens_what_was_compacted_away_and_notes_too(drive: Drive) -> None:
     async with drive([obedient(noise)], Policy(compact_to_bytes=2 * limits.KIB)) as thread:
         await do(thread, "noise", number=5)

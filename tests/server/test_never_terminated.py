@@ -106,6 +106,7 @@ async def outcome(handle: WorkflowHandle[Any, Any]) -> tuple[str, int]:
     return description.status.name, info.history_size_bytes
 
 
+@pytest.mark.guarantee(27)
 @pytest.mark.parametrize("cause", ["the server's clock has stepped back", "a wrong suspicion"])
 async def test_a_live_task_that_is_taken_for_a_replay_is_not_terminated(
     server: TemporalServer, thread_id: str, monkeypatch: pytest.MonkeyPatch, cause: str
@@ -139,6 +140,7 @@ async def test_a_live_task_that_is_taken_for_a_replay_is_not_terminated(
         assert history_bytes < limits.COMPLETION_BYTES_MAX + 50_000
 
 
+@pytest.mark.guarantee(27)
 @pytest.mark.parametrize(
     ("first", "second"), [(INPUTS, 0), (INPUTS // 2, INPUTS // 2)], ids=["at once", "with a task"]
 )

@@ -87,6 +87,7 @@ def answer(operation: str, size_bytes: int, compressible: bool) -> str:
 OPERATIONS = list(Factory.__annotations__)
 
 
+@pytest.mark.guarantee(34)
 @pytest.mark.parametrize(
     ("size_bytes", "compressible"), [(100_000, False), (1_000_000, True)], ids=["noise", "text"]
 )
@@ -118,6 +119,7 @@ async def nexus_payloads(handle: WorkflowHandle[Any, Any]) -> list[Any]:
     return [payload for event in events for payload in payloads_in(event)]
 
 
+@pytest.mark.guarantee(34)
 @pytest.mark.parametrize("operation", OPERATIONS)
 async def test_with_a_shared_store_large_values_are_offloaded(
     server: TemporalServer, thread_id: str, operation: str
@@ -141,6 +143,7 @@ def test_the_error_is_one_of_the_store() -> None:
     assert issubclass(PayloadTooLarge, StoreError)
 
 
+@pytest.mark.guarantee(34)
 async def test_a_too_large_input_fails_the_task_and_not_the_workflow(
     server: TemporalServer, thread_id: str
 ) -> None:
@@ -154,6 +157,7 @@ async def test_a_too_large_input_fails_the_task_and_not_the_workflow(
     assert (stores[0].puts, stores[1].puts) == (0, 0)
 
 
+@pytest.mark.guarantee(34)
 async def test_a_too_large_result_is_tried_again_by_the_server(
     server: TemporalServer, thread_id: str
 ) -> None:
@@ -167,6 +171,7 @@ async def test_a_too_large_result_is_tried_again_by_the_server(
     assert (stores[0].puts, stores[1].puts) == (0, 0)
 
 
+@pytest.mark.guarantee(34)
 async def test_a_too_large_result_of_a_workflow_behind_an_operation_fails_its_task(
     server: TemporalServer, thread_id: str
 ) -> None:

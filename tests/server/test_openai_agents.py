@@ -126,6 +126,7 @@ async def history_bytes(handle: WorkflowHandle[Any, Any]) -> int:
 
 # The framework takes most of the time: it validates the whole conversation at each step. So the second
 # order is tried with fewer.
+@pytest.mark.guarantee(26)
 @pytest.mark.parametrize(("order", "steps"), [(ORDERS[0], STEPS), (ORDERS[1], STEPS // 4)])
 async def test_long_runs_complete_with_a_small_history_and_replay(
     server: TemporalServer, thread_id: str, order: str, steps: int

@@ -125,6 +125,7 @@ async def test_another_codec_keeps_its_place_inside_ours(
     assert result == grown(noise("in"))
 
 
+@pytest.mark.guarantee(33)
 async def test_histories_from_before_the_plugin_are_still_read(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -137,6 +138,7 @@ async def test_histories_from_before_the_plugin_are_still_read(
         assert await client.get_workflow_handle(handle.id).result() == grown(noise("in"))
 
 
+@pytest.mark.guarantee(24)
 async def test_wrapping_twice_is_wrapping_once(server: TemporalServer) -> None:
     plugin = EverlongPlugin(store="memory:", agents=[AGENT])
     client = await Client.connect(server.address, plugins=[plugin])
@@ -192,6 +194,7 @@ async def test_without_agents_no_workflow_is_added(server: TemporalServer) -> No
     assert isinstance(config["workflow_runner"], HookedRunner)
 
 
+@pytest.mark.guarantee(28)
 @pytest.mark.parametrize("runner", [SandboxedWorkflowRunner(), UnsandboxedWorkflowRunner()])
 async def test_a_replayer_writes_no_blobs_and_emits_no_spans(
     server: TemporalServer, thread_id: str, runner: WorkflowRunner
@@ -238,6 +241,7 @@ class Chain(Marking):
         return await self._inner.decode(decoded) if self._inner else decoded
 
 
+@pytest.mark.guarantee(24)
 async def test_a_plugin_with_a_codec_of_its_own_comes_before(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -281,6 +285,7 @@ async def test_a_runner_of_another_plugin_is_kept(
         await client.execute_workflow(Growing.run, "x", id=thread_id, task_queue=thread_id)
 
 
+@pytest.mark.guarantee(24)
 async def test_two_plugins_with_two_stores_are_refused(server: TemporalServer) -> None:
     plugins = [EverlongPlugin(store="memory:"), EverlongPlugin(store="memory:")]
     with pytest.raises(ConfigError, match="another EverlongPlugin"):

@@ -62,6 +62,7 @@ async def bodies(threads: Threads, thread_id: str) -> list[object]:
     return list(await journal.bodies([each for each in entries if each.kind in MESSAGE_KINDS]))
 
 
+@pytest.mark.guarantee(51)
 async def test_a_thread_works_with_a_providers_model_through_a_rate_limit_and_an_outage(
     server: TemporalServer,
     store: BlobStore,
@@ -97,6 +98,7 @@ async def test_a_thread_works_with_a_providers_model_through_a_rate_limit_and_an
     assert len(ModelMessagesTypeAdapter.validate_python(stored)) == 4, "pydantic-ai reads them"
 
 
+@pytest.mark.guarantee(51)
 async def test_a_bad_key_ends_the_turn_at_once_and_is_never_shown(
     server: TemporalServer,
     store: BlobStore,

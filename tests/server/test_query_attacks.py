@@ -94,6 +94,7 @@ async def asked(client: httpx.AsyncClient, sql: str) -> httpx.Response:
     return await client.post("/query", json={"sql": sql})
 
 
+@pytest.mark.guarantee(102)
 async def test_attacks_leave_the_server_small_and_others_served(serving: Serving) -> None:
     async with serving.user("ana") as ana, serving.user("bob") as bob:
         bombs = asyncio.gather(*(asked(ana, sql) for sql in BOMBS))
@@ -115,6 +116,7 @@ async def test_attacks_leave_the_server_small_and_others_served(serving: Serving
     await serving.until(0)
 
 
+@pytest.mark.guarantee(102)
 async def test_two_statements_of_a_user_do_not_block_the_others(serving: Serving) -> None:
     async with serving.user("ana") as ana, serving.user("bob") as bob:
         endless = [asyncio.create_task(asked(ana, ENDLESS)) for _ in range(2)]

@@ -31,6 +31,7 @@ async def threads(server: TemporalServer, store: BlobStore) -> AsyncIterator[Thr
         yield opened
 
 
+@pytest.mark.guarantee(102)
 async def test_entries_are_read_with_no_worker_and_only_what_is_named(
     threads: Threads, thread_id: str
 ) -> None:
@@ -181,6 +182,7 @@ async def test_a_thread_that_was_freed_and_is_still_listed_is_read_from_its_arch
     assert other in found.left_out[0]
 
 
+@pytest.mark.guarantee(102)
 async def test_reading_ends_when_its_time_is_over_also_within_a_batch(
     threads: Threads, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

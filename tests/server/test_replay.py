@@ -221,6 +221,7 @@ async def until_done(handle: WorkflowHandle[Any, Any], rounds: int) -> str:
     return str(answer)
 
 
+@pytest.mark.guarantee(28)
 @pytest.mark.parametrize(
     ("others", "runner"),
     [
@@ -281,6 +282,7 @@ class Failing:
         return "asked"
 
 
+@pytest.mark.guarantee(28)
 async def test_a_query_of_a_run_that_rolled_or_failed_writes_nothing(
     server: TemporalServer, thread_id: str
 ) -> None:
@@ -302,6 +304,7 @@ async def test_a_query_of_a_run_that_rolled_or_failed_writes_nothing(
     assert world.store.puts == puts == 2
 
 
+@pytest.mark.guarantee(28)
 async def test_a_workflow_goes_on_after_a_failed_task(
     server: TemporalServer, thread_id: str
 ) -> None:
@@ -324,6 +327,7 @@ async def test_a_workflow_goes_on_after_a_failed_task(
         assert len(await handle.result()) == SIZE
 
 
+@pytest.mark.guarantee(28)
 async def test_a_workflow_that_was_reset_sends_what_it_sent_before(
     server: TemporalServer, thread_id: str
 ) -> None:

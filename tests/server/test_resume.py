@@ -55,6 +55,7 @@ def parts_of(span: dict[str, Any]) -> list[float]:
     return [span[f"everlong.resume.{part}_seconds"] for part in PARTS]
 
 
+@pytest.mark.guarantee(37)
 @pytest.mark.parametrize("sandboxed", [True, False])
 async def test_a_cold_resume_is_one_span_and_a_warm_step_is_none(
     server: TemporalServer, store: BlobStore, thread_id: str, sandboxed: bool
@@ -117,6 +118,7 @@ async def test_a_query_of_a_closed_run_is_a_resume_that_ends_with_the_query(
         assert span["everlong.resume.cause"] == "closed"
 
 
+@pytest.mark.guarantee(37)
 async def test_an_evicted_thread_resumes_with_a_span_each_time(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -182,6 +184,7 @@ async def test_a_task_that_is_tried_again_says_so(
         assert told == [("failure", 2), ("failure", 3)]
 
 
+@pytest.mark.guarantee(37)
 async def test_rolls_are_not_resumes(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -193,6 +196,7 @@ async def test_rolls_are_not_resumes(
         assert [span for span in spans(threads) if span["everlong.resume.end"] != "query"] == []
 
 
+@pytest.mark.guarantee(37)
 async def test_a_hook_that_fails_does_not_fail_the_workflow(
     server: TemporalServer,
     store: BlobStore,

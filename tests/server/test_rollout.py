@@ -106,6 +106,7 @@ def rollout(server: TemporalServer, thread_id: str) -> Rollout:
     return Rollout(server, thread_id)
 
 
+@pytest.mark.guarantee(33)
 async def test_a_run_survives_the_rollout_and_the_rollback(rollout: Rollout) -> None:
     await rollout.start("plain")
     phases: list[Phase] = ["plain", "read", "write", "read"]
@@ -131,6 +132,7 @@ async def test_a_run_survives_the_rollout_and_the_rollback(rollout: Rollout) -> 
     assert await (await rollout.handle("read")).result() == rollout.expected
 
 
+@pytest.mark.guarantee(33)
 async def test_plain_and_reading_workers_take_turns(rollout: Rollout) -> None:
     await rollout.start("read")
     turns: list[Phase] = ["plain", "read", "plain", "read"]
@@ -146,6 +148,7 @@ async def test_plain_and_reading_workers_take_turns(rollout: Rollout) -> None:
     await rollout.check_plain(await rollout.events())
 
 
+@pytest.mark.guarantee(33)
 async def test_a_reading_worker_beside_a_writing_one(rollout: Rollout) -> None:
     """As while the second phase is rolled out: some processes write, all can read."""
     await rollout.start("read")

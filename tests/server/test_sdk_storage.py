@@ -29,6 +29,7 @@ async def connect(address: str, driver: EverlongStorageDriver) -> Client:
     return await Client.connect(address, data_converter=converter)
 
 
+@pytest.mark.guarantee(35)
 @pytest.mark.parametrize("keys", [None, KEYS])
 async def test_a_list_loop_runs_on_external_storage_and_is_deduplicated(
     server: TemporalServer, thread_id: str, keys: dict[str, bytes] | None
@@ -51,6 +52,7 @@ async def test_a_list_loop_runs_on_external_storage_and_is_deduplicated(
         assert await cold.get_workflow_handle(thread_id).query("steps") == 30
 
 
+@pytest.mark.guarantee(35)
 async def test_a_claim_that_is_not_ours_is_refused() -> None:
     driver = EverlongStorageDriver(CountingStore(), keys=KEYS)
     context = StorageDriverRetrieveContext()

@@ -54,6 +54,7 @@ def pay() -> str:
     return "paid"
 
 
+@pytest.mark.guarantee(74)
 async def test_a_thread_is_found_by_agent_status_and_approvals_that_wait(drive: Drive) -> None:
     agent = Agent(name="ops", model=calls_then_says(call(0, "pay"), call(1, "pay")), tools=[pay])
     async with drive([agent]) as thread:
@@ -104,6 +105,7 @@ async def test_attributes_outlive_a_roll_and_are_not_written_again(drive: Drive)
         assert upserts.count({"TemporalChangeVersion"}) <= runs
 
 
+@pytest.mark.guarantee(74)
 async def test_a_thread_is_started_with_its_attributes_and_writes_its_size_when_it_waits(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -137,6 +139,7 @@ async def test_a_thread_is_started_with_its_attributes_and_writes_its_size_when_
     assert len(upserts) <= 2, "at the end of each turn"
 
 
+@pytest.mark.guarantee(74)
 async def test_without_the_attributes_on_the_server_threads_run_all_the_same(
     drive: Drive, monkeypatch: Any
 ) -> None:

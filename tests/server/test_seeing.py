@@ -126,6 +126,7 @@ def workers(
             process.stop()
 
 
+@pytest.mark.guarantee(79)
 @pytest.mark.parametrize("protocol", list(RECEIVERS))
 async def test_every_span_of_a_life_arrives_once_and_in_its_place(
     server: TemporalServer, tmp_path: Path, thread_id: str, protocol: str
@@ -290,6 +291,7 @@ def check_people(life: Life) -> None:
     assert "deployed" not in text
 
 
+@pytest.mark.guarantee(37)
 async def test_a_query_that_comes_first_after_a_kill_counts_as_a_crash(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:

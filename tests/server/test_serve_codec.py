@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from google.protobuf import json_format
 from temporalio.api.common.v1 import Payload, Payloads
 from temporalio.client import Client
@@ -86,6 +87,7 @@ async def shown(client: httpx.AsyncClient, thread_id: str, *, is_known: bool) ->
             await asyncio.sleep(0.2)
 
 
+@pytest.mark.guarantee(89)
 async def test_values_are_shown_with_the_teams_codec_and_explained_without_it(
     server: TemporalServer, store: BlobStore, thread_id: str, tmp_path: Path
 ) -> None:

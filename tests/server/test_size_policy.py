@@ -24,6 +24,7 @@ async def replay_all(client: Client, plugin: EverlongPlugin, thread_id: str) -> 
     return len(runs)
 
 
+@pytest.mark.guarantee(113)
 @pytest.mark.parametrize("cached", [1000, 0], ids=["warm", "cold at every task"])
 @pytest.mark.parametrize("runner", [SandboxedWorkflowRunner(), UnsandboxedWorkflowRunner()])
 async def test_a_loop_rolls_by_what_it_has_consumed_and_replays(
@@ -50,6 +51,7 @@ async def test_a_loop_rolls_by_what_it_has_consumed_and_replays(
     assert await replay_all(client, plugin, thread_id) == 4
 
 
+@pytest.mark.guarantee(113)
 async def test_refused_updates_do_not_count_so_the_run_replays(
     server: TemporalServer, thread_id: str
 ) -> None:
@@ -74,6 +76,7 @@ async def test_refused_updates_do_not_count_so_the_run_replays(
     assert await replay_all(client, plugin, thread_id) == 1
 
 
+@pytest.mark.guarantee(113)
 async def test_without_the_plugin_the_history_and_the_server_decide(
     server: TemporalServer, thread_id: str
 ) -> None:

@@ -158,6 +158,7 @@ async def test_temporals_own_cli_shows_real_values_through_the_codec_server(
     assert json.loads(base64.b64decode(payload["data"]))["agent"] == "demo"
 
 
+@pytest.mark.guarantee(86)
 @pytest.mark.parametrize("part", ["start-dev", "serve", "worker"])
 async def test_a_part_that_dies_takes_the_stack_with_it_and_is_named(
     dev: ManagedProcess, part: str
@@ -234,6 +235,7 @@ def test_a_namespace_that_does_not_exist_is_named(
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.guarantee(85)
 async def test_no_part_outlives_a_stack_that_is_killed(dev: ManagedProcess) -> None:
     await dev.wait_for_output(UP, 60)
     parts = children(dev.pid)

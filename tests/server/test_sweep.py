@@ -72,6 +72,7 @@ async def gone(client: Client) -> None:
         await asyncio.sleep(0.2)
 
 
+@pytest.mark.guarantee(106)
 async def test_a_thread_and_its_fork_stay_whole_and_go_with_their_histories(
     threads: Threads, url: str, tmp_path: Path
 ) -> None:
@@ -137,6 +138,7 @@ async def test_what_has_not_changed_is_not_read_again(threads: Threads, tmp_path
         assert report.runs_read == report.runs - first.runs > 0
 
 
+@pytest.mark.guarantee(107)
 @pytest.mark.parametrize("url", ["file"], indirect=True)
 @pytest.mark.parametrize("thread_id", ["ops", "a\\", "it's \\n"])
 async def test_what_is_freed_before_any_sweep_is_swept(threads: Threads, thread_id: str) -> None:
@@ -232,6 +234,7 @@ async def test_the_command_sweeps_and_puts_back(
     assert error.exit_code == 12
 
 
+@pytest.mark.guarantee(109)
 async def test_a_sweep_that_is_unfinished_goes_on_in_the_next_activity(
     server: TemporalServer,
 ) -> None:

@@ -99,6 +99,7 @@ async def test_a_thread_that_a_limit_has_ended_is_archived_by_a_sweep(threads: T
     assert (await sweep(client, threads.store)).archived == 0
 
 
+@pytest.mark.guarantee(106)
 async def test_a_thread_that_was_reset_goes_on_from_where_it_was(threads: Threads) -> None:
     client = threads.client
     for number in range(3):
@@ -150,6 +151,7 @@ class Waits:
         )
 
 
+@pytest.mark.guarantee(106)
 async def test_what_an_activity_under_way_and_a_schedule_hold_stays(
     server: TemporalServer, store: BlobStore
 ) -> None:
@@ -180,6 +182,7 @@ async def test_what_an_activity_under_way_and_a_schedule_hold_stays(
     await client.get_schedule_handle("nightly").delete()
 
 
+@pytest.mark.guarantee(106)
 async def test_what_the_sdks_external_storage_names_stays(
     server: TemporalServer, store: BlobStore
 ) -> None:

@@ -96,6 +96,7 @@ async def decode_all(handle: WorkflowHandle[Counts, None], store: BlobStore) -> 
             await codec.decode([payload])
 
 
+@pytest.mark.guarantee(106)
 async def test_what_a_paused_run_is_sent_later_stays(
     client: Client, store: BlobStore, tmp_path: Path
 ) -> None:

@@ -56,6 +56,7 @@ async def downloaded(page: Page, number: int) -> object:
     return json.loads((await (await download.value).path()).read_text())
 
 
+@pytest.mark.guarantee(89)
 async def test_the_temporal_ui_shows_what_is_in_the_store(tmp_path: Path, thread_id: str) -> None:
     port = free_port()
     server = await start_server(tmp_path, codec_endpoint=f"http://127.0.0.1:{port}")

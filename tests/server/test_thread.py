@@ -40,6 +40,7 @@ async def stop(threads: Threads, thread_id: str) -> ThreadStatus:
     return result
 
 
+@pytest.mark.guarantee(52, 55)
 async def test_a_thread_works_rolls_and_answers(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -60,6 +61,7 @@ async def test_a_thread_works_rolls_and_answers(
         assert size.blob_bytes == status.counters.written_bytes
 
 
+@pytest.mark.guarantee(39)
 async def test_messages_are_answered_in_order_across_rolls(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -76,6 +78,7 @@ async def test_messages_are_answered_in_order_across_rolls(
         assert (await threads.size(thread_id)).runs >= 3
 
 
+@pytest.mark.guarantee(63)
 async def test_tools_of_one_reply_run_together_and_stay_in_call_order(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -132,6 +135,7 @@ async def test_what_the_model_got_wrong_is_told_to_it(
         assert text.endswith("\n3")
 
 
+@pytest.mark.guarantee(49)
 async def test_a_tool_or_model_that_keeps_failing_is_given_up_on(
     server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +172,7 @@ async def test_a_tool_or_model_that_keeps_failing_is_given_up_on(
         assert (await threads.answered(thread_id, 3)).last_failure == ""
 
 
+@pytest.mark.guarantee(70)
 async def test_a_turn_that_never_ends_is_ended(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -183,6 +188,7 @@ async def test_a_turn_that_never_ends_is_ended(
         assert sum(message.role == "tool" for message in conversation) == 3
 
 
+@pytest.mark.guarantee(41)
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -201,6 +207,7 @@ async def test_messages_that_do_not_fit_are_refused(
         assert (await threads.answered(thread_id, 1)).counters.messages == 1
 
 
+@pytest.mark.guarantee(41)
 async def test_an_inbox_that_is_full_is_told(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -222,6 +229,7 @@ async def test_an_inbox_that_is_full_is_told(
         assert status.counters.messages == status.counters.answered == 4
 
 
+@pytest.mark.guarantee(72)
 async def test_a_thread_stops_with_its_journal_complete(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -247,6 +255,7 @@ async def test_a_thread_stops_with_its_journal_complete(
             )
 
 
+@pytest.mark.guarantee(72)
 async def test_a_stop_is_not_lost_to_a_roll(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:

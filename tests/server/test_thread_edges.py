@@ -30,6 +30,7 @@ async def ask(threads: Threads, thread_id: str) -> str:
     return service.answer(await threads.conversation(thread_id), number)
 
 
+@pytest.mark.guarantee(50)
 async def test_text_that_cannot_be_stored_is_mended(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -58,6 +59,7 @@ async def test_a_result_over_the_bound_is_told_to_the_model(
         assert "has at least 1001 bytes; 1000 is the most" in await ask(threads, thread_id)
 
 
+@pytest.mark.guarantee(49)
 async def test_a_tool_that_hangs_or_exits_is_given_up_on_and_holds_up_nobody_else(
     server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +106,7 @@ async def test_a_reply_that_cannot_be_carried_out_ends_the_turn_with_a_reason(
             assert reason in status.last_failure
 
 
+@pytest.mark.guarantee(49)
 async def test_a_tool_that_says_not_to_try_again_is_not_tried_again(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -122,6 +125,7 @@ async def test_a_tool_that_says_not_to_try_again_is_not_tried_again(
         assert runs == 1
 
 
+@pytest.mark.guarantee(49)
 async def test_every_call_is_bounded_by_the_server_whatever_ends_it(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -142,6 +146,7 @@ async def test_every_call_is_bounded_by_the_server_whatever_ends_it(
     assert timeouts == [limits.HEARTBEAT_SECONDS, 7, 7]
 
 
+@pytest.mark.guarantee(50)
 async def test_a_reply_with_text_that_cannot_be_stored_is_mended(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -156,6 +161,7 @@ async def test_a_reply_with_text_that_cannot_be_stored_is_mended(
         assert await ask(threads, thread_id) == "? error: there is no tool 'non"
 
 
+@pytest.mark.guarantee(44)
 async def test_waiting_for_a_stopped_thread_ends_at_once(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -169,6 +175,7 @@ async def test_waiting_for_a_stopped_thread_ends_at_once(
             await threads.answered(thread_id, 1)
 
 
+@pytest.mark.guarantee(43)
 async def test_a_thread_that_was_terminated_is_not_waited_for(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -185,6 +192,7 @@ async def one_tool_is_done(handle: WorkflowHandle[Any, Any]) -> bool:
     return sum(e.HasField("activity_task_completed_event_attributes") for e in events) == 2
 
 
+@pytest.mark.guarantee(73)
 async def test_results_that_are_there_when_a_thread_is_cancelled_are_kept(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -216,6 +224,7 @@ async def test_results_that_are_there_when_a_thread_is_cancelled_are_kept(
         assert (await service.status(threads.client, thread_id)).status == "stopped"
 
 
+@pytest.mark.guarantee(73)
 async def test_a_cancelled_thread_ends_as_cancelled_with_its_journal_whole(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -235,6 +244,7 @@ async def test_a_cancelled_thread_ends_as_cancelled_with_its_journal_whole(
         assert sum(message.role == "tool" for message in conversation) >= 3
 
 
+@pytest.mark.guarantee(72)
 async def test_a_stopped_thread_journals_the_messages_that_it_has_not_read(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -249,6 +259,7 @@ async def test_a_stopped_thread_journals_the_messages_that_it_has_not_read(
         assert [message.text for message in conversation[-2:]] == ["second", "third"]
 
 
+@pytest.mark.guarantee(41)
 async def test_what_is_not_text_in_a_message_is_replaced(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -259,6 +270,7 @@ async def test_what_is_not_text_in_a_message_is_replaced(
         assert (await threads.conversation(thread_id))[-1].text == "lone ? surrogate"
 
 
+@pytest.mark.guarantee(44)
 async def test_without_a_worker_a_command_does_not_wait_for_ever(
     server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,6 +289,7 @@ async def test_without_a_worker_a_command_does_not_wait_for_ever(
             await service.status(threads.client, thread_id)
 
 
+@pytest.mark.guarantee(62)
 async def test_a_threads_size_is_known_after_its_first_runs_are_gone(
     server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

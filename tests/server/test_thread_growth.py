@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from bench.thread_growth import measure_growth
 from bench.thread_harness import open_harness
 from bench.thread_idle import REPLAYED_MAX, approved_after_idling
@@ -11,6 +13,7 @@ from everlong.embedded import TemporalServer
 from tests.support.scale import scaled
 
 
+@pytest.mark.guarantee(53)
 async def test_runs_stay_within_policy_and_a_step_takes_no_more_than_before(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
@@ -25,6 +28,7 @@ async def test_runs_stay_within_policy_and_a_step_takes_no_more_than_before(
     assert "written a step, last over early" in judged
 
 
+@pytest.mark.guarantee(53)
 async def test_a_resumed_step_reads_its_context_and_nothing_else(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
@@ -38,6 +42,7 @@ async def test_a_resumed_step_reads_its_context_and_nothing_else(
     assert 0 < resumed.replayed <= Policy().run_events_max
 
 
+@pytest.mark.guarantee(54)
 async def test_an_approval_after_an_idle_time_replays_a_handful_of_events(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:

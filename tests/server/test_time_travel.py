@@ -79,6 +79,7 @@ async def compacted(threads: Threads, thread_id: str) -> None:
     )
 
 
+@pytest.mark.guarantee(75)
 async def test_a_thread_is_seen_as_it_was_at_any_entry(threads: Threads, thread_id: str) -> None:
     packs = PackStore(threads.store)
     await ask(threads, thread_id, "hello")
@@ -119,6 +120,7 @@ async def test_a_thread_is_seen_as_it_was_at_any_entry(threads: Threads, thread_
         await service.diff(threads.client, packs, thread_id, 3, 2)
 
 
+@pytest.mark.guarantee(75)
 async def test_an_approval_is_seen_waiting_and_decided(threads: Threads, thread_id: str) -> None:
     packs = PackStore(threads.store)
     number = await threads.send(thread_id, "restart api")
@@ -161,6 +163,7 @@ async def test_a_fork_goes_its_own_way(threads: Threads, thread_id: str) -> None
     assert status.counters.cost_usd == pytest.approx(0.01)
 
 
+@pytest.mark.guarantee(76)
 async def test_a_fork_shares_what_is_stored_until_it_writes(
     threads: Threads, thread_id: str
 ) -> None:
@@ -182,6 +185,7 @@ async def test_a_fork_shares_what_is_stored_until_it_writes(
     assert await threads.conversation(forked) == await threads.conversation(thread_id)
 
 
+@pytest.mark.guarantee(76)
 async def test_a_fork_begins_with_the_snapshot_that_was_in_force(
     threads: Threads, thread_id: str
 ) -> None:
@@ -212,6 +216,7 @@ async def test_a_fork_begins_with_the_snapshot_that_was_in_force(
     assert (await texts_of(threads, again))[:-2] == (await texts_of(threads, forked))[:-2]
 
 
+@pytest.mark.guarantee(76)
 async def test_a_fork_from_any_entry_works_on(threads: Threads, thread_id: str) -> None:
     """In the middle of a step too: what a call lacks is filled in, and the turn is broken off."""
     await ask(threads, thread_id, "remember the api is slow")
@@ -229,6 +234,7 @@ async def test_a_fork_from_any_entry_works_on(threads: Threads, thread_id: str) 
             await fork(threads, thread_id, seq, f"{thread_id}-no")
 
 
+@pytest.mark.guarantee(76)
 async def test_a_fork_takes_no_id_that_was_ever_used(threads: Threads, thread_id: str) -> None:
     await ask(threads, thread_id, "hello")
     ended = f"{thread_id}-ended"
@@ -310,6 +316,7 @@ async def reset_to_first_answer(threads: Threads, thread_id: str) -> None:
     assert reset.run_id != run_id
 
 
+@pytest.mark.guarantee(76)
 async def test_a_reset_thread_knows_nothing_of_the_branch_that_was_left(
     threads: Threads, thread_id: str
 ) -> None:

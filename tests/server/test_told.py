@@ -42,6 +42,7 @@ def broken() -> str:
 whispering = Agent(name="ops", model=one_call("whisper"), tools=[whisper])
 
 
+@pytest.mark.guarantee(80)
 async def test_nothing_that_was_said_is_told(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -100,6 +101,7 @@ async def test_the_senders_trace_shows_when_the_thread_acted(
         assert seconds == pytest.approx((act.end_time - act.start_time) / 1e9)
 
 
+@pytest.mark.guarantee(81)
 async def test_a_teams_own_tracing_goes_on_around_ours(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -126,6 +128,7 @@ async def test_a_teams_own_tracing_goes_on_around_ours(
                 assert [link.context.span_id for link in span.links] == [turn.context.span_id]
 
 
+@pytest.mark.guarantee(80)
 async def test_a_turn_that_fails_is_told_as_failed_without_its_words(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -155,6 +158,7 @@ async def test_a_turn_that_fails_is_told_as_failed_without_its_words(
         assert "rosebud" not in told
 
 
+@pytest.mark.guarantee(79)
 async def test_a_turn_that_is_stopped_is_told_of(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -272,6 +276,7 @@ async def test_a_turn_that_rolls_while_it_waits_is_told_of_in_each_run(
         assert (first.start_time or 0) <= (chat.start_time or 0) <= (first.end_time or 0)
 
 
+@pytest.mark.guarantee(79)
 async def test_an_approval_stands_in_the_run_that_asked_though_a_later_one_journals_it(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:

@@ -60,6 +60,7 @@ class Reader:
         self._told = True
 
 
+@pytest.mark.guarantee(37)
 async def test_a_slow_store_is_what_a_resume_says_it_waited_for(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:

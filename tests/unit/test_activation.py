@@ -1,8 +1,11 @@
 """Which activations are of an instance that a query has run ahead of its history."""
 
+import pytest
 from temporalio.bridge.proto.workflow_activation import WorkflowActivation, WorkflowActivationJob
 
 from everlong.interceptors.activation import LEGACY_QUERY_ID, RunAhead
+
+pytestmark = pytest.mark.guarantee(38)
 
 STARTED_NS = 1_700_000_000_000_000_000
 

@@ -52,6 +52,7 @@ def calling(name: str, **arguments: object) -> ScriptedModel:
     return ScriptedModel(lambda _: Reply(tool_calls=(call(0, name, **arguments),)))
 
 
+@pytest.mark.guarantee(64)
 async def test_a_tool_is_not_run_unapproved_though_another_worker_did_not_know_that_it_asks(
     tmp_path: Path,
 ) -> None:
@@ -84,6 +85,7 @@ async def test_a_tool_is_not_run_unapproved_though_another_worker_did_not_know_t
     assert ran == ["prod"]
 
 
+@pytest.mark.guarantee(64)
 async def test_rules_that_hang_do_not_keep_the_store_from_its_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +108,7 @@ async def test_rules_that_hang_do_not_keep_the_store_from_its_threads(
         let_go.set()
 
 
+@pytest.mark.guarantee(47)
 async def test_recall_of_lost_bytes_is_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,7 @@ def compressed_bytes(data: bytes) -> int:
     return len(zstandard.ZstdCompressor(level=3).compress(data))
 
 
+@pytest.mark.guarantee(9, 10)
 async def test_a_growing_list_is_written_little_more_than_once_and_read_in_a_few_gets() -> None:
     store = MeasuringStore()
     codec = EverlongCodec(store).with_context(workflow())
@@ -82,6 +83,7 @@ async def encode(codec: EverlongCodec, data: bytes) -> Payload:
     return encoded
 
 
+@pytest.mark.guarantee(9)
 async def test_parallel_results_between_two_lists_do_not_make_the_list_be_written_again() -> None:
     store = MeasuringStore()
     codec = EverlongCodec(store).with_context(workflow())
@@ -128,6 +130,7 @@ def grown_lists(source: random.Random) -> Iterator[tuple[bytes, int]]:
         yield bytes(grown), len(added[0]) + len(added[-1]) + short
 
 
+@pytest.mark.guarantee(9, 10)
 @pytest.mark.parametrize("seed", range(12))
 async def test_each_byte_of_lists_that_grow_is_written_a_bounded_number_of_times(seed: int) -> None:
     store = MeasuringStore()

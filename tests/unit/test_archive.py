@@ -46,6 +46,7 @@ print(count, longest, calls)
 """
 
 
+@pytest.mark.guarantee(98)
 async def test_an_archive_says_what_the_journal_says() -> None:
     life = await lived(PackStore(MemoryBlobStore()))
     manifest = await life.archived()
@@ -102,6 +103,7 @@ async def test_what_was_shown_is_not_in_the_file_twice() -> None:
         assert len(row.shown or "") < 400 < len(str(message_body(row, whole=False)))
 
 
+@pytest.mark.guarantee(98)
 async def test_a_snapshot_in_force_that_is_gone_is_an_error_and_older_ones_are_counted() -> None:
     store = MemoryBlobStore()
     life = await lived(PackStore(store))
@@ -147,6 +149,7 @@ async def test_an_exported_file_is_for_its_user_alone(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.guarantee(100)
 async def test_plain_tools_read_it_without_our_code(tmp_path: Path) -> None:
     life = await lived(PackStore(MemoryBlobStore()))
     manifest = await life.archived()
@@ -188,6 +191,7 @@ class BrokenStore(MemoryBlobStore):
         return await super().get(key)
 
 
+@pytest.mark.guarantee(99)
 async def test_a_kill_at_any_call_leaves_no_half_archive_and_loses_nothing() -> None:
     store = BrokenStore()
     life = await lived(PackStore(store))
@@ -210,6 +214,7 @@ async def test_a_kill_at_any_call_leaves_no_half_archive_and_loses_nothing() -> 
         await writing.verify(life.packs, life.journal, life.head, manifest)
 
 
+@pytest.mark.guarantee(99)
 async def test_files_that_were_left_behind_are_removed_after_a_day() -> None:
     store = MemoryBlobStore()
     life = await lived(PackStore(store))
@@ -225,6 +230,7 @@ async def test_files_that_were_left_behind_are_removed_after_a_day() -> None:
         await manifests.read(life.packs, life.thread, half.archive_id)
 
 
+@pytest.mark.guarantee(98)
 async def test_a_flipped_byte_is_found_wherever_it_is() -> None:
     store = MemoryBlobStore()
     life = await lived(PackStore(store))
@@ -236,6 +242,7 @@ async def test_a_flipped_byte_is_found_wherever_it_is() -> None:
             await writing.verify(life.packs, life.journal, life.head, manifest)
 
 
+@pytest.mark.guarantee(98)
 async def test_a_row_that_differs_is_found_though_the_digest_fits(tmp_path: Path) -> None:
     store = MemoryBlobStore()
     life = await lived(PackStore(store))
@@ -270,6 +277,7 @@ async def _verify_rows(
     await writing.verify(life.packs, life.journal, life.head, forged)
 
 
+@pytest.mark.guarantee(98)
 async def test_it_is_read_back_from_the_store_and_from_no_cache() -> None:
     behind = MemoryBlobStore()
     cached = CachedBlobStore(behind, memory_bytes_max=limits.MIB, disk_bytes_max=0)
@@ -282,6 +290,7 @@ async def test_it_is_read_back_from_the_store_and_from_no_cache() -> None:
         await writing.verify(life.packs, life.journal, life.head, manifest)
 
 
+@pytest.mark.guarantee(101)
 async def test_of_a_long_journal_only_what_is_asked_for_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -323,6 +332,7 @@ async def revived(life: Life, seq: int | None = None) -> tuple[Journal, SegmentR
     return Journal(life.packs, thread), found.head
 
 
+@pytest.mark.guarantee(101)
 async def test_a_revived_journal_needs_nothing_of_the_old_one() -> None:
     store = MemoryBlobStore()
     life = await lived(PackStore(store))

@@ -70,6 +70,7 @@ async def test_a_thread_revived_without_an_older_snapshot_is_archived_and_revive
     assert (await third.archived(6)).snapshots_missing == 1
 
 
+@pytest.mark.guarantee(101)
 async def test_a_sweep_of_a_thread_revived_without_an_older_snapshot_is_complete() -> None:
     store = MemoryBlobStore()
     world = fake_namespace.MadeUp(store)

@@ -27,6 +27,7 @@ async def _read(packs: PackStore, manifest: Manifest) -> tuple[Facts, list[Row]]
     return archive.facts, await in_thread(archive.file.read, 1, archive.file.rows)
 
 
+@pytest.mark.guarantee(98)
 @pytest.mark.parametrize("keys", [None, Keyring({"k1": KEY_1})], ids=["plain", "sealed"])
 async def test_a_flipped_bit_is_told_or_changes_nothing_that_is_read(keys: Keyring | None) -> None:
     store = MemoryBlobStore()

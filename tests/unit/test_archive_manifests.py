@@ -62,6 +62,7 @@ def _lines(data: bytes, chosen: random.Random) -> bytes:
     return b"".join(lines)
 
 
+@pytest.mark.guarantee(98)
 @EITHER
 async def test_no_damage_of_a_manifest_goes_unnoticed(keys: Keyring | None) -> None:
     store, chosen = MemoryBlobStore(), random.Random(15)
@@ -173,6 +174,7 @@ async def test_another_namespace_or_thread_in_a_manifest_does_not_fit_its_place(
             manifests.load(data, key_of(manifest))
 
 
+@pytest.mark.guarantee(98)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -257,6 +259,7 @@ async def thread() -> Thread:
     return found
 
 
+@pytest.mark.guarantee(98)
 async def test_an_archive_that_cannot_be_read_is_passed_over_and_named(thread: Thread) -> None:
     found = await thread.search()
     assert found.manifest == thread.made[1]

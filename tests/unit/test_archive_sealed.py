@@ -50,6 +50,7 @@ async def stored_manifest(store: MemoryBlobStore, manifest: Manifest) -> tuple[s
     return key, (await store.get(key)).decode()
 
 
+@pytest.mark.guarantee(100)
 async def test_nothing_that_was_said_lies_in_the_clear() -> None:
     store = MemoryBlobStore()
     life = await lived(sealed(store))
@@ -66,6 +67,7 @@ async def test_nothing_that_was_said_lies_in_the_clear() -> None:
     assert first.text == "why is it slow?"
 
 
+@pytest.mark.guarantee(100)
 async def test_any_tool_that_has_the_key_reads_it(tmp_path: Path) -> None:
     store = MemoryBlobStore()
     life = await lived(sealed(store))
@@ -100,6 +102,7 @@ async def test_another_key_or_none_reads_nothing() -> None:
     assert (await StoredArchive.open(rotated, manifest)).file.rows == manifest.entries
 
 
+@pytest.mark.guarantee(100)
 async def test_a_manifest_that_nobody_with_the_key_wrote_is_refused() -> None:
     store = MemoryBlobStore()
     life = await lived(sealed(store))
@@ -142,6 +145,7 @@ async def test_a_tag_is_over_all_that_stands_before_it() -> None:
     assert await manifests.read(life.packs, life.thread, manifest.archive_id) == manifest
 
 
+@pytest.mark.guarantee(100)
 async def test_an_archive_that_is_not_sealed_is_refused_where_there_are_keys() -> None:
     store = MemoryBlobStore()
     plain = await lived(PackStore(store))
@@ -158,6 +162,7 @@ async def test_an_archive_that_is_not_sealed_is_refused_where_there_are_keys() -
     assert (await manifests.read(lenient, plain.thread, manifest.archive_id)) == manifest
 
 
+@pytest.mark.guarantee(100)
 async def test_a_sealed_file_that_was_changed_is_refused_though_its_digest_was_too() -> None:
     store = MemoryBlobStore()
     life = await lived(sealed(store))

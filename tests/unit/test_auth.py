@@ -33,6 +33,7 @@ def operations() -> Iterator[tuple[str, str, dict[str, Any]]]:
 OPERATIONS = list(operations())
 
 
+@pytest.mark.guarantee(91)
 async def test_each_role_may_do_what_the_table_says_and_nothing_else() -> None:
     async with browsing(access=ROLES) as client:
         for (method, path, operation), role in itertools.product(OPERATIONS, Role):
@@ -46,6 +47,7 @@ async def test_each_role_may_do_what_the_table_says_and_nothing_else() -> None:
             assert answer.status_code != 401
 
 
+@pytest.mark.guarantee(111)
 @pytest.mark.parametrize("then", ARCHIVE_THEN)
 async def test_who_may_archive_may_not_free_for_that(then: str) -> None:
     async with browsing(access=ROLES) as client:
@@ -59,6 +61,7 @@ async def test_who_may_archive_may_not_free_for_that(then: str) -> None:
     assert Role.OPERATOR in PERMISSIONS["archive-close"]
 
 
+@pytest.mark.guarantee(91)
 async def test_no_route_answers_somebody_whom_nobody_knows() -> None:
     async with browsing(access=ROLES) as client:
         for method, path, _ in OPERATIONS:
@@ -175,6 +178,7 @@ FOREIGN = [
 ]
 
 
+@pytest.mark.guarantee(92)
 @pytest.mark.parametrize("headers", FOREIGN, ids=str)
 async def test_another_sites_page_changes_nothing_with_a_browsers_session(
     headers: dict[str, str],
@@ -187,6 +191,7 @@ async def test_another_sites_page_changes_nothing_with_a_browsers_session(
         assert bare.status_code == 403  # Every browser says where a change comes from.
 
 
+@pytest.mark.guarantee(92)
 @pytest.mark.parametrize("headers", FOREIGN, ids=str)
 async def test_another_sites_page_changes_nothing_where_there_is_no_token(
     headers: dict[str, str],
@@ -200,6 +205,7 @@ async def test_another_sites_page_changes_nothing_where_there_is_no_token(
         assert ours.json()["error"]["type"] == "ServerUnreachable"
 
 
+@pytest.mark.guarantee(92)
 async def test_the_temporal_uis_origin_may_decode_and_nothing_else() -> None:
     origin = "http://127.0.0.1:8233"
     async with browsing(cors_origins=[origin]) as client:
@@ -210,6 +216,7 @@ async def test_the_temporal_uis_origin_may_decode_and_nothing_else() -> None:
         assert "access-control-allow-origin" not in pause.headers
 
 
+@pytest.mark.guarantee(91)
 @pytest.mark.parametrize("host", ["http://evil.example", "http://evil.example:8234"])
 async def test_a_host_name_that_points_here_is_not_let_in_without_a_token(host: str) -> None:
     async with browsing(host=host) as client:
@@ -303,6 +310,7 @@ async def test_a_proxy_says_who_somebody_is(headers: dict[str, str], role: str) 
         assert (who["name"], who["role"], who["via"]) == ("ana", role, "proxy")
 
 
+@pytest.mark.guarantee(91)
 @pytest.mark.parametrize(
     ("address", "headers"),
     [
@@ -332,6 +340,7 @@ async def test_behind_a_proxy_changes_come_from_the_name_that_browsers_see() -> 
             assert answer.status_code == status
 
 
+@pytest.mark.guarantee(93)
 async def test_who_has_a_name_cannot_act_as_another() -> None:
     access = ROLES
     user = access.by_token(TOKENS[Role.OPERATOR])

@@ -179,6 +179,7 @@ async def test_keys_that_could_escape_are_refused_and_reach_nothing(
     assert behind.calls == []
 
 
+@pytest.mark.guarantee(14)
 async def test_memory_is_bounded_and_forgets_the_least_recently_used(
     cached: CachedBlobStore, behind: WatchedStore
 ) -> None:
@@ -219,6 +220,7 @@ async def test_any_number_of_empty_objects_is_bounded_too(
     assert behind.calls.count("get") == (1 if memory_bytes_max == 64 * KIB else 2)
 
 
+@pytest.mark.guarantee(14)
 async def test_concurrent_gets_are_one_read(cached: CachedBlobStore, behind: WatchedStore) -> None:
     await MemoryBlobStore.put(behind, "v1/a", b"x")
     await MemoryBlobStore.put(behind, "v1/b", b"y")

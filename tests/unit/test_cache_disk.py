@@ -77,6 +77,7 @@ async def test_an_empty_object_is_kept_too(disk: Path, behind: CountingStore) ->
     assert behind.gets == 0
 
 
+@pytest.mark.guarantee(14)
 async def test_the_directory_is_for_this_user_alone(disk: Path, behind: CountingStore) -> None:
     await over(behind, disk).put("v1/a", b"x")
     assert disk.stat().st_mode & 0o777 == 0o700
@@ -107,6 +108,7 @@ async def test_no_file_name_tells_a_key(disk: Path, behind: CountingStore) -> No
     assert len(path.parent.name) == 2
 
 
+@pytest.mark.guarantee(14)
 async def test_a_flip_of_any_byte_is_a_miss_that_heals(disk: Path, behind: CountingStore) -> None:
     data = bytes(range(100))
     await over(behind, disk).put("v1/a", data)
@@ -199,6 +201,7 @@ async def test_what_is_there_is_not_written_again(disk: Path, behind: CountingSt
     assert behind.gets == 0
 
 
+@pytest.mark.guarantee(14)
 async def test_the_oldest_are_deleted_down_to_four_fifths(
     disk: Path, behind: CountingStore
 ) -> None:

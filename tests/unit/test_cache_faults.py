@@ -121,6 +121,7 @@ def no_space() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+@pytest.mark.guarantee(14)
 @pytest.mark.usefixtures("no_space")
 async def test_a_full_disk_is_passed_over_and_nothing_is_left_behind(
     disk: Path, behind: CountingStore, caplog: pytest.LogCaptureFixture

@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -135,5 +136,5 @@ class Model(RuleBasedStateMachine):
         assert sum(-(-size // 4096) * 4096 for size in sizes) <= DISK_BOUND
 
 
-TestModel = Model.TestCase
+TestModel = pytest.mark.guarantee(14)(Model.TestCase)
 TestModel.settings = settings(max_examples=scaled(20, 60), stateful_step_count=40, deadline=None)

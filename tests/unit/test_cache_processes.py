@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from everlong.errors import BlobMissing
 from everlong.storage.cache import CachedBlobStore
 from everlong.storage.memory import MemoryBlobStore
@@ -84,6 +86,7 @@ def blocks(disk: Path) -> int:
     return sum(-(-size // 4096) * 4096 for size in sizes)
 
 
+@pytest.mark.guarantee(14)
 def test_four_processes_on_one_directory_and_one_is_killed(tmp_path: Path) -> None:
     disk = tmp_path / "cache"
     # Each may write a twentieth of the bound that the others have not seen yet.

@@ -115,6 +115,7 @@ def test_a_server_that_dies_at_start(tmp_path: Path) -> None:
     fails(result, 3, "the Temporal server ended by itself", "temporal.log")
 
 
+@pytest.mark.guarantee(84)
 def test_a_demo_empties_no_directory_but_its_own(tmp_path: Path) -> None:
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious/thesis.txt").write_text("years of work")
@@ -130,6 +131,7 @@ def test_no_server_at_the_address(tmp_path: Path, busy_port: int) -> None:
         fails(result, 4, f"no Temporal server answers at {address}", "everlong dev")
 
 
+@pytest.mark.guarantee(90)
 def test_no_store_anywhere(tmp_path: Path) -> None:
     for arguments in (["worker", "everlong.demo:agent"], ["show", "t"], ["serve"]):
         fails(everlong(*arguments, cwd=tmp_path, EVERLONG_STORE=""), 2, "no blob store is set")

@@ -156,6 +156,7 @@ async def test_a_codec_that_only_reads_leaves_what_it_encodes() -> None:
     assert await EverlongCodec(store, read_only=True).encode([LARGE]) == [LARGE]
 
 
+@pytest.mark.guarantee(5)
 @pytest.mark.parametrize("encoding", [INLINE_ENCODING, REF_ENCODING, RETIRED_ENCODING])
 @pytest.mark.parametrize("data", [b"", b"not an object", b"line of a log\n" * 5000])
 async def test_payloads_that_look_like_ours_come_back_as_they_were(
@@ -169,6 +170,7 @@ async def test_payloads_that_look_like_ours_come_back_as_they_were(
     assert await codec.decode(await codec.decode(twice)) == [item]
 
 
+@pytest.mark.guarantee(7)
 @pytest.mark.parametrize("down", [False, True])
 @pytest.mark.parametrize("context", [workflow(), NEXUS], ids=["workflow", "nexus"])
 async def test_what_could_not_be_read_again_is_refused_even_if_it_compresses_well(
@@ -185,6 +187,7 @@ async def test_what_could_not_be_read_again_is_refused_even_if_it_compresses_wel
         await codec.encode([Payload(data=bytes(100_001))])
 
 
+@pytest.mark.guarantee(48)
 async def test_payloads_of_our_own_activities_do_not_need_the_store() -> None:
     store = MemoryBlobStore()
     context = activity(activity_type="everlong.run_tool")
@@ -253,6 +256,7 @@ async def test_metadata_counts_as_much_as_data() -> None:
     assert await EverlongCodec(store).decode([encoded]) == [item]
 
 
+@pytest.mark.guarantee(5)
 @pytest.mark.parametrize("size", [0, 1000, 100_000])
 async def test_what_a_newer_temporal_adds_to_a_payload_is_kept(size: int) -> None:
     # Field 99, which this protocol does not have, with three bytes.
@@ -264,6 +268,7 @@ async def test_what_a_newer_temporal_adds_to_a_payload_is_kept(size: int) -> Non
         assert b"\x9a\x06\x03abc" in decoded.SerializeToString()
 
 
+@pytest.mark.guarantee(33)
 async def test_payloads_of_others_pass_through_decode() -> None:
     foreign = Payload(metadata={"encoding": b"binary/encrypted"}, data=b"\x00\x01")
     for keys in (None, {"k1": KEY_1}):
@@ -271,6 +276,7 @@ async def test_payloads_of_others_pass_through_decode() -> None:
         assert await codec.decode([foreign, Payload()]) == [foreign, Payload()]
 
 
+@pytest.mark.guarantee(8)
 async def test_a_ref_of_a_newer_version_is_refused_by_name() -> None:
     codec = EverlongCodec(MemoryBlobStore())
     [encoded] = await codec.encode([LARGE])
@@ -286,6 +292,7 @@ async def test_a_pack_that_holds_no_payload_is_refused() -> None:
         await codec.decode([Payload(metadata=inline.metadata, data=seal(b"hunter2" * 100))])
 
 
+@pytest.mark.guarantee(29)
 async def test_warming_fetches_all_that_a_decode_needs() -> None:
     behind = CountingStore()
     codec = EverlongCodec(behind).with_context(workflow())
@@ -303,6 +310,7 @@ async def test_warming_fetches_all_that_a_decode_needs() -> None:
     assert behind.gets == 2
 
 
+@pytest.mark.guarantee(2)
 async def test_an_outage_raises_plainly_and_leaves_no_ref(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

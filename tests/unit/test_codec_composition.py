@@ -158,6 +158,7 @@ async def test_a_codec_that_hangs_is_not_judged(monkeypatch: pytest.MonkeyPatch)
         assert (await inspect(Hanging(), "default")).repeats is None
 
 
+@pytest.mark.guarantee(24)
 @pytest.mark.parametrize("keys", [None, KEYS], ids=["no keys", "keys"])
 async def test_a_worker_whose_codec_is_wrapped_is_refused(keys: dict[str, bytes] | None) -> None:
     client = await lazy_client(EverlongPlugin(store="memory:", keys=keys), CodecPlugin(Cipher()))
@@ -167,6 +168,7 @@ async def test_a_worker_whose_codec_is_wrapped_is_refused(keys: dict[str, bytes]
         packs_of(client)
 
 
+@pytest.mark.guarantee(24)
 async def test_a_worker_whose_codec_was_replaced_is_refused() -> None:
     replacing = CodecPlugin(Cipher(), replaces=True)
     client = await lazy_client(EverlongPlugin(store="memory:"), replacing)
@@ -215,6 +217,7 @@ def test_the_search_for_everlongs_codec_is_bounded() -> None:
     assert not holds_everlong([object() for _ in range(1000)])
 
 
+@pytest.mark.guarantee(24)
 def test_an_outer_codec_without_keys_is_refused() -> None:
     with pytest.raises(ConfigError, match="outer_codec=Cipher needs keys"):
         EverlongPlugin(store="memory:", outer_codec=Cipher())
@@ -342,6 +345,7 @@ async def sweep(world: MadeUp, codec: PayloadCodec) -> SweepReport:
     return await Sweep(world, codec, world.packs, options, trusting=True).run()
 
 
+@pytest.mark.guarantee(106)
 async def test_a_sweep_with_the_outer_codec_keeps_what_is_referenced() -> None:
     world, codec = sealed_world(NeedsContext())
     context = WorkflowSerializationContext(namespace=NAMESPACE, workflow_id="w0")
@@ -366,6 +370,7 @@ async def test_a_sweep_with_the_outer_codec_keeps_what_is_referenced() -> None:
     ]
 
 
+@pytest.mark.guarantee(106)
 @pytest.mark.parametrize("outer", [None, Failing()], ids=["none", "another"])
 async def test_a_sweep_without_the_outer_codec_takes_nothing(outer: PayloadCodec | None) -> None:
     world, codec = sealed_world(Cipher())

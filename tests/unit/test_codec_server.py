@@ -166,6 +166,7 @@ async def test_health_needs_no_token() -> None:
         assert (await client.get("/healthz")).json() == {"status": "ok"}
 
 
+@pytest.mark.guarantee(87)
 @pytest.mark.parametrize(
     ("header", "status"), [("", 401), ("Bearer x", 401), ("t", 401), ("Bearer t", 200)]
 )
@@ -199,6 +200,7 @@ def preflight(origin: str, **headers: str) -> dict[str, str]:
     }
 
 
+@pytest.mark.guarantee(87)
 @pytest.mark.parametrize("path", ROUTES)
 async def test_only_the_named_origin_may_read_from_a_browser(path: str) -> None:
     async with browser(MemoryBlobStore()) as client:
@@ -240,6 +242,7 @@ def test_an_origin_is_scheme_host_and_port(origin: str) -> None:
     assert create_app(MemoryBlobStore(), cors_origins=[origin]).routes
 
 
+@pytest.mark.guarantee(87)
 @pytest.mark.parametrize("path", ROUTES)
 async def test_a_page_that_rebinds_its_name_to_loopback_is_refused(path: str) -> None:
     async with browser(MemoryBlobStore(), host="evil.example") as client:
@@ -248,6 +251,7 @@ async def test_a_page_that_rebinds_its_name_to_loopback_is_refused(path: str) ->
         assert (await client.post("/decode", json=as_json(BIG))).status_code == 200
 
 
+@pytest.mark.guarantee(88)
 @pytest.mark.parametrize(
     ("body", "content_type", "status"),
     [
@@ -284,6 +288,7 @@ async def test_json_that_is_nested_without_end_is_refused() -> None:
     assert response.status_code == 400
 
 
+@pytest.mark.guarantee(88)
 @pytest.mark.parametrize("query", ["", "?preserveStorageRefs=true"])
 async def test_payloads_that_would_decode_to_too_much_are_refused_before_they_are_decoded(
     query: str,
@@ -297,6 +302,7 @@ async def test_payloads_that_would_decode_to_too_much_are_refused_before_they_ar
     assert (fits.status_code, refused.status_code) == (200, 413)
 
 
+@pytest.mark.guarantee(88)
 @pytest.mark.parametrize(
     ("path", "count", "status"),
     [
@@ -340,6 +346,7 @@ async def test_a_missing_blob_is_told_not_hidden(
         assert base64.b64encode(encoded.data).decode() not in text
 
 
+@pytest.mark.guarantee(89)
 async def test_sealed_values_are_shown_only_where_the_keys_are() -> None:
     store = MemoryBlobStore()
     packs = PackStore(store, Keyring({"k1": bytes(range(32))}))
@@ -372,6 +379,7 @@ async def test_a_store_that_is_down_is_worth_another_try() -> None:
     assert response.json()["detail"].startswith("StoreUnavailable: ")
 
 
+@pytest.mark.guarantee(88)
 async def test_a_store_that_never_answers_keeps_nobody_waiting_without_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -388,6 +396,7 @@ def test_loopback_needs_no_token(host: str) -> None:
     check_exposure(host, is_guarded=False, allow_anonymous=False)
 
 
+@pytest.mark.guarantee(87)
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org", ""])
 def test_beyond_loopback_a_token_is_needed(host: str) -> None:
     with pytest.raises(ConfigError, match="EVERLONG_TOKEN"):

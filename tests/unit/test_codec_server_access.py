@@ -31,6 +31,7 @@ async def test_everybody_who_is_known_may_decode(path: str) -> None:
         assert (await client.post(path, json={"payloads": []})).status_code == 401
 
 
+@pytest.mark.guarantee(91)
 async def test_only_who_may_change_threads_writes_to_the_store() -> None:
     store = MemoryBlobStore()
     data = base64.b64encode(hashlib.shake_256(b"x").digest(50_000)).decode()
@@ -56,6 +57,7 @@ async def test_the_log_names_who_decodes(caplog: pytest.LogCaptureFixture) -> No
     assert "secret" not in "".join(ours)
 
 
+@pytest.mark.guarantee(95)
 @pytest.mark.parametrize("path", ["/decode", "/decode?preserveStorageRefs=true", "/encode"])
 async def test_payloads_of_a_request_have_a_number_that_is_the_most(path: str) -> None:
     async with browsing() as client:

@@ -46,6 +46,7 @@ def long_thread(steps: int = 60, size: int = 2000) -> Thread:
 budgets = st.sampled_from([2 * KIB, 3 * KIB, 8 * KIB, 64 * KIB])
 
 
+@pytest.mark.guarantee(60)
 @settings(max_examples=scaled(50, 150), deadline=None)
 @given(conversations(), budgets, st.sampled_from(["", "A summary.", "s" * 9000]), st.data())
 def test_a_context_is_within_its_budget_paired_and_has_the_users_message_whatever_came(
@@ -73,6 +74,7 @@ def test_a_context_is_within_its_budget_paired_and_has_the_users_message_whateve
         assert newest == users[-1] or "recall(seq=" in newest.text
 
 
+@pytest.mark.guarantee(60)
 @settings(max_examples=scaled(30, 60), deadline=None)
 @given(conversations(), budgets, st.integers(0, 60_000))
 def test_compacting_again_with_nothing_new_gives_the_same_bytes(
@@ -211,6 +213,7 @@ def test_an_ask_is_open_until_somebody_says_that_it_is_done() -> None:
     assert "rotate the staging key." in summary_of(base)
 
 
+@pytest.mark.guarantee(60)
 def test_what_does_not_fit_is_named_with_the_entries_that_recall_can_open() -> None:
     thread = long_thread(steps=200)
     base = compact(None, thread.items, SMALL, 0, keep_from_seq=ALL)
@@ -324,6 +327,7 @@ def test_a_reply_of_which_a_provider_sent_more_is_kept_as_it_was_sent() -> None:
     assert shown(base)[-1].text == "Hi."
 
 
+@pytest.mark.guarantee(60)
 def test_a_call_with_arguments_that_no_parser_takes_can_be_compacted() -> None:
     """Brackets in a text must not hide those that are nested."""
     thread = Thread()
@@ -339,6 +343,7 @@ def test_a_call_with_arguments_that_no_parser_takes_can_be_compacted() -> None:
     assert size_of(shown(base)) <= 2 * KIB
 
 
+@pytest.mark.guarantee(60)
 def test_what_is_said_not_to_be_done_stays_open() -> None:
     thread = Thread()
     thread.user("Later, rotate the staging credentials. Later, renew the wildcard certificate.")
@@ -379,6 +384,7 @@ def test_equal_calls_beyond_those_that_are_named_are_counted() -> None:
     assert (len(seqs), more) == (13, "+27")
 
 
+@pytest.mark.guarantee(60)
 def test_many_asks_and_many_ends_do_not_take_for_ever() -> None:
     thread = Thread()
     thread.user("\n".join(f"TODO: rename widget number{n} of shelf{n}" for n in range(2000)))

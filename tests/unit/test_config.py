@@ -14,6 +14,7 @@ from everlong.errors import ConfigError
 from everlong.worker import _deployment_of
 
 
+@pytest.mark.guarantee(90)
 def test_without_settings_everything_has_a_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,6 +85,7 @@ def test_half_a_version_is_refused(environment: dict[str, str], said: str) -> No
         checked_deployment(load_settings(environment))
 
 
+@pytest.mark.guarantee(23)
 def test_secrets_are_not_printed() -> None:
     settings = load_settings({"EVERLONG_TOKEN": "hunter2", "TEMPORAL_API_KEY": "hunter3"})
     assert settings.token == "hunter2"

@@ -93,6 +93,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(connections._SECONDS, "body", 0.3)
 
 
+@pytest.mark.guarantee(88)
 @pytest.mark.parametrize("sent", [b"", HALF, HEAD + HALF], ids=["nothing", "half", "second"])
 async def test_a_connection_without_a_complete_head_is_closed_in_time(sent: bytes) -> None:
     async with serving() as (port, state), connected(port, sent) as (reader, writer):
@@ -153,6 +154,7 @@ async def test_a_slow_answer_and_a_kept_connection_go_on() -> None:
             await asyncio.sleep(0.4)  # Idle: uvicorn's own time holds.
 
 
+@pytest.mark.guarantee(88)
 async def test_half_sent_heads_keep_no_other_client_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(connections._SECONDS, "head", 60)
     monkeypatch.setattr(connections, "CONNECTIONS_MAX", 20)
@@ -226,6 +228,7 @@ async def status_of(reader: Reader, scope: Scope, parts: list[bytes], pause: flo
     return statuses[0]
 
 
+@pytest.mark.guarantee(88)
 @pytest.mark.parametrize("path", security.LOGIN_PATHS)
 async def test_a_login_is_cut_off_while_it_is_read(path: str) -> None:
     reader = Reader()

@@ -54,6 +54,7 @@ def test_an_update_counts_once_it_is_accepted() -> None:
     assert consumption.consumed_bytes() == 50
 
 
+@pytest.mark.guarantee(113)
 @pytest.mark.parametrize(
     ("events", "history_bytes", "suggested", "consumed", "answer"),
     [

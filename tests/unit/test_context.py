@@ -105,6 +105,7 @@ def test_a_model_that_uses_an_id_again_gets_each_result_with_its_own_call() -> N
     assert [message.text for message in shown(None, thread.items)] == ["", "one", "", "two"]
 
 
+@pytest.mark.guarantee(60)
 @settings(max_examples=60)
 @given(conversations(), st.integers(0, 20))
 def test_pairs_match_whatever_was_journalled_and_wherever_it_was_cut(

@@ -103,6 +103,7 @@ def broken_by(factory: Callable[[], BlobStore]) -> set[str]:
     return failed
 
 
+@pytest.mark.guarantee(15)
 @pytest.mark.parametrize(
     ("store", "test"),
     [

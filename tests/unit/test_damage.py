@@ -74,6 +74,7 @@ async def outcome(codec: EverlongCodec, damaged: Payload, original: Payload) -> 
     return "not ours"
 
 
+@pytest.mark.guarantee(3)
 @EITHER
 async def test_a_flipped_bit_anywhere_in_a_ref_is_found_or_does_no_harm(keys: Keys) -> None:
     store = MemoryBlobStore()
@@ -110,6 +111,7 @@ async def test_a_flipped_bit_in_the_data_of_a_ref_is_found_by_a_codec_that_wrote
         assert not keys or each != "harmless"
 
 
+@pytest.mark.guarantee(3)
 @EITHER
 async def test_a_flipped_bit_anywhere_in_an_inline_payload_is_found(keys: Keys) -> None:
     codec = EverlongCodec(MemoryBlobStore(), keys=keys)
@@ -126,6 +128,7 @@ async def test_a_flipped_bit_anywhere_in_an_inline_payload_is_found(keys: Keys) 
     assert harmless <= (0 if keys else 8 * len(serialized) // 200)
 
 
+@pytest.mark.guarantee(3)
 @EITHER
 async def test_a_flipped_bit_anywhere_in_the_store_is_found_or_does_no_harm(keys: Keys) -> None:
     store = MemoryBlobStore()
@@ -139,6 +142,7 @@ async def test_a_flipped_bit_anywhere_in_the_store_is_found_or_does_no_harm(keys
     assert await EverlongCodec(store, keys=keys).decode([ref]) == [original]
 
 
+@pytest.mark.guarantee(3)
 @EITHER
 async def test_what_was_cut_short_is_found(keys: Keys) -> None:
     store = MemoryBlobStore()
@@ -177,6 +181,7 @@ async def test_packs_that_changed_places_are_found(keys: Keys) -> None:
         await store.put(key, data)
 
 
+@pytest.mark.guarantee(21)
 async def test_a_ref_to_another_thread_is_refused_where_there_are_keys() -> None:
     store = MemoryBlobStore()
     keys = {"k1": KEY_1}
@@ -206,6 +211,7 @@ FAULTS: dict[str, tuple[Callable[[bytes], bytes] | None, type[EverlongError], st
 }
 
 
+@pytest.mark.guarantee(4)
 @EITHER
 @pytest.mark.parametrize("cache", ["none", "memory", "disk"])
 @pytest.mark.parametrize("which", ["top", "source"])
@@ -246,6 +252,7 @@ async def test_a_fault_is_named_and_heals_once_the_bytes_are_restored(
     assert await codec.decode([ref]) == [original]
 
 
+@pytest.mark.guarantee(22)
 async def test_a_key_that_is_missing_is_named_and_its_return_heals(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -265,6 +272,7 @@ async def test_a_key_that_is_missing_is_named_and_its_return_heals(
     assert await codec.decode([ref, inline]) == [original, payload(b"small")]
 
 
+@pytest.mark.guarantee(21)
 async def test_what_is_not_sealed_is_refused_where_there_are_keys_unless_it_is_accepted() -> None:
     store = MemoryBlobStore()
     ref, original = await chain(store, None)
@@ -293,6 +301,7 @@ async def test_what_was_read_does_not_show_itself() -> None:
         assert repr(KEY_1)[2:20] not in repr(shown)
 
 
+@pytest.mark.guarantee(21)
 async def test_a_sealed_ref_to_a_pack_that_somebody_has_replaced_by_a_plain_one_is_refused() -> (
     None
 ):

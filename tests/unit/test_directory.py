@@ -138,6 +138,7 @@ async def test_one_row_for_an_id_with_several_runs(seen: Visibility) -> None:
     assert [each.run_id for each in await listed.rows()] == ["new"]
 
 
+@pytest.mark.guarantee(96)
 async def test_a_reading_that_fails_is_told_and_what_was_read_is_still_shown(
     seen: Visibility,
 ) -> None:

@@ -96,6 +96,7 @@ async def test_only_a_draining_run_offloads_in_read() -> None:
     assert await codec.encode([LARGE]) == [LARGE]
 
 
+@pytest.mark.guarantee(33)
 async def test_a_draining_run_seals_and_others_do_not() -> None:
     codec = reading(keys={"first": KEY_1}).with_context(WORKFLOW)
     small = payload(b"secret")
@@ -237,6 +238,7 @@ async def test_a_history_that_no_prefetch_reads_is_read_before_anything_is_writt
         assert server.calls == 1
 
 
+@pytest.mark.guarantee(33)
 async def test_an_unreadable_history_counts_as_one_with_refs_after_one_wait(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

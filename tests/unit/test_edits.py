@@ -25,6 +25,7 @@ def new_bytes(memory: ThreadMemory, store: Store, data: bytes) -> int:
     return sum(map(len, plan.contents.stream))
 
 
+@pytest.mark.guarantee(9)
 @pytest.mark.parametrize("inserted", [0, 1, 100, 3000, 40_000])
 @pytest.mark.parametrize("appended", [0, 2000])
 def test_a_change_in_the_middle_costs_what_is_new(inserted: int, appended: int) -> None:
@@ -35,6 +36,7 @@ def test_a_change_in_the_middle_costs_what_is_new(inserted: int, appended: int) 
     assert new_bytes(memory, store, changed) <= inserted + appended + 200
 
 
+@pytest.mark.guarantee(9)
 def test_many_small_changes_do_not_make_the_head_grow_for_ever() -> None:
     memory, store = ThreadMemory(), Store()
     source = random.Random(5)
@@ -52,6 +54,7 @@ def test_many_small_changes_do_not_make_the_head_grow_for_ever() -> None:
     assert sorted(written)[len(written) // 2] < 3000
 
 
+@pytest.mark.guarantee(10)
 @pytest.mark.parametrize("changes", [250, 300, 600, 1500])
 def test_many_changes_at_once_do_not_make_the_head_longer_than_its_bound(changes: int) -> None:
     memory, store = ThreadMemory(), Store()
@@ -66,6 +69,7 @@ def test_many_changes_at_once_do_not_make_the_head_longer_than_its_bound(changes
     assert changes > 250 or plan.new_bytes <= 20 * changes
 
 
+@pytest.mark.guarantee(10)
 @pytest.mark.parametrize("seed", range(3))
 def test_runs_that_are_written_again_leave_no_pack_without_its_dictionary(
     monkeypatch: pytest.MonkeyPatch, seed: int
@@ -87,6 +91,7 @@ def test_runs_that_are_written_again_leave_no_pack_without_its_dictionary(
     assert was_bounded  # Or else this showed nothing.
 
 
+@pytest.mark.guarantee(9)
 async def test_a_task_that_is_tried_again_does_not_write_again() -> None:
     store = CountingStore()
     codec = EverlongCodec(store, keys={"k": bytes(32)}).with_context(workflow())
@@ -98,6 +103,7 @@ async def test_a_task_that_is_tried_again_does_not_write_again() -> None:
     assert await EverlongCodec(store, keys={"k": bytes(32)}).decode(again) == items
 
 
+@pytest.mark.guarantee(27)
 async def test_a_completion_that_takes_too_long_keeps_the_rest_inline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -118,6 +124,7 @@ async def test_a_completion_that_takes_too_long_keeps_the_rest_inline(
     assert await EverlongCodec(store).decode(encoded) == items
 
 
+@pytest.mark.guarantee(4)
 async def test_what_is_lost_is_not_pointed_to_again() -> None:
     store = MemoryBlobStore()
     codec = EverlongCodec(store).with_context(workflow())

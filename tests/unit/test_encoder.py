@@ -12,6 +12,7 @@ from tests.support.sample_payloads import noise
 SECONDS = limits.ENCODER_SECONDS_MAX
 
 
+@pytest.mark.guarantee(9)
 def test_what_was_appended_is_all_that_is_written() -> None:
     memory = ThreadMemory()
     body = noise(500_000)
@@ -47,6 +48,7 @@ def test_two_lists_grow_side_by_side() -> None:
             assert step == 0 or new_bytes(plan) < 20_000
 
 
+@pytest.mark.guarantee(9)
 @pytest.mark.parametrize("size", [0, 1, 100, 5000])
 def test_an_equal_payload_is_not_written_twice(size: int) -> None:
     memory = ThreadMemory()
@@ -81,6 +83,7 @@ def test_what_is_equal_and_encoded_at_once_is_remembered_once() -> None:
     assert [recent.size_bytes for recent in memory._recent] == [9000, 9000]
 
 
+@pytest.mark.guarantee(11)
 @pytest.mark.parametrize("data", [b"", noise(5000), noise(200_000)])
 def test_a_pack_that_nobody_named_for_long_is_not_pointed_to(data: bytes) -> None:
     memory = ThreadMemory()
@@ -114,6 +117,7 @@ def test_using_a_pack_keeps_it_young() -> None:
         assert new_bytes(planned(memory, body, now=step * SECONDS * 0.9)) < 10_000
 
 
+@pytest.mark.guarantee(22)
 def test_after_a_rotation_nothing_of_the_old_key_is_pointed_to() -> None:
     memory = ThreadMemory()
     body = noise(200_000)
@@ -130,6 +134,7 @@ def test_after_a_rotation_nothing_of_the_old_key_is_pointed_to() -> None:
     assert not after.contents.sources
 
 
+@pytest.mark.guarantee(22)
 def test_what_was_read_with_an_old_key_is_not_pointed_to() -> None:
     store, memory = Store(), ThreadMemory()
     name = store.add(memory.plan(b"", noise(50_000), "", 0.0))
@@ -144,6 +149,7 @@ def test_what_was_read_with_an_old_key_is_not_pointed_to() -> None:
     assert memory.plan(b"", noise(9000, 3), "new", 0.0).same_as is not None
 
 
+@pytest.mark.guarantee(11)
 def test_the_memory_of_a_thread_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "ENCODER_CHUNKS_MAX", 20)
     monkeypatch.setattr(limits, "ENCODER_SINGLES_MAX", 4)
@@ -155,6 +161,7 @@ def test_the_memory_of_a_thread_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     assert 400_000 <= memory.cost_bytes < 420_000
 
 
+@pytest.mark.guarantee(9)
 def test_eight_lists_grow_side_by_side_with_results_between_them() -> None:
     memory = ThreadMemory()
     lists = [noise(100_000, which) for which in range(8)]
@@ -167,6 +174,7 @@ def test_eight_lists_grow_side_by_side_with_results_between_them() -> None:
             assert step == 0 or new_bytes(plan) <= 9500
 
 
+@pytest.mark.guarantee(9)
 def test_a_result_is_found_in_the_list_that_holds_it_to_the_byte() -> None:
     memory = ThreadMemory()
     body = noise(50_000)
@@ -192,6 +200,7 @@ def test_head_and_tail_of_a_result_are_found_where_its_middle_was_cut_out() -> N
     assert new_bytes(memory.plan(b"", shown, "", 0.0)) < 100
 
 
+@pytest.mark.guarantee(11)
 def test_without_its_bytes_a_list_is_still_continued() -> None:
     store, memory = Store(), ThreadMemory()
     body = noise(300_000)
@@ -208,6 +217,7 @@ def test_without_its_bytes_a_list_is_still_continued() -> None:
     assert memory.cost_bytes < 30_000
 
 
+@pytest.mark.guarantee(11)
 def test_marks_lead_to_no_list_that_differs() -> None:
     memory = ThreadMemory()
     body = noise(100_000)
@@ -219,6 +229,7 @@ def test_marks_lead_to_no_list_that_differs() -> None:
     assert new_bytes(memory.plan(b"", changed, "", 0.0)) >= 4096
 
 
+@pytest.mark.guarantee(11)
 def test_the_memory_of_all_threads_is_bounded_and_bytes_go_before_threads() -> None:
     memory = EncoderMemory(1_000_000)
     for number in range(50):
@@ -236,6 +247,7 @@ def test_the_memory_of_all_threads_is_bounded_and_bytes_go_before_threads() -> N
         assert new_bytes(memory.of(f"thread {number}").plan(b"", data, "", 0.0)) < 6000
 
 
+@pytest.mark.guarantee(11)
 def test_threads_are_forgotten_when_even_digests_do_not_fit() -> None:
     memory = EncoderMemory(200_000)
     for number in range(60):
@@ -249,6 +261,7 @@ def test_threads_are_forgotten_when_even_digests_do_not_fit() -> None:
     assert not memory.of("thread 59").was_forgotten
 
 
+@pytest.mark.guarantee(11)
 def test_threads_of_which_nothing_became_durable_are_bounded_too() -> None:
     memory = EncoderMemory(1_000_000)
     for number in range(5000):

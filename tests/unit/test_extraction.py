@@ -29,6 +29,7 @@ def evidence() -> Evidence:
     return measure(corpus(8))
 
 
+@pytest.mark.guarantee(60)
 def test_evidence_survives_ten_compactions_and_the_rest_can_be_recalled(evidence: Evidence) -> None:
     assert evidence.failures == []
     assert evidence.rows["all"].counts["pairs"].there > 1000
@@ -43,6 +44,7 @@ print(compacted(transcript("golden", "ops"), 30_000)[1])
 """
 
 
+@pytest.mark.guarantee(60)
 def test_snapshots_are_the_same_bytes_in_every_process_and_on_every_machine() -> None:
     outputs = [
         subprocess.run(

@@ -43,6 +43,7 @@ def opened(key: str, data: bytes) -> bytes:
     return Pack(data, bytes.fromhex(name), thread, None).assemble([])
 
 
+@pytest.mark.guarantee(1)
 async def test_a_writer_that_is_killed_leaves_only_whole_objects(tmp_path: Path) -> None:
     for round_number in range(3):
         root = tmp_path / str(round_number)
@@ -78,12 +79,14 @@ def test_abandoned_partial_files_are_removed_and_fresh_ones_kept(tmp_path: Path)
     assert fresh.exists()
 
 
+@pytest.mark.guarantee(1)
 async def test_partial_files_are_not_listed(tmp_path: Path) -> None:
     store = open_store(tmp_path.as_uri())
     (tmp_path / ".partial/half").write_bytes(b"half")
     assert [info async for info in store.list("")] == []
 
 
+@pytest.mark.guarantee(1)
 async def test_a_failed_put_leaves_nothing_behind(tmp_path: Path) -> None:
     packs = PackStore(FileBlobStore(tmp_path))
     (tmp_path / "v1").write_bytes(b"a file where a directory should be")
@@ -98,6 +101,7 @@ def test_a_directory_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> Non
         open_store((tmp_path / "file/sub").as_uri())
 
 
+@pytest.mark.guarantee(16)
 async def test_a_directory_that_has_gone_is_an_outage_not_an_empty_store(tmp_path: Path) -> None:
     store = open_store((tmp_path / "disk").as_uri())
     await store.put("v1/a", b"x")
@@ -114,6 +118,7 @@ async def test_a_directory_that_has_gone_is_an_outage_not_an_empty_store(tmp_pat
     assert await store.get("v1/a") == b"x"
 
 
+@pytest.mark.guarantee(17)
 async def test_what_is_stored_is_for_this_user_alone(tmp_path: Path) -> None:
     store = open_store((tmp_path / "blobs").as_uri())
     await store.put("v1/a/b", b"x")

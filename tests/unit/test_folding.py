@@ -141,6 +141,7 @@ def status_of(head: object) -> ThreadStatus:
     )
 
 
+@pytest.mark.guarantee(75)
 async def test_the_context_at_an_entry_is_what_a_model_call_would_read() -> None:
     past = await past_of(a_turn())
     scene = await past.scene(5)
@@ -181,6 +182,7 @@ async def test_the_snapshot_in_force_is_the_newest_at_or_before_an_entry() -> No
     assert (await past.scene(4)).context[-1].text == "and now?"
 
 
+@pytest.mark.guarantee(13)
 async def test_a_snapshot_of_a_strange_thread_is_not_read() -> None:
     packs = PackStore(MemoryBlobStore())
     strange = thread_key("default", "other")

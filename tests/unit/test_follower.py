@@ -124,6 +124,7 @@ async def test_a_roll_is_followed_without_asking_for_the_next_run() -> None:
     assert not follower.has_ended
 
 
+@pytest.mark.guarantee(43)
 async def test_a_reset_is_followed_into_the_run_that_the_server_names() -> None:
     server = Server(page(terminated(), token=b""), page(event()))
     follower = follow(server)
@@ -193,6 +194,7 @@ async def test_a_thread_that_the_server_does_not_know_is_an_error() -> None:
         await follow(server).next()
 
 
+@pytest.mark.guarantee(43)
 async def test_waits_beyond_a_bound_hold_no_long_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LONG_POLLS_MAX", 1)
     server = Server()
@@ -281,6 +283,7 @@ class Store(PayloadCodec):
         return list(payloads)
 
 
+@pytest.mark.guarantee(43)
 @pytest.mark.parametrize("fails_at", [(1,), (3,), (1, 2, 3), (3, 4)])
 async def test_a_wait_outlasts_a_store_that_is_away(fails_at: Sequence[int]) -> None:
     events = History().send(1).model(reply(2)).events

@@ -44,6 +44,7 @@ async def peak_of(root: Path, ref: PackRef) -> tuple[int, int]:
         tracemalloc.stop()
 
 
+@pytest.mark.guarantee(6)
 async def test_a_pack_that_names_a_source_twice_is_refused(tmp_path: Path) -> None:
     for times in (2, 200):
         with pytest.raises(BlobCorrupt, match="names the same pack twice"):
@@ -52,6 +53,7 @@ async def test_a_pack_that_names_a_source_twice_is_refused(tmp_path: Path) -> No
     assert await read(tmp_path, once) == bytes(2 * 64 * limits.KIB)
 
 
+@pytest.mark.guarantee(6)
 @pytest.mark.parametrize(
     "forged",
     [
@@ -126,6 +128,7 @@ async def test_dictionaries_that_would_be_inflated_again_and_again_are_refused(
     assert len(await read(tmp_path, ref)) == size_bytes
 
 
+@pytest.mark.guarantee(6)
 async def test_an_object_that_is_larger_than_its_ref_allows_is_not_read(tmp_path: Path) -> None:
     ref = forged_packs.sparse_file(tmp_path, 40 * 1024 * MIB)
     for packs in (PackStore(FileBlobStore(tmp_path)), open_packs(tmp_path.as_uri())):
@@ -234,6 +237,7 @@ async def test_a_codec_refuses_what_decodes_to_more_than_it_was_given() -> None:
             await codec.decode(bombs)
 
 
+@pytest.mark.guarantee(6)
 @settings(max_examples=scaled(15, 60), deadline=None)
 @given(
     seed=st.integers(0, 10**6),

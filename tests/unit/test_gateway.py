@@ -71,6 +71,7 @@ async def test_an_error_has_a_status_that_says_whose_turn_it_is(
     assert status_of(error) == status
 
 
+@pytest.mark.guarantee(95)
 @pytest.mark.parametrize(
     "body",
     [
@@ -99,6 +100,7 @@ async def test_a_body_that_does_not_fit_is_told_so_in_the_one_shape(body: bytes)
     assert "xxx" not in answer.text  # What was sent is not repeated.
 
 
+@pytest.mark.guarantee(95)
 async def test_bodies_have_a_bound_also_if_they_do_not_say_how_long_they_are() -> None:
     async def parts() -> object:
         for _ in range(5):
@@ -200,6 +202,7 @@ async def _none() -> None:
     return None
 
 
+@pytest.mark.guarantee(94)
 async def test_the_log_names_route_and_person_and_no_content(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -220,6 +223,7 @@ async def test_the_log_names_route_and_person_and_no_content(
     assert "token-of" not in "".join(ours)
 
 
+@pytest.mark.guarantee(94)
 async def test_an_error_that_nobody_expects_is_a_500_without_its_words(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

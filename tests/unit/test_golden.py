@@ -41,6 +41,7 @@ def golden(name: str) -> bytes:
     return (GOLDEN / name).read_bytes()
 
 
+@pytest.mark.guarantee(8)
 @pytest.mark.parametrize(
     ("files", "inline", "keys"),
     [
@@ -67,6 +68,7 @@ async def test_payloads_are_read_as_they_were_written(
     assert await codec.decode([Payload.FromString(golden(inline))]) == [generate.INLINE]
 
 
+@pytest.mark.guarantee(8)
 async def test_a_journal_is_read_as_it_was_written() -> None:
     store = MemoryBlobStore()
     for key, data in json.loads(golden("v1/journal-objects.bin")).items():
@@ -90,6 +92,7 @@ async def test_a_journal_is_read_as_it_was_written() -> None:
     assert await fork.messages(branched[:-1]) == messages[:300]
 
 
+@pytest.mark.guarantee(98)
 @pytest.mark.parametrize(
     ("listed", "file", "keys"),
     [

@@ -13,6 +13,8 @@ from everlong.errors import ControlRefused
 from everlong.models import SweepReport
 from tests.support.admin_client import ROLES, bearer, browsing, make_context
 
+pytestmark = pytest.mark.guarantee(112)
+
 
 async def quick(tell: Tell) -> Outcome:
     tell("at work")

@@ -77,6 +77,7 @@ async def test_a_journal_reads_back_what_was_appended(
     assert await log.entry(head, first) == read[first - 1]
 
 
+@pytest.mark.guarantee(57)
 async def test_a_long_message_is_stored_once_and_beside_its_entry() -> None:
     store = CountingStore()
     log = journal(store)
@@ -176,6 +177,7 @@ async def test_the_newest_entry_of_a_kind_is_found_from_the_end() -> None:
     assert await log.last(None, Kind.FORK) is None
 
 
+@pytest.mark.guarantee(45)
 async def test_two_appends_to_one_head_do_not_disturb_each_other() -> None:
     """A step that is tried again after a crash, and its lost twin."""
     log = journal()
@@ -202,6 +204,7 @@ async def test_what_does_not_follow_is_refused() -> None:
         await log.entry(head, 2)
 
 
+@pytest.mark.guarantee(8)
 async def test_a_segment_of_a_newer_version_is_refused_by_name() -> None:
     store = MemoryBlobStore()
     head = await segment_ref(store, b'{"before":[],"entries":[],"version":3,"secret":"hunter2"}')
@@ -286,6 +289,7 @@ async def test_a_lost_or_damaged_segment_is_named() -> None:
         await log.read(head)
 
 
+@pytest.mark.guarantee(8)
 @pytest.mark.parametrize("version", [{"version": 1}, {}], ids=["1", "none"])
 async def test_a_segment_of_version_1_or_of_none_is_refused_by_name(
     version: dict[str, int],
@@ -301,6 +305,7 @@ async def test_a_segment_of_version_1_or_of_none_is_refused_by_name(
         await Journal(packs, THREAD).read(SegmentRef(ref=ref, first_seq=1, count=1))
 
 
+@pytest.mark.guarantee(20)
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(0, 3000), min_size=1, max_size=12))
 async def test_a_sealed_journal_reads_back_and_shows_nothing(sizes: list[int]) -> None:

@@ -17,6 +17,7 @@ from tests.support.fake_stores import CountingStore
 from tests.support.journal_builder import entry, grown, journal, newest_segment, noisy
 
 
+@pytest.mark.guarantee(57)
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(min_value=1, max_value=9), min_size=1, max_size=60))
 async def test_each_segment_is_at_least_twice_as_long_as_the_next(batches: list[int]) -> None:
@@ -39,6 +40,7 @@ async def test_each_segment_is_at_least_twice_as_long_as_the_next(batches: list[
     assert len(places) <= limits.FOLD_SEGMENTS + 6 + 1
 
 
+@pytest.mark.guarantee(57)
 async def test_an_append_is_one_put_and_a_read_a_few_gets() -> None:
     store = CountingStore()
     log = journal(store)
@@ -61,6 +63,7 @@ async def test_an_append_is_one_put_and_a_read_a_few_gets() -> None:
     assert store.gets <= 1000 / limits.SEGMENT_ENTRIES_MAX + 8
 
 
+@pytest.mark.guarantee(57)
 @pytest.mark.parametrize("text_bytes", [130, 2048], ids=["300 byte entries", "2 KiB bodies"])
 async def test_an_append_costs_the_same_at_any_age(text_bytes: int) -> None:
     store = CountingStore()
@@ -78,6 +81,7 @@ async def test_an_append_costs_the_same_at_any_age(text_bytes: int) -> None:
         assert sum(late) <= 1.1 * sum(early)
 
 
+@pytest.mark.guarantee(58)
 async def test_twenty_entries_of_five_thousand_take_a_few_gets() -> None:
     store = CountingStore()
     log = journal(store)
@@ -92,6 +96,7 @@ async def test_twenty_entries_of_five_thousand_take_a_few_gets() -> None:
         assert store.gets <= 4
 
 
+@pytest.mark.guarantee(58)
 async def test_folds_of_folds_lead_to_every_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     """33 entries are too many to be merged, so that each append adds a segment."""
     monkeypatch.setattr(limits, "FOLD_PLACES_MAX", 8)
@@ -110,6 +115,7 @@ async def test_folds_of_folds_lead_to_every_entry(monkeypatch: pytest.MonkeyPatc
     assert len(await log.read(head)) == 33 * 600
 
 
+@pytest.mark.guarantee(57)
 async def test_segments_do_not_grow_beyond_their_bound() -> None:
     log = journal()
     head = await grown(log, 300)

@@ -39,6 +39,7 @@ async def more(log: Journal, head: SegmentRef, count: int, text: str) -> Segment
     return head
 
 
+@pytest.mark.guarantee(76)
 async def test_a_fork_at_any_entry_is_the_prefix() -> None:
     store = MemoryBlobStore()
     parent = journal(store)
@@ -53,6 +54,7 @@ async def test_a_fork_at_any_entry_is_the_prefix() -> None:
         assert await texts(fork, branch, seq + 2) == ["on", "on"]
 
 
+@pytest.mark.guarantee(76)
 async def test_a_fork_copies_no_body_and_writes_one_object() -> None:
     store = CountingStore()
     parent = journal(store)
@@ -76,6 +78,7 @@ async def test_a_fork_copies_no_body_and_writes_one_object() -> None:
     assert len(keys) == 10
 
 
+@pytest.mark.guarantee(76)
 async def test_a_fork_and_its_parent_do_not_see_each_other() -> None:
     store = MemoryBlobStore()
     parent, fork, again = (journal(store, name) for name in ("ops-7", "fork", "again"))
@@ -169,6 +172,7 @@ async def test_a_head_of_another_thread_is_refused() -> None:
             await log.append(foreign, [entry(5)])
 
 
+@pytest.mark.guarantee(13)
 async def test_what_an_own_segment_does_not_share_is_refused() -> None:
     store = MemoryBlobStore()
     victim, other = journal(store, "victim"), journal(store, "other")
@@ -198,6 +202,7 @@ async def test_what_an_own_segment_does_not_share_is_refused() -> None:
     assert len(await journal(store, "victim").read(secret)) == 1
 
 
+@pytest.mark.guarantee(13)
 async def test_another_threads_segment_cannot_add_to_what_is_shared() -> None:
     """A fork of `parent` reads what `parent` may read only as far as the fork itself says so."""
     store = MemoryBlobStore()

@@ -59,6 +59,7 @@ def test_keys_are_read_from_a_setting() -> None:
     assert list(parse_keys(f"new:{ENCODED_2},old:{ENCODED_1}")) == ["new", "old"]
 
 
+@pytest.mark.guarantee(23)
 @pytest.mark.parametrize(
     "setting",
     [
@@ -86,6 +87,7 @@ def test_a_setting_that_holds_no_keys_is_refused_and_not_repeated(setting: str) 
         assert not any(secret[n : n + 8] in str(raised.value) for n in range(len(secret) - 8))
 
 
+@pytest.mark.guarantee(23)
 def test_neither_keys_nor_a_keyring_show_a_key() -> None:
     keys = Keys({"k1": KEY_1})
     for shown in (repr(keys), str(keys), repr(Keyring({"k1": KEY_1}))):
@@ -179,6 +181,7 @@ async def test_keys_come_from_a_mapping_a_function_or_a_coroutine() -> None:
         Keyring({})
 
 
+@pytest.mark.guarantee(22)
 async def test_a_function_is_asked_again_after_a_while_so_a_rotation_needs_no_restart(
     clock: Clock,
 ) -> None:
@@ -209,6 +212,7 @@ async def test_an_unknown_id_is_asked_for_at_once_but_not_all_the_time(clock: Cl
     assert service.asked == 3
 
 
+@pytest.mark.guarantee(22)
 async def test_a_service_that_fails_leaves_the_last_keys_and_says_so_without_its_message(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -289,6 +293,7 @@ def test_a_keyring_serves_one_event_loop_after_another() -> None:
     assert service.asked == 2
 
 
+@pytest.mark.guarantee(20)
 async def test_equal_content_shows_neither_across_threads_nor_within_one() -> None:
     store = MemoryBlobStore()
     secret = text(20_000, 3)

@@ -67,6 +67,7 @@ async def all_pages(listed: Directory, **wanted: Any) -> list[ThreadPage]:
     return pages
 
 
+@pytest.mark.guarantee(96)
 async def test_a_thread_is_found_by_its_id_however_many_there_are(server: FakeVisibility) -> None:
     server.add([Thread(thread_id="needle", started_ms=1, agent="ops")])
     listed = listing(server)
@@ -215,6 +216,7 @@ async def test_the_figures_of_a_fleet_are_the_same_by_an_index(server: FakeVisib
     assert (page.by_status, page.agents) == (in_memory.by_status, tuple(sorted(AGENTS)))
 
 
+@pytest.mark.guarantee(96)
 async def test_no_figure_claims_more_than_was_read(
     server: FakeVisibility, monkeypatch: pytest.MonkeyPatch
 ) -> None:

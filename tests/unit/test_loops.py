@@ -32,11 +32,13 @@ def failed(call: str, result: str = "x") -> list[Observed]:
     return [Observed(call, result, "failed")]
 
 
+@pytest.mark.guarantee(69)
 def test_the_same_failure_is_counted_until_the_call_succeeds() -> None:
     assert after(*[failed("a")] * 4).same_failure == 4
     assert after(failed("a"), failed("a"), ok("a"), failed("a")).same_failure == 1
 
 
+@pytest.mark.guarantee(69)
 def test_another_call_in_between_does_not_hide_a_failure_loop() -> None:
     assert after(failed("a"), ok("b"), failed("a"), ok("b", "y"), failed("a")).same_failure == 3
     assert after(failed("a"), failed("b"), failed("a"), failed("b")).same_failure == 2
@@ -58,12 +60,14 @@ def test_refused_steps_are_those_in_which_nothing_was_run() -> None:
     assert after(refused, failed("b")).refused_steps == 0
 
 
+@pytest.mark.guarantee(69)
 @pytest.mark.parametrize("cycle", [1, 2, 3, 8])
 def test_a_cycle_of_steps_is_no_progress(cycle: int) -> None:
     calls = [ok(f"call {i}") for i in range(cycle)]
     assert after(*(calls * 4)).no_progress_steps == 3 * cycle
 
 
+@pytest.mark.guarantee(69)
 def test_polling_that_sees_something_new_is_progress() -> None:
     assert after(*(ok("poll", f"at {i}") for i in range(50))).no_progress_steps == 0
     waits = [*[ok("poll", "not yet")] * 10, ok("poll", "done")]
@@ -86,6 +90,7 @@ def test_an_answer_is_progress_and_a_failed_turn_is_not() -> None:
     assert after_turn(after_turn(once, failed=False), failed=True).failed_turns == 1
 
 
+@pytest.mark.guarantee(69)
 def test_calls_that_fail_together_in_every_step_are_all_remembered() -> None:
     failing = [Observed(f"c{number}", "boom", "failed") for number in range(19)]
     taken = [[*failing, Observed(f"tick{step}", str(step), "ok")] for step in range(6)]

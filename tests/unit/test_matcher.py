@@ -66,6 +66,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 SMALL = pytest.mark.usefixtures("small")
 
 
+@pytest.mark.guarantee(5, 10)
 @SMALL
 @settings(max_examples=scaled(80, 250), deadline=None)
 @given(
@@ -100,6 +101,7 @@ def test_a_plan_always_gives_the_payload_byte_by_byte(
         check_memory(store, memory)
 
 
+@pytest.mark.guarantee(5)
 @SMALL
 @settings(max_examples=scaled(50, 150), deadline=None)
 @given(st.lists(st.lists(EDITS, min_size=1, max_size=4), min_size=1, max_size=8), st.randoms())
@@ -145,6 +147,7 @@ def growing(seed: int) -> Iterator[bytes]:
         yield body
 
 
+@pytest.mark.guarantee(10)
 @SMALL
 def test_no_series_makes_a_payload_touch_more_packs_than_the_bound() -> None:
     most = 0.0

@@ -59,6 +59,7 @@ def test_expired_facts_are_gone_at_the_moment_they_expire() -> None:
     assert facts_at(None, items, POLICY, 100) == ()
 
 
+@pytest.mark.guarantee(61)
 def test_eviction_goes_by_expiry_then_importance_then_age_then_key() -> None:
     held = (
         fact("expired", at=9, importance=5, expires=50),
@@ -151,6 +152,7 @@ def test_remembering_one_by_one_keeps_the_caps_and_the_newest_fact(
         assert change.remembered in after
 
 
+@pytest.mark.guarantee(61)
 @settings(max_examples=30)
 @given(st.lists(some_facts, max_size=12, unique_by=lambda each: each.key))
 def test_facts_do_not_depend_on_where_the_snapshot_was_made(facts: list[Fact]) -> None:

@@ -50,6 +50,7 @@ def test_sealing_compresses_only_where_it_pays() -> None:
     assert len(seal(TEXT, KEYS)) < len(TEXT) / 10
 
 
+@pytest.mark.guarantee(20)
 def test_what_is_sealed_with_a_key_shows_nothing_and_opens_with_no_other() -> None:
     sealed = seal(b"hunter2", KEYS)
     assert b"hunter2" not in sealed
@@ -96,6 +97,7 @@ def test_an_object_that_was_cut_short_is_detected(keys: Keys | None, plaintext: 
         unseal(sealed + b"x", keys)
 
 
+@pytest.mark.guarantee(6)
 def test_an_object_that_would_inflate_beyond_its_declared_size_is_refused() -> None:
     bomb = zstandard.ZstdCompressor().compress(bytes(50 * limits.MIB))
     with pytest.raises(BlobCorrupt, match="disagree"):
@@ -108,6 +110,7 @@ def test_an_object_that_would_inflate_beyond_its_declared_size_is_refused() -> N
         unseal(HEADER.pack(b"EVLG", 1, 1, 0, 10) + stream)
 
 
+@pytest.mark.guarantee(7)
 @EITHER
 def test_what_could_not_be_read_again_is_not_sealed(
     keys: Keys | None, monkeypatch: pytest.MonkeyPatch
@@ -118,6 +121,7 @@ def test_what_could_not_be_read_again_is_not_sealed(
         seal(b"x" * 1001, keys)
 
 
+@pytest.mark.guarantee(8)
 def test_a_newer_format_is_refused_by_name() -> None:
     with pytest.raises(UnknownVersion, match=r"version 3 .*Upgrade Everlong"):
         unseal(struct.pack("<4sBBHQ", b"EVLG", 3, 0, 0, 0))

@@ -85,6 +85,7 @@ async def test_a_store_that_fails_for_a_moment_is_asked_again(failures: int) -> 
     assert codec.stats.fallbacks == 0
 
 
+@pytest.mark.guarantee(30)
 async def test_patience_ends() -> None:
     store = FaultyStore()
     store.fail(9)
@@ -102,6 +103,7 @@ async def test_patience_ends() -> None:
     assert not isinstance(raised.value, FailureError)
 
 
+@pytest.mark.guarantee(30)
 async def test_a_call_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "STORE_TRY_SECONDS", 0.05)
     store = FaultyStore()
@@ -134,6 +136,7 @@ async def test_other_errors_of_a_store_are_not_retried() -> None:
     assert store.puts == 1
 
 
+@pytest.mark.guarantee(30)
 async def test_while_the_store_is_down_what_fits_stays_inline_and_nobody_waits(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -169,6 +172,7 @@ async def test_a_store_that_takes_what_does_not_fit_inline_is_up_again() -> None
     assert codec.stats.fallbacks == 1
 
 
+@pytest.mark.guarantee(30)
 async def test_the_fallback_is_told_of_once_a_minute(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -199,6 +203,7 @@ async def test_what_does_not_fit_raises_and_leaves_nothing() -> None:
         await codec.encode([metadata])
 
 
+@pytest.mark.guarantee(27)
 async def test_a_completion_of_many_small_payloads_goes_to_the_store(
     budget: CompletionBudget,
 ) -> None:
@@ -256,6 +261,7 @@ async def lost(codec: EverlongCodec, item: Payload, store: FaultyStore, how: str
         store.hangs = store.hangs_after = False
 
 
+@pytest.mark.guarantee(2)
 @pytest.mark.parametrize("how", ["unavailable", "timeout", "error", "cancelled", "cancelled late"])
 async def test_nothing_is_remembered_of_a_payload_that_did_not_become_durable(
     monkeypatch: pytest.MonkeyPatch, how: str
@@ -279,6 +285,7 @@ async def test_nothing_is_remembered_of_a_payload_that_did_not_become_durable(
     assert await EverlongCodec(store).decode([again]) == [payload(body[:130_000])]
 
 
+@pytest.mark.guarantee(9)
 async def test_a_payload_that_is_encoded_twice_is_one_object_with_one_ref() -> None:
     store = FaultyStore()
     codec = EverlongCodec(store).with_context(workflow())
@@ -290,6 +297,7 @@ async def test_a_payload_that_is_encoded_twice_is_one_object_with_one_ref() -> N
     assert len(await stored(store)) == 2
 
 
+@pytest.mark.guarantee(9)
 async def test_an_activity_learns_from_its_input_and_a_client_does_not() -> None:
     store = FaultyStore()
     body = noise(200_000)
@@ -308,6 +316,7 @@ async def test_an_activity_learns_from_its_input_and_a_client_does_not() -> None
         assert await EverlongCodec(store).decode([encoded]) == [grown]
 
 
+@pytest.mark.guarantee(9)
 async def test_a_workflow_task_learns_from_results_so_a_list_does_not_store_them_again() -> None:
     store = FaultyStore()
     activities, workflows = EverlongCodec(store), EverlongCodec(store)

@@ -86,6 +86,7 @@ async def poll(server: Server, handle: Handle | None = None) -> tuple[TurnEnd | 
         return await poll_turn_end(cast("Client", server), update, problems.append), problems
 
 
+@pytest.mark.guarantee(43)
 async def test_a_wait_outlasts_empty_polls_and_a_server_that_is_away() -> None:
     away = RPCStatusCode.UNAVAILABLE
     server = Server(nothing(), away, RPCStatusCode.DEADLINE_EXCEEDED, away, number(7))

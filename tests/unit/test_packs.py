@@ -114,6 +114,7 @@ def test_equal_packs_have_equal_names_only_where_nothing_is_sealed() -> None:
     assert len({stored[-5000:] for _, stored in sealed}) == 2
 
 
+@pytest.mark.guarantee(3)
 @EITHER
 @pytest.mark.parametrize(
     ("data", "most"),
@@ -154,6 +155,7 @@ def test_a_pack_that_was_cut_short_or_added_to_is_detected(keys: Keys | None, da
         read(stored + b"x", name, keys)
 
 
+@pytest.mark.guarantee(3)
 @EITHER
 def test_two_packs_that_changed_places_are_detected(keys: Keys | None) -> None:
     packs = [build_pack(whole(noise(3000, seed)), THREAD, keys) for seed in range(2)]
@@ -171,12 +173,14 @@ def test_two_packs_that_changed_places_are_detected(keys: Keys | None) -> None:
         read(stored, name, keys, sources[::-1])
 
 
+@pytest.mark.guarantee(21)
 def test_a_sealed_pack_from_another_thread_is_refused() -> None:
     name, stored = build_pack(whole(b"of another thread"), OTHER, KEYS)
     with pytest.raises(BlobCorrupt, match="does not open with its key"):
         read(stored, name, KEYS)
 
 
+@pytest.mark.guarantee(21)
 def test_a_sealed_frame_from_another_place_is_refused() -> None:
     data = noise(2 * FRAME_BYTES)
     name, stored = build_pack(whole(data), THREAD, KEYS)
@@ -197,6 +201,7 @@ def test_a_pack_says_which_key_it_needs() -> None:
         read(stored, name, Keys({"k1": KEY_2}))
 
 
+@pytest.mark.guarantee(8)
 @pytest.mark.parametrize("version", [0, 1, 3, 255])
 def test_a_pack_of_another_version_is_refused_by_name(version: int) -> None:
     name, stored = build_pack(whole(b"x"), THREAD, None)
@@ -204,6 +209,7 @@ def test_a_pack_of_another_version_is_refused_by_name(version: int) -> None:
         read(stored[:4] + bytes([version]) + stored[5:], name, None)
 
 
+@pytest.mark.guarantee(7)
 def test_what_could_not_be_read_again_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "OBJECT_BYTES_MAX", 1000)
     name, stored = build_pack(whole(b"x" * 1000), THREAD, None)
@@ -270,6 +276,7 @@ def test_what_is_forged_here_is_otherwise_in_order() -> None:
     assert read(stored, name, None) == b"bcd" + bytes(100_000)
 
 
+@pytest.mark.guarantee(6)
 @pytest.mark.parametrize(
     ("frame", "message"),
     [
@@ -330,6 +337,7 @@ def test_extents_that_lead_nowhere_or_too_far_are_refused(
     assert message in refused(pack)
 
 
+@pytest.mark.guarantee(6)
 def test_a_payload_that_repeats_a_frame_beyond_the_bound_is_refused() -> None:
     repeats = limits.OBJECT_BYTES_MAX // FRAME_BYTES + 1
     pack = forged(
@@ -347,6 +355,7 @@ def test_a_pack_that_lists_too_many_others_is_refused() -> None:
     assert "too many" in refused(forged(size_bytes=0, sources=names))
 
 
+@pytest.mark.guarantee(6)
 @pytest.mark.parametrize(
     "counts",
     [
@@ -367,6 +376,7 @@ def test_a_manifest_that_counts_more_than_it_holds_is_refused(
     assert refused(forged(size_bytes=0, counts=counts))
 
 
+@pytest.mark.guarantee(6)
 def test_frames_of_which_hardly_anything_is_used_are_not_inflated() -> None:
     frames = [(1, FRAME_BYTES, ZEROS)] * FRAMES_MAX
     extents = [(0, n * FRAME_BYTES, 1) for n in range(FRAMES_MAX)]
@@ -409,6 +419,7 @@ def continued(
     )
 
 
+@pytest.mark.guarantee(10)
 @EITHER
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 3000), st.integers(0, 500), st.integers(1, 2000))
@@ -454,6 +465,7 @@ def with_dictionary(own: bytes, holder: tuple[bytes, bytes], extent: Extent) -> 
     return dataclasses.replace(contents, dictionary=extent, dictionary_data=dictionary)
 
 
+@pytest.mark.guarantee(10)
 @EITHER
 def test_a_pack_is_compressed_with_a_run_of_another(keys: Keys | None) -> None:
     shared, own = text(8000, 1), text(8000, 1)[2000:6000] + b"and a little more"

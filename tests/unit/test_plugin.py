@@ -35,6 +35,7 @@ class Nothing:
         pass
 
 
+@pytest.mark.guarantee(24)
 @pytest.mark.parametrize("converter", [DataConverter.default, pydantic_data_converter])
 async def test_the_plugin_wraps_the_converter_that_it_finds(converter: DataConverter) -> None:
     client = await lazy_client(EverlongPlugin(store="memory:"), converter=converter)
@@ -43,6 +44,7 @@ async def test_the_plugin_wraps_the_converter_that_it_finds(converter: DataConve
     assert found.payload_converter_class is converter.payload_converter_class
 
 
+@pytest.mark.guarantee(36)
 async def test_a_plugin_on_the_worker_alone_is_refused() -> None:
     client = await Client.connect("127.0.0.1:1", lazy=True)
     with pytest.raises(PluginNotOnClient, match=r"Pass it to Client\.connect"):

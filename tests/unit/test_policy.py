@@ -40,6 +40,7 @@ changes = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.guarantee(52)
 @pytest.mark.parametrize(
     ("size", "reason"),
     [
@@ -57,6 +58,7 @@ def test_a_run_ends_at_the_first_bound_that_it_reaches(
     assert roll_reason(Policy(), size) == reason
 
 
+@pytest.mark.guarantee(52)
 def test_a_run_ends_when_its_resume_would_take_too_long() -> None:
     policy = Policy(resume_seconds_max=0.5)
     size = RunSize(300, 100_000, False, offloaded_bytes=10 * limits.MIB, blobs=50)

@@ -57,6 +57,7 @@ def test_a_limit_can_be_switched_off(name: str) -> None:
     assert limit_hit(policy, used(name, 10**18)) is None
 
 
+@pytest.mark.guarantee(68)
 @given(usages)
 def test_a_limit_is_reported_exactly_when_one_is_reached(usage: Usage) -> None:
     reached = {f"{name}_max" for name, bound in BOUNDS.items() if getattr(usage, name) >= bound}

@@ -67,6 +67,7 @@ async def test_waiting_for_output_has_a_bound(tmp_path: Path) -> None:
             await process.wait_for_output("ready", 0.3)
 
 
+@pytest.mark.guarantee(85)
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
 def test_a_process_does_not_outlive_a_parent_that_was_killed(tmp_path: Path) -> None:
     code = (
@@ -91,6 +92,7 @@ def test_a_process_does_not_outlive_a_parent_that_was_killed(tmp_path: Path) -> 
     wait_until_gone(child_pid)
 
 
+@pytest.mark.guarantee(83)
 def test_a_data_directory_has_one_stack_at_a_time(tmp_path: Path) -> None:
     with locked(tmp_path / "data"), pytest.raises(DataDirUnusable, match="another Everlong stack"):
         with locked(tmp_path / "data"):

@@ -324,6 +324,7 @@ async def test_what_holds_an_activity_is_said_until_it_is_tried_again() -> None:
     assert (await history.progress()).held_by == ""
 
 
+@pytest.mark.guarantee(43)
 @pytest.mark.parametrize("name", [CALL_MODEL, RUN_TOOL, BRIEF, COLLECT])
 @pytest.mark.parametrize("is_paused_first", [False, True])
 async def test_a_step_that_is_held_is_not_tried_again_while_the_thread_is_paused(
@@ -439,6 +440,7 @@ JUNK = [
 ]
 
 
+@pytest.mark.guarantee(43)
 @pytest.mark.parametrize("payload", JUNK, ids=lambda each: each.data.decode())
 @pytest.mark.parametrize("name", ["pause", "unpause", "stop", "everlong.report"])
 async def test_a_signal_that_the_worker_drops_changes_nothing(name: str, payload: Payload) -> None:
@@ -534,6 +536,7 @@ async def test_another_workflow_is_not_taken_for_a_thread() -> None:
     assert not tracker.is_agent
 
 
+@pytest.mark.guarantee(43)
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.sampled_from(["answer", "tool", "approve", "deny", "fail", "pause"]), max_size=12)

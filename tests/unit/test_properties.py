@@ -55,6 +55,7 @@ def payloads(draw: st.DrawFn) -> Payload:
 INLINE = st.sampled_from([0, 100, limits.INLINE_BYTES_MAX])
 
 
+@pytest.mark.guarantee(5)
 @settings(max_examples=scaled(50, 150), deadline=None)
 @given(st.lists(payloads(), max_size=5), INLINE, st.sampled_from(list(KEYS)))
 async def test_decode_returns_what_was_encoded(
@@ -193,6 +194,7 @@ async def play(disk: Path, script: list[Step], inline_bytes_max: int, keys: str)
             assert {each.key_id for each in reading.sources} <= {found.key_id}
 
 
+@pytest.mark.guarantee(5)
 @pytest.mark.usefixtures("small")
 @settings(max_examples=scaled(40, 120), deadline=None)
 @given(st.lists(steps, min_size=1, max_size=20), INLINE, st.sampled_from(list(KEYS)))
@@ -217,6 +219,7 @@ async def test_nor_at_the_sizes_of_every_day(script: list[Step]) -> None:
         shutil.rmtree(disk, ignore_errors=True)
 
 
+@pytest.mark.guarantee(13)
 async def test_nothing_of_one_thread_is_under_the_name_of_another() -> None:
     store = MemoryBlobStore()
     codec = EverlongCodec(store)

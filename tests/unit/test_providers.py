@@ -179,6 +179,7 @@ async def test_messages_of_anthropic_alternate(max_tokens: int, opened: Opener) 
     assert last["tools"][0]["input_schema"] == schema()
 
 
+@pytest.mark.guarantee(51)
 @pytest.mark.parametrize("max_tokens", [1024, 64_000])
 async def test_thinking_goes_back_to_anthropic_with_its_signature(
     max_tokens: int, opened: Opener

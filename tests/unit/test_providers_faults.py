@@ -40,6 +40,7 @@ async def failure(server: ProviderServer, model: ProviderModel) -> EverlongError
     return caught.value
 
 
+@pytest.mark.guarantee(51)
 @every_format
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 504, 529])
 async def test_what_may_pass_is_worth_another_try(name: str, status: int, opened: Opener) -> None:
@@ -50,6 +51,7 @@ async def test_what_may_pass_is_worth_another_try(name: str, status: int, opened
     assert error.retry_after_seconds is None
 
 
+@pytest.mark.guarantee(51)
 @every_format
 @pytest.mark.parametrize(
     ("headers", "seconds"),
@@ -70,6 +72,7 @@ async def test_a_rate_limit_says_when_to_try_again(
     assert error.retry_after_seconds == seconds
 
 
+@pytest.mark.guarantee(51)
 @pytest.mark.parametrize("status", [401, 403])
 @pytest.mark.parametrize(
     ("name", "key"),

@@ -272,6 +272,7 @@ async def test_a_model_that_was_closed_is_asked_again(name: str) -> None:
 roles = st.sampled_from([USER, ASSISTANT, RESULT_A, RESULT_B, ANSWER, FAILURE])
 
 
+@pytest.mark.guarantee(51)
 @settings(max_examples=scaled(60, 200), deadline=None)
 @given(st.lists(roles, max_size=12))
 def test_any_conversation_is_sent_in_a_form_that_providers_take(messages: list[Message]) -> None:

@@ -36,6 +36,7 @@ async def test_the_library_runs(tmp_path: Path, named: Any) -> None:
     assert named.about
 
 
+@pytest.mark.guarantee(102)
 @pytest.mark.parametrize(
     "statement",
     [
@@ -77,6 +78,7 @@ async def test_a_refused_statement_leaves_nothing(tmp_path: Path) -> None:
     assert not list((tmp_path / "q").iterdir())
 
 
+@pytest.mark.guarantee(102)
 @pytest.mark.parametrize(
     "statement",
     [
@@ -97,6 +99,7 @@ def test_the_database_itself_refuses_what_a_parser_might_let_through(
     assert not Path("/tmp/everlong-out.csv").exists()
 
 
+@pytest.mark.guarantee(102)
 async def test_a_query_is_stopped_when_its_time_is_over(tmp_path: Path) -> None:
     started = time.monotonic()
     with pytest.raises(QueryRefused, match="stopped after"):
@@ -104,6 +107,7 @@ async def test_a_query_is_stopped_when_its_time_is_over(tmp_path: Path) -> None:
     assert time.monotonic() - started < 20
 
 
+@pytest.mark.guarantee(102)
 @pytest.mark.parametrize(
     "greedy",
     [
@@ -122,6 +126,7 @@ async def test_a_query_has_no_more_memory_than_it_may(tmp_path: Path, greedy: st
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
 
 
+@pytest.mark.guarantee(102)
 async def test_a_query_spills_no_more_than_it_may(tmp_path: Path) -> None:
     small = Bounds(memory_bytes=32 << 20, disk_bytes=8 << 20)
     spilling = (
@@ -133,6 +138,7 @@ async def test_a_query_spills_no_more_than_it_may(tmp_path: Path) -> None:
     assert str(tmp_path) not in str(refused.value)
 
 
+@pytest.mark.guarantee(102)
 async def test_a_result_has_no_more_bytes_than_it_may(tmp_path: Path) -> None:
     wide = "select repeat('x', 100000) from range(5000)"
     found = await run(tmp_path / "wide", wide, Bounds(result_bytes=1_000_000))
@@ -150,6 +156,7 @@ async def test_a_statement_that_is_nested_too_deeply_is_refused(tmp_path: Path) 
             await needs_of(deep, tmp_path)
 
 
+@pytest.mark.guarantee(102)
 @pytest.mark.parametrize(
     "bomb",
     [
@@ -183,6 +190,7 @@ print(asyncio.run(run(Path(sys.argv[1]))).rows, "duckdb" in sys.modules)
 """
 
 
+@pytest.mark.guarantee(102)
 def test_no_statement_is_parsed_in_the_process_that_asks(tmp_path: Path) -> None:
     command = [sys.executable, "-c", ALONE, str(tmp_path)]
     said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
@@ -240,6 +248,7 @@ async def test_what_a_fork_has_from_another_thread_is_told_apart(tmp_path: Path)
     )
 
 
+@pytest.mark.guarantee(102)
 async def test_rows_beyond_the_bound_are_said_to_be_there(tmp_path: Path) -> None:
     found = await run(tmp_path / "a", "select seq from entries", Bounds(rows=2))
     assert (len(found.rows), found.truncated) == (2, True)

@@ -46,6 +46,7 @@ def known(where: str = "true") -> set[str]:
     return {name for (name,) in rows.fetchall()}
 
 
+@pytest.mark.guarantee(102)
 def test_every_function_of_duckdb_is_on_the_list_or_refused() -> None:
     scalars = {
         name.lower()
@@ -188,6 +189,7 @@ ATTACKS = [
 ]
 
 
+@pytest.mark.guarantee(102)
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_an_attack_is_refused_before_it_is_bound(attack: str) -> None:
     with pytest.raises(QueryRefused):

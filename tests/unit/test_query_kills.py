@@ -80,6 +80,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.guarantee(102)
 @pytest.mark.skipif(sys.platform != "linux", reason="children are found in /proc")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_statement_ends_with_the_process_that_asked_for_it(
@@ -146,6 +147,7 @@ def test_the_kernel_bounds_parsing_and_then_the_statement(monkeypatch: pytest.Mo
     assert limits[resource.RLIMIT_CPU] == (136, 136)
 
 
+@pytest.mark.guarantee(102)
 @pytest.mark.skipif(sys.platform != "linux", reason="children are found in /proc")
 async def test_a_query_that_is_cancelled_leaves_no_process_and_no_files(temporary: Path) -> None:
     async def ask() -> None:

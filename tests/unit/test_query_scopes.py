@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 
 import duckdb
+import pytest
 
 from everlong.errors import QueryRefused
 from tests.support.query_runner import check, views
@@ -64,6 +65,7 @@ class Statements:
         return self._random.choice(sorted(names))
 
 
+@pytest.mark.guarantee(102)
 def test_no_statement_that_passes_reads_a_table_of_duckdbs_own(tmp_path: Path) -> None:
     statements = Statements(15)
     passed = bound = 0

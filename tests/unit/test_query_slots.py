@@ -57,6 +57,7 @@ async def asking(wait_seconds: float = 60) -> AsyncIterator[Asker]:
             await asker.cancel()
 
 
+@pytest.mark.guarantee(102)
 async def test_a_user_with_two_queries_leaves_slots_to_others() -> None:
     async with asking() as asker:
         await asker.ask("ana", 4)

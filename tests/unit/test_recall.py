@@ -12,6 +12,7 @@ from everlong.compaction import PATTERN_CHARS_MAX, excerpt, grep
 texts = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=400)
 
 
+@pytest.mark.guarantee(59)
 @given(texts, st.integers(110, 300))
 def test_every_text_can_be_paged_through_whole_characters_and_within_the_bound(
     text: str, bytes_max: int

@@ -70,6 +70,7 @@ def arguments_in(hint: str) -> dict[str, object]:
     return {name: json.loads(value) for name, value in pairs}
 
 
+@pytest.mark.guarantee(59)
 @pytest.mark.usefixtures("small_bounds")
 async def test_a_range_without_a_match_is_read_up_to_the_bound_and_goes_on_where_it_ended() -> None:
     journalled = Journalled()
@@ -103,6 +104,7 @@ async def test_an_entry_over_the_bound_does_not_hide_those_after_it() -> None:
         assert second == "offset 0: needle"
 
 
+@pytest.mark.guarantee(59)
 @pytest.mark.usefixtures("small_bounds")
 async def test_a_search_of_a_long_journal_reads_a_part_and_says_how_to_look_on() -> None:
     journalled = Journalled()
@@ -136,6 +138,7 @@ async def test_a_ref_that_several_entries_share_is_told_with_their_seqs() -> Non
         await recall(ref=shared[:10])
 
 
+@pytest.mark.guarantee(59)
 async def test_all_that_compaction_left_out_is_found_by_the_tool_itself() -> None:
     """By what the context shows: the beginning of a thing to search for, or the seq of its line."""
     story = transcript("recalled", "ops")

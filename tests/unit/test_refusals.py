@@ -31,6 +31,7 @@ async def sealed_ref(store: MemoryBlobStore) -> PackRef:
     return parse_ref(ref)
 
 
+@pytest.mark.guarantee(8)
 @pytest.mark.parametrize("keys", [None, KEYS], ids=["plain", "sealed"])
 async def test_a_ref_of_version_1_is_refused_by_name_and_never_passed_through(
     keys: dict[str, bytes] | None,
@@ -49,6 +50,7 @@ async def test_a_ref_of_version_1_is_refused_by_name_and_never_passed_through(
         assert victim.thread not in str(raised.value)
 
 
+@pytest.mark.guarantee(21)
 @pytest.mark.parametrize("warm", [True, False])
 async def test_an_untagged_ref_opens_no_sealed_pack_while_unsealed_ones_are_accepted(
     warm: bool,
@@ -86,6 +88,7 @@ async def test_an_unsealed_pack_reads_nothing_of_a_sealed_one() -> None:
         await EverlongCodec(packs).decode([forged])
 
 
+@pytest.mark.guarantee(13)
 async def test_a_journal_reads_nothing_of_another_thread() -> None:
     packs = PackStore(MemoryBlobStore())
     victim = Journal(packs, thread_key("default", "victim"))
@@ -102,6 +105,7 @@ async def test_a_journal_reads_nothing_of_another_thread() -> None:
     assert isinstance(head, SegmentRef)
 
 
+@pytest.mark.guarantee(13)
 @pytest.mark.parametrize("keys", [None, KEYS], ids=["plain", "sealed"])
 @pytest.mark.parametrize("metadata", [{"encoding": b"json/plain"}, {}], ids=["json", "bare"])
 async def test_a_payload_that_looks_like_a_segment_leads_no_journal_to_another_thread(
@@ -128,6 +132,7 @@ async def test_a_payload_that_looks_like_a_segment_leads_no_journal_to_another_t
         await Journal(packs, other).read(forged)
 
 
+@pytest.mark.guarantee(6)
 async def test_payloads_that_inflate_to_too_much_together_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -142,6 +147,7 @@ async def test_payloads_that_inflate_to_too_much_together_are_refused(
         await codec.decode([bomb, bomb, bomb])
 
 
+@pytest.mark.guarantee(27)
 def test_a_threshold_that_the_server_does_not_take_is_refused() -> None:
     with pytest.raises(ConfigError, match="the server takes payloads of"):
         EverlongCodec(MemoryBlobStore(), inline_bytes_max=limits.FALLBACK_BYTES_MAX + 1)

@@ -126,6 +126,7 @@ def seconds(span: ReadableSpan) -> float:
     return ((span.end_time or 0) - (span.start_time or 0)) / 1e9
 
 
+@pytest.mark.guarantee(37)
 @pytest.mark.parametrize("end", ["live", "query", "evicted"])
 def test_each_part_is_a_child_that_is_as_long_as_its_attribute(end: str) -> None:
     bed = new_bed()
@@ -190,6 +191,7 @@ def test_a_query_after_a_crash_is_a_resume_by_a_crash_that_served_a_query() -> N
     assert last.ms == pytest.approx(1000 * seconds(bed.spans[RESUME]))
 
 
+@pytest.mark.guarantee(37)
 @pytest.mark.parametrize(
     ("events", "cause"),
     [

@@ -162,6 +162,7 @@ async def test_a_login_leads_to_what_was_asked_for_with_its_query(wanted: str) -
     assert login.headers["location"] == wanted
 
 
+@pytest.mark.guarantee(91)
 async def test_no_page_is_shown_to_nobody_also_if_the_door_is_open() -> None:
     app = FastAPI()
     app.include_router(pages_router(make_context()))

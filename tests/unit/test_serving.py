@@ -59,6 +59,7 @@ async def serving(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ser
         yield Serving(process, port)
 
 
+@pytest.mark.guarantee(91)
 @pytest.mark.parametrize("header", ["x-forwarded-for", "forwarded", "x-real-ip"])
 async def test_nobody_becomes_a_proxy_by_a_header(serving: Serving, header: str) -> None:
     told = {**MALLORY, header: f"for={PROXY}" if header == "forwarded" else PROXY}
@@ -94,6 +95,7 @@ async def logged(serving: Serving, line: str) -> None:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.guarantee(94)
 async def test_each_request_is_a_line_of_the_log_and_holds_nothing(serving: Serving) -> None:
     async with serving.client() as client:
         await client.get("/api/v1/query?x=secret", headers=BEARER)

@@ -74,6 +74,7 @@ async def size_of(client: httpx.AsyncClient, body: object) -> tuple[int, int]:
     return answer.status_code, size_bytes
 
 
+@pytest.mark.guarantee(88)
 async def test_forged_packs_take_no_more_than_the_servers_bounds(
     serving: Serving, client: httpx.AsyncClient
 ) -> None:
@@ -96,6 +97,7 @@ async def test_forged_packs_take_no_more_than_the_servers_bounds(
     assert serving.peak_bytes < PEAK_BYTES_MAX
 
 
+@pytest.mark.guarantee(88)
 async def test_many_requests_at_once_take_no_more_either(
     serving: Serving, client: httpx.AsyncClient
 ) -> None:

@@ -33,6 +33,7 @@ def recording(sampler: Sampler | None = None) -> tuple[Telemetry, InMemorySpanEx
     return Telemetry(provider), exporter
 
 
+@pytest.mark.guarantee(79)
 def test_a_span_that_is_emitted_again_is_the_same_span() -> None:
     first, seen_first = recording()
     second, seen_second = recording()
@@ -78,6 +79,7 @@ def test_a_teams_own_spans_keep_their_random_ids() -> None:
     assert theirs.context.trace_id != ours.context.trace_id
 
 
+@pytest.mark.guarantee(81)
 @pytest.mark.parametrize("ratio", [0.1, 0.5])
 def test_a_run_is_sampled_as_a_whole_and_as_often_as_the_team_wants(ratio: float) -> None:
     telemetry, seen = recording(ParentBased(TraceIdRatioBased(ratio)))
@@ -108,6 +110,7 @@ def test_the_sdks_replay_safe_provider_is_one_as_any_other() -> None:
     assert span.context.trace_id == trace_id_of("run-1")
 
 
+@pytest.mark.guarantee(81)
 def test_no_provider_becomes_the_global_one() -> None:
     EverlongPlugin(store="memory:", tracer_provider=TracerProvider())
     assert isinstance(trace.get_tracer_provider(), ProxyTracerProvider)

@@ -14,6 +14,7 @@ from everlong.storage.memory import MemoryBlobStore
 from tests.support.sample_payloads import noise, payload, text, workflow
 
 
+@pytest.mark.guarantee(12)
 def test_a_payload_that_is_being_compared_does_not_keep_others_from_the_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -61,6 +62,7 @@ async def longest_gap(work: Coroutine[Any, Any, object]) -> float:
     return longest
 
 
+@pytest.mark.guarantee(12)
 @pytest.mark.parametrize("keys", [None, {"k1": bytes(32)}], ids=["plain", "sealed"])
 async def test_the_event_loop_goes_on_while_a_large_payload_is_encoded_and_decoded(
     keys: dict[str, bytes] | None,

@@ -239,6 +239,7 @@ def size_of(state: ThreadState) -> int:
     return transitions.state_bytes(flushed(state))
 
 
+@pytest.mark.guarantee(56)
 @pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
 @pytest.mark.parametrize("tail", ["no tail", "notes"])
 def test_calls_that_all_wait_for_a_person_fit(message: SendMessage, tail: str) -> None:
@@ -249,6 +250,7 @@ def test_calls_that_all_wait_for_a_person_fit(message: SendMessage, tail: str) -
     assert size_of(state) <= limits.STATE_BYTES_MAX
 
 
+@pytest.mark.guarantee(56)
 @pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
 @pytest.mark.parametrize("kind", RESULTS)
 def test_calls_that_have_all_but_one_result_fit(message: SendMessage, kind: str) -> None:
@@ -276,6 +278,7 @@ def test_calls_that_are_all_denied_at_length_fit(message: SendMessage) -> None:
     assert size_of(state) <= limits.STATE_BYTES_MAX
 
 
+@pytest.mark.guarantee(56)
 @pytest.mark.parametrize("stops", [False, True], ids=["goes on", "stops"])
 @pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
 def test_what_the_journal_cannot_get_has_a_bound_too(message: SendMessage, stops: bool) -> None:
@@ -294,6 +297,7 @@ def test_what_the_journal_cannot_get_has_a_bound_too(message: SendMessage, stops
     assert transitions.state_bytes(state) <= limits.STATE_HELD_BYTES_MAX
 
 
+@pytest.mark.guarantee(56)
 @pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
 @pytest.mark.parametrize("kind", RESULTS)
 def test_results_on_their_way_to_the_model_fit(message: SendMessage, kind: str) -> None:
@@ -303,6 +307,7 @@ def test_results_on_their_way_to_the_model_fit(message: SendMessage, kind: str) 
     assert size_of(state) <= limits.STATE_BYTES_MAX
 
 
+@pytest.mark.guarantee(56)
 @pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
 def test_a_turn_that_has_just_begun_fits(message: SendMessage) -> None:
     state = dataclasses.replace(busy(message), in_turn=False)
@@ -311,6 +316,7 @@ def test_a_turn_that_has_just_begun_fits(message: SendMessage) -> None:
     assert size_of(state) <= limits.STATE_BYTES_MAX
 
 
+@pytest.mark.guarantee(56)
 @pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES)
 def test_sub_agents_of_a_thread_with_a_long_id_fit(message: SendMessage) -> None:
     """Temporal takes ids of up to 1,000 bytes."""

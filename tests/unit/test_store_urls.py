@@ -32,6 +32,7 @@ def config_of(url: str) -> dict[str, object]:
     return dict(s3_config(parse_bucket_url(url), botocore.session.Session()))
 
 
+@pytest.mark.guarantee(19)
 @pytest.mark.parametrize(
     ("url", "told"),
     [
@@ -79,6 +80,7 @@ def test_a_wrong_url_is_refused_and_its_query_is_not_repeated(url: str, told: st
     assert raised.value.__suppress_context__ or raised.value.__context__ is None
 
 
+@pytest.mark.guarantee(19)
 @given(st.text(max_size=60))
 def test_no_query_is_ever_repeated(query: str) -> None:
     with pytest.raises(ConfigError) as raised:

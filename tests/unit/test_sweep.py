@@ -29,6 +29,7 @@ SWEEPS = 3
 """The first quarantines, the second deletes for good; and the third finds nothing more to do."""
 
 
+@pytest.mark.guarantee(107)
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=12, deadline=None)
 def test_what_goes_is_exactly_what_nothing_reaches(seed: int) -> None:
@@ -131,6 +132,7 @@ async def test_a_store_that_tells_no_times_is_timed_by_the_index(tmp_path: Path)
     assert report.quarantined.objects == 2
 
 
+@pytest.mark.guarantee(107)
 @pytest.mark.parametrize("is_remembered", [False, True])
 async def test_the_base_of_a_pack_and_the_sources_of_the_base_stay(
     tmp_path: Path, is_remembered: bool
@@ -169,6 +171,7 @@ async def test_a_dry_run_tells_what_would_go_and_changes_nothing() -> None:
     assert (await world.sweep()).quarantined == report.quarantined
 
 
+@pytest.mark.guarantee(107)
 async def test_threads_that_nobody_here_has_seen_are_left_alone() -> None:
     world = await small()
     elsewhere = PackStore(world.store)
@@ -179,6 +182,7 @@ async def test_threads_that_nobody_here_has_seen_are_left_alone() -> None:
     assert (report.foreign.objects, report.quarantined.objects) == (0, 1)
 
 
+@pytest.mark.guarantee(107)
 async def test_a_thread_that_was_seen_once_goes_when_its_history_has_gone() -> None:
     world = await small()
     await world.sweep(Retention(quarantine_seconds=0))
@@ -188,6 +192,7 @@ async def test_a_thread_that_was_seen_once_goes_when_its_history_has_gone() -> N
     assert await world.keys() == await world.keys("quarantine/") == set()
 
 
+@pytest.mark.guarantee(106)
 async def test_a_read_puts_back_what_was_quarantined() -> None:
     world = await small()
     before = await world.keys()
@@ -229,6 +234,7 @@ async def test_a_run_that_the_listing_leaves_out_counts_for_as_long_as_temporal_
     assert await world.keys() == await world.reachable()
 
 
+@pytest.mark.guarantee(106)
 async def test_what_an_activity_under_way_may_return_is_not_deleted() -> None:
     world = await small()
     run = next(iter(world.all.values()))
@@ -253,6 +259,7 @@ async def test_what_a_schedule_holds_stays() -> None:
     assert await world.keys() == await world.reachable()
 
 
+@pytest.mark.guarantee(108)
 async def test_one_history_that_cannot_be_read_keeps_everything() -> None:
     world = await small()
     run = next(iter(world.all.values()))
@@ -279,6 +286,7 @@ async def test_a_lost_segment_keeps_everything() -> None:
     assert report.quarantined.objects == 0
 
 
+@pytest.mark.guarantee(108)
 async def test_payloads_that_are_not_understood_keep_everything() -> None:
     world = await small()
     run = next(iter(world.all.values()))

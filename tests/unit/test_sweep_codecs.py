@@ -59,6 +59,7 @@ async def swept(
     return await Sweep(world, codec, packs, options, index_dir=index_dir, trusting=True).run()
 
 
+@pytest.mark.guarantee(106)
 def test_a_codec_around_ours_is_refused_with_what_to_do() -> None:
     world = MadeUp(MemoryBlobStore())
     with pytest.raises(ConfigError, match=r"Around.*EverlongPlugin, last"):
@@ -93,6 +94,7 @@ async def test_a_codec_of_ours_within_anothers_hides_nothing(is_remembered: bool
     assert await fresh.decode(run.payloads[1:4]) == plain
 
 
+@pytest.mark.guarantee(106)
 async def test_text_that_names_a_payload_does_not_stand_for_its_ref(tmp_path: Path) -> None:
     world = MadeUp(MemoryBlobStore())
     run = world.start("w0")

@@ -37,6 +37,7 @@ def filled(index: SweepIndex, holder: str) -> None:
         )
 
 
+@pytest.mark.guarantee(106)
 async def test_a_sweep_that_is_cancelled_while_the_index_thinks_ends_well(tmp_path: Path) -> None:
     world = MadeUp(MemoryBlobStore())
     run = world.start("w0")
@@ -148,6 +149,7 @@ async def test_a_sweep_is_never_silent_for_long(monkeypatch: pytest.MonkeyPatch)
     assert max(gaps) < store.seconds
 
 
+@pytest.mark.guarantee(106)
 async def test_a_sweeper_whose_clock_is_ahead_takes_nothing_too_early(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

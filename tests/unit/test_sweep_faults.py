@@ -36,6 +36,7 @@ class Unreadable(MemoryBlobStore):
         return await super().get(key)
 
 
+@pytest.mark.guarantee(108)
 @pytest.mark.parametrize("around", [None, "mine"])
 async def test_a_journal_whose_head_cannot_be_opened_stays_whoever_names_it(
     around: str | None,
@@ -62,6 +63,7 @@ async def test_a_journal_whose_head_cannot_be_opened_stays_whoever_names_it(
     assert journal <= await world.keys()
 
 
+@pytest.mark.guarantee(107)
 async def test_one_object_that_cannot_be_read_does_not_keep_the_others() -> None:
     store = Unreadable()
     world = MadeUp(store)
@@ -108,6 +110,7 @@ async def test_who_has_no_room_for_a_temporary_file_reads_from_quarantine_all_th
     assert await RestoringBlobStore(store).get("v1/a/b") == b"bytes"
 
 
+@pytest.mark.guarantee(109)
 @pytest.mark.parametrize("query", ["_CANDIDATES", "_NEEDED", "_OLD_COPIES"])
 def test_a_batch_costs_the_same_however_many_there_are(tmp_path: Path, query: str) -> None:
     """Each goes on by the key from where the last one ended, and sorts nothing."""

@@ -47,6 +47,7 @@ async def written(store: BlobStore | None = None) -> tuple[MadeUp, MadeUpRun]:
     return world, run
 
 
+@pytest.mark.guarantee(106)
 async def test_whoever_made_a_copy_may_delete_the_object_after_others_put_it_back() -> None:
     world, run = await written()
     named = await world.large("w0")
@@ -62,6 +63,7 @@ async def test_whoever_made_a_copy_may_delete_the_object_after_others_put_it_bac
     assert await world.keys() == await world.reachable()
 
 
+@pytest.mark.guarantee(106)
 async def test_a_move_that_was_held_up_for_long_deletes_nothing() -> None:
     store = MemoryBlobStore()
     await store.put("v1/a", b"x")
@@ -179,6 +181,7 @@ def _attributes(named: Payload) -> HistoryEvent:
     return HistoryEvent(activity_task_failed_event_attributes=attributes)
 
 
+@pytest.mark.guarantee(106)
 @pytest.mark.parametrize("event", [_signal, _failure, _attributes])
 async def test_headers_and_failures_count(event) -> None:  # type: ignore[no-untyped-def]
     world = Beside(MemoryBlobStore())
@@ -263,6 +266,7 @@ async def test_what_a_teams_own_codec_hides_is_found_with_it_and_keeps_all_witho
     assert await world.keys() == before == await world.reachable()
 
 
+@pytest.mark.guarantee(106)
 async def test_a_sealed_store_is_swept_across_a_rotation_and_not_without_the_old_key() -> None:
     world = MadeUp(MemoryBlobStore())
     run = world.start("w0")

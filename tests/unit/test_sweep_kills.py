@@ -111,6 +111,7 @@ class MadeUpIn(MadeUp):
         self.packs = open_packs(copy.deepcopy(world.store))
 
 
+@pytest.mark.guarantee(106)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 async def test_a_sweep_that_is_killed_at_any_call_loses_nothing(
     tmp_path: Path, after: bool
@@ -142,6 +143,7 @@ async def test_a_sweep_that_is_killed_at_any_call_loses_nothing(
     assert calls > 60
 
 
+@pytest.mark.guarantee(106)
 @pytest.mark.parametrize("seed", range(4))
 async def test_sweeps_at_the_same_time_lose_nothing(tmp_path: Path, seed: int) -> None:
     world = await in_all_stages(seed)
@@ -175,6 +177,7 @@ class LaggingStore(BusyStore):
         self._listed[prefix] = now
 
 
+@pytest.mark.guarantee(106)
 async def test_a_listing_that_lags_loses_nothing(tmp_path: Path) -> None:
     world = await in_all_stages(seed=5)
     store = world.store
@@ -190,6 +193,7 @@ async def test_a_listing_that_lags_loses_nothing(tmp_path: Path) -> None:
     assert await world.keys() == await world.reachable()
 
 
+@pytest.mark.guarantee(106)
 async def test_threads_that_write_during_a_sweep_lose_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,6 +252,7 @@ async def twenty(count: int = 20) -> MadeUp:
     return world
 
 
+@pytest.mark.guarantee(109)
 async def test_what_has_not_changed_is_not_read_again(tmp_path: Path) -> None:
     world = await twenty()
     first = await world.sweep(index_dir=tmp_path)
@@ -259,6 +264,7 @@ async def test_what_has_not_changed_is_not_read_again(tmp_path: Path) -> None:
     assert world.histories_read == []
 
 
+@pytest.mark.guarantee(109)
 async def test_a_sweep_reads_the_trees_that_have_changed(tmp_path: Path) -> None:
     world = await twenty()
     await world.sweep(index_dir=tmp_path)

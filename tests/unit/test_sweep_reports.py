@@ -108,6 +108,7 @@ async def test_what_an_exact_mark_finds_is_put_back_at_once() -> None:
     assert await world.keys() == await world.reachable()
 
 
+@pytest.mark.guarantee(93)
 async def test_whoever_sweeps_is_in_the_report_and_in_the_log() -> None:
     world, _ = await written()
     packs = PackStore(world.store)

@@ -66,6 +66,7 @@ async def swept(
     ).run()
 
 
+@pytest.mark.guarantee(106)
 @pytest.mark.parametrize("seed", range(3))
 async def test_a_store_that_is_listed_in_shards_is_swept_as_any_other(seed: int) -> None:
     world = await lived(OrderedStore(), seed)
@@ -79,6 +80,7 @@ async def test_a_store_that_is_listed_in_shards_is_swept_as_any_other(seed: int)
     assert not await world.keys("quarantine/")
 
 
+@pytest.mark.guarantee(106)
 async def test_a_listing_that_was_cut_off_goes_on_behind_its_cursors(tmp_path: Path) -> None:
     world = await lived(OrderedStore(), 1)
     store, count = world.store, len(await world.keys())
@@ -95,6 +97,7 @@ async def test_a_listing_that_was_cut_off_goes_on_behind_its_cursors(tmp_path: P
     assert await world.keys() == await world.reachable()
 
 
+@pytest.mark.guarantee(106)
 async def test_another_worker_goes_on_with_a_listing_from_its_parts_in_the_store(
     tmp_path: Path,
 ) -> None:
@@ -199,6 +202,7 @@ class Shuffled(OrderedStore):
             yield self.info(key)
 
 
+@pytest.mark.guarantee(106)
 async def test_a_store_that_does_not_list_in_order_is_listed_in_one_stream() -> None:
     world = await lived(Shuffled(), 2)
     count = len(await world.keys())

@@ -44,6 +44,7 @@ async def settled(world: MadeUp) -> SweepReport:
     return await world.sweep(KEPT)
 
 
+@pytest.mark.guarantee(109)
 async def test_a_new_process_reads_no_history_and_no_pack_again() -> None:
     world = await twenty()
     first = await settled(world)
@@ -89,6 +90,7 @@ async def test_the_index_is_no_object_of_a_thread_and_never_swept() -> None:
     assert not [key for key in await world.keys("quarantine/") if "index" in key]
 
 
+@pytest.mark.guarantee(106)
 @pytest.mark.parametrize("damage", ["a bit", "the end", "gone", "empty", "of another place"])
 @pytest.mark.parametrize("which", [".bin", ".manifest"])
 async def test_a_damaged_index_is_only_slower(
@@ -122,6 +124,7 @@ async def test_a_damaged_index_is_only_slower(
     assert not await world.keys("quarantine/")
 
 
+@pytest.mark.guarantee(106)
 @pytest.mark.parametrize("rows", [(50_000, 200_000), (15, 25), (50_000, 40)])
 @pytest.mark.parametrize("seed", range(2))
 async def test_a_process_that_is_new_for_each_sweep_takes_exactly_what_nothing_reaches(
@@ -176,6 +179,7 @@ async def sealed(world: MadeUp, keys: dict[str, bytes] | None) -> SweepReport:
     return await Sweep(world, EverlongCodec(packs), packs, options, trusting=True).run()
 
 
+@pytest.mark.guarantee(109)
 async def test_with_keys_the_index_is_sealed_and_one_that_is_not_is_refused() -> None:
     world = await twenty(3)
     assert (await sealed(world, None)).runs_read == 6
@@ -219,6 +223,7 @@ class DyingStore(OrderedStore):
             await self._call(super().delete([key]))
 
 
+@pytest.mark.guarantee(106)
 async def test_a_sweep_without_a_disk_that_is_killed_at_every_13th_call_loses_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -100,6 +100,7 @@ async def test_a_large_payload_does_not_hold_the_event_loop_up(data: bytes) -> N
     assert turns >= len(data) // (256 * 1024) - 1
 
 
+@pytest.mark.guarantee(108)
 @pytest.mark.parametrize(
     "said",
     [
@@ -154,6 +155,7 @@ async def test_text_that_names_a_segment_of_nobody_does_not_stop_a_sweep() -> No
     assert object_key(named) in await world.keys()
 
 
+@pytest.mark.guarantee(108)
 @pytest.mark.parametrize("is_offloaded", [False, True], ids=["inline", "offloaded"])
 async def test_a_lost_head_is_reported_with_the_run_that_needs_it(is_offloaded: bool) -> None:
     world, run = await written()

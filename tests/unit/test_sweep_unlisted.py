@@ -72,6 +72,7 @@ def test_a_run_tells_of_those_before_and_after_it() -> None:
     assert list(neighbours_of(event)) == [("", "next")]
 
 
+@pytest.mark.guarantee(106)
 async def test_a_run_that_seems_closed_is_read_until_its_last_event_says_so(
     tmp_path: Path,
 ) -> None:
@@ -100,6 +101,7 @@ async def test_what_was_beside_a_run_goes_when_it_has_ended(tmp_path: Path) -> N
     assert not await world.keys("quarantine/")
 
 
+@pytest.mark.guarantee(106)
 async def test_a_new_index_does_not_make_a_listing_decide() -> None:
     world, run = await written()
     await world.sweep(LONG)

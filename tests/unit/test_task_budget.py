@@ -41,6 +41,7 @@ def codec_over(store: CountingStore) -> EverlongCodec:
     return EverlongCodec(store).with_context(context)
 
 
+@pytest.mark.guarantee(28)
 async def test_a_replay_writes_nothing_while_its_values_fit() -> None:
     store = CountingStore()
     calls = [[payload(200_000, n)] for n in range(15)]
@@ -49,6 +50,7 @@ async def test_a_replay_writes_nothing_while_its_values_fit() -> None:
     assert store.puts == 0
 
 
+@pytest.mark.guarantee(27)
 @pytest.mark.parametrize(
     "calls",
     [
@@ -96,6 +98,7 @@ def test_activations_of_one_task_share_its_budget() -> None:
     assert not task.open_for_answers(21, alone=False).take(1)
 
 
+@pytest.mark.guarantee(27)
 def test_a_task_has_what_the_replay_before_it_has_left() -> None:
     task = TaskBudget()
     assert task.open(3, live=False, replaying=True).take(1_000_000)

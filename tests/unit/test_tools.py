@@ -263,6 +263,7 @@ def test_no_approval_is_asked_for_a_call_that_will_be_refused(
     assert made.options('{"amount": "1"}').needs_approval
 
 
+@pytest.mark.guarantee(64)
 def test_a_rule_that_fails_asks_a_person(caplog: pytest.LogCaptureFixture) -> None:
     def rule(amount: int, to: str) -> bool:
         raise KeyError(to)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -300,6 +301,7 @@ TestLife = Life.TestCase
 TestLife.settings = settings(max_examples=scaled(25, 60), stateful_step_count=60, deadline=None)
 
 
+@pytest.mark.guarantee(63)
 @given(st.lists(st.booleans(), min_size=1, max_size=8))
 def test_results_are_journalled_in_call_order_whatever_came_first(order: list[bool]) -> None:
     wanted = tuple(WantedCall(call_id=f"c{i}", tool="t") for i in range(len(order)))
@@ -320,6 +322,7 @@ def test_results_are_journalled_in_call_order_whatever_came_first(order: list[bo
     assert (state.calls, state.step_bytes) == ((), 1 + 10 * len(order))
 
 
+@pytest.mark.guarantee(40)
 def test_a_message_that_is_sent_again_with_its_id_is_known() -> None:
     message = SendMessage(text="once", id="m1")
     state = transitions.queue(ThreadState(), message)
