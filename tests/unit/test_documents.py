@@ -12,6 +12,7 @@ from temporalio.worker import Worker
 
 import everlong
 from everlong import cli
+from everlong.agents.tools import ToolOptions
 from everlong.worker_options import WorkerOptions
 from tools import guarantees
 
@@ -106,8 +107,8 @@ BOUNDS_ELSEWHERE = {
 
 
 def option_names() -> set[str]:
-    """Options of tools and models, which `tool` takes by name."""
-    return set(re.findall(r'"([a-z_]+)"', (ROOT / "everlong/agents/options.py").read_text()))
+    """Return the options that `tool` takes by name."""
+    return set(ToolOptions.__annotations__)
 
 
 def parameters(*callables: Callable[..., object]) -> set[str]:
