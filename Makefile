@@ -42,7 +42,7 @@ SDK ?=
 SDK_VENV = .venv-sdk-$(SDK)
 SDK_TESTS := \
 	$(addprefix tests/unit/test_,sdk_internals.py plugin.py codec.py codec_door.py activities.py golden.py \
-		attribute_watch.py core_metrics.py config.py spans.py keys.py doctoring.py codec_layers.py ahead.py \
+		attribute_watch.py core_metrics.py config.py spans.py keys.py doctoring.py codec_composition.py ahead.py \
 		drain.py worker_options.py) \
 	tests/replay \
 	$(addprefix tests/server/test_,sdk_internals.py plugin.py converters.py codec_order.py codec_server.py \

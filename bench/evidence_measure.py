@@ -83,7 +83,7 @@ def pieces(messages: Sequence[Message]) -> int:
 
 def whole_context(transcript: Transcript) -> list[Message]:
     """Return the context as if nothing were ever compacted."""
-    return compaction.context(None, transcript.items, _POLICY, 0, lambda _: _WHOLE)
+    return compaction.build_context(None, transcript.items, _POLICY, 0, lambda _: _WHOLE)
 
 
 def compacted(transcript: Transcript, budget: int) -> tuple[list[Message], str]:
@@ -98,7 +98,7 @@ def compacted(transcript: Transcript, budget: int) -> tuple[list[Message], str]:
             base, items, _POLICY, last.time_ms, keep_from_seq=last.seq + 1, to_bytes=budget
         )
         digest.update(compaction.dump(base))
-        shown = compaction.context(base, (), _POLICY, last.time_ms, lambda _: _WHOLE)
+        shown = compaction.build_context(base, (), _POLICY, last.time_ms, lambda _: _WHOLE)
         if compaction.size_of(shown) > budget:
             raise AssertionError(f"{transcript.name}: a context over its budget of {budget}")
     return shown, digest.hexdigest()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from everlong import limits
-from everlong.compaction import Item, Snapshot, dump, load, shortened
+from everlong.compaction import Item, Snapshot, dump, load, shorten
 from everlong.errors import RefRefused
 from everlong.models import (
     Context,
@@ -46,7 +46,7 @@ class Reader:
 
     async def past(self, context: Context, own: Policy, tail: Sequence[Entry] = ()) -> Past:
         """Read what a context is made of, and no more. `own` is the agent's policy."""
-        policy = own if context.policy is None else Policy().changed(context.policy)
+        policy = own if context.policy is None else Policy().with_changes(context.policy)
         base = None
         first_seq = 1
         if context.snapshot is not None:
@@ -97,7 +97,7 @@ async def message_entry(
     inline_bytes_max: int = limits.ENTRY_BODY_BYTES_MAX,
 ) -> tuple[Entry, int]:
     """Store a message that may be too long for a model: whole, and as what a model is shown of it."""
-    shown = shortened(message.text, bytes_max, seq=0)
+    shown = shorten(message.text, bytes_max, seq=0)
     if shown == message.text:
         return await journal.body_entry(kind, message, time_ms, inline_bytes_max=inline_bytes_max)
     # The entry leads to the whole message by its ref, so that is a pack in any case.

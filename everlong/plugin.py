@@ -26,12 +26,12 @@ from everlong.codecs import EverlongCodec
 from everlong.codecs import metrics as codec_metrics
 from everlong.codecs.budget import UNWATCHED
 from everlong.codecs.composition import (
-    REMEDY,
+    INSPECTION_REMEDY,
     OuterCodec,
     check_inside,
     check_order,
     holds_everlong,
-    inspect,
+    inspect_codec,
     own_codec,
 )
 from everlong.codecs.converter import with_cached_contexts
@@ -152,7 +152,7 @@ class EverlongPlugin(SimplePlugin):
             keys=keys,
             accept_unsealed=accept_unsealed,
             cache_dir=cache_dir,
-            called=partial(codec_metrics.store_called, telemetry.meters),
+            called=partial(codec_metrics.record_store_call, telemetry.meters),
         )
         everyone = {id(each): each.name for agent in agents for each in agent.family}
         names = sorted(everyone.values())
@@ -172,7 +172,7 @@ class EverlongPlugin(SimplePlugin):
         self._outer_codec = outer_codec
         self._is_inspected = False
         self._codec_warning = ""
-        codec_metrics.observe(
+        codec_metrics.observe_codec(
             telemetry.meters, self.packs, self.codec.stats, self.codec.memory_stats
         )
         self._resumes = Resumes(telemetry)
@@ -308,7 +308,7 @@ class EverlongPlugin(SimplePlugin):
         converter = config["data_converter"]
         if isinstance(converter.payload_codec, EverlongCodec | OuterCodec):
             config["data_converter"] = dataclasses.replace(
-                converter, payload_codec=converter.payload_codec.reading()
+                converter, payload_codec=converter.payload_codec.as_read_only()
             )
         for runner in ("workflow_runner", "unsandboxed_workflow_runner"):
             config[runner] = hooked(passing_through(config[runner]), None)
@@ -328,7 +328,9 @@ class EverlongPlugin(SimplePlugin):
         if found is not None:
             check_inside(found)
         converter = with_cached_contexts(converter)
-        return dataclasses.replace(converter, payload_codec=self._around(self.codec.around(found)))
+        return dataclasses.replace(
+            converter, payload_codec=self._around(self.codec.with_inner(found))
+        )
 
     def _around(self, codec: EverlongCodec) -> EverlongCodec | OuterCodec:
         """Return the codec with the team's outer codec around it, if there is one."""
@@ -340,10 +342,10 @@ class EverlongPlugin(SimplePlugin):
         if self._is_inspected or ours is None or ours.inner is None:
             return
         self._is_inspected = True
-        found = await inspect(ours.inner, client.namespace)
+        found = await inspect_codec(ours.inner, client.namespace)
         self._codec_warning = found.warning
         if found.warning:
-            _LOG.warning("%s. %s", found.warning, REMEDY)
+            _LOG.warning("%s. %s", found.warning, INSPECTION_REMEDY)
 
     async def _archive_due(self, client: Client, packs: PackStore) -> Preserved:
         """Archive what is due. Archives need packages that a worker may do without."""

@@ -25,7 +25,7 @@ from everlong.activities.heartbeat import Pulse, held, pulse
 from everlong.activities.replies import all_wanted, call_info, complaint, find_call, step_info
 from everlong.activities.shortening import compacted, evicted, expired, shown, summary
 from everlong.activities.user_code import ToolThreads
-from everlong.agents import Agent, Reply, running_call
+from everlong.agents import Agent, Reply, set_current_call
 from everlong.errors import RefRefused
 from everlong.json_payloads import from_raw, to_raw
 from everlong.models import (
@@ -143,7 +143,7 @@ class AgentActivities:
                 cost_usd=reply.cost_usd,
                 step=step_info(call, context_bytes, resumed),
             )
-            head, written_bytes = await living.patiently(
+            head, written_bytes = await living.retry_store_call(
                 lambda: reader.journal.append(context.head, [*call.tail, entry])
             )
         teller.wrote("model", agent.name, context.turn, written_bytes)
@@ -183,13 +183,13 @@ class AgentActivities:
                 teller.acted("approval", [run.acts_on], run.context)
             known = agent.tool(call.tool) or builtin(call.tool)
             telling = teller.tool(run.context, call, tool=known)
-            with running_call(info), in_session(session), telling as told:
+            with set_current_call(info), in_session(session), telling as told:
                 outcome, text, bytes_max = await run_call(agent, run, call, living, self._tools)
                 told(outcome, text)
             message = Message(role="tool", text=text, call_id=call.id, tool=call.tool)
             now_ms = _now_ms()
             with teller.storing(run.context) as stored:
-                entry, written_bytes = await living.patiently(
+                entry, written_bytes = await living.retry_store_call(
                     lambda: message_entry(
                         reader.journal,
                         Kind.TOOL_RESULT,
@@ -267,7 +267,7 @@ class AgentActivities:
                 after_bytes = compaction.size_of(shown(after, agent))
             snapshot = after.base
             assert snapshot is not None  # noqa: S101 - it has just been made
-            stored, written_bytes = await living.patiently(
+            stored, written_bytes = await living.retry_store_call(
                 lambda: reader.store(snapshot, after_bytes)
             )
         return CompactDone(
@@ -342,7 +342,7 @@ class AgentActivities:
             message = Message(role="tool", text=text, call_id=collect.call_id, tool=collect.tool)
             now_ms = _now_ms()
             with counting(writes=True) as reads:
-                entry, written_bytes = await living.patiently(
+                entry, written_bytes = await living.retry_store_call(
                     lambda: message_entry(
                         journal, Kind.TOOL_RESULT, message, now_ms, limits.SHOWN_BYTES_MAX
                     )

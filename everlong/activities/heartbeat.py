@@ -52,7 +52,7 @@ class Pulse:
         except _MENDABLE as error:
             raise held(f"{type(error).__name__}: {error}") from None
 
-    async def patiently(self, work: Callable[[], Awaitable[T]]) -> T:
+    async def retry_store_call(self, work: Callable[[], Awaitable[T]]) -> T:
         """Do work on the store that must not be lost: as long as the activity may run."""
         return await self._retried(work, limits.ACTIVITY_SECONDS_MAX)
 

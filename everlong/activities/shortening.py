@@ -22,7 +22,9 @@ def shown(past: Past, agent: Agent) -> list[Message]:
         tool = builtin(name) or agent.tool(name)
         return limits.SHOWN_BYTES_MAX if tool is None else tool.max_result_bytes
 
-    return compaction.context(past.base, past.items, past.policy, past.now_ms, result_bytes_max)
+    return compaction.build_context(
+        past.base, past.items, past.policy, past.now_ms, result_bytes_max
+    )
 
 
 def expired(past: Past) -> tuple[str, ...]:
@@ -62,7 +64,9 @@ def evicted(past: Past) -> tuple[str, ...]:
 
     Calls of one reply do not see what each other remembers.
     """
-    no_caps = past.policy.changed({"memory_facts_max": 1000, "memory_bytes_max": 64 * limits.KIB})
+    no_caps = past.policy.with_changes(
+        {"memory_facts_max": 1000, "memory_bytes_max": 64 * limits.KIB}
+    )
     told = compaction.facts_at(past.base, past.items, no_caps, past.now_ms)
     held = {
         fact.key for fact in compaction.facts_at(past.base, past.items, past.policy, past.now_ms)
@@ -73,7 +77,7 @@ def evicted(past: Past) -> tuple[str, ...]:
 
 async def summary(teller: Teller, agent: Agent, context: Context, past: Past) -> Reply:
     """Have the model sum up what is about to be shortened. Without it, compaction does as well."""
-    request = compaction.view_summary_request(past.base, past.items, past.policy, past.now_ms)
+    request = compaction.summary_prompt(past.base, past.items, past.policy, past.now_ms)
     asked = [Message(role="user", text=request)]
     try:
         return await summarise(teller, agent, context, asked)

@@ -5,7 +5,7 @@ Workflow code never sees them; it knows an agent by its name.
 
 from everlong.agents.agent import RESERVED_NAMES, Agent
 from everlong.agents.model import Model, Reply
-from everlong.agents.tool_context import CallInfo, current_call, running_call
+from everlong.agents.tool_context import CallInfo, current_call, set_current_call
 from everlong.agents.tools import Tool, ToolOptions, tool
 
 __all__ = [
@@ -17,6 +17,6 @@ __all__ = [
     "Tool",
     "ToolOptions",
     "current_call",
-    "running_call",
+    "set_current_call",
     "tool",
 ]

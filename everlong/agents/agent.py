@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, create_model
 
 from everlong import limits
 from everlong.agents.model import Model
-from everlong.agents.tools import Tool, checked_name
+from everlong.agents.tools import Tool, check_name
 from everlong.errors import ConfigError
 from everlong.models import CallOptions
 from everlong.policy import Policy
@@ -131,7 +131,7 @@ class Agent:
             return each
         if not isinstance(each, Agent):
             raise ConfigError(f"agent {self.name!r}: {each!r} is no tool; put @tool above it")
-        checked_name(each.name, f"agent {each.name!r}")
+        check_name(each.name, f"agent {each.name!r}")
         description = each.description or next(iter(each.instructions.strip().splitlines()), "")
         if not description:
             raise ConfigError(

@@ -42,7 +42,7 @@ def current_call() -> CallInfo:
 
 
 @contextlib.contextmanager
-def running_call(call: CallInfo) -> Iterator[None]:
+def set_current_call(call: CallInfo) -> Iterator[None]:
     """Make it the current call of what runs inside, in this context and its copies."""
     token = _CURRENT.set(call)
     try:

@@ -174,12 +174,12 @@ def tool(
     serialise. What it raises is retried. See `ToolOptions`, and `current_call` for what it may know.
     """
     if function is None:
-        return functools.partial(_made, options=options)
-    return _made(function, options)
+        return functools.partial(_make_tool, options=options)
+    return _make_tool(function, options)
 
 
-def _made(function: Callable[..., Any], options: ToolOptions) -> Tool:
-    name = checked_name(getattr(function, "__name__", ""), f"the function {function!r}")
+def _make_tool(function: Callable[..., Any], options: ToolOptions) -> Tool:
+    name = check_name(getattr(function, "__name__", ""), f"the function {function!r}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigError(f"tool {name!r} yields; return a list, or text")
     description, documented = _read_docstring(inspect.getdoc(function) or "")
@@ -189,7 +189,7 @@ def _made(function: Callable[..., Any], options: ToolOptions) -> Tool:
         )
     arguments = _arguments_of(name, function, documented)
     parameters = [field.alias or key for key, field in arguments.model_fields.items()]
-    call_options = checked_options(name, dict(options), parameters)
+    call_options = parse_options(name, dict(options), parameters)
     made = Tool(
         name=name,
         description=description,
@@ -208,7 +208,7 @@ def _made(function: Callable[..., Any], options: ToolOptions) -> Tool:
     return made
 
 
-def checked_name(name: str, what: str) -> str:
+def check_name(name: str, what: str) -> str:
     """Return a name that every provider takes for a tool, or raise."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
@@ -299,9 +299,7 @@ _KNOWN: Final = (
 )
 
 
-def checked_options(
-    name: str, options: Mapping[str, Any], parameters: Sequence[str]
-) -> CallOptions:
+def parse_options(name: str, options: Mapping[str, Any], parameters: Sequence[str]) -> CallOptions:
     """Return the options of a tool, or raise `ConfigError` for the first that is wrong."""
     what = f"tool {name!r}"
     if unknown := sorted(set(options) - set(_KNOWN)):

@@ -187,20 +187,20 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
             codec._inner = self._inner.with_context(context)
         return codec
 
-    def around(self, inner: PayloadCodec | None) -> Self:
+    def with_inner(self, inner: PayloadCodec | None) -> Self:
         """Return this codec with another inside."""
         codec = self._copied()
         codec._inner = inner
         return codec
 
-    def over(self, packs: PackStore) -> Self:
+    def with_packs(self, packs: PackStore) -> Self:
         """Return this codec, with what it wraps, over another way to the same store."""
         codec = self._copied()
         codec.packs = packs
         codec._offloader = Offloader(packs)
         return codec
 
-    def reading(self) -> Self:
+    def as_read_only(self) -> Self:
         """Return this codec without its writing half: it encodes to plain payloads."""
         codec = self._copied()
         codec._read_only = True

@@ -51,13 +51,13 @@ class OuterCodec(PayloadCodec, WithSerializationContext):
             outer = outer.with_context(context)
         return type(self)(self.ours.with_context(context), outer)
 
-    def over(self, packs: PackStore) -> Self:
+    def with_packs(self, packs: PackStore) -> Self:
         """Return this codec over another access path to the same store."""
-        return type(self)(self.ours.over(packs), self.outer)
+        return type(self)(self.ours.with_packs(packs), self.outer)
 
-    def reading(self) -> Self:
+    def as_read_only(self) -> Self:
         """Return this codec without Everlong's writing half."""
-        return type(self)(self.ours.reading(), self.outer)
+        return type(self)(self.ours.as_read_only(), self.outer)
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
         """See `PayloadCodec`."""
@@ -155,7 +155,7 @@ def _parts(value: object) -> Iterable[object]:
     return attributes
 
 
-SECONDS_MAX: Final = 5.0
+INSPECTION_SECONDS_MAX: Final = 5.0
 """For all calls of the codec together. A key service answers within a second or two."""
 # Small enough to stay below the thresholds of codecs that move payloads elsewhere.
 _SHARED_BYTES: Final = 8 * 1024
@@ -184,17 +184,17 @@ class Inspection:
         )
 
 
-REMEDY: Final = (
+INSPECTION_REMEDY: Final = (
     "Use Everlong's own keys instead of that codec (keys=, EVERLONG_KEYS): Everlong compresses and "
     "seals what is left after deduplication."
 )
 
 
-async def inspect(codec: PayloadCodec, namespace: str) -> Inspection:
+async def inspect_codec(codec: PayloadCodec, namespace: str) -> Inspection:
     """Try a codec on payloads that are equal, or begin equally. Never raises what the codec raises."""
     name = type(codec).__name__
     try:
-        async with asyncio.timeout(SECONDS_MAX):
+        async with asyncio.timeout(INSPECTION_SECONDS_MAX):
             return Inspection(name, await _repeats(codec, namespace))
     except Exception:  # noqa: BLE001 - a team's codec may raise anything: then nothing is known
         return Inspection(name, None)

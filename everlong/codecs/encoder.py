@@ -17,12 +17,12 @@ from weakref import WeakValueDictionary
 
 from everlong import limits
 from everlong.codecs.matcher import (
-    Known,
+    KnownPack,
     ManifestBase,
-    Matching,
-    Recent,
+    Match,
+    RecentPayload,
     Run,
-    closest,
+    find_closest,
     is_fresh,
     repeat_id,
     running_crcs,
@@ -47,10 +47,10 @@ class ThreadMemory:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._recent: list[Recent] = []  # The one used last stands last.
-        self._index: dict[bytes, tuple[Known, int]] = {}
+        self._recent: list[RecentPayload] = []  # The one used last stands last.
+        self._index: dict[bytes, tuple[KnownPack, int]] = {}
         self._repeats: dict[bytes, Stored] = {}
-        self._packs: WeakValueDictionary[bytes, Known] = WeakValueDictionary()
+        self._packs: WeakValueDictionary[bytes, KnownPack] = WeakValueDictionary()
         self._number = 0  # Of the next pack.
         # The key of all that is remembered: after a rotation, nothing of an older key is used.
         self._key_id = ""
@@ -108,20 +108,25 @@ class ThreadMemory:
         # The rest takes its time, and the event loop may want the lock. What others add to the index
         # meanwhile is passed over, so that equal payloads give equal packs.
 
-        def look_up(chunk_id: bytes) -> tuple[Known, int] | None:
+        def look_up(chunk_id: bytes) -> tuple[KnownPack, int] | None:
             known = index.get(chunk_id)
             if known is None or known[0].number >= number or not is_fresh(known[0], now):
                 return None
             return known
 
-        base, prefix, suffix = closest(recents, data)
+        base, prefix, suffix = find_closest(recents, data)
         singles = [recent for recent in reversed(recents) if not recent.is_list]
-        matching = Matching(data, base, prefix, suffix, look_up, singles)
+        matching = Match(data, base, prefix, suffix, look_up, singles)
         crcs = running_crcs(data, base.crcs_within(prefix) if base else ())
         return lay_out(envelope, key_id, data, crcs, base, matching, known_by)
 
     def _same(
-        self, recents: list[Recent], envelope: bytes, data: bytes, known_by: bytes, now: float
+        self,
+        recents: list[RecentPayload],
+        envelope: bytes,
+        data: bytes,
+        known_by: bytes,
+        now: float,
     ) -> Stored | None:
         """Return an equal payload that is durable, and see to it that it does not grow old."""
         found = self._repeats.get(known_by)
@@ -158,7 +163,7 @@ class ThreadMemory:
                 if pack is not new:
                     self._move(pack, list(group), new)
             runs = [Run(run.length, run.pack or new, run.start) for run in plan.runs]
-            recent = Recent(
+            recent = RecentPayload(
                 plan.contents.envelope,
                 plan.data,
                 runs,
@@ -213,18 +218,20 @@ class ThreadMemory:
                 for source, start, length in reading.extents
             ]
             self._remember(
-                Recent(pack.envelope, reading.data, runs, known[pack.name], len(packs), now, [])
+                RecentPayload(
+                    pack.envelope, reading.data, runs, known[pack.name], len(packs), now, []
+                )
             )
 
-    def _known(self, name: bytes, stream_bytes: int, now: float) -> Known:
+    def _known(self, name: bytes, stream_bytes: int, now: float) -> KnownPack:
         known = self._packs.get(name)
         if known is None:
-            known = self._packs[name] = Known(name, self._number, stream_bytes, now, now)
+            known = self._packs[name] = KnownPack(name, self._number, stream_bytes, now, now)
             self._number += 1
         known.used_at = known.stored_at = now
         return known
 
-    def _remember(self, recent: Recent) -> None:
+    def _remember(self, recent: RecentPayload) -> None:
         for each in self._recent:
             if each.name == recent.name and each.data is not None:
                 return  # It was encoded twice at once.
@@ -254,7 +261,9 @@ class ThreadMemory:
             and all(is_fresh(pack, now) for pack in recent.used)
         ]
 
-    def _move(self, pack: Known, moved: list[tuple[Known, int, int, int]], new: Known) -> None:
+    def _move(
+        self, pack: KnownPack, moved: list[tuple[KnownPack, int, int, int]], new: KnownPack
+    ) -> None:
         """Let chunks of an older pack be found in the newer one that has them as well."""
         starts = [start for _, start, _, _ in moved]
         for chunk_start, chunk_length, chunk_id in pack.chunks:
@@ -306,7 +315,7 @@ class EncoderMemory:
         """What this takes of the process's memory, nearly."""
         return self._cost_bytes
 
-    def of(self, thread: str) -> ThreadMemory:
+    def get(self, thread: str) -> ThreadMemory:
         """Return the memory of a thread, a fresh one if it has none."""
         with self._lock:
             memory = self._threads.get(thread)

@@ -1,9 +1,9 @@
-"""Matching: finds the bytes of a payload that the thread has stored already.
+"""Payload matcher: finds the bytes of a payload that its thread has stored already.
 
-A payload mostly repeats an earlier one. It is compared with the closest of those from both ends, at the
-speed of memcmp. In what lies between, the single payloads of the thread are looked for (a list holds
-the results that came just before it), and the rest is cut into chunks by content, which are looked up
-by a keyed digest. The bytes that remain are new.
+A payload mostly repeats an earlier one. The matcher compares it with the closest earlier payload from
+both ends, at the speed of memcmp. In the stretch between, it searches for the thread's single payloads
+(a list contains the results that came just before it), cuts the rest into chunks by content, and looks
+each chunk up by a keyed digest. The bytes that remain are new.
 """
 
 import bisect
@@ -100,7 +100,7 @@ def running_crcs(data: bytes, known: Sequence[int]) -> list[int]:
 
 
 @dataclasses.dataclass(eq=False, weakref_slot=True, slots=True)
-class Known:
+class KnownPack:
     """A pack of this thread that is durable."""
 
     name: bytes
@@ -111,7 +111,7 @@ class Known:
     """When it was last written or read: then the store had it."""
     chunks: list[tuple[int, int, bytes]] = dataclasses.field(default_factory=list)
     """Start, length and id of the chunks that are looked up in it."""
-    dictionary: "Known | None" = None
+    dictionary: "KnownPack | None" = None
     """The pack that it is compressed with: to read it, both are needed."""
 
     @property
@@ -123,7 +123,7 @@ class Known:
         return count
 
 
-def is_fresh(known: Known, now: float) -> bool:
+def is_fresh(known: KnownPack, now: float) -> bool:
     """Tell whether a pack may be pointed to again: not if a sweep may be about to delete it."""
     return (
         now - known.used_at <= limits.ENCODER_SECONDS_MAX
@@ -132,21 +132,21 @@ def is_fresh(known: Known, now: float) -> bool:
 
 
 # Where a chunk lies, by its id: the pack, and the start in its stream.
-LookUp: TypeAlias = Callable[[bytes], tuple[Known, int] | None]
+LookUp: TypeAlias = Callable[[bytes], tuple[KnownPack, int] | None]
 
 
 class Run(NamedTuple):
     """A part of a payload, and where it lies; in no pack yet if it is new."""
 
     length: int
-    pack: Known | None
+    pack: KnownPack | None
     start: int
 
 
 class ManifestBase(NamedTuple):
     """The pack of the thread whose manifest the next one may begin with."""
 
-    pack: Known
+    pack: KnownPack
     size_bytes: int
     """The beginning of its data that lies where the newest payload has it too."""
     spent_bytes: int
@@ -154,7 +154,7 @@ class ManifestBase(NamedTuple):
 
 
 @dataclasses.dataclass(eq=False)
-class Recent:
+class RecentPayload:
     """A payload as it was encoded or read last.
 
     Its bytes may be dropped to save memory, by another thread of the process at any moment. Then its
@@ -165,7 +165,7 @@ class Recent:
     envelope: bytes = dataclasses.field(repr=False)
     data: bytes | None = dataclasses.field(repr=False)
     runs: list[Run]
-    pack: Known
+    pack: KnownPack
     packs: int
     used_at: float
     crcs: list[int]
@@ -175,7 +175,7 @@ class Recent:
     """Whether it continues another: more of a list that grows are to come."""
     marks: list[tuple[int, bytes]] = dataclasses.field(default_factory=list, repr=False)
     ends: list[int] = dataclasses.field(init=False)
-    used: tuple[Known, ...] = dataclasses.field(init=False, repr=False)
+    used: tuple[KnownPack, ...] = dataclasses.field(init=False, repr=False)
     """The packs that it needs, its own included."""
 
     @property
@@ -229,7 +229,7 @@ class Recent:
         """Return those checksums that hold for every payload that begins alike."""
         return self.crcs[: prefix // CRC_BYTES]
 
-    def find(self, pack: Known, start: int) -> int | None:
+    def find(self, pack: KnownPack, start: int) -> int | None:
         """Return the offset in this payload of a place in a pack."""
         for run, end in zip(self.runs, self.ends, strict=True):
             if run.pack is pack and run.start <= start < run.start + run.length:
@@ -267,9 +267,11 @@ def _marks(data: bytes, places: Sequence[int]) -> Iterator[tuple[int, bytes]]:
         yield place, digest.copy().digest()
 
 
-def closest(recents: list[Recent], data: bytes) -> tuple[Recent | None, int, int]:
+def find_closest(
+    recents: list[RecentPayload], data: bytes
+) -> tuple[RecentPayload | None, int, int]:
     """Return the remembered payload that agrees most, and how far from the start and the end."""
-    best: tuple[Recent | None, int, int] = (None, 0, 0)
+    best: tuple[RecentPayload | None, int, int] = (None, 0, 0)
     # Those with bytes first: once one agrees nearly to its end, no digests need to be made.
     for recent in sorted(recents, key=lambda each: each.data is None):
         if recent.data is None and 2 * best[1] > len(data):
@@ -293,11 +295,11 @@ class _Hit(NamedTuple):
 
     start: int
     length: int
-    single: Recent
+    single: RecentPayload
     offset: int
 
 
-class Matching:
+class Match:
     """Goes through a payload from start to end, and takes from its base and from known packs.
 
     Afterwards `runs` is all of it, `ids` are the chunks of what is new (offset, length, id),
@@ -308,17 +310,17 @@ class Matching:
     def __init__(
         self,
         data: bytes,
-        base: Recent | None,
+        base: RecentPayload | None,
         prefix: int,
         suffix: int,
         look_up: LookUp,
-        singles: Sequence[Recent] = (),
+        singles: Sequence[RecentPayload] = (),
     ) -> None:
         self.runs: list[Run] = []
         self.ids: list[tuple[int, int, bytes]] = []
         self.from_base = 0
         self.prefix = prefix if base is not None else 0
-        self.found: set[Recent] = set()
+        self.found: set[RecentPayload] = set()
         self._data = data
         self._base = base
         self._base_data = (base.data if base is not None else None) or b""
@@ -344,7 +346,7 @@ class Matching:
             self._place += length
             self._base_place = base_start + length
 
-    def _find_singles(self, singles: Sequence[Recent]) -> list[_Hit]:
+    def _find_singles(self, singles: Sequence[RecentPayload]) -> list[_Hit]:
         """Find where single payloads lie in the stretch that is not the base's, in order."""
         hits: list[_Hit] = []
         if self._end - self._place < limits.MATCH_BYTES_MIN:
@@ -360,7 +362,7 @@ class Matching:
                 apart.append(hit)
         return apart
 
-    def _find_piece(self, single: Recent, part: float, hits: list[_Hit]) -> None:
+    def _find_piece(self, single: RecentPayload, part: float, hits: list[_Hit]) -> None:
         """Look for one piece of a single payload; if it is there, add what agrees around it."""
         other = single.data
         if other is None or len(other) < limits.MATCH_BYTES_MIN:
@@ -448,7 +450,7 @@ class Matching:
                 self.ids.append((start, length, chunk_id))
         self._take_new(end)
 
-    def _take_known(self, length: int, pack: Known, pack_start: int) -> None:
+    def _take_known(self, length: int, pack: KnownPack, pack_start: int) -> None:
         offset = self._base.find(pack, pack_start) if self._base and self._base_data else None
         if offset is not None:
             most = min(self._end - self._place, len(self._base_data) - offset)

@@ -11,7 +11,7 @@ from everlong.telemetry import Meters
 from everlong.telemetry.metrics import Labels
 
 
-def store_called(
+def record_store_call(
     meters: Meters, operation: str, seconds: float, error: BaseException | None
 ) -> None:
     """Record a call to the store."""
@@ -24,7 +24,9 @@ def store_called(
         meters.add("everlong.store.errors", 1, {"operation": operation, "error": kind})
 
 
-def observe(meters: Meters, packs: PackStore, offloaded: OffloadStats, memory: MemoryStats) -> None:
+def observe_codec(
+    meters: Meters, packs: PackStore, offloaded: OffloadStats, memory: MemoryStats
+) -> None:
     """Have counters read that are kept anyway, when metrics are collected."""
     store = packs.store
     sources: tuple[tuple[str, OffloadStats | WriteStats], ...] = (

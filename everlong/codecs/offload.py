@@ -94,7 +94,7 @@ class Offloader:
         It is durable by then. Without a thread nothing is deduplicated.
         """
         envelope = _envelope(payload)
-        memory = self._memory.of(thread) if thread else ThreadMemory()
+        memory = self._memory.get(thread) if thread else ThreadMemory()
         if self._memory.is_full:
             await self._trim(thread)
         keys = await self.packs.keys()
@@ -143,16 +143,16 @@ class Offloader:
         if found is not None:
             return _payload(*found)
         try:
-            reading = await patiently(
+            reading = await retry_store_call(
                 lambda: self.packs.read(ref.thread, ref.pack, ref.size_bytes, ref.key_id),
-                store_seconds(ref.size_bytes),
+                store_timeout_seconds(ref.size_bytes),
             )
         except (BlobMissing, BlobCorrupt):
             # What this thread writes from now on must not point to what is lost.
             self._memory.forget(ref.thread)
             raise
         if learn and ref.thread != NO_THREAD:
-            memory = self._memory.of(ref.thread)
+            memory = self._memory.get(ref.thread)
             memory.learn(reading, self._memory.now())
             await self._trim(ref.thread)
         # The payload copies the data. It need not do so while the stored bytes are there too.
@@ -184,7 +184,9 @@ class Offloader:
 
     async def _put(self, key: str, data: bytes) -> bool:
         try:
-            is_new = await patiently(lambda: self.packs.put(key, data), store_seconds(len(data)))
+            is_new = await retry_store_call(
+                lambda: self.packs.put(key, data), store_timeout_seconds(len(data))
+            )
         except StoreUnavailable:
             # One object may be refused, or be too large for the time that it has. Two in a row tell
             # that it is the store.
@@ -217,13 +219,13 @@ def _payload(envelope: bytes, data: bytes) -> Payload:
     return payload
 
 
-def store_seconds(size_bytes: int) -> float:
+def store_timeout_seconds(size_bytes: int) -> float:
     """Return how long one call to the store may take for that many bytes, as a ref may claim."""
     most = min(size_bytes, limits.OBJECT_BYTES_MAX)
     return limits.STORE_TRY_SECONDS + most / limits.STORE_BYTES_PER_SECOND_MIN
 
 
-async def patiently(
+async def retry_store_call(
     call: Callable[[], Awaitable[T]], seconds: float = limits.STORE_TRY_SECONDS
 ) -> T:
     """Make a call to the store, again after a pause if it fails, a few times."""

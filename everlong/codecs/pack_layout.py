@@ -29,7 +29,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from everlong import limits
-from everlong.codecs.matcher import Known, ManifestBase, Matching, Recent, Run, cut_runs
+from everlong.codecs.matcher import KnownPack, ManifestBase, Match, RecentPayload, Run, cut_runs
 from everlong.storage.packs import DIGEST_BYTES, EXTENT_BYTES, Contents, Extent
 
 # A list that grows has the same manifest at each step, but for its end. So a manifest begins with that
@@ -47,7 +47,7 @@ class Stored(NamedTuple):
 
     name: bytes
     packs: int
-    used: tuple[Known, ...]
+    used: tuple[KnownPack, ...]
     """The packs that it needs, its own included."""
 
 
@@ -59,10 +59,10 @@ class Plan:
     key_id: str
     data: bytes = dataclasses.field(repr=False)
     crcs: list[int]
-    base: Recent | None
+    base: RecentPayload | None
     runs: list[Run]
     """Those without a pack lie in the new one."""
-    moved: list[tuple[Known, int, int, int]]
+    moved: list[tuple[KnownPack, int, int, int]]
     """Pack, start and length of runs that are written again, and where they will lie."""
     chunks: list[tuple[int, int, bytes]]
     """Of the new pack's stream: start, length, id."""
@@ -72,9 +72,9 @@ class Plan:
     """How many packs a reader will need."""
     manifest_base: ManifestBase | None = None
     """The base of its manifest; none if the manifest is full."""
-    dictionary: Known | None = None
+    dictionary: KnownPack | None = None
     """The pack that it is compressed with."""
-    found: frozenset[Recent] = frozenset()
+    found: frozenset[RecentPayload] = frozenset()
     """Single payloads that it holds."""
     repeat_id: bytes = b""
     """By what it is known again; empty if it is too large for that."""
@@ -97,7 +97,7 @@ class _Placed(NamedTuple):
 
     runs: list[Run]
     stream: list[memoryview]
-    moved: list[tuple[Known, int, int, int]]
+    moved: list[tuple[KnownPack, int, int, int]]
     shift: list[tuple[int, int]]
     """Offset in the data, and in the stream, of the bytes that are new."""
 
@@ -107,8 +107,8 @@ def lay_out(
     key_id: str,
     data: bytes,
     crcs: list[int],
-    base: Recent | None,
-    matching: Matching,
+    base: RecentPayload | None,
+    matching: Match,
     repeat_id: bytes,
 ) -> Plan:
     """Lay out the new pack: its stream, and the extents of the payload."""
@@ -169,7 +169,7 @@ def lay_out(
 
 
 class _Dictionary(NamedTuple):
-    pack: Known
+    pack: KnownPack
     start: int
     length: int
     offset: int
@@ -185,7 +185,7 @@ def _choose_dictionary(placed: _Placed) -> _Dictionary | None:
     stream_bytes = sum(map(len, placed.stream))
     if not 0 < stream_bytes <= limits.DICTIONARY_USE_BYTES_MAX:
         return None
-    held: dict[Known, int] = {}
+    held: dict[KnownPack, int] = {}
     for run in placed.runs:
         if run.pack is not None:
             held[run.pack] = held.get(run.pack, 0) + run.length
@@ -205,7 +205,9 @@ def _choose_dictionary(placed: _Placed) -> _Dictionary | None:
     return best
 
 
-def _place(data: bytes, runs: Sequence[Run], merged: set[Known], rewritten: set[int]) -> _Placed:
+def _place(
+    data: bytes, runs: Sequence[Run], merged: set[KnownPack], rewritten: set[int]
+) -> _Placed:
     """Give each byte its place: in an earlier pack, or in the stream of the new one."""
     view = memoryview(data)
     found = _Placed([], [], [], [])
@@ -228,7 +230,7 @@ def _place(data: bytes, runs: Sequence[Run], merged: set[Known], rewritten: set[
     return found
 
 
-def _untouched_bytes(runs: Sequence[Run], merged: set[Known], rewritten: set[int]) -> int:
+def _untouched_bytes(runs: Sequence[Run], merged: set[KnownPack], rewritten: set[int]) -> int:
     """Return how many bytes from the start on stay where they were."""
     size_bytes = 0
     for index, run in enumerate(runs):
@@ -261,7 +263,7 @@ def _manifest_bytes(runs: Sequence[Run]) -> int:
     return DIGEST_BYTES * len(packs) + EXTENT_BYTES * len(runs)
 
 
-def _chunks(matching: Matching, shift: list[tuple[int, int]]) -> list[tuple[int, int, bytes]]:
+def _chunks(matching: Match, shift: list[tuple[int, int]]) -> list[tuple[int, int, bytes]]:
     """Return where the chunks of what is new lie in the new pack's stream."""
     offsets = [at for at, _ in shift]
     chunks = []
@@ -293,13 +295,13 @@ def packs_max(size_bytes: int) -> int:
 
 def choose_packs(
     runs: Sequence[Run], size_bytes: int, rewritten: Collection[int] = ()
-) -> set[Known]:
+) -> set[KnownPack]:
     """Choose the packs whose part of the payload is written again.
 
     The runs in `rewritten`, by index, are written in any case. So a pack keeps only its other runs, and
     one whose runs are all among them serves no other as a dictionary.
     """
-    held: dict[Known, int] = {}
+    held: dict[KnownPack, int] = {}
     growing = 0
     for index, run in enumerate(runs):
         if run.pack is None or index in rewritten:
@@ -338,7 +340,9 @@ def level(size_bytes: int) -> int:
     return found
 
 
-def _lowest_full_level(smallest_first: list[Known], held: Mapping[Known, int]) -> list[Known]:
+def _lowest_full_level(
+    smallest_first: list[KnownPack], held: Mapping[KnownPack, int]
+) -> list[KnownPack]:
     """Return the packs of the lowest level that has enough of them, and all below it."""
     top = limits.MERGE_LEVEL_BYTES
     start = end = 0

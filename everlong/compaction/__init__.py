@@ -1,12 +1,12 @@
 """Compaction, context, memory and recall: pure functions of entries, policy and a given time."""
 
 from everlong.compaction.compactor import BUDGET_BYTES_MIN, compact
-from everlong.compaction.context import context, estimate_tokens, next_expiry_ms, size_of
+from everlong.compaction.context import build_context, estimate_tokens, next_expiry_ms, size_of
 from everlong.compaction.facts import change_data, facts_at, forget, remember
 from everlong.compaction.recall import PATTERN_CHARS_MAX, excerpt, grep
 from everlong.compaction.snapshot import Item, Kept, Note, Snapshot, dump, load
-from everlong.compaction.summary import view_summary_request
-from everlong.compaction.text import shortened
+from everlong.compaction.summary import summary_prompt
+from everlong.compaction.text import shorten
 
 __all__ = [
     "BUDGET_BYTES_MIN",
@@ -15,9 +15,9 @@ __all__ = [
     "Kept",
     "Note",
     "Snapshot",
+    "build_context",
     "change_data",
     "compact",
-    "context",
     "dump",
     "estimate_tokens",
     "excerpt",
@@ -27,7 +27,7 @@ __all__ = [
     "load",
     "next_expiry_ms",
     "remember",
-    "shortened",
+    "shorten",
     "size_of",
-    "view_summary_request",
+    "summary_prompt",
 ]

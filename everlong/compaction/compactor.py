@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from everlong import limits
-from everlong.compaction.context import Group, groups, is_live, kept_of, newest_message_seq
+from everlong.compaction.context import Group, group_messages, is_live, kept_of, newest_message_seq
 from everlong.compaction.facts import facts_at
 from everlong.compaction.notes import (
     APPROVAL,
@@ -27,7 +27,7 @@ from everlong.compaction.rendering import (
     summary_bytes,
 )
 from everlong.compaction.snapshot import Item, Note, Snapshot
-from everlong.compaction.text import head_of, sound
+from everlong.compaction.text import head_of, replace_surrogates
 from everlong.compaction.window import Window, is_over, window_of
 from everlong.models import Entry, Kind
 from everlong.policy import Policy
@@ -91,7 +91,7 @@ class _Notes:
     ) -> None:
         self._base = base.notes if base else ()
         self._policy, self._now_ms = policy, now_ms
-        self._groups = groups(kept_of(base, taken))
+        self._groups = group_messages(kept_of(base, taken))
         self._spared = newest_message_seq(base, taken)
         self._entries = [item.entry for item in taken if item.message is None]
         self._known: dict[int, list[Note]] = {}
@@ -145,7 +145,7 @@ def _taken(base: Snapshot | None, items: Sequence[Item], keep_from_seq: int) -> 
     """Return the entries that are compacted: a last step without all of its results is not."""
     after = base.upto_seq if base else 0
     taken = [item for item in items if after < item.entry.seq < keep_from_seq]
-    found = groups(kept_of(None, taken))
+    found = group_messages(kept_of(None, taken))
     if found and None in found[-1].results:
         return [item for item in taken if item.entry.seq < found[-1].head.seq]
     return taken
@@ -160,7 +160,7 @@ def _stands(base: Snapshot, policy: Policy, now_ms: int, budget: int, summary: s
     if not all(is_live(note, policy, now_ms) for note in base.notes):
         return False
     spared = newest_message_seq(base, ())
-    found = groups(base.kept)
+    found = group_messages(base.kept)
     return not any(is_over(each, policy, now_ms) for each in found if each.head.seq != spared)
 
 
@@ -171,4 +171,6 @@ def _newest(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
 
 
 def _bounded(summary: str, bytes_max: int) -> str:
-    return head_of(sound(summary).strip(), bytes_max - SUMMARY_FRAME_BYTES_MAX).rstrip()
+    return head_of(
+        replace_surrogates(summary).strip(), bytes_max - SUMMARY_FRAME_BYTES_MAX
+    ).rstrip()

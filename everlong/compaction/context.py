@@ -20,7 +20,7 @@ NOT_RUN: Final = "[not run: the turn was broken off]"
 _MESSAGE_BYTES: Final = 16
 
 
-def context(
+def build_context(
     base: Snapshot | None,
     items: Sequence[Item],
     policy: Policy,
@@ -35,7 +35,7 @@ def context(
         found.append(Message(role="summary", text=text))
     shown = kept_of(base, items)
     spared = newest_message_seq(base, items)
-    for group in groups(shown):
+    for group in group_messages(shown):
         found.extend(_shown_group(group, policy, now_ms, spared, result_bytes_max))
     return found
 
@@ -92,7 +92,7 @@ class Group:
         return [self.head, *(each for each in self.results if each is not None)]
 
 
-def groups(kept: Sequence[Kept]) -> list[Group]:
+def group_messages(kept: Sequence[Kept]) -> list[Group]:
     """Return messages in groups. A result whose call is not there is left out."""
     found: list[Group] = []
     open_calls: dict[str, list[int]] = {}

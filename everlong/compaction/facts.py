@@ -23,7 +23,7 @@ def fact_bytes(fact: Fact) -> int:
     return utf8_bytes(fact.key) + utf8_bytes(fact.text) + len("- : \n")
 
 
-def expired(fact: Fact, now_ms: int) -> bool:
+def is_expired(fact: Fact, now_ms: int) -> bool:
     """Tell whether the time of a fact is over."""
     return fact.expires_ms is not None and fact.expires_ms <= now_ms
 
@@ -58,7 +58,7 @@ def remember(facts: Sequence[Fact], fact: Fact, policy: Policy, now_ms: int) -> 
             f"the fact takes {size_bytes} bytes, and all facts together may take "
             f"{policy.memory_bytes_max}; remember less, such as where to find the rest"
         )
-    if expired(fact, now_ms):
+    if is_expired(fact, now_ms):
         raise ValueError("the fact would have expired already; give it a later expiry, or none")
     others = [each for each in facts if each.key != fact.key]
     # The caps are made for the new fact: it stays, whatever its importance.
@@ -98,13 +98,13 @@ def _within_caps(
     """Return the facts that stay and those that go, the latter in the order of eviction."""
     order = sorted(
         facts,
-        key=lambda each: (not expired(each, now_ms), each.importance, each.time_ms, each.key),
+        key=lambda each: (not is_expired(each, now_ms), each.importance, each.time_ms, each.key),
     )
     size_bytes = bytes_taken + sum(map(fact_bytes, order))
     gone = 0
     for fact in order:
         full = len(order) - gone + facts_taken > policy.memory_facts_max
-        if not full and size_bytes <= policy.memory_bytes_max and not expired(fact, now_ms):
+        if not full and size_bytes <= policy.memory_bytes_max and not is_expired(fact, now_ms):
             break
         size_bytes -= fact_bytes(fact)
         gone += 1

@@ -23,7 +23,7 @@ from everlong.compaction.extraction import (
 )
 from everlong.compaction.rendering import Page, notes_bytes
 from everlong.compaction.snapshot import Kept, Note, NoteKind
-from everlong.compaction.text import clipped, sound, utf8_bytes
+from everlong.compaction.text import clip, replace_surrogates, utf8_bytes
 from everlong.compaction.tool_calls import BULK_BYTES, brief_pair, call_text, outcome_of, texts_of
 from everlong.models import Entry, Kind
 
@@ -66,7 +66,7 @@ def notes_of_head(kept: Kept) -> Iterator[Note]:
     """Yield what a message or a reply says, and what its calls name."""
     if kept.noted:
         return
-    text = sound(kept.message.text)
+    text = replace_surrogates(kept.message.text)
     yield from _sentences(kept, text)
     yield from _refs(kept, text, bulk=False)
     yield from _numbers(kept, text)
@@ -79,7 +79,7 @@ def notes_of_result(kept: Kept) -> Iterator[Note]:
     """Yield the paths, commands and ids of a tool's result, and the numbers of a short one."""
     if kept.noted:
         return
-    text = sound(kept.message.text)
+    text = replace_surrogates(kept.message.text)
     bulk = utf8_bytes(text) > BULK_BYTES
     yield from _refs(kept, text, bulk=bulk)
     if not bulk:
@@ -119,7 +119,7 @@ def note_of_entry(entry: Entry, asked: str = "") -> Note | None:
     return Note(
         seq=entry.seq,
         kind=kind,
-        text=clipped(sound(text + reason), _DECISION_BYTES_MAX),
+        text=clip(replace_surrogates(text + reason), _DECISION_BYTES_MAX),
         source=entry.kind,
         time_ms=entry.time_ms,
     )
@@ -158,7 +158,7 @@ def _goes_on(before: NoteKind, kind: NoteKind, sentence: str) -> bool:
 
 def _said(kept: Kept, kind: NoteKind, text: str) -> Note:
     bytes_max = _PROSE_BYTES_MAX if kind == "prose" else _SENTENCE_BYTES_MAX
-    return _note(kept, kind, clipped(text, bytes_max))
+    return _note(kept, kind, clip(text, bytes_max))
 
 
 def _judged(kept: Kept, sentence: str, heading: str) -> NoteKind:
@@ -188,7 +188,7 @@ def _refs(kept: Kept, text: str, *, bulk: bool) -> Iterator[Note]:
 
 def _numbers(kept: Kept, text: str) -> Iterator[Note]:
     for _, snippet in find_numbers(text)[:_NUMBERS_MAX]:
-        yield _note(kept, "number", clipped(snippet, 80))
+        yield _note(kept, "number", clip(snippet, 80))
 
 
 def _note(kept: Kept, kind: NoteKind, text: str) -> Note:

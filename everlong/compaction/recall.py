@@ -6,7 +6,7 @@ There are no regular expressions: a model's own could take for ever, and this ta
 
 from typing import Final
 
-from everlong.compaction.text import clipped, utf8_bytes
+from everlong.compaction.text import clip, utf8_bytes
 
 PATTERN_CHARS_MAX: Final = 200
 # Lines that are counted beyond those that are shown.
@@ -46,7 +46,7 @@ def grep(text: str, pattern: str, *, bytes_max: int) -> str:
         if _rest_matches(folded, parts, at, end) and not more:
             first = max(start, at - _LEAD_CHARS)
             offset, known = offset + utf8_bytes(text[known:first]), first
-            shown = clipped(text[first : min(end, first + 2 * _LINE_BYTES_MAX)], _LINE_BYTES_MAX)
+            shown = clip(text[first : min(end, first + 2 * _LINE_BYTES_MAX)], _LINE_BYTES_MAX)
             lines.append(f"offset {offset}: {'…' if first > start else ''}{shown}")
             room -= utf8_bytes(lines[-1]) + 1
             more = 1 if room < 0 else 0

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Final
 
-from everlong.compaction.context import context
+from everlong.compaction.context import build_context
 from everlong.compaction.snapshot import Item, Snapshot
-from everlong.compaction.text import clipped, head_of, utf8_bytes
+from everlong.compaction.text import clip, head_of, utf8_bytes
 from everlong.models import Message
 from everlong.policy import Policy
 
@@ -20,7 +20,7 @@ _SUMMARY_SHARE: Final = 4
 _BYTES_PER_WORD: Final = 7
 
 
-def view_summary_request(
+def summary_prompt(
     base: Snapshot | None,
     items: Sequence[Item],
     policy: Policy,
@@ -35,7 +35,7 @@ def view_summary_request(
     """
     asked = _ASKED.format(words=policy.compact_to_bytes // _SUMMARY_SHARE // _BYTES_PER_WORD)
     room = (policy.compact_at_bytes if bytes_max is None else bytes_max) - len(asked)
-    messages = context(base, items, policy, now_ms, lambda _: _RESULT_BYTES_MAX)
+    messages = build_context(base, items, policy, now_ms, lambda _: _RESULT_BYTES_MAX)
     known = "".join(message.text for message in messages if message.role == "summary")
     known = head_of(known, room // 2)
     room -= utf8_bytes(known)
@@ -52,4 +52,4 @@ def view_summary_request(
 def _line(message: Message) -> str:
     calls = "".join(f"\ncalls {call.tool} {call.arguments}" for call in message.tool_calls)
     who = f"{message.role} {message.tool}".strip()
-    return f"{who}: {clipped(message.text + calls, 2 * _RESULT_BYTES_MAX)}\n"
+    return f"{who}: {clip(message.text + calls, 2 * _RESULT_BYTES_MAX)}\n"

@@ -40,12 +40,12 @@ def tail_of(text: str, bytes_max: int) -> str:
     return text[-bytes_max:].encode(errors="replace")[-bytes_max:].decode(errors="ignore")
 
 
-def sound(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """Return a text without lone surrogates, so that it can be stored."""
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
-def clipped(text: str, bytes_max: int) -> str:
+def clip(text: str, bytes_max: int) -> str:
     """Return a text on one line, its end left out if it is too long."""
     flat = " ".join(text[: 2 * bytes_max + 64].split())
     if utf8_bytes(flat) <= bytes_max and len(text) <= 2 * bytes_max + 64:
@@ -96,7 +96,7 @@ class Cut:
         return Cut(head, left_out, tail)
 
 
-def shortened(text: str, bytes_max: int, seq: int) -> str:
+def shorten(text: str, bytes_max: int, seq: int) -> str:
     """Return the head and the tail of a text that is too long, with a mark between them."""
     return Cut(text).to(bytes_max).shown(seq)
 

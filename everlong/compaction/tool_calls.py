@@ -5,7 +5,7 @@ import re
 from typing import Any, Final
 
 from everlong.compaction.extraction import find_refs
-from everlong.compaction.text import clipped, head_of, shortened, sound, utf8_bytes
+from everlong.compaction.text import clip, head_of, replace_surrogates, shorten, utf8_bytes
 from everlong.models import ToolCall
 
 # A result up to this size is shown whole in its line.
@@ -48,17 +48,17 @@ _TELLING: Final = re.compile(
 
 def call_text(call: ToolCall) -> str:
     """Return what a line says about a call: its tool and its arguments."""
-    return f"{clipped(call.tool, 64)} {arguments_text(call.arguments)}".rstrip()
+    return f"{clip(call.tool, 64)} {arguments_text(call.arguments)}".rstrip()
 
 
 def outcome_of(text: str, left_out: int = 0) -> str:
     """Return what a line says about a result: all of it, if it is short."""
     size_bytes = utf8_bytes(text) + left_out
     if size_bytes <= RESULT_BYTES_MAX:
-        return " ".join(sound(text).split()) or "ok, empty"
+        return " ".join(replace_surrogates(text).split()) or "ok, empty"
     lines = _ends_of(text)
     failed = _FAILED.search(lines[0]) or any(map(_EXIT.search, lines))
-    line = clipped(_telling(lines, failed), _LINE_BYTES_MAX)
+    line = clip(_telling(lines, failed), _LINE_BYTES_MAX)
     # Whether a long output means success is for its reader to say.
     return f"{'failed ' if failed else ''}{_short_size(size_bytes)}: {line}"
 
@@ -76,16 +76,16 @@ def arguments_text(arguments: str) -> str:
     """Return the arguments of a call, shortly: the values, and all names but the first."""
     values = _object(arguments, as_written=True)
     if values is None:
-        return clipped(sound(arguments), _ARGUMENTS_BYTES_MAX)
+        return clip(replace_surrogates(arguments), _ARGUMENTS_BYTES_MAX)
     parts: list[str] = []
     for name, value in values.items():
         text = _value_text(name, value, alone=len(values) == 1)
         # The first argument is mostly what the call is about: it needs no name.
-        parts.append(f"{clipped(name, 40)}={text}" if parts else text)
+        parts.append(f"{clip(name, 40)}={text}" if parts else text)
     shown = " ".join(parts)
     if utf8_bytes(shown) <= _ARGUMENTS_BYTES_MAX:
         return shown
-    return clipped(shown, _ARGUMENTS_BYTES_MAX)
+    return clip(shown, _ARGUMENTS_BYTES_MAX)
 
 
 def cut_arguments(arguments: str, bytes_max: int, seq: int) -> str:
@@ -97,7 +97,7 @@ def cut_arguments(arguments: str, bytes_max: int, seq: int) -> str:
     while values and share > 32:
         share //= 2
         cut = {name: _cut_value(value, share, seq) for name, value in values.items()}
-        found = sound(json.dumps(cut, ensure_ascii=False, separators=(",", ":")))
+        found = replace_surrogates(json.dumps(cut, ensure_ascii=False, separators=(",", ":")))
         if utf8_bytes(found) <= bytes_max:
             return found
     return json.dumps({"left_out": f"recall(seq={seq})"})
@@ -107,14 +107,14 @@ def texts_of(arguments: str) -> list[str]:
     """Return the texts among the arguments of a call, nested ones too."""
     values = _object(arguments)
     if values is None:
-        return [sound(arguments)]
+        return [replace_surrogates(arguments)]
     found: list[str] = []
     waiting: list[Any] = [values]
     # Each value is taken once: the loop ends with the arguments.
     while waiting:
         value = waiting.pop()
         if isinstance(value, str):
-            found.append(sound(value))
+            found.append(replace_surrogates(value))
         elif isinstance(value, dict):
             waiting.extend(reversed(value.values()))
         elif isinstance(value, list):
@@ -150,14 +150,14 @@ def _value_text(name: str, value: Any, *, alone: bool) -> str:
     if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
         value = " ".join(value)
     if not isinstance(value, str):
-        return clipped(_json(value), _VALUE_BYTES_MAX)
+        return clip(_json(value), _VALUE_BYTES_MAX)
     bytes_max = _COMMAND_BYTES_MAX if name.lower() in _COMMAND_KEYS else _VALUE_BYTES_MAX
-    text = sound(str(value))
+    text = replace_surrogates(str(value))
     if utf8_bytes(text) > bytes_max:
         # A path, an address or an id is worth nothing without its end.
         if len(text) <= _COMMAND_BYTES_MAX and find_refs(text, bulk=False) == [text]:
             return text
-        return f"{clipped(text, bytes_max) if alone else ''}({_short_size(utf8_bytes(text))})"
+        return f"{clip(text, bytes_max) if alone else ''}({_short_size(utf8_bytes(text))})"
     return text if len(text.splitlines()) <= 1 else " ".join(text.split())
 
 
@@ -165,18 +165,22 @@ def _cut_value(value: Any, bytes_max: int, seq: int) -> Any:
     text = value if isinstance(value, str) else _json(value)
     if utf8_bytes(text) <= bytes_max:
         return value
-    return shortened(sound(text), bytes_max, seq) if bytes_max > 128 else head_of(text, bytes_max)
+    return (
+        shorten(replace_surrogates(text), bytes_max, seq)
+        if bytes_max > 128
+        else head_of(text, bytes_max)
+    )
 
 
 def _json(value: Any) -> str:
-    return sound(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+    return replace_surrogates(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
 def _ends_of(text: str) -> list[str]:
     """Return the first lines and the last ones that are not empty."""
     head = [line.strip() for line in text[:4000].splitlines() if line.strip()]
     tail = [line.strip() for line in text[-4000:].splitlines() if line.strip()]
-    found = [sound(line) for line in [*head[:3], *tail[-4:]]]
+    found = [replace_surrogates(line) for line in [*head[:3], *tail[-4:]]]
     return [line for line in found if _LETTER.search(line)] or [""]
 
 

@@ -17,7 +17,7 @@ from everlong.compaction.context import (
 )
 from everlong.compaction.notes import calls_of, outcome_of_result
 from everlong.compaction.snapshot import Kept
-from everlong.compaction.text import CUT_BYTES_MIN, Cut, sound, utf8_bytes
+from everlong.compaction.text import CUT_BYTES_MIN, Cut, replace_surrogates, utf8_bytes
 from everlong.compaction.tool_calls import cut_arguments
 from everlong.models import Kind, Message
 from everlong.policy import Policy
@@ -158,12 +158,12 @@ def _with_text(kept: Kept, bytes_max: int) -> Kept:
 
 
 def _replaced(kept: Kept, cut: Cut, outcome: str) -> Kept:
-    message = dataclasses.replace(kept.message, text=sound(cut.head), native=None)
+    message = dataclasses.replace(kept.message, text=replace_surrogates(cut.head), native=None)
     return dataclasses.replace(
         kept,
         message=message,
         left_out=cut.left_out,
-        tail=sound(cut.tail),
+        tail=replace_surrogates(cut.tail),
         noted=True,
         outcome=outcome,
     )

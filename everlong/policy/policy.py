@@ -176,7 +176,7 @@ class Policy:
         defaults = _DEFAULT.fields()
         return {name: value for name, value in self.fields().items() if value != defaults[name]}
 
-    def changed(self, changes: Mapping[str, Any]) -> "Policy":
+    def with_changes(self, changes: Mapping[str, Any]) -> "Policy":
         """Return this policy with some fields replaced; raise `ValueError` for what is wrong."""
         if not changes:
             return self

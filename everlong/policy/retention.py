@@ -33,7 +33,7 @@ class Retention:
     quarantine_seconds: _Seconds = 7 * _DAY
     """From quarantine to the end. Until then a read, or the next sweep, puts back what is needed."""
 
-    def too_short(self) -> str:
+    def find_problem(self) -> str:
         """Say why this could lose what is still needed; empty if it cannot."""
         if self.quarantine_seconds >= QUARANTINE_SECONDS_MIN:
             return ""

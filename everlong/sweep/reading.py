@@ -73,7 +73,9 @@ class Reader:
         check_codec(codec)
         self._index = index
         self._packs = packs
-        self._codec = codec.over(packs) if isinstance(codec, EverlongCodec | OuterCodec) else codec
+        self._codec = (
+            codec.with_packs(packs) if isinstance(codec, EverlongCodec | OuterCodec) else codec
+        )
         self._namespace = namespace
         self._legible = _LEGIBLE | set(encodings)
         self.packs_read = 0

@@ -124,7 +124,7 @@ class Sweep:
         attempt_of: str = "",
         seconds_max: float = math.inf,
     ) -> None:
-        if not trusting and (why := options.retention.too_short()):
+        if not trusting and (why := options.retention.find_problem()):
             raise ConfigError(why)
         check_codec(codec)
         self._histories = histories

@@ -355,7 +355,7 @@ class AgentWorkflow:
             raise ValueError("too much is being said to this thread at once; try again later")
         if len(to_json(configure.changes)) > limits.CHANGES_BYTES_MAX:
             raise ValueError(f"changes have at most {limits.CHANGES_BYTES_MAX} bytes")
-        self._thread.policy.changed(configure.changes)
+        self._thread.policy.with_changes(configure.changes)
 
     @workflow.signal(name=PAUSE_SIGNAL)
     def pause(self, control: Control | None = None) -> None:

@@ -66,7 +66,7 @@ class Thread:
     @property
     def policy(self) -> Policy:
         """The thread's policy: its own, else the agent's, once a worker has said it."""
-        return self._policy or Policy().changed(self._changes)
+        return self._policy or Policy().with_changes(self._changes)
 
     @property
     def stopping(self) -> bool:
@@ -171,7 +171,7 @@ class Thread:
                 await self.fail_turn(reason, type_of(error) or type(error.cause).__name__)
             return
         if self._policy is None:
-            self._adopt(Policy().changed(turn.policy or {}))
+            self._adopt(Policy().with_changes(turn.policy or {}))
         self.state = transitions.after_model(self.state, turn)
         self.state = approvals.request(self.state, self.now_ms())
         if not turn.tool_calls:
@@ -180,7 +180,7 @@ class Thread:
     def _adopt(self, own: Policy) -> None:
         """Take the agent's own policy, with what was configured before it was known."""
         try:
-            self._policy = own.changed(self._changes)
+            self._policy = own.with_changes(self._changes)
         except ValueError as error:  # What was changed does not go with the rest.
             self._policy = own
             reason = printable(f"not configured: {error}", limits.REASON_CHARS_MAX)
@@ -331,7 +331,7 @@ class Thread:
 
     def configure(self, changes: dict[str, Any], key: str = "") -> None:
         """Change fields of the policy; raise `ValueError` for what is wrong. `key` names the request."""
-        changed = self.policy.changed(changes)
+        changed = self.policy.with_changes(changes)
         if key:
             configured = (*self.state.configured, short_digest(key, size_bytes=8))
             self.state = with_values(self.state, configured=configured[-limits.CONFIGURED_MAX :])

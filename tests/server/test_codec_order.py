@@ -15,7 +15,7 @@ from temporalio.worker import Replayer, Worker
 
 from everlong import EverlongPlugin
 from everlong.admin import service
-from everlong.codecs.composition import REMEDY
+from everlong.codecs.composition import INSPECTION_REMEDY
 from everlong.embedded import TemporalServer
 from everlong.models import SweepOptions
 from everlong.storage import BlobStore
@@ -40,7 +40,7 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [
         each.message
         for each in caplog.records
-        if each.levelno >= logging.WARNING and REMEDY in each.message
+        if each.levelno >= logging.WARNING and INSPECTION_REMEDY in each.message
     ]
 
 

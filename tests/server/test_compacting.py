@@ -60,7 +60,7 @@ async def test_an_agent_that_compacts_goes_on_and_its_context_stays_small(drive:
 
 @pytest.mark.guarantee(59)
 async def test_compaction_goes_on_across_rolls_and_workers_that_forget(drive: Drive) -> None:
-    policy = SMALL.changed({"run_events_max": 50})
+    policy = SMALL.with_changes({"run_events_max": 50})
     async with drive([reading_agent(14)], policy, max_cached_workflows=0) as thread:
         assert await thread.ask() == pages_answer(14)
         status = await thread.status()
@@ -109,7 +109,7 @@ async def test_a_models_summary_is_used_and_one_that_fails_is_done_without(
     drive: Drive, fails: bool
 ) -> None:
     sums: list[str] = []
-    policy = SMALL.changed({"summary": True})
+    policy = SMALL.with_changes({"summary": True})
     async with drive([summing_up(sums, fails)], policy) as thread:
         answer = await thread.ask("read, and tell me")
         assert sums
@@ -134,7 +134,7 @@ async def test_a_summary_that_is_far_too_long_does_not_break_the_budget(drive: D
             return Reply(text="read")
 
     agent = Agent(name="ops", model=Wordy(), tools=[read_page])
-    async with drive([agent], SMALL.changed({"summary": True})) as thread:
+    async with drive([agent], SMALL.with_changes({"summary": True})) as thread:
         assert await thread.ask() == "read"
         compacted = await thread.data(Kind.COMPACTION)
         assert compacted

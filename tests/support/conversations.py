@@ -72,7 +72,9 @@ def shown(
     now_ms: int = 0,
     result_bytes_max: int = WHOLE,
 ) -> list[Message]:
-    return compaction.context(base, items, policy or Policy(), now_ms, lambda _: result_bytes_max)
+    return compaction.build_context(
+        base, items, policy or Policy(), now_ms, lambda _: result_bytes_max
+    )
 
 
 def assert_paired(messages: Sequence[Message]) -> None:

@@ -130,7 +130,7 @@ class Knowing(Reversing, WithSerializationContext):
 
 async def test_a_codec_inside_ours_sees_plain_payloads() -> None:
     store = MemoryBlobStore()
-    codec = EverlongCodec(store).around(Reversing())
+    codec = EverlongCodec(store).with_inner(Reversing())
     items = [LARGE, Payload(data=b"abc")]
     encoded = await codec.encode(items)
     assert encoded[1].data == b"cba"
@@ -149,7 +149,7 @@ async def test_a_codec_inside_ours_is_told_the_context() -> None:
 async def test_a_codec_that_only_reads_leaves_what_it_encodes() -> None:
     store = CountingStore()
     [ref] = await EverlongCodec(store).encode([LARGE])
-    reading = EverlongCodec(store).reading()
+    reading = EverlongCodec(store).as_read_only()
     assert await reading.encode([LARGE]) == [LARGE]
     assert await reading.decode([ref]) == [LARGE]
     assert store.puts == 1

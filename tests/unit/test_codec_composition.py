@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 from everlong import EverlongPlugin, cli
 from everlong.asking import packs_of
 from everlong.codecs import EverlongCodec, composition
-from everlong.codecs.composition import OuterCodec, holds_everlong, inspect, own_codec
+from everlong.codecs.composition import OuterCodec, holds_everlong, inspect_codec, own_codec
 from everlong.codecs.refs import is_ref
 from everlong.config import load_settings
 from everlong.connection import connect, load_codec
@@ -146,16 +146,16 @@ async def test_a_codec_that_encrypts_first_stores_each_list_whole() -> None:
 async def test_inspection_finds_codecs_whose_output_does_not_repeat(
     codec: PayloadCodec, repeats: bool | None
 ) -> None:
-    found = await inspect(codec, "default")
+    found = await inspect_codec(codec, "default")
     assert found.repeats is repeats
     assert bool(found.warning) == (repeats is False)
     assert type(codec).__name__ in found.warning or not found.warning
 
 
 async def test_a_codec_that_hangs_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(composition, "SECONDS_MAX", 0.05)
+    monkeypatch.setattr(composition, "INSPECTION_SECONDS_MAX", 0.05)
     async with asyncio.timeout(30):
-        assert (await inspect(Hanging(), "default")).repeats is None
+        assert (await inspect_codec(Hanging(), "default")).repeats is None
 
 
 @pytest.mark.guarantee(24)

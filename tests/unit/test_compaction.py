@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everlong import compaction
-from everlong.compaction import Item, Snapshot, compact, dump, load, size_of, view_summary_request
+from everlong.compaction import Item, Snapshot, compact, dump, load, size_of, summary_prompt
 from everlong.compaction.rendering import FRAME_BYTES_MAX, SUMMARY_FRAME_BYTES_MAX
 from everlong.compaction.snapshot import NoteKind
 from everlong.compaction.text import MARK_BYTES_MAX, mark
@@ -285,12 +285,12 @@ def test_the_request_for_a_summary_is_bounded_and_ends_with_the_newest_messages(
     thread = long_thread(steps=300)
     thread.user("the newest message")
     base = compact(None, thread.items[:300], Policy(), 0, keep_from_seq=ALL)
-    request = view_summary_request(base, thread.items, Policy(), 0, bytes_max=20_000)
+    request = summary_prompt(base, thread.items, Policy(), 0, bytes_max=20_000)
     assert len(request.encode()) <= 20_000
     assert request.startswith("Summarise this work")
     assert request.endswith("user: the newest message\n")
     assert "Entries 1 to " in request
-    assert len(view_summary_request(None, thread.items, Policy(), 0).encode()) <= 256 * KIB
+    assert len(summary_prompt(None, thread.items, Policy(), 0).encode()) <= 256 * KIB
 
 
 def test_a_snapshot_of_another_version_is_refused_without_quoting_it() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everlong import compaction
-from everlong.compaction import Item, Snapshot, estimate_tokens, next_expiry_ms, shortened, size_of
+from everlong.compaction import Item, Snapshot, estimate_tokens, next_expiry_ms, shorten, size_of
 from everlong.models import Fact, Kind, Message, ToolCall
 from everlong.policy import Policy
 from tests.support.conversations import Thread, assert_paired, conversations, shown
@@ -53,7 +53,7 @@ def test_a_long_result_is_shown_as_head_mark_and_tail_at_lines() -> None:
 def test_what_was_shortened_before_is_shortened_on_with_one_mark() -> None:
     thread = Thread()
     thread.user("hello")
-    text = shortened("é" * 10_000, 4000, seq=3)
+    text = shorten("é" * 10_000, 4000, seq=3)
     thread.step("cat x", text)
     [*_, result] = shown(None, thread.items, result_bytes_max=1000)
     assert result.text.count("recall(seq=3)") == 1
@@ -64,7 +64,7 @@ def test_what_was_shortened_before_is_shortened_on_with_one_mark() -> None:
 
 @given(st.text(max_size=300), st.integers(0, 400))
 def test_shortening_never_makes_longer_nor_goes_over_its_bound(text: str, bytes_max: int) -> None:
-    short = shortened(text, bytes_max, seq=7)
+    short = shorten(text, bytes_max, seq=7)
     assert len(short.encode()) <= max(bytes_max, 128)
     assert len(short.encode()) <= len(text.encode())
     assert short == text or "recall(seq=7)" in short

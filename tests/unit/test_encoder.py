@@ -233,9 +233,9 @@ def test_marks_lead_to_no_list_that_differs() -> None:
 def test_the_memory_of_all_threads_is_bounded_and_bytes_go_before_threads() -> None:
     memory = EncoderMemory(1_000_000)
     for number in range(50):
-        planned(memory.of(f"thread {number}"), noise(100_000, number))
-        planned(memory.of(f"thread {number}"), noise(100_000, number) + noise(2000, 99))
-        memory.of("thread 0")
+        planned(memory.get(f"thread {number}"), noise(100_000, number))
+        planned(memory.get(f"thread {number}"), noise(100_000, number) + noise(2000, 99))
+        memory.get("thread 0")
         memory.trim(f"thread {number}")
         assert sum(each.cost_bytes for each in memory._threads.values()) <= 1_000_000
         assert memory.cost_bytes <= 1_000_000
@@ -244,28 +244,28 @@ def test_the_memory_of_all_threads_is_bounded_and_bytes_go_before_threads() -> N
     assert memory.stats.forgotten_threads == 0
     for number in range(50):
         data = noise(100_000, number) + noise(2000, 99) + noise(3000, 98)
-        assert new_bytes(memory.of(f"thread {number}").plan(b"", data, "", 0.0)) < 6000
+        assert new_bytes(memory.get(f"thread {number}").plan(b"", data, "", 0.0)) < 6000
 
 
 @pytest.mark.guarantee(11)
 def test_threads_are_forgotten_when_even_digests_do_not_fit() -> None:
     memory = EncoderMemory(200_000)
     for number in range(60):
-        planned(memory.of(f"thread {number}"), noise(50_000, number))
+        planned(memory.get(f"thread {number}"), noise(50_000, number))
         memory.trim(f"thread {number}")
         assert memory.cost_bytes <= 200_000
     assert 10 < len(memory._threads) < 60
     assert memory.stats.forgotten_threads == 60 - len(memory._threads)
     assert "thread 59" in memory._threads
-    assert memory.of("thread 0").was_forgotten
-    assert not memory.of("thread 59").was_forgotten
+    assert memory.get("thread 0").was_forgotten
+    assert not memory.get("thread 59").was_forgotten
 
 
 @pytest.mark.guarantee(11)
 def test_threads_of_which_nothing_became_durable_are_bounded_too() -> None:
     memory = EncoderMemory(1_000_000)
     for number in range(5000):
-        memory.of(f"thread {number}")
+        memory.get(f"thread {number}")
         memory.trim(f"thread {number}")
     assert len(memory._threads) < 1000
     assert sys.getsizeof(memory._threads) < 1_000_000

@@ -89,7 +89,7 @@ async def test_what_holds_an_activity_is_shown_at_once_and_so_is_its_end() -> No
 
 async def test_another_reason_to_be_held_is_shown_at_once() -> None:
     work = failing(StoreUnavailable("it is away"), BlobMissing("no such bytes"))
-    beats = await beats_of(lambda living: living.patiently(work), timeout_seconds=60)
+    beats = await beats_of(lambda living: living.retry_store_call(work), timeout_seconds=60)
     assert beats.details == [
         "held by StoreUnavailable: it is away",
         "held by BlobMissing: no such bytes",

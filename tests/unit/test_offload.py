@@ -13,7 +13,7 @@ from temporalio.exceptions import FailureError
 from everlong import limits
 from everlong.codecs import EverlongCodec, offload
 from everlong.codecs.budget import BUDGET, CompletionBudget
-from everlong.codecs.offload import Offloader, patiently
+from everlong.codecs.offload import Offloader, retry_store_call
 from everlong.codecs.refs import ENCODING as REF_ENCODING
 from everlong.errors import StoreUnavailable
 from everlong.storage.memory import MemoryBlobStore
@@ -125,7 +125,7 @@ async def test_a_large_payload_gets_more_time_to_be_written_and_to_be_read(
     store.get_seconds = 0.2
     assert await EverlongCodec(store).decode([ref]) == [LARGE]
     # However large a ref claims to be, there is an end.
-    assert offload.store_seconds(1 << 60) < 600
+    assert offload.store_timeout_seconds(1 << 60) < 600
 
 
 async def test_other_errors_of_a_store_are_not_retried() -> None:
@@ -355,4 +355,4 @@ async def test_patiently_passes_on_what_it_does_not_know() -> None:
         raise ValueError("not of the store")
 
     with pytest.raises(ValueError, match="not of the store"):
-        await patiently(fails)
+        await retry_store_call(fails)

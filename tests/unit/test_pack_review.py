@@ -11,7 +11,7 @@ import pytest
 from everlong import limits
 from everlong.codecs import EverlongCodec, matcher, pack_layout
 from everlong.codecs.encoder import ThreadMemory
-from everlong.codecs.matcher import Known, Recent, Run
+from everlong.codecs.matcher import KnownPack, RecentPayload, Run
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.packs import Contents, Extent, build_pack, whole
 from tests.support.pack_model import THREAD, Store, check
@@ -67,7 +67,7 @@ def test_a_payload_of_too_many_runs_is_written_with_the_dictionaries_of_its_pack
 def test_however_many_runs_a_payload_has_only_a_bounded_number_is_left(
     runs: int, shape: str
 ) -> None:
-    pack = Known(b"n" * 32, 0, 2**32, 0.0, 0.0)
+    pack = KnownPack(b"n" * 32, 0, 2**32, 0.0, 0.0)
     chooser = random.Random(runs)
     lengths = {
         "equal": [1024] * runs,
@@ -87,7 +87,7 @@ def test_however_many_runs_a_payload_has_only_a_bounded_number_is_left(
     assert len(chosen) < runs
 
 
-class Fleeting(Recent):
+class Fleeting(RecentPayload):
     """A payload whose bytes are dropped by another thread, after they were looked at so many times."""
 
     looks = 10**6
@@ -109,7 +109,7 @@ def test_bytes_may_be_dropped_while_a_payload_is_compared_with_them(
     store, memory = Store(), ThreadMemory()
     start, end = noise(9000), noise(5000, 1)
     monkeypatch.setattr(Fleeting, "looks", 10**6)
-    monkeypatch.setattr("everlong.codecs.encoder.Recent", Fleeting)
+    monkeypatch.setattr("everlong.codecs.encoder.RecentPayload", Fleeting)
     written(store, memory, start + end)
     assert isinstance(memory._recent[0], Fleeting)
     memory._recent[0].marks = list(matcher._marks(start + end, [4096, 9000]))
@@ -187,9 +187,9 @@ def test_a_pack_whose_dictionary_is_not_among_its_sources_is_not_learned_from() 
 
 
 def test_a_long_row_of_dictionaries_is_counted_and_not_used() -> None:
-    known = Known(b"n" * 32, 0, 5000, 0.0, 0.0)
+    known = KnownPack(b"n" * 32, 0, 5000, 0.0, 0.0)
     for number in range(1, 3000):
-        known = Known(b"n" * 32, number, 5000, 0.0, 0.0, dictionary=known)
+        known = KnownPack(b"n" * 32, number, 5000, 0.0, 0.0, dictionary=known)
     assert known.dictionaries == 2999
 
 
@@ -199,14 +199,14 @@ def test_the_search_for_single_payloads_in_a_large_one_is_bounded(
     memory, searched = ThreadMemory(), 0
     for seed in range(limits.ENCODER_SINGLES_MAX):
         memory.commit(memory.plan(b"", noise(2000, seed), "", 0.0), b"%032d" % seed, 0.0)
-    search = matcher.Matching._search
+    search = matcher.Match._search
 
-    def look(self: matcher.Matching, piece: bytes) -> int:
+    def look(self: matcher.Match, piece: bytes) -> int:
         nonlocal searched
         searched += self._end - self._place
         return search(self, piece)
 
-    monkeypatch.setattr(matcher.Matching, "_search", look)
+    monkeypatch.setattr(matcher.Match, "_search", look)
     memory.plan(b"", noise(20_000_000, 50), "", 0.0)
     assert 0 < searched <= 128 * limits.MIB
 

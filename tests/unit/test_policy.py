@@ -84,7 +84,7 @@ def least(field: str) -> Any:
     """Return the least value of a field that a policy takes, of some that are tried."""
     for value in (0.001, 0.1, 0.15, 0.2, 0.25, 0.5, 1, 50, 1024, 16 * limits.KIB):
         try:
-            Policy().changed({field: value})
+            Policy().with_changes({field: value})
         except ValidationError:
             continue
         return value
@@ -104,7 +104,7 @@ def least(field: str) -> Any:
 def test_no_policy_makes_a_run_end_that_has_just_begun(field: str) -> None:
     """It would continue as new for ever, without doing anything."""
     just_begun = RunSize(events=20, history_bytes=12 * limits.KIB, server_suggests=False)
-    assert roll_reason(Policy().changed({field: least(field)}), just_begun) is None
+    assert roll_reason(Policy().with_changes({field: least(field)}), just_begun) is None
 
 
 @pytest.mark.parametrize(
@@ -147,14 +147,14 @@ def test_bounds_that_would_harm_are_refused(field: dict[str, Any]) -> None:
 def test_times_are_such_that_a_timer_takes_them(field: str, seconds: float) -> None:
     """One that does not fit a timedelta would fail every task of a thread."""
     with pytest.raises(ValidationError):
-        Policy().changed({field: seconds})
+        Policy().with_changes({field: seconds})
 
 
 def test_compaction_has_to_leave_less_than_it_begins_with() -> None:
     with pytest.raises(ValidationError, match="compact_to_bytes"):
         Policy(compact_at_bytes=8 * limits.KIB, compact_to_bytes=8 * limits.KIB)
     with pytest.raises(ValueError, match="compact_to_bytes"):
-        Policy().changed({"compact_to_bytes": 256 * limits.KIB})
+        Policy().with_changes({"compact_to_bytes": 256 * limits.KIB})
 
 
 def test_actions_name_limits() -> None:
@@ -170,11 +170,11 @@ def test_actions_name_limits() -> None:
 def test_what_differs_from_the_defaults_makes_the_policy_again(
     wanted: Mapping[str, Any],
 ) -> None:
-    policy = Policy().changed(wanted)
+    policy = Policy().with_changes(wanted)
     assert all(getattr(policy, name) == value for name, value in wanted.items())
     differences = policy.differences()
     assert set(differences) <= set(wanted)
-    assert Policy().changed(differences) == policy
+    assert Policy().with_changes(differences) == policy
     assert TypeAdapter(Policy).validate_json(TypeAdapter(Policy).dump_json(policy)) == policy
 
 
@@ -182,18 +182,20 @@ def test_what_differs_from_the_defaults_makes_the_policy_again(
 def test_later_changes_win_and_the_others_stay(
     first: Mapping[str, Any], then: Mapping[str, Any]
 ) -> None:
-    assert Policy().changed(first).changed(then) == Policy().changed({**first, **then})
+    assert Policy().with_changes(first).with_changes(then) == Policy().with_changes(
+        {**first, **then}
+    )
 
 
 def test_defaults_differ_in_nothing() -> None:
     assert Policy().differences() == {}
-    assert Policy().changed({}) == Policy()
+    assert Policy().with_changes({}) == Policy()
 
 
 def test_changes_that_are_wrong_are_named() -> None:
     with pytest.raises(ValueError, match="the policy has no steps, turns"):
-        Policy().changed({"turns": 1, "steps": 2})
+        Policy().with_changes({"turns": 1, "steps": 2})
     with pytest.raises(ValueError, match="steps_max"):
-        Policy().changed({"steps_max": "many"})
+        Policy().with_changes({"steps_max": "many"})
     with pytest.raises(ValueError, match="context_bytes_max"):
-        Policy().changed({"context_bytes_max": None})
+        Policy().with_changes({"context_bytes_max": None})

@@ -45,15 +45,15 @@ def test_a_limit_is_reached_at_its_bound_and_not_before(name: str) -> None:
     assert limit_hit(POLICY, used(name, bound - step)) is None
     hit = LimitHit(limit=f"{name}_max", value=bound, bound=bound, action="pause")
     assert limit_hit(POLICY, used(name, bound)) == hit
-    stops = POLICY.changed({"actions": {f"{name}_max": "stop"}})
+    stops = POLICY.with_changes({"actions": {f"{name}_max": "stop"}})
     assert limit_hit(stops, used(name, bound)) == dataclasses.replace(hit, action="stop")
-    archives = POLICY.changed({"on_limit": "archive"})
+    archives = POLICY.with_changes({"on_limit": "archive"})
     assert limit_hit(archives, used(name, bound)) == dataclasses.replace(hit, action="archive")
 
 
 @pytest.mark.parametrize("name", ["steps", "tokens", "cost_usd", "thread_bytes", "step_bytes"])
 def test_a_limit_can_be_switched_off(name: str) -> None:
-    policy = POLICY.changed({f"{name}_max": None})
+    policy = POLICY.with_changes({f"{name}_max": None})
     assert limit_hit(policy, used(name, 10**18)) is None
 
 

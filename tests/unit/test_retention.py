@@ -40,10 +40,10 @@ def test_a_retention_that_is_not_understood_is_refused(written: str) -> None:
 
 
 def test_a_quarantine_is_longer_than_an_encoder_may_name_a_pack() -> None:
-    assert not Retention().too_short()
+    assert not Retention().find_problem()
     assert QUARANTINE_SECONDS_MIN > limits.ENCODER_PACK_SECONDS_MAX
-    assert Retention(quarantine_seconds=QUARANTINE_SECONDS_MIN - 1).too_short()
-    assert not Retention(quarantine_seconds=QUARANTINE_SECONDS_MIN).too_short()
+    assert Retention(quarantine_seconds=QUARANTINE_SECONDS_MIN - 1).find_problem()
+    assert not Retention(quarantine_seconds=QUARANTINE_SECONDS_MIN).find_problem()
 
 
 def test_a_pack_that_is_named_again_and_again_is_written_again_within_a_day() -> None:

@@ -74,7 +74,7 @@ async def test_a_codec_of_ours_within_anothers_hides_nothing(is_remembered: bool
     packs = open_packs(world.store)
     context = WorkflowSerializationContext(namespace=NAMESPACE, workflow_id="w0")
     inner = EverlongCodec(packs, inline_bytes_max=512).with_context(context)
-    codec = EverlongCodec(packs, inline_bytes_max=512).around(Around(inner))
+    codec = EverlongCodec(packs, inline_bytes_max=512).with_inner(Around(inner))
     plain = [large() for _ in range(3)]
     run.payloads = await codec.with_context(context).encode([run.payloads[0], *plain])
     world.close(run)
@@ -82,13 +82,13 @@ async def test_a_codec_of_ours_within_anothers_hides_nothing(is_remembered: bool
     before = await world.keys()
     assert len(before) == 3
     if not is_remembered:
-        codec = EverlongCodec(packs).around(Around(EverlongCodec(open_packs(world.store))))
+        codec = EverlongCodec(packs).with_inner(Around(EverlongCodec(open_packs(world.store))))
     for _ in range(SWEEPS):
         report = await swept(world, codec)
         assert not report.incomplete
         assert report.quarantined.objects == 0
     assert await world.keys() == before
-    fresh = EverlongCodec(open_packs(world.store)).around(
+    fresh = EverlongCodec(open_packs(world.store)).with_inner(
         Around(EverlongCodec(PackStore(world.store)))
     )
     assert await fresh.decode(run.payloads[1:4]) == plain
@@ -98,7 +98,7 @@ async def test_a_codec_of_ours_within_anothers_hides_nothing(is_remembered: bool
 async def test_text_that_names_a_payload_does_not_stand_for_its_ref(tmp_path: Path) -> None:
     world = MadeUp(MemoryBlobStore())
     run = world.start("w0")
-    world.codec = EverlongCodec(world.packs, inline_bytes_max=64).around(Masked())
+    world.codec = EverlongCodec(world.packs, inline_bytes_max=64).with_inner(Masked())
     run.payloads[0] = await world.encoded("w0", run.payloads[0])
     for _ in range(2):
         named = await world.append(run, 400)  # A payload in the store, masked, names the head.

@@ -254,7 +254,7 @@ async def swept(world: MadeUp, codec: PayloadCodec, packs: PackStore) -> SweepRe
 async def test_what_a_teams_own_codec_hides_is_found_with_it_and_keeps_all_without() -> None:
     world, run = await written()
     plain = EverlongCodec(world.packs, inline_bytes_max=1024)
-    world.codec = plain.around(Masked())
+    world.codec = plain.with_inner(Masked())
     for _ in range(3):
         run.payloads.append(await world.append(run, 400))
     before = await world.keys()

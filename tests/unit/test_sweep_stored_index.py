@@ -157,7 +157,7 @@ async def test_what_a_masked_payload_names_is_known_to_a_new_process() -> None:
 
     world = MadeUp(OrderedStore())
     run = world.start("w0")
-    world.codec = EverlongCodec(world.packs, inline_bytes_max=64).around(Masked())
+    world.codec = EverlongCodec(world.packs, inline_bytes_max=64).with_inner(Masked())
     run.payloads[0] = await world.encoded("w0", run.payloads[0])
     for _ in range(4):
         run.payloads.append(await world.append(run, 400))

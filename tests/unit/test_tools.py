@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field, ValidationError
 
-from everlong.agents import CallInfo, current_call, running_call, tool
+from everlong.agents import CallInfo, current_call, set_current_call, tool
 from everlong.errors import ConfigError
 from everlong.models import CallOptions
 
@@ -368,7 +368,7 @@ CALL = CallInfo(thread_id="t", agent="ops", call_id="c", idempotency_key="t/3-0"
 
 
 async def test_a_tool_knows_its_call_in_coroutines_tasks_and_threads() -> None:
-    with running_call(CALL):
+    with set_current_call(CALL):
         assert current_call() is CALL
         assert await asyncio.create_task(_seen()) is CALL
         in_context = contextvars.copy_context().run
@@ -384,7 +384,7 @@ async def _seen() -> CallInfo:
 async def test_calls_at_the_same_time_do_not_mix() -> None:
     async def run(number: int) -> bool:
         mine = dataclasses.replace(CALL, call_id=str(number))
-        with running_call(mine):
+        with set_current_call(mine):
             await asyncio.sleep(0)
             return current_call() is mine
 
@@ -392,7 +392,7 @@ async def test_calls_at_the_same_time_do_not_mix() -> None:
 
 
 def test_outside_a_tool_there_is_no_call() -> None:
-    with running_call(CALL):
+    with set_current_call(CALL):
         pass
     with pytest.raises(ConfigError, match="outside a tool"):
         current_call()

@@ -25,7 +25,13 @@ from everlong.admin.service.findings import Finding, Problem, finding
 from everlong.admin.service.judging import Asker, Read, judge_clock, judge_versions, judge_workers
 from everlong.admin.service.probing import Answer, Clock, ask_workers, new_id, pollers, read_clock
 from everlong.admin.service.trying import check_store, new_key, removed
-from everlong.codecs.composition import REMEDY, OuterCodec, check_order, inspect, own_codec
+from everlong.codecs.composition import (
+    INSPECTION_REMEDY,
+    OuterCodec,
+    check_order,
+    inspect_codec,
+    own_codec,
+)
 from everlong.errors import (
     ConfigError,
     EverlongError,
@@ -167,11 +173,11 @@ async def check_codec(client: Client) -> Finding | None:
     if isinstance(codec, OuterCodec):
         texts.append(f"{type(codec.outer).__name__} is around Everlong's, and known to it")
     if ours is not None and ours.inner is not None:
-        inspection = await inspect(ours.inner, client.namespace)
+        inspection = await inspect_codec(ours.inner, client.namespace)
         unknown = ", and could not be tried" if inspection.repeats is None else ""
         texts.append(f"{inspection.codec} is inside Everlong's{unknown}")
         if inspection.warning:
-            problems.append(Problem("warning", inspection.warning, REMEDY))
+            problems.append(Problem("warning", inspection.warning, INSPECTION_REMEDY))
     return finding("codec", "; ".join(texts), problems) if texts else None
 
 

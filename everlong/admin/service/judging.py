@@ -6,7 +6,7 @@ from typing import Final
 
 from everlong.admin.service.findings import Finding, Problem, finding
 from everlong.admin.service.probing import Answer, Clock
-from everlong.codecs.composition import REMEDY
+from everlong.codecs.composition import INSPECTION_REMEDY
 from everlong.models import Checked
 from everlong.versions import SDK, SDK_TESTED, Versions
 
@@ -114,7 +114,7 @@ def judge_worker(asker: Asker, worker: str, reads: Sequence[Read]) -> Finding:
     text = _described(checked) + ("" if apart else "; each side reads what the other writes")
     problems += _versions(asker, checked)
     if checked.codec_warning:
-        problems.append(Problem("warning", checked.codec_warning, REMEDY))
+        problems.append(Problem("warning", checked.codec_warning, INSPECTION_REMEDY))
     if asker.has_attributes and not checked.attributes:
         problems.append(
             Problem(

@@ -165,7 +165,9 @@ class Past:
         items = await items_of(self.journal, [each for each in entries if each.seq >= first_seq])
         policy = self.status.policy
         # Results were cut to what their tool allows when they were stored.
-        context = compaction.context(base, items, policy, time_ms, lambda _: limits.TEXT_BYTES_MAX)
+        context = compaction.build_context(
+            base, items, policy, time_ms, lambda _: limits.TEXT_BYTES_MAX
+        )
         facts = compaction.facts_at(base, items, policy, time_ms)
         return Scene(time_ms, snapshot, data, tuple(context), facts, base, tuple(items))
 
@@ -190,7 +192,7 @@ class Past:
             keep_from_seq=seq + 1,
         )
         left = [item for item in before.items if item.entry.seq > after.upto_seq]
-        context = compaction.context(
+        context = compaction.build_context(
             after, left, policy, before.time_ms, lambda _: limits.TEXT_BYTES_MAX
         )
         return before.context_bytes, compaction.size_of(context)

@@ -135,7 +135,7 @@ def _limits(found: Standing, given: Mapping[str, Any]) -> Preview:
         raise NoWorker(found.unavailable)
     policy = found.status.policy
     try:
-        changed = policy.changed(changes)
+        changed = policy.with_changes(changes)
     except (ValueError, TypeError) as error:
         raise ControlRefused(f"the change does not fit: {error}") from None
     words = [

@@ -76,7 +76,7 @@ async def schedule_sweeps(
     client: Client, every_seconds: float, options: SweepOptions, *, task_queue: str
 ) -> None:
     """Have workers sweep the namespace again and again; one sweep at a time."""
-    if why := options.retention.too_short():
+    if why := options.retention.find_problem():
         raise ConfigError(why)
     if every_seconds < 60:
         raise ConfigError(f"a sweep every {every_seconds:g} s is too often; give 1m or more")
