@@ -20,7 +20,7 @@ from pydantic_core import to_json
 
 from everlong.admin.console import out
 from everlong.admin.wording import bytes_text
-from everlong.archive import Facts, Manifest, StoredArchive, new_archive_id, reviving, writing
+from everlong.archive import Facts, Manifest, StoredArchive, new_archive_id, restore, writer
 from everlong.models import (
     Counters,
     Kind,
@@ -99,7 +99,7 @@ async def measured(packs: PackStore, head: SegmentRef, folder: Path) -> Sizes:
     journal = Journal(packs, thread_key(NAMESPACE, THREAD_ID))
     path = folder / "entries.json.gz"
     with gzip.open(path, "wb") as file:
-        async for rows in writing.journal_rows(journal, head):
+        async for rows in writer.journal_rows(journal, head):
             for row in rows:
                 # Each message once, as the archive has it.
                 line = to_json(dataclasses.replace(row, shown=None)) + b"\n"
@@ -153,7 +153,7 @@ async def archived(packs: PackStore, head: SegmentRef, steps: int) -> tuple[Mani
             times.append((time.monotonic(), time.process_time()))
 
     journal = Journal(packs, thread_key(NAMESPACE, THREAD_ID))
-    manifest = await writing.write(packs, journal, facts_of(head, steps), progress)
+    manifest = await writer.write(packs, journal, facts_of(head, steps), progress)
     [(begun, begun_cpu), (wrote, wrote_cpu), (read, read_cpu)] = times
     return (
         manifest,
@@ -168,7 +168,7 @@ async def revived(packs: PackStore, manifest: Manifest) -> float:
     archive = await StoredArchive.open(packs, manifest)
     last = note(manifest.entries + 1, Kind.FORK, {"thread_id": THREAD_ID, "seq": 1}, 1)
     thread = thread_key(NAMESPACE, "again")
-    await reviving.revive(packs, thread, archive, last, writing.silent)
+    await restore.revive(packs, thread, archive, last, writer.silent)
     return time.monotonic() - started
 
 
@@ -182,7 +182,7 @@ async def main(steps: int) -> None:
         manifest, written, verified = await archived(packs, head, steps)
         rss_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         path = folder / "plain.parquet"
-        await writing.export(packs, manifest, path)
+        await writer.export(packs, manifest, path)
         revive_seconds = await revived(packs, manifest)
         plain = await asyncio.to_thread(
             subprocess.run,

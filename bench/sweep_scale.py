@@ -27,8 +27,7 @@ from everlong.storage.packstore import PackStore
 from everlong.storage.ranges import ranges_of
 from everlong.storage.urls import open_store
 from everlong.sweep.index import SweepIndex
-from everlong.sweep.listing import Listing
-from everlong.sweep.stored_listing import StoredListing
+from everlong.sweep.listing import Listing, StoredListing
 from tests.support.s3_server import start_weed
 
 _PAGE: Final = 1000

@@ -2,6 +2,6 @@
 
 from everlong.activities.agent import AgentActivities
 from everlong.activities.checking import CheckActivities
-from everlong.activities.sweeping import SweepActivities
+from everlong.activities.sweep import SweepActivities
 
 __all__ = ["AgentActivities", "CheckActivities", "SweepActivities"]

@@ -2,8 +2,8 @@
 
 from everlong.archive.freed import Freed
 from everlong.archive.manifest import Facts, Manifest, new_archive_id
-from everlong.archive.reading import ArchivedJournal, StoredArchive
-from everlong.archive.writing import Progress
+from everlong.archive.reader import ArchivedJournal, StoredArchive
+from everlong.archive.writer import Progress
 
 __all__ = [
     "ArchivedJournal",

@@ -86,7 +86,7 @@ from everlong.models.names import (
     UNPAUSE_SIGNAL,
 )
 from everlong.models.sent import SENT, Sent
-from everlong.models.sweeping import (
+from everlong.models.sweep import (
     SWEEP_REASONS_MAX,
     SWEEP_THREADS_MAX,
     SweepClass,

@@ -4,7 +4,9 @@
 imported when a query runs.
 """
 
+from everlong.queries.bounds import Bounds
+from everlong.queries.engine import Table
 from everlong.queries.library import LIBRARY, NamedQuery
-from everlong.queries.results import Bounds, Needs, Table
+from everlong.queries.views import Needs
 
 __all__ = ["LIBRARY", "Bounds", "NamedQuery", "Needs", "Table"]

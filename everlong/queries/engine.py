@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from everlong.errors import QueryRefused
-from everlong.queries import process
-from everlong.queries.results import FILL_SECONDS, PARSE_SECONDS, Bounds, Needs, Table
+from everlong.queries import sandbox_main
+from everlong.queries.bounds import FILL_SECONDS, PARSE_SECONDS, Bounds
 from everlong.queries.statement import TOO_COMPLEX
+from everlong.queries.views import Needs
 
 STATEMENT_CHARS_MAX: Final = 20_000
 # A process takes 0.2 s to start, and some seconds on a busy machine, whatever the statement is.
@@ -31,6 +32,18 @@ _LINE_BYTES_MAX: Final = 1024 * 1024
 # A row has some bytes around it.
 _FRAME_BYTES: Final = 64
 _LESS: Final = "Name fewer threads, or ask for less."
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """What a statement gave. Values are what JSON has."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    truncated: bool
+    """Whether there are more rows than these."""
+    cut: int = 0
+    """Number of values that were cut."""
 
 
 @contextlib.asynccontextmanager
@@ -146,7 +159,7 @@ class _Child:
             await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-I",
-                process.__file__,
+                sandbox_main.__file__,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,

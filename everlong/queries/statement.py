@@ -13,8 +13,7 @@ from typing import Any, Final
 
 from everlong.errors import QueryRefused
 from everlong.queries.functions import FUNCTIONS, TABLE_FUNCTIONS, TYPES, VALUE_NAMES
-from everlong.queries.results import Needs
-from everlong.queries.views import MESSAGES, NAMES
+from everlong.queries.views import MESSAGES, NAMES, Needs
 
 TOO_COMPLEX: Final = "the statement takes too much time or memory to parse; make it simpler"
 _ERROR_CHARS_MAX: Final = 300

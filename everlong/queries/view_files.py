@@ -7,8 +7,7 @@ from typing import Any, Final
 import pyarrow as pa  # type: ignore[import-untyped] # It has no types.
 import pyarrow.parquet as pq  # type: ignore[import-untyped] # It has no types.
 
-from everlong.queries.results import Needs
-from everlong.queries.views import ENTRIES, columns_of
+from everlong.queries.views import ENTRIES, Needs, columns_of
 
 _ARROW: Final = {
     "VARCHAR": pa.string(),

@@ -1,5 +1,6 @@
 """The views that queries read: their columns, by the types that DuckDB names them with."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Final
 
@@ -69,6 +70,15 @@ INHERITED: Final = (
 
 TABLES: Final = {"entries": ENTRIES, "threads": THREADS}
 NAMES: Final = frozenset({*TABLES, "resumes"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """What a statement reads."""
+
+    tables: frozenset[str]
+    messages: bool
+    """Whether it names what only messages hold."""
 
 
 def columns_of(table: str, messages: bool) -> Mapping[str, str]:

@@ -5,8 +5,8 @@ Marks may be wrong for a while, since others write meanwhile; what is deleted fo
 unreachable twice, by an exact look the second time, with the time of the quarantine in between.
 """
 
-from everlong.sweep.histories import Histories
+from everlong.sweep.history_reader import Histories
 from everlong.sweep.records import Records, note_seen
-from everlong.sweep.sweeping import Hook, Preserved, Progress, Sweep
+from everlong.sweep.sweep import Hook, Preserved, Progress, Sweep
 
 __all__ = ["Histories", "Hook", "Preserved", "Progress", "Records", "Sweep", "note_seen"]

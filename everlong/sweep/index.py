@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from everlong.storage.objects import NO_THREAD
-from everlong.sweep.searching import Link
-from everlong.sweep.waiting import aside
+from everlong.sweep.links import Link
+from everlong.sweep.progress import aside
 
 T = TypeVar("T")
 

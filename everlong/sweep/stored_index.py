@@ -34,8 +34,8 @@ from everlong.storage.packstore import PackStore
 from everlong.storage.threads import in_thread
 from everlong.sweep.envelope import sealing_key_id, unwrap, wrap
 from everlong.sweep.index import SweepIndex
-from everlong.sweep.searching import Link
-from everlong.sweep.waiting import alive
+from everlong.sweep.links import Link
+from everlong.sweep.progress import alive
 
 _LOG: Final = logging.getLogger(__name__)
 _DIGITS: Final = "0123456789abcdef"

@@ -17,7 +17,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from everlong import Policy
 from everlong.admin import service
 from everlong.admin.service import archiving, deleting
-from everlong.archive import freed, writing
+from everlong.archive import freed, writer
 from everlong.archive import manifest as manifests
 from everlong.embedded import TemporalServer
 from everlong.errors import ArchiveNotFound, ControlRefused, ThreadEnded, ThreadNotFound
@@ -229,8 +229,8 @@ async def test_a_kill_before_any_step_of_freeing_is_put_right_by_doing_it_again(
     await say(threads, thread_id, "hello", "and more")
     steps = [
         (archiving, "_wait_for_end", 0),
-        (writing, "put_file", 0),
-        (writing, "verify", 0),
+        (writer, "put_file", 0),
+        (writer, "verify", 0),
         (manifests, "dump", 0),
         (archiving, "ended_runs", 1),
         (freed, "write", 1),

@@ -29,7 +29,7 @@ from everlong.storage import BlobStore
 from everlong.storage.opening import open_packs
 from everlong.storage.packstore import PackStore
 from everlong.sweep import Histories, Sweep
-from everlong.sweep.histories import Run
+from everlong.sweep.history_reader import Run
 from tests.support.namespaces import (
     AT_ONCE,
     QUICK_DELETES,

@@ -27,7 +27,7 @@ from everlong.storage.journal import Journal
 from everlong.storage.objects import object_key
 from everlong.storage.packstore import PackStore, pack_key
 from everlong.sweep import Sweep
-from everlong.sweep.histories import Described, Run
+from everlong.sweep.history_reader import Described, Run
 from tests.support.journal_builder import entry
 from tests.support.sample_payloads import noise, payload, text
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from everlong.errors import QueryRefused
-from everlong.queries import LIBRARY, Bounds, process
+from everlong.queries import LIBRARY, Bounds, sandbox_main
 from everlong.queries.engine import STATEMENT_CHARS_MAX
 from tests.support.query_runner import run
 
@@ -268,7 +268,7 @@ def children(parent: int | str = "self") -> list[int]:
 
 def _is_query(pid: str) -> bool:
     try:
-        return process.__file__.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return sandbox_main.__file__.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import duckdb
 
-from everlong.queries import Bounds, Needs, Table, running
+from everlong.queries import Bounds, Needs, Table, sandbox
 from everlong.queries.engine import open_statement
 from everlong.queries.view_files import ViewFiles
 
@@ -54,17 +54,17 @@ async def needs_of(sql: str, folder: Path) -> Needs:
 @functools.cache
 def connection() -> "duckdb.DuckDBPyConnection":
     """Return a connection of this process. Only what is quick to parse may be parsed here."""
-    return running.connect()
+    return sandbox.connect()
 
 
 def check(sql: str) -> Needs:
     """Return what a statement reads; raise `QueryRefused` if it may not run."""
-    return running.parse(connection(), sql)
+    return sandbox.parse(connection(), sql)
 
 
 def views(folder: Path, messages: bool = True) -> "duckdb.DuckDBPyConnection":
     """Return a connection of this process to empty views, as a statement has it."""
-    opened = running.connect()
+    opened = sandbox.connect()
     bounds = {"memory_bytes": 64 << 20, "disk_bytes": 64 << 20}
-    running.open_views(opened, folder, bounds, messages, {})
+    sandbox.open_views(opened, folder, bounds, messages, {})
     return opened

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Final
 
-from everlong.archive import Facts, Manifest, new_archive_id, writing
+from everlong.archive import Facts, Manifest, new_archive_id, writer
 from everlong.compaction import Snapshot, dump
 from everlong.models import (
     Approval,
@@ -137,7 +137,7 @@ class Life:
         )
 
     async def archived(self, number: int = 0) -> Manifest:
-        return await writing.write(self.packs, self.journal, self.facts(number))
+        return await writer.write(self.packs, self.journal, self.facts(number))
 
 
 async def lived(packs: PackStore, thread_id: str = "ops-7") -> Life:

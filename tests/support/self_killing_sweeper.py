@@ -24,7 +24,7 @@ from everlong.storage.blobs import BlobInfo
 from everlong.storage.files import FileBlobStore
 from everlong.storage.opening import open_packs
 from everlong.sweep import Histories, Sweep
-from everlong.sweep.histories import Described, Run
+from everlong.sweep.history_reader import Described, Run
 
 # Encoders forget within 3 s, and a quarantine is longer than that and than any call takes.
 QUARANTINE_SECONDS = 12.0

@@ -26,7 +26,7 @@ from temporalio.worker import Worker
 
 from everlong import EverlongPlugin, limits
 from everlong.admin import service
-from everlong.archive import Manifest, writing
+from everlong.archive import Manifest, writer
 from everlong.archive import manifest as manifests
 from everlong.codecs import EverlongCodec
 from everlong.codecs.payloads import walk_payloads
@@ -280,7 +280,7 @@ class Soak:
         for manifest in self._archives:
             found = manifests.read(packs, manifest.thread, manifest.archive_id)
             await self._read(manifest.archive_id, found)
-            await self._read(manifest.archive_id, writing.verify(packs, None, None, manifest))
+            await self._read(manifest.archive_id, writer.verify(packs, None, None, manifest))
             self.outcome.archived_entries += manifest.entries
 
     async def _messages(self, packs: PackStore, thread_id: str) -> None:

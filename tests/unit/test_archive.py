@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from everlong import limits
-from everlong.archive import ArchivedJournal, StoredArchive, digests, parquet, reviving, writing
+from everlong.archive import ArchivedJournal, StoredArchive, digests, parquet, restore
 from everlong.archive import manifest as manifests
-from everlong.archive.rows import Row, message_body
+from everlong.archive import writer as archive_writer
+from everlong.archive.schema import Row, message_body
 from everlong.errors import (
     ArchiveNotFound,
     BlobCorrupt,
@@ -130,14 +131,14 @@ async def test_a_snapshot_in_force_that_is_gone_is_an_error_and_older_ones_are_c
 async def test_a_row_group_is_fetched_once_when_it_is_read_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(writing, "_SCAN_ENTRIES", 4)
+    monkeypatch.setattr(archive_writer, "_SCAN_ENTRIES", 4)
     store = RangesStore()
     life = Life(PackStore(store))
     for number in range(20):
         await life.step(result=noise(4000, number).hex())
     manifest = await life.archived()
     store.bytes_read = 0
-    await writing.verify(life.packs, life.journal, life.head, manifest)
+    await archive_writer.verify(life.packs, life.journal, life.head, manifest)
     # The digest, and the rows.
     assert store.bytes_read < 3 * manifest.size_bytes
 
@@ -145,7 +146,7 @@ async def test_a_row_group_is_fetched_once_when_it_is_read_back(
 async def test_an_exported_file_is_for_its_user_alone(tmp_path: Path) -> None:
     life = await lived(PackStore(MemoryBlobStore()))
     path = tmp_path / "ops-7.parquet"
-    await writing.export(life.packs, await life.archived(), path)
+    await archive_writer.export(life.packs, await life.archived(), path)
     assert path.stat().st_mode & 0o777 == 0o600
 
 
@@ -154,7 +155,7 @@ async def test_plain_tools_read_it_without_our_code(tmp_path: Path) -> None:
     life = await lived(PackStore(MemoryBlobStore()))
     manifest = await life.archived()
     path = tmp_path / "ops-7.parquet"
-    assert await writing.export(life.packs, manifest, path) == manifest.entries
+    assert await archive_writer.export(life.packs, manifest, path) == manifest.entries
     result = subprocess.run(
         [sys.executable, "-I", "-c", WITHOUT_US, str(path), str(manifest.entries)],
         capture_output=True,
@@ -211,7 +212,7 @@ async def test_a_kill_at_any_call_leaves_no_half_archive_and_loses_nothing() -> 
         # Only the very last thing that is done lists it.
         assert (listed is not None) == (fails_at == total)
         manifest = await life.archived(2)
-        await writing.verify(life.packs, life.journal, life.head, manifest)
+        await archive_writer.verify(life.packs, life.journal, life.head, manifest)
 
 
 @pytest.mark.guarantee(99)
@@ -222,8 +223,8 @@ async def test_files_that_were_left_behind_are_removed_after_a_day() -> None:
     half = await life.archived(1)
     await store.delete([manifests.archive_key(life.thread, half.archive_id, manifests.MANIFEST)])
     day_ms = 24 * 3600 * 1000
-    assert await writing.clear_left_behind(store, life.thread, NOW_MS + day_ms) == 0
-    assert await writing.clear_left_behind(store, life.thread, NOW_MS + day_ms + 10) == 1
+    assert await archive_writer.clear_left_behind(store, life.thread, NOW_MS + day_ms) == 0
+    assert await archive_writer.clear_left_behind(store, life.thread, NOW_MS + day_ms + 10) == 1
     assert half.file_key not in store._objects
     assert kept.file_key in store._objects
     with pytest.raises(ArchiveNotFound, match="everlong archives"):
@@ -239,7 +240,7 @@ async def test_a_flipped_byte_is_found_wherever_it_is() -> None:
     for at in range(0, len(whole), len(whole) // 40):
         store._objects[manifest.file_key] = flipped(whole, 8 * at)
         with pytest.raises(BlobCorrupt, match="its bytes are not"):
-            await writing.verify(life.packs, life.journal, life.head, manifest)
+            await archive_writer.verify(life.packs, life.journal, life.head, manifest)
 
 
 @pytest.mark.guarantee(98)
@@ -274,7 +275,7 @@ async def _verify_rows(
     writer.close()
     forged = dataclasses.replace(manifest, **vars(digests.of_file(path)))
     await life.packs.store.put(manifest.file_key, path.read_bytes())
-    await writing.verify(life.packs, life.journal, life.head, forged)
+    await archive_writer.verify(life.packs, life.journal, life.head, forged)
 
 
 @pytest.mark.guarantee(98)
@@ -284,10 +285,10 @@ async def test_it_is_read_back_from_the_store_and_from_no_cache() -> None:
     life = await lived(PackStore(cached))
     manifest = await life.archived()
     cached._memory.put(manifest.file_key, b"a copy that is bad")
-    await writing.verify(life.packs, life.journal, life.head, manifest)
+    await archive_writer.verify(life.packs, life.journal, life.head, manifest)
     behind._objects[manifest.file_key] = b"bad"
     with pytest.raises(BlobCorrupt):
-        await writing.verify(life.packs, life.journal, life.head, manifest)
+        await archive_writer.verify(life.packs, life.journal, life.head, manifest)
 
 
 @pytest.mark.guarantee(101)
@@ -327,7 +328,7 @@ async def revived(life: Life, seq: int | None = None) -> tuple[Journal, SegmentR
     thread = thread_key(NAMESPACE, "ops-8")
     last_seq = archive.manifest.entries if seq is None else seq
     last = note(last_seq + 1, Kind.FORK, {"thread_id": "ops-7", "seq": last_seq}, NOW_MS)
-    found = await reviving.revive(life.packs, thread, archive, last, writing.silent)
+    found = await restore.revive(life.packs, thread, archive, last, archive_writer.silent)
     assert found.head is not None
     return Journal(life.packs, thread), found.head
 

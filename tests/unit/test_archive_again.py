@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from everlong.archive import StoredArchive, reviving, writing
+from everlong.archive import StoredArchive, restore, writer
 from everlong.archive import manifest as manifests
 from everlong.errors import EverlongError
 from everlong.models import (
@@ -42,7 +42,7 @@ async def revived(life: Life, manifest: manifests.Manifest, new_id: str) -> Life
     seq = manifest.entries
     last = note(seq + 1, Kind.FORK, Forked(thread_id=life.thread_id, seq=seq), NOW_MS)
     again = Life(life.packs, new_id, fake_namespace.NAMESPACE)
-    found = await reviving.revive(life.packs, again.thread, archive, last, writing.silent)
+    found = await restore.revive(life.packs, again.thread, archive, last, writer.silent)
     again.head = found.head
     assert found.snapshot is not None
     assert found.snapshot.ref.thread == again.thread

@@ -10,9 +10,9 @@ import pyarrow as pa  # type: ignore[import-untyped] # It has no types.
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
-from everlong.archive import Facts, Manifest, StoredArchive, checked_json, digests, writing
+from everlong.archive import Facts, Manifest, StoredArchive, checked_json, digests, writer
 from everlong.archive import manifest as manifests
-from everlong.archive.rows import Row
+from everlong.archive.schema import Row
 from everlong.errors import BlobCorrupt, ConfigError, EverlongError, UnknownVersion
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
@@ -123,7 +123,7 @@ async def test_what_is_exported_was_verified_whole(tmp_path: Path) -> None:
     # The first byte of all, which nobody reads.
     store._objects[manifest.file_key] = flipped(store._objects[manifest.file_key], 0)
     with pytest.raises(BlobCorrupt, match="its bytes are not those that were written"):
-        await writing.export(life.packs, manifest, tmp_path / "ops-7.parquet")
+        await writer.export(life.packs, manifest, tmp_path / "ops-7.parquet")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -140,7 +140,7 @@ async def test_an_export_that_cannot_be_written_is_told_and_overwrites_nothing(
         (mine, "there already"),
     ):
         with pytest.raises(ConfigError, match=words):
-            await writing.export(life.packs, manifest, path)
+            await writer.export(life.packs, manifest, path)
     assert mine.read_text() == "mine"
 
     def full(*_arguments: object) -> None:
@@ -148,7 +148,7 @@ async def test_an_export_that_cannot_be_written_is_told_and_overwrites_nothing(
 
     monkeypatch.setattr("everlong.archive.parquet.export", full)
     with pytest.raises(ConfigError, match="No space left"):
-        await writing.export(life.packs, manifest, tmp_path / "new.parquet")
+        await writer.export(life.packs, manifest, tmp_path / "new.parquet")
     assert list(tmp_path.iterdir()) == [mine]
 
 

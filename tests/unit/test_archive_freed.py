@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from everlong.archive import Freed, Manifest, freed, writing
+from everlong.archive import Freed, Manifest, freed, writer
 from everlong.archive import manifest as manifests
 from everlong.errors import BlobCorrupt, KeyMissing, RefRefused, UnknownVersion
 from everlong.policy import Retention
@@ -50,7 +50,7 @@ async def test_who_freed_a_thread_is_read_again_and_the_archives_stay_what_they_
     [key] = keys_of(store)
     assert (b"no room" in store._objects[key]) == (keys is None)
     day_ms = 24 * 3600 * 1000
-    assert await writing.clear_left_behind(store, life.thread, NOW_MS + 9 * day_ms) == 0
+    assert await writer.clear_left_behind(store, life.thread, NOW_MS + 9 * day_ms) == 0
 
 
 async def test_a_listing_names_who_did_it_last() -> None:

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everlong.archive import StoredArchive, checked_json, freed, writing
+from everlong.archive import StoredArchive, checked_json, freed
 from everlong.archive import manifest as manifests
+from everlong.archive import writer as archive_writer
 from everlong.errors import BlobCorrupt, EverlongError, StoreUnavailable, UnknownVersion
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
@@ -206,7 +207,7 @@ async def test_a_manifest_that_says_something_else_than_the_journal_is_refused(n
     manifest = await life.archived()
     other = dataclasses.replace(manifest, **{name: getattr(manifest, name) + 1})
     with pytest.raises(BlobCorrupt, match="other times or snapshots"):
-        await writing.verify(life.packs, life.journal, life.head, other)
+        await archive_writer.verify(life.packs, life.journal, life.head, other)
 
 
 async def test_a_manifest_that_is_too_long_is_refused() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from everlong.archive import ArchivedJournal, Manifest, StoredArchive, checked_json, writing
+from everlong.archive import ArchivedJournal, Manifest, StoredArchive, checked_json, writer
 from everlong.archive import manifest as manifests
 from everlong.errors import BlobCorrupt, EverlongError, KeyMissing, RefRefused
 from everlong.storage.keys import Keyring
@@ -173,4 +173,4 @@ async def test_a_sealed_file_that_was_changed_is_refused_though_its_digest_was_t
         await store.put(manifest.file_key, damaged)
         forged = dataclasses.replace(manifest, sha256=hashlib.sha256(damaged).hexdigest())
         with pytest.raises(EverlongError):
-            await writing.verify(life.packs, life.journal, life.head, forged)
+            await writer.verify(life.packs, life.journal, life.head, forged)

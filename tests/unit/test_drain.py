@@ -36,8 +36,8 @@ from everlong.interceptors.drain import Drains, RunDrain, holds_ref, plain_bytes
 from everlong.interceptors.history import Recorded
 from everlong.storage.counting import counting
 from everlong.storage.memory import MemoryBlobStore
-from everlong.sweep.histories import Histories, Run
-from everlong.sweep.holdings import Holding, HoldingReader
+from everlong.sweep.codec_usage import Holding, HoldingReader
+from everlong.sweep.history_reader import Histories, Run
 from tests.support.sample_payloads import KEY_1, activity, payload
 
 WORKFLOW = WorkflowSerializationContext(namespace="default", workflow_id="w")

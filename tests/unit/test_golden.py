@@ -8,7 +8,7 @@ import pytest
 from pydantic import TypeAdapter
 from temporalio.api.common.v1 import Payload
 
-from everlong.archive import ArchivedJournal, parquet, reviving, writing
+from everlong.archive import ArchivedJournal, parquet, restore, writer
 from everlong.archive import manifest as manifests
 from everlong.codecs import EverlongCodec
 from everlong.codecs.refs import parse_ref
@@ -111,7 +111,7 @@ async def test_archives_are_read_as_they_were_written(
     await store.put(f"{place}.json", golden(listed))
     await store.put(f"{place}.parquet", golden(file))
     manifest = await manifests.read(packs, THREAD, told["archive_id"])
-    archive = await writing.verify(packs, None, None, manifest)
+    archive = await writer.verify(packs, None, None, manifest)
     assert (archive.facts.by, archive.facts.status.agent) == ("ann", "ops")
     past = ArchivedJournal(archive)
     entries = await past.read(None)
@@ -129,9 +129,7 @@ async def test_archives_are_read_as_they_were_written(
     assert native.native["parts"][0]["signature"] == "c2ln"
     assert json.loads(await archive.snapshot(manifest.snapshot_seq))["budget_bytes"] == 4096
     last = note(22, Kind.FORK, {"thread_id": "ops-7", "seq": 21}, 1)
-    revived = await reviving.revive(
-        packs, thread_key("default", "b"), archive, last, writing.silent
-    )
+    revived = await restore.revive(packs, thread_key("default", "b"), archive, last, writer.silent)
     journal = Journal(packs, thread_key("default", "b"))
     again = await journal.read(revived.head)
     said = [entry for entry in again if entry.kind in MESSAGE_KINDS]

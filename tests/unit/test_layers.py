@@ -212,7 +212,7 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
 VENDORS = {
     "agents/providers": {"pydantic_ai"},
     "archive/parquet": {"pyarrow"},
-    "queries/running": {"duckdb"},
+    "queries/sandbox": {"duckdb"},
     "queries/view_files": {"pyarrow"},
     "codecs/matcher": {"pyfastcdc"},
     "admin/web/server": {"h11", "uvicorn"},

@@ -11,7 +11,7 @@ import duckdb
 import pytest
 
 from everlong.errors import QueryRefused
-from everlong.queries import LIBRARY, Bounds, process
+from everlong.queries import LIBRARY, Bounds, sandbox_main
 from everlong.queries.views import ENTRIES, THREADS
 from tests.support.query_runner import ENDLESS, ROW, check, needs_of, run, run_over, views
 
@@ -320,7 +320,7 @@ async def test_a_process_that_dies_within_a_line_is_a_query_that_is_refused(
         "input()\n"
         'print(\'{"filled": true}\\n{"columns": ["a"]}\\n{"row": [1\', end=\'\', flush=True)\n'
     )
-    monkeypatch.setattr(process, "__file__", str(dying))
+    monkeypatch.setattr(sandbox_main, "__file__", str(dying))
     with pytest.raises(QueryRefused, match="more memory"):
         await run(tmp_path / "q", "select 1")
 
@@ -332,7 +332,7 @@ async def test_a_process_that_says_too_much_is_not_listened_to(
     talking.write_text(
         "print('{\"ready\": true}', flush=True)\ninput()\nwhile True: print('x' * 65536, end='')"
     )
-    monkeypatch.setattr(process, "__file__", str(talking))
+    monkeypatch.setattr(sandbox_main, "__file__", str(talking))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(QueryRefused, match="too large"):
         await run(tmp_path / "q", "select 1")

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from everlong.queries import running
+from everlong.queries import sandbox
 from everlong.queries.engine import open_statement
-from everlong.queries.folders import PREFIX, clear_left_behind, own_folder
+from everlong.queries.scratch import PREFIX, clear_left_behind, own_folder
 from everlong.queries.view_files import ViewFiles
 from tests.support.query_fuzzer import children
 from tests.support.query_runner import ENDLESS
@@ -22,7 +22,7 @@ from tests.support.query_runner import ENDLESS
 ASKING = f"""
 import asyncio, sys
 from everlong.queries.engine import open_statement
-from everlong.queries.folders import own_folder
+from everlong.queries.scratch import own_folder
 
 async def ask():
     with own_folder() as folder:
@@ -137,11 +137,11 @@ def test_the_kernel_bounds_parsing_and_then_the_statement(monkeypatch: pytest.Mo
     monkeypatch.setattr(resource, "setrlimit", limits.__setitem__)
     monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
     bounds = {"memory_bytes": 256 << 20, "disk_bytes": 7, "seconds": 1.5}
-    running.bound_parsing(bounds)
+    sandbox.bound_parsing(bounds)
     assert limits[resource.RLIMIT_DATA] == (256 << 20, 768 << 20)
     assert limits[resource.RLIMIT_FSIZE] == (0, 7)
     assert limits[resource.RLIMIT_CPU][0] == 8
-    running.bound_running(bounds)
+    sandbox.bound_running(bounds)
     assert limits[resource.RLIMIT_DATA] == (768 << 20, 768 << 20)
     assert limits[resource.RLIMIT_FSIZE] == (7, 7)
     assert limits[resource.RLIMIT_CPU] == (136, 136)

@@ -21,7 +21,7 @@ from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.opening import open_packs
 from everlong.storage.packstore import PackStore, pack_key
 from everlong.sweep import Sweep
-from everlong.sweep.searching import Link, links_in
+from everlong.sweep.links import Link, links_in
 from tests.support.fake_namespace import AT_ONCE, NAMESPACE, MadeUp, lived
 from tests.support.sample_payloads import noise, payload
 

@@ -21,7 +21,7 @@ from everlong.storage.packstore import PackStore
 from everlong.storage.quarantine import PREFIX, RestoringBlobStore
 from everlong.sweep import Sweep
 from everlong.sweep.index import SweepIndex
-from everlong.sweep.waiting import alive
+from everlong.sweep.progress import alive
 from tests.support.fake_namespace import AT_ONCE, MadeUp
 
 LINKS = 300_000

@@ -15,7 +15,7 @@ from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import object_key
 from everlong.storage.packstore import PackStore
 from everlong.storage.quarantine import RestoringBlobStore, copy_key
-from everlong.sweep import taking
+from everlong.sweep import quarantine_moves
 from everlong.sweep.index import SweepIndex
 from tests.support.fake_namespace import AT_ONCE, NAMESPACE, MadeUp
 from tests.support.sample_payloads import payload
@@ -115,7 +115,7 @@ async def test_who_has_no_room_for_a_temporary_file_reads_from_quarantine_all_th
 def test_a_batch_costs_the_same_however_many_there_are(tmp_path: Path, query: str) -> None:
     """Each goes on by the key from where the last one ended, and sorts nothing."""
     index = SweepIndex(tmp_path, "test")
-    statement = getattr(taking, query)
+    statement = getattr(quarantine_moves, query)
     named = dict.fromkeys(("payload", "journal", "archive", "unknown", "first", "oldest"), 0)
     values = named | {"after": "", "count": 1}
     try:

@@ -18,7 +18,7 @@ from everlong.storage import quarantine
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.packstore import PackStore
 from everlong.sweep import Records, Sweep
-from everlong.sweep.histories import Run
+from everlong.sweep.history_reader import Run
 from tests.support.fake_namespace import AT_ONCE, MadeUp, MadeUpRun
 from tests.support.sample_payloads import noise, payload
 

@@ -16,8 +16,8 @@ from everlong.storage.journal import Journal
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import object_key
 from everlong.storage.packstore import PackStore
-from everlong.sweep import searching
-from everlong.sweep.searching import links_in, search
+from everlong.sweep import links
+from everlong.sweep.links import links_in, search
 from tests.support.fake_namespace import NAMESPACE, MadeUp, MadeUpRun
 from tests.support.journal_builder import entry
 from tests.support.sample_payloads import payload
@@ -69,7 +69,7 @@ def test_where_data_is_cut_makes_no_difference(parts: list[str], slice_bytes: in
     data = "".join(parts).encode()
     whole = links_in(data)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(searching, "_SLICE_BYTES", slice_bytes)
+        patch.setattr(links, "_SLICE_BYTES", slice_bytes)
         assert links_in(data) == whole == asyncio.run(search(data))
 
 

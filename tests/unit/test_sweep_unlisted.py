@@ -22,7 +22,7 @@ from everlong import limits
 from everlong.models import thread_key
 from everlong.storage.memory import MemoryBlobStore
 from everlong.sweep import Histories
-from everlong.sweep.histories import closes, neighbours_of
+from everlong.sweep.history_reader import closes, neighbours_of
 from everlong.sweep.records import Records, Seen
 from tests.support.fake_namespace import AT_ONCE, NAMESPACE, MadeUp, MadeUpRun
 

@@ -21,7 +21,7 @@ from everlong.admin.service.follower import Follower
 from everlong.admin.service.past import archive_of
 from everlong.admin.service.translating import translated
 from everlong.admin.service.watching import ended_as, journal_of, status
-from everlong.archive import Facts, Freed, Manifest, Progress, freed, writing
+from everlong.archive import Facts, Freed, Manifest, Progress, freed, writer
 from everlong.archive import manifest as manifests
 from everlong.archive.manifest import UNREADABLE, Unreadable
 from everlong.errors import (
@@ -80,7 +80,7 @@ async def archive(
     then: Then = "keep",
     by: str = "",
     reason: str = "",
-    on_progress: Progress = writing.silent,
+    on_progress: Progress = writer.silent,
     seconds_max: float = CLOSE_SECONDS_MAX,
     spans: Spans | None = None,
 ) -> Archived:
@@ -186,7 +186,7 @@ async def _existing(
         if not is_of(manifest, found):
             continue
         try:
-            await writing.verify(packs, journal, found.head, manifest, on_progress)
+            await writer.verify(packs, journal, found.head, manifest, on_progress)
         except UNREADABLE as error:
             on_unreadable(Unreadable(manifest.archive_id, error))
             continue
@@ -219,8 +219,8 @@ async def _written(
         reason=printable(reason, limits.REASON_CHARS_MAX),
         status=found,
     )
-    manifest = await writing.write(packs, journal, facts, on_progress)
-    await writing.clear_left_behind(packs.store, thread, now_ms)
+    manifest = await writer.write(packs, journal, facts, on_progress)
+    await writer.clear_left_behind(packs.store, thread, now_ms)
     return manifest
 
 
@@ -312,7 +312,7 @@ async def _gone(client: Client, packs: PackStore, thread_id: str, then: Then) ->
     found = await archive_of(client, packs, thread_id)
     if found is None:
         return None
-    await writing.verify(packs, None, None, found.manifest)
+    await writer.verify(packs, None, None, found.manifest)
     return Archived(
         manifest=found.manifest,
         then=then,

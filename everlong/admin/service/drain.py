@@ -16,8 +16,8 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from everlong import limits
 from everlong.errors import ConfigError, ServerUnreachable
-from everlong.sweep.histories import Histories, Run
-from everlong.sweep.holdings import Holding, HoldingReader
+from everlong.sweep.codec_usage import Holding, HoldingReader
+from everlong.sweep.history_reader import Histories, Run
 
 EXAMPLES_MAX: Final = 20
 _OPEN: Final = "CloseTime IS NULL"

@@ -16,8 +16,8 @@ from everlong.admin.service.heads import head_of
 from everlong.admin.service.rows import PAGE_ROWS, QUERY, ThreadRow, cards_of, quoted, read_rows
 from everlong.admin.service.rows import row_of as thread_row
 from everlong.admin.service.translating import translated
-from everlong.archive import Manifest, StoredArchive, writing
-from everlong.archive.rows import Row, row_of
+from everlong.archive import Manifest, StoredArchive, writer
+from everlong.archive.schema import Row, row_of
 from everlong.errors import EverlongError, ThreadNotFound
 from everlong.models import AGENT_WORKFLOW, CARD_MEMO, SegmentRef, seq_after, thread_key
 from everlong.storage.journal import Journal
@@ -217,7 +217,7 @@ class Gathering:
     ) -> AsyncIterator[list[Row]]:
         journal = Journal(self._packs, thread_key(self._client.namespace, thread_id))
         if messages:
-            async for rows in writing.journal_rows(journal, head, snapshots=False):
+            async for rows in writer.journal_rows(journal, head, snapshots=False):
                 yield rows
             return
         for first_seq in range(1, seq_after(head), _SCAN_ENTRIES):

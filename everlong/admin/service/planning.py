@@ -16,7 +16,7 @@ from everlong.admin.service.past import Past
 from everlong.admin.service.sizes import ThreadSize, size
 from everlong.admin.service.translating import translated
 from everlong.admin.wording import bytes_text, counted
-from everlong.archive import Manifest, writing
+from everlong.archive import Manifest, writer
 from everlong.models import ThreadStatus, seq_after, thread_key
 from everlong.storage.packstore import PackStore
 from everlong.thread_ids import show_id
@@ -105,9 +105,9 @@ async def _count_runs(client: Client, thread_id: str) -> int:
 
 def check_export(path: Path) -> None:
     """Refuse a path that an archive cannot be exported to, before anything is done."""
-    writing.check_target(path)
+    writer.check_target(path)
 
 
 async def export_archive(packs: PackStore, manifest: Manifest, path: Path) -> int:
     """Write an archive to disk as a plain Parquet file, for any tool; return its rows."""
-    return await writing.export(packs, manifest, path)
+    return await writer.export(packs, manifest, path)

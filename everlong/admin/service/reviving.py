@@ -8,7 +8,7 @@ from temporalio.client import Client
 
 from everlong.admin.service.forking import check_free, fresh_counters, policy_for, start_thread
 from everlong.admin.service.past import Past, archive_of
-from everlong.archive import Progress, reviving, writing
+from everlong.archive import Progress, restore, writer
 from everlong.errors import ArchiveNotFound
 from everlong.models import Forked, Kind, ThreadStart, ThreadState, note, thread_key
 from everlong.storage.packstore import PackStore
@@ -29,7 +29,7 @@ async def revive(
     agent: str | None = None,
     by: str = "",
     reason: str = "",
-    on_progress: Progress = writing.silent,
+    on_progress: Progress = writer.silent,
     on_warning: Callable[[str], None] = logger.warning,
 ) -> ThreadStart:
     """Start a thread whose past is an archive, or its entries up to `seq`; return how it was started.
@@ -54,14 +54,14 @@ async def revive(
     Past.archived(archive).head_with(last_seq)
     await check_free(client, packs, new_id)
     # All of it, once: of what follows, each part is read as far as it is needed.
-    archive = await writing.verify(packs, None, None, archive.manifest)
+    archive = await writer.verify(packs, None, None, archive.manifest)
     past = Past.archived(archive)
     scene, totals = await past.scene(last_seq), await past.totals(last_seq)
     forked = Forked(thread_id=thread_id, seq=last_seq, by=by, reason=reason)
     entry = note(last_seq + 1, Kind.FORK, forked, time.time_ns() // 1_000_000)
     new_key = thread_key(client.namespace, new_id)
     # All that the new thread's state will name is durable before it starts.
-    revived = await reviving.revive(packs, new_key, archive, entry, on_progress)
+    revived = await restore.revive(packs, new_key, archive, entry, on_progress)
     policy, changes = policy_for(past.status, agent)
     start = ThreadStart(
         agent=agent or past.status.agent,

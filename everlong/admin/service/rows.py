@@ -28,7 +28,7 @@ from temporalio.service import RPCError
 from everlong.admin.service.translating import translated_rpc
 from everlong.errors import EverlongError
 from everlong.models import AGENT_WORKFLOW, CARD_MEMO, ThreadCard, growth_per_hour
-from everlong.sweep.histories import CLOSED
+from everlong.sweep.history_reader import CLOSED
 
 QUERY: Final = f"WorkflowType = '{AGENT_WORKFLOW}' AND ExecutionStatus != 'ContinuedAsNew'"
 """One execution for each thread: the open run, or the last one."""

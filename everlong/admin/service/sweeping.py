@@ -33,7 +33,7 @@ from everlong.storage.blobs import BlobInfo
 from everlong.storage.packstore import PackStore
 from everlong.storage.quarantine import Copy, bare
 from everlong.sweep import Histories, Progress, Records, Sweep
-from everlong.sweep.telling import told
+from everlong.sweep.sweep import told
 from everlong.telemetry import Telemetry
 
 

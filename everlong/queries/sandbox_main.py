@@ -16,9 +16,9 @@ def main() -> None:
         package = types.ModuleType(name)
         package.__path__ = [str(folder)]
         sys.modules[name] = package
-    from everlong.queries import running
+    from everlong.queries import sandbox
 
-    running.main()
+    sandbox.main()
 
 
 if __name__ == "__main__":

@@ -7,12 +7,15 @@ wrong guess keeps an object that could go, and never the other way round.
 import asyncio
 import base64
 import binascii
+import json
 import re
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+from pydantic import TypeAdapter, ValidationError
 
 from everlong import limits
-from everlong.models import Kind
+from everlong.models import Kind, Ref
 
 _NAME_DIGITS: Final = 64
 # Digits that touch a name, as of another name or of what follows it in protobuf. In a row of up to
@@ -44,6 +47,11 @@ _AFTER: Final = re.compile(
 _CLAIM: Final = re.compile(rb'"([A-Za-z0-9+/]{80,}={0,2})"')
 # Bodies of messages. What a person, a model or a tool wrote leads nowhere.
 _LEAVES: Final = frozenset({Kind.MESSAGE, Kind.REPLY, Kind.TOOL_RESULT, Kind.FAILURE})
+
+# A state has at most 64 KiB, and the JSON of a segment 26 KiB: see `STATE_BYTES_MAX` and
+# `SEGMENT_ENTRIES_MAX`.
+_JSON_BYTES_MAX: Final = limits.MIB
+_REF: Final = TypeAdapter(Ref)
 
 
 class Link(NamedTuple):
@@ -130,3 +138,60 @@ def claims_in(data: bytes) -> Iterator[bytes]:
             yield base64.b64decode(text, validate=True)
         except binascii.Error:
             continue
+
+
+def vouched_in_payload(data: bytes) -> set[Link]:
+    """Return what a payload says of journals, as a thread's state, or as what a step gets and gives."""
+    value = _parsed(data)
+    found = [
+        _link(_field(place, key, "ref"))
+        for place in (value, _field(value, "state"), _field(value, "context"))
+        for key in ("head", "snapshot")
+    ]
+    calls = _items(_field(value, "state"), "calls")  # Of sub-agents that have answered.
+    found += [_link(_field(each, "report", "head", "ref")) for each in calls]
+    return {link for link in found if link is not None}
+
+
+def vouched_in_segment(data: bytes) -> set[Link]:
+    """Return what a segment leads to: those before it, and snapshots. Of what is none, nothing."""
+    value = _parsed(data[data.rfind(b"\n") + 1 :])
+    found = [_link(_field(each, "ref")) for each in _items(value, "before")]
+    found += [
+        _link(_field(each, "data", "snapshot", "ref"))
+        for each in _items(value, "entries")
+        if _field(each, "kind") == Kind.COMPACTION
+    ]
+    return {link for link in found if link is not None}
+
+
+def _parsed(data: bytes) -> Any:
+    if len(data) > _JSON_BYTES_MAX or data.lstrip()[:1] != b"{":
+        return None
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _field(value: Any, *keys: str) -> Any:
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _items(value: Any, key: str) -> Iterator[Any]:
+    found = _field(value, key)
+    yield from found if isinstance(found, list) else ()
+
+
+def _link(value: Any) -> Link | None:
+    if value is None:
+        return None
+    try:
+        ref = _REF.validate_python(value)
+    except ValidationError:
+        return None
+    if ref.kind not in (Kind.SEGMENT, Kind.SNAPSHOT):
+        return None
+    return Link(bytes.fromhex(ref.digest), ref.thread, is_vouched=True)

@@ -12,7 +12,7 @@ from everlong.codecs.composition import OuterCodec
 from everlong.codecs.payloads import walk_payloads
 from everlong.codecs.refs import is_ref
 from everlong.errors import ConfigError
-from everlong.sweep.histories import Histories, Run
+from everlong.sweep.history_reader import Histories, Run
 
 # All of our encodings hold it. A search in bytes takes microseconds, and most messages end there.
 _MARK: Final = b"/everlong"

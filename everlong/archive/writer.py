@@ -18,8 +18,8 @@ from everlong.archive import digests
 from everlong.archive import manifest as manifests
 from everlong.archive.digests import Digests
 from everlong.archive.manifest import FILE, MANIFEST, PREFIX, Facts, Manifest, archive_key
-from everlong.archive.reading import StoredArchive
-from everlong.archive.rows import Row, has_snapshot, row_of
+from everlong.archive.reader import StoredArchive
+from everlong.archive.schema import Row, has_snapshot, row_of
 from everlong.errors import BlobCorrupt, BlobMissing, ConfigError
 from everlong.models import Entry, Kind, SegmentRef, seq_after
 from everlong.storage.blobs import BlobStore

@@ -15,7 +15,7 @@ from everlong import limits
 from everlong.models import SWEEP, SweepOptions, SweepReport
 from everlong.storage.packstore import PackStore
 from everlong.sweep import Histories, Preserved, Sweep
-from everlong.sweep.telling import told
+from everlong.sweep.sweep import told
 from everlong.telemetry import Telemetry
 
 ArchiveDue: TypeAlias = Callable[[Client, PackStore], Awaitable[Preserved]]

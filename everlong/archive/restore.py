@@ -6,9 +6,9 @@ from typing import Final
 from pydantic_core import to_json
 
 from everlong import limits
-from everlong.archive.reading import StoredArchive
-from everlong.archive.rows import Row, entry_of, message_body, without_snapshot
-from everlong.archive.writing import Progress
+from everlong.archive.reader import StoredArchive
+from everlong.archive.schema import Row, entry_of, message_body, without_snapshot
+from everlong.archive.writer import Progress
 from everlong.models import Compacted, Entry, Kind, SegmentRef, SnapshotRef, note
 from everlong.storage.journal import Journal
 from everlong.storage.packstore import PackStore

@@ -1,7 +1,7 @@
 """One sweep: list, mark, restore, quarantine, and delete what has been there long enough.
 
 The store is listed before anything is marked, so what is written later is no candidate. A sweep needs
-no lock and no exclusive access: see `taking`.
+no lock and no exclusive access: see `quarantine_moves`.
 
 Why the store can be listed in shards, and why no shard is swept by itself: an object's key says in
 whose place it lies, and not who needs it. A fork names segments of the thread that it was forked from,
@@ -24,7 +24,7 @@ worker:
   wrongly lies in quarantine, where a read finds it. A listing that is older than 48 hours is dropped.
 - While histories are read: what was read is in the index on disk, and now and then in the store.
 - While the index is written to the store: the manifest of before counts until the new one is there.
-- While objects are moved: see `taking`. Marks are made again first.
+- While objects are moved: see `quarantine_moves`. Marks are made again first.
 
 Two sweeps at once have an index each. Their files in the store have names of their own, and a sweep
 that misses a file reads histories instead. A changed retention between two attempts is used from then
@@ -59,16 +59,17 @@ from everlong.models import (
 from everlong.storage.cache import CachedBlobStore
 from everlong.storage.packstore import PackStore
 from everlong.storage.quarantine import RestoringBlobStore, bare
-from everlong.sweep.histories import Kept
+from everlong.sweep.history_reader import Kept
 from everlong.sweep.index import SweepIndex
-from everlong.sweep.listing import Listing
-from everlong.sweep.marking import Marker
-from everlong.sweep.reading import Reader, check_codec
+from everlong.sweep.link_reader import Reader, check_codec
+from everlong.sweep.listing import Listing, StoredListing
+from everlong.sweep.mark import Marker
+from everlong.sweep.progress import alive
+from everlong.sweep.quarantine_moves import Taker
 from everlong.sweep.records import Records, Seen
 from everlong.sweep.stored_index import StoredIndex
-from everlong.sweep.stored_listing import StoredListing
-from everlong.sweep.taking import Taker
-from everlong.sweep.waiting import alive
+from everlong.telemetry import Telemetry
+from everlong.telemetry.spans import SWEEP
 
 Progress: TypeAlias = Callable[[str], None]
 """Told what a sweep is doing, often."""
@@ -385,3 +386,32 @@ def _threads(index: SweepIndex) -> tuple[SweptThread, ...]:
         )
         for thread, workflow_id, objects, size_bytes in rows
     )
+
+
+async def told(sweep: Sweep, telemetry: Telemetry, run_id: str = "") -> SweepReport:
+    """Run a sweep, and tell how it went."""
+    span = telemetry.spans.start(SWEEP, {}, run_id=run_id)
+    with telemetry.spans.current(span):
+        report = await sweep.run()
+        outcome = "incomplete" if report.incomplete else "complete"
+        if report.is_unfinished:
+            outcome = "unfinished"
+        span.set_attributes(
+            {
+                "everlong.sweep.outcome": outcome,
+                "everlong.sweep.dry_run": report.dry_run,
+                "everlong.sweep.runs": report.runs,
+                "everlong.sweep.runs_read": report.runs_read,
+                "everlong.sweep.packs_read": report.packs_read,
+                "everlong.sweep.quarantined_bytes": report.quarantined.bytes,
+                "everlong.sweep.restored_bytes": report.restored.bytes,
+                "everlong.sweep.purged_bytes": report.purged.bytes,
+            }
+        )
+    if not report.dry_run:
+        meters = telemetry.meters
+        meters.record("everlong.sweep.duration", report.seconds, {"outcome": outcome})
+        meters.add("everlong.sweep.moved", report.quarantined.bytes, {"outcome": "quarantined"})
+        meters.add("everlong.sweep.moved", report.restored.bytes, {"outcome": "restored"})
+        meters.add("everlong.sweep.moved", report.purged.bytes, {"outcome": "purged"})
+    return report

@@ -22,9 +22,9 @@ from everlong.storage import quarantine
 from everlong.storage.blobs import BlobStore
 from everlong.storage.packstore import gathered
 from everlong.sweep.index import SweepIndex
-from everlong.sweep.reading import Reader
+from everlong.sweep.link_reader import Reader
+from everlong.sweep.progress import alive
 from everlong.sweep.records import Records
-from everlong.sweep.waiting import alive
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from everlong.archive.digests import read_footer
 from everlong.archive.manifest import Facts, Manifest, check_sealed, facts_of
-from everlong.archive.rows import Row, entry_of, message_body, row_message
+from everlong.archive.schema import Row, entry_of, message_body, row_message
 from everlong.errors import BlobCorrupt, BlobMissing, KeyMissing
 from everlong.models import Entry, Kind, Message, Ref, SegmentRef, Totals, add_up
 from everlong.models.journal import Body

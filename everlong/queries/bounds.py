@@ -1,7 +1,7 @@
-"""What a query may take, what it reads, and what it gave."""
+"""What a query may take."""
 
 import dataclasses
-from typing import Any, Final
+from typing import Final
 
 PARSE_SECONDS: Final = 5.0
 """Time to parse and check a statement. The longest ones take 2 s."""
@@ -21,24 +21,3 @@ class Bounds:
     """Bytes of the result, as JSON or as objects in this process, whichever is more."""
     value_chars: int = 0
     """Characters of one value; longer ones are cut. 0 for any number."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Needs:
-    """What a statement reads."""
-
-    tables: frozenset[str]
-    messages: bool
-    """Whether it names what only messages hold."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Table:
-    """What a statement gave. Values are what JSON has."""
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Any, ...], ...]
-    truncated: bool
-    """Whether there are more rows than these."""
-    cut: int = 0
-    """Number of values that were cut."""

@@ -38,9 +38,9 @@ from typing import Any, Final
 import duckdb
 
 from everlong.errors import QueryRefused
-from everlong.queries.results import FILL_SECONDS, PARSE_SECONDS, Needs
+from everlong.queries.bounds import FILL_SECONDS, PARSE_SECONDS
 from everlong.queries.statement import TOO_COMPLEX, read_needs
-from everlong.queries.views import INHERITED, RESUMES, TABLES, columns_of
+from everlong.queries.views import INHERITED, RESUMES, TABLES, Needs, columns_of
 
 # Python and DuckDB take 100 MiB of it before anything is asked.
 _PARSE_BYTES: Final = 256 * 1024 * 1024

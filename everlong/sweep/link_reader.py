@@ -31,8 +31,14 @@ from everlong.models import SweepClass
 from everlong.storage.packs import Pack, key_id_of
 from everlong.storage.packstore import ASKED, PackStore, gathered
 from everlong.sweep.index import SweepIndex
-from everlong.sweep.searching import Link, claims_in, links_in, search
-from everlong.sweep.vouching import vouched_in_payload, vouched_in_segment
+from everlong.sweep.links import (
+    Link,
+    claims_in,
+    links_in,
+    search,
+    vouched_in_payload,
+    vouched_in_segment,
+)
 
 # In these a name stands as it is. `binary/null` has no data.
 _LEGIBLE: Final = frozenset(
