@@ -26,11 +26,12 @@ from bench.report import Report
 from bench.report import Series as Table
 from bench.synthetic_threads import attributes, card
 from everlong import EverlongPlugin
-from everlong.admin.service.directory import ROWS_MAX
+from everlong.client.threads import ROWS_MAX
 from everlong.config import embedded, load_settings
 from everlong.embedded import start_codec_server
 from everlong.embedded.server import LOOPBACK, free_port
-from everlong.models import AGENT_WORKFLOW, CARD_MEMO, SEARCH_ATTRIBUTES
+from everlong.models import AGENT_WORKFLOW, CARD_MEMO
+from everlong.models.search_attributes import SEARCH_ATTRIBUTES
 from everlong.storage.memory import MemoryBlobStore
 
 FIRST_BYTE_MS_MAX: Final = 500.0

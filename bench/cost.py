@@ -39,8 +39,8 @@ from everlong.models import (
     SendMessage,
     ToolCall,
 )
+from everlong.models.search_attributes import start_attributes
 from everlong.testing import ScriptedModel
-from everlong.thread_attributes import start_attributes
 
 ACTIONS_MAX: Final = 50
 """Billed actions of 20 fast steps. Their 41 activities, the start and the message are 43."""

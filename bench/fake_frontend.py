@@ -27,7 +27,7 @@ from temporalio.api.workflowservice.v1 import (
     ListWorkflowExecutionsResponse,
 )
 
-from everlong.models import SEARCH_ATTRIBUTES
+from everlong.models.search_attributes import SEARCH_ATTRIBUTES
 
 _WORKFLOWS: Final = "/temporal.api.workflowservice.v1.WorkflowService/"
 _OPERATOR: Final = "/temporal.api.operatorservice.v1.OperatorService/"

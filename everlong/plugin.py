@@ -22,6 +22,8 @@ from temporalio.worker import ReplayerConfig, Worker, WorkerConfig, WorkflowRunn
 from everlong import limits, worker_options
 from everlong.activities import AgentActivities, CheckActivities, SweepActivities
 from everlong.agents import Agent
+from everlong.client.packs import PackSource
+from everlong.client.search_attributes import AttributeWatch
 from everlong.codecs import EverlongCodec
 from everlong.codecs import metrics as codec_metrics
 from everlong.codecs.budget import UNWATCHED
@@ -45,7 +47,6 @@ from everlong.interceptors.last_worker import ThisWorker
 from everlong.interceptors.prefetch import Prefetcher, PrefetchHook
 from everlong.interceptors.resume import ResumeHook, Resumes, RollHook
 from everlong.policy import Policy
-from everlong.search_attributes import AttributeWatch
 from everlong.storage import BlobStore
 from everlong.storage.counting import READS
 from everlong.storage.keys import KeySource
@@ -79,7 +80,7 @@ class _WorkerParts:
     drains: Drains
 
 
-class EverlongPlugin(SimplePlugin):
+class EverlongPlugin(PackSource, SimplePlugin):
     """Compresses and offloads payloads, traces resumes, and runs agents.
 
     Args:

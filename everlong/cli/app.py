@@ -17,7 +17,7 @@ from everlong.admin.console import err, out, plain
 from everlong.config import load_settings
 from everlong.connection import connect
 from everlong.errors import ConfigError, EverlongError
-from everlong.thread_ids import check_id, is_new_id
+from everlong.models.thread_ids import check_id, is_new_id
 
 # Of the newest threads, those that fit: a shell waits for it.
 _COMPLETE_ROWS: Final = 500

@@ -19,7 +19,7 @@ from everlong.cli.app import (
 from everlong.cli.output import approval_text, arguments_text, print_json, print_lines
 from everlong.config import load_settings
 from everlong.connection import open_configured_packs
-from everlong.thread_ids import show_id
+from everlong.models.thread_ids import show_id
 
 commands = typer.Typer()
 

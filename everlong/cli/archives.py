@@ -19,7 +19,7 @@ from everlong.cli.app import By, Json, OptionalThreadId, Reason, ThreadId, Yes, 
 from everlong.cli.output import print_json, print_lines, time_text
 from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
-from everlong.thread_ids import quote_id, show_id
+from everlong.models.thread_ids import quote_id, show_id
 
 commands = typer.Typer()
 

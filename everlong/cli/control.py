@@ -25,8 +25,8 @@ from everlong.cli.output import print_json, print_lines
 from everlong.config import load_settings
 from everlong.connection import open_configured_packs
 from everlong.errors import ConfigError
+from everlong.models.thread_ids import show_id
 from everlong.policy import Policy
-from everlong.thread_ids import show_id
 
 commands = typer.Typer()
 

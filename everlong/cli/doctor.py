@@ -17,9 +17,9 @@ from everlong.cli.output import print_json, print_lines
 from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
 from everlong.errors import EverlongError, ServerUnreachable
-from everlong.models import SEARCH_ATTRIBUTES
+from everlong.models.search_attributes import SEARCH_ATTRIBUTES
+from everlong.models.thread_ids import show_id
 from everlong.storage.packstore import PackStore
-from everlong.thread_ids import show_id
 
 commands = typer.Typer()
 

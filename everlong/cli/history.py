@@ -20,7 +20,7 @@ from everlong.cli.output import (
 from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
 from everlong.models import Kind
-from everlong.thread_ids import quote_id, show_id
+from everlong.models.thread_ids import quote_id, show_id
 
 commands = typer.Typer()
 

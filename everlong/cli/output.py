@@ -23,7 +23,7 @@ from everlong.admin.wording import (
     spark_text,
 )
 from everlong.models import Approval, Entry, Fact, Message, ThreadCard, ThreadStatus
-from everlong.thread_ids import show_id
+from everlong.models.thread_ids import show_id
 
 _ARGUMENTS_BYTES_MAX = 4096
 _HOUR: Final = 3600.0

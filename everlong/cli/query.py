@@ -20,7 +20,7 @@ from everlong.cli.output import print_json, print_lines
 from everlong.config import load_settings
 from everlong.connection import connect, open_configured_packs
 from everlong.errors import ConfigError
-from everlong.thread_ids import check_id
+from everlong.models.thread_ids import check_id
 
 commands = typer.Typer()
 # What a spreadsheet takes for the beginning of a formula.

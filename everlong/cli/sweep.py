@@ -18,8 +18,8 @@ from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
 from everlong.errors import ConfigError, SweepIncomplete
 from everlong.models import SweepOptions, SweepReport, Tally
+from everlong.models.thread_ids import show_id
 from everlong.policy import Retention, parse_retention, parse_seconds
-from everlong.thread_ids import show_id
 
 commands = typer.Typer()
 # As `SweepOptions` takes them.

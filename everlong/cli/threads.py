@@ -35,9 +35,9 @@ from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
 from everlong.errors import ConfigError, EntryNotFound, StoreError
 from everlong.models import Entry, Message, SegmentRef, seq_after
+from everlong.models.thread_ids import quote_id, show_id
 from everlong.storage.journal import JournalReader
 from everlong.storage.segments import MESSAGE_KINDS
-from everlong.thread_ids import quote_id, show_id
 
 commands = typer.Typer()
 

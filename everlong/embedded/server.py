@@ -18,7 +18,7 @@ from temporalio.service import RPCError
 from everlong.config import EMBEDDED_NAMESPACE, environment_without_temporal
 from everlong.embedded.process import ManagedProcess
 from everlong.errors import ConfigError, PortInUse, ProcessFailed, TemporalBinaryMissing
-from everlong.models import SEARCH_ATTRIBUTES
+from everlong.models.search_attributes import SEARCH_ATTRIBUTES
 
 LOOPBACK: Final = "127.0.0.1"
 PORT_DEFAULT: Final = 7233

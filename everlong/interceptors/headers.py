@@ -18,8 +18,8 @@ from temporalio.api.enums.v1 import CommandType
 from everlong.interceptors import sdk_internals
 from everlong.interceptors.sdk_internals import WorkflowActivationCompletion
 from everlong.models import AGENT_WORKFLOW, DECIDE_UPDATE, SEND_UPDATE, SENT, Sent
+from everlong.models.thread_ids import check_new_id
 from everlong.telemetry.spans import traceparent
-from everlong.thread_ids import check_new_id
 
 HEADER: Final = "everlong-sent"
 _UPDATES: Final = frozenset({SEND_UPDATE, DECIDE_UPDATE})

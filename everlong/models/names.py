@@ -49,14 +49,3 @@ CONSUMED_FUNCTION: Final = "__everlong_consumed_bytes"
 
 CARD_MEMO: Final = "everlong"
 """Key of the memo that holds a thread's `ThreadCard`."""
-
-SEARCH_ATTRIBUTES: Final = {
-    "EverlongAgent": "Keyword",
-    "EverlongStatus": "Keyword",
-    "EverlongReason": "Keyword",
-    "EverlongStateBytes": "Int",
-    "EverlongGrowthBytesPerHour": "Double",
-    "EverlongPendingApprovals": "Int",
-    "EverlongAskedAt": "Datetime",
-    "EverlongLastResumeMs": "Double",
-}

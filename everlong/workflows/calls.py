@@ -35,7 +35,7 @@ from everlong.models import (
     error_result,
 )
 from everlong.models.changes import with_values
-from everlong.thread_attributes import start_attributes
+from everlong.models.search_attributes import start_attributes
 from everlong.workflows import approvals, transitions
 from everlong.workflows.executing import Executor, LeftWhileHeld, attempts, reason_of
 

@@ -33,8 +33,8 @@ from everlong.models import (
     seq_after,
 )
 from everlong.models.changes import with_values
+from everlong.models.thread_ids import clean_id
 from everlong.policy import LimitHit, Observed, Policy, Usage, after_step, after_turn
-from everlong.thread_ids import clean_id
 
 _STATE = TypeAdapter(ThreadState)
 _MESSAGE = TypeAdapter(SendMessage)

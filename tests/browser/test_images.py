@@ -6,8 +6,8 @@ from pathlib import Path
 
 from playwright.async_api import Page, expect
 
-from everlong.admin.service.rows import ThreadRow
 from everlong.admin.web import Access, create_admin_app
+from everlong.client.visibility import ThreadRow
 from tests.support.dashboard import Stage, open_page, screenshot, serving
 from tests.support.fake_directory import FedDirectory, row
 from tests.support.long_journal import live_through

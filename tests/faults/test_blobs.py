@@ -8,7 +8,7 @@ import pytest
 
 from everlong import Agent, Policy, Reply, limits, tool
 from everlong.admin import service
-from everlong.admin.service.watching import held_by
+from everlong.client.status import held_by
 from everlong.embedded import TemporalServer
 from everlong.errors import NotAnswered, StoreUnavailable
 from everlong.models import Entry, Kind, Message, SegmentRef, ThreadStatus

@@ -19,7 +19,7 @@ from temporalio.client import Client
 
 from everlong import Agent, Policy, Reply, limits, tool
 from everlong.admin import service
-from everlong.admin.service.sizes import previous_run
+from everlong.client.runs import previous_run
 from everlong.embedded import start_server
 from everlong.errors import ModelRefused, ThreadPaused
 from everlong.models import Message, ThreadStatus, seq_after

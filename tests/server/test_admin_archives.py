@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from everlong.admin import service
-from everlong.admin.service import standing
 from everlong.admin.web.auth import Role
+from everlong.client import lookup
 from everlong.embedded import TemporalServer
 from everlong.errors import ThreadNotFound
 from everlong.storage import BlobStore
@@ -29,7 +29,7 @@ async def test_a_thread_that_goes_while_it_is_looked_at_is_read_from_its_archive
                 raise ThreadNotFound("its history was deleted a moment ago")
 
             # It was still there to be described.
-            monkeypatch.setattr(standing, "observe", gone)
+            monkeypatch.setattr(lookup, "observe", gone)
             found = await shown(client, f"/threads/{thread_id}")
             assert found["is_gone"]
             assert (await shown(client, f"/threads/{thread_id}/series"))["points"]

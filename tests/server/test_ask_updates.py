@@ -18,15 +18,15 @@ from temporalio.worker import Replayer
 
 from everlong import EverlongPlugin, Policy, limits
 from everlong.admin import service
-from everlong.asking import ask
+from everlong.client.entry import ask
 from everlong.embedded import TemporalServer
 from everlong.errors import MessageRefused, NotAnswered, ThreadNotFound, ThreadPaused
 from everlong.models import SEND_UPDATE, SendMessage, TurnEnd
 from everlong.storage import BlobStore
 from everlong.storage.memory import MemoryBlobStore
 from everlong.workflows import AgentWorkflow
-from tests.server.test_admin_asking import asked, until_pending
 from tests.server.test_diagnosis_costs import Counting
+from tests.server.test_wait import asked, until_pending
 from tests.support.governed_agent import governed
 from tests.support.scripted_agents import pages_answer, reading_agent
 from tests.support.threads import Threads, open_threads

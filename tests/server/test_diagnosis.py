@@ -14,8 +14,8 @@ from temporalio.worker import Worker
 
 from everlong import Agent, EverlongPlugin, Reply, tool
 from everlong.admin import service
-from everlong.admin.service.diagnosis import EVERY_SECONDS, Diagnosis, diagnose
-from everlong.asking import packs_of
+from everlong.client.diagnosis import EVERY_SECONDS, Diagnosis, diagnose
+from everlong.client.packs import packs_of
 from everlong.embedded import TemporalServer
 from everlong.errors import BlobMissing, EverlongError, KeyMissing, NotAnswered, NoWorker
 from everlong.models import Message

@@ -10,7 +10,7 @@ import pytest
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from everlong.admin.service.diagnosis import diagnose
+from everlong.client.diagnosis import diagnose
 from everlong.embedded import TemporalServer
 from everlong.storage import BlobStore
 from tests.server.test_diagnosis import asking, connect

@@ -24,7 +24,7 @@ from everlong.admin.service import Finding, examine, set_up
 from everlong.admin.service.probing import ID_PREFIX
 from everlong.embedded import TemporalServer
 from everlong.errors import SetupRefused
-from everlong.models import SEARCH_ATTRIBUTES
+from everlong.models.search_attributes import SEARCH_ATTRIBUTES
 from everlong.storage import BlobStore
 from everlong.storage.memory import MemoryBlobStore
 from tests.support.sample_payloads import KEY_1, KEY_2

@@ -22,9 +22,9 @@ from everlong.admin.web.pages import filters
 from everlong.embedded import TemporalServer
 from everlong.errors import ThreadIdRefused, ThreadNotFound
 from everlong.models import AGENT_WORKFLOW
+from everlong.models.thread_ids import quote_id, show_id
 from everlong.storage import BlobStore
 from everlong.storage.packstore import PackStore
-from everlong.thread_ids import quote_id, show_id
 from tests.server.test_admin_api import governed, until
 from tests.server.test_cli_threads import Cli, open_cli, pending_id
 from tests.support.governed_agent import governed as governed_agent

@@ -11,9 +11,9 @@ import pytest
 
 from everlong.admin import service
 from everlong.admin.service import gathering
-from everlong.admin.service.heads import head_of
-from everlong.admin.service.rows import RowsPage
 from everlong.archive import StoredArchive
+from everlong.client.head import head_of
+from everlong.client.visibility import RowsPage
 from everlong.embedded import TemporalServer
 from everlong.errors import QueryRefused, ThreadNotFound
 from everlong.storage import BlobStore

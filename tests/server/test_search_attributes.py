@@ -9,13 +9,20 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from everlong import Agent, Policy, Reply, tool
 from everlong.admin import service
+from everlong.client.search_attributes import missing_attributes
 from everlong.embedded import TemporalServer
 from everlong.errors import NoWorker
-from everlong.search_attributes import missing_attributes
+from everlong.models.search_attributes import (
+    AGENT,
+    GROWTH,
+    LAST_RESUME,
+    PENDING,
+    STATE_BYTES,
+    STATUS,
+)
 from everlong.storage import BlobStore
 from everlong.testing import ScriptedModel
-from everlong.thread_attributes import AGENT, GROWTH, LAST_RESUME, PENDING, STATE_BYTES, STATUS
-from tests.server.test_admin_asking import asked
+from tests.server.test_wait import asked
 from tests.support.scripted_agents import call, reading_agent
 from tests.support.thread_driver import Drive, Driven, calls_then_says
 from tests.support.threads import open_threads
@@ -146,7 +153,7 @@ async def test_without_the_attributes_on_the_server_threads_run_all_the_same(
     async def some(*_: object) -> list[str]:
         return ["EverlongStatus"]
 
-    monkeypatch.setattr("everlong.search_attributes.missing_attributes", some)
+    monkeypatch.setattr("everlong.client.search_attributes.missing_attributes", some)
     async with drive([ECHO]) as thread:
         assert await thread.ask() == "heard"
         await thread.handle.signal("pause")
@@ -167,8 +174,8 @@ async def test_a_worker_whose_first_calls_fail_writes_attributes_once_one_succee
             raise RPCError("down", RPCStatusCode.UNAVAILABLE, b"")
         return await missing_attributes(client)
 
-    monkeypatch.setattr("everlong.search_attributes.missing_attributes", failing)
-    monkeypatch.setattr("everlong.search_attributes.RETRY_SECONDS", 0.02)
+    monkeypatch.setattr("everlong.client.search_attributes.missing_attributes", failing)
+    monkeypatch.setattr("everlong.client.search_attributes.RETRY_SECONDS", 0.02)
     agent = Agent(name="ops", model=calls_then_says(call(0, "pay")), tools=[pay])
     async with drive([agent]) as thread:
         async with asyncio.timeout(90):
@@ -193,8 +200,8 @@ async def test_attributes_that_are_added_later_need_no_new_worker(
     async def missing(*_: object) -> list[str]:
         return lacking
 
-    monkeypatch.setattr("everlong.search_attributes.missing_attributes", missing)
-    monkeypatch.setattr("everlong.search_attributes.MISSING_SECONDS", 0.05)
+    monkeypatch.setattr("everlong.client.search_attributes.missing_attributes", missing)
+    monkeypatch.setattr("everlong.client.search_attributes.MISSING_SECONDS", 0.05)
     async with drive([ECHO]) as thread:
         assert await thread.ask() == "heard"
         assert "EverlongStatus" not in await thread.attributes()

@@ -21,7 +21,7 @@ from everlong.codecs.codec import INLINE_ENCODING
 from everlong.config import store_url
 from everlong.embedded import ManagedProcess, TemporalServer, start_server
 from everlong.embedded.server import find_temporal, free_port
-from everlong.models import SEARCH_ATTRIBUTES
+from everlong.models.search_attributes import SEARCH_ATTRIBUTES
 from tests.unit.test_process import wait_until_gone
 
 ROOT = Path(__file__).parents[2]

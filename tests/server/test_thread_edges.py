@@ -14,7 +14,9 @@ from temporalio.exceptions import ApplicationError
 
 from everlong import Agent, Policy, Reply, limits, tool
 from everlong.admin import service
-from everlong.admin.service import sizes, watching
+from everlong.admin.service import sizes
+from everlong.client import status
+from everlong.client.runs import previous_run
 from everlong.embedded import TemporalServer
 from everlong.errors import NotAnswered, NoWorker
 from everlong.models import STOP_SIGNAL, Message, ThreadStatus, ToolCall
@@ -274,7 +276,7 @@ async def test_what_is_not_text_in_a_message_is_replaced(
 async def test_without_a_worker_a_command_does_not_wait_for_ever(
     server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "WORKER_SECONDS_MAX", 0.5)
+    monkeypatch.setattr(status, "WORKER_SECONDS_MAX", 0.5)
     async with open_threads(server.address, store) as threads:
         with pytest.raises(NoWorker, match="everlong show"):
             await service.send(
@@ -293,7 +295,7 @@ async def test_without_a_worker_a_command_does_not_wait_for_ever(
 async def test_a_threads_size_is_known_after_its_first_runs_are_gone(
     server: TemporalServer, store: BlobStore, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = sizes.previous_run
+    real = previous_run
 
     async def with_one_that_is_gone(client: Client, thread_id: str, run_id: str) -> str:
         """Retention takes days, so the first run names one before it that the server never had."""

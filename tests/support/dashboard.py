@@ -14,8 +14,8 @@ from playwright.async_api import Browser, Page, Playwright, async_playwright
 from temporalio.client import Client
 
 from everlong import Policy
-from everlong.admin.service.directory import Directory
 from everlong.admin.web import Access, AppContext, create_admin_app
+from everlong.client.threads import Directory
 from everlong.embedded import start_server
 from everlong.embedded.server import free_port
 from everlong.models import ThreadStatus

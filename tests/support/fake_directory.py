@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from temporalio.client import Client
 
-from everlong.admin.service.directory import Directory
-from everlong.admin.service.rows import ThreadRow
+from everlong.client.threads import Directory
+from everlong.client.visibility import ThreadRow
 from everlong.models import ThreadCard
 
 AGENTS = ("ops", "researcher", "support", "billing")

@@ -24,7 +24,8 @@ from temporalio.api.workflowservice.v1 import (
 )
 from temporalio.service import RPCError, RPCStatusCode
 
-from everlong.models import AGENT_WORKFLOW, CARD_MEMO, SEARCH_ATTRIBUTES, ThreadCard
+from everlong.models import AGENT_WORKFLOW, CARD_MEMO, ThreadCard
+from everlong.models.search_attributes import SEARCH_ATTRIBUTES
 
 _CARD = TypeAdapter(ThreadCard)
 _STARTS_WITH = re.compile(r"(\w+) STARTS_WITH ('(?:[^']|'')*')")

@@ -16,7 +16,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 
 from everlong.admin import service
-from everlong.admin.service.rows import quoted
+from everlong.client.visibility import quoted
 from everlong.models import SweepOptions, SweepReport
 from everlong.policy import Retention
 from everlong.storage import BlobStore

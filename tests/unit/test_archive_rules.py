@@ -17,13 +17,13 @@ from everlong.admin.service import (
     archives,
     archiving,
     due,
-    heads,
     preserving,
 )
 from everlong.archive import freed
 from everlong.archive import manifest as manifests
 from everlong.cli import app
 from everlong.cli import archives as commands
+from everlong.client.head import head_of
 from everlong.errors import ConfigError, KeyMissing, StoreUnavailable, ThreadError, ThreadNotFound
 from everlong.models import Counters, Kind, Message, ThreadStatus
 from everlong.storage import BlobStore
@@ -256,10 +256,10 @@ async def test_a_history_that_does_not_say_where_the_journal_ends_is_no_empty_jo
 
     service = SimpleNamespace(get_workflow_execution_history_reverse=page)
     client: Any = SimpleNamespace(namespace=NAMESPACE, workflow_service=service)
-    assert await heads.head_of(client, "ops-7") is None
+    assert await head_of(client, "ops-7") is None
     pages += [b"more"] * 100
     with pytest.raises(ThreadError, match="the newest 2,000 events"):
-        await heads.head_of(client, "ops-7")
+        await head_of(client, "ops-7")
 
 
 async def test_archives_are_listed_with_who_freed_the_thread() -> None:

@@ -7,9 +7,9 @@ from rich.console import Console
 
 from everlong.admin import console
 from everlong.admin.service import ThreadPage
-from everlong.admin.service.rows import ThreadRow
 from everlong.admin.wording import spark_text
 from everlong.cli.output import threads_table
+from everlong.client.visibility import ThreadRow
 from everlong.models import ThreadCard
 
 THREAD_ID = "support-customer-4711"

@@ -24,7 +24,7 @@ from temporalio.worker import Worker
 from typer.testing import CliRunner
 
 from everlong import EverlongPlugin, cli
-from everlong.asking import packs_of
+from everlong.client.packs import packs_of
 from everlong.codecs import EverlongCodec, composition
 from everlong.codecs.composition import OuterCodec, holds_everlong, inspect_codec, own_codec
 from everlong.codecs.refs import is_ref

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 from ruamel.yaml import YAML
 
-from everlong.models import SEARCH_ATTRIBUTES
+from everlong.models.search_attributes import SEARCH_ATTRIBUTES
 from everlong.storage.bucket_urls import parse_bucket_url
 
 ROOT = Path(__file__).parents[2]

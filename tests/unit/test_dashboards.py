@@ -14,7 +14,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from prometheus_client import CollectorRegistry
 from ruamel.yaml import YAML
 
-from everlong.models import SEARCH_ATTRIBUTES
+from everlong.models.search_attributes import SEARCH_ATTRIBUTES
 from everlong.telemetry import spans
 from everlong.telemetry.metrics import METRICS, Meters, Metric
 from tests.support.prometheus_names import CORE, base_name, series_labels, series_names

@@ -11,8 +11,8 @@ from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionResponse
 from temporalio.client import Client
 
-from everlong.admin.service import diagnosis
-from everlong.admin.service.diagnosis import (
+from everlong.client import diagnosis
+from everlong.client.diagnosis import (
     Diagnosis,
     Fault,
     Watch,
@@ -20,8 +20,8 @@ from everlong.admin.service.diagnosis import (
     explain_fault,
     next_look_seconds,
 )
-from everlong.admin.service.translating import START_ONE
-from everlong.admin.service.watching import held_by
+from everlong.client.errors import START_ONE
+from everlong.client.status import held_by
 from everlong.errors import KeyMissing, NoWorker
 from everlong.models import HELD
 

@@ -13,7 +13,6 @@ from temporalio.service import RPCError, RPCStatusCode
 from typer.testing import CliRunner
 
 from everlong import EverlongPlugin, limits
-from everlong.admin.service.attributes import _refusal
 from everlong.admin.service.judging import (
     Asker,
     Read,
@@ -25,9 +24,11 @@ from everlong.admin.service.judging import (
 from everlong.admin.service.probing import Answer, Clock
 from everlong.admin.service.trying import check_store
 from everlong.cli import app
+from everlong.client.search_attributes import _refusal
 from everlong.codecs import EverlongCodec
 from everlong.errors import ServerUnreachable, SetupRefused, StoreUnavailable
-from everlong.models import CHECK, SEARCH_ATTRIBUTES, Checked, Seen
+from everlong.models import CHECK, Checked, Seen
+from everlong.models.search_attributes import SEARCH_ATTRIBUTES
 from everlong.storage.blobs import BlobInfo
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.opening import open_packs

@@ -24,8 +24,8 @@ from temporalio.converter import (
 )
 from temporalio.service import RPCError, RPCStatusCode
 
-from everlong.admin.service import follower as module
-from everlong.admin.service.follower import Follower, ProgressFollower
+from everlong.client import follower as module
+from everlong.client.follower import Follower, ProgressFollower
 from everlong.errors import BlobMissing, EverlongError, StoreUnavailable, ThreadNotFound
 from everlong.models import (
     AGENT_WORKFLOW,

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from everlong.admin.service import directory as module
-from everlong.admin.service.directory import Cursor, Directory, ThreadPage, parse_cursor
 from everlong.admin.service.fleet import fleet
-from everlong.admin.service.rows import PAGE_ROWS, RowsPage, ThreadRow, read_rows
-from everlong.admin.service.thread_index import ThreadIndex
-from everlong.admin.service.visibility import Wanted, query_of
 from everlong.cli.output import page_lines
+from everlong.client import threads as module
+from everlong.client.thread_index import ThreadIndex
+from everlong.client.threads import Cursor, Directory, ThreadPage, parse_cursor
+from everlong.client.visibility import PAGE_ROWS, RowsPage, ThreadRow, Wanted, query_of, read_rows
 from everlong.errors import ConfigError
 from tests.support.admin_client import browsing, make_context
 from tests.support.fake_visibility import FakeVisibility, Thread

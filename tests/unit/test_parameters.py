@@ -9,7 +9,7 @@ import pytest
 
 from everlong.admin import service
 from everlong.errors import ThreadNotFound
-from everlong.thread_ids import ID_BYTES_MAX
+from everlong.models.thread_ids import ID_BYTES_MAX
 from tests.support.admin_client import browsing, make_context
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -12,8 +12,8 @@ from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 
-from everlong.admin.service.follower import decoder
-from everlong.admin.service.progress import Activity, Progress, Tracker
+from everlong.client.follower import decoder
+from everlong.client.progress import Activity, Progress, Tracker
 from everlong.errors import KeyMissing
 from everlong.models import (
     AGENT_WORKFLOW,

@@ -9,7 +9,7 @@ from temporalio.api.enums.v1 import WorkflowExecutionStatus
 from temporalio.api.workflow.v1 import WorkflowExecutionInfo
 
 from everlong import limits
-from everlong.admin.service.rows import row_of
+from everlong.client.visibility import row_of
 from everlong.models import Counters, PublishedSize, ThreadCard, ThreadState
 from everlong.workflows import sizes
 

@@ -16,13 +16,12 @@ from temporalio.service import RPCError, RPCStatusCode
 
 import everlong
 from everlong.admin import service
-from everlong.admin.service import sending
+from everlong.client import delivery
+from everlong.client.fork import check_free
 from everlong.errors import ThreadIdRefused, ThreadNotFound
 from everlong.interceptors.headers import StartInterceptor
 from everlong.models import AGENT_WORKFLOW
-from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.packstore import PackStore
-from everlong.thread_ids import (
+from everlong.models.thread_ids import (
     check_id,
     check_new_id,
     clean_id,
@@ -31,6 +30,8 @@ from everlong.thread_ids import (
     quote_id,
     show_id,
 )
+from everlong.storage.memory import MemoryBlobStore
+from everlong.storage.packstore import PackStore
 from everlong.workflows.transitions import child_id
 
 ROOT = Path(everlong.__file__).parent
@@ -141,9 +142,9 @@ def test_an_id_as_it_is_shown_can_be_pasted_into_a_shell(text: str) -> None:
 
 # What starts a workflow, and why its id is sound. A new door has to be added here, and to ask.
 DOORS = {
-    "admin/service/sending.py": "messages that may start a thread: `check_startable`",
-    "admin/service/forking.py": "forks and revivals: `check_free`",
-    "admin/service/updating.py": "delivers what `sending` has checked",
+    "client/delivery.py": "messages that may start a thread: `check_startable`",
+    "client/fork.py": "forks and revivals: `check_free`",
+    "client/updates.py": "delivers what `client/delivery.py` has checked",
     "admin/service/probing.py": "everlong.Doctor, under an id of its own",
     "admin/service/sweeping.py": "the schedule of everlong.Sweeper, under a fixed id",
     "workflows/calls.py": "sub-agents: `child_id`",
@@ -193,12 +194,12 @@ class Server:
 
 async def test_a_message_starts_no_thread_under_such_an_id_and_reaches_one_that_exists() -> None:
     there: Any = Server("a\nb")
-    assert await sending.check_startable(there, "ops-7", "ops")
-    assert not await sending.check_startable(there, "ops-7", None)
-    assert not await sending.check_startable(there, "a\nb", "ops")
-    assert not await sending.check_startable(there, "a\rb", None)
+    assert await delivery.check_startable(there, "ops-7", "ops")
+    assert not await delivery.check_startable(there, "ops-7", None)
+    assert not await delivery.check_startable(there, "a\nb", "ops")
+    assert not await delivery.check_startable(there, "a\rb", None)
     with pytest.raises(ThreadIdRefused):
-        await sending.check_startable(there, "a\rb", "ops")
+        await delivery.check_startable(there, "a\rb", "ops")
 
 
 async def test_nothing_is_stored_for_a_thread_that_is_not_started() -> None:
@@ -209,7 +210,7 @@ async def test_nothing_is_stored_for_a_thread_that_is_not_started() -> None:
         service.send(nowhere, " ", long, packs=packs, **given),  # type: ignore[arg-type]
         service.ask(nowhere, packs, " ", long, **given),  # type: ignore[arg-type]
         service.revive(nowhere, packs, "a", " ", task_queue="q"),  # type: ignore[arg-type]
-        service.forking.check_free(nowhere, packs, " "),  # type: ignore[arg-type]
+        check_free(nowhere, packs, " "),  # type: ignore[arg-type]
     ]
     for starting in starts:
         with pytest.raises(ThreadIdRefused):

@@ -12,7 +12,7 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.converter import PayloadCodec
 
 from everlong.admin.service import archiving
-from everlong.admin.service.asking import _Wait, wait_for_progress
+from everlong.client.wait import _Wait, wait_for_progress
 from everlong.errors import NotAnswered
 from tests.unit.test_follower import Server, page
 from tests.unit.test_progress import History

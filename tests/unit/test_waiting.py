@@ -8,9 +8,9 @@ import pytest
 from temporalio.service import RPCError, RPCStatusCode
 
 from everlong.admin.service import Waiting, WaitingPage, waiting_in
-from everlong.admin.service.translating import translated_rpc
 from everlong.admin.service.waiting import ARGUMENTS_BYTES_MAX
 from everlong.admin.web.pages.renderer import environment
+from everlong.client.errors import translated_rpc
 from everlong.errors import BlobMissing, SetupRefused
 from everlong.models import Approval
 

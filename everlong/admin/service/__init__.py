@@ -11,34 +11,6 @@ from everlong.admin.service.archiving import (
     archive,
     archives,
 )
-from everlong.admin.service.asking import (
-    SCAN_ENTRIES,
-    answer,
-    answer_to,
-    ask,
-    wait_for_answer,
-    wait_for_progress,
-    wait_for_status,
-)
-from everlong.admin.service.attributes import set_up
-from everlong.admin.service.controlling import (
-    compact,
-    configure,
-    decide,
-    note,
-    pause,
-    stop,
-    unpause,
-)
-from everlong.admin.service.diagnosis import Diagnosis, diagnose
-from everlong.admin.service.directory import (
-    CURSOR_CHARS_MAX,
-    PAGE_LIMIT_MAX,
-    TEXT_CHARS_MAX,
-    Directory,
-    Sort,
-    ThreadPage,
-)
 from everlong.admin.service.doctoring import examine
 from everlong.admin.service.drain import DrainReport, HoldingCount, count_holdings
 from everlong.admin.service.due import Due, archive_due
@@ -55,30 +27,14 @@ from everlong.admin.service.entries import (
 )
 from everlong.admin.service.findings import Finding
 from everlong.admin.service.fleet import FleetView, StoreHealth, fleet, store_health
-from everlong.admin.service.forking import fork
 from everlong.admin.service.gathering import Reach
 from everlong.admin.service.gauges import Gauge
 from everlong.admin.service.overview import StateSizes, ThreadOverview, overview
-from everlong.admin.service.past import (
-    Past,
-    ThreadDiff,
-    ThreadView,
-    archive_of,
-    diff,
-    journal,
-    messages,
-    state_at,
-)
 from everlong.admin.service.planning import ArchivePlan, archive_plan, export_archive
 from everlong.admin.service.preserving import preserve
 from everlong.admin.service.previewing import Action, Preview, preview
-from everlong.admin.service.progress import Progress
-from everlong.admin.service.query_cache import keep_answers
 from everlong.admin.service.querying import QueryRead, QueryResult, named_query, query
 from everlong.admin.service.reviving import revive
-from everlong.admin.service.rows import ThreadRow, read_rows
-from everlong.admin.service.runs import RUNS_MAX, RunPage, RunRow, runs, ui_url
-from everlong.admin.service.sending import send
 from everlong.admin.service.series import Point, Series, series
 from everlong.admin.service.sizes import ThreadSize, size
 from everlong.admin.service.sweeping import (
@@ -91,14 +47,58 @@ from everlong.admin.service.sweeping import (
     unschedule_sweeps,
 )
 from everlong.admin.service.waiting import Waiting, WaitingPage, waiting, waiting_in
-from everlong.admin.service.watching import (
+from everlong.archive import Manifest
+from everlong.client.control import (
+    compact,
+    configure,
+    decide,
+    note,
+    pause,
+    stop,
+    unpause,
+)
+from everlong.client.delivery import send
+from everlong.client.diagnosis import Diagnosis, diagnose
+from everlong.client.fork import fork
+from everlong.client.progress import Progress
+from everlong.client.query_cache import keep_answers
+from everlong.client.runs import RUNS_MAX, RunPage, RunRow, runs, ui_url
+from everlong.client.search_attributes import set_up
+from everlong.client.status import (
     WORKER_SECONDS_MAX,
     arguments_of,
     journal_of,
     pending,
     status,
 )
-from everlong.archive import Manifest
+from everlong.client.threads import (
+    CURSOR_CHARS_MAX,
+    PAGE_LIMIT_MAX,
+    TEXT_CHARS_MAX,
+    Directory,
+    Sort,
+    ThreadPage,
+)
+from everlong.client.time_travel import (
+    Past,
+    ThreadDiff,
+    ThreadView,
+    archive_of,
+    diff,
+    journal,
+    messages,
+    state_at,
+)
+from everlong.client.visibility import ThreadRow, read_rows
+from everlong.client.wait import (
+    SCAN_ENTRIES,
+    answer,
+    answer_to,
+    ask,
+    wait_for_answer,
+    wait_for_progress,
+    wait_for_status,
+)
 from everlong.models import Totals
 from everlong.queries import LIBRARY, Bounds, NamedQuery
 

@@ -15,15 +15,15 @@ from typing import Final, Literal, TypeAlias, TypeVar
 from temporalio.client import Client
 
 from everlong import limits
-from everlong.admin.service.controlling import note, stop
 from everlong.admin.service.deleting import delete_runs, ended_runs
-from everlong.admin.service.follower import Follower
-from everlong.admin.service.past import archive_of
-from everlong.admin.service.translating import translated
-from everlong.admin.service.watching import ended_as, journal_of, status
 from everlong.archive import Facts, Freed, Manifest, Progress, freed, writer
 from everlong.archive import manifest as manifests
 from everlong.archive.manifest import UNREADABLE, Unreadable
+from everlong.client.control import note, stop
+from everlong.client.errors import translated
+from everlong.client.follower import Follower
+from everlong.client.status import ended_as, journal_of, status
+from everlong.client.time_travel import archive_of
 from everlong.errors import (
     ArchiveNotFound,
     ControlRefused,

@@ -8,10 +8,10 @@ from temporalio.api.workflowservice.v1 import DeleteWorkflowExecutionRequest
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
-from everlong.admin.service.rows import quoted
-from everlong.admin.service.sizes import previous_run
-from everlong.admin.service.translating import translated, translated_rpc
-from everlong.admin.service.watching import ended_as
+from everlong.client.errors import translated, translated_rpc
+from everlong.client.runs import previous_run
+from everlong.client.status import ended_as
+from everlong.client.visibility import quoted
 from everlong.errors import ControlRefused
 
 # A run id takes 100 bytes in memory: 10 MB. A thread that rolls each hour has so many in 11 years.

@@ -19,12 +19,12 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from everlong import limits, probes
 from everlong.admin.service.archiving import ARCHIVES_PAGE, archives
-from everlong.admin.service.attributes import clashing, listed_attributes
 from everlong.admin.service.drain import count_holdings
 from everlong.admin.service.findings import Finding, Problem, finding
 from everlong.admin.service.judging import Asker, Read, judge_clock, judge_versions, judge_workers
 from everlong.admin.service.probing import Answer, Clock, ask_workers, new_id, pollers, read_clock
 from everlong.admin.service.trying import check_store, new_key, removed
+from everlong.client.search_attributes import clashing, listed_attributes
 from everlong.codecs.composition import (
     INSPECTION_REMEDY,
     OuterCodec,
@@ -39,7 +39,8 @@ from everlong.errors import (
     SetupRefused,
     StoreUnavailable,
 )
-from everlong.models import SEARCH_ATTRIBUTES, Check, printable, thread_key
+from everlong.models import Check, printable, thread_key
+from everlong.models.search_attributes import SEARCH_ATTRIBUTES
 from everlong.storage import BlobStore
 from everlong.storage.cache import CachedBlobStore
 from everlong.storage.objects import thread_prefix

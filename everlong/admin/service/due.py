@@ -9,16 +9,16 @@ from temporalio.client import Client, WorkflowExecution
 from temporalio.service import RPCError, RPCStatusCode
 
 from everlong.admin.service.archiving import archive
-from everlong.admin.service.heads import head_of
-from everlong.admin.service.translating import translated, translated_rpc
 from everlong.archive import Manifest
 from everlong.archive import manifest as manifests
+from everlong.client.errors import translated, translated_rpc
+from everlong.client.head import head_of
 from everlong.errors import EverlongError, SetupRefused, ThreadNotFound
 from everlong.models import AGENT_WORKFLOW, printable, thread_key
+from everlong.models.search_attributes import REASON
+from everlong.models.thread_ids import show_id
 from everlong.storage.packstore import PackStore
 from everlong.telemetry import Spans
-from everlong.thread_attributes import REASON
-from everlong.thread_ids import show_id
 
 logger = logging.getLogger(__name__)
 

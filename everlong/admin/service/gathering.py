@@ -12,12 +12,12 @@ from temporalio.client import Client
 
 from everlong import limits
 from everlong.admin.service.archiving import archives
-from everlong.admin.service.heads import head_of
-from everlong.admin.service.rows import PAGE_ROWS, QUERY, ThreadRow, cards_of, quoted, read_rows
-from everlong.admin.service.rows import row_of as thread_row
-from everlong.admin.service.translating import translated
 from everlong.archive import Manifest, StoredArchive, writer
 from everlong.archive.schema import Row, row_of
+from everlong.client.errors import translated
+from everlong.client.head import head_of
+from everlong.client.visibility import PAGE_ROWS, QUERY, ThreadRow, cards_of, quoted, read_rows
+from everlong.client.visibility import row_of as thread_row
 from everlong.errors import EverlongError, ThreadNotFound
 from everlong.models import AGENT_WORKFLOW, CARD_MEMO, SegmentRef, seq_after, thread_key
 from everlong.storage.journal import Journal

@@ -15,10 +15,10 @@ from typing import Final, TypeAlias
 from temporalio.client import Client
 from temporalio.common import TypedSearchAttributes
 
-from everlong.admin.service.rows import read_rows
+from everlong.client.visibility import read_rows
 from everlong.models import AGENT_WORKFLOW, printable
+from everlong.models.search_attributes import ASKED_AT, PENDING
 from everlong.telemetry import Meters
-from everlong.thread_attributes import ASKED_AT, PENDING
 
 _LOG: Final = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ import time
 from temporalio.client import Client
 
 from everlong.admin.service.gauges import Gauge, gauges
-from everlong.admin.service.rows import ThreadRow
-from everlong.admin.service.standing import ANSWER_SECONDS_MAX, Standing, standing
-from everlong.admin.service.watching import pending
 from everlong.archive import manifest as manifests
+from everlong.client.lookup import ANSWER_SECONDS_MAX, Standing, standing
+from everlong.client.status import pending
+from everlong.client.visibility import ThreadRow
 from everlong.errors import EverlongError
 from everlong.models import Approval, ThreadStatus, thread_key
 from everlong.storage.packstore import PackStore

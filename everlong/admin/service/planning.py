@@ -12,14 +12,14 @@ from everlong.admin.service.archiving import (
     why_not_freed,
 )
 from everlong.admin.service.deleting import runs_of
-from everlong.admin.service.past import Past
 from everlong.admin.service.sizes import ThreadSize, size
-from everlong.admin.service.translating import translated
 from everlong.admin.wording import bytes_text, counted
 from everlong.archive import Manifest, writer
+from everlong.client.errors import translated
+from everlong.client.time_travel import Past
 from everlong.models import ThreadStatus, seq_after, thread_key
+from everlong.models.thread_ids import show_id
 from everlong.storage.packstore import PackStore
-from everlong.thread_ids import show_id
 
 _ENDED = frozenset({"stopped", "archived", "terminated", "failed", "canceled", "timed_out"})
 

@@ -7,17 +7,17 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 from temporalio.client import Client
 
 from everlong.admin.service.archiving import Then
-from everlong.admin.service.past import Past, archive_of
 from everlong.admin.service.planning import ArchivePlan, archive_plan
-from everlong.admin.service.standing import Standing, standing
-from everlong.admin.service.watching import pending
 from everlong.admin.wording import bytes_text, counted, setting_text
 from everlong.archive import manifest as manifests
+from everlong.client.lookup import Standing, standing
+from everlong.client.status import pending
+from everlong.client.time_travel import Past, archive_of
 from everlong.errors import ArchiveNotFound, ControlRefused, DecisionRefused, NoWorker
 from everlong.models import ThreadStatus, thread_key
+from everlong.models.thread_ids import show_id
 from everlong.policy import Usage, limit_hit
 from everlong.storage.packstore import PackStore
-from everlong.thread_ids import show_id
 
 Action: TypeAlias = Literal[
     "compact",

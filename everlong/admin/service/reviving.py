@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from temporalio.client import Client
 
-from everlong.admin.service.forking import check_free, fresh_counters, policy_for, start_thread
-from everlong.admin.service.past import Past, archive_of
 from everlong.archive import Progress, restore, writer
+from everlong.client.fork import check_free, fresh_counters, policy_for, start_thread
+from everlong.client.time_travel import Past, archive_of
 from everlong.errors import ArchiveNotFound
 from everlong.models import Forked, Kind, ThreadStart, ThreadState, note, thread_key
+from everlong.models.thread_ids import check_new_id, quote_id
 from everlong.storage.packstore import PackStore
-from everlong.thread_ids import check_new_id, quote_id
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from temporalio.client import Client
 
-from everlong.admin.service.standing import standing
+from everlong.client.lookup import standing
 from everlong.models import Entry, seq_after
 from everlong.storage.packstore import PackStore, gathered
 

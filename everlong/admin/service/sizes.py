@@ -6,7 +6,8 @@ from typing import Final
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from everlong.admin.service.translating import translated_rpc
+from everlong.client.errors import translated_rpc
+from everlong.client.runs import previous_run
 from everlong.models import thread_key
 from everlong.storage import BlobStore
 from everlong.storage.objects import thread_prefix
@@ -52,11 +53,3 @@ async def size(client: Client, store: BlobStore, thread_id: str) -> ThreadSize:
         blobs += 1
         blob_bytes += blob.size_bytes
     return ThreadSize(runs, events, history_bytes, blobs, blob_bytes, is_partial=run_id != "")
-
-
-async def previous_run(client: Client, thread_id: str, run_id: str) -> str:
-    """Return the id of the run that a run continues, or an empty string."""
-    handle = client.get_workflow_handle(thread_id, run_id=run_id)
-    async for event in handle.fetch_history_events(page_size=1):
-        return event.workflow_execution_started_event_attributes.continued_execution_run_id
-    return ""

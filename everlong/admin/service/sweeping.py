@@ -20,7 +20,7 @@ from temporalio.client import (
 from temporalio.service import RPCError, RPCStatusCode
 
 from everlong.admin.service.preserving import preserve
-from everlong.admin.service.translating import translated_rpc
+from everlong.client.errors import translated_rpc
 from everlong.errors import BlobMissing, ConfigError
 from everlong.models import (
     SWEEPER_SCHEDULE,

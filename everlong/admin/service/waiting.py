@@ -8,9 +8,9 @@ from temporalio.client import Client
 
 from everlong import limits
 from everlong.admin.service.entries import EntrySummary, summary_of
-from everlong.admin.service.rows import ThreadRow, read_rows
-from everlong.admin.service.standing import ANSWER_SECONDS_MAX
-from everlong.admin.service.watching import arguments_of, journal_of, pending, status
+from everlong.client.lookup import ANSWER_SECONDS_MAX
+from everlong.client.status import arguments_of, journal_of, pending, status
+from everlong.client.visibility import ThreadRow, read_rows
 from everlong.errors import EverlongError, NoWorker
 from everlong.models import AGENT_WORKFLOW, Approval
 from everlong.storage.packstore import PackStore

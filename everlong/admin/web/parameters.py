@@ -1,7 +1,7 @@
 """How requests name threads and runs: in paths, queries and bodies.
 
 Any id that Temporal takes is taken here, so that every thread can be opened and governed. Whether a new
-thread may be given an id is decided in one place, `everlong.thread_ids.check_new_id`.
+thread may be given an id is decided in one place, `everlong.models.thread_ids.check_new_id`.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 from fastapi import Depends, Path, Query
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from everlong.thread_ids import ID_BYTES_MAX, check_new_id, id_problem
+from everlong.models.thread_ids import ID_BYTES_MAX, check_new_id, id_problem
 
 BY_QUERY: Final = "-"
 """Stands in a path for a thread that the parameter `id` names."""

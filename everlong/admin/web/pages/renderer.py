@@ -9,7 +9,7 @@ import jinja2
 from fastapi import Request, Response
 
 from everlong.admin.web.pages import charts, filters
-from everlong.thread_ids import derive_id, show_id
+from everlong.models.thread_ids import derive_id, show_id
 
 HERE: Final = Path(__file__).parents[1]
 # What of a message a page shows, where the whole of it is a click away.

@@ -8,14 +8,14 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request, Response
 
-from everlong.admin.service.directory import (
+from everlong.admin.web.pages.layout import Frame
+from everlong.admin.web.pages.renderer import etag_of, is_known, tagged
+from everlong.client.threads import (
     CURSOR_CHARS_MAX,
     Sort,
     ThreadPage,
     parse_cursor,
 )
-from everlong.admin.web.pages.layout import Frame
-from everlong.admin.web.pages.renderer import etag_of, is_known, tagged
 from everlong.errors import ConfigError
 
 PAGE_ROWS: Final = 50

@@ -2,10 +2,8 @@
 
 from temporalio.client import Client
 
+from everlong.client.packs import packs_of
 from everlong.config import TASK_QUEUE_DEFAULT
-from everlong.errors import PluginNotOnClient
-from everlong.plugin import EverlongPlugin
-from everlong.storage.packstore import PackStore
 
 
 async def ask(
@@ -25,10 +23,10 @@ async def ask(
     the task queue if it does not exist. Raises `TurnFailed`, `ThreadPaused` or `NotAnswered` if there
     is no answer.
     """
-    # Here: a worker that asks nobody need not wait for it.
-    from everlong.admin import service
+    # Imported here: a worker that asks no thread does not pay for it.
+    from everlong.client import wait
 
-    return await service.ask(
+    return await wait.ask(
         client,
         packs_of(client),
         thread_id,
@@ -36,16 +34,4 @@ async def ask(
         task_queue=task_queue,
         agent=agent,
         seconds_max=seconds_max,
-    )
-
-
-def packs_of(client: Client) -> PackStore:
-    """Return the store of the plugin that a client was made with."""
-    for plugin in client.config()["plugins"]:
-        if isinstance(plugin, EverlongPlugin):
-            plugin.check_client(client)
-            return plugin.packs
-    raise PluginNotOnClient(
-        "this client has no EverlongPlugin, so nobody knows where the answer is stored. Give it one: "
-        "Client.connect(..., plugins=[EverlongPlugin(store=...)])"
     )

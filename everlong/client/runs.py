@@ -7,8 +7,7 @@ from urllib.parse import quote
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from everlong.admin.service.sizes import previous_run
-from everlong.admin.service.translating import translated_rpc
+from everlong.client.errors import translated_rpc
 
 RUNS_MAX: Final = 50
 """Of one page. Each takes two calls of the server, one after the other: a quarter of a second."""
@@ -87,3 +86,11 @@ def ui_url(base: str, namespace: str, thread_id: str, run_id: str = "") -> str:
     workflow = quote(thread_id, safe="")
     place = f"{base.rstrip('/')}/namespaces/{quote(namespace, safe='')}/workflows/{workflow}"
     return f"{place}/{quote(run_id, safe='')}/history" if run_id else place
+
+
+async def previous_run(client: Client, thread_id: str, run_id: str) -> str:
+    """Return the id of the run that a run continues, or an empty string."""
+    handle = client.get_workflow_handle(thread_id, run_id=run_id)
+    async for event in handle.fetch_history_events(page_size=1):
+        return event.workflow_execution_started_event_attributes.continued_execution_run_id
+    return ""

@@ -36,8 +36,8 @@ from temporalio.api.workflowservice.v1 import (
 )
 from temporalio.client import Client
 
-from everlong.admin.service.translating import START_ONE
-from everlong.admin.service.watching import held_by
+from everlong.client.errors import START_ONE
+from everlong.client.status import held_by
 from everlong.errors import NoWorker
 from everlong.models import HELD, printable
 

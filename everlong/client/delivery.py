@@ -10,10 +10,11 @@ from temporalio.client import Client, WithStartWorkflowOperation, WorkflowUpdate
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 
 from everlong import limits
-from everlong.admin.service.diagnosis import Report, Watch
-from everlong.admin.service.translating import argument, translated
-from everlong.admin.service.updating import Start, start_update, update
-from everlong.admin.service.watching import journal_of
+from everlong.client.diagnosis import Report, Watch
+from everlong.client.errors import argument, translated
+from everlong.client.search_attributes import has_attributes
+from everlong.client.status import journal_of
+from everlong.client.updates import Start, start_update, update
 from everlong.errors import MessageRefused, ThreadNotFound
 from everlong.models import (
     AGENT_WORKFLOW,
@@ -25,11 +26,10 @@ from everlong.models import (
     TurnEnd,
     printable,
 )
+from everlong.models.search_attributes import start_attributes
+from everlong.models.thread_ids import check_id, check_new_id, is_new_id
 from everlong.past import message_entry
-from everlong.search_attributes import has_attributes
 from everlong.storage.packstore import PackStore
-from everlong.thread_attributes import start_attributes
-from everlong.thread_ids import check_id, check_new_id, is_new_id
 
 # Half of what one message may take of the state, so that a few short ones never fill the inbox.
 _INLINE_BYTES_MAX: Final = limits.MESSAGE_BYTES_MAX // 2

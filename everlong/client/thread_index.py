@@ -12,8 +12,7 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from everlong.admin.service.rows import RowsPage, ThreadRow
-from everlong.admin.service.visibility import Wanted
+from everlong.client.visibility import RowsPage, ThreadRow, Wanted
 from everlong.models import ThreadCard
 
 AGENTS_MAX: Final = 1_000

@@ -11,14 +11,14 @@ from temporalio.api.operatorservice.v1 import ListSearchAttributesResponse
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from everlong import search_attributes
-from everlong.models import SEARCH_ATTRIBUTES
-from everlong.search_attributes import (
+from everlong.client import search_attributes
+from everlong.client.search_attributes import (
     MISSING_SECONDS,
     RETRY_SECONDS_MAX,
     AttributeWatch,
     has_attributes,
 )
+from everlong.models.search_attributes import SEARCH_ATTRIBUTES
 
 DOWN = RPCError("down", RPCStatusCode.UNAVAILABLE, b"")
 REFUSED = RPCError("no", RPCStatusCode.PERMISSION_DENIED, b"")

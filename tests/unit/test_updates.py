@@ -15,8 +15,8 @@ from temporalio.client import (
 from temporalio.converter import DataConverter
 from temporalio.service import RPCError, RPCStatusCode
 
-from everlong.admin.service import updating
-from everlong.admin.service.updating import start_update, update
+from everlong.client import updates
+from everlong.client.updates import start_update, update
 from everlong.errors import MessageRefused, NoWorker
 
 NOT_FOUND = RPCStatusCode.NOT_FOUND
@@ -24,7 +24,7 @@ NOT_FOUND = RPCStatusCode.NOT_FOUND
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(updating, "_PAUSE_SECONDS_MIN", 0.001)
+    monkeypatch.setattr(updates, "_PAUSE_SECONDS_MIN", 0.001)
 
 
 class Server:

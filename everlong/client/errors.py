@@ -30,7 +30,7 @@ from everlong.errors import (
     ThreadNotFound,
 )
 from everlong.models import printable
-from everlong.thread_ids import quote_id
+from everlong.models.thread_ids import quote_id
 
 T = TypeVar("T")
 

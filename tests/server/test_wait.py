@@ -9,8 +9,9 @@ from temporalio.client import Client
 
 from everlong import Policy
 from everlong.admin import service
-from everlong.admin.service.asking import pause_seconds
-from everlong.asking import ask, packs_of
+from everlong.client.entry import ask
+from everlong.client.packs import packs_of
+from everlong.client.wait import pause_seconds
 from everlong.embedded import TemporalServer
 from everlong.errors import (
     MessageRefused,

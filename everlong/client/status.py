@@ -16,8 +16,8 @@ from temporalio.client import (
 )
 from temporalio.service import RPCError
 
-from everlong.admin.service.query_cache import cached
-from everlong.admin.service.translating import readable, translated
+from everlong.client.errors import readable, translated
+from everlong.client.query_cache import cached
 from everlong.errors import EntryNotFound, NoWorker
 from everlong.models import (
     AGENT_WORKFLOW,
@@ -30,9 +30,9 @@ from everlong.models import (
     printable,
     thread_key,
 )
+from everlong.models.thread_ids import quote_id
 from everlong.storage.journal import Journal
 from everlong.storage.packstore import PackStore
-from everlong.thread_ids import quote_id
 
 # A worker that runs takes a message or a query within milliseconds; a cold one has to replay first.
 WORKER_SECONDS_MAX: Final = 20.0

@@ -12,11 +12,11 @@ from typing import Final
 from temporalio.client import Client, WorkflowExecutionDescription
 from temporalio.exceptions import TemporalError
 
-from everlong.admin.service.past import Past, archive_of
-from everlong.admin.service.rows import ThreadRow, cards_of, row_of
-from everlong.admin.service.translating import translated
-from everlong.admin.service.watching import journal_of, observe
 from everlong.archive import Manifest, StoredArchive
+from everlong.client.errors import translated
+from everlong.client.status import journal_of, observe
+from everlong.client.time_travel import Past, archive_of
+from everlong.client.visibility import ThreadRow, cards_of, row_of
 from everlong.errors import EntryNotFound, EverlongError, NoWorker, ThreadNotFound
 from everlong.models import CARD_MEMO, SegmentRef, ThreadCard, ThreadStart, ThreadStatus, seq_after
 from everlong.storage.journal import JournalReader

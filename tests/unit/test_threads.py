@@ -8,11 +8,11 @@ import pytest
 from temporalio.api.enums.v1 import WorkflowExecutionStatus
 from temporalio.api.workflow.v1 import WorkflowExecutionInfo
 
-from everlong.admin.service import directory as module
-from everlong.admin.service.directory import Directory
 from everlong.admin.service.fleet import fleet_of, quantile
 from everlong.admin.service.gauges import gauges
-from everlong.admin.service.rows import RowsPage, ThreadRow, row_of
+from everlong.client import threads as module
+from everlong.client.threads import Directory
+from everlong.client.visibility import RowsPage, ThreadRow, row_of
 from everlong.errors import ServerUnreachable
 from everlong.models import Counters, ThreadCard, ThreadStatus
 from tests.support.admin_client import nowhere

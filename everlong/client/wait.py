@@ -17,24 +17,24 @@ from typing import Final, TypeVar
 
 from temporalio.client import Client, WorkflowUpdateHandle
 
-from everlong.admin.service.diagnosis import Report, Watch
-from everlong.admin.service.follower import Follower, ProgressFollower
-from everlong.admin.service.outcome import poll_turn_end
-from everlong.admin.service.progress import Progress, progress_of
-from everlong.admin.service.sending import (
+from everlong.client.delivery import (
     check_startable,
     deliver,
     deliver_and_wait,
     stored_message,
 )
-from everlong.admin.service.translating import readable, translated
-from everlong.admin.service.watching import (
+from everlong.client.diagnosis import Report, Watch
+from everlong.client.errors import readable, translated
+from everlong.client.follower import Follower, ProgressFollower
+from everlong.client.progress import Progress, progress_of
+from everlong.client.status import (
     Observation,
     ended_as,
     held_by,
     journal_of,
     observe,
 )
+from everlong.client.updates import poll_turn_end
 from everlong.errors import (
     MessageRefused,
     NotAnswered,
@@ -54,10 +54,10 @@ from everlong.models import (
     TurnEnd,
     seq_after,
 )
+from everlong.models.thread_ids import quote_id, show_id
 from everlong.storage.journal import Journal
 from everlong.storage.packstore import PackStore
 from everlong.storage.segments import MESSAGE_KINDS
-from everlong.thread_ids import quote_id, show_id
 
 T = TypeVar("T")
 

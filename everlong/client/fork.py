@@ -8,9 +8,9 @@ from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from everlong.admin.service.past import Past, Scene
-from everlong.admin.service.translating import translated, translated_rpc
 from everlong.archive import manifest as manifests
+from everlong.client.errors import translated, translated_rpc
+from everlong.client.time_travel import Past, Scene
 from everlong.errors import ThreadExists, ThreadNotFound
 from everlong.models import (
     AGENT_WORKFLOW,
@@ -25,10 +25,10 @@ from everlong.models import (
     note,
     thread_key,
 )
+from everlong.models.thread_ids import check_new_id, quote_id
 from everlong.policy import Policy
 from everlong.storage.journal import Journal
 from everlong.storage.packstore import PackStore
-from everlong.thread_ids import check_new_id, quote_id
 
 
 async def fork(

@@ -5,19 +5,23 @@ Only what the journal holds is looked at. A step that a reset undid, or another 
 
 import asyncio
 import dataclasses
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
 from functools import cached_property
+from typing import Final, TypeVar
 
+from pydantic import TypeAdapter
 from temporalio.client import Client
 
 from everlong import compaction, limits
-from everlong.admin.service import folding
-from everlong.admin.service.watching import journal_of
-from everlong.admin.service.watching import status as status_of
 from everlong.archive import ArchivedJournal, Manifest, StoredArchive
 from everlong.archive import manifest as manifests
+from everlong.client.status import journal_of
+from everlong.client.status import status as status_of
 from everlong.errors import EntryNotFound, ThreadNotFound
 from everlong.models import (
     Approval,
+    ControlNote,
     Decided,
     Entry,
     Fact,
@@ -207,7 +211,7 @@ class Past:
         reply = await self.journal.last(head, Kind.REPLY, before_seq=seq)
         if reply is None:
             return ()
-        return folding.pending_after(await self.journal.read(head, reply.seq, seq))
+        return pending_after(await self.journal.read(head, reply.seq, seq))
 
 
 async def archive_of(
@@ -306,11 +310,69 @@ async def diff(
         entries=tuple(entries),
         left_out=between - listed,
         totals=add_up(entries),
-        context_added=folding.added(before.context, after.context),
-        context_removed=folding.added(after.context, before.context),
+        context_added=added(before.context, after.context),
+        context_removed=added(after.context, before.context),
         context_bytes=(before.context_bytes, after.context_bytes),
-        facts_added=folding.added(before.facts, after.facts),
-        facts_removed=folding.added(after.facts, before.facts),
-        asked=folding.asked_in(entries),
-        decided=folding.decided_in(entries),
+        facts_added=added(before.facts, after.facts),
+        facts_removed=added(after.facts, before.facts),
+        asked=asked_in(entries),
+        decided=decided_in(entries),
     )
+
+
+H = TypeVar("H", bound=Hashable)
+
+_APPROVAL: Final = TypeAdapter(Approval)
+_DECIDED: Final = TypeAdapter(Decided)
+_CONTROL: Final = TypeAdapter(ControlNote)
+# Calls belong to the newest reply. With one of these, none of them waits for a person any more.
+_ENDS_CALLS: Final = frozenset({Kind.MESSAGE, Kind.REPLY, Kind.FAILURE, Kind.FORK})
+
+
+def pending_after(entries: Iterable[Entry]) -> tuple[Approval, ...]:
+    """Return the approvals that wait after these entries, the oldest first."""
+    waiting: dict[str, Approval] = {}
+    for entry in entries:
+        if entry.kind in _ENDS_CALLS or _is_stop(entry):
+            waiting.clear()
+        elif entry.kind == Kind.ASKED:
+            approval = _APPROVAL.validate_python(entry.data)
+            waiting[approval.id] = approval
+        elif entry.kind == Kind.DECIDED:
+            decided = _DECIDED.validate_python(entry.data)
+            asked = waiting.pop(decided.id, None)
+            if asked is not None and decided.escalated:
+                waiting[asked.id] = dataclasses.replace(
+                    asked, escalated=True, approvers=asked.escalate_to, deadline_ms=None
+                )
+    return tuple(waiting.values())
+
+
+def asked_in(entries: Iterable[Entry]) -> tuple[Approval, ...]:
+    """Return the approvals that were asked for."""
+    return tuple(
+        _APPROVAL.validate_python(entry.data) for entry in entries if entry.kind == Kind.ASKED
+    )
+
+
+def decided_in(entries: Iterable[Entry]) -> tuple[Decided, ...]:
+    """Return the decisions that were made, by people and by deadlines."""
+    return tuple(
+        _DECIDED.validate_python(entry.data) for entry in entries if entry.kind == Kind.DECIDED
+    )
+
+
+def added(before: Sequence[H], after: Sequence[H]) -> tuple[H, ...]:
+    """Return what `after` has and `before` has not, in order; what is there twice counts twice."""
+    left = Counter(before)
+    found = []
+    for each in after:
+        if left[each] > 0:
+            left[each] -= 1
+        else:
+            found.append(each)
+    return tuple(found)
+
+
+def _is_stop(entry: Entry) -> bool:
+    return entry.kind == Kind.CONTROL and _CONTROL.validate_python(entry.data).action == "stop"

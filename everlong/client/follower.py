@@ -27,8 +27,8 @@ from temporalio.common import RawValue
 from temporalio.converter import ActivitySerializationContext, WorkflowSerializationContext
 from temporalio.service import RPCError, RPCStatusCode
 
-from everlong.admin.service.progress import Activity, Decode, NotConverted, Progress, Tracker
-from everlong.admin.service.translating import readable, translated_rpc
+from everlong.client.errors import readable, translated_rpc
+from everlong.client.progress import Activity, Decode, NotConverted, Progress, Tracker
 from everlong.errors import EverlongError, StoreUnavailable
 from everlong.json_payloads import from_raw
 from everlong.models import AGENT_WORKFLOW, ThreadStart

@@ -8,10 +8,10 @@ from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryReverseRequest
 from temporalio.client import Client
 
-from everlong.admin.service.translating import translated
+from everlong.client.errors import translated
 from everlong.errors import ThreadError
 from everlong.models import SegmentRef
-from everlong.thread_ids import quote_id
+from everlong.models.thread_ids import quote_id
 
 _HEAD: Final = TypeAdapter(SegmentRef)
 _PAGE_EVENTS: Final = 100

@@ -1,11 +1,19 @@
-"""Our search attributes on the server: which are there, and adding those that are not.
+"""Search attributes of a namespace: a worker asks for them until it knows that they are there.
 
-Nothing is changed if one of them is there with another type.
+A program that starts threads asks once too, and starts them with their first attributes.
+
+A thread that writes an attribute that its namespace lacks does not go on, so threads write none until
+then. A failed call is no answer. Neither an outage while a worker starts nor an `everlong setup` after
+that needs the worker to be started again.
 """
 
 import asyncio
+import dataclasses
+import logging
 import time
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Final, Literal
 
 from temporalio.api.enums.v1 import IndexedValueType
@@ -17,7 +25,113 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from everlong.errors import EverlongError, ServerUnreachable, SetupRefused
-from everlong.models import SEARCH_ATTRIBUTES, printable
+from everlong.models import printable
+from everlong.models.search_attributes import SEARCH_ATTRIBUTES
+
+_LOG: Final = logging.getLogger(__name__)
+_CALL: Final = timedelta(seconds=5)
+# After a failed call: 1, 2, 4 s and so on. A server that refuses the call is asked 12 times an hour.
+RETRY_SECONDS: Final = 1.0
+RETRY_SECONDS_MAX: Final = 300.0
+# After the answer that some are missing: 60 calls an hour, for a worker.
+MISSING_SECONDS: Final = 60.0
+
+
+class AttributeWatch:
+    """Asks a worker's server for Everlong's search attributes, until they are all there."""
+
+    def __init__(self, client: Callable[[], Client], found: Callable[[str], None]) -> None:
+        self._client = client
+        self._found = found
+        """Called once, with the namespace that has them."""
+        self._retry_seconds = RETRY_SECONDS
+        self._told: set[str] = set()
+        self.calls = 0
+        """How often the server was asked."""
+
+    async def ask(self) -> float | None:
+        """Ask once. Return after how many seconds to ask again; None if all attributes are there."""
+        client = self._client()
+        try:
+            self.calls += 1
+            missing = await missing_attributes(client)
+        except (RPCError, RuntimeError) as error:  # The second, if a lazy client cannot connect.
+            self._warn(
+                "failed",
+                "threads write no search attributes yet, and cannot be found by status or agent: the "
+                f"server did not list those that it has ({error}). It is asked again",
+            )
+            seconds = self._retry_seconds
+            self._retry_seconds = min(2 * seconds, RETRY_SECONDS_MAX)
+            return seconds
+        self._retry_seconds = RETRY_SECONDS
+        if missing:
+            self._warn(
+                "missing",
+                f"threads write no search attributes, since the server lacks {', '.join(missing)}, or "
+                "has it with another type. Add them with: everlong setup. This worker asks again each "
+                f"{MISSING_SECONDS:.0f} s",
+            )
+            return MISSING_SECONDS
+        if self._told:
+            _LOG.info("the server has all search attributes now: threads write them")
+        self._found(client.namespace)
+        return None
+
+    async def run(self, seconds: float | None) -> None:
+        """Ask again after so many seconds, and so on. It ends once all attributes are there."""
+        while seconds is not None:
+            await asyncio.sleep(seconds)
+            seconds = await self.ask()
+
+    def _warn(self, about: str, text: str) -> None:
+        if about not in self._told:
+            self._told.add(about)
+            _LOG.warning("%s", text)
+
+
+async def has_attributes(client: Client) -> bool:
+    """Whether the client's namespace has our search attributes. The answer is kept for the client.
+
+    While the server lacks them, or does not say, it is asked again after a minute.
+    """
+    known = _known.setdefault(client, _Known())
+    if known.found:
+        return True
+    async with known.lock:  # A thousand threads that are started at once ask once.
+        if time.monotonic() >= known.asks_again_at:
+            try:
+                known.found = not await missing_attributes(client)
+            except (RPCError, RuntimeError):  # The second, if a lazy client cannot connect.
+                _LOG.debug("the server did not list its search attributes", exc_info=True)
+            known.asks_again_at = time.monotonic() + MISSING_SECONDS
+    return known.found
+
+
+@dataclasses.dataclass
+class _Known:
+    """What a client knows of its namespace."""
+
+    found: bool = False
+    asks_again_at: float = 0.0
+    lock: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
+
+
+_known: "weakref.WeakKeyDictionary[Client, _Known]" = weakref.WeakKeyDictionary()
+
+
+async def missing_attributes(client: Client) -> list[str]:
+    """Return the names of attributes that the namespace lacks, or has with another type."""
+    listed = await client.operator_service.list_search_attributes(
+        ListSearchAttributesRequest(namespace=client.namespace), timeout=_CALL
+    )
+    return [
+        name
+        for name, kind in SEARCH_ATTRIBUTES.items()
+        if listed.custom_attributes.get(name)
+        != IndexedValueType.Value(f"INDEXED_VALUE_TYPE_{kind.upper()}")
+    ]
+
 
 # The server's own caches know a new attribute after a few seconds.
 _LISTED_SECONDS_MAX: Final = 30.0

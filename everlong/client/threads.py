@@ -26,16 +26,17 @@ from typing import Final, Literal, TypeAlias, TypeVar
 
 from temporalio.client import Client
 
-from everlong.admin.service.rows import (
+from everlong.client.thread_index import IndexFigures, ThreadIndex
+from everlong.client.visibility import (
     PAGE_ROWS,
     QUERY,
     RowsPage,
     ThreadRow,
+    Visibility,
+    Wanted,
     count_rows,
     read_rows,
 )
-from everlong.admin.service.thread_index import IndexFigures, ThreadIndex
-from everlong.admin.service.visibility import Visibility, Wanted
 from everlong.errors import ConfigError, EverlongError, SetupRefused, ThreadNotFound
 from everlong.models import ThreadCard, printable
 

@@ -12,9 +12,9 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
-from everlong.admin.service import follower, outcome
-from everlong.admin.service.asking import _Wait
-from everlong.admin.service.outcome import poll_turn_end
+from everlong.client import follower, updates
+from everlong.client.updates import poll_turn_end
+from everlong.client.wait import _Wait
 from everlong.errors import MessageRefused, NotAnswered
 from everlong.models import TurnEnd
 
@@ -22,7 +22,7 @@ from everlong.models import TurnEnd
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follower, "_RETRY_SECONDS_MIN", 0.001)
-    monkeypatch.setattr(outcome, "_LOOK_SECONDS_MIN", 0.001)
+    monkeypatch.setattr(updates, "_LOOK_SECONDS_MIN", 0.001)
 
 
 class Server:
@@ -122,7 +122,7 @@ async def test_beyond_a_bound_on_long_polls_the_update_is_looked_at_without_wait
 
 async def test_looks_of_many_waits_do_not_wake_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follower, "LONG_POLLS_MAX", 1)
-    monkeypatch.setattr(outcome, "_LOOK_SECONDS_MIN", 0.5)
+    monkeypatch.setattr(updates, "_LOOK_SECONDS_MIN", 0.5)
     server = Server()
     polls = follower.long_polls(cast("Client", server))
     with polls.counted():

@@ -50,6 +50,7 @@ from everlong.models import (
     printable,
     seq_after,
 )
+from everlong.models.search_attributes import REASON, STATUS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,8 +85,6 @@ _SIGNALS: Final[dict[str, Any]] = {
     STOP_SIGNAL: Control | None,
     REPORT_SIGNAL: Report,
 }
-_STATUS_ATTRIBUTE: Final = "EverlongStatus"
-_REASON_ATTRIBUTE: Final = "EverlongReason"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -521,9 +520,9 @@ class Tracker:
     async def _on_attributes(self, _: HistoryEvent, attributes: Any) -> None:
         """Take in a pause by the policy, which the search attributes name in a word."""
         fields = attributes.search_attributes.indexed_fields
-        word = _text(fields.get(_STATUS_ATTRIBUTE))
+        word = _text(fields.get(STATUS.name))
         if word == "paused" and self._pause is None:
-            self._pause = Pause(by="policy", reason=_text(fields.get(_REASON_ATTRIBUTE)))
+            self._pause = Pause(by="policy", reason=_text(fields.get(REASON.name)))
             self._pause_is_brief = True
         elif word and word != "paused" and self._pause_is_brief:
             self._pause, self._pause_is_brief = None, False

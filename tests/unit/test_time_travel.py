@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from everlong import Policy
-from everlong.admin.service import folding
-from everlong.admin.service.past import Past
+from everlong.client import time_travel
+from everlong.client.time_travel import Past
 from everlong.compaction import Snapshot, dump
 from everlong.errors import EntryNotFound, RefRefused
 from everlong.models import (
@@ -85,7 +85,7 @@ def test_totals_count_each_kind_and_add_to_what_was_before() -> None:
 
 def test_an_approval_waits_from_its_asking_to_its_decision() -> None:
     entries = a_turn()
-    waits = [bool(folding.pending_after(entries[:upto])) for upto in range(len(entries) + 1)]
+    waits = [bool(time_travel.pending_after(entries[:upto])) for upto in range(len(entries) + 1)]
     assert waits == [False, False, False, True, False, False, False, False]
 
 
@@ -94,7 +94,7 @@ def test_an_escalated_approval_waits_for_others() -> None:
         asked(1, "1-1", approvers=("ann",), escalate_to=("bob",), on_deadline="escalate"),
         decided(2, "1-1", approve=False, by="deadline", escalated=True),
     ]
-    [waiting] = folding.pending_after(entries)
+    [waiting] = time_travel.pending_after(entries)
     assert waiting.escalated
     assert waiting.approvers == ("bob",)
 
@@ -109,18 +109,18 @@ def test_an_escalated_approval_waits_for_others() -> None:
     ids=lambda entry: entry.kind,
 )
 def test_nobody_is_waited_for_once_the_calls_are_broken_off(end: Entry) -> None:
-    assert folding.pending_after([asked(1, "1-1")])
-    assert not folding.pending_after([asked(1, "1-1"), end])
+    assert time_travel.pending_after([asked(1, "1-1")])
+    assert not time_travel.pending_after([asked(1, "1-1"), end])
 
 
 def test_a_pause_breaks_nothing_off() -> None:
     paused = note(2, Kind.CONTROL, ControlNote(action="pause"), 2000)
-    assert folding.pending_after([asked(1, "1-1"), paused])
+    assert time_travel.pending_after([asked(1, "1-1"), paused])
 
 
 def test_what_is_there_twice_is_added_twice() -> None:
-    assert folding.added(["a", "b"], ["b", "a", "a", "c"]) == ("a", "c")
-    assert folding.added(["a", "a"], ["a"]) == ()
+    assert time_travel.added(["a", "b"], ["b", "a", "a", "c"]) == ("a", "c")
+    assert time_travel.added(["a", "a"], ["a"]) == ()
 
 
 async def past_of(entries: list[Entry]) -> Past:

@@ -5,8 +5,8 @@ from typing import Any
 
 from temporalio.client import Client
 
-from everlong.admin.service.translating import argument, translated
-from everlong.admin.service.updating import update
+from everlong.client.errors import argument, translated
+from everlong.client.updates import update
 from everlong.errors import ControlRefused, DecisionRefused
 from everlong.models import (
     COMPACT_SIGNAL,

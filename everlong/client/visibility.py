@@ -1,0 +1,432 @@
+"""Lists of threads from the server's visibility: by id, status and agent, in pages, and counted.
+
+Servers list in one order: open executions first, by their start, the newest first; then closed ones, by
+their end. SQL stores refuse ORDER BY, and Elasticsearch refuses it unless its operator allows it. So a
+page in any other order is not asked of the server.
+"""
+
+import asyncio
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, TypeAlias, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+from temporalio.api.common.v1 import Payload
+from temporalio.api.enums.v1 import WorkflowExecutionStatus
+from temporalio.api.workflow.v1 import WorkflowExecutionInfo
+from temporalio.api.workflowservice.v1 import (
+    CountWorkflowExecutionsRequest,
+    ListWorkflowExecutionsRequest,
+)
+from temporalio.client import Client, WorkflowExecutionDescription
+from temporalio.exceptions import TemporalError
+from temporalio.service import RPCError, RPCStatusCode
+
+from everlong.client.errors import translated_rpc
+from everlong.client.search_attributes import has_attributes
+from everlong.errors import EverlongError
+from everlong.models import AGENT_WORKFLOW, CARD_MEMO, ThreadCard, growth_per_hour
+from everlong.models import search_attributes as attributes
+from everlong.sweep.history_reader import CLOSED
+
+QUERY: Final = f"WorkflowType = '{AGENT_WORKFLOW}' AND ExecutionStatus != 'ContinuedAsNew'"
+"""One execution for each thread: the open run, or the last one."""
+PAGE_ROWS: Final = 1_000
+"""The most that the server gives at once."""
+KnownCard: TypeAlias = Callable[[str, bytes], ThreadCard | None]
+"""Returns the card of a thread whose memo has this digest, if it was decoded before."""
+# Made into rows without a pause: 25 ms.
+_SLICE_ROWS: Final = 100
+_DIGEST_BYTES: Final = 12
+_STATUS_PREFIX: Final = "WORKFLOW_EXECUTION_STATUS_"
+_CARD: Final = TypeAdapter(ThreadCard)
+# What a thread says of its own end. Any other word was said while it still ran.
+_ENDS: Final = frozenset({"stopped", "archived"})
+
+
+def quoted(text: str) -> str:
+    """Return a text as it stands in a query of visibility."""
+    text = text.replace("\\", "\\\\").replace("'", "''")
+    return f"'{text}'"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ThreadRow:
+    """One thread of a list."""
+
+    thread_id: str
+    run_id: str
+    agent: str
+    status: str
+    """`active`, `approval`, `paused`; `running` where search attributes are not set up; `stopped`,
+    `archived`, or how Temporal ended it: `terminated`, `failed`, ..."""
+    reason: str
+    """Why it is paused or has ended: the limit's name, or `person`."""
+    started_ms: int
+    """When the newest run began."""
+    closed_ms: int | None
+    stored_bytes: int
+    growth_bytes_per_hour: float
+    pending: int
+    asked_ms: int | None
+    """Since when the approval waits that was asked for first."""
+    last_resume_ms: float
+    task_queue: str = ""
+    card: ThreadCard | None = None
+    """What the thread published of itself; None before its first step, or if it cannot be decoded."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the thread runs."""
+        return self.closed_ms is None
+
+
+@dataclasses.dataclass(frozen=True)
+class RowsPage:
+    """What one request of the server gave."""
+
+    rows: Sequence[ThreadRow]
+    memos: Mapping[str, bytes]
+    """Digest of each run's memo as it is stored: an equal memo need not be decoded again."""
+    next_token: bytes
+
+
+async def read_rows(
+    client: Client,
+    query: str = QUERY,
+    token: bytes = b"",
+    known: KnownCard | None = None,
+    size: int = PAGE_ROWS,
+) -> RowsPage:
+    """Read one page of rows. `known` has the cards that were read before."""
+    request = ListWorkflowExecutionsRequest(
+        namespace=client.namespace, query=query, page_size=size, next_page_token=token
+    )
+    try:
+        found = await client.workflow_service.list_workflow_executions(request)
+    except RPCError as error:
+        raise translated_rpc(error, "") from error
+    rows: list[ThreadRow] = []
+    memos: dict[str, bytes] = {}
+    for start in range(0, len(found.executions), _SLICE_ROWS):
+        part = found.executions[start : start + _SLICE_ROWS]
+        rows += await _rows(client, part, known, memos)
+        await asyncio.sleep(0)  # Others are answered meanwhile.
+    return RowsPage(rows, memos, found.next_page_token)
+
+
+async def count_rows(client: Client, query: str = QUERY) -> int:
+    """Return how many executions fit a query of visibility."""
+    request = CountWorkflowExecutionsRequest(namespace=client.namespace, query=query)
+    try:
+        return (await client.workflow_service.count_workflow_executions(request)).count
+    except RPCError as error:
+        raise translated_rpc(error, "") from error
+
+
+async def _rows(
+    client: Client,
+    executions: Sequence[WorkflowExecutionInfo],
+    known: KnownCard | None,
+    memos: dict[str, bytes],
+) -> list[ThreadRow]:
+    fresh: dict[str, Payload] = {}
+    cards: dict[str, ThreadCard] = {}
+    for info in executions:
+        payload = info.memo.fields.get(CARD_MEMO)
+        if payload is None:
+            continue
+        run_id = info.execution.run_id
+        memos[run_id] = hashlib.blake2b(payload.data, digest_size=_DIGEST_BYTES).digest()
+        card = None if known is None else known(info.execution.workflow_id, memos[run_id])
+        if card is None:
+            fresh[run_id] = payload
+        else:
+            cards[run_id] = card
+    cards |= await cards_of(client, fresh)
+    return [row_of(info, cards.get(info.execution.run_id)) for info in executions]
+
+
+async def cards_of(client: Client, payloads: Mapping[str, Payload]) -> dict[str, ThreadCard]:
+    """Decode memos, all at once. One that cannot be read is as good as none, and spoils no other."""
+    if not payloads:
+        return {}
+    codec = client.data_converter.payload_codec
+    wanted = list(payloads.values())
+    try:
+        decoded = wanted if codec is None else await codec.decode(wanted)
+    except (EverlongError, TemporalError, ValueError):
+        if len(payloads) == 1:
+            return {}
+        alone = [await cards_of(client, {each: payloads[each]}) for each in payloads]
+        return {run_id: card for found in alone for run_id, card in found.items()}
+    cards = zip(payloads, (_card(payload.data) for payload in decoded), strict=True)
+    return {run_id: card for run_id, card in cards if card is not None}
+
+
+def _card(data: bytes) -> ThreadCard | None:
+    try:
+        return _CARD.validate_json(data)
+    except ValidationError:
+        return None
+
+
+def row_of(info: WorkflowExecutionInfo, card: ThreadCard | None = None) -> ThreadRow:
+    """Return the row of an execution."""
+    said = {
+        name: _value(payload) for name, payload in info.search_attributes.indexed_fields.items()
+    }
+    is_open = info.status not in CLOSED
+    asked = said.get(attributes.ASKED_AT.name)
+    return ThreadRow(
+        thread_id=info.execution.workflow_id,
+        run_id=info.execution.run_id,
+        agent=str(said.get(attributes.AGENT.name) or ""),
+        status=_status(info, str(said.get(attributes.STATUS.name) or ""), is_open=is_open),
+        reason=str(said.get(attributes.REASON.name) or ""),
+        started_ms=info.start_time.ToMilliseconds(),
+        closed_ms=None if is_open else info.close_time.ToMilliseconds(),
+        stored_bytes=card.stored_bytes if card else int(said.get(attributes.STATE_BYTES.name) or 0),
+        growth_bytes_per_hour=_growth(card, said) if is_open else 0.0,
+        pending=int(said.get(attributes.PENDING.name) or 0) if is_open else 0,
+        asked_ms=_ms(asked) if asked and is_open else None,
+        last_resume_ms=float(
+            said.get(attributes.LAST_RESUME.name) or (card.resume_ms if card else 0.0)
+        ),
+        task_queue=info.task_queue,
+        card=card,
+    )
+
+
+def _growth(card: ThreadCard | None, said: Mapping[str, Any]) -> float:
+    """Return a thread's growth now, from the sizes on its card; without a card, as it last said.
+
+    The clock is rounded to the minute, so that rows which are read again in it are equal.
+    """
+    if card is None or not card.trend:
+        return float(said.get(attributes.GROWTH.name) or 0.0)
+    now_ms = int(time.time()) // 60 * 60_000
+    return growth_per_hour(card.trend, card.stored_bytes, now_ms, rested=card.rested)
+
+
+def _status(info: WorkflowExecutionInfo, said: str, *, is_open: bool) -> str:
+    if is_open:
+        return said or "running"
+    name = WorkflowExecutionStatus.Name(info.status).removeprefix(_STATUS_PREFIX).lower()
+    if name == "completed":
+        return said if said in _ENDS else "stopped"
+    return name
+
+
+def _value(payload: Payload) -> Any:
+    try:
+        return json.loads(payload.data)
+    except ValueError:
+        return None
+
+
+def _ms(text: object) -> int | None:
+    try:
+        return int(datetime.fromisoformat(str(text)).timestamp() * 1000)
+    except ValueError:
+        return None
+
+
+T = TypeVar("T")
+
+# Pages refresh themselves every two seconds. All viewers of one list share an answer of that age.
+_PAGE_SECONDS: Final = 2.0
+# To count, a SQL store reads an index over all executions that fit.
+_COUNT_SECONDS: Final = 15.0
+# 64 pages of up to 200 rows, 4 KiB each: 50 MiB if all of them are in use, and 2 s after that fewer.
+_ANSWERS_MAX: Final = 64
+# How Temporal ended an execution, and its name in queries.
+_END_STATUSES: Final = {
+    "failed": "Failed",
+    "canceled": "Canceled",
+    "terminated": "Terminated",
+    "timed_out": "TimedOut",
+}
+_NOTHING: Final = RowsPage((), {}, b"")
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """Which threads a list is asked for; empty fields fit all of them."""
+
+    text: str = ""
+    """Part of an id, in any case; in a query of the server, its beginning."""
+    status: str = ""
+    agent: str = ""
+
+    def fits(self, row: ThreadRow) -> bool:
+        """Tell whether a thread is one of them."""
+        return (
+            (not self.text or self.text.casefold() in row.thread_id.casefold())
+            and (not self.status or row.status == self.status)
+            and (not self.agent or row.agent == self.agent)
+        )
+
+
+def query_of(wanted: Wanted, *, attributes: bool) -> str | None:
+    """Return the query that lists these threads; None if no thread can fit.
+
+    A thread with the id `wanted.text` itself is not among them: it is looked up by its id. Without
+    search `attributes` a namespace knows neither agents nor what open threads are doing. SQL stores
+    refuse a query with a NUL in it, which an id may have.
+    """
+    if "\0" in f"{wanted.text}{wanted.status}{wanted.agent}":
+        return None
+    parts: list[str] = [QUERY]
+    if wanted.status:
+        status = _status_query(wanted.status, attributes=attributes)
+        if status is None:
+            return None
+        parts.append(status)
+    if wanted.agent:
+        if not attributes:
+            return None
+        parts.append(f"EverlongAgent = {quoted(wanted.agent)}")
+    if wanted.text:
+        text = quoted(wanted.text)
+        parts.append(f"WorkflowId STARTS_WITH {text} AND WorkflowId != {text}")
+    return " AND ".join(parts)
+
+
+def _status_query(status: str, *, attributes: bool) -> str | None:
+    """Return the condition for a status as `row_of` words it."""
+    if status in _END_STATUSES:
+        return f"ExecutionStatus = '{_END_STATUSES[status]}'"
+    if status == "running":
+        unsaid = " AND EverlongStatus IS NULL" if attributes else ""
+        return f"ExecutionStatus = 'Running'{unsaid}"
+    if status == "stopped":
+        # A thread that ended before it could say so was stopped.
+        unless = (
+            " AND (EverlongStatus != 'archived' OR EverlongStatus IS NULL)" if attributes else ""
+        )
+        return f"ExecutionStatus = 'Completed'{unless}"
+    if not attributes:
+        return None
+    execution = "Completed" if status == "archived" else "Running"
+    return f"ExecutionStatus = '{execution}' AND EverlongStatus = {quoted(status)}"
+
+
+class Visibility:
+    """What a server lists, for all who look at lists: an answer is shared while it is new."""
+
+    def __init__(self, connect: Callable[[], Awaitable[Client]]) -> None:
+        self._connect = connect
+        self._pages = _Answers(_PAGE_SECONDS)
+        self._counts = _Answers(_COUNT_SECONDS)
+
+    async def rows(self, wanted: Wanted, token: bytes, limit: int) -> RowsPage:
+        """Return a page of threads: one row for each id, of its newest run."""
+        query = await self._query(wanted)
+        if query is None:
+            return _NOTHING
+        return await self._pages.get(
+            ("rows", query, token, limit), lambda: self._read(query, token, limit)
+        )
+
+    async def count(self, wanted: Wanted) -> int:
+        """Return how many threads fit. An id that was reset or used again may count more than once."""
+        query = await self._query(wanted)
+        if query is None:
+            return 0
+
+        async def count() -> int:
+            return await count_rows(await self._connect(), query)
+
+        return await self._counts.get(query, count)
+
+    async def thread(self, wanted: Wanted) -> ThreadRow | None:
+        """Return the thread whose id is the text that is wanted, if the other filters fit it."""
+        row = await self._pages.get(("id", wanted.text), lambda: self._describe(wanted.text))
+        return row if row is not None and wanted.fits(row) else None
+
+    async def by_ids(self, thread_ids: Sequence[str]) -> dict[str, ThreadRow]:
+        """Return the threads with these ids, by id, as they are now."""
+        if not thread_ids:
+            return {}
+        return await self._pages.get(
+            ("ids", *thread_ids), lambda: self._read_ids(sorted(thread_ids))
+        )
+
+    async def _query(self, wanted: Wanted) -> str | None:
+        attributes = bool(wanted.status or wanted.agent) and await has_attributes(
+            await self._connect()
+        )
+        return query_of(wanted, attributes=attributes)
+
+    async def _read(self, query: str, token: bytes, limit: int) -> RowsPage:
+        client = await self._connect()
+        page = await read_rows(client, query, token, size=limit)
+        rows = _newest(page.rows)
+        # An id may have been reset or used again: a closed run is not the thread if it has a newer one.
+        closed = sorted(thread_id for thread_id, row in rows.items() if not row.is_open)
+        newest = await self._read_ids(closed)
+        kept = [
+            row
+            for row in rows.values()
+            if newest.get(row.thread_id, row).started_ms <= row.started_ms
+        ]
+        return RowsPage(kept, {}, page.next_token)
+
+    async def _read_ids(self, thread_ids: Sequence[str]) -> dict[str, ThreadRow]:
+        listed = ", ".join(quoted(each) for each in thread_ids if "\0" not in each)
+        if not listed:
+            return {}
+        page = await read_rows(await self._connect(), f"{QUERY} AND WorkflowId IN ({listed})")
+        return _newest(page.rows)
+
+    async def _describe(self, thread_id: str) -> ThreadRow | None:
+        client = await self._connect()
+        try:
+            found = await client.get_workflow_handle(thread_id).describe()
+        except RPCError as error:
+            if error.status in (RPCStatusCode.NOT_FOUND, RPCStatusCode.INVALID_ARGUMENT):
+                return None
+            raise translated_rpc(error, thread_id) from error
+        return await _described(client, found) if found.workflow_type == AGENT_WORKFLOW else None
+
+
+async def _described(client: Client, found: WorkflowExecutionDescription) -> ThreadRow:
+    info = found.raw_description.workflow_execution_info
+    payload = info.memo.fields.get(CARD_MEMO)
+    cards = {} if payload is None else await cards_of(client, {"": payload})
+    return row_of(info, cards.get(""))
+
+
+def _newest(rows: Sequence[ThreadRow]) -> dict[str, ThreadRow]:
+    found: dict[str, ThreadRow] = {}
+    for row in rows:
+        before = found.get(row.thread_id)
+        if before is None or before.started_ms < row.started_ms:
+            found[row.thread_id] = row
+    return found
+
+
+class _Answers:
+    """Answers of the server, each kept for some seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._kept: dict[Hashable, tuple[float, object]] = {}
+
+    async def get(self, key: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
+        now = time.monotonic()
+        self._kept = {
+            each: kept for each, kept in self._kept.items() if now - kept[0] < self._seconds
+        }
+        if key in self._kept:
+            return self._kept[key][1]  # type: ignore[return-value] # what `ask` of this key gave
+        answer = await ask()
+        while len(self._kept) >= _ANSWERS_MAX:
+            del self._kept[next(iter(self._kept))]
+        self._kept[key] = (time.monotonic(), answer)
+        return answer
