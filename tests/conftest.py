@@ -1,4 +1,4 @@
-"""One real Temporal server for each test process, and a worker around an agent."""
+"""Fixtures of all tests, and the order and distribution of tests over the test processes."""
 
 import asyncio
 import gc
@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from temporalio.worker.workflow_sandbox import SandboxRestrictions
+from xdist.remote import Producer
 
 from everlong.embedded import TemporalServer, start_server
 from everlong.interceptors import sdk_internals
 from everlong.storage import BlobStore, open_store
 from tests.support.namespaces import QUICK_DELETES
+from tests.support.scale import IS_FULL
+from tests.support.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from tests.support.s3_server import Weed
@@ -24,51 +27,60 @@ HERE = Path(__file__).parent
 SandboxRestrictions.default.passthrough_modules.update(
     ("pytest", "_pytest", "pytest_asyncio", "pluggy", "pygments", "iniconfig", "py", "hypothesis")
 )
-# Files that take half a minute and more, the slowest first.
-SLOW = (
-    "test_openai_agents",
-    "test_interleavings",
-    "test_thread_growth",
-    "test_stack",
-    "test_bench",
-    "test_codec_kills",
-    "test_thread_kills",
-    "test_kills",
-    "test_edges",
-    "test_growth",
-    "test_seeing",
-    "test_prometheus",
-    "test_doctor",
-    "test_bench_telemetry",
-    "test_told",
-    "test_s3_faults",
-    "test_sweep_soak",
-)
+# Folders whose tests need a server.
+SERVER = ("faults", "server", "browser")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs the server, so that `make check` can leave it out. What is slow comes first."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark tests that need a server, leave out the full ones, and put long tests first.
+
+    `make check` leaves out what is marked `server`; only `make test-full` runs what is marked `full`.
+    """
     for item in items:
-        if item.path.relative_to(HERE).parts[0] in {"server", "faults", "browser"}:
+        if folder_of(item) in SERVER:
             item.add_marker("server")
-    # A file goes to one test process: a slow one at the end would leave the others idle.
-    items.sort(key=lambda item: SLOW.index(item.path.stem) if item.path.stem in SLOW else len(SLOW))
+    if not IS_FULL:
+        config.hook.pytest_deselected(items=[item for item in items if is_full(item)])
+        items[:] = [item for item in items if not is_full(item)]
+    # A long test at the end would leave the other processes idle: unit tests fill the gaps.
+    items.sort(key=rank)
+
+
+def is_full(item: pytest.Item) -> bool:
+    return item.get_closest_marker("full") is not None
+
+
+def folder_of(item: pytest.Item) -> str:
+    return item.path.relative_to(HERE).parts[0]
+
+
+def rank(item: pytest.Item) -> tuple[bool, int]:
+    """Order tests: those marked `slow`, then those with a server, then all others."""
+    folder = folder_of(item)
+    place = SERVER.index(folder) if folder in SERVER else len(SERVER)
+    return item.get_closest_marker("slow") is None, place
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduler | None:
+    """Give each free process the next test, or the next file where tests share a fixture."""
+    return Scheduler(config, log) if config.getvalue("dist") == "loadscope" else None
 
 
 def pytest_collection_finish() -> None:
-    """Spare the garbage collector what stays to the end: the modules and items of 3,700 tests."""
+    """Freeze the modules and items of all tests: the garbage collector need not scan them again."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_sessionfinish() -> None:
-    """Have all of it be freed in the end: extensions look whether it was."""
+    """Unfreeze them: extensions check at exit whether their objects were freed."""
     gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
 def features_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fail a test in which a private API of the SDK was found missing. One that wants that resets it."""
+    """Fail a test in which a private API of the SDK was found missing, unless the test resets `_off`."""
     monkeypatch.setattr(sdk_internals, "_off", set())
     yield
     assert sdk_internals._off == set()
@@ -94,10 +106,8 @@ def thread_id() -> str:
 
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Weed"]:
-    """One real S3 server for each test process. Its keys are in the environment meanwhile."""
-    from tests.support.s3_server import (
-        start_weed,  # Here, so that only those who use it pay for it.
-    )
+    """Start a real S3 server for this process, with its keys in the environment."""
+    from tests.support.s3_server import start_weed  # Here: its import takes a second.
 
     with (
         start_weed(tmp_path_factory.mktemp("weed")) as weed,
