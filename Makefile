@@ -2,6 +2,8 @@
 PYTHON ?= python3
 # Tests wait more than they compute: three processes keep two cores busy.
 PYTEST_WORKERS ?= 3
+# Long tests first; tests with a server one by one (tests/support/scheduler.py).
+PYTEST_SPREAD := -n $(PYTEST_WORKERS) --dist loadscope --no-loadscope-reorder
 UV ?= uv
 BIN := .venv/bin
 # Stamps of what .venv has: all that the tests need, or only what the demo needs, which is a part of it.
@@ -22,19 +24,16 @@ demo: $(DEMO_READY) ## Run an agent for 60 steps, kill its worker, resume it, an
 # Three processes share the cores, and a test may fail because it waited for them. What fails is run once more, alone,
 # and has to pass then: both runs are in the output. Other ends than failed tests are final.
 test: $(READY) ## Run all tests, against a real Temporal server
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder || { \
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest $(PYTEST_SPREAD) || { \
 		test $$? -eq 1 && echo "Once more, alone, what failed:" && \
 		PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --last-failed --last-failed-no-failures none --maxfail 1; }
 
-# Tests that `make test` runs at a smaller size: fewer examples of a property, fewer steps, fewer lives.
-FULL_TESTS := \
-	$(addprefix tests/unit/test_,matching.py cache_model.py compaction.py properties.py transitions.py packs.py \
-		providers_messages.py sweep_text.py) \
-	$(addprefix tests/server/test_,openai_agents.py growth.py thread_growth.py) \
-	tests/faults/test_interleavings.py
+# Tests that `make test` leaves out (marked `full`) or runs at a smaller size (`scaled`): benches, fewer examples of a
+# property, fewer steps, fewer kills.
+FULL_TESTS = $(shell grep -lrE 'scaled\(|mark\.full' tests --include='test_*.py')
 .PHONY: test-full
-test-full: $(READY) ## Run the tests that make test shortens, at their full size
-	PYTHONDONTWRITEBYTECODE= EVERLONG_FULL_TESTS=1 $(BIN)/pytest -n $(PYTEST_WORKERS) --dist loadfile $(FULL_TESTS)
+test-full: $(READY) ## Run the tests that make test leaves out or shortens, at their full size
+	PYTHONDONTWRITEBYTECODE= EVERLONG_FULL_TESTS=1 $(BIN)/pytest $(PYTEST_SPREAD) $(FULL_TESTS)
 
 # What depends on the SDK, its private APIs first. Packages are compiled when they are installed: the sandbox of a
 # workflow imports modules again, and from source this takes longer than some tests wait.
@@ -64,7 +63,7 @@ test-sdk: ## Run the tests that depend on the Temporal SDK with another version 
 		$(SDK_VENV)/bin/python -m pip install -q --disable-pip-version-check -c $(SDK_VENV)/constraints.txt \
 			-e '.[dev]' temporalio==$(SDK); \
 	fi
-	$(SDK_VENV)/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile $(SDK_TESTS)
+	$(SDK_VENV)/bin/python -m pytest $(PYTEST_SPREAD) $(SDK_TESTS)
 
 # What depends on other packages: all tests that need no server, and stores, threads and the admin surface on servers.
 LOWEST_TESTS := \
@@ -73,7 +72,7 @@ LOWEST_TESTS := \
 		admin.py admin_api.py admin_archives.py archiving.py querying.py metrics.py seeing.py provider_thread.py \
 		stack.py)
 # Old versions use what newer ones of others deprecate: that is no failure.
-LOWEST_PYTEST = .venv-lowest/bin/python -m pytest -W default::DeprecationWarning -n $(PYTEST_WORKERS) --dist loadfile
+LOWEST_PYTEST = .venv-lowest/bin/python -m pytest -W default::DeprecationWarning $(PYTEST_SPREAD)
 .PHONY: test-lowest
 test-lowest: ## Run tests with the lowest version of each dependency that pyproject.toml allows; needs uv
 	@UV="$(UV)" $(PYTHON) -m tools.lowest

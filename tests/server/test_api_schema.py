@@ -22,11 +22,12 @@ from everlong.embedded import TemporalServer, start_codec_server
 from everlong.embedded.server import LOOPBACK, free_port
 from everlong.storage import open_store
 from everlong.testing import ScriptedModel
+from tests.support.scale import scaled
 from tests.support.scripted_agents import call, results
 from tests.support.threads import open_threads
 
 # Each operation. `make fuzz-api` sends many more.
-EXAMPLES = int(os.environ.get("EVERLONG_FUZZ_EXAMPLES", "6"))
+EXAMPLES = int(os.environ.get("EVERLONG_FUZZ_EXAMPLES", str(scaled(2, 6))))
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
 THREAD = "fuzzed"
 

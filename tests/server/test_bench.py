@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from bench import stored_bytes
 from bench.__main__ import in_files
 from bench.report import Report, Series, finish
@@ -27,6 +29,7 @@ def test_a_step_of_the_workload_is_the_same_everywhere_and_of_the_promised_shape
     assert len({workload.step(i)[0]["content"] for i in range(20)}) == 20
 
 
+@pytest.mark.full
 def test_the_codec_is_measured_and_reads_back_what_it_wrote(tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
     # In a process of its own: memory is traced, which is slow where there is much of it.
@@ -44,6 +47,7 @@ def test_the_codec_is_measured_and_reads_back_what_it_wrote(tmp_path: Path) -> N
     assert [row[0] for row in report["series"][0]["rows"]] == [20, 40]
 
 
+@pytest.mark.full
 async def test_all_arms_run_and_resume_through_a_server(
     server: TemporalServer, tmp_path: Path
 ) -> None:

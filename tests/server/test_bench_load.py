@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
 from bench.load import measure
 from everlong.embedded import TemporalServer
 
 
+@pytest.mark.full
 async def test_threads_at_once_all_answer_before_and_after_a_kill(
     server: TemporalServer, tmp_path: Path
 ) -> None:

@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
 from bench.sticky import QUICK, measure
 from everlong.embedded import TemporalServer
 
 
+@pytest.mark.full
 async def test_threads_of_a_killed_worker_wait_for_the_sticky_timeout(
     server: TemporalServer, tmp_path: Path
 ) -> None:

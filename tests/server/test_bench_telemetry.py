@@ -2,13 +2,17 @@
 
 from pathlib import Path
 
+import pytest
+
 from bench.telemetry import QUICK, resumes
 from bench.telemetry_overhead import measure_cost, report_costs
 from everlong.embedded import TemporalServer
 from everlong.interceptors.resume import PARTS
 from everlong.telemetry.spans import RESUME
+from tests.support.scale import scaled
 
 
+@pytest.mark.full
 async def test_a_resume_span_begins_with_the_task_and_ends_before_its_end_is_seen(
     server: TemporalServer, tmp_path: Path
 ) -> None:
@@ -32,8 +36,9 @@ async def test_a_resume_span_begins_with_the_task_and_ends_before_its_end_is_see
 async def test_what_telemetry_costs_is_measured_on_steps_that_were_exported(
     server: TemporalServer, tmp_path: Path
 ) -> None:
-    cost = await measure_cost(server.address, tmp_path, QUICK.steps, block=5, sets=1)
-    assert len(cost.on) == len(cost.off) == QUICK.steps
+    steps = scaled(4, QUICK.steps)
+    cost = await measure_cost(server.address, tmp_path, steps, block=steps // 2, sets=1)
+    assert len(cost.on) == len(cost.off) == steps
     assert all(0 < seconds < 30 for seconds in (*cost.on, *cost.off))
     report = report_costs([cost], judged=False)
     assert report.failed == []

@@ -11,6 +11,8 @@ import time
 import urllib.request
 from pathlib import Path
 
+import pytest
+
 from everlong.embedded.server import free_port
 
 
@@ -63,6 +65,7 @@ def call(url: str, body: dict[str, object] | None = None) -> dict[str, object]:
     return found
 
 
+@pytest.mark.full
 def test_the_demo_waits_for_a_person_and_takes_a_denial_as_well(tmp_path: Path) -> None:
     ports = ["--port", str(free_port()), "--ui-port", str(free_port())]
     command = [sys.executable, "-m", "everlong", "demo", "--data-dir", str(tmp_path / "d"), *ports]

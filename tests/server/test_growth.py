@@ -43,7 +43,7 @@ async def until_steps(handle: WorkflowHandle[Any, Any], steps: int) -> None:
 async def test_a_long_list_loop_keeps_a_small_history(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
-    steps = scaled(100, 300)
+    steps = scaled(50, 300)
     loop = Loop(steps=steps, result_bytes=20_000)
     async with open_threads(server.address, store, inline_bytes_max=limits.INLINE_BYTES_MAX) as it:
         async with it.worker(workflows=WORKFLOWS, activities=ACTIVITIES):
@@ -136,8 +136,9 @@ async def test_a_cold_resume_writes_nothing_and_takes_no_longer_than_with_tiny_p
     server: TemporalServer, thread_id: str
 ) -> None:
     large_store, tiny_store = CountingStore(), CountingStore()
-    large = Loop(steps=101, result_bytes=20_000, wait_at=100)
-    tiny = Loop(steps=101, result_bytes=20, wait_at=100)
+    steps = scaled(40, 100)
+    large = Loop(steps=steps + 1, result_bytes=20_000, wait_at=steps)
+    tiny = Loop(steps=steps + 1, result_bytes=20, wait_at=steps)
     large_threads, large_handle = await run_until_cold(
         server.address, large_store, f"{thread_id}-large", large
     )

@@ -271,6 +271,7 @@ def test_the_demo_shows_its_table_and_checks_itself(tmp_path: Path) -> None:
     assert re.search(r"everlong show demo-\w+ ", result.stdout)
 
 
+@pytest.mark.full
 def test_the_demo_fails_when_what_it_shows_is_not_true(tmp_path: Path) -> None:
     """The thread's journal is tampered with between the run and the check."""
     tamper = (

@@ -17,7 +17,7 @@ from tests.support.scale import scaled
 async def test_runs_stay_within_policy_and_a_step_takes_no_more_than_before(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
-    steps = scaled(120, 180)
+    steps = scaled(60, 180)
     async with open_harness(server.address, tmp_path) as harness:
         await harness.start_worker()
         report = await measure_growth(harness, thread_id, steps, window=steps // 3)

@@ -142,6 +142,17 @@ def test_every_argument_of_a_worker_in_documents_is_a_setting_of_the_command() -
     assert violations == set()
 
 
+def test_every_test_file_that_the_makefile_names_is_there() -> None:
+    makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    named = [
+        prefix + file
+        for prefix, files in re.findall(r"\$\(addprefix (tests/\w+/test_),([^)]*)\)", makefile)
+        for file in files.split()
+    ]
+    assert len(named) > 40
+    assert [file for file in named if not (ROOT / file).exists()] == []
+
+
 def test_ci_runs_the_command_of_the_readme() -> None:
     assert "make test" in (ROOT / ".ci/run").read_text()
     assert "make test" in (ROOT / "README.md").read_text()
