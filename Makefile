@@ -40,8 +40,8 @@ test-full: $(READY) ## Run the tests that make test leaves out or shortens, at t
 SDK ?=
 SDK_VENV = .venv-sdk-$(SDK)
 SDK_TESTS := \
-	$(addprefix tests/unit/test_,sdk_internals.py plugin.py codec.py codec_door.py activities.py golden.py \
-		attribute_watch.py core_metrics.py config.py spans.py keys.py doctoring.py codec_composition.py ahead.py \
+	$(addprefix tests/unit/test_,sdk_internals.py plugin.py codec.py codec_server_access.py activities.py golden.py \
+		search_attributes.py core_metrics.py config.py spans.py keys.py doctoring.py codec_composition.py activation.py \
 		drain.py worker_options.py) \
 	tests/replay \
 	$(addprefix tests/server/test_,sdk_internals.py plugin.py converters.py codec_order.py codec_server.py \
