@@ -19,7 +19,7 @@ from typing import Final
 from pydantic_core import to_json
 
 from everlong.admin.console import out
-from everlong.admin.wording import bytes_text
+from everlong.admin.format import bytes_text
 from everlong.archive import Facts, Manifest, StoredArchive, new_archive_id, restore, writer
 from everlong.models import (
     Counters,
@@ -34,8 +34,8 @@ from everlong.models import (
     seq_after,
     thread_key,
 )
-from everlong.past import message_entry
 from everlong.storage import open_store
+from everlong.storage.history import message_entry
 from everlong.storage.journal import Journal
 from everlong.storage.packstore import PackStore
 from everlong.testing import workload

@@ -28,7 +28,7 @@ from everlong.models import (
     note,
     thread_key,
 )
-from everlong.past import Reader, message_entry
+from everlong.storage.history import Reader, message_entry
 from everlong.storage.journal import Journal
 from everlong.storage.packstore import PackStore
 

@@ -102,8 +102,8 @@ MATCH_BYTES_MIN: Final = KIB
 # Chunks by content. They are only looked up where the bytes differ from the last payload, and a hit
 # is extended to where the bytes differ again, so they may be large.
 CHUNK_BYTES_MEAN: Final = 16 * KIB
-# How packs are merged, and why that is bounded: see `codecs.pack_layout`. A payload needs at most this many
-# packs that are not settled, itself included, and the settled ones: 8 for each 3 MiB, 64 in all.
+# How packs are merged, and why that is bounded: see `codecs.pack_layout`. A payload needs at most this
+# many packs that are not settled, itself included, and the settled ones: 8 for each 3 MiB, 64 in all.
 PACKS_MAX: Final = 24
 SETTLED_BYTES_MIN: Final = 384 * KIB
 SETTLED_MAX: Final = 64

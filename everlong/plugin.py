@@ -352,9 +352,9 @@ class EverlongPlugin(PackSource, SimplePlugin):
         """Archive what is due. Archives need packages that a worker may do without."""
         try:
             # Here, since a worker that sweeps nothing need not wait for it.
-            from everlong.admin import service
+            from everlong.client.due import preserve
 
-            return await service.preserve(client, packs, self._resumes.telemetry.spans)
+            return await preserve(client, packs, self._resumes.telemetry.spans)
         except ModuleNotFoundError as error:
             if error.name not in _ARCHIVE_PACKAGES:
                 raise

@@ -58,9 +58,9 @@ from everlong.models import (
     short_digest,
     thread_key,
 )
-from everlong.past import Reader, message_entry
 from everlong.policy import Policy
 from everlong.storage.counting import Reads, counting
+from everlong.storage.history import Reader, message_entry
 from everlong.storage.packstore import PackStore
 from everlong.storage.threads import in_thread
 from everlong.telemetry import Telemetry

@@ -6,7 +6,7 @@ from temporalio.exceptions import ApplicationError
 
 from everlong.errors import BlobMissing
 from everlong.models import MESSAGE_LOST, Entry, Kind, lost_entry
-from everlong.past import Reader
+from everlong.storage.history import Reader
 
 
 async def check_arrived(reader: Reader, tail: Sequence[Entry]) -> None:

@@ -20,7 +20,7 @@ from everlong.models import (
     SegmentRef,
     seq_after,
 )
-from everlong.past import Past, Reader
+from everlong.storage.history import Past, Reader
 from everlong.storage.segments import MESSAGE_KINDS
 from everlong.storage.threads import in_thread
 

@@ -11,7 +11,8 @@ from typing import Final
 
 from temporalio import activity
 
-from everlong import limits, probes
+from everlong import limits
+from everlong.doctor import probes
 from everlong.errors import EverlongError, InvalidKey
 from everlong.models import CHECK, Check, Checked, Seen, printable
 from everlong.storage.packstore import PackStore

@@ -29,7 +29,7 @@ from everlong.models import (
     call_digest,
     printable,
 )
-from everlong.past import Reader
+from everlong.storage.history import Reader
 from everlong.telemetry.resumes import Resumed
 
 # What is wrong with a tool's arguments, as told to the model. Pydantic quotes a part of the input.

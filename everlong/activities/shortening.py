@@ -9,7 +9,7 @@ from everlong.activities.builtins import builtin
 from everlong.activities.chatting import summarise
 from everlong.agents import Agent, Reply
 from everlong.models import Compact, Context, Message
-from everlong.past import Past
+from everlong.storage.history import Past
 from everlong.telemetry.steps import Teller
 
 _BYTES_PER_TOKEN = 4

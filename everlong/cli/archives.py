@@ -13,10 +13,11 @@ from rich.table import Column, Table
 
 from everlong.admin import service
 from everlong.admin.console import command, err, plain, print_table
-from everlong.admin.service.planning import check_export
-from everlong.admin.wording import bytes_text, counted
+from everlong.admin.format import bytes_text, counted
+from everlong.admin.preview import plan_lines
 from everlong.cli.app import By, Json, OptionalThreadId, Reason, ThreadId, Yes, confirm, name_of
 from everlong.cli.output import print_json, print_lines, time_text
+from everlong.client.archives import check_export
 from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
 from everlong.models.thread_ids import quote_id, show_id
@@ -157,7 +158,7 @@ async def _archive(settings: Settings, wish: _Wish) -> None:
         if wish.as_json:
             print_json(plan)
         else:
-            print_lines(plan.lines())
+            print_lines(plan_lines(plan))
         return
     with err.status(f"archiving {escape(plain(show_id(wish.thread_id)))}") as line:
         done = await service.archive(

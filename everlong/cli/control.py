@@ -9,7 +9,7 @@ import typer
 from temporalio.client import Client
 
 from everlong.admin import service
-from everlong.admin.wording import setting_text
+from everlong.admin.format import setting_text
 from everlong.cli.app import (
     By,
     DryRun,

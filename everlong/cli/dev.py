@@ -215,7 +215,7 @@ def serve(
     # Here, since a worker need not wait for a web server's imports.
     import uvicorn
 
-    from everlong.admin.service.measuring import measuring
+    from everlong.admin.fleet_metrics import measuring
     from everlong.admin.web import AppContext, check_exposure, create_admin_app, open_access
     from everlong.admin.web.server import HEAD_BYTES_MAX, BoundedProtocol, return_large_blocks
 

@@ -8,7 +8,7 @@ import typer
 
 from everlong.admin import service
 from everlong.admin.console import command, out
-from everlong.admin.wording import bytes_text, message_text, note_text, one_line
+from everlong.admin.format import bytes_text, message_text, note_text, one_line
 from everlong.cli.app import By, Json, ThreadId, name_of
 from everlong.cli.output import (
     approval_text,

@@ -13,8 +13,7 @@ from rich.table import Table
 
 from everlong.admin import service
 from everlong.admin.console import out, plain
-from everlong.admin.service import Manifest, ThreadSize, Totals
-from everlong.admin.wording import (
+from everlong.admin.format import (
     bytes_text,
     counted,
     message_text,
@@ -22,6 +21,7 @@ from everlong.admin.wording import (
     one_line,
     spark_text,
 )
+from everlong.admin.service import Manifest, ThreadSize, Totals
 from everlong.models import Approval, Entry, Fact, Message, ThreadCard, ThreadStatus
 from everlong.models.thread_ids import show_id
 

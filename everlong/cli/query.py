@@ -14,7 +14,7 @@ from rich.table import Table
 
 from everlong.admin import service
 from everlong.admin.console import err, plain, print_table
-from everlong.admin.wording import one_line
+from everlong.admin.format import one_line
 from everlong.cli.app import Json
 from everlong.cli.output import print_json, print_lines
 from everlong.config import load_settings

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from everlong.admin import service
 from everlong.admin.console import err, out, plain, show_progress
-from everlong.admin.wording import bytes_text
+from everlong.admin.format import bytes_text
 from everlong.cli.app import By, Json, Reason, name_of
 from everlong.cli.output import print_json, print_lines, time_text
 from everlong.config import Settings, load_settings

@@ -14,7 +14,7 @@ from temporalio.client import Client
 
 from everlong.admin import service
 from everlong.admin.console import err, out, plain, print_table
-from everlong.admin.wording import bytes_text, message_text, one_line
+from everlong.admin.format import bytes_text, message_text, one_line
 from everlong.cli.app import By, Json, ThreadId, name_of
 from everlong.cli.output import (
     approval_text,

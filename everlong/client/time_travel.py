@@ -35,7 +35,7 @@ from everlong.models import (
     seq_after,
     thread_key,
 )
-from everlong.past import items_of
+from everlong.storage.history import items_of
 from everlong.storage.journal import JournalReader
 from everlong.storage.packstore import PackStore
 from everlong.storage.segments import MESSAGE_KINDS, parsed_compaction

@@ -8,7 +8,7 @@ from typing import Final
 from pydantic import TypeAdapter
 from rich.table import Table
 
-from everlong.admin.wording import bytes_text
+from everlong.admin.format import bytes_text
 from everlong.demo.agent import STEPS
 from everlong.models import Decided, Message, ThreadStatus
 

@@ -70,9 +70,9 @@ async def test_the_size_of_many_runs_is_a_bound(
         whole = await threads.size(thread_id)
         assert whole.runs > 2
         assert not whole.is_partial
-        monkeypatch.setattr("everlong.admin.service.sizes._RUNS_MAX", whole.runs)
+        monkeypatch.setattr("everlong.client.size._RUNS_MAX", whole.runs)
         assert await threads.size(thread_id) == whole
-        monkeypatch.setattr("everlong.admin.service.sizes._RUNS_MAX", 2)
+        monkeypatch.setattr("everlong.client.size._RUNS_MAX", 2)
         part = await threads.size(thread_id)
         assert (part.runs, part.is_partial) == (2, True)
         assert 0 < part.events < whole.events

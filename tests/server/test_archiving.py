@@ -16,9 +16,9 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from everlong import Policy
 from everlong.admin import service
-from everlong.admin.service import archiving, deleting
 from everlong.archive import freed, writer
 from everlong.archive import manifest as manifests
+from everlong.client import archives
 from everlong.embedded import TemporalServer
 from everlong.errors import ArchiveNotFound, ControlRefused, ThreadEnded, ThreadNotFound
 from everlong.models import Kind, thread_key
@@ -209,7 +209,7 @@ async def test_a_kill_between_the_manifest_and_the_note_is_put_right_by_doing_it
     packs, client = PackStore(threads.store), threads.client
     await say(threads, thread_id, "hello")
     with monkeypatch.context() as patched:
-        patched.setattr(archiving, "note", killed)
+        patched.setattr(archives, "note", killed)
         with pytest.raises(Killed):
             await service.archive(client, packs, thread_id, by="ann", reason="move")
     [listed] = (await service.archives(client, packs, thread_id=thread_id)).archives
@@ -228,14 +228,14 @@ async def test_a_kill_before_any_step_of_freeing_is_put_right_by_doing_it_again(
     packs, client = PackStore(threads.store), threads.client
     await say(threads, thread_id, "hello", "and more")
     steps = [
-        (archiving, "_wait_for_end", 0),
+        (archives, "_wait_for_end", 0),
         (writer, "put_file", 0),
         (writer, "verify", 0),
         (manifests, "dump", 0),
-        (archiving, "ended_runs", 1),
+        (archives, "ended_runs", 1),
         (freed, "write", 1),
-        (archiving, "delete_runs", 1),
-        (deleting, "_delete", 1),
+        (archives, "delete_runs", 1),
+        (archives, "_delete", 1),
     ]
     for module, name, listed in steps:
         with monkeypatch.context() as patched:
@@ -285,7 +285,7 @@ async def test_histories_of_a_thread_that_has_gone_on_are_not_deleted(
     await say(threads, thread_id, "hello")
     await service.archive(client, packs, thread_id, then="close")
     with pytest.raises(ControlRefused, match="has gone on since"):
-        await deleting.ended_runs(client, thread_id, "an earlier run")
+        await archives.ended_runs(client, thread_id, "an earlier run")
     assert (await service.status(client, thread_id)).status == "archived"
 
 

@@ -9,9 +9,10 @@ from temporalio.client import WorkflowExecutionStatus
 
 from everlong import Policy
 from everlong.admin import service
-from everlong.admin.service.doctoring import check_archives
+from everlong.admin.preview import plan_lines
 from everlong.archive import freed, new_archive_id
 from everlong.archive import manifest as manifests
+from everlong.doctor.checks import check_archives
 from everlong.embedded import TemporalServer
 from everlong.errors import BlobCorrupt, ControlRefused, DecisionRefused, KeyMissing, ThreadExists
 from everlong.models import ThreadStatus, thread_key
@@ -62,7 +63,7 @@ async def refused_to_free(threads: Threads, thread_id: str, words: str, left_out
     plan = await service.archive_plan(client, packs, thread_id, "free")
     assert (plan.left_out, plan.runs_deleted) == (left_out, 0)
     assert words in plan.refused
-    assert "deleting its histories is refused" in "\n".join(plan.lines())
+    assert "deleting its histories is refused" in "\n".join(plan_lines(plan))
     told = await service.preview(client, packs, thread_id, "archive", {"then": "free"})
     assert (told.is_reversible, told.confirm) == (True, "")
     assert "To delete its histories is refused." in told.sentence

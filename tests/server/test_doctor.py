@@ -21,7 +21,7 @@ from temporalio.worker import Worker
 
 from everlong import EverlongPlugin
 from everlong.admin.service import Finding, examine, set_up
-from everlong.admin.service.probing import ID_PREFIX
+from everlong.doctor.workers import ID_PREFIX
 from everlong.embedded import TemporalServer
 from everlong.errors import SetupRefused
 from everlong.models.search_attributes import SEARCH_ATTRIBUTES

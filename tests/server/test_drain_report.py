@@ -18,8 +18,8 @@ from typer.testing import CliRunner, Result
 
 from everlong import EverlongPlugin
 from everlong.admin import service
-from everlong.admin.service.doctoring import check_runs
 from everlong.cli import app
+from everlong.doctor.checks import check_runs
 from everlong.embedded import TemporalServer
 from everlong.errors import ConfigError
 from tests.support.fake_stores import CountingStore

@@ -13,7 +13,7 @@ from temporalio.worker import Worker
 
 from everlong import Agent, EverlongPlugin, Reply, tool
 from everlong.admin import service
-from everlong.admin.service.measuring import Fleet, measure
+from everlong.admin.fleet_metrics import Fleet, measure
 from everlong.config import Settings, embedded, load_settings
 from everlong.embedded import TemporalServer, start_codec_server, start_worker
 from everlong.embedded.server import free_port

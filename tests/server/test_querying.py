@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from everlong.admin import service
-from everlong.admin.service import gathering
 from everlong.archive import StoredArchive
 from everlong.client.head import head_of
 from everlong.client.visibility import RowsPage
 from everlong.embedded import TemporalServer
 from everlong.errors import QueryRefused, ThreadNotFound
+from everlong.queries import sources
 from everlong.storage import BlobStore
 from everlong.storage.packstore import PackStore
 from tests.server.test_archiving import say
@@ -96,7 +96,7 @@ async def test_a_thread_that_is_too_new_to_be_listed_is_found_by_its_name(
     async def nothing(*_arguments: object, **_options: object) -> RowsPage:
         return RowsPage((), {}, b"")
 
-    monkeypatch.setattr(gathering, "read_rows", nothing)
+    monkeypatch.setattr(sources, "read_rows", nothing)
     found = await service.query(
         client, packs, "select thread_id, source from threads", threads=[thread_id]
     )
@@ -170,7 +170,7 @@ async def test_a_thread_that_was_freed_and_is_still_listed_is_read_from_its_arch
     async def gone(_client: object, thread_id: str) -> None:
         raise ThreadNotFound(f"there is no thread {thread_id!r}")
 
-    monkeypatch.setattr(gathering, "head_of", gone)
+    monkeypatch.setattr(sources, "head_of", gone)
     found = await service.query(
         client,
         packs,

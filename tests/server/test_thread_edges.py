@@ -14,8 +14,7 @@ from temporalio.exceptions import ApplicationError
 
 from everlong import Agent, Policy, Reply, limits, tool
 from everlong.admin import service
-from everlong.admin.service import sizes
-from everlong.client import status
+from everlong.client import size, status
 from everlong.client.runs import previous_run
 from everlong.embedded import TemporalServer
 from everlong.errors import NotAnswered, NoWorker
@@ -304,5 +303,5 @@ async def test_a_threads_size_is_known_after_its_first_runs_are_gone(
     async with open_threads(server.address, store, reading_agent(1)) as threads, threads.worker():
         await ask(threads, thread_id)
         before = await threads.size(thread_id)
-        monkeypatch.setattr(sizes, "previous_run", with_one_that_is_gone)
+        monkeypatch.setattr(size, "previous_run", with_one_that_is_gone)
         assert await threads.size(thread_id) == before

@@ -12,8 +12,7 @@ from temporalio.service import RPCError
 from temporalio.worker import Worker, WorkerDeploymentConfig
 
 from everlong import Agent, EverlongPlugin, Reply
-from everlong.admin.service.doctoring import check_workers
-from everlong.admin.service.probing import Clock
+from everlong.doctor.workers import Clock, check_workers
 from everlong.embedded import TemporalServer
 from everlong.limits import INLINE_BYTES_MAX
 from everlong.storage import BlobStore

@@ -27,8 +27,8 @@ from everlong.models import (
     seq_after,
     thread_key,
 )
-from everlong.past import message_entry
 from everlong.policy import LimitHit
+from everlong.storage.history import message_entry
 from everlong.storage.journal import Journal
 from everlong.storage.packstore import PackStore
 from everlong.testing import workload

@@ -10,19 +10,13 @@ import pytest
 from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryReverseResponse
 from typer.testing import CliRunner
 
-from everlong.admin.service import (
-    ArchivePage,
-    ArchivePlan,
-    ThreadSize,
-    archives,
-    archiving,
-    due,
-    preserving,
-)
+from everlong.admin.preview import plan_lines
+from everlong.admin.service import ArchivePage, ArchivePlan, ThreadSize
 from everlong.archive import freed
 from everlong.archive import manifest as manifests
 from everlong.cli import app
 from everlong.cli import archives as commands
+from everlong.client import archives, due
 from everlong.client.head import head_of
 from everlong.errors import ConfigError, KeyMissing, StoreUnavailable, ThreadError, ThreadNotFound
 from everlong.models import Counters, Kind, Message, ThreadStatus
@@ -64,7 +58,7 @@ def ended(status: str, *, tail: int = 0, waiting: int = 0, answered: int = 1) ->
 def test_only_a_thread_that_has_journalled_all_it_had_may_be_freed(
     found: ThreadStatus, words: str
 ) -> None:
-    why = archiving.why_not_freed("ops-7", found)
+    why = archives.why_not_freed("ops-7", found)
     assert bool(why) == bool(words)
     assert words in why
 
@@ -177,11 +171,11 @@ async def test_an_archive_that_cannot_be_read_has_no_sweep_archive_again_and_is_
         )
     assert name in caplog.text
     # It is in the report of the sweep, which people see.
-    preserved = await preserving.preserve(CLIENT, life.packs)
+    preserved = await due.preserve(CLIENT, life.packs)
     assert preserved.archived == 0
     assert [name in reason for reason in preserved.failed] == [True]
     # And where archives are listed.
-    page = await archives(CLIENT, life.packs, thread_id="ops-7")
+    page = await archives.archives(CLIENT, life.packs, thread_id="ops-7")
     assert [each.partition(":")[0] for each in page.unreadable] == [name]
     assert len(page.archives) == 1
 
@@ -207,7 +201,7 @@ async def test_a_store_that_fails_while_archives_are_listed_is_raised_and_not_li
 
     monkeypatch.setattr(packs.store, "get_range", away)
     with pytest.raises(StoreUnavailable):
-        await archives(CLIENT, packs)
+        await archives.archives(CLIENT, packs)
 
 
 async def test_a_thread_that_fails_holds_up_no_other_and_bounds_are_told(
@@ -268,18 +262,18 @@ async def test_archives_are_listed_with_who_freed_the_thread() -> None:
     life, other = await lived(packs), await lived(packs, "ops-8")
     first, second = await life.archived(0), await other.archived(1)
     await freed.write(packs, record(first, by="bob"))
-    page = await archives(CLIENT, packs)
+    page = await archives.archives(CLIENT, packs)
     assert page.archives == (second, first)
     assert [(each.archive_id, each.by, each.reason) for each in page.freed] == [
         (first.archive_id, "bob", "no room")
     ]
     [key] = [key for key in store._objects if manifests.FREED in key]
     store._objects[key] = b"{"
-    page = await archives(CLIENT, packs)
+    page = await archives.archives(CLIENT, packs)
     assert page.archives == (second, first)
     assert page.unreadable[0].startswith(first.archive_id)
     elsewhere: Any = SimpleNamespace(namespace="elsewhere")
-    page = await archives(elsewhere, packs, count_max=1)
+    page = await archives.archives(elsewhere, packs, count_max=1)
     assert (page.archives, page.next) == ((), second.archive_id)
     assert "there are older ones" in commands._none_text(page, None)
     assert commands._none_text(ArchivePage(archives=()), "x") == "there is no archive of thread x"
@@ -295,11 +289,11 @@ def plan(**given: Any) -> ArchivePlan:
 
 
 def test_a_plan_says_in_words_what_would_be_done() -> None:
-    words = "\n".join(plan(runs_deleted=3, ends=True).lines())
+    words = "\n".join(plan_lines(plan(runs_deleted=3, ends=True)))
     assert "4 entries of thread ops-7 (archived) are archived" in words
     assert "asked to end first" in words
     assert "then 3 runs are deleted, for good, and a sweep may free 3 objects of 5.0 MiB" in words
-    words = "\n".join(plan(refused="it was ended before", left_out=2, existing="a1").lines())
+    words = "\n".join(plan_lines(plan(refused="it was ended before", left_out=2, existing="a1")))
     assert "archive a1 has the 4 entries" in words
     assert "2 more are not journalled, and not in the archive" in words
     assert "deleting its histories is refused: it was ended before" in words

@@ -12,8 +12,8 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
+from everlong.admin.format import bytes_text, note_text
 from everlong.admin.service import ThreadSize
-from everlong.admin.wording import bytes_text, note_text
 from everlong.cli import app
 from everlong.cli.app import name_of
 from everlong.cli.control import parse_changes

@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 
 from everlong.admin import console
+from everlong.admin.format import spark_text
 from everlong.admin.service import ThreadPage
-from everlong.admin.wording import spark_text
 from everlong.cli.output import threads_table
 from everlong.client.visibility import ThreadRow
 from everlong.models import ThreadCard

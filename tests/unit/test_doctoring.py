@@ -13,19 +13,18 @@ from temporalio.service import RPCError, RPCStatusCode
 from typer.testing import CliRunner
 
 from everlong import EverlongPlugin, limits
-from everlong.admin.service.judging import (
-    Asker,
-    Read,
-    judge_clock,
-    judge_versions,
-    judge_worker,
-    judge_workers,
-)
-from everlong.admin.service.probing import Answer, Clock
-from everlong.admin.service.trying import check_store
 from everlong.cli import app
 from everlong.client.search_attributes import _refusal
 from everlong.codecs import EverlongCodec
+from everlong.doctor.checks import check_store, judge_clock, judge_versions
+from everlong.doctor.workers import (
+    Answer,
+    Asker,
+    Clock,
+    Read,
+    judge_worker,
+    judge_workers,
+)
 from everlong.errors import ServerUnreachable, SetupRefused, StoreUnavailable
 from everlong.models import CHECK, Checked, Seen
 from everlong.models.search_attributes import SEARCH_ATTRIBUTES
@@ -123,7 +122,7 @@ async def test_what_a_store_refuses_is_told(denied: str, status: str, text: str)
 async def test_a_store_that_hangs_is_given_up_on_and_left_clean(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("everlong.probes.SECONDS_MAX", 0.01)
+    monkeypatch.setattr("everlong.doctor.probes.SECONDS_MAX", 0.01)
     found = await check_store(store := Denying("slow"))
     assert found.status == "failed"
     assert "did not answer in time" in found.text

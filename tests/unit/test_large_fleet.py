@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from everlong.admin.service.fleet import fleet
+from everlong.admin.fleet import fleet
 from everlong.cli.output import page_lines
 from everlong.client import threads as module
 from everlong.client.thread_index import ThreadIndex

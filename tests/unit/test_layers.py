@@ -21,12 +21,35 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
     "models/thread_ids": ({"errors"}, STDLIB_ONLY),
     "models/search_attributes": (set(), {"temporalio"}),
     "json_payloads": (set(), PURE | {"temporalio"}),
-    "probes": ({"errors", "models"}, {"temporalio"}),
+    "doctor": (
+        {
+            "client",
+            "codecs",
+            "doctor/probes",
+            "errors",
+            "limits",
+            "models",
+            "models/search_attributes",
+            "storage",
+            "sweep",
+            "versions",
+        },
+        {"temporalio"},
+    ),
+    "doctor/probes": ({"errors", "models", "storage"}, {"temporalio"}),
     "storage": ({"errors", "limits", "models"}, PURE),
     "compaction": ({"errors", "limits", "models", "policy"}, PURE),
-    "past": ({"compaction", "errors", "limits", "models", "policy", "storage"}, STDLIB_ONLY),
+    "storage/history": (
+        {"compaction", "errors", "limits", "models", "policy", "storage"},
+        STDLIB_ONLY,
+    ),
     "archive": ({"errors", "limits", "models", "storage"}, PURE),
     "queries": ({"archive", "errors", "limits", "models"}, STDLIB_ONLY),
+    "queries/query": ({"errors", "queries", "queries/sources", "storage"}, {"temporalio"}),
+    "queries/sources": (
+        {"archive", "client", "errors", "limits", "models", "storage"},
+        {"temporalio"},
+    ),
     "agents": ({"errors", "limits", "models", "policy"}, PURE),
     "codecs": (
         {"errors", "limits", "models", "policy", "storage", "telemetry"},
@@ -56,9 +79,9 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
             "json_payloads",
             "limits",
             "models",
-            "past",
+            "storage/history",
             "policy",
-            "probes",
+            "doctor/probes",
             "storage",
             "sweep",
             "telemetry",
@@ -92,10 +115,11 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
             "models",
             "models/search_attributes",
             "models/thread_ids",
-            "past",
+            "storage/history",
             "policy",
             "storage",
             "sweep",
+            "telemetry",
         },
         PURE | {"temporalio"},
     ),
@@ -106,7 +130,6 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
     "plugin": (
         {
             "activities",
-            "admin/service",
             "agents",
             "client",
             "codecs",
@@ -147,14 +170,34 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
         {"config", "errors", "limits", "models/search_attributes", "models", "worker"},
         {"temporalio"},
     ),
-    "admin": (set(), STDLIB_ONLY),
+    "admin": (
+        {
+            "admin/format",
+            "archive",
+            "client",
+            "doctor",
+            "errors",
+            "limits",
+            "models",
+            "models/search_attributes",
+            "models/thread_ids",
+            "policy",
+            "storage",
+            "telemetry",
+        },
+        {"temporalio"},
+    ),
     "admin/console": (set(), {"rich"}),
-    "admin/wording": ({"limits", "models"}, STDLIB_ONLY),
+    "admin/format": ({"limits", "models"}, STDLIB_ONLY),
     "admin/service": (
         {
-            "admin/wording",
+            "admin",
+            "doctor",
+            "queries/query",
+            "queries/sources",
+            "admin/format",
             "archive",
-            "past",
+            "storage/history",
             "queries",
             "codecs",
             "compaction",
@@ -163,7 +206,7 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
             "limits",
             "models",
             "policy",
-            "probes",
+            "doctor/probes",
             "client",
             "storage",
             "sweep",
@@ -176,8 +219,9 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "admin/web": (
         {
+            "admin",
             "admin/service",
-            "admin/wording",
+            "admin/format",
             "client",
             "codecs",
             "config",
@@ -195,7 +239,7 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
         {
             "admin/console",
             "admin/service",
-            "admin/wording",
+            "admin/format",
             "agents",
             "config",
             "connection",
@@ -213,10 +257,12 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
     "cli": (
         {
             "",
+            "admin",
+            "client",
             "admin/console",
             "admin/service",
             "admin/web",
-            "admin/wording",
+            "admin/format",
             "config",
             "connection",
             "demo",
@@ -261,10 +307,9 @@ def modules() -> list[Path]:
 
 
 def row_of(module: str) -> str:
-    """The row that a module belongs to. Those of `admin` differ, so they have one each."""
-    if module in ROWS:
-        return module
-    return "/".join(module.split("/")[: 2 if module.startswith("admin/") else 1])
+    """The row that a module belongs to: its own or its folder's, if there is one, or its package's."""
+    own = "/".join(module.split("/")[:2])
+    return own if own in ROWS else own.split("/")[0]
 
 
 @functools.cache

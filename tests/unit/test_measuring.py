@@ -11,8 +11,8 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoint
 
-from everlong.admin.service import measuring
-from everlong.admin.service.measuring import Fleet
+from everlong.admin import fleet_metrics
+from everlong.admin.fleet_metrics import Fleet
 from everlong.errors import ServerUnreachable
 from everlong.telemetry import METRICS, Meters
 
@@ -62,9 +62,9 @@ async def test_every_gauge_of_the_admin_server_is_shown(monkeypatch: pytest.Monk
     async def measure(_: object) -> Fleet:
         return dataclasses.replace(FLEET, asked_at=asked_at)
 
-    monkeypatch.setattr(measuring, "measure", measure)
+    monkeypatch.setattr(fleet_metrics, "measure", measure)
     gauges = Gauges()
-    async with measuring.measuring(nobody, gauges.meters):
+    async with fleet_metrics.measuring(nobody, gauges.meters):
         await gauges.until(bool)
         shown = gauges.shown()
     gauges.provider.shutdown()
@@ -102,10 +102,10 @@ async def test_when_the_server_is_away_gauges_are_away_and_it_is_said_once(
             raise RuntimeError("it has gone")
         return FLEET
 
-    monkeypatch.setattr(measuring, "measure", measure)
+    monkeypatch.setattr(fleet_metrics, "measure", measure)
     gauges = Gauges()
     with caplog.at_level(logging.WARNING):
-        async with measuring.measuring(connect, gauges.meters, refresh_seconds=0.01):
+        async with fleet_metrics.measuring(connect, gauges.meters, refresh_seconds=0.01):
             await gauges.until(lambda shown: calls > 3 and not shown)
             assert [message.partition(": ")[2] for message in caplog.messages] == [
                 "ServerUnreachable: no Temporal server answers"
@@ -126,10 +126,10 @@ async def test_a_server_that_does_not_answer_is_given_up(
         await asyncio.Event().wait()
         return FLEET
 
-    monkeypatch.setattr(measuring, "measure", measure)
-    monkeypatch.setattr(measuring, "_REFRESH_SECONDS_MAX", 0.01)
+    monkeypatch.setattr(fleet_metrics, "measure", measure)
+    monkeypatch.setattr(fleet_metrics, "_REFRESH_SECONDS_MAX", 0.01)
     gauges = Gauges()
     with caplog.at_level(logging.WARNING):
-        async with measuring.measuring(nobody, gauges.meters, refresh_seconds=0.01):
+        async with fleet_metrics.measuring(nobody, gauges.meters, refresh_seconds=0.01):
             await gauges.until(lambda shown: "TimeoutError" in caplog.text and not shown)
     gauges.provider.shutdown()

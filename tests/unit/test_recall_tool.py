@@ -13,7 +13,7 @@ from everlong.activities import builtins
 from everlong.activities.builtins import Session, in_session, recall
 from everlong.compaction import Item
 from everlong.models import Kind, Message, SegmentRef, new_entry, thread_key
-from everlong.past import Past, Reader, message_entry
+from everlong.storage.history import Past, Reader, message_entry
 from everlong.storage.packstore import PackStore
 from tests.support.fake_stores import CountingStore
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from everlong.admin.service.series import own, points_of, sample_seqs, thinned
+from everlong.admin.series import own, points_of, sample_seqs, thinned
 from everlong.models import Entry, Kind, StepInfo
 
 

@@ -8,8 +8,8 @@ import pytest
 from temporalio.api.enums.v1 import WorkflowExecutionStatus
 from temporalio.api.workflow.v1 import WorkflowExecutionInfo
 
-from everlong.admin.service.fleet import fleet_of, quantile
-from everlong.admin.service.gauges import gauges
+from everlong.admin.fleet import fleet_of, quantile
+from everlong.admin.overview import gauges
 from everlong.client import threads as module
 from everlong.client.threads import Directory
 from everlong.client.visibility import RowsPage, ThreadRow, row_of

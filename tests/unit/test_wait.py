@@ -11,7 +11,7 @@ from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.converter import PayloadCodec
 
-from everlong.admin.service import archiving
+from everlong.client import archives
 from everlong.client.wait import _Wait, wait_for_progress
 from everlong.errors import NotAnswered
 from tests.unit.test_follower import Server, page
@@ -75,11 +75,11 @@ async def test_an_archive_waits_through_a_reset_for_the_end(
     async def ended_run(*_: object) -> str:
         return ended.pop(0)
 
-    monkeypatch.setattr(archiving, "Follower", _Follower)
-    monkeypatch.setattr(archiving, "_ended_run", ended_run)
-    monkeypatch.setattr(archiving, "_RESET_PAUSE_SECONDS", 0.0, raising=False)
+    monkeypatch.setattr(archives, "Follower", _Follower)
+    monkeypatch.setattr(archives, "_ended_run", ended_run)
+    monkeypatch.setattr(archives, "_RESET_PAUSE_SECONDS", 0.0, raising=False)
     async with asyncio.timeout(30):
-        assert await archiving._wait_for_end(cast("Client", None), "ops-7", 5.0) == "run-3"
+        assert await archives._wait_for_end(cast("Client", None), "ops-7", 5.0) == "run-3"
 
 
 async def test_an_archive_of_a_thread_that_is_reset_again_and_again_is_given_up(
@@ -88,8 +88,8 @@ async def test_an_archive_of_a_thread_that_is_reset_again_and_again_is_given_up(
     async def ended_run(*_: object) -> str:
         return ""
 
-    monkeypatch.setattr(archiving, "Follower", _Follower)
-    monkeypatch.setattr(archiving, "_ended_run", ended_run)
+    monkeypatch.setattr(archives, "Follower", _Follower)
+    monkeypatch.setattr(archives, "_ended_run", ended_run)
     async with asyncio.timeout(30):
         with pytest.raises(NotAnswered, match="has not ended"):
-            await archiving._wait_for_end(cast("Client", None), "ops-7", 0.2)
+            await archives._wait_for_end(cast("Client", None), "ops-7", 0.2)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from temporalio.service import RPCError, RPCStatusCode
 
+from everlong.admin.approvals import ARGUMENTS_BYTES_MAX
 from everlong.admin.service import Waiting, WaitingPage, waiting_in
-from everlong.admin.service.waiting import ARGUMENTS_BYTES_MAX
 from everlong.admin.web.pages.renderer import environment
 from everlong.client.errors import translated_rpc
 from everlong.errors import BlobMissing, SetupRefused

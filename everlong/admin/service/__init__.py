@@ -4,17 +4,8 @@ All take a client first. Those that read the store take `packs` too: the plugin'
 `everlong.storage.opening.open_packs(url)`.
 """
 
-from everlong.admin.service.archiving import (
-    Archived,
-    ArchivePage,
-    Then,
-    archive,
-    archives,
-)
-from everlong.admin.service.doctoring import examine
-from everlong.admin.service.drain import DrainReport, HoldingCount, count_holdings
-from everlong.admin.service.due import Due, archive_due
-from everlong.admin.service.entries import (
+from everlong.admin.approvals import Waiting, WaitingPage, waiting, waiting_in
+from everlong.admin.entries import (
     ENTRIES_MAX,
     SLICE_CHARS_MAX,
     BodySlice,
@@ -25,29 +16,21 @@ from everlong.admin.service.entries import (
     entry_download,
     entry_page,
 )
-from everlong.admin.service.findings import Finding
-from everlong.admin.service.fleet import FleetView, StoreHealth, fleet, store_health
-from everlong.admin.service.gathering import Reach
-from everlong.admin.service.gauges import Gauge
-from everlong.admin.service.overview import StateSizes, ThreadOverview, overview
-from everlong.admin.service.planning import ArchivePlan, archive_plan, export_archive
-from everlong.admin.service.preserving import preserve
-from everlong.admin.service.previewing import Action, Preview, preview
-from everlong.admin.service.querying import QueryRead, QueryResult, named_query, query
-from everlong.admin.service.reviving import revive
-from everlong.admin.service.series import Point, Series, series
-from everlong.admin.service.sizes import ThreadSize, size
-from everlong.admin.service.sweeping import (
-    last_sweep,
-    quarantined,
-    restore_quarantined,
-    schedule_sweeps,
-    sweep,
-    sweep_interval_seconds,
-    unschedule_sweeps,
-)
-from everlong.admin.service.waiting import Waiting, WaitingPage, waiting, waiting_in
+from everlong.admin.fleet import FleetView, StoreHealth, fleet, store_health
+from everlong.admin.overview import Gauge, StateSizes, ThreadOverview, overview
+from everlong.admin.preview import Action, Preview, preview
+from everlong.admin.series import Point, Series, series
 from everlong.archive import Manifest
+from everlong.client.archives import (
+    Archived,
+    ArchivePage,
+    ArchivePlan,
+    Then,
+    archive,
+    archive_plan,
+    archives,
+    export_archive,
+)
 from everlong.client.control import (
     compact,
     configure,
@@ -59,17 +42,29 @@ from everlong.client.control import (
 )
 from everlong.client.delivery import send
 from everlong.client.diagnosis import Diagnosis, diagnose
+from everlong.client.due import Due, archive_due, preserve
 from everlong.client.fork import fork
 from everlong.client.progress import Progress
 from everlong.client.query_cache import keep_answers
+from everlong.client.restore import revive
 from everlong.client.runs import RUNS_MAX, RunPage, RunRow, runs, ui_url
 from everlong.client.search_attributes import set_up
+from everlong.client.size import ThreadSize, size
 from everlong.client.status import (
     WORKER_SECONDS_MAX,
     arguments_of,
     journal_of,
     pending,
     status,
+)
+from everlong.client.sweeps import (
+    last_sweep,
+    quarantined,
+    restore_quarantined,
+    schedule_sweeps,
+    sweep,
+    sweep_interval_seconds,
+    unschedule_sweeps,
 )
 from everlong.client.threads import (
     CURSOR_CHARS_MAX,
@@ -99,8 +94,13 @@ from everlong.client.wait import (
     wait_for_progress,
     wait_for_status,
 )
+from everlong.doctor.checks import examine
+from everlong.doctor.drain import DrainReport, HoldingCount, count_holdings
+from everlong.doctor.findings import Finding
 from everlong.models import Totals
 from everlong.queries import LIBRARY, Bounds, NamedQuery
+from everlong.queries.query import QueryRead, QueryResult, named_query, query
+from everlong.queries.sources import Reach
 
 __all__ = [
     "CURSOR_CHARS_MAX",

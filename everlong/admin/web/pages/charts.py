@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from everlong import limits
-from everlong.admin.service.series import Point as SeriesPoint
-from everlong.admin.service.series import Series
+from everlong.admin.series import Point as SeriesPoint
+from everlong.admin.series import Series
 from everlong.admin.web.pages import filters
 from everlong.admin.web.pages.filters import Label
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query, Request, Response
 
 from everlong.admin import service
-from everlong.admin.service.overview import ThreadOverview
+from everlong.admin.overview import ThreadOverview
 from everlong.admin.web.pages import filters
 from everlong.admin.web.pages.charts import charts_of
 from everlong.admin.web.pages.filters import Explained, limit_name, number

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
 from everlong.admin import service
+from everlong.admin.format import bytes_text, counted
 from everlong.admin.web.auth import ARCHIVE_THEN, CurrentUser, check_may, needs
 from everlong.admin.web.context import AppContext
 from everlong.admin.web.jobs import Job, Outcome, Tell
@@ -20,7 +21,6 @@ from everlong.admin.web.parameters import (
     ThreadId,
 )
 from everlong.admin.web.routes.jobs import JOB_RESPONSES, run_job
-from everlong.admin.wording import bytes_text, counted
 
 _ARCHIVES_PAGE: Final = 100
 ArchiveId = Annotated[str, Field(pattern=ARCHIVE_ID)]

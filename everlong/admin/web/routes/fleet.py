@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from fastapi import APIRouter, Response
 
 from everlong.admin import service
+from everlong.admin.format import bytes_text, counted
 from everlong.admin.web.auth import CurrentUser, needs
 from everlong.admin.web.context import AppContext
 from everlong.admin.web.jobs import Job, Outcome, Tell
@@ -14,7 +15,6 @@ from everlong.admin.web.parameters import (
     Reason,
 )
 from everlong.admin.web.routes.jobs import JOB_RESPONSES, run_job
-from everlong.admin.wording import bytes_text, counted
 from everlong.models import SweepReport
 
 

@@ -9,21 +9,27 @@ import dataclasses
 import itertools
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Final, Literal, TypeAlias, TypeVar
 
-from temporalio.client import Client
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.workflowservice.v1 import DeleteWorkflowExecutionRequest
+from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.service import RPCError, RPCStatusCode
 
 from everlong import limits
-from everlong.admin.service.deleting import delete_runs, ended_runs
 from everlong.archive import Facts, Freed, Manifest, Progress, freed, writer
 from everlong.archive import manifest as manifests
 from everlong.archive.manifest import UNREADABLE, Unreadable
 from everlong.client.control import note, stop
-from everlong.client.errors import translated
+from everlong.client.errors import translated, translated_rpc
 from everlong.client.follower import Follower
+from everlong.client.runs import previous_run
+from everlong.client.size import ThreadSize, size
 from everlong.client.status import ended_as, journal_of, status
-from everlong.client.time_travel import archive_of
+from everlong.client.time_travel import Past, archive_of
+from everlong.client.visibility import quoted
 from everlong.errors import (
     ArchiveNotFound,
     ControlRefused,
@@ -391,3 +397,136 @@ async def _each(reads: Iterator[tuple[str, Awaitable[T]]]) -> tuple[list[T], lis
             else:
                 found.append(each)
     return found, unreadable
+
+
+_ENDED = frozenset({"stopped", "archived", "terminated", "failed", "canceled", "timed_out"})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ArchivePlan:
+    """What archiving a thread would do."""
+
+    thread_id: str
+    then: Then
+    status: str
+    entries: int
+    left_out: int
+    """Entries and messages that are not journalled, and would not be in the archive. A thread that is
+    asked to end journals them first."""
+    size: ThreadSize | None
+    """What the thread takes up; None if the server does not know it any more."""
+    existing: str
+    """An archive of the same journal, which would be read back; empty if one would be written."""
+    ends: bool
+    """Whether the thread would be ended."""
+    runs_deleted: int
+    """Runs whose histories would be deleted."""
+    refused: str
+    """Why they would not be, though that is asked for; empty if they would."""
+
+
+async def archive_plan(
+    client: Client, packs: PackStore, thread_id: str, then: Then = "keep"
+) -> ArchivePlan:
+    """Return what `archive` would do. Nothing is written."""
+    past = await Past.open(client, packs, thread_id)
+    found, is_gone = past.status, past.archive is not None
+    ends = then != "keep" and not is_gone and found.status not in _ENDED
+    frees = then == "free" and not is_gone
+    refused = why_not_freed(thread_id, found) if frees and not ends else ""
+    return ArchivePlan(
+        thread_id=thread_id,
+        then=then,
+        status=found.status,
+        entries=seq_after(found.head) - 1,
+        left_out=0 if ends or is_gone else not_journalled(found),
+        size=None if is_gone else await size(client, packs.store, thread_id),
+        existing="" if ends else await _existing_id(client, packs, thread_id, found),
+        ends=ends,
+        runs_deleted=await _count_runs(client, thread_id) if frees and not refused else 0,
+        refused=refused,
+    )
+
+
+async def _existing_id(
+    client: Client, packs: PackStore, thread_id: str, found: ThreadStatus
+) -> str:
+    existing = await find_archive(packs, thread_key(client.namespace, thread_id), found)
+    return "" if existing is None else existing.archive_id
+
+
+async def _count_runs(client: Client, thread_id: str) -> int:
+    with translated(thread_id):
+        description = await client.get_workflow_handle(thread_id).describe()
+    return len(await runs_of(client, thread_id, description.run_id))
+
+
+def check_export(path: Path) -> None:
+    """Refuse a path that an archive cannot be exported to, before anything is done."""
+    writer.check_target(path)
+
+
+async def export_archive(packs: PackStore, manifest: Manifest, path: Path) -> int:
+    """Write an archive to disk as a plain Parquet file, for any tool; return its rows."""
+    return await writer.export(packs, manifest, path)
+
+
+# A run id takes 100 bytes in memory: 10 MB. A thread that rolls each hour has so many in 11 years.
+_RUNS_MAX: Final = 100_000
+
+
+async def ended_runs(client: Client, thread_id: str, run_id: str) -> list[str]:
+    """Return all runs of a thread, the newest first. It has to have ended with the one that is given."""
+    with translated(thread_id):
+        description = await client.get_workflow_handle(thread_id).describe()
+    if not ended_as(description):
+        raise ControlRefused(f"thread {thread_id!r} has not ended; its histories are not deleted")
+    if description.run_id != run_id:
+        raise ControlRefused(
+            f"thread {thread_id!r} has gone on since it was archived; its histories are not deleted. "
+            "Archive it again."
+        )
+    return await runs_of(client, thread_id, run_id)
+
+
+async def delete_runs(client: Client, thread_id: str, runs: Sequence[str]) -> None:
+    """Delete the histories of runs, given with the newest first.
+
+    The newest goes last: as long as it is there, whoever does this again finds the others. The server
+    takes some seconds to do it; until then, all of it can be read as before.
+    """
+    for run_id in reversed(runs):
+        await _delete(client, thread_id, run_id)
+
+
+async def runs_of(client: Client, thread_id: str, newest: str) -> list[str]:
+    """Return the ids of all runs, the newest first: those it continues, and branches of resets."""
+    runs = {newest: None}
+    run_id = newest
+    while len(runs) < _RUNS_MAX:
+        try:
+            run_id = await previous_run(client, thread_id, run_id)
+        except RPCError as error:
+            if error.status != RPCStatusCode.NOT_FOUND:
+                raise translated_rpc(error, thread_id) from error
+            break  # Its retention is over, or it was deleted before.
+        if not run_id:
+            break
+        runs[run_id] = None
+    query = f"WorkflowId = {quoted(thread_id)}"
+    with translated(thread_id):
+        async for each in client.list_workflows(query, limit=_RUNS_MAX):
+            if each.status != WorkflowExecutionStatus.RUNNING:
+                runs.setdefault(each.run_id)
+    return list(runs)
+
+
+async def _delete(client: Client, thread_id: str, run_id: str) -> None:
+    # Always a run by its id: without one, a thread that has come into being since would be meant.
+    run = WorkflowExecution(workflow_id=thread_id, run_id=run_id)
+    request = DeleteWorkflowExecutionRequest(namespace=client.namespace, workflow_execution=run)
+    try:
+        await client.workflow_service.delete_workflow_execution(request)
+    except RPCError as error:
+        if error.status != RPCStatusCode.NOT_FOUND:
+            raise translated_rpc(error, thread_id) from error

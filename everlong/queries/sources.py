@@ -11,9 +11,9 @@ from typing import Any, Final
 from temporalio.client import Client
 
 from everlong import limits
-from everlong.admin.service.archiving import archives
 from everlong.archive import Manifest, StoredArchive, writer
 from everlong.archive.schema import Row, row_of
+from everlong.client.archives import archives
 from everlong.client.errors import translated
 from everlong.client.head import head_of
 from everlong.client.visibility import PAGE_ROWS, QUERY, ThreadRow, cards_of, quoted, read_rows

@@ -5,8 +5,10 @@ What a probe meets is told, not raised, and within seconds: it is there to find 
 
 import asyncio
 import base64
+import contextlib
 import hashlib
-from collections.abc import Awaitable, Callable
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
 from temporalio.api.common.v1 import Payload
@@ -14,6 +16,7 @@ from temporalio.converter import DataConverter, WorkflowSerializationContext
 
 from everlong.errors import EverlongError
 from everlong.models import Seen, printable
+from everlong.storage import BlobStore
 
 PREFIX: Final = "doctor/"
 """Of the store keys of probes. What belongs to threads begins with a version, as in `v1/`."""
@@ -62,3 +65,20 @@ def reason(error: Exception) -> str:
     if isinstance(error, EverlongError):
         return printable(str(error), _REASON_CHARS_MAX)
     return type(error).__name__
+
+
+def new_key() -> str:
+    """Return a key for a probe, which no thread has."""
+    return f"{PREFIX}{uuid.uuid4().hex}"
+
+
+@contextlib.asynccontextmanager
+async def removed(store: BlobStore, key: str) -> AsyncIterator[None]:
+    """Delete an object at the end, however that comes about."""
+    try:
+        yield
+    finally:
+        # Whether that is allowed is checked elsewhere.
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(SECONDS_MAX):
+                await store.delete([key])

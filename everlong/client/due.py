@@ -8,16 +8,17 @@ from typing import Final
 from temporalio.client import Client, WorkflowExecution
 from temporalio.service import RPCError, RPCStatusCode
 
-from everlong.admin.service.archiving import archive
 from everlong.archive import Manifest
 from everlong.archive import manifest as manifests
+from everlong.client.archives import archive
 from everlong.client.errors import translated, translated_rpc
 from everlong.client.head import head_of
 from everlong.errors import EverlongError, SetupRefused, ThreadNotFound
-from everlong.models import AGENT_WORKFLOW, printable, thread_key
+from everlong.models import AGENT_WORKFLOW, SWEEP_REASONS_MAX, printable, thread_key
 from everlong.models.search_attributes import REASON
 from everlong.models.thread_ids import show_id
 from everlong.storage.packstore import PackStore
+from everlong.sweep import Preserved
 from everlong.telemetry import Spans
 
 logger = logging.getLogger(__name__)
@@ -143,3 +144,22 @@ async def _ended(client: Client) -> AsyncIterator[WorkflowExecution]:
                 "found. Add them with: everlong setup"
             ) from error
         raise translated_rpc(error, "") from error
+
+
+# In one sweep. The next one takes the rest, long before Temporal deletes the histories.
+_ARCHIVES_MAX: Final = 1000
+_REASON_CHARS_MAX: Final = 400
+
+
+async def preserve(client: Client, packs: PackStore, spans: Spans | None = None) -> Preserved:
+    """Archive what is due. What fails is told, and due again in the next sweep: nothing of it goes."""
+    try:
+        found = await archive_due(client, packs, count_max=_ARCHIVES_MAX, spans=spans)
+    except EverlongError as error:
+        return Preserved(failed=(printable(str(error), _REASON_CHARS_MAX),))
+    more = () if found.is_complete else ("there are more that are due: the next sweep goes on",)
+    reasons = [
+        printable(each, _REASON_CHARS_MAX)
+        for each in (*more, *found.failed, *found.unreadable)[:SWEEP_REASONS_MAX]
+    ]
+    return Preserved(len(found.archived), tuple(reasons))

@@ -6,10 +6,9 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 from temporalio.client import Client
 
-from everlong.admin.service.archiving import Then
-from everlong.admin.service.planning import ArchivePlan, archive_plan
-from everlong.admin.wording import bytes_text, counted, setting_text
+from everlong.admin.format import bytes_text, counted, setting_text
 from everlong.archive import manifest as manifests
+from everlong.client.archives import ArchivePlan, Then, archive_plan
 from everlong.client.lookup import Standing, standing
 from everlong.client.status import pending
 from everlong.client.time_travel import Past, archive_of
@@ -358,3 +357,26 @@ def _at_work(found: Standing) -> tuple[str, ...]:
     if status.children:
         warnings.append(f"{len(status.children)} sub-agents are at work for it.")
     return tuple(warnings)
+
+
+def plan_lines(plan: ArchivePlan) -> list[str]:
+    """Return in words what an archive would do."""
+    if plan.size is None:
+        return ["the server has no history of the thread; its newest archive is read back"]
+    entries = f"{plan.entries:,} entries of thread {show_id(plan.thread_id)} ({plan.status})"
+    if plan.existing:
+        lines = [f"archive {plan.existing} has the {entries}, and is read back"]
+    else:
+        lines = [f"{entries} are archived"]
+    if plan.ends:
+        lines.append("the thread is asked to end first, at its next safe point")
+    if plan.left_out:
+        lines.append(f"{plan.left_out:,} more are not journalled, and not in the archive")
+    if plan.refused:
+        lines.append(f"then deleting its histories is refused: {plan.refused}")
+    elif plan.then == "free":
+        lines.append(
+            f"then {counted(plan.runs_deleted, 'run')} are deleted, for good, and a sweep may free "
+            f"{plan.size.blobs:,} objects of {bytes_text(plan.size.blob_bytes)}"
+        )
+    return [*lines, "nothing was done"]

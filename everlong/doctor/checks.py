@@ -4,26 +4,19 @@ Each check is bounded in time, needs no other where that is possible, and says w
 """
 
 import asyncio
-import contextlib
 import dataclasses
 import os
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest, GetSystemInfoRequest
 from temporalio.client import Client
-from temporalio.converter import DataConverter
 from temporalio.service import RPCError, RPCStatusCode
 
-from everlong import limits, probes
-from everlong.admin.service.archiving import ARCHIVES_PAGE, archives
-from everlong.admin.service.drain import count_holdings
-from everlong.admin.service.findings import Finding, Problem, finding
-from everlong.admin.service.judging import Asker, Read, judge_clock, judge_versions, judge_workers
-from everlong.admin.service.probing import Answer, Clock, ask_workers, new_id, pollers, read_clock
-from everlong.admin.service.trying import check_store, new_key, removed
+from everlong import limits
+from everlong.client.archives import ARCHIVES_PAGE, archives
 from everlong.client.search_attributes import clashing, listed_attributes
 from everlong.codecs.composition import (
     INSPECTION_REMEDY,
@@ -32,6 +25,16 @@ from everlong.codecs.composition import (
     inspect_codec,
     own_codec,
 )
+from everlong.doctor import probes
+from everlong.doctor.drain import count_holdings
+from everlong.doctor.findings import Finding, Problem, finding
+from everlong.doctor.workers import (
+    SKEW_SECONDS_MAX,
+    Clock,
+    check_workers,
+    read_clock,
+    skew_text,
+)
 from everlong.errors import (
     ConfigError,
     EverlongError,
@@ -39,20 +42,16 @@ from everlong.errors import (
     SetupRefused,
     StoreUnavailable,
 )
-from everlong.models import Check, printable, thread_key
+from everlong.models import printable
 from everlong.models.search_attributes import SEARCH_ATTRIBUTES
 from everlong.storage import BlobStore
 from everlong.storage.cache import CachedBlobStore
-from everlong.storage.objects import thread_prefix
 from everlong.storage.packstore import PackStore
-from everlong.versions import versions
+from everlong.versions import SDK, SDK_TESTED, Versions, versions
 
 _LATENCY_CALLS: Final = 5
 # The longest one is that of the workers: 12 s for those that hang, and a few more rounds.
 _CHECK_SECONDS_MAX: Final = 30.0
-# Who has not answered is asked again: other workers may have been faster.
-_ROUNDS_MAX: Final = 4
-_ROUNDS_SECONDS_MAX: Final = 4.0
 # Runs that are looked at for Everlong payloads, two calls each; `everlong drain` looks at all.
 _DRAIN_RUNS_MAX: Final = 100
 _DRAIN_SECONDS_MAX: Final = 3.0
@@ -253,79 +252,6 @@ async def check_archives(client: Client, packs: PackStore) -> Finding:
     return finding("archives", text, problems)
 
 
-async def check_workers(
-    client: Client,
-    packs: PackStore,
-    task_queue: str,
-    inline_bytes_max: int,
-    *,
-    clock: Clock,
-    has_attributes: bool,
-) -> list[Finding]:
-    """Check that the workers of a task queue can read what is written here, and the other way."""
-    listed = await pollers(client, task_queue, clock)
-    if not listed:
-        return [
-            Finding(
-                "workers",
-                "warning",
-                f"no worker polls task queue {task_queue}",
-                "Start one with: everlong worker MODULE:AGENT. Or set EVERLONG_TASK_QUEUE to theirs.",
-            )
-        ]
-    store = packs.store.behind if isinstance(packs.store, CachedBlobStore) else packs.store
-    keys = await packs.keys()
-    workflow_id, probe_key = new_id(), new_key()
-    converter = probes.converter_for(client.data_converter, client.namespace, workflow_id)
-    data = os.urandom(inline_bytes_max + limits.KIB)
-    async with removed(store, probe_key), _removed_thread(client, store, workflow_id):
-        await store.put(probe_key, os.urandom(limits.KIB))
-        check = Check(probe_key=probe_key, payload=await probes.encoded(converter, data))
-        reads: list[Read] = []
-        silent = listed
-        deadline = time.monotonic() + _ROUNDS_SECONDS_MAX
-        for _ in range(_ROUNDS_MAX):
-            for version in dict.fromkeys(each.version for each in silent):
-                answers = await ask_workers(
-                    client, workflow_id, task_queue, check, len(listed), version
-                )
-                reads += [await _read(converter, answer) for answer in answers]
-            answered = {read.answer.worker for read in reads}
-            silent = [each for each in listed if each.identity not in answered]
-            if not silent or time.monotonic() > deadline:
-                break
-    asker = Asker(
-        versions=versions(),
-        store=repr(store),
-        key_ids=() if keys is None else keys.ids,
-        payload_digest=probes.digest(data),
-        has_attributes=has_attributes,
-    )
-    return judge_workers(asker, [each.identity for each in listed], reads)
-
-
-async def _read(converter: DataConverter, answer: Answer) -> Read:
-    text = "" if answer.checked is None else answer.checked.answer_payload
-    if not text:
-        return Read(answer)
-    found = await probes.seen(lambda: probes.decoded(converter, text))
-    return Read(answer, found.digest, found.error)
-
-
-@contextlib.asynccontextmanager
-async def _removed_thread(
-    client: Client, store: BlobStore, workflow_id: str
-) -> AsyncIterator[None]:
-    """Delete at the end what payloads of a check-up have left in the store."""
-    try:
-        yield
-    finally:
-        prefix = thread_prefix(thread_key(client.namespace, workflow_id))
-        with contextlib.suppress(Exception):
-            async with asyncio.timeout(probes.SECONDS_MAX):
-                await store.delete([info.key async for info in store.list(prefix)])
-
-
 async def _bounded(check: str, work: Awaitable[Finding]) -> Finding:
     try:
         async with asyncio.timeout(_CHECK_SECONDS_MAX):
@@ -352,4 +278,122 @@ def _failed(check: str, error: EverlongError | RPCError | TimeoutError) -> Findi
         "failed",
         f"no answer within {_CHECK_SECONDS_MAX:.0f} s",
         "Check the network between here and there, and run this again.",
+    )
+
+
+_PROBE_BYTES: Final = 4 * limits.KIB
+_RANGE: Final = (1000, 500)
+_ALLOW: Final = "Allow this user or these credentials to list, read, write and delete there."
+
+
+class _Tries:
+    """What was tried so far: how long it took, and what went wrong."""
+
+    def __init__(self) -> None:
+        self.times: list[str] = []
+        self.problems: list[Problem] = []
+
+    async def run(self, name: str, work: Awaitable[bool], denied: Problem) -> bool:
+        """Do one thing; return whether it was done."""
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(probes.SECONDS_MAX):
+                right = await work
+        except Exception as error:  # noqa: BLE001 - a team's own store may raise anything
+            self._add(denied, probes.reason(error))
+            return False
+        seconds = time.monotonic() - began
+        self.times.append(f"{name} {1000 * seconds:.1f} ms")
+        if not right:
+            self._add(denied, "other bytes came back than were written")
+        elif seconds > limits.STORE_TRY_SECONDS:
+            fix = "Look for what slows it down: payloads stay in history where it takes longer."
+            self.problems.append(Problem("warning", f"to {name} took {seconds:.1f} s", fix))
+        return right
+
+    def _add(self, denied: Problem, why: str) -> None:
+        self.problems.append(Problem(denied.status, f"{denied.text} ({why})", denied.fix))
+
+
+async def check_store(store: BlobStore) -> Finding:
+    """Write an object, read it back, list and delete it. The cache is passed by."""
+    store = store.behind if isinstance(store, CachedBlobStore) else store
+    key, data = probes.new_key(), os.urandom(_PROBE_BYTES)
+    start, length = _RANGE
+    tries = _Tries()
+
+    async def write() -> bool:
+        await store.put(key, data)
+        return True
+
+    async def read() -> bool:
+        return await store.get(key) == data
+
+    async def read_range() -> bool:
+        return await store.get_range(key, start, length) == data[start : start + length]
+
+    async def find() -> bool:
+        return [info.key async for info in store.list(key)] == [key]
+
+    async def delete() -> bool:
+        await store.delete([key])
+        return True
+
+    steps: list[tuple[str, Callable[[], Awaitable[bool]], Problem]] = [
+        ("read", read, Problem("failed", "what was written cannot be read", _ALLOW)),
+        ("range", read_range, Problem("failed", "a part of an object cannot be read", _ALLOW)),
+        (
+            "list",
+            find,
+            Problem("warning", "it cannot be listed, as `everlong show` does", _ALLOW),
+        ),
+        (
+            "delete",
+            delete,
+            Problem("warning", "nothing can be deleted, so retention has no effect", _ALLOW),
+        ),
+    ]
+    async with probes.removed(store, key):
+        cannot = Problem("failed", "it cannot be written to", _ALLOW)
+        if await tries.run("write", write(), cannot):
+            for name, step, denied in steps:
+                await tries.run(name, step(), denied)
+    figures = f": {', '.join(tries.times)} for 4 KiB" if tries.times else ""
+    return finding("store", f"{store!r}{figures}", tries.problems)
+
+
+def judge_versions(here: Versions) -> Finding:
+    """Return what is to be said of the versions that are installed here."""
+    text = f"everlong {here.everlong}, {SDK} {here.sdk} (tested with {SDK_TESTED}), Python {here.python}"
+    if not here.sdk_fits:
+        return Finding(
+            "versions",
+            "failed",
+            f"{text}: this everlong does not work with this {SDK}",
+            f"Run: pip install '{SDK}{here.sdk_wanted}'",
+        )
+    if not here.sdk_tested:
+        return Finding(
+            "versions",
+            "warning",
+            f"{text}: this everlong was not tested with this {SDK}",
+            "Look into the log for features that are switched off. To be sure, run: pip install "
+            f"'{SDK}{SDK_TESTED}'",
+        )
+    return Finding("versions", "ok", text)
+
+
+def judge_clock(clock: Clock) -> Finding:
+    """Return what is to be said of this machine's clock."""
+    text = (
+        f"this machine's is {skew_text(clock.ahead_seconds)} the server's, give or take "
+        f"{clock.error_seconds:.3f} s"
+    )
+    if abs(clock.ahead_seconds) - clock.error_seconds <= SKEW_SECONDS_MAX:
+        return Finding("clock", "ok", text)
+    return Finding(
+        "clock",
+        "warning",
+        f"{text}: deadlines and resume spans are off by as much",
+        "Have NTP set the clocks of both.",
     )

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from everlong.admin.service.findings import Finding
-from everlong.admin.service.trying import check_store
 from everlong.client.thread_index import IndexFigures, ThreadIndex
 from everlong.client.threads import Directory
 from everlong.client.visibility import ThreadRow
+from everlong.doctor.checks import check_store
+from everlong.doctor.findings import Finding
 from everlong.errors import EverlongError
 from everlong.models import SweepReport, printable
 from everlong.storage.packstore import PackStore

@@ -7,7 +7,7 @@ from typing import Final
 from temporalio.client import Client
 
 from everlong import limits
-from everlong.admin.service.entries import EntrySummary, summary_of
+from everlong.admin.entries import EntrySummary, summary_of
 from everlong.client.lookup import ANSWER_SECONDS_MAX
 from everlong.client.status import arguments_of, journal_of, pending, status
 from everlong.client.visibility import ThreadRow, read_rows

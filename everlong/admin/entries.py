@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias
 from temporalio.client import Client
 
 from everlong import limits
-from everlong.admin.wording import message_text, note_text, one_line
+from everlong.admin.format import message_text, note_text, one_line
 from everlong.client.lookup import Standing, checked_head, standing
 from everlong.errors import EntryNotFound, StoreError
 from everlong.models import Entry, Kind, Message, message_of

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from temporalio.client import Client
 
-from everlong.admin.service.gathering import Gathering, Reach
 from everlong.errors import QueryRefused
 from everlong.queries import LIBRARY, Bounds, NamedQuery, Needs
 from everlong.queries.scratch import clear_left_behind, own_folder
+from everlong.queries.sources import Gathering, Reach
 from everlong.storage.packstore import PackStore
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from temporalio.client import (
 )
 from temporalio.service import RPCError, RPCStatusCode
 
-from everlong.admin.service.preserving import preserve
+from everlong.client.due import preserve
 from everlong.client.errors import translated_rpc
 from everlong.errors import BlobMissing, ConfigError
 from everlong.models import (

@@ -1,0 +1,1 @@
+"""Checks of a setup: what `everlong doctor` and `everlong drain` find out."""
