@@ -23,7 +23,7 @@ from everlong.storage.byte_budget import ByteBudget
 from everlong.storage.keys import parse_keys
 from everlong.storage.opening import open_packs
 from everlong.storage.packstore import PackStore
-from everlong.telemetry.exporters import Exports, Providers, open_providers
+from everlong.telemetry.exporters import ExportSettings, Providers, open_providers
 
 
 async def connect(
@@ -95,7 +95,7 @@ def open_configured_providers(settings: Settings, service_name: str) -> Provider
     wants_prometheus = "prometheus" in settings.metrics_exporter
     host = checked_metrics_host(settings) if wants_prometheus else settings.metrics_host
     return open_providers(
-        Exports(
+        ExportSettings(
             service_name=service_name,
             traces=settings.traces_exporter,
             metrics=settings.metrics_exporter,

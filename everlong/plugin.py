@@ -39,13 +39,13 @@ from everlong.codecs.composition import (
 from everlong.codecs.converter import with_cached_contexts
 from everlong.errors import ConfigError, LimitReached, PluginNotOnClient
 from everlong.interceptors import sdk_internals
-from everlong.interceptors.activation import ActivationHook, hooked, passing_through
-from everlong.interceptors.drain import DrainInterceptor, Drains
-from everlong.interceptors.headers import NexusInterceptor, SentInterceptor, StartInterceptor
-from everlong.interceptors.history import Recorded
+from everlong.interceptors.activation import ActivationHook, install_hooks, pass_package_through
+from everlong.interceptors.drain import DrainInterceptor, DrainReader
+from everlong.interceptors.headers import NexusInterceptor, SentTimeInterceptor, ThreadIdInterceptor
+from everlong.interceptors.history import RunHistory
 from everlong.interceptors.last_worker import ThisWorker
 from everlong.interceptors.prefetch import Prefetcher, PrefetchHook
-from everlong.interceptors.resume import ResumeHook, Resumes, RollHook
+from everlong.interceptors.resume import ContinueAsNewHook, ResumeHook, ResumeLog
 from everlong.policy import Policy
 from everlong.storage import BlobStore
 from everlong.storage.counting import READS
@@ -77,7 +77,7 @@ class _WorkerParts:
     """What each worker has for itself: it asks that worker's client, and ends with that worker."""
 
     prefetcher: Prefetcher
-    drains: Drains
+    drain_reader: DrainReader
 
 
 class EverlongPlugin(PackSource, SimplePlugin):
@@ -176,7 +176,7 @@ class EverlongPlugin(PackSource, SimplePlugin):
         codec_metrics.observe_codec(
             telemetry.meters, self.packs, self.codec.stats, self.codec.memory_stats
         )
-        self._resumes = Resumes(telemetry)
+        self._resumes = ResumeLog(telemetry)
         self._parts: ContextVar[_WorkerParts] = ContextVar("everlong_worker_parts")
         """Those of the worker whose task this is."""
         self._workers: list[Worker] = []
@@ -204,17 +204,17 @@ class EverlongPlugin(PackSource, SimplePlugin):
         ]
         super().__init__(
             "everlong.EverlongPlugin",
-            data_converter=self._with_codec,
+            data_converter=self._configure_converter,
             interceptors=[
                 NexusInterceptor(),
-                SentInterceptor(),
-                StartInterceptor(),
+                SentTimeInterceptor(),
+                ThreadIdInterceptor(),
                 DrainInterceptor(),
             ],
-            workflows=lambda existing: _joined(existing, _WORKFLOWS if agents else []),
-            activities=lambda existing: _joined(existing, activities if agents else []),
+            workflows=lambda existing: _append_missing(existing, _WORKFLOWS if agents else []),
+            activities=lambda existing: _append_missing(existing, activities if agents else []),
             # A sandbox imports the modules of these types, and ours only if it passes them through.
-            workflow_failure_exception_types=lambda existing: _joined(
+            workflow_failure_exception_types=lambda existing: _append_missing(
                 existing, [LimitReached] if sdk_internals.is_on(sdk_internals.PASSTHROUGH) else []
             ),
         )
@@ -235,13 +235,13 @@ class EverlongPlugin(PackSource, SimplePlugin):
         if deployment is not None and deployment.use_worker_versioning:
             swapped = (VERSIONED.get(each, each) for each in config["workflows"])
             config["workflows"] = list(dict.fromkeys(swapped))  # The plugin may be applied twice.
-        config["workflow_runner"] = self._with_hooks(config["workflow_runner"])
+        config["workflow_runner"] = self._install_hooks(config["workflow_runner"])
         # Workflows that a plugin after this one adds are not seen here.
         runs_only_agents = self._has_agents and _OWN_WORKFLOWS.issuperset(config["workflows"])
         worker_options.set_defaults(
             config, only_agents=runs_only_agents, sticky_seconds=self._sticky_seconds
         )
-        config["unsandboxed_workflow_runner"] = self._with_hooks(
+        config["unsandboxed_workflow_runner"] = self._install_hooks(
             config["unsandboxed_workflow_runner"]
         )
         return config
@@ -266,12 +266,12 @@ class EverlongPlugin(PackSource, SimplePlugin):
         # Don't inherit the caller's read counter or trace context.
         counted, traced = READS.set(None), context.attach(Context())
         # The SDK makes workflow instances in tasks of this worker, which inherit the variable.
-        around = self._around(self.codec)
+        around = self._wrap_codec(self.codec)
         own = _WorkerParts(
             Prefetcher(
                 worker.client, around, ThisWorker.from_config(worker.config(active_config=True))
             ),
-            Drains(worker.client, around if isinstance(around, OuterCodec) else None),
+            DrainReader(worker.client, around if isinstance(around, OuterCodec) else None),
         )
         token, unwatched = self._parts.set(own), UNWATCHED.set(self._is_unwatched)
         tasks = [inspection]
@@ -285,7 +285,7 @@ class EverlongPlugin(PackSource, SimplePlugin):
             context.detach(traced)
             READS.reset(counted)
             self._workers.remove(worker)
-            await _complete(self._clean_up(own, tasks))
+            await _await_clean_up(self._clean_up(own, tasks))
 
     async def _watch_attributes(self, worker: Worker) -> asyncio.Task[None]:
         """Find out whether the server has our search attributes, and ask again while it has not."""
@@ -312,10 +312,10 @@ class EverlongPlugin(PackSource, SimplePlugin):
                 converter, payload_codec=converter.payload_codec.as_read_only()
             )
         for runner in ("workflow_runner", "unsandboxed_workflow_runner"):
-            config[runner] = hooked(passing_through(config[runner]), None)
+            config[runner] = install_hooks(pass_package_through(config[runner]), None)
         return config
 
-    def _with_codec(self, converter: DataConverter | None) -> DataConverter:
+    def _configure_converter(self, converter: DataConverter | None) -> DataConverter:
         """Wrap the codec that is there. The SDK may apply a plugin twice, so ours stays as it is."""
         converter = converter or DataConverter.default
         found = converter.payload_codec
@@ -330,10 +330,10 @@ class EverlongPlugin(PackSource, SimplePlugin):
             check_inside(found)
         converter = with_cached_contexts(converter)
         return dataclasses.replace(
-            converter, payload_codec=self._around(self.codec.with_inner(found))
+            converter, payload_codec=self._wrap_codec(self.codec.with_inner(found))
         )
 
-    def _around(self, codec: EverlongCodec) -> EverlongCodec | OuterCodec:
+    def _wrap_codec(self, codec: EverlongCodec) -> EverlongCodec | OuterCodec:
         """Return the codec with the team's outer codec around it, if there is one."""
         return codec if self._outer_codec is None else OuterCodec(codec, self._outer_codec)
 
@@ -365,19 +365,19 @@ class EverlongPlugin(PackSource, SimplePlugin):
                 )
             )
 
-    def _with_hooks(self, runner: WorkflowRunner) -> WorkflowRunner:
-        def new_hooks(info: workflow.Info, recorded: Recorded) -> list[ActivationHook]:
+    def _install_hooks(self, runner: WorkflowRunner) -> WorkflowRunner:
+        def new_hooks(info: workflow.Info, history: RunHistory) -> list[ActivationHook]:
             own = self._parts.get()
             if self._mode == "read":
-                own.drains.watch(info, recorded)
+                own.drain_reader.watch(info, history)
             # Order matters: ResumeHook must wrap PrefetchHook's wait.
             return [
-                RollHook(self._resumes.telemetry.spans, info),
-                ResumeHook(self._resumes, info, recorded),
-                PrefetchHook(own.prefetcher, info, recorded),
+                ContinueAsNewHook(self._resumes.telemetry.spans, info),
+                ResumeHook(self._resumes, info, history),
+                PrefetchHook(own.prefetcher, info, history),
             ]
 
-        rebuilt = hooked(passing_through(runner), new_hooks, self._evict)
+        rebuilt = install_hooks(pass_package_through(runner), new_hooks, self._evict)
         if not isinstance(rebuilt, sdk_internals.HookedRunner):
             self._has_foreign_runner = True
         return rebuilt
@@ -394,7 +394,7 @@ class EverlongPlugin(PackSource, SimplePlugin):
                 sdk_internals.evict(worker, run_id)
 
 
-async def _complete(clean_up: Coroutine[Any, Any, None]) -> None:
+async def _await_clean_up(clean_up: Coroutine[Any, Any, None]) -> None:
     """Await a worker's clean-up, also where the SDK does not wait for it.
 
     Before 1.35, `async with worker` cancels `run_worker` as soon as the worker has shut down. If
@@ -431,7 +431,7 @@ def _check_outer(codec: PayloadCodec, *, has_keys: bool) -> None:
         )
 
 
-def _joined(existing: Sequence[T] | None, added: Sequence[T]) -> list[T]:
+def _append_missing(existing: Sequence[T] | None, added: Sequence[T]) -> list[T]:
     """Append what is not there yet: the SDK may apply a plugin twice."""
     present = list(existing or ())
     return present + [item for item in added if item not in present]

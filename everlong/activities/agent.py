@@ -21,7 +21,7 @@ from everlong.activities.arriving import arrived, check_arrived
 from everlong.activities.builtins import Session, builtin, in_session
 from everlong.activities.calling import run_call
 from everlong.activities.chatting import chat
-from everlong.activities.heartbeat import Pulse, held, pulse
+from everlong.activities.heartbeat import Heartbeat, build_held_error, heartbeat
 from everlong.activities.replies import all_wanted, call_info, complaint, find_call, step_info
 from everlong.activities.shortening import compacted, evicted, expired, shown, summary
 from everlong.activities.user_code import ToolThreads
@@ -64,9 +64,9 @@ from everlong.storage.history import Reader, message_entry
 from everlong.storage.packstore import PackStore
 from everlong.storage.threads import in_thread
 from everlong.telemetry import Telemetry
-from everlong.telemetry.resumes import Recent, Resumed
+from everlong.telemetry.resumes import RecentRuns, ResumeSummary
 from everlong.telemetry.spans import COMPACT as COMPACT_SPAN
-from everlong.telemetry.steps import Teller, model_of
+from everlong.telemetry.steps import StepRecorder, get_provider_and_model
 
 InputT = TypeVar("InputT")
 
@@ -82,17 +82,17 @@ class AgentActivities:
         agents: Iterable[Agent],
         policy: Policy | None = None,
         telemetry: Telemetry | None = None,
-        resumes: Recent[Resumed] | None = None,
+        resumes: RecentRuns[ResumeSummary] | None = None,
     ) -> None:
         self._packs = packs
         self._agents = {each.name: each for agent in agents for each in agent.family}
         self._policy = policy or Policy()  # For agents that have none of their own.
         self._tools = ToolThreads()
         telemetry = telemetry or Telemetry()
-        self._teller = Teller(telemetry)
+        self._recorder = StepRecorder(telemetry)
         for agent in self._agents.values():
-            telemetry.spans.providers[agent.name] = model_of(agent)[0]
-        self._resumes = resumes or Recent()
+            telemetry.spans.providers[agent.name] = get_provider_and_model(agent)[0]
+        self._resumes = resumes or RecentRuns()
         self.attribute_namespaces: set[str] = set()
         """Namespaces that are known to have our search attributes; the plugin finds out."""
 
@@ -123,19 +123,19 @@ class AgentActivities:
         """Load the context, ask the model, and journal the tail and the reply together."""
         context = call.context
         agent = self._agent(context.agent)
-        reader, teller = self._reader(), self._teller
-        async with self._step("model", context) as (living, reads):
-            await living.briefly(lambda: check_arrived(reader, call.tail))
-            past = await living.briefly(
+        reader, recorder = self._reader(), self._recorder
+        async with self._step("model", context) as (beat, reads):
+            await beat.retry_or_hold(lambda: check_arrived(reader, call.tail))
+            past = await beat.retry_or_hold(
                 lambda: reader.past(context, self._policy_of(agent), call.tail)
             )
             messages = shown(past, agent)
-            teller.acted("message", call.acts_on, context)
-            reply, message = await chat(teller, agent, context, messages)
+            recorder.record_act("message", call.acts_on, context)
+            reply, message = await chat(recorder, agent, context, messages)
             wanted_calls = await all_wanted(agent, message.tool_calls, self._tools)
             seq = seq_after(context.head, call.tail)
             now_ms = _now_ms()
-            resumed = self._resumes.take(activity.info().workflow_run_id or "") or Resumed()
+            resumed = self._resumes.pop(activity.info().workflow_run_id or "") or ResumeSummary()
             context_bytes = compaction.size_of(messages)
             entry = dataclasses.replace(
                 new_entry(seq, Kind.REPLY, message, now_ms),
@@ -143,14 +143,14 @@ class AgentActivities:
                 cost_usd=reply.cost_usd,
                 step=step_info(call, context_bytes, resumed),
             )
-            head, written_bytes = await living.retry_store_call(
+            head, written_bytes = await beat.retry_until_timeout(
                 lambda: reader.journal.append(context.head, [*call.tail, entry])
             )
-        teller.wrote("model", agent.name, context.turn, written_bytes)
-        teller.sizes(call, context_bytes, past.policy.compact_at_bytes)
-        teller.journalled(call.tail, agent.name, context.turn)
+        recorder.record_written("model", agent.name, context.turn, written_bytes)
+        recorder.record_sizes(call, context_bytes, past.policy.compact_at_bytes)
+        recorder.record_entries(call.tail, agent.name, context.turn)
         if not wanted_calls:
-            teller.turn_ended(agent.name, context.turn, context.last_run, "answered")
+            recorder.record_turn_end(agent.name, context.turn, context.last_run, "answered")
         return ModelTurn(
             head=head,
             tool_calls=wanted_calls,
@@ -169,10 +169,10 @@ class AgentActivities:
     async def run_tool(self, run: ToolRun) -> ToolResult:
         """Run one tool call of the newest reply and store what it returns."""
         agent = self._agent(run.context.agent)
-        reader, teller = self._reader(), self._teller
-        async with self._step("tool", run.context) as (living, reads):
+        reader, recorder = self._reader(), self._recorder
+        async with self._step("tool", run.context) as (beat, reads):
             # The call's arguments may be large, so they come from the journal, not from history.
-            head, call = await living.briefly(lambda: find_call(reader, run))
+            head, call = await beat.retry_or_hold(lambda: find_call(reader, run))
             session = Session(
                 reader=reader,
                 head=head,
@@ -180,16 +180,16 @@ class AgentActivities:
             )
             info = call_info(agent, head, call)
             if run.acts_on is not None:
-                teller.acted("approval", [run.acts_on], run.context)
+                recorder.record_act("approval", [run.acts_on], run.context)
             known = agent.tool(call.tool) or builtin(call.tool)
-            telling = teller.tool(run.context, call, tool=known)
+            telling = recorder.record_tool_call(run.context, call, tool=known)
             with set_current_call(info), in_session(session), telling as told:
-                outcome, text, bytes_max = await run_call(agent, run, call, living, self._tools)
+                outcome, text, bytes_max = await run_call(agent, run, call, beat, self._tools)
                 told(outcome, text)
             message = Message(role="tool", text=text, call_id=call.id, tool=call.tool)
             now_ms = _now_ms()
-            with teller.storing(run.context) as stored:
-                entry, written_bytes = await living.retry_store_call(
+            with recorder.record_offload(run.context) as stored:
+                entry, written_bytes = await beat.retry_until_timeout(
                     lambda: message_entry(
                         reader.journal,
                         Kind.TOOL_RESULT,
@@ -200,7 +200,7 @@ class AgentActivities:
                     )
                 )
                 stored(entry.size_bytes, written_bytes)
-        teller.wrote("tool", agent.name, run.context.turn, written_bytes)
+        recorder.record_written("tool", agent.name, run.context.turn, written_bytes)
         return ToolResult(
             entry=entry,
             written_bytes=_stored_bytes(written_bytes, reads),
@@ -211,34 +211,36 @@ class AgentActivities:
 
     async def append_journal(self, append: Append) -> Appended:
         """Journal entries that no model call will."""
-        reader, teller = self._reader(), self._teller
+        reader, recorder = self._reader(), self._recorder
         with counting(writes=True) as reads:
-            async with pulse(teller.held) as living:
-                entries = await living.briefly(lambda: arrived(reader, append.entries))
-                head, written_bytes = await living.briefly(
+            async with heartbeat(recorder.count_hold) as beat:
+                entries = await beat.retry_or_hold(lambda: arrived(reader, append.entries))
+                head, written_bytes = await beat.retry_or_hold(
                     lambda: reader.journal.append(append.head, entries)
                 )
         turn = append.ended or append.turn
-        teller.wrote("journal", append.agent, turn, written_bytes)
-        teller.journalled(entries, append.agent, turn)
-        teller.turn_ended(append.agent, append.ended, append.last_run, "failed", append.error_type)
+        recorder.record_written("journal", append.agent, turn, written_bytes)
+        recorder.record_entries(entries, append.agent, turn)
+        recorder.record_turn_end(
+            append.agent, append.ended, append.last_run, "failed", append.error_type
+        )
         return Appended(head=head, written_bytes=_stored_bytes(written_bytes, reads))
 
     async def compact(self, compact: Compact) -> CompactDone:
         """Make a smaller snapshot of the last one and the entries since."""
-        teller = self._teller
-        with teller.span(COMPACT_SPAN, compact.context, {}) as span:
+        recorder = self._recorder
+        with recorder.open_span(COMPACT_SPAN, compact.context, {}) as span:
             done = await self._compact(compact)
-            teller.compacted(span, compact, done)
+            recorder.record_compaction(span, compact, done)
         context = compact.context
-        teller.wrote("compact", context.agent, context.turn, done.written_bytes)
+        recorder.record_written("compact", context.agent, context.turn, done.written_bytes)
         return done
 
     async def _compact(self, compact: Compact) -> CompactDone:
         agent = self._agent(compact.context.agent)
         reader = self._reader()
-        async with self._step("compact", compact.context) as (living, reads):
-            past = await living.briefly(
+        async with self._step("compact", compact.context) as (beat, reads):
+            past = await beat.retry_or_hold(
                 lambda: reader.past(compact.context, self._policy_of(agent))
             )
             before_bytes = compaction.size_of(shown(past, agent))
@@ -262,12 +264,12 @@ class AgentActivities:
                 return unchanged
             written = Reply()
             if past.policy.summary:
-                written = await summary(self._teller, agent, compact.context, past)
+                written = await summary(self._recorder, agent, compact.context, past)
                 after = await in_thread(compacted, past, compact, before_bytes, written.text)
                 after_bytes = compaction.size_of(shown(after, agent))
             snapshot = after.base
             assert snapshot is not None  # noqa: S101 - it has just been made
-            stored, written_bytes = await living.retry_store_call(
+            stored, written_bytes = await beat.retry_until_timeout(
                 lambda: reader.store(snapshot, after_bytes)
             )
         return CompactDone(
@@ -290,8 +292,8 @@ class AgentActivities:
         run = ToolRun(context=brief.context, call_id=brief.call_id, tool=brief.tool)
         child = self._reader(brief.child_id).journal
         now_ms = brief.context.now_ms
-        async with pulse(self._teller.held) as living:
-            _, call = await living.briefly(lambda: find_call(self._reader(), run))
+        async with heartbeat(self._recorder.count_hold) as beat:
+            _, call = await beat.retry_or_hold(lambda: find_call(self._reader(), run))
             tool = agent.tool(call.tool)
             if tool is None:
                 return Briefed(refused=_refused(call, f"there is no tool {call.tool!r}", now_ms))
@@ -300,13 +302,15 @@ class AgentActivities:
             except ValidationError as error:
                 return Briefed(refused=_refused(call, complaint(error), now_ms))
             # The work itself is told of by the sub-agent's thread.
-            with self._teller.tool(brief.context, call, tool=tool, child_id=brief.child_id) as told:
+            with self._recorder.record_tool_call(
+                brief.context, call, tool=tool, child_id=brief.child_id
+            ) as told:
                 told("ok", "")
             if len(to_json(request)) <= limits.MESSAGE_BYTES_MAX // 2:
                 return Briefed(message=SendMessage(text=request or "(no request)"))
             message = Message(role="user", text=request)
             with counting(writes=True) as reads:
-                entry, written_bytes = await living.briefly(
+                entry, written_bytes = await beat.retry_or_hold(
                     lambda: message_entry(
                         child, Kind.MESSAGE, message, now_ms, limits.SHOWN_BYTES_MAX
                     )
@@ -323,7 +327,7 @@ class AgentActivities:
         """Take over a sub-agent's answer: it is stored again, as the result of a call here."""
         journal = self._reader().journal
         child = self._reader(collect.child_id).journal
-        async with pulse(self._teller.held) as living:
+        async with heartbeat(self._recorder.count_hold) as beat:
 
             async def answer() -> Message:
                 try:
@@ -336,13 +340,13 @@ class AgentActivities:
                 [message] = await child.messages([newest])
                 return message
 
-            said = await living.briefly(answer)
+            said = await beat.retry_or_hold(answer)
             failed = said.role == "failure" or bool(said.tool_calls)
             text = f"error: {said.text or 'broken off'}" if failed else said.text
             message = Message(role="tool", text=text, call_id=collect.call_id, tool=collect.tool)
             now_ms = _now_ms()
             with counting(writes=True) as reads:
-                entry, written_bytes = await living.retry_store_call(
+                entry, written_bytes = await beat.retry_until_timeout(
                     lambda: message_entry(
                         journal, Kind.TOOL_RESULT, message, now_ms, limits.SHOWN_BYTES_MAX
                     )
@@ -355,18 +359,18 @@ class AgentActivities:
         )
 
     @contextlib.asynccontextmanager
-    async def _step(self, step: str, context: Context) -> AsyncIterator[tuple[Pulse, Reads]]:
+    async def _step(self, step: str, context: Context) -> AsyncIterator[tuple[Heartbeat, Reads]]:
         """Heartbeat, and count what is read and stored, while the body runs."""
-        with self._teller.step(step, context) as reads:
-            async with pulse(self._teller.held) as living:
-                yield living, reads
+        with self._recorder.record_step(step, context) as reads:
+            async with heartbeat(self._recorder.count_hold) as beat:
+                yield beat, reads
 
     def _agent(self, name: str) -> Agent:
         try:
             return self._agents[name]
         except KeyError:
-            self._teller.held("AgentNotFound")
-            raise held(
+            self._recorder.count_hold("AgentNotFound")
+            raise build_held_error(
                 f"a worker runs no agent {name!r}, only {sorted(self._agents)}. Start one that has "
                 "it, on this task queue."
             ) from None

@@ -7,7 +7,7 @@ from pydantic_core import to_json
 
 from everlong import limits
 from everlong.activities.builtins import BUILTINS, builtin
-from everlong.activities.heartbeat import Pulse
+from everlong.activities.heartbeat import Heartbeat
 from everlong.activities.replies import complaint, lacks_approval
 from everlong.activities.user_code import ToolThreads, bounded
 from everlong.agents import Agent
@@ -16,7 +16,7 @@ from everlong.models import Outcome, ToolCall, ToolRun
 
 
 async def run_call(
-    agent: Agent, run: ToolRun, call: ToolCall, living: Pulse, threads: ToolThreads
+    agent: Agent, run: ToolRun, call: ToolCall, beat: Heartbeat, threads: ToolThreads
 ) -> tuple[Outcome, str, int]:
     """Run a tool. What the model got wrong is returned to it; what the tool raises is retried."""
     own = builtin(call.tool)
@@ -33,7 +33,7 @@ async def run_call(
         try:
             # They read the journal and do nothing else: what is missing there holds the thread.
             async with asyncio.timeout(limits.CALL_SECONDS_MAX):
-                text = await living.briefly(lambda: threads.call(own, arguments))
+                text = await beat.retry_or_hold(lambda: threads.call(own, arguments))
         except ValueError as error:  # What a built-in tool says is wrong with its arguments.
             return "refused", f"error: {error}", own.max_result_bytes
         except TimeoutError:

@@ -13,14 +13,14 @@ from everlong.activities.replies import check_costs, checked
 from everlong.activities.user_code import bounded
 from everlong.agents import Agent, Reply
 from everlong.models import Context, Message
-from everlong.telemetry.spans import AGENT, CHAT, PROVIDER, error_type
-from everlong.telemetry.steps import Teller, model_of
+from everlong.telemetry.spans import AGENT, CHAT, PROVIDER, get_error_type
+from everlong.telemetry.steps import StepRecorder, get_provider_and_model
 
 _ROLES: Final = {"failure": "user"}
 
 
 async def chat(
-    teller: Teller, agent: Agent, context: Context, messages: Sequence[Message]
+    recorder: StepRecorder, agent: Agent, context: Context, messages: Sequence[Message]
 ) -> tuple[Reply, Message]:
     """Ask the model; return its reply, and that as a message that can be stored."""
     tools = (*agent.callable_tools, *BUILTINS)
@@ -30,11 +30,11 @@ async def chat(
             reply = await agent.resolved_model.reply(agent.instructions, messages, tools)
             return reply, checked(reply)
 
-    return await _told(teller, agent, context, messages, ask)
+    return await _told(recorder, agent, context, messages, ask)
 
 
 async def summarise(
-    teller: Teller, agent: Agent, context: Context, messages: Sequence[Message]
+    recorder: StepRecorder, agent: Agent, context: Context, messages: Sequence[Message]
 ) -> Reply:
     """Ask the model for a summary, with no tools."""
 
@@ -44,18 +44,18 @@ async def summarise(
             check_costs(reply)
             return reply, Message(role="assistant", text=reply.text)
 
-    reply, _ = await _told(teller, agent, context, messages, ask)
+    reply, _ = await _told(recorder, agent, context, messages, ask)
     return reply
 
 
 async def _told(
-    teller: Teller,
+    recorder: StepRecorder,
     agent: Agent,
     context: Context,
     messages: Sequence[Message],
     ask: Callable[[], Awaitable[tuple[Reply, Message]]],
 ) -> tuple[Reply, Message]:
-    provider, model = model_of(agent)
+    provider, model = get_provider_and_model(agent)
     attributes = {
         "gen_ai.operation.name": CHAT,
         "gen_ai.request.model": model,
@@ -63,15 +63,15 @@ async def _told(
     }
     labels = {**attributes, AGENT: agent.name}
     attributes["gen_ai.output.type"] = "text"  # Agents ask for nothing else.
-    meters = teller.telemetry.meters
+    meters = recorder.telemetry.meters
     started = time.monotonic()
     try:
-        with teller.span(f"{CHAT} {model}", context, attributes, SpanKind.CLIENT) as span:
+        with recorder.open_span(f"{CHAT} {model}", context, attributes, SpanKind.CLIENT) as span:
             reply, message = await ask()
             output_tokens = max(0, reply.tokens - reply.input_tokens)
             if span.is_recording():
                 span.set_attributes(_answered(reply, message))
-                if teller.telemetry.record_contents:
+                if recorder.telemetry.record_contents:
                     span.set_attributes(_said(agent, messages, message))
             # In the span: it is what their exemplars lead to.
             for kind, tokens in (("input", reply.input_tokens), ("output", output_tokens)):
@@ -83,7 +83,7 @@ async def _told(
             seconds = time.monotonic() - started
             meters.record("gen_ai.client.operation.duration", seconds, labels)
     except BaseException as error:
-        failed = {**labels, "error.type": error_type(error)}
+        failed = {**labels, "error.type": get_error_type(error)}
         seconds = time.monotonic() - started
         meters.record("gen_ai.client.operation.duration", seconds, failed)
         raise

@@ -33,10 +33,10 @@ from everlong.models import HELD, printable
 
 T = TypeVar("T")
 
-_MENDABLE = (StoreUnavailable, BlobMissing, BlobCorrupt, KeyMissing, RefRefused, UnknownVersion)
+_REPAIRABLE = (StoreUnavailable, BlobMissing, BlobCorrupt, KeyMissing, RefRefused, UnknownVersion)
 
 
-class Pulse:
+class Heartbeat:
     """The heartbeats of one activity, and what it waits for."""
 
     def __init__(self, held: Callable[[str], None], interval_seconds: float) -> None:
@@ -45,36 +45,36 @@ class Pulse:
         self._interval_seconds = interval_seconds
         self._timer: asyncio.TimerHandle | None = None
 
-    async def briefly(self, work: Callable[[], Awaitable[T]]) -> T:
+    async def retry_or_hold(self, work: Callable[[], Awaitable[T]]) -> T:
         """Do work on the store before anything else was done; fail as held if it cannot be."""
         try:
-            return await self._retried(work, limits.HOLD_SECONDS_MAX)
-        except _MENDABLE as error:
-            raise held(f"{type(error).__name__}: {error}") from None
+            return await self._retry(work, limits.HOLD_SECONDS_MAX)
+        except _REPAIRABLE as error:
+            raise build_held_error(f"{type(error).__name__}: {error}") from None
 
-    async def retry_store_call(self, work: Callable[[], Awaitable[T]]) -> T:
+    async def retry_until_timeout(self, work: Callable[[], Awaitable[T]]) -> T:
         """Do work on the store that must not be lost: as long as the activity may run."""
-        return await self._retried(work, limits.ACTIVITY_SECONDS_MAX)
+        return await self._retry(work, limits.ACTIVITY_SECONDS_MAX)
 
-    async def _retried(self, work: Callable[[], Awaitable[T]], seconds_max: float) -> T:
+    async def _retry(self, work: Callable[[], Awaitable[T]], seconds_max: float) -> T:
         deadline = time.monotonic() + seconds_max
         pause_seconds = 0.1
         try:
             while True:
                 try:
                     return await work()
-                except _MENDABLE as error:
+                except _REPAIRABLE as error:
                     if time.monotonic() > deadline:
                         raise
                     held_by = f"held by {type(error).__name__}: {error}"
                     activity.logger.warning(held_by)
                     self._held(type(error).__name__)
-                    self._show(held_by)
+                    self._set_hold(held_by)
                 # Jitter, so that many activities do not come back at the same moment.
                 await asyncio.sleep(pause_seconds * random.uniform(0.5, 1.0))  # noqa: S311
                 pause_seconds = min(2 * pause_seconds, limits.STORE_RETRY_SECONDS_MAX)
         finally:
-            self._show("")
+            self._set_hold("")
 
     def start(self) -> None:
         """Heartbeat until stopped, for the first time after one interval."""
@@ -90,7 +90,7 @@ class Pulse:
         self.start()
         self._heartbeat()
 
-    def _show(self, held_by: str) -> None:
+    def _set_hold(self, held_by: str) -> None:
         """Heartbeat at once if what the activity waits for has changed.
 
         The SDK delays it if another heartbeat was sent within the last 80% of the timeout.
@@ -104,7 +104,7 @@ class Pulse:
         activity.heartbeat(*([self._held_by] if self._held_by else []))
 
 
-def held(reason: str) -> ApplicationError:
+def build_held_error(reason: str) -> ApplicationError:
     """Return the failure upon which the workflow waits and tries again, without end."""
     return ApplicationError(
         printable(reason, limits.HELD_REASON_CHARS_MAX), type=HELD, non_retryable=True
@@ -112,12 +112,12 @@ def held(reason: str) -> ApplicationError:
 
 
 @contextlib.asynccontextmanager
-async def pulse(held: Callable[[str], None]) -> AsyncIterator[Pulse]:
+async def heartbeat(held: Callable[[str], None]) -> AsyncIterator[Heartbeat]:
     """Heartbeat while the body runs. `held` is told what it has to wait for, each time."""
     timeout = activity.info().heartbeat_timeout or timedelta(seconds=limits.HEARTBEAT_SECONDS)
-    living = Pulse(held, timeout.total_seconds() / limits.HEARTBEATS_IN_TIMEOUT)
-    living.start()
+    beat = Heartbeat(held, timeout.total_seconds() / limits.HEARTBEATS_IN_TIMEOUT)
+    beat.start()
     try:
-        yield living
+        yield beat
     finally:
-        living.stop()
+        beat.stop()

@@ -30,7 +30,7 @@ from everlong.models import (
     printable,
 )
 from everlong.storage.history import Reader
-from everlong.telemetry.resumes import Resumed
+from everlong.telemetry.resumes import ResumeSummary
 
 # What is wrong with a tool's arguments, as told to the model. Pydantic quotes a part of the input.
 _COMPLAINT_CHARS_MAX = 2000
@@ -135,7 +135,7 @@ def _wanted(agent: Agent, call: ToolCall, *, unsure: bool = False) -> WantedCall
     )
 
 
-def step_info(call: ModelCall, context_bytes: int, resumed: Resumed) -> StepInfo:
+def step_info(call: ModelCall, context_bytes: int, resumed: ResumeSummary) -> StepInfo:
     """Return what the journal says of a model call, beside the reply."""
     return StepInfo(
         number=call.steps,

@@ -10,7 +10,7 @@ from everlong.activities.chatting import summarise
 from everlong.agents import Agent, Reply
 from everlong.models import Compact, Context, Message
 from everlong.storage.history import Past
-from everlong.telemetry.steps import Teller
+from everlong.telemetry.steps import StepRecorder
 
 _BYTES_PER_TOKEN = 4
 
@@ -75,11 +75,11 @@ def evicted(past: Past) -> tuple[str, ...]:
     return tuple(gone[: limits.EXPIRED_KEYS_MAX])
 
 
-async def summary(teller: Teller, agent: Agent, context: Context, past: Past) -> Reply:
+async def summary(recorder: StepRecorder, agent: Agent, context: Context, past: Past) -> Reply:
     """Have the model sum up what is about to be shortened. Without it, compaction does as well."""
     request = compaction.summary_prompt(past.base, past.items, past.policy, past.now_ms)
     asked = [Message(role="user", text=request)]
     try:
-        return await summarise(teller, agent, context, asked)
+        return await summarise(recorder, agent, context, asked)
     except ApplicationError:  # It has been logged.
         return Reply()

@@ -247,7 +247,7 @@ def serve(
     async def telling() -> AsyncIterator[None]:
         gauges = measuring(connect_server, providers.meters)
         try:
-            async with gauges if providers.measures else contextlib.nullcontext():
+            async with gauges if providers.has_metrics else contextlib.nullcontext():
                 yield
         finally:
             await asyncio.to_thread(providers.shutdown)

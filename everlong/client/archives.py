@@ -98,7 +98,7 @@ async def archive(
     started = time.monotonic()
     spans = spans or Telemetry().spans
     span = spans.start(ARCHIVE, {THREAD: thread_id, "everlong.archive.then": then})
-    with spans.current(span):
+    with spans.use(span):
         try:
             found, run_id = await _settled(client, thread_id, then, by, reason, seconds_max)
         except ThreadNotFound:

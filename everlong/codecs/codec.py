@@ -450,7 +450,7 @@ def _offload_span(spans: Spans, workflow_id: str, size_bytes: int) -> Iterator[S
     }
     current = trace.get_current_span().get_span_context()
     span = spans.start(OFFLOAD, attributes, run_id=run_id, parent=current)
-    with spans.current(span):
+    with spans.use(span):
         yield span
 
 

@@ -30,6 +30,6 @@ def walk_payloads(message: Message, *, encoded: bool = True) -> Iterator[tuple[P
                 yield from walk_payloads(each, encoded=inside)
 
 
-def encoded_payloads(message: Message) -> Iterator[Payload]:
+def walk_encoded_payloads(message: Message) -> Iterator[Payload]:
     """Yield every payload in a message, at any depth, that has passed through a codec."""
     return (payload for payload, is_encoded in walk_payloads(message) if is_encoded)

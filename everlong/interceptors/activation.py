@@ -27,7 +27,7 @@ from everlong.interceptors.drain import (
     returns_to_drain,
 )
 from everlong.interceptors.headers import answers_operation, ends_workflow, fails_workflow
-from everlong.interceptors.history import Recorded
+from everlong.interceptors.history import RunHistory
 from everlong.interceptors.replay import TAKE, ReplayInterceptor, drop_recorded
 from everlong.interceptors.sdk_internals import (
     HOOKS,
@@ -47,26 +47,26 @@ class ActivationHook:
     time.
     """
 
-    def activating(self, activation: WorkflowActivation) -> None:
+    def before_activation(self, activation: WorkflowActivation) -> None:
         """Take note of an activation that is about to be carried out."""
 
-    def activated(
+    def after_activation(
         self, activation: WorkflowActivation, completion: WorkflowActivationCompletion
     ) -> None:
         """Take note of an activation that has been carried out."""
 
 
-NewHooks: TypeAlias = Callable[[workflow.Info, Recorded], Sequence[ActivationHook]]
+NewHooks: TypeAlias = Callable[[workflow.Info, RunHistory], Sequence[ActivationHook]]
 Evict: TypeAlias = Callable[[str], None]
 """Have a run leave the cache of the worker that has it."""
 
 
-def evict_nothing(run_id: str) -> None:
+def ignore_eviction(run_id: str) -> None:
     """Do nothing: a `Replayer` answers no queries."""
 
 
-def hooked(
-    runner: WorkflowRunner, new_hooks: NewHooks | None, evict: Evict = evict_nothing
+def install_hooks(
+    runner: WorkflowRunner, new_hooks: NewHooks | None, evict: Evict = ignore_eviction
 ) -> WorkflowRunner:
     """Return the runner with hooks, or with none for a `Replayer`.
 
@@ -77,19 +77,19 @@ def hooked(
         details: WorkflowInstanceDetails,
         create: Callable[[WorkflowInstanceDetails], WorkflowInstance],
     ) -> WorkflowInstance:
-        recorded = Recorded()
+        history = RunHistory()
         with sdk_internals.guard(HOOKS):
-            details = _intercepted(details, recorded)
+            details = _add_interceptor(details, history)
         instance = create(details)  # Not guarded: it may raise what a team's own code does.
         if sdk_internals.is_on(HOOKS):
             with sdk_internals.guard(HOOKS):
-                return _with_hooks(instance, recorded, new_hooks, evict)
+                return _wrap_instance(instance, history, new_hooks, evict)
         return instance
 
     return sdk_internals.rebuild_runner(runner, new_instance)
 
 
-def passing_through(runner: WorkflowRunner) -> WorkflowRunner:
+def pass_package_through(runner: WorkflowRunner) -> WorkflowRunner:
     """Return the runner with our package passed through its sandbox, if it has one.
 
     Our modules are deterministic where workflows import them, and costly to import again for each.
@@ -97,7 +97,9 @@ def passing_through(runner: WorkflowRunner) -> WorkflowRunner:
     return sdk_internals.pass_through(runner, "everlong")
 
 
-def _intercepted(details: WorkflowInstanceDetails, recorded: Recorded) -> WorkflowInstanceDetails:
+def _add_interceptor(
+    details: WorkflowInstanceDetails, history: RunHistory
+) -> WorkflowInstanceDetails:
     # The outbound half of the first is the innermost: others have seen the arguments by then.
     classes: list[type[WorkflowInboundInterceptor]] = [
         ReplayInterceptor,
@@ -108,24 +110,24 @@ def _intercepted(details: WorkflowInstanceDetails, recorded: Recorded) -> Workfl
         interceptor_classes=classes,
         extern_functions={
             **details.extern_functions,
-            TAKE: recorded.take,
-            HOLDS_REFS: recorded.holds_refs,
-            CONSUMED_FUNCTION: recorded.consumption.consumed_bytes,
+            TAKE: history.take,
+            HOLDS_REFS: history.holds_refs,
+            CONSUMED_FUNCTION: history.consumption.consumed_bytes,
         },
     )
 
 
-def _with_hooks(
-    instance: WorkflowInstance, recorded: Recorded, new_hooks: NewHooks | None, evict: Evict
+def _wrap_instance(
+    instance: WorkflowInstance, history: RunHistory, new_hooks: NewHooks | None, evict: Evict
 ) -> WorkflowInstance:
     info = instance.get_info()
     # The sandbox creates an instance with attempt -1 to validate a workflow; it never runs.
     if info.attempt == -1:
         return instance
     # This is the task that has just decoded the first activation.
-    recorded.reads = READS.get() or recorded.reads
-    hooks = new_hooks(info, recorded) if new_hooks else ()
-    return _HookedInstance(instance, recorded, hooks, evict)
+    history.reads = READS.get() or history.reads
+    hooks = new_hooks(info, history) if new_hooks else ()
+    return _HookedInstance(instance, history, hooks, evict)
 
 
 @sdk_internals.delegate_rest
@@ -135,15 +137,15 @@ class _HookedInstance(WorkflowInstance):
     def __init__(
         self,
         instance: WorkflowInstance,
-        recorded: Recorded,
+        history: RunHistory,
         hooks: Sequence[ActivationHook],
         evict: Evict,
     ) -> None:
         self._instance = instance
-        self._recorded = recorded
+        self._history = history
         self._hooks = hooks
         self._evict = evict
-        self._run_ahead = RunAhead()
+        self._run_ahead = RunAheadDetector()
         self._task_budget = TaskBudget()
         self._budget = CompletionBudget()
         self._fails = False
@@ -154,28 +156,28 @@ class _HookedInstance(WorkflowInstance):
         self._has_parent = info.parent is not None
 
     def activate(self, act: WorkflowActivation) -> WorkflowActivationCompletion:
-        self._tell(lambda hook: hook.activating(act))
+        self._notify(lambda hook: hook.before_activation(act))
         ahead = settled = False
         with sdk_internals.guard(HOOKS):
             # Alone: a count that lacks an activation would differ from that of a replay.
-            self._recorded.consumption.activating(act)
+            self._history.consumption.count_jobs(act)
         with sdk_internals.guard(HOOKS):
-            if self._recorded.drain is not None:
-                self._recorded.drain.begin(replaying=act.is_replaying)
-            ahead = self._run_ahead.noticed(act)
-            if self._run_ahead.must_leave(act):
+            if self._history.drain is not None:
+                self._history.drain.begin(replaying=act.is_replaying)
+            ahead = self._run_ahead.observe(act)
+            if self._run_ahead.must_evict(act):
                 self._evict(act.run_id)
             # Asked before this activation adds commands of its own.
-            settled = act.is_replaying and self._recorded.holds_all()
+            settled = act.is_replaying and self._history.holds_all()
             if not act.is_replaying:
-                self._recorded.release()
+                self._history.release()
         completion = self._instance.activate(act)
-        self._budget = CompletionBudget(drain=self._recorded.drain)
+        self._budget = CompletionBudget(drain=self._history.drain)
         with sdk_internals.guard(HOOKS):
-            self._recorded.consumption.activated(completion)
+            self._history.consumption.count_accepted_updates(completion)
         with sdk_internals.guard(HOOKS):
             self._complete(act, completion, ahead=ahead, settled=settled)
-        self._tell(lambda hook: hook.activated(act, completion))
+        self._notify(lambda hook: hook.after_activation(act, completion))
         return completion
 
     def _complete(
@@ -188,9 +190,9 @@ class _HookedInstance(WorkflowInstance):
     ) -> None:
         """Drop what history holds from a completion, and set the bounds for encoding the rest."""
         if act.is_replaying:
-            drop_recorded(completion, self._recorded)
+            drop_recorded(completion, self._history)
         self._budget = self._open_budget(act, ahead=ahead, settled=settled)
-        self._budget.drain = self._recorded.drain
+        self._budget.drain = self._history.drain
         self._fails = fails_workflow(completion)
         self._rolls = continues_as_new(completion)
 
@@ -203,7 +205,7 @@ class _HookedInstance(WorkflowInstance):
                 act.history_length, alone=alone, run_id=act.run_id
             )
         # The commands of a run that is ahead are not carried out, so they are not stored either.
-        repeats = act.is_replaying and not self._recorded.went_beyond
+        repeats = act.is_replaying and not self._history.went_beyond
         return self._task_budget.open(
             act.history_length,
             live=not (ahead or act.is_replaying),
@@ -212,7 +214,7 @@ class _HookedInstance(WorkflowInstance):
             run_id=act.run_id,
         )
 
-    def _tell(self, call: Callable[[ActivationHook], None]) -> None:
+    def _notify(self, call: Callable[[ActivationHook], None]) -> None:
         for hook in self._hooks:
             try:
                 call(hook)
@@ -223,7 +225,7 @@ class _HookedInstance(WorkflowInstance):
     def get_serialization_context(self, command_info: Any, *others: Any, **named: Any) -> Any:
         # The SDK asks for this in the task that decodes an activation or encodes the completion,
         # before each payload.
-        READS.set(self._recorded.reads)
+        READS.set(self._history.reads)
         ends = ends_workflow(command_info, self._fails)
         self._budget.leaving = self._answers_operation and ends
         self._budget.returns_to_drain = self._returns_to_drain and ends
@@ -256,14 +258,14 @@ LEGACY_QUERY_ID: Final = "legacy_query"
 _ASIDE: Final = frozenset({"query_workflow", "remove_from_cache"})
 
 
-class RunAhead:
+class RunAheadDetector:
     """Watches the activations of one workflow instance."""
 
     def __init__(self) -> None:
         self._last: tuple[int, int, int] | None = None
         self._is_ahead = False
 
-    def noticed(self, activation: WorkflowActivation) -> bool:
+    def observe(self, activation: WorkflowActivation) -> bool:
         """Whether this activation brings events of a task that has not been started.
 
         The event that starts a task gives it a time and the size of the history. Events without that
@@ -284,7 +286,7 @@ class RunAhead:
             self._is_ahead = self._is_ahead or length > last[0]
         return self._is_ahead
 
-    def must_leave(self, activation: WorkflowActivation) -> bool:
+    def must_evict(self, activation: WorkflowActivation) -> bool:
         """Whether this activation is the query that has run the instance ahead of its history."""
         return self._is_ahead and any(
             job.query_workflow.query_id == LEGACY_QUERY_ID for job in activation.jobs

@@ -34,8 +34,8 @@ from everlong import limits
 from everlong.codecs.budget import ActivityResult
 from everlong.codecs.codec import INLINE_ENCODING, is_held
 from everlong.codecs.composition import OuterCodec
-from everlong.codecs.payloads import encoded_payloads
-from everlong.interceptors.history import Recorded, in_event_loop
+from everlong.codecs.payloads import walk_encoded_payloads
+from everlong.interceptors.history import RunHistory, in_event_loop
 from everlong.interceptors.sdk_internals import WorkflowActivationCompletion
 from everlong.models import DRAIN_HEADER
 
@@ -46,11 +46,11 @@ _PAGE_EVENTS: Final = 256
 _POLL_SECONDS: Final = 0.02
 # A prefetch that was refused has not let the activation wait.
 _REFUSED_SECONDS_MAX: Final = 0.1
-# The name under which workflow code, in its sandbox, finds `Recorded.holds_refs`.
+# The name under which workflow code, in its sandbox, finds `RunHistory.holds_refs`.
 HOLDS_REFS: Final = "__everlong_holds_refs"
 
 
-class Drains:
+class DrainReader:
     """Reads histories for the draining runs of one worker that a prefetch has not read.
 
     With an outer codec no ref can be seen in a history before that layer is removed, which a prefetch
@@ -63,9 +63,9 @@ class Drains:
         self._client = client
         self._slots = asyncio.Semaphore(limits.DRAIN_READS_MAX)
 
-    def watch(self, info: workflow.Info, recorded: Recorded) -> None:
+    def watch(self, info: workflow.Info, history: RunHistory) -> None:
         """Decide for a run, by what its activations and its history hold, whether it drains."""
-        recorded.drain = RunDrain(self, info, recorded)
+        history.drain = RunDrain(self, info, history)
 
     async def read(self, info: workflow.Info, drain: "RunDrain") -> None:
         """Show a run's history to its drain, up to the first ref."""
@@ -86,7 +86,7 @@ class Drains:
         )
         codec = outer.with_context(context)
         try:
-            for payload in encoded_payloads(event):
+            for payload in walk_encoded_payloads(event):
                 if any(map(is_held, await codec.unwrap([payload]))):
                     return True
         except Exception as error:  # noqa: BLE001 - a team's codec may raise anything
@@ -107,10 +107,10 @@ class RunDrain:
     the SDK's workflow threads.
     """
 
-    def __init__(self, drains: Drains, info: workflow.Info, recorded: Recorded) -> None:
+    def __init__(self, drains: DrainReader, info: workflow.Info, history: RunHistory) -> None:
         self._drains = drains
         self._info = info
-        self._recorded = recorded
+        self._history = history
         self._has_ref = False
         self._is_known = False
         self._has_begun = False
@@ -124,8 +124,8 @@ class RunDrain:
             return
         self._has_begun = True
         self._is_known = not replaying
-        recorded = self._recorded
-        refused = recorded.has_ended and recorded.scan_seconds < _REFUSED_SECONDS_MAX
+        history = self._history
+        refused = history.has_ended and history.scan_seconds < _REFUSED_SECONDS_MAX
         reads = refused or self._drains.is_hidden
         if replaying and reads and self._is_unknown and not in_event_loop():
             # As long as a replay waits for a prefetch, so that commands get their header.
@@ -146,7 +146,7 @@ class RunDrain:
     @property
     def holds_refs(self) -> bool:
         """See `Drain`."""
-        return self._has_ref or self._recorded.reads.held > 0
+        return self._has_ref or self._history.reads.held > 0
 
     @property
     def is_draining(self) -> bool:
@@ -155,7 +155,7 @@ class RunDrain:
 
     @property
     def _is_unknown(self) -> bool:
-        is_read = self._recorded.is_complete and not self._drains.is_hidden
+        is_read = self._history.is_complete and not self._drains.is_hidden
         return not (self.holds_refs or self._is_known or is_read)
 
     async def decide(self) -> bool:
@@ -178,7 +178,7 @@ class RunDrain:
 
     async def _read(self) -> None:
         # Set by the prefetch and by an earlier reader, in other tasks and threads.
-        while self._is_unknown and (self._is_reading or not self._recorded.has_ended):  # noqa: ASYNC110
+        while self._is_unknown and (self._is_reading or not self._history.has_ended):  # noqa: ASYNC110
             await asyncio.sleep(_POLL_SECONDS)
         if self._is_unknown:
             self._is_reading = True
@@ -198,10 +198,10 @@ class DrainInterceptor(worker.Interceptor):
     ) -> worker.ActivityInboundInterceptor:
         """See `temporalio.worker.Interceptor`."""
         # Called in the task that encodes the result. Interceptors may run what follows in another.
-        return _Receiver(next, ActivityResult.current())
+        return _ResultInbound(next, ActivityResult.current())
 
 
-class _Receiver(worker.ActivityInboundInterceptor):
+class _ResultInbound(worker.ActivityInboundInterceptor):
     def __init__(
         self, following: worker.ActivityInboundInterceptor, result: ActivityResult
     ) -> None:
@@ -218,7 +218,7 @@ def holds_ref(event: HistoryEvent) -> bool:
     """Return whether a payload of an event lies in the store, or would be large if it were plain."""
     # A search in bytes takes microseconds; most events end here. A ref's encoding begins with it too.
     return INLINE_ENCODING in event.SerializeToString() and any(
-        map(is_held, encoded_payloads(event))
+        map(is_held, walk_encoded_payloads(event))
     )
 
 
@@ -229,7 +229,7 @@ def mark_result(call: Any) -> Any:
     return dataclasses.replace(call, headers={**call.headers, DRAIN_HEADER: _YES})
 
 
-def passed_on(headers: Mapping[str, Payload]) -> dict[str, Payload]:
+def keep_drain_header(headers: Mapping[str, Payload]) -> dict[str, Payload]:
     """Return the headers of a run that continues this one: its result goes where this one's would."""
     mark = workflow.info().headers.get(DRAIN_HEADER)
     return {**headers, DRAIN_HEADER: mark} if mark is not None else dict(headers)

@@ -19,63 +19,63 @@ from everlong.interceptors import sdk_internals
 from everlong.interceptors.sdk_internals import WorkflowActivationCompletion
 from everlong.models import AGENT_WORKFLOW, DECIDE_UPDATE, SEND_UPDATE, SENT, Sent
 from everlong.models.thread_ids import check_new_id
-from everlong.telemetry.spans import traceparent
+from everlong.telemetry.spans import format_traceparent
 
-HEADER: Final = "everlong-sent"
+SENT_HEADER: Final = "everlong-sent"
 _UPDATES: Final = frozenset({SEND_UPDATE, DECIDE_UPDATE})
 _SENT: Final = TypeAdapter(Sent)
 
 
-class SentInterceptor(client.Interceptor, worker.Interceptor):
+class SentTimeInterceptor(client.Interceptor, worker.Interceptor):
     """Puts the header there, and reads it."""
 
     def intercept_client(self, next: client.OutboundInterceptor) -> client.OutboundInterceptor:  # noqa: A002
         """See `temporalio.client.Interceptor`."""
-        return _Sending(next)
+        return _SentTimeOutbound(next)
 
     def workflow_interceptor_class(
         self,
         input: worker.WorkflowInterceptorClassInput,  # noqa: A002
     ) -> type[worker.WorkflowInboundInterceptor]:
         """See `temporalio.worker.Interceptor`."""
-        return _Receiving
+        return _SentTimeInbound
 
 
-class _Sending(client.OutboundInterceptor):
+class _SentTimeOutbound(client.OutboundInterceptor):
     async def start_workflow_update(
         self,
         input: client.StartWorkflowUpdateInput,  # noqa: A002
     ) -> client.WorkflowUpdateHandle[Any]:
-        return await super().start_workflow_update(_marked(input))
+        return await super().start_workflow_update(_add_sent_header(input))
 
     async def start_update_with_start_workflow(
         self,
         input: client.StartWorkflowUpdateWithStartInput,  # noqa: A002
     ) -> client.WorkflowUpdateHandle[Any]:
-        input.update_workflow_input = _marked(input.update_workflow_input)
+        input.update_workflow_input = _add_sent_header(input.update_workflow_input)
         return await super().start_update_with_start_workflow(input)
 
 
-class _Receiving(worker.WorkflowInboundInterceptor):
+class _SentTimeInbound(worker.WorkflowInboundInterceptor):
     async def handle_update_handler(self, input: worker.HandleUpdateInput) -> Any:  # noqa: A002
         # Not reset: each update has a task and a context of its own. A run that is evicted ends its
         # handlers in another context, where a reset fails.
-        SENT.set(_sent(input.headers))
+        SENT.set(_read_sent_header(input.headers))
         return await super().handle_update_handler(input)
 
 
-def _marked(update: Any) -> Any:
+def _add_sent_header(update: Any) -> Any:
     if update.update not in _UPDATES:
         return update
     place = trace.get_current_span().get_span_context()
-    sent = Sent(ms=time.time_ns() // 1_000_000, trace=traceparent(place))
+    sent = Sent(ms=time.time_ns() // 1_000_000, trace=format_traceparent(place))
     payload = Payload(metadata={"encoding": b"json/plain"}, data=_SENT.dump_json(sent))
-    return dataclasses.replace(update, headers={**update.headers, HEADER: payload})
+    return dataclasses.replace(update, headers={**update.headers, SENT_HEADER: payload})
 
 
-def _sent(headers: Mapping[str, Payload]) -> Sent | None:
+def _read_sent_header(headers: Mapping[str, Payload]) -> Sent | None:
     """Return what a header says; nothing for one that is missing or not ours to read."""
-    payload = headers.get(HEADER)
+    payload = headers.get(SENT_HEADER)
     if payload is None:
         return None
     try:
@@ -90,7 +90,7 @@ def _sent(headers: Mapping[str, Payload]) -> Sent | None:
 # workflow, the server copies that workflow's result, as it is encoded, into the caller's history. Such
 # a workflow is marked by a header when it is started, and the mark follows it over continue-as-new.
 #
-MARK: Final = "everlong-nexus"
+NEXUS_HEADER: Final = "everlong-nexus"
 _YES: Final = Payload(metadata={"encoding": b"json/plain"}, data=b"true")
 
 
@@ -99,28 +99,28 @@ class NexusInterceptor(client.Interceptor):
 
     def intercept_client(self, next: client.OutboundInterceptor) -> client.OutboundInterceptor:  # noqa: A002
         """See `temporalio.client.Interceptor`."""
-        return _Marking(next)
+        return _NexusMarkOutbound(next)
 
 
-class _Marking(client.OutboundInterceptor):
+class _NexusMarkOutbound(client.OutboundInterceptor):
     async def start_workflow(
         self,
         input: client.StartWorkflowInput,  # noqa: A002
     ) -> client.WorkflowHandle[Any, Any]:
         if sdk_internals.starts_for_operation():
-            input = dataclasses.replace(input, headers={**input.headers, MARK: _YES})  # noqa: A001
+            input = dataclasses.replace(input, headers={**input.headers, NEXUS_HEADER: _YES})  # noqa: A001
         return await super().start_workflow(input)
 
 
-def passed_on(headers: Mapping[str, Payload]) -> dict[str, Payload]:
+def keep_nexus_header(headers: Mapping[str, Payload]) -> dict[str, Payload]:
     """Return the headers of a run that continues this one, with its mark if it has one."""
-    mark = workflow.info().headers.get(MARK)
-    return {**headers, MARK: mark} if mark is not None else dict(headers)
+    mark = workflow.info().headers.get(NEXUS_HEADER)
+    return {**headers, NEXUS_HEADER: mark} if mark is not None else dict(headers)
 
 
 def answers_operation(info: workflow.Info) -> bool:
     """Tell whether a workflow's result goes to the caller of a Nexus operation."""
-    return MARK in info.headers
+    return NEXUS_HEADER in info.headers
 
 
 def fails_workflow(completion: WorkflowActivationCompletion) -> bool:
@@ -142,15 +142,15 @@ def ends_workflow(command_info: Any, fails: bool) -> bool:
 # A client without the plugin, and Temporal's command line, start threads under any id; those are opened
 # and governed all the same.
 #
-class StartInterceptor(client.Interceptor):
+class ThreadIdInterceptor(client.Interceptor):
     """Refuses to start a thread under an id that a new thread may not have."""
 
     def intercept_client(self, next: client.OutboundInterceptor) -> client.OutboundInterceptor:  # noqa: A002
         """See `temporalio.client.Interceptor`."""
-        return _Starts(next)
+        return _ThreadIdOutbound(next)
 
 
-class _Starts(client.OutboundInterceptor):
+class _ThreadIdOutbound(client.OutboundInterceptor):
     async def start_workflow(
         self,
         input: client.StartWorkflowInput,  # noqa: A002

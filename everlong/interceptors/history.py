@@ -19,7 +19,7 @@ from temporalio.api.enums.v1 import WorkflowTaskFailedCause
 from temporalio.api.history.v1 import HistoryEvent
 
 from everlong.codecs.budget import Drain
-from everlong.codecs.payloads import encoded_payloads
+from everlong.codecs.payloads import walk_encoded_payloads
 from everlong.interceptors.last_worker import LastWorker
 from everlong.interceptors.sdk_internals import (
     WorkflowActivation,
@@ -66,7 +66,7 @@ _COMMANDS: Final = {command for command, _ in _EVENTS.values()}
 
 
 @dataclasses.dataclass
-class Tasks:
+class PendingTask:
     """What a history says of the workflow task that is under way, and of those before it."""
 
     scheduled_ns: int = 0
@@ -79,7 +79,7 @@ class Tasks:
     timed_out: bool = False
     """Whether the worker of a try was gone, or died during it."""
 
-    def after(self, event: HistoryEvent) -> "Tasks":
+    def advance(self, event: HistoryEvent) -> "PendingTask":
         """Return what is known after one more event."""
         kind = event.WhichOneof("attributes")
         if kind == "workflow_task_scheduled_event_attributes":
@@ -98,11 +98,11 @@ class Tasks:
             self.timed_out = True
             self.attempt += 1
         elif kind == "workflow_task_completed_event_attributes":
-            return Tasks()
+            return PendingTask()
         return self
 
 
-class Recorded:
+class RunHistory:
     """The events of one run that commands led to, as far as they have been read.
 
     Filled in the worker's event loop, asked in the SDK's workflow threads. The counters are kept for
@@ -119,7 +119,7 @@ class Recorded:
         self._complete = False
         self.went_beyond = False
         """Whether a command was issued that history does not have: it will be sent."""
-        self.tasks = Tasks()
+        self.task = PendingTask()
         self.reads = Reads()
         """What the workflow's own payloads took to read."""
         self.prefetched = Reads()
@@ -135,14 +135,14 @@ class Recorded:
         self.drain: Drain | None = None
         """Where the worker has `mode="read"`: whether the run goes on offloading."""
 
-    def note(self, event: HistoryEvent) -> None:
+    def add(self, event: HistoryEvent) -> None:
         """Count an event of the history."""
         if self.drain is not None:
             self.drain.note(event)
-        self.tasks = self.tasks.after(event)
+        self.task = self.task.advance(event)
         kind = event.WhichOneof("attributes")
         if kind is not None:
-            self.last_worker.note(kind, event)
+            self.last_worker.add_event(kind, event)
         events = self._events
         if events is not None and kind in _EVENTS:
             command, id_of = _EVENTS[kind]
@@ -159,11 +159,11 @@ class Recorded:
 
         Empty if neither tells: then it depends on what became of the last worker.
         """
-        if self.tasks.timed_out:
+        if self.task.timed_out:
             return "crash"
-        if self.tasks.was_reset:
+        if self.task.was_reset:
             return "reset"
-        if self.tasks.failed:
+        if self.task.failed:
             return "failure"
         if self.last_worker.is_closed:
             return "closed"
@@ -221,7 +221,7 @@ class Recorded:
     def release(self) -> None:
         """Drop the counters: the replay is over.
 
-        If Core should replay to this instance again, no command counts as recorded. So their values
+        If Core should replay to this instance again, no command counts as history. So their values
         are kept, and Core discards what it does not need.
         """
         if self._events is not None:
@@ -263,21 +263,21 @@ class Consumption:
         """Return the bytes up to and including the activation that is being carried out."""
         return self._bytes
 
-    def activating(self, activation: WorkflowActivation) -> None:
+    def count_jobs(self, activation: WorkflowActivation) -> None:
         """Count what an activation is about to hand over."""
         self._offered = {}
         for job in activation.jobs:
             kind = job.WhichOneof("variant")
             if kind is None or kind in _NOT_CONSUMED:
                 continue
-            size_bytes = sum(len(each.data) for each in encoded_payloads(getattr(job, kind)))
+            size_bytes = sum(len(each.data) for each in walk_encoded_payloads(getattr(job, kind)))
             if kind == "do_update":
                 # A rejected update leaves no event: a replay would not count it.
                 self._offered[job.do_update.protocol_instance_id] = size_bytes
             else:
                 self._bytes += size_bytes
 
-    def activated(self, completion: WorkflowActivationCompletion) -> None:
+    def count_accepted_updates(self, completion: WorkflowActivationCompletion) -> None:
         """Count the updates that were accepted."""
         for command in completion.successful.commands:
             if command.HasField("update_response") and command.update_response.HasField("accepted"):

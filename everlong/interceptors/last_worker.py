@@ -69,7 +69,7 @@ class LastWorker:
     _queue: TaskQueue | None = None
     _queue_owner: str = ""
 
-    def note(self, kind: str, event: HistoryEvent) -> None:
+    def add_event(self, kind: str, event: HistoryEvent) -> None:
         """Take in the next event; `kind` names its attributes."""
         if kind == "workflow_task_completed_event_attributes":
             completed = event.workflow_task_completed_event_attributes
@@ -126,7 +126,7 @@ class WorkerLookup:
             return False
         if worker.version != self._this_worker.version:
             return False  # A rollout: the old worker may well be alive.
-        answer = self._answer(name)
+        answer = self._get_answer(name)
         async with answer.lock:
             if time.monotonic() - answer.asked_at >= _KEPT_SECONDS:
                 async with self._requests:
@@ -135,7 +135,7 @@ class WorkerLookup:
                 answer.asked_at = asked_at
             return answer.is_lost
 
-    def _answer(self, name: str) -> _Answer:
+    def _get_answer(self, name: str) -> _Answer:
         """Return what is known of a worker. The least recently used answers are dropped."""
         answer = self._answers.pop(name, _Answer())
         self._answers[name] = answer

@@ -18,9 +18,9 @@ from temporalio.client import Client
 from temporalio.converter import SerializationContext, WorkflowSerializationContext
 
 from everlong import limits
-from everlong.codecs.payloads import encoded_payloads
+from everlong.codecs.payloads import walk_encoded_payloads
 from everlong.interceptors.activation import ActivationHook
-from everlong.interceptors.history import Recorded, in_event_loop
+from everlong.interceptors.history import RunHistory, in_event_loop
 from everlong.interceptors.last_worker import ThisWorker, WorkerLookup
 from everlong.interceptors.sdk_internals import WorkflowActivation
 from everlong.storage.counting import READS
@@ -76,13 +76,13 @@ class Prefetcher:
         # A set of their own: look-ups wait for the server, and must not keep others from prefetching.
         self._lookups: set[asyncio.Task[bool]] = set()
 
-    def start(self, workflow_id: str, run_id: str, recorded: Recorded) -> None:
+    def start(self, workflow_id: str, run_id: str, history: RunHistory) -> None:
         """Begin to read the history of a run, and to fetch what its replay will consume."""
         if len(self._tasks) >= limits.PREFETCHES_MAX:
-            recorded.finish(complete=False)
-            recorded.settle_worker(is_lost=False)
+            history.finish(complete=False)
+            history.settle_worker(is_lost=False)
             return
-        task = asyncio.create_task(self._run(workflow_id, run_id, recorded))
+        task = asyncio.create_task(self._run(workflow_id, run_id, history))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -92,19 +92,19 @@ class Prefetcher:
         await _cancel(self._tasks)
         await _cancel(self._lookups)
 
-    async def _run(self, workflow_id: str, run_id: str, recorded: Recorded) -> None:
-        READS.set(recorded.prefetched)
+    async def _run(self, workflow_id: str, run_id: str, history: RunHistory) -> None:
+        READS.set(history.prefetched)
         try:
             async with asyncio.timeout(limits.PREFETCH_SECONDS_MAX):
-                await self._fetch(workflow_id, run_id, recorded)
+                await self._fetch(workflow_id, run_id, history)
         except Exception as error:  # noqa: BLE001 - the decode meets the same fault, and reports it
             logger.debug("a prefetch ended early: %s", type(error).__name__)
         finally:
-            recorded.finish(complete=recorded.is_complete)
-            if not recorded.is_complete:  # Else a look-up has been started.
-                recorded.settle_worker(is_lost=False)
+            history.finish(complete=history.is_complete)
+            if not history.is_complete:  # Else a look-up has been started.
+                history.settle_worker(is_lost=False)
 
-    async def _fetch(self, workflow_id: str, run_id: str, recorded: Recorded) -> None:
+    async def _fetch(self, workflow_id: str, run_id: str, history: RunHistory) -> None:
         slots = asyncio.Semaphore(limits.STORE_READS_MAX)
         left_bytes = limits.PREFETCH_BYTES_MAX
         warmer = self._warmer.with_context(
@@ -116,11 +116,11 @@ class Prefetcher:
             async with slots:
                 if left_bytes <= 0:
                     return
-                recorded.prefetched.blobs += 1
+                history.prefetched.blobs += 1
                 try:
                     taken_bytes = await warmer.warm(payload)
                     if taken_bytes is None:
-                        recorded.prefetched.blobs -= 1
+                        history.prefetched.blobs -= 1
                     else:
                         left_bytes -= taken_bytes
                 except Exception as error:  # noqa: BLE001 - an outer codec may raise anything
@@ -130,32 +130,32 @@ class Prefetcher:
         handle = self.client.get_workflow_handle(workflow_id, run_id=run_id)
         async with asyncio.TaskGroup() as fetches:
             async for event in handle.fetch_history_events(page_size=_PAGE_EVENTS):
-                recorded.note(event)
-                for payload in consumed_payloads(event):
+                history.add(event)
+                for payload in walk_consumed_payloads(event):
                     if warmer.is_wanted(payload):
                         fetches.create_task(one(payload))
-            recorded.finish(complete=True)
-            self._start_lookup(recorded)
+            history.finish(complete=True)
+            self._start_lookup(history)
 
-    def _start_lookup(self, recorded: Recorded) -> None:
+    def _start_lookup(self, history: RunHistory) -> None:
         """Begin to find out what became of the run's last worker, if the history does not say."""
-        if recorded.cause or len(self._lookups) >= limits.LOOKUPS_MAX:
-            recorded.settle_worker(is_lost=False)
+        if history.cause or len(self._lookups) >= limits.LOOKUPS_MAX:
+            history.settle_worker(is_lost=False)
             return
 
         def settle(ended: asyncio.Task[bool]) -> None:
             # Here and not in the task, which may be cancelled before it has begun.
             self._lookups.discard(ended)
-            recorded.settle_worker(is_lost=not ended.cancelled() and ended.result())
+            history.settle_worker(is_lost=not ended.cancelled() and ended.result())
 
-        task = asyncio.create_task(self._look_up(recorded))
+        task = asyncio.create_task(self._look_up(history))
         self._lookups.add(task)
         task.add_done_callback(settle)
 
-    async def _look_up(self, recorded: Recorded) -> bool:
+    async def _look_up(self, history: RunHistory) -> bool:
         try:
             async with asyncio.timeout(limits.LOOKUP_SECONDS_MAX):
-                return await self._workers.is_lost(recorded.last_worker)
+                return await self._workers.is_lost(history.last_worker)
         except Exception as error:  # noqa: BLE001 - the cause is not known, and the resume goes on
             logger.debug("the look-up of a run's last worker ended early: %s", type(error).__name__)
             return False
@@ -171,27 +171,27 @@ async def _cancel(tasks: Collection[asyncio.Task[Any]]) -> None:
 class PrefetchHook(ActivationHook):
     """Starts the prefetch when the first activation of an instance replays."""
 
-    def __init__(self, prefetcher: Prefetcher, info: workflow.Info, recorded: Recorded) -> None:
+    def __init__(self, prefetcher: Prefetcher, info: workflow.Info, history: RunHistory) -> None:
         self._prefetcher = prefetcher
         self._info = info
-        self._recorded = recorded
+        self._history = history
         self._loop = asyncio.get_running_loop()
         self._first = True
 
-    def activating(self, activation: WorkflowActivation) -> None:
+    def before_activation(self, activation: WorkflowActivation) -> None:
         """See `ActivationHook`."""
         if self._first and activation.is_replaying:
             self._loop.call_soon_threadsafe(
-                self._prefetcher.start, self._info.workflow_id, self._info.run_id, self._recorded
+                self._prefetcher.start, self._info.workflow_id, self._info.run_id, self._history
             )
             if not in_event_loop():
                 # What is not known to be in history by then is converted again, and not dropped.
-                self._recorded.wait(limits.HISTORY_SECONDS_MAX)
+                self._history.wait(limits.HISTORY_SECONDS_MAX)
         self._first = False
 
 
-def consumed_payloads(event: HistoryEvent) -> Iterator[Payload]:
+def walk_consumed_payloads(event: HistoryEvent) -> Iterator[Payload]:
     """Yield the payloads of an event that a replay decodes."""
     kind = event.WhichOneof("attributes")
     if kind in _CONSUMED:
-        yield from encoded_payloads(getattr(event, kind))
+        yield from walk_encoded_payloads(getattr(event, kind))

@@ -21,13 +21,13 @@ from temporalio.worker import (
     WorkflowOutboundInterceptor,
 )
 
-from everlong.codecs.payloads import encoded_payloads
+from everlong.codecs.payloads import walk_encoded_payloads
 from everlong.interceptors import drain, sdk_internals
-from everlong.interceptors.headers import passed_on
-from everlong.interceptors.history import Recorded
+from everlong.interceptors.headers import keep_nexus_header
+from everlong.interceptors.history import RunHistory
 from everlong.interceptors.sdk_internals import WorkflowActivationCompletion
 
-# The name under which workflow code, in its sandbox, finds `Recorded.take`.
+# The name under which workflow code, in its sandbox, finds `RunHistory.take`.
 TAKE: Final = "__everlong_take"
 # Those whose arguments the interceptor drops. Of what is left of them, nothing is dropped later.
 _INTERCEPTED: Final = {
@@ -44,10 +44,10 @@ class ReplayInterceptor(WorkflowInboundInterceptor):
 
     def init(self, outbound: WorkflowOutboundInterceptor) -> None:
         """See `WorkflowInboundInterceptor`."""
-        super().init(_DropWhileReplaying(outbound))
+        super().init(_ReplayOutbound(outbound))
 
 
-class _DropWhileReplaying(WorkflowOutboundInterceptor):
+class _ReplayOutbound(WorkflowOutboundInterceptor):
     """Drops the arguments that go out. What other interceptors see of them is untouched."""
 
     def start_activity(self, input: StartActivityInput) -> workflow.ActivityHandle[Any]:  # noqa: A002
@@ -55,7 +55,7 @@ class _DropWhileReplaying(WorkflowOutboundInterceptor):
         # Asked first: without ids of its own, all activities are left to `drop_recorded`.
         next_id = sdk_internals.next_activity_id()
         if sdk_internals.is_on(sdk_internals.ACTIVITY_IDS):
-            input = _dropped(input, "schedule_activity", input.activity_id or next_id)  # noqa: A001
+            input = _drop_args(input, "schedule_activity", input.activity_id or next_id)  # noqa: A001
         return super().start_activity(input)
 
     def start_local_activity(
@@ -69,23 +69,23 @@ class _DropWhileReplaying(WorkflowOutboundInterceptor):
         input: StartChildWorkflowInput,  # noqa: A002
     ) -> workflow.ChildWorkflowHandle[Any, Any]:
         marked = drain.mark_result(input)
-        child = _dropped(marked, "start_child_workflow_execution", input.id)
+        child = _drop_args(marked, "start_child_workflow_execution", input.id)
         return await super().start_child_workflow(child)
 
     def continue_as_new(self, input: ContinueAsNewInput) -> NoReturn:  # noqa: A002
-        dropped = _dropped(input, "continue_as_new_workflow_execution", "", memo=None)
-        headers = drain.passed_on(passed_on(input.headers))
+        dropped = _drop_args(input, "continue_as_new_workflow_execution", "", memo=None)
+        headers = drain.keep_drain_header(keep_nexus_header(input.headers))
         super().continue_as_new(dataclasses.replace(dropped, headers=headers))
 
 
-def _dropped(call: Any, command: str, command_id: str, **beside: None) -> Any:
+def _drop_args(call: Any, command: str, command_id: str, **beside: None) -> Any:
     if not workflow.unsafe.is_replaying():
         return call
-    recorded = workflow.extern_functions()[TAKE](command, command_id)
-    return dataclasses.replace(call, args=[], **beside) if recorded else call
+    is_recorded = workflow.extern_functions()[TAKE](command, command_id)
+    return dataclasses.replace(call, args=[], **beside) if is_recorded else call
 
 
-def drop_recorded(completion: WorkflowActivationCompletion, recorded: Recorded) -> None:
+def drop_recorded(completion: WorkflowActivationCompletion, history: RunHistory) -> None:
     """Take out what history holds and no outbound interceptor sees: results, failures, memos."""
     intercepted = _INTERCEPTED
     if not sdk_internals.is_on(sdk_internals.ACTIVITY_IDS):
@@ -94,6 +94,6 @@ def drop_recorded(completion: WorkflowActivationCompletion, recorded: Recorded) 
     for command in completion.successful.commands:
         if command.WhichOneof("variant") in intercepted:
             continue
-        if recorded.take_command(command):
-            for payload in encoded_payloads(command):
+        if history.take_command(command):
+            for payload in walk_encoded_payloads(command):
                 payload.CopyFrom(_NOTHING)

@@ -5,7 +5,7 @@ not (`live`), with a query that it answers (`query`), or because the worker drop
 before it got there (`evicted`). A first execution and a warm step are not resumes.
 
 What caused a resume is kept apart from what it served, which is how it ends: a query may be the first
-to reach a thread after a crash. The causes are those of `Recorded.cause`; if that is empty, `crash` if
+to reach a thread after a crash. The causes are those of `RunHistory.cause`; if that is empty, `crash` if
 the run's last worker was lost (`last_worker`), else `new_worker`.
 
 The parts of a resume are children of its span, one after another, and together they are the span:
@@ -28,7 +28,7 @@ from temporalio import workflow
 from temporalio.api.enums.v1 import ContinueAsNewInitiator
 
 from everlong.interceptors.activation import ActivationHook
-from everlong.interceptors.history import Recorded
+from everlong.interceptors.history import RunHistory
 from everlong.interceptors.sdk_internals import (
     InitializeWorkflow,
     WorkflowActivation,
@@ -36,7 +36,7 @@ from everlong.interceptors.sdk_internals import (
 )
 from everlong.models import AGENT_WORKFLOW
 from everlong.telemetry import Spans, Telemetry
-from everlong.telemetry.resumes import Recent, Resumed
+from everlong.telemetry.resumes import RecentRuns, ResumeSummary
 from everlong.telemetry.spans import (
     AGENT,
     CONTINUE_AS_NEW,
@@ -44,7 +44,7 @@ from everlong.telemetry.spans import (
     RUN,
     THREAD,
     Attributes,
-    TurnPart,
+    TurnSpan,
 )
 
 # The server's clock may be off from ours. A task that seems to have started longer ago than any
@@ -68,47 +68,47 @@ class _Times:
 
 
 @dataclasses.dataclass(frozen=True)
-class Resumes:
+class ResumeLog:
     """What a worker remembers of resumes, for all runs."""
 
     telemetry: Telemetry
-    evicted: Recent[bool] = dataclasses.field(default_factory=Recent)
+    evicted: RecentRuns[bool] = dataclasses.field(default_factory=RecentRuns)
     """Runs that this worker had, and dropped."""
-    last: Recent[Resumed] = dataclasses.field(default_factory=Recent)
+    last: RecentRuns[ResumeSummary] = dataclasses.field(default_factory=RecentRuns)
     """The last resume of a run, for the run to publish and to journal."""
 
 
 class ResumeHook(ActivationHook):
     """Watches one workflow instance and emits its resume span, if it is a resume."""
 
-    def __init__(self, resumes: Resumes, info: workflow.Info, recorded: Recorded) -> None:
+    def __init__(self, resumes: ResumeLog, info: workflow.Info, history: RunHistory) -> None:
         self._resumes = resumes
         self._info = info
-        self._recorded = recorded
-        recorded.was_evicted = bool(resumes.evicted.take(info.run_id))
+        self._history = history
+        history.was_evicted = bool(resumes.evicted.pop(info.run_id))
         # The first payloads have been read by now.
-        self._arrived_ns = time.time_ns() - int(recorded.reads.seconds * 1e9)
-        self._first_misses = recorded.reads.misses
+        self._arrived_ns = time.time_ns() - int(history.reads.seconds * 1e9)
+        self._first_misses = history.reads.misses
         self._activating_ns = 0
         self._events_replayed = 0
         self._activations_replayed = 0
         self._agent = ""
         self._done = False
 
-    def activating(self, activation: WorkflowActivation) -> None:
+    def before_activation(self, activation: WorkflowActivation) -> None:
         """See `ActivationHook`."""
         self._activating_ns = time.time_ns()
         for job in activation.jobs:
             if activation.is_replaying and job.HasField("initialize_workflow"):
-                self._agent = started_with(job.initialize_workflow).agent
+                self._agent = parse_start(job.initialize_workflow).agent
 
-    def activated(
+    def after_activation(
         self, activation: WorkflowActivation, completion: WorkflowActivationCompletion
     ) -> None:
         """See `ActivationHook`."""
         jobs = {job.WhichOneof("variant") for job in activation.jobs}
         if jobs == {"remove_from_cache"}:
-            self._resumes.evicted.note(self._info.run_id, True)
+            self._resumes.evicted.put(self._info.run_id, True)
         if self._done:
             return
         if jobs == {"remove_from_cache"}:
@@ -129,11 +129,11 @@ class ResumeHook(ActivationHook):
         attributes = self._attributes(end, activation, times)
 
         def emit(is_worker_lost: bool) -> None:
-            cause = self._recorded.cause or ("crash" if is_worker_lost else "new_worker")
+            cause = self._history.cause or ("crash" if is_worker_lost else "new_worker")
             self._emit(end, cause, attributes, times)
 
-        lost = self._recorded.is_worker_lost
-        if self._recorded.cause or end == "evicted":
+        lost = self._history.is_worker_lost
+        if self._history.cause or end == "evicted":
             emit(lost.done() and lost.result())
         else:
             # Mostly it is known by now. If not, the event loop emits the span once it is.
@@ -141,9 +141,9 @@ class ResumeHook(ActivationHook):
 
     def _emit(self, end: str, cause: str, attributes: Attributes, times: _Times) -> None:
         telemetry = self._resumes.telemetry
-        own = identity(self._info, self._agent)
+        own = build_run_attributes(self._info, self._agent)
         run_id = self._info.run_id
-        links = telemetry.spans.links_to(self._info.continued_run_id or "")
+        links = telemetry.spans.link_previous_run(self._info.continued_run_id or "")
         at_ns = times.started_ns
         if times.queued_ns:
             queue = telemetry.spans.start(
@@ -169,16 +169,16 @@ class ResumeHook(ActivationHook):
         telemetry.meters.record("everlong.resume.duration", seconds, labels, context)
         if end != "evicted":
             # After a query too: the next step finds the thread in memory and is no resume.
-            resumed = Resumed(seconds * 1000, cause, self._events_replayed)
-            self._resumes.last.note(self._info.run_id, resumed)
+            resumed = ResumeSummary(seconds * 1000, cause, self._events_replayed)
+            self._resumes.last.put(self._info.run_id, resumed)
 
     def _times(self, end: str, activation: WorkflowActivation, ended_ns: int) -> _Times:
         started_ns = self._started_ns(activation) if end == "live" else self._arrived_ns
-        scheduled_ns = self._recorded.tasks.scheduled_ns if end == "live" else 0
+        scheduled_ns = self._history.task.scheduled_ns if end == "live" else 0
         live_ns = ended_ns if end == "evicted" else self._activating_ns
         left_ns = live_ns - self._arrived_ns
-        read_ns = min(int(self._recorded.reads.seconds * 1e9), left_ns)
-        scan_ns = min(int(self._recorded.scan_seconds * 1e9), left_ns - read_ns)
+        read_ns = min(int(self._history.reads.seconds * 1e9), left_ns)
+        scan_ns = min(int(self._history.scan_seconds * 1e9), left_ns - read_ns)
         return _Times(
             queued_ns=max(0, started_ns - scheduled_ns) if scheduled_ns else 0,
             started_ns=started_ns,
@@ -201,15 +201,15 @@ class ResumeHook(ActivationHook):
         return started_ns if is_sound else self._arrived_ns
 
     def _attributes(self, end: str, activation: WorkflowActivation, times: _Times) -> Attributes:
-        recorded, reads = self._recorded, self._recorded.reads
-        tasks, prefetched = recorded.tasks, recorded.prefetched
+        history, reads = self._history, self._history.reads
+        task, prefetched = history.task, history.prefetched
         # What is read ahead is in the cache when the replay asks for it. Neither that, nor what the
         # first payloads have put there, was in the cache when the resume began.
         again = prefetched.hits + prefetched.misses
         hits = prefetched.hits - self._first_misses if again else 0
         return {
             f"{RESUME}.end": end,
-            f"{RESUME}.attempt": tasks.attempt,
+            f"{RESUME}.attempt": task.attempt,
             f"{RESUME}.events": self._events_replayed,
             f"{RESUME}.activations": self._activations_replayed,
             f"{RESUME}.history_bytes": activation.history_size_bytes,
@@ -233,7 +233,7 @@ class ResumeHook(ActivationHook):
 # is tried again tells of the same spans.
 #
 @dataclasses.dataclass(frozen=True)
-class Started:
+class StartArgument:
     """What a thread's run was started with, as far as spans have to know."""
 
     agent: str = ""
@@ -245,25 +245,25 @@ class Started:
     """The run before the last."""
 
 
-def started_with(init: InitializeWorkflow) -> Started:
+def parse_start(init: InitializeWorkflow) -> StartArgument:
     """Read the argument of a thread's run. Of another workflow, or in another form, nothing is known."""
     if init.workflow_type != AGENT_WORKFLOW or not init.arguments:
-        return Started()
+        return StartArgument()
     try:
         start: dict[str, Any] = json.loads(init.arguments[0].data)
         state: dict[str, Any] = start.get("state") or {}
         answered = int((state.get("counters") or {}).get("answered", 0))
-        return Started(
+        return StartArgument(
             agent=str(start["agent"]),
             turn_number=answered + 1 if state.get("in_turn") else 0,
             turn_ms=int(state.get("turn_ms", 0)),
             carried_after=str(state.get("carried_after", "")),
         )
     except (ValueError, TypeError, KeyError, AttributeError):
-        return Started()  # A team's converter writes no JSON.
+        return StartArgument()  # A team's converter writes no JSON.
 
 
-def identity(info: workflow.Info, agent: str) -> Attributes:
+def build_run_attributes(info: workflow.Info, agent: str) -> Attributes:
     """Return the attributes by which a run's spans are found."""
     found = {
         THREAD: info.workflow_id,
@@ -273,7 +273,7 @@ def identity(info: workflow.Info, agent: str) -> Attributes:
     return {**found, AGENT: agent} if agent else found
 
 
-class RollHook(ActivationHook):
+class ContinueAsNewHook(ActivationHook):
     """Watches for the first activation of a run that continues another."""
 
     def __init__(self, spans: Spans, info: workflow.Info) -> None:
@@ -281,7 +281,7 @@ class RollHook(ActivationHook):
         self._info = info
         self._first = True
 
-    def activating(self, activation: WorkflowActivation) -> None:
+    def before_activation(self, activation: WorkflowActivation) -> None:
         """See `ActivationHook`."""
         if self._first and not activation.is_replaying:
             for job in activation.jobs:
@@ -298,11 +298,11 @@ class RollHook(ActivationHook):
             return
         now_ns = time.time_ns()
         began_ns = min(init.start_time.ToNanoseconds(), now_ns)
-        started = started_with(init)
+        started = parse_start(init)
         span = self._spans.start(
             CONTINUE_AS_NEW,
             {
-                **identity(self._info, started.agent),
+                **build_run_attributes(self._info, started.agent),
                 RUN: last_run,
                 "everlong.next_run.id": self._info.run_id,
                 "everlong.continue_as_new.bytes": sum(len(each.data) for each in init.arguments),
@@ -313,7 +313,7 @@ class RollHook(ActivationHook):
         )
         self._spans.end(span, now_ns)
         if started.turn_number and started.turn_ms:
-            part = TurnPart(
+            part = TurnSpan(
                 thread_id=self._info.workflow_id,
                 run_id=last_run,
                 agent=started.agent,

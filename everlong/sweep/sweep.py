@@ -391,7 +391,7 @@ def _threads(index: SweepIndex) -> tuple[SweptThread, ...]:
 async def told(sweep: Sweep, telemetry: Telemetry, run_id: str = "") -> SweepReport:
     """Run a sweep, and tell how it went."""
     span = telemetry.spans.start(SWEEP, {}, run_id=run_id)
-    with telemetry.spans.current(span):
+    with telemetry.spans.use(span):
         report = await sweep.run()
         outcome = "incomplete" if report.incomplete else "complete"
         if report.is_unfinished:

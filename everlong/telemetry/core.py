@@ -39,7 +39,7 @@ _SECONDS: Final = (
     *(300.0, 1800.0),
 )
 # Written before the buffer is emptied: if it does not come out, the buffer was full.
-_BEAT: Final = "everlong_beat"
+_SENTINEL: Final = "everlong_beat"
 # Core logs a line for each update that does not fit; we say it once.
 _FILTER: Final = (
     TelemetryFilter(core_level="WARN", other_level="ERROR").formatted()
@@ -80,7 +80,7 @@ class CoreMetrics:
                 attach_service_name=False,
             )
         )
-        self._beat = self.runtime.metric_meter.create_counter(_BEAT)
+        self._sentinel = self.runtime.metric_meter.create_counter(_SENTINEL)
         # By the identity of the metric, which is kept so that nothing else gets it.
         self._recorders: dict[int, tuple[BufferedMetric, BufferedMetricKind, Recorder | None]] = {}
         self._has_lost = False
@@ -98,22 +98,22 @@ class CoreMetrics:
     def drain(self) -> int:
         """Bring all updates of the buffer to the meter; return how many."""
         with self._draining:
-            self._beat.add(1)
+            self._sentinel.add(1)
             try:
                 updates = self._buffer.retrieve_updates()
             except BaseException as error:
                 if type(error).__name__ != "PanicException":
                     raise
                 # Core forgets what a metric is if that was among what did not fit.
-                self._lose()
+                self._warn_of_loss()
                 return 0
             if not self._record(updates):
-                self._lose()
+                self._warn_of_loss()
             return len(updates)
 
     def _record(self, updates: Sequence[BufferedMetricUpdate]) -> bool:
         """Record updates; return whether the beat was among them."""
-        has_beat = False
+        has_sentinel = False
         # A meter takes 10 to 20 us for a value, so it gets one of a counter or a gauge, not all of them.
         # Core has one object for each metric and for each set of labels.
         merged: dict[tuple[int, int], tuple[Recorder, float, Labels]] = {}
@@ -121,10 +121,10 @@ class CoreMetrics:
             metric, labels, value = update.metric, update.attributes, update.value
             known = self._recorders.get(id(metric))
             if known is None:
-                known = self._recorders[id(metric)] = (metric, *self._recorder(metric))
+                known = self._recorders[id(metric)] = (metric, *self._create_recorder(metric))
             _, kind, record = known
             if record is None:
-                has_beat = has_beat or metric.name == _BEAT
+                has_sentinel = has_sentinel or metric.name == _SENTINEL
             elif kind == BUFFERED_METRIC_KIND_GAUGE:
                 merged[id(metric), id(labels)] = (record, value, labels)
             elif kind == BUFFERED_METRIC_KIND_COUNTER:
@@ -134,13 +134,13 @@ class CoreMetrics:
                 record(value, labels)
         for record, value, labels in merged.values():
             record(value, labels)
-        return has_beat
+        return has_sentinel
 
     def _run(self) -> None:
         while not self._closing.wait(DRAIN_SECONDS):
             self.drain()
 
-    def _lose(self) -> None:
+    def _warn_of_loss(self) -> None:
         if not self._has_lost:
             self._has_lost = True
             _LOG.warning(
@@ -148,11 +148,13 @@ class CoreMetrics:
                 "holds. Counters of temporal_ metrics are too low from here on."
             )
 
-    def _recorder(self, metric: BufferedMetric) -> tuple[BufferedMetricKind, Recorder | None]:
+    def _create_recorder(
+        self, metric: BufferedMetric
+    ) -> tuple[BufferedMetricKind, Recorder | None]:
         """Return a metric's kind, and how a value of it is recorded; None if it is not."""
         kind, name = metric.kind, metric.name
         unit, description = metric.unit or "", metric.description or ""
-        if name == _BEAT:
+        if name == _SENTINEL:
             return kind, None
         try:
             if kind == BUFFERED_METRIC_KIND_COUNTER:

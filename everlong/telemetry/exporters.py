@@ -52,7 +52,7 @@ _PROTOCOLS: Final = ("http/protobuf", "grpc")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Exports:
+class ExportSettings:
     """What is exported, and how."""
 
     service_name: str
@@ -83,7 +83,7 @@ class Providers:
     """The SDK's own metrics, if `open_core` was called."""
 
     @property
-    def measures(self) -> bool:
+    def has_metrics(self) -> bool:
         """Whether metrics go anywhere."""
         return isinstance(self.meter_provider, SdkMeterProvider)
 
@@ -99,7 +99,7 @@ class Providers:
 
     def open_core(self) -> CoreMetrics | None:
         """Return what brings the metrics of a client's runtime along; None if nobody reads them."""
-        if self.core is None and self.measures:
+        if self.core is None and self.has_metrics:
             self.core = CoreMetrics(self.meter_provider.get_meter("temporalio"))
         return self.core
 
@@ -128,15 +128,15 @@ class Providers:
             )
 
 
-def open_providers(exports: Exports) -> Providers:
+def open_providers(exports: ExportSettings) -> Providers:
     """Return providers for what is to be exported. Where that is nothing, they do nothing."""
-    traces = _chosen("OTEL_TRACES_EXPORTER", exports.traces, _TRACES)
-    metrics = _chosen("OTEL_METRICS_EXPORTER", exports.metrics, _METRICS)
+    traces = _parse_names("OTEL_TRACES_EXPORTER", exports.traces, _TRACES)
+    metrics = _parse_names("OTEL_METRICS_EXPORTER", exports.metrics, _METRICS)
     if "otlp" in traces:
         _check_protocol("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", exports.traces_protocol)
     if "otlp" in metrics:
         _check_protocol("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", exports.metrics_protocol)
-    resource = _resource(exports.service_name)
+    resource = _build_resource(exports.service_name)
     providers = Providers(NoOpTracerProvider(), NoOpMeterProvider())
     with contextlib.ExitStack() as undo:
         undo.callback(providers.shutdown)
@@ -144,7 +144,7 @@ def open_providers(exports: Exports) -> Providers:
             tracer_provider = SdkTracerProvider(resource=resource, shutdown_on_exit=False)
             providers.tracer_provider = tracer_provider
             for name in traces:
-                tracer_provider.add_span_processor(_processor(name, exports.traces_protocol))
+                tracer_provider.add_span_processor(_build_processor(name, exports.traces_protocol))
         if metrics:
             readers: list[MetricReader] = []
             if "prometheus" in metrics:
@@ -157,7 +157,7 @@ def open_providers(exports: Exports) -> Providers:
                 readers.append(providers.endpoint.reader)
             for name in metrics:
                 if name != "prometheus":
-                    exporter = _metric_exporter(name, exports.metrics_protocol)
+                    exporter = _build_metric_exporter(name, exports.metrics_protocol)
                     readers.append(PeriodicExportingMetricReader(exporter))
             providers.meter_provider = SdkMeterProvider(
                 readers, resource=resource, shutdown_on_exit=False
@@ -166,7 +166,7 @@ def open_providers(exports: Exports) -> Providers:
     return providers
 
 
-def span_line(span: ReadableSpan) -> str:
+def format_span(span: ReadableSpan) -> str:
     """Return a span as one line of JSON."""
     start_ns, end_ns = span.start_time or 0, span.end_time or 0
     fields = {
@@ -177,7 +177,7 @@ def span_line(span: ReadableSpan) -> str:
     return json.dumps(fields) + "\n"
 
 
-def _chosen(variable: str, value: str, known: Sequence[str]) -> list[str]:
+def _parse_names(variable: str, value: str, known: Sequence[str]) -> list[str]:
     """Return the names of a list, each once; an empty list for `none`."""
     names = list(dict.fromkeys(name.strip().lower() for name in value.split(",") if name.strip()))
     if not set(names) <= set(known):
@@ -196,7 +196,7 @@ def _check_protocol(variable: str, protocol: str) -> None:
         )
 
 
-def _resource(service_name: str) -> Resource:
+def _build_resource(service_name: str) -> Resource:
     """Return who exports. Each process has an id: counters of two with the same would be mixed."""
     found = Resource.create()
     missing: dict[str, str] = {}
@@ -207,15 +207,15 @@ def _resource(service_name: str) -> Resource:
     return found.merge(Resource(missing))
 
 
-def _processor(name: str, protocol: str) -> SpanProcessor:
+def _build_processor(name: str, protocol: str) -> SpanProcessor:
     if name == "console":
-        return SimpleSpanProcessor(ConsoleSpanExporter(out=sys.stdout, formatter=span_line))
+        return SimpleSpanProcessor(ConsoleSpanExporter(out=sys.stdout, formatter=format_span))
     # Sent from a thread of its own: an endpoint that is slow holds up no event loop.
-    return BatchSpanProcessor(_span_exporter(protocol))
+    return BatchSpanProcessor(_build_span_exporter(protocol))
 
 
-def _span_exporter(protocol: str) -> SpanExporter:
-    with _refused():
+def _build_span_exporter(protocol: str) -> SpanExporter:
+    with _translate_errors():
         if protocol == "grpc":
             from opentelemetry.exporter.otlp.proto.grpc import trace_exporter as grpc
 
@@ -225,12 +225,12 @@ def _span_exporter(protocol: str) -> SpanExporter:
         return http.OTLPSpanExporter()
 
 
-def _metric_exporter(name: str, protocol: str) -> MetricExporter:
+def _build_metric_exporter(name: str, protocol: str) -> MetricExporter:
     if name == "console":
         return ConsoleMetricExporter(
             out=sys.stdout, formatter=lambda data: data.to_json(indent=None) + "\n"
         )
-    with _refused():
+    with _translate_errors():
         if protocol == "grpc":
             from opentelemetry.exporter.otlp.proto.grpc import metric_exporter as grpc
 
@@ -241,7 +241,7 @@ def _metric_exporter(name: str, protocol: str) -> MetricExporter:
 
 
 @contextlib.contextmanager
-def _refused() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     """Say what is missing or wrong where an OTLP exporter cannot be made."""
     try:
         yield

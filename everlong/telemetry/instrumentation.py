@@ -29,7 +29,7 @@ _logged_at = float("-inf")
 
 
 @contextlib.contextmanager
-def guarded() -> Iterator[None]:
+def log_errors() -> Iterator[None]:
     """Log what the body raises, once a minute at most, and go on."""
     global _logged_at
     try:

@@ -20,10 +20,10 @@ from opentelemetry.metrics import (
     get_meter_provider,
 )
 
-from everlong.telemetry.instrumentation import guarded
+from everlong.telemetry.instrumentation import log_errors
 
 Labels: TypeAlias = Mapping[str, str]
-Observed: TypeAlias = Callable[[], Iterable[tuple[float, Labels]]]
+ObserveCallback: TypeAlias = Callable[[], Iterable[tuple[float, Labels]]]
 
 _SECONDS: Final = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
@@ -295,13 +295,13 @@ METRICS: Final = (
     ),
 )
 _BY_NAME: Final = {metric.name: metric for metric in METRICS}
-_OBSERVED: Final[weakref.WeakKeyDictionary[Meter, dict[str, list[Observed]]]] = (
+_OBSERVED: Final[weakref.WeakKeyDictionary[Meter, dict[str, list[ObserveCallback]]]] = (
     weakref.WeakKeyDictionary()
 )
 _OBSERVING: Final = threading.Lock()
 
 
-def _is_of_api(found: object) -> bool:
+def _is_api_default(found: object) -> bool:
     """Tell whether a meter or a provider is the API's own, which records nothing by itself."""
     return type(found).__module__.startswith("opentelemetry.metrics")
 
@@ -318,13 +318,13 @@ class Meters:
     def is_silent(self) -> bool:
         """Whether no provider is set, so that labels and exemplars need not be built."""
         # A meter of the API passes on to the global provider's, once one is set. An SDK has its own.
-        return _is_of_api(self._meter) and _is_of_api(get_meter_provider())
+        return _is_api_default(self._meter) and _is_api_default(get_meter_provider())
 
     def record(
         self, name: str, value: float, labels: Labels | None = None, context: Context | None = None
     ) -> None:
         """Record a value of a histogram. The span of the context is its exemplar."""
-        with guarded():
+        with log_errors():
             self._histogram(name).record(value, labels, context)
 
     def _histogram(self, name: str) -> Histogram:
@@ -347,7 +347,7 @@ class Meters:
         context: Context | None = None,
     ) -> None:
         """Add to a counter."""
-        with guarded():
+        with log_errors():
             self._counter(name).add(value, labels, context)
 
     def _counter(self, name: str) -> Counter:
@@ -359,7 +359,7 @@ class Meters:
             )
         return counter
 
-    def observe(self, name: str, observed: Observed) -> None:
+    def observe(self, name: str, observed: ObserveCallback) -> None:
         """Have a value read whenever metrics are collected.
 
         A meter has an instrument once. What several plugins of a process observe is added up.

@@ -37,7 +37,7 @@ class MetricsEndpoint:
         try:
             from prometheus_client import CollectorRegistry
 
-            new_reader = _reader_factory()
+            new_reader = _get_reader_factory()
         except ImportError as error:
             raise ConfigError(
                 "OTEL_METRICS_EXPORTER=prometheus needs a package: pip install 'everlong[admin]'"
@@ -59,7 +59,7 @@ class MetricsEndpoint:
         shown = f"[{host!s}]" if ":" in str(host) else host
         return f"http://{shown!s}:{port}/metrics"
 
-    def text(self, accept: str) -> tuple[bytes, str]:
+    def render(self, accept: str) -> tuple[bytes, str]:
         """Return all metrics in the format that was asked for, and its content type."""
         from prometheus_client.exposition import choose_encoder
 
@@ -74,7 +74,7 @@ class MetricsEndpoint:
         self._thread.join()
 
 
-def _reader_factory() -> "Callable[[CollectorRegistry], MetricReader]":
+def _get_reader_factory() -> "Callable[[CollectorRegistry], MetricReader]":
     """Return what makes a reader whose metrics are in a given registry."""
     from opentelemetry.exporter import prometheus
 
@@ -106,7 +106,7 @@ class _Server(http.server.ThreadingHTTPServer):
         try:
             super().__init__((host, port), _Handler)
         except OSError as error:
-            raise _translated(error, host, port) from error
+            raise _translate_error(error, host, port) from error
 
     def server_bind(self) -> None:
         # Not as the base class does it: that looks the host's name up, and may wait for DNS.
@@ -146,7 +146,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         path = self.path.partition("?")[0]
         if path == "/metrics":
-            text, content_type = self.server.endpoint.text(self.headers.get("accept", ""))
+            text, content_type = self.server.endpoint.render(self.headers.get("accept", ""))
             self._answer(HTTPStatus.OK, text, content_type)
         elif path == "/":
             self._answer(HTTPStatus.OK, _HINT)
@@ -171,7 +171,7 @@ def _cut(request: socket.socket) -> None:
         request.shutdown(socket.SHUT_RDWR)
 
 
-def _translated(error: OSError, host: str, port: int) -> EverlongError:
+def _translate_error(error: OSError, host: str, port: int) -> EverlongError:
     if error.errno == errno.EADDRINUSE:
         return PortInUse(
             f"port {port} for metrics is in use on {host}. Stop what listens there, or set "

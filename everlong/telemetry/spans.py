@@ -35,7 +35,7 @@ from opentelemetry.trace import (
 from opentelemetry.util.types import AttributeValue
 from temporalio.exceptions import ApplicationError
 
-from everlong.telemetry.instrumentation import guarded
+from everlong.telemetry.instrumentation import log_errors
 
 RESUME: Final = "everlong.resume"
 ACT: Final = "everlong.act"
@@ -73,7 +73,7 @@ class Spans:
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
-        self._resolved: tuple[SdkTracer, _ChosenIds] | None = None
+        self._resolved: tuple[SdkTracer, _FixedIdGenerator] | None = None
         self.providers: dict[str, str] = {}
         """The provider of each agent's model, by the name of an agent that this process runs."""
 
@@ -105,9 +105,9 @@ class Spans:
         if parent is not None and has_parent:
             context = trace.set_span_in_context(NonRecordingSpan(parent), context)
         tracer, ids = self._resolve()
-        trace_id = trace_id_of(run_id) if run_id else None
-        span_id = span_id_of(run_id, name, key) if key else None
-        with guarded(), contextlib.nullcontext() if ids is None else ids.chosen(trace_id, span_id):
+        trace_id = derive_trace_id(run_id) if run_id else None
+        span_id = derive_span_id(run_id, name, key) if key else None
+        with log_errors(), contextlib.nullcontext() if ids is None else ids.fix(trace_id, span_id):
             return tracer.start_span(
                 name,
                 context=context,
@@ -120,11 +120,11 @@ class Spans:
 
     def end(self, span: Span, end_ns: int | None = None) -> None:
         """End a span."""
-        with guarded():
+        with log_errors():
             span.end(end_ns)
 
     @contextlib.contextmanager
-    def current(self, span: Span) -> Iterator[None]:
+    def use(self, span: Span) -> Iterator[None]:
         """Have a span be the current one, and end it with the body.
 
         Of an error only the type is told: what it says may be a part of a conversation.
@@ -133,29 +133,29 @@ class Spans:
             with trace.use_span(span, record_exception=False, set_status_on_exception=False):
                 yield
         except BaseException as error:
-            span.set_attribute(ERROR, error_type(error))
+            span.set_attribute(ERROR, get_error_type(error))
             span.set_status(Status(StatusCode.ERROR))
             raise
         finally:
             self.end(span)
 
-    def place(self, run_id: str, name: str, key: str) -> SpanContext:
+    def context_for(self, run_id: str, name: str, key: str) -> SpanContext:
         """Return the place of a span that has one, whether or not it has been emitted yet."""
-        trace_id = trace_id_of(run_id)
+        trace_id = derive_trace_id(run_id)
         return SpanContext(
             trace_id,
-            span_id_of(run_id, name, key),
+            derive_span_id(run_id, name, key),
             is_remote=True,
             trace_flags=TraceFlags(
                 TraceFlags.SAMPLED if self._is_sampled(trace_id, name) else TraceFlags.DEFAULT
             ),
         )
 
-    def links_to(self, last_run_id: str) -> list[Link]:
+    def link_previous_run(self, last_run_id: str) -> list[Link]:
         """Return the link from a run's spans to where the last run ended, if there was one."""
         if not last_run_id:
             return []
-        return [Link(self.place(last_run_id, CONTINUE_AS_NEW, last_run_id))]
+        return [Link(self.context_for(last_run_id, CONTINUE_AS_NEW, last_run_id))]
 
     def _is_sampled(self, trace_id: int, name: str) -> bool:
         """Ask the team's sampler what it would say of a trace.
@@ -165,12 +165,12 @@ class Spans:
         tracer, _ = self._resolve()
         if not isinstance(tracer, SdkTracer):
             return True
-        with guarded():
+        with log_errors():
             decision = tracer.sampler.should_sample(Context(), trace_id, name).decision
             return decision is Decision.RECORD_AND_SAMPLE
         return False
 
-    def _resolve(self) -> tuple[Tracer, "_ChosenIds | None"]:
+    def _resolve(self) -> tuple[Tracer, "_FixedIdGenerator | None"]:
         """Return the tracer, as one that takes ids from us if it can be.
 
         A global provider may be set after the plugin was made, and the SDK's replay-safe tracers
@@ -183,7 +183,7 @@ class Spans:
         if not isinstance(tracer, SdkTracer):
             return self._tracer, None
         chosen = copy.copy(tracer)
-        ids = _ChosenIds(tracer.id_generator)
+        ids = _FixedIdGenerator(tracer.id_generator)
         chosen.id_generator = ids
         self._resolved = chosen, ids  # At once: others may be here too.
         return chosen, ids
@@ -195,7 +195,7 @@ class Spans:
         return tracer
 
 
-class _ChosenIds(IdGenerator):
+class _FixedIdGenerator(IdGenerator):
     """Gives the ids that were chosen for the span that this OS thread starts, else any."""
 
     def __init__(self, others: IdGenerator) -> None:
@@ -203,7 +203,7 @@ class _ChosenIds(IdGenerator):
         self._local = threading.local()
 
     @contextlib.contextmanager
-    def chosen(self, trace_id: int | None, span_id: int | None) -> Iterator[None]:
+    def fix(self, trace_id: int | None, span_id: int | None) -> Iterator[None]:
         self._local.trace_id, self._local.span_id = trace_id, span_id
         try:
             yield
@@ -217,26 +217,26 @@ class _ChosenIds(IdGenerator):
         return getattr(self._local, "span_id", None) or self._others.generate_span_id()
 
 
-def error_type(error: BaseException) -> str:
+def get_error_type(error: BaseException) -> str:
     """Return the name of what went wrong: a team's own, where the error was made into Temporal's."""
     own = error.type if isinstance(error, ApplicationError) else None
     return (own or type(error).__name__)[:_TYPE_CHARS_MAX]
 
 
 @functools.lru_cache(_IDS_MAX)
-def trace_id_of(run_id: str) -> int:
+def derive_trace_id(run_id: str) -> int:
     """Return the id of a run's trace. A digest: samplers want ids that are evenly spread."""
     return int.from_bytes(hashlib.blake2b(run_id.encode(), digest_size=16).digest()) or 1
 
 
 @functools.lru_cache(_IDS_MAX)
-def span_id_of(run_id: str, name: str, key: str) -> int:
+def derive_span_id(run_id: str, name: str, key: str) -> int:
     """Return the id of a span that has a place in a run's trace."""
     name = f"{run_id}\0{name}\0{key}"
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) or 1
 
 
-def traceparent(context: SpanContext) -> str:
+def format_traceparent(context: SpanContext) -> str:
     """Return a place as W3C's header has it; empty if there is none."""
     if not context.is_valid:
         return ""
@@ -266,7 +266,7 @@ _OTHER: Final = "_OTHER"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TurnPart:
+class TurnSpan:
     """A turn, as far as it lies in one run."""
 
     thread_id: str
@@ -275,9 +275,9 @@ class TurnPart:
     number: int
     """Of the message that it answers."""
 
-    def place(self, spans: Spans) -> SpanContext:
+    def context(self, spans: Spans) -> SpanContext:
         """Return where its span is, or will be."""
-        return spans.place(self.run_id, self._name, str(self.number))
+        return spans.context_for(self.run_id, self._name, str(self.number))
 
     def emit(
         self,
@@ -305,7 +305,7 @@ class TurnPart:
             },
             run_id=self.run_id,
             key=str(self.number),
-            links=spans.links_to(last_run),
+            links=spans.link_previous_run(last_run),
             start_ns=min(began_ms, ended_ms) * 1_000_000,
         )
         if outcome == "failed":

@@ -49,7 +49,7 @@ from everlong.telemetry.spans import (
     RUN,
     THREAD,
     Attributes,
-    TurnPart,
+    TurnSpan,
     parse_traceparent,
 )
 
@@ -73,7 +73,7 @@ _DESCRIPTION_CHARS_MAX: Final = 1000
 _LOOPS: Final = frozenset({"failed_turns_max", "same_failure_max", "no_progress_steps_max"})
 
 
-class Teller:
+class StepRecorder:
     """Tells of the steps of all threads of a worker."""
 
     def __init__(self, telemetry: Telemetry) -> None:
@@ -82,25 +82,27 @@ class Teller:
         self._meters = telemetry.meters
 
     @contextlib.contextmanager
-    def step(self, step: str, context: Context) -> Iterator[Reads]:
+    def record_step(self, step: str, context: Context) -> Iterator[Reads]:
         """Count what a step reads, and note what it stores."""
         with counting(writes=True) as reads:
             yield reads
         if self._meters.is_silent:
             return
         labels = {"agent": context.agent, "step": step}
-        within = self._within(context.agent, context.turn)
+        within = self._exemplar_context(context.agent, context.turn)
         self._meters.record("everlong.step.read", reads.bytes, labels, within)
 
-    def wrote(self, step: str, agent: str, turn: Turn | None, size_bytes: int) -> None:
+    def record_written(self, step: str, agent: str, turn: Turn | None, size_bytes: int) -> None:
         """Count what a step has written."""
         if self._meters.is_silent:
             return
         labels = {"agent": agent, "step": step}
-        self._meters.record("everlong.step.written", size_bytes, labels, self._within(agent, turn))
+        self._meters.record(
+            "everlong.step.written", size_bytes, labels, self._exemplar_context(agent, turn)
+        )
 
     @contextlib.contextmanager
-    def span(
+    def open_span(
         self,
         name: str,
         context: Context,
@@ -113,24 +115,24 @@ class Teller:
             yield trace.INVALID_SPAN
             return
         current = trace.get_current_span().get_span_context()
-        turn = self._place(context)
-        links = [] if turn is not None else self._spans.links_to(context.last_run)
+        turn = self._turn_context(context)
+        links = [] if turn is not None else self._spans.link_previous_run(context.last_run)
         if current.is_valid and turn is not None:
             links = [Link(turn)]
         span = self._spans.start(
             name,
-            {**_identity(context.agent), **attributes},
-            run_id=_run_id(),
+            {**_build_identity(context.agent), **attributes},
+            run_id=_get_run_id(),
             parent=current if current.is_valid else turn,
             links=links,
             kind=kind,
             start_ns=start_ns,
         )
-        with self._spans.current(span):
+        with self._spans.use(span):
             yield span
 
     @contextlib.contextmanager
-    def tool(
+    def record_tool_call(
         self, context: Context, call: ToolCall, *, tool: Tool | None, child_id: str = ""
     ) -> Iterator[Callable[[Outcome, str], None]]:
         """Emit the span of a tool call, whose outcome the body tells.
@@ -138,7 +140,7 @@ class Teller:
         `tool` is None for a name that a model has made up. That is what it said, and is not told.
         """
         if self._spans.is_silent:
-            yield _tell_nothing
+            yield _ignore_outcome
             return
         attributes: dict[str, Any] = {
             _OPERATION: EXECUTE_TOOL,
@@ -151,7 +153,7 @@ class Teller:
         if tool is not None:
             name = attributes["gen_ai.tool.name"] = call.tool
             attributes["gen_ai.tool.description"] = tool.description[:_DESCRIPTION_CHARS_MAX]
-        with self.span(f"{EXECUTE_TOOL} {name}".strip(), context, attributes) as span:
+        with self.open_span(f"{EXECUTE_TOOL} {name}".strip(), context, attributes) as span:
             records_contents = self.telemetry.record_contents and span.is_recording()
             if records_contents:
                 arguments = call.arguments[: limits.CONTENTS_BYTES_MAX]
@@ -169,7 +171,7 @@ class Teller:
             yield told
 
     @contextlib.contextmanager
-    def storing(self, context: Context) -> Iterator[Callable[[int, int], None]]:
+    def record_offload(self, context: Context) -> Iterator[Callable[[int, int], None]]:
         """Emit the span of an offload, if the body tells that it wrote something."""
         started_ns = time.time_ns()
 
@@ -179,23 +181,23 @@ class Teller:
                     "everlong.offload.payload_bytes": size_bytes,
                     "everlong.offload.written_bytes": written_bytes,
                 }
-                with self.span(OFFLOAD, context, sizes, start_ns=started_ns):
+                with self.open_span(OFFLOAD, context, sizes, start_ns=started_ns):
                     pass
 
         yield told
 
-    def acted(self, kind: str, sent: Sequence[Sent], context: Context) -> None:
+    def record_act(self, kind: str, sent: Sequence[Sent], context: Context) -> None:
         """Tell that a step begins which acts on what people have sent. The first try tells."""
         if not sent or activity.info().attempt > 1:
             return
         now_ns = time.time_ns()
-        turn = self._place(context)
+        turn = self._turn_context(context)
         for each in sent:
             sent_ns = min(each.ms * 1_000_000, now_ns)
             span = self._spans.start(
                 ACT,
-                {**_identity(context.agent), "everlong.act.kind": kind},
-                run_id=_run_id(),
+                {**_build_identity(context.agent), "everlong.act.kind": kind},
+                run_id=_get_run_id(),
                 key=f"{kind} {each.ms} {each.trace}",
                 parent=parse_traceparent(each.trace),
                 links=[] if turn is None else [Link(turn)],
@@ -209,12 +211,12 @@ class Teller:
                 trace.set_span_in_context(span, otel.Context()),
             )
 
-    def sizes(self, call: ModelCall, context_bytes: int, compact_at_bytes: int) -> None:
+    def record_sizes(self, call: ModelCall, context_bytes: int, compact_at_bytes: int) -> None:
         """Record how large the thread is as its model is called."""
         if self._meters.is_silent:
             return
         agent = call.context.agent
-        within = self._within(agent, call.context.turn)
+        within = self._exemplar_context(agent, call.context.turn)
         classes = {
             "operational": call.state_bytes,
             "context": context_bytes,
@@ -228,7 +230,7 @@ class Teller:
         over_bytes = max(0, context_bytes - compact_at_bytes)
         self._meters.record("everlong.compaction.lag.size", over_bytes, labels, within)
 
-    def compacted(self, span: Span, compact: Compact, done: CompactDone) -> None:
+    def record_compaction(self, span: Span, compact: Compact, done: CompactDone) -> None:
         """Tell what a compaction has done."""
         due_ms = compact.due_ms
         lag_seconds = 0.0 if due_ms is None else max(0.0, time.time() - due_ms / 1000)
@@ -247,16 +249,16 @@ class Teller:
         removed_bytes = max(0, done.before_bytes - done.after_bytes)
         self._meters.add("everlong.compaction.removed", removed_bytes, labels)
 
-    def held(self, error: str) -> None:
+    def count_hold(self, error: str) -> None:
         """Count that a step has to wait for the store."""
         self._meters.add("everlong.holds", 1, {"error": error})
 
-    def journalled(self, entries: Sequence[Entry], agent: str, turn: Turn | None) -> None:
+    def record_entries(self, entries: Sequence[Entry], agent: str, turn: Turn | None) -> None:
         """Tell of what happened beside the conversation, now that it is in the journal."""
         for entry in entries:
             data = entry.data or {}
             if entry.kind == Kind.DECIDED and not data.get("escalated"):
-                self._tell_of_approval(data, entry.time_ms, agent, turn)
+                self._record_approval(data, entry.time_ms, agent, turn)
             elif entry.kind == Kind.LIMIT:
                 limit = {"agent": agent, "limit": str(data.get("limit", ""))}
                 labels = {**limit, "action": str(data.get("action", ""))}
@@ -264,27 +266,27 @@ class Teller:
                 if limit["limit"] in _LOOPS:
                     self._meters.add("everlong.failure.loops", 1, limit)
 
-    def turn_ended(
+    def record_turn_end(
         self, agent: str, turn: Turn | None, last_run: str, outcome: str, error_type: str = ""
     ) -> None:
         """Emit the span of a turn, or of its part in this run."""
         if turn is not None:
             now_ms = time.time_ns() // 1_000_000
-            part = _part(agent, turn)
+            part = _turn_span(agent, turn)
             part.emit(self._spans, turn.began_ms, now_ms, last_run, outcome, error_type)
 
-    def _tell_of_approval(
+    def _record_approval(
         self, data: dict[str, Any], decided_ms: int, agent: str, turn: Turn | None
     ) -> None:
         asked_ms = int(data.get("asked_ms", decided_ms))
         # The run that asked has the span, below its part of the turn: a later run had not begun yet.
-        asked_run = str(data.get("asked_run") or _run_id())
+        asked_run = str(data.get("asked_run") or _get_run_id())
         expired = data.get("by") == "deadline"
         decision = "expired" if expired else "approved" if data.get("approve") else "denied"
         span = self._spans.start(
             APPROVAL,
             {
-                **_identity(agent),
+                **_build_identity(agent),
                 RUN: asked_run,
                 "everlong.approval.id": str(data.get("id", "")),
                 "everlong.approval.decision": decision,
@@ -292,7 +294,9 @@ class Teller:
             },
             run_id=asked_run,
             key=str(data.get("id", "")),
-            parent=None if turn is None else _part(agent, turn, asked_run).place(self._spans),
+            parent=None
+            if turn is None
+            else _turn_span(agent, turn, asked_run).context(self._spans),
             links=self._links_to_later_part(agent, turn, asked_run),
             start_ns=asked_ms * 1_000_000,
         )
@@ -306,34 +310,34 @@ class Teller:
 
     def _links_to_later_part(self, agent: str, turn: Turn | None, asked_run: str) -> list[Link]:
         """Return the link to the part of a turn that goes on after an approval, if in a later run."""
-        if turn is None or asked_run == _run_id():
+        if turn is None or asked_run == _get_run_id():
             return []
-        return [Link(_part(agent, turn).place(self._spans))]
+        return [Link(_turn_span(agent, turn).context(self._spans))]
 
-    def _within(self, agent: str, turn: Turn | None) -> otel.Context | None:
+    def _exemplar_context(self, agent: str, turn: Turn | None) -> otel.Context | None:
         """Return where a value was measured: the turn is what its exemplar leads to."""
         if turn is None:
             return None
-        place = _part(agent, turn).place(self._spans)
+        place = _turn_span(agent, turn).context(self._spans)
         return trace.set_span_in_context(NonRecordingSpan(place), otel.Context())
 
-    def _place(self, context: Context) -> SpanContext | None:
+    def _turn_context(self, context: Context) -> SpanContext | None:
         turn = context.turn
-        return None if turn is None else _part(context.agent, turn).place(self._spans)
+        return None if turn is None else _turn_span(context.agent, turn).context(self._spans)
 
 
-def _part(agent: str, turn: Turn, run_id: str = "") -> TurnPart:
+def _turn_span(agent: str, turn: Turn, run_id: str = "") -> TurnSpan:
     """Return the part of a turn in a run: the activity's own, unless another is given."""
     info = activity.info()
-    return TurnPart(
+    return TurnSpan(
         thread_id=info.workflow_id or "",
-        run_id=run_id or _run_id(),
+        run_id=run_id or _get_run_id(),
         agent=agent,
         number=turn.number,
     )
 
 
-def model_of(agent: Agent) -> tuple[str, str]:
+def get_provider_and_model(agent: Agent) -> tuple[str, str]:
     """Return the provider and the model of an agent, as the GenAI conventions name them.
 
     The provider of a model that a team has written itself is `custom`.
@@ -346,14 +350,14 @@ def model_of(agent: Agent) -> tuple[str, str]:
     return (_PROVIDERS.get(provider, provider), rest) if colon else (_CUSTOM, name)
 
 
-def _tell_nothing(outcome: Outcome, text: str) -> None:
+def _ignore_outcome(outcome: Outcome, text: str) -> None:
     """Take the outcome of a call where no span can record it."""
 
 
-def _identity(agent: str) -> dict[str, str]:
+def _build_identity(agent: str) -> dict[str, str]:
     info = activity.info()
-    return {THREAD: info.workflow_id or "", RUN: _run_id(), AGENT: agent}
+    return {THREAD: info.workflow_id or "", RUN: _get_run_id(), AGENT: agent}
 
 
-def _run_id() -> str:
+def _get_run_id() -> str:
     return activity.info().workflow_run_id or ""

@@ -18,7 +18,7 @@ from everlong.config import Settings, embedded, load_settings
 from everlong.embedded import TemporalServer, start_codec_server, start_worker
 from everlong.embedded.server import free_port
 from everlong.storage import BlobStore
-from everlong.telemetry.exporters import Exports, open_providers
+from everlong.telemetry.exporters import ExportSettings, open_providers
 from everlong.testing import ScriptedModel
 from everlong.worker import READY
 from tests.support.scripted_agents import call
@@ -66,7 +66,7 @@ async def test_metrics_of_core_and_ours_are_on_one_endpoint(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     providers = open_providers(
-        Exports(service_name="everlong-worker", metrics="prometheus", prometheus_port=0)
+        ExportSettings(service_name="everlong-worker", metrics="prometheus", prometheus_port=0)
     )
     core = providers.open_core()
     assert core is not None

@@ -16,7 +16,7 @@ from temporalio.worker import Worker
 
 from everlong import EverlongPlugin, limits
 from everlong.embedded import TemporalServer
-from everlong.interceptors.activation import RunAhead
+from everlong.interceptors.activation import RunAheadDetector
 from tests.support.fake_stores import CountingStore
 
 SIZE = 200_000
@@ -111,10 +111,10 @@ async def outcome(handle: WorkflowHandle[Any, Any]) -> tuple[str, int]:
 async def test_a_live_task_that_is_taken_for_a_replay_is_not_terminated(
     server: TemporalServer, thread_id: str, monkeypatch: pytest.MonkeyPatch, cause: str
 ) -> None:
-    noticed = RunAhead.noticed
+    noticed = RunAheadDetector.observe
     first_time: dict[int, int] = {}
 
-    def clock_stepped_back(self: RunAhead, activation: WorkflowActivation) -> bool:
+    def clock_stepped_back(self: RunAheadDetector, activation: WorkflowActivation) -> bool:
         """Give all activations of an instance one time, as Core does until the clock catches up."""
         if activation.HasField("timestamp"):
             now = activation.timestamp.ToNanoseconds()
@@ -123,7 +123,9 @@ async def test_a_live_task_that_is_taken_for_a_replay_is_not_terminated(
 
     is_clock = cause.startswith("the server")
     monkeypatch.setattr(
-        RunAhead, "noticed", clock_stepped_back if is_clock else lambda self, activation: True
+        RunAheadDetector,
+        "observe",
+        clock_stepped_back if is_clock else lambda self, activation: True,
     )
     store = CountingStore()
     client = await Client.connect(server.address, plugins=[EverlongPlugin(store=store)])

@@ -11,7 +11,7 @@ from temporalio.worker import Replayer, UnsandboxedWorkflowRunner, Worker
 
 from everlong import EverlongPlugin
 from everlong.embedded import TemporalServer
-from everlong.interceptors.activation import RunAhead
+from everlong.interceptors.activation import RunAheadDetector
 from everlong.storage.memory import MemoryBlobStore
 
 ROUNDS = 8
@@ -78,12 +78,12 @@ async def test_a_query_on_a_cold_worker_does_not_run_ahead_of_a_task(
 ) -> None:
     noticed = []
 
-    def watched(self: RunAhead, activation: WorkflowActivation) -> bool:
+    def watched(self: RunAheadDetector, activation: WorkflowActivation) -> bool:
         noticed.append(original(self, activation))
         return noticed[-1]
 
-    original = RunAhead.noticed
-    monkeypatch.setattr(RunAhead, "noticed", watched)
+    original = RunAheadDetector.observe
+    monkeypatch.setattr(RunAheadDetector, "observe", watched)
     client = await Client.connect(server.address, plugins=[EverlongPlugin(store=MemoryBlobStore())])
     async with asyncio.timeout(60):
         await asyncio.gather(

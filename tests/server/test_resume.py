@@ -207,7 +207,7 @@ async def test_a_hook_that_fails_does_not_fail_the_workflow(
     def broken(*_: object) -> None:
         raise RuntimeError("the hook is broken for a test")
 
-    monkeypatch.setattr(ResumeHook, "activated", broken)
+    monkeypatch.setattr(ResumeHook, "after_activation", broken)
     async with open_threads(server.address, store) as threads:
         async with threads.worker(workflows=[Patient]):
             handle = await threads.client.start_workflow(

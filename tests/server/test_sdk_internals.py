@@ -71,7 +71,9 @@ async def test_a_workflow_runs_resumes_and_replays_without_a_private_api(
     sdk_internals._off.clear()
 
 
-@pytest.mark.parametrize("broken", ["RunAhead.noticed", "fails_workflow", "_intercepted"])
+@pytest.mark.parametrize(
+    "broken", ["RunAheadDetector.observe", "fails_workflow", "_add_interceptor"]
+)
 async def test_a_hook_that_meets_messages_of_another_shape_fails_no_workflow(
     server: TemporalServer,
     thread_id: str,

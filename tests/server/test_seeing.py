@@ -27,7 +27,7 @@ from everlong.telemetry.spans import (
     CONTINUE_AS_NEW,
     OFFLOAD,
     RESUME,
-    trace_id_of,
+    derive_trace_id,
 )
 from tests.support.exporting_worker import READY
 from tests.support.otlp_receiver import Received, Span, grpc_receiver, http_receiver
@@ -235,7 +235,7 @@ def check_counts(life: Life, runs: dict[str, list[HistoryEvent]], stored: list[E
 
 
 def check_traces(life: Life, runs: list[str]) -> None:
-    traces = {f"{trace_id_of(run_id):032x}": run_id for run_id in runs}
+    traces = {f"{derive_trace_id(run_id):032x}": run_id for run_id in runs}
     ends = {span.attributes["everlong.run.id"]: span for span in life.spans(CONTINUE_AS_NEW)}
     for span in life.received.spans:
         if span.attributes.get("gen_ai.conversation.id") != life.thread_id:

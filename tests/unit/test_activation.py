@@ -3,7 +3,7 @@
 import pytest
 from temporalio.bridge.proto.workflow_activation import WorkflowActivation, WorkflowActivationJob
 
-from everlong.interceptors.activation import LEGACY_QUERY_ID, RunAhead
+from everlong.interceptors.activation import LEGACY_QUERY_ID, RunAheadDetector
 
 pytestmark = pytest.mark.guarantee(38)
 
@@ -37,55 +37,55 @@ def query(length: int, size_bytes: int, query_id: str = LEGACY_QUERY_ID) -> Work
 
 def test_tasks_of_one_time_are_not_ahead_without_a_query() -> None:
     """So Core sends them after the server's clock has stepped back: the history grows all the same."""
-    watch = RunAhead()
+    watch = RunAheadDetector()
     tasks = [activation(3 + 6 * n, 300 + 600 * n) for n in range(20)]
-    assert not any(watch.noticed(task) for task in tasks)
-    assert not watch.must_leave(query(117, 11_700))
+    assert not any(watch.observe(task) for task in tasks)
+    assert not watch.must_evict(query(117, 11_700))
 
 
 def test_tasks_of_one_time_after_a_cold_resume_are_not_ahead() -> None:
-    watch = RunAhead()
-    assert not watch.noticed(activation(3, 300, replaying=True, job="initialize_workflow"))
-    assert not any(watch.noticed(activation(9 + 6 * n, 900 + 600 * n)) for n in range(5))
+    watch = RunAheadDetector()
+    assert not watch.observe(activation(3, 300, replaying=True, job="initialize_workflow"))
+    assert not any(watch.observe(activation(9 + 6 * n, 900 + 600 * n)) for n in range(5))
 
 
 def test_events_of_a_task_that_was_not_started_are_ahead_and_their_query_makes_it_leave() -> None:
-    watch = RunAhead()
-    assert not watch.noticed(activation(3, 304, replaying=True, job="initialize_workflow"))
+    watch = RunAheadDetector()
+    assert not watch.observe(activation(3, 304, replaying=True, job="initialize_workflow"))
     ahead = activation(8, 304)
-    assert watch.noticed(ahead)
-    assert not watch.must_leave(ahead)
+    assert watch.observe(ahead)
+    assert not watch.must_evict(ahead)
     asking = query(8, 304)
-    assert not watch.noticed(asking)
-    assert watch.must_leave(asking)
+    assert not watch.observe(asking)
+    assert watch.must_evict(asking)
 
 
 def test_an_instance_that_was_ahead_is_not_ahead_in_the_tasks_that_follow() -> None:
     """Should it stay in the cache, tasks that the server has started are carried out as ever."""
-    watch = RunAhead()
-    watch.noticed(activation(3, 304, replaying=True, job="initialize_workflow"))
-    assert watch.noticed(activation(8, 304))
+    watch = RunAheadDetector()
+    watch.observe(activation(3, 304, replaying=True, job="initialize_workflow"))
+    assert watch.observe(activation(8, 304))
     # A local activity of the same events has answered.
-    assert watch.noticed(activation(8, 304))
+    assert watch.observe(activation(8, 304))
     for n in range(5):
-        assert not watch.noticed(activation(9 + 6 * n, 921 + 600 * n))
-        assert not watch.must_leave(query(9 + 6 * n, 921 + 600 * n))
+        assert not watch.observe(activation(9 + 6 * n, 921 + 600 * n))
+        assert not watch.must_evict(query(9 + 6 * n, 921 + 600 * n))
 
 
 def test_only_a_query_outside_of_a_task_makes_an_instance_leave() -> None:
-    watch = RunAhead()
-    watch.noticed(activation(3, 304, replaying=True, job="initialize_workflow"))
-    watch.noticed(activation(8, 304))
-    assert not watch.must_leave(query(8, 304, "4d7c01b0"))
-    assert not watch.must_leave(activation(8, 0, job="remove_from_cache"))
-    assert watch.must_leave(query(8, 304))
+    watch = RunAheadDetector()
+    watch.observe(activation(3, 304, replaying=True, job="initialize_workflow"))
+    watch.observe(activation(8, 304))
+    assert not watch.must_evict(query(8, 304, "4d7c01b0"))
+    assert not watch.must_evict(activation(8, 0, job="remove_from_cache"))
+    assert watch.must_evict(query(8, 304))
 
 
 def test_a_local_activity_that_answers_within_a_task_is_not_ahead() -> None:
-    watch = RunAhead()
-    assert not any(watch.noticed(activation(9, 921)) for _ in range(3))
+    watch = RunAheadDetector()
+    assert not any(watch.observe(activation(9, 921)) for _ in range(3))
 
 
 def test_a_server_that_sends_no_sizes_is_not_suspected() -> None:
-    watch = RunAhead()
-    assert not any(watch.noticed(activation(3 + 6 * n, 0)) for n in range(5))
+    watch = RunAheadDetector()
+    assert not any(watch.observe(activation(3 + 6 * n, 0)) for n in range(5))

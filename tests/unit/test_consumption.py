@@ -27,10 +27,10 @@ def test_results_and_signals_are_counted_and_arguments_and_queries_are_not() -> 
     activation.jobs.add().signal_workflow.input.extend([payload(20), payload(3)])
     activation.jobs.add().query_workflow.arguments.append(payload(1000))
     consumption = Consumption()
-    consumption.activating(activation)
+    consumption.count_jobs(activation)
     assert consumption.consumed_bytes() == 123
-    consumption.activated(NO_ANSWER)
-    consumption.activating(activation)
+    consumption.count_accepted_updates(NO_ANSWER)
+    consumption.count_jobs(activation)
     assert consumption.consumed_bytes() == 246
 
 
@@ -48,9 +48,9 @@ def test_an_update_counts_once_it_is_accepted() -> None:
     refused.protocol_instance_id = "refused"
     refused.rejected.message = "no"
     consumption = Consumption()
-    consumption.activating(activation)
+    consumption.count_jobs(activation)
     assert consumption.consumed_bytes() == 0
-    consumption.activated(completion)
+    consumption.count_accepted_updates(completion)
     assert consumption.consumed_bytes() == 50
 
 

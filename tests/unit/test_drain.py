@@ -32,8 +32,8 @@ from everlong.codecs.composition import OuterCodec
 from everlong.codecs.refs import is_ref
 from everlong.config import Settings, load_settings
 from everlong.errors import ConfigError, ServerUnreachable
-from everlong.interceptors.drain import Drains, RunDrain, holds_ref, plain_bytes_max
-from everlong.interceptors.history import Recorded
+from everlong.interceptors.drain import DrainReader, RunDrain, holds_ref, plain_bytes_max
+from everlong.interceptors.history import RunHistory
 from everlong.storage.counting import counting
 from everlong.storage.memory import MemoryBlobStore
 from everlong.sweep.codec_usage import Holding, HoldingReader
@@ -183,11 +183,11 @@ class Server:
             yield event
 
 
-def run_drain(server: Server) -> tuple[RunDrain, Recorded]:
-    recorded = Recorded()
-    drain = RunDrain(Drains(cast("Client", server)), INFO, recorded)
-    recorded.drain = drain
-    return drain, recorded
+def run_drain(server: Server) -> tuple[RunDrain, RunHistory]:
+    history = RunHistory()
+    drain = RunDrain(DrainReader(cast("Client", server)), INFO, history)
+    history.drain = drain
+    return drain, history
 
 
 def scheduled(*inputs: Payload) -> HistoryEvent:
@@ -203,10 +203,10 @@ async def test_a_ref_is_found_in_a_recorded_input_and_not_in_a_text_that_names_i
 
 
 async def test_a_run_that_begins_here_drains_once_a_ref_was_read_or_written() -> None:
-    drain, recorded = run_drain(Server())
+    drain, history = run_drain(Server())
     drain.begin(replaying=False)
     assert not await drain.decide()
-    recorded.reads.held = 1
+    history.reads.held = 1
     assert await drain.decide()
     drain, _ = run_drain(Server())
     drain.begin(replaying=False)
@@ -217,12 +217,12 @@ async def test_a_run_that_begins_here_drains_once_a_ref_was_read_or_written() ->
 async def test_a_replayed_run_is_decided_by_its_history() -> None:
     _, ref = await large_ref()
     for inputs, drains in (((LARGE, ref), True), ((LARGE,), False)):
-        drain, recorded = run_drain(Server())
+        drain, history = run_drain(Server())
         drain.begin(replaying=True)
         assert drain.is_draining
         assert not drain.holds_refs
-        recorded.note(scheduled(*inputs))
-        recorded.finish(complete=True)
+        history.add(scheduled(*inputs))
+        history.finish(complete=True)
         assert await drain.decide() is drains
 
 
@@ -230,8 +230,8 @@ async def test_a_history_that_no_prefetch_reads_is_read_before_anything_is_writt
     _, ref = await large_ref()
     for events, drains in (((scheduled(ref),), True), ((scheduled(LARGE),), False)):
         server = Server(*events)
-        drain, recorded = run_drain(server)
-        recorded.finish(complete=False)
+        drain, history = run_drain(server)
+        history.finish(complete=False)
         await asyncio.to_thread(drain.begin, replaying=True)
         assert drain.holds_refs is drains
         assert await drain.decide() is drains
@@ -244,8 +244,8 @@ async def test_an_unreadable_history_counts_as_one_with_refs_after_one_wait(
 ) -> None:
     monkeypatch.setattr(limits, "DRAIN_SECONDS_MAX", 0.1)
     server = Server(error=RPCError("away", RPCStatusCode.UNAVAILABLE, b""))
-    drain, recorded = run_drain(server)
-    recorded.finish(complete=False)
+    drain, history = run_drain(server)
+    history.finish(complete=False)
     drain.begin(replaying=True)
     assert await drain.decide()
     assert await drain.decide()
@@ -337,15 +337,15 @@ async def test_behind_an_outer_codec_only_a_replayed_run_with_refs_drains(
     codec, ref = await large_ref()
     outer = OuterCodec(codec, Masked())
     given = ref if held else LARGE
-    recorded = Recorded()
+    history = RunHistory()
     inputs = [given] if held is None else await outer.outer.encode([given])
-    Drains(cast("Client", Server(scheduled(*inputs))), outer).watch(INFO, recorded)
-    assert recorded.drain is not None
-    recorded.note(scheduled(*inputs))
-    recorded.finish(complete=True)  # The prefetch cannot have seen it.
-    await asyncio.to_thread(recorded.drain.begin, replaying=True)
-    assert await recorded.drain.decide() is (held is not False)
-    assert recorded.drain.holds_refs is (held is not False)
+    DrainReader(cast("Client", Server(scheduled(*inputs))), outer).watch(INFO, history)
+    assert history.drain is not None
+    history.add(scheduled(*inputs))
+    history.finish(complete=True)  # The prefetch cannot have seen it.
+    await asyncio.to_thread(history.drain.begin, replaying=True)
+    assert await history.drain.decide() is (held is not False)
+    assert history.drain.holds_refs is (held is not False)
 
 
 async def test_runs_are_counted_behind_an_outer_codec() -> None:
@@ -425,7 +425,7 @@ async def test_without_an_activation_hook_what_is_large_goes_to_the_store() -> N
 
 
 async def test_a_history_that_fails_to_be_read_leaves_the_hooks_on() -> None:
-    drain, recorded = run_drain(Server(error=ValueError("odd")))
-    recorded.finish(complete=False)
+    drain, history = run_drain(Server(error=ValueError("odd")))
+    history.finish(complete=False)
     await asyncio.to_thread(drain.begin, replaying=True)
     assert drain.is_draining

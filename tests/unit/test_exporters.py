@@ -15,7 +15,7 @@ from everlong.config import load_settings
 from everlong.connection import open_configured_providers
 from everlong.errors import ConfigError
 from everlong.telemetry import exporters
-from everlong.telemetry.exporters import Exports, Providers, open_providers
+from everlong.telemetry.exporters import ExportSettings, Providers, open_providers
 from tests.support.otlp_receiver import Received, grpc_receiver, http_receiver
 
 RECEIVERS: dict[str, Callable[[], AbstractContextManager[Received]]] = {
@@ -143,7 +143,7 @@ def test_what_is_not_exported_costs_nothing(environment: dict[str, str]) -> None
     providers = opened(**environment)
     assert isinstance(providers.tracer_provider, NoOpTracerProvider)
     assert isinstance(providers.meter_provider, NoOpMeterProvider)
-    assert (providers.measures, providers.open_core(), providers.endpoint) == (False, None, None)
+    assert (providers.has_metrics, providers.open_core(), providers.endpoint) == (False, None, None)
     assert set(threading.enumerate()) <= before
     emit(providers)
 
@@ -185,8 +185,8 @@ def test_what_is_not_understood_is_refused_by_name(
 def test_an_exporter_that_refuses_its_variables_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "brotli")
     for exports in (
-        Exports(service_name="x", traces="otlp", traces_protocol="grpc"),
-        Exports(service_name="x", metrics="otlp", metrics_protocol="grpc"),
+        ExportSettings(service_name="x", traces="otlp", traces_protocol="grpc"),
+        ExportSettings(service_name="x", metrics="otlp", metrics_protocol="grpc"),
     ):
         with pytest.raises(ConfigError, match=r"OTEL_EXPORTER_OTLP_ .* not taken: .*brotli"):
             open_providers(exports)

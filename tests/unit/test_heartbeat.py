@@ -10,10 +10,10 @@ import pytest
 from temporalio.testing import ActivityEnvironment
 
 from everlong import limits
-from everlong.activities.heartbeat import Pulse, pulse
+from everlong.activities.heartbeat import Heartbeat, heartbeat
 from everlong.errors import BlobMissing, StoreUnavailable
 
-Work = Callable[[Pulse], Awaitable[object]]
+Work = Callable[[Heartbeat], Awaitable[object]]
 
 
 @dataclasses.dataclass
@@ -38,8 +38,8 @@ async def beats_of(work: Work, timeout_seconds: float | None = 0.4) -> Beats:
     environment.on_heartbeat = note
 
     async def act() -> None:
-        async with pulse(lambda _: None) as living:
-            await work(living)
+        async with heartbeat(lambda _: None) as beat:
+            await work(beat)
 
     await environment.run(act)
     return beats
@@ -58,7 +58,7 @@ def failing(*errors: Exception) -> Callable[[], Awaitable[str]]:
 
 
 async def test_an_activity_that_ends_within_half_of_the_timeout_sends_no_heartbeat() -> None:
-    beats = await beats_of(lambda living: living.briefly(failing()))
+    beats = await beats_of(lambda beat: beat.retry_or_hold(failing()))
     assert beats.details == []
     beats = await beats_of(lambda _: asyncio.sleep(0.2), timeout_seconds=None)
     assert beats.details == []
@@ -82,14 +82,14 @@ async def test_the_interval_follows_the_timeout_of_the_activity() -> None:
 
 async def test_what_holds_an_activity_is_shown_at_once_and_so_is_its_end() -> None:
     work = failing(StoreUnavailable("it is away"), StoreUnavailable("it is away"))
-    beats = await beats_of(lambda living: living.briefly(work), timeout_seconds=60)
+    beats = await beats_of(lambda beat: beat.retry_or_hold(work), timeout_seconds=60)
     assert beats.details == ["held by StoreUnavailable: it is away", ""]
     assert beats.seconds[0] < 5
 
 
 async def test_another_reason_to_be_held_is_shown_at_once() -> None:
     work = failing(StoreUnavailable("it is away"), BlobMissing("no such bytes"))
-    beats = await beats_of(lambda living: living.retry_store_call(work), timeout_seconds=60)
+    beats = await beats_of(lambda beat: beat.retry_until_timeout(work), timeout_seconds=60)
     assert beats.details == [
         "held by StoreUnavailable: it is away",
         "held by BlobMissing: no such bytes",
@@ -102,7 +102,7 @@ async def test_heartbeats_while_it_is_held_keep_saying_why(
 ) -> None:
     monkeypatch.setattr(limits, "STORE_RETRY_SECONDS_MAX", 0.1)
     work = failing(*(StoreUnavailable("it is away") for _ in range(8)))
-    beats = await beats_of(lambda living: living.briefly(work), timeout_seconds=0.2)
+    beats = await beats_of(lambda beat: beat.retry_or_hold(work), timeout_seconds=0.2)
     assert len(beats.details) >= 4
     assert set(beats.details[:-1]) == {"held by StoreUnavailable: it is away"}
     assert beats.details[-1] == ""

@@ -9,7 +9,7 @@ from temporalio.bridge.proto.workflow_completion import WorkflowActivationComple
 from temporalio.worker import WorkflowInstance
 
 from everlong.interceptors.activation import _HookedInstance
-from everlong.interceptors.history import Recorded
+from everlong.interceptors.history import RunHistory
 
 
 def scheduled(number: int) -> HistoryEvent:
@@ -17,16 +17,16 @@ def scheduled(number: int) -> HistoryEvent:
     return HistoryEvent(activity_task_scheduled_event_attributes=attributes)
 
 
-def read(events: int) -> Recorded:
-    recorded = Recorded()
+def read(events: int) -> RunHistory:
+    history = RunHistory()
     for number in range(events):
-        recorded.note(scheduled(number))
-    recorded.finish(complete=True)
-    return recorded
+        history.add(scheduled(number))
+    history.finish(complete=True)
+    return history
 
 
-def sizes(recorded: Recorded) -> list[int]:
-    return [len(getattr(recorded, name) or ()) for name in ("_events", "_taken", "_unseen")]
+def sizes(history: RunHistory) -> list[int]:
+    return [len(getattr(history, name) or ()) for name in ("_events", "_taken", "_unseen")]
 
 
 class Instance:
@@ -40,22 +40,22 @@ class Instance:
 
 
 def test_a_cached_instance_keeps_no_counters_after_its_replay() -> None:
-    recorded = read(1000)
-    hooked = _HookedInstance(cast("WorkflowInstance", Instance()), recorded, [], lambda _: None)
+    history = read(1000)
+    hooked = _HookedInstance(cast("WorkflowInstance", Instance()), history, [], lambda _: None)
     hooked.activate(WorkflowActivation(run_id="r", is_replaying=True, history_length=3))
-    assert all(recorded.take("schedule_activity", str(number)) for number in range(1000))
-    assert not recorded.take("schedule_activity", "1000")
-    assert sizes(recorded)[1:] == [1001, 1]
+    assert all(history.take("schedule_activity", str(number)) for number in range(1000))
+    assert not history.take("schedule_activity", "1000")
+    assert sizes(history)[1:] == [1001, 1]
     hooked.activate(WorkflowActivation(run_id="r", history_length=2000))
-    assert sizes(recorded) == [0, 0, 0]
+    assert sizes(history) == [0, 0, 0]
 
 
 def test_after_the_replay_no_command_counts_as_recorded_and_nothing_is_counted() -> None:
-    recorded = read(3)
-    recorded.release()
-    recorded.note(scheduled(7))  # The history may still be read.
-    assert not recorded.take("schedule_activity", "0")
-    assert not recorded.take("schedule_activity", "7")
-    assert not recorded.holds_all()
-    assert not recorded.went_beyond
-    assert sizes(recorded) == [0, 0, 0]
+    history = read(3)
+    history.release()
+    history.add(scheduled(7))  # The history may still be read.
+    assert not history.take("schedule_activity", "0")
+    assert not history.take("schedule_activity", "7")
+    assert not history.holds_all()
+    assert not history.went_beyond
+    assert sizes(history) == [0, 0, 0]

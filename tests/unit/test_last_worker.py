@@ -16,7 +16,7 @@ from temporalio.converter import SerializationContext
 from temporalio.worker import WorkerConfig, WorkerDeploymentConfig
 
 from everlong import limits
-from everlong.interceptors.history import Recorded
+from everlong.interceptors.history import RunHistory
 from everlong.interceptors.last_worker import LastWorker, ThisWorker, WorkerLookup
 from everlong.interceptors.prefetch import Prefetcher
 
@@ -81,20 +81,20 @@ class NothingToWarm:
         return None
 
 
-def resume(prefetcher: Prefetcher, worker: str, count: int) -> list[Recorded]:
-    resumes = [Recorded() for _ in range(count)]
-    for i, recorded in enumerate(resumes):
-        prefetcher.start(f"{worker}/{i}", f"{worker}-run-{i}", recorded)
+def resume(prefetcher: Prefetcher, worker: str, count: int) -> list[RunHistory]:
+    resumes = [RunHistory() for _ in range(count)]
+    for i, history in enumerate(resumes):
+        prefetcher.start(f"{worker}/{i}", f"{worker}-run-{i}", history)
     return resumes
 
 
-async def until_read(resumes: list[Recorded]) -> None:
+async def until_read(resumes: list[RunHistory]) -> None:
     async with asyncio.timeout(30):
-        while not all(recorded.has_ended for recorded in resumes):
+        while not all(history.has_ended for history in resumes):
             await asyncio.sleep(0.01)
 
 
-async def lost(resumes: list[Recorded]) -> list[bool]:
+async def lost(resumes: list[RunHistory]) -> list[bool]:
     async with asyncio.timeout(30):
         return [await asyncio.wrap_future(each.is_worker_lost) for each in resumes]
 
@@ -102,12 +102,12 @@ async def lost(resumes: list[Recorded]) -> list[bool]:
 async def test_look_ups_that_wait_for_the_server_keep_no_later_resume_from_its_history() -> None:
     server = Server()
     prefetcher = Prefetcher(cast("Client", server), NothingToWarm())
-    resumes: list[Recorded] = []
+    resumes: list[RunHistory] = []
     for _ in range(3):
         resumes += resume(prefetcher, "slow", limits.PREFETCHES_MAX)
         await until_read(resumes)
-    assert all(recorded.is_complete for recorded in resumes)
-    assert not any(recorded.is_worker_lost.done() for recorded in resumes)
+    assert all(history.is_complete for history in resumes)
+    assert not any(history.is_worker_lost.done() for history in resumes)
     server.may_answer.set()
     assert all(await lost(resumes))
     assert server.asked == ["slow"]
@@ -120,7 +120,7 @@ async def test_a_look_up_does_not_wait_for_that_of_another_worker() -> None:
     slow = resume(prefetcher, "slow", 2)
     await until_read(slow)
     assert await lost(resume(prefetcher, "quick", 2)) == [True, True]
-    assert not any(recorded.is_worker_lost.done() for recorded in slow)
+    assert not any(history.is_worker_lost.done() for history in slow)
     await prefetcher.stop()
 
 
@@ -140,8 +140,8 @@ async def test_look_ups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     prefetcher = Prefetcher(cast("Client", server), NothingToWarm())
     resumes = resume(prefetcher, "slow", 3)
     await until_read(resumes)
-    assert all(recorded.is_complete for recorded in resumes)
-    assert [recorded.is_worker_lost.done() for recorded in resumes] == [False, False, True]
+    assert all(history.is_complete for history in resumes)
+    assert [history.is_worker_lost.done() for history in resumes] == [False, False, True]
     server.may_answer.set()
     assert await lost(resumes) == [True, True, False]
     await prefetcher.stop()
@@ -185,6 +185,6 @@ async def test_a_run_that_a_rollout_or_the_lack_of_a_cache_has_moved_has_lost_no
     lookup = WorkerLookup(cast("Client", server), ThisWorker.from_config(this_worker))
     last = LastWorker()
     for event in (completed("a", "v0"), completed("a", last_build_id), scheduled("quick")):
-        last.note(event.WhichOneof("attributes") or "", event)
+        last.add_event(event.WhichOneof("attributes") or "", event)
     assert await lookup.is_lost(last) == is_lost
     assert server.asked == (["quick"] if is_lost else [])

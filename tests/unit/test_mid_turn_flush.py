@@ -27,7 +27,7 @@ from everlong.models import (
 )
 from everlong.storage.opening import open_packs
 from everlong.telemetry import Telemetry
-from everlong.telemetry.spans import APPROVAL, TurnPart
+from everlong.telemetry.spans import APPROVAL, TurnSpan
 from everlong.testing import ScriptedModel
 from everlong.workflows.thread import Thread
 
@@ -55,8 +55,8 @@ async def test_an_approval_that_is_flushed_in_mid_turn_has_its_parent_and_its_li
     await env.run(activities.append_journal, append)
 
     def place(run_id: str) -> int:
-        part = TurnPart(thread_id=env.info.workflow_id or "", run_id=run_id, agent="ops", number=3)
-        return part.place(telemetry.spans).span_id
+        part = TurnSpan(thread_id=env.info.workflow_id or "", run_id=run_id, agent="ops", number=3)
+        return part.context(telemetry.spans).span_id
 
     names = [span.name.split()[0] for span in exporter.get_finished_spans()]
     assert names == ([APPROVAL, "invoke_agent"] if ends else [APPROVAL])

@@ -149,7 +149,7 @@ async def test_a_clean_up_that_hangs_is_given_up(
 
     monkeypatch.setattr(plugin_module, "_SDK_AWAITS_CLEAN_UP", False)
     monkeypatch.setattr(plugin_module, "_CLEAN_UP_SECONDS_MAX", 0.01)
-    completing = asyncio.create_task(plugin_module._complete(hang()))
+    completing = asyncio.create_task(plugin_module._await_clean_up(hang()))
     async with asyncio.timeout(30):
         await closing.wait()
         completing.cancel()

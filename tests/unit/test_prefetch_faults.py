@@ -9,7 +9,7 @@ from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client
 from temporalio.converter import SerializationContext
 
-from everlong.interceptors.history import Recorded
+from everlong.interceptors.history import RunHistory
 from everlong.interceptors.prefetch import Prefetcher
 
 
@@ -45,11 +45,11 @@ class OuterFault:
 
 
 async def test_an_outer_codec_that_fails_does_not_end_the_reading_of_the_history() -> None:
-    recorded = Recorded()
+    history = RunHistory()
     prefetcher = Prefetcher(cast("Client", Server()), OuterFault())
-    prefetcher.start("w", "r", recorded)
+    prefetcher.start("w", "r", history)
     async with asyncio.timeout(30):
-        while not recorded.has_ended:
+        while not history.has_ended:
             await asyncio.sleep(0.01)
     await prefetcher.stop()
-    assert recorded.is_complete
+    assert history.is_complete

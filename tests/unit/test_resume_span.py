@@ -40,9 +40,9 @@ from temporalio.bridge.proto.workflow_activation import (
 from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
 from temporalio.client import Client
 
-from everlong.interceptors.history import Recorded
+from everlong.interceptors.history import RunHistory
 from everlong.interceptors.last_worker import LastWorker, WorkerLookup
-from everlong.interceptors.resume import PARTS, ResumeHook, Resumes
+from everlong.interceptors.resume import PARTS, ResumeHook, ResumeLog
 from everlong.telemetry import Telemetry
 from everlong.telemetry.spans import RESUME
 
@@ -57,16 +57,16 @@ class Bed:
     """One instance of a run, the hook that watches it, and what that has emitted."""
 
     hook: ResumeHook
-    recorded: Recorded
-    resumes: Resumes
+    history: RunHistory
+    resumes: ResumeLog
     exporter: InMemorySpanExporter
     reader: InMemoryMetricReader
 
     def activate(self, job: WorkflowActivationJob, *, replaying: bool = True) -> None:
         activation = WorkflowActivation(jobs=[job], is_replaying=replaying, history_length=9)
         activation.timestamp.FromNanoseconds(time.time_ns() - 10**8)
-        self.hook.activating(activation)
-        self.hook.activated(activation, WorkflowActivationCompletion())
+        self.hook.before_activation(activation)
+        self.hook.after_activation(activation, WorkflowActivationCompletion())
 
     @property
     def spans(self) -> dict[str, ReadableSpan]:
@@ -89,15 +89,15 @@ class Bed:
         ]
 
 
-def new_bed(resumes: Resumes | None = None) -> Bed:
+def new_bed(resumes: ResumeLog | None = None) -> Bed:
     exporter, reader = InMemorySpanExporter(), InMemoryMetricReader()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    resumes = resumes or Resumes(Telemetry(provider, MeterProvider([reader])))
+    resumes = resumes or ResumeLog(Telemetry(provider, MeterProvider([reader])))
     info = SimpleNamespace(run_id="r", workflow_id="w", workflow_type="W", continued_run_id=None)
-    recorded = Recorded()
-    hook = ResumeHook(resumes, cast("workflow.Info", info), recorded)
-    return Bed(hook, recorded, resumes, exporter, reader)
+    history = RunHistory()
+    hook = ResumeHook(resumes, cast("workflow.Info", info), history)
+    return Bed(hook, history, resumes, exporter, reader)
 
 
 def scheduled(queue: str = "") -> HistoryEvent:
@@ -132,9 +132,9 @@ def test_each_part_is_a_child_that_is_as_long_as_its_attribute(end: str) -> None
     bed = new_bed()
     bed.activate(REPLAYED)
     time.sleep(0.03)
-    bed.recorded.reads.seconds = 0.015
-    bed.recorded.scan_seconds = 0.005
-    bed.recorded.settle_worker(is_lost=False)
+    bed.history.reads.seconds = 0.015
+    bed.history.scan_seconds = 0.005
+    bed.history.settle_worker(is_lost=False)
     job = {"live": SIGNAL, "query": QUERY, "evicted": EVICTION}[end]
     bed.activate(job, replaying=end != "live")
     children = [bed.spans[f"{RESUME}.{part}"] for part in PARTS]
@@ -155,8 +155,8 @@ def test_each_part_is_a_child_that_is_as_long_as_its_attribute(end: str) -> None
 def test_the_time_in_the_queue_is_a_span_before_the_resume() -> None:
     bed = new_bed()
     bed.activate(REPLAYED)
-    bed.recorded.tasks.scheduled_ns = time.time_ns() - 3 * 10**9
-    bed.recorded.settle_worker(is_lost=False)
+    bed.history.task.scheduled_ns = time.time_ns() - 3 * 10**9
+    bed.history.settle_worker(is_lost=False)
     bed.activate(SIGNAL, replaying=False)
     queue = bed.spans[f"{RESUME}.queue"]
     assert queue.end_time == bed.spans[RESUME].start_time
@@ -168,9 +168,9 @@ def test_the_time_in_the_queue_is_a_span_before_the_resume() -> None:
 def test_objects_that_were_read_ahead_from_the_store_are_misses() -> None:
     bed = new_bed()
     bed.activate(REPLAYED)
-    bed.recorded.prefetched.misses, bed.recorded.prefetched.hits = 4, 1
-    bed.recorded.reads.hits = 5
-    bed.recorded.settle_worker(is_lost=False)
+    bed.history.prefetched.misses, bed.history.prefetched.hits = 4, 1
+    bed.history.reads.hits = 5
+    bed.history.settle_worker(is_lost=False)
     bed.activate(SIGNAL, replaying=False)
     assert bed.resume[f"{RESUME}.cache.misses"] == 4
     assert bed.resume[f"{RESUME}.cache.hits"] == 1
@@ -181,11 +181,11 @@ def test_a_query_after_a_crash_is_a_resume_by_a_crash_that_served_a_query() -> N
     bed.activate(REPLAYED)
     bed.activate(QUERY)
     assert RESUME not in bed.spans  # What became of the last worker is not known yet.
-    bed.recorded.settle_worker(is_lost=True)
-    bed.recorded.settle_worker(is_lost=False)  # The first answer counts.
+    bed.history.settle_worker(is_lost=True)
+    bed.history.settle_worker(is_lost=False)  # The first answer counts.
     assert (bed.resume[f"{RESUME}.cause"], bed.resume[f"{RESUME}.end"]) == ("crash", "query")
     assert bed.counted == [{"cause": "crash", "end": "query"}]
-    last = bed.resumes.last.take("r")
+    last = bed.resumes.last.pop("r")
     assert last is not None
     assert (last.cause, last.events) == ("crash", 9)
     assert last.ms == pytest.approx(1000 * seconds(bed.spans[RESUME]))
@@ -206,10 +206,10 @@ def test_the_cause_is_the_same_whatever_the_resume_served(
 ) -> None:
     bed = new_bed()
     for event in events:
-        bed.recorded.note(event)
+        bed.history.add(event)
     bed.activate(REPLAYED)
     bed.activate(QUERY if end == "query" else SIGNAL, replaying=end == "query")
-    bed.recorded.settle_worker(is_lost=False)
+    bed.history.settle_worker(is_lost=False)
     assert (bed.resume[f"{RESUME}.cause"], bed.resume[f"{RESUME}.end"]) == (cause, end)
 
 
@@ -229,7 +229,7 @@ def test_the_sticky_queue_is_known_once_its_worker_has_done_two_tasks() -> None:
 
     def note(*events: HistoryEvent) -> str:
         for event in events:
-            worker.note(event.WhichOneof("attributes") or "", event)
+            worker.add_event(event.WhichOneof("attributes") or "", event)
         return worker.sticky_queue.name if worker.sticky_queue else ""
 
     assert note(scheduled(), completed("a")) == ""
@@ -269,7 +269,7 @@ class Server:
 def last_worker(queue: str) -> LastWorker:
     worker = LastWorker()
     for event in (scheduled(), completed("a"), scheduled(queue)):
-        worker.note(event.WhichOneof("attributes") or "", event)
+        worker.add_event(event.WhichOneof("attributes") or "", event)
     return worker
 
 

@@ -13,7 +13,7 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 import everlong
 from everlong import EverlongPlugin
 from everlong.interceptors import sdk_internals
-from everlong.interceptors.activation import _HookedInstance, hooked, passing_through
+from everlong.interceptors.activation import _HookedInstance, install_hooks, pass_package_through
 from everlong.interceptors.sdk_internals import HookedRunner
 from tests.support.missing_sdk_apis import REMOVALS, warnings_of
 
@@ -83,18 +83,18 @@ def test_an_api_that_breaks_at_its_use_costs_its_feature_and_one_warning(
 def test_runners_stay_as_they_are_without_the_hooks(none_off: pytest.MonkeyPatch) -> None:
     none_off.setattr(sdk_internals, "_off", {sdk_internals.HOOKS, sdk_internals.PASSTHROUGH})
     for runner in (SandboxedWorkflowRunner(), UnsandboxedWorkflowRunner()):
-        assert hooked(passing_through(runner), None) is runner
+        assert install_hooks(pass_package_through(runner), None) is runner
     sdk_internals._off.clear()
 
 
 def test_a_rebuilt_runner_keeps_its_fields() -> None:
     runner = SandboxedWorkflowRunner(runner_class=type("Own", (UnsandboxedWorkflowRunner,), {}))
-    rebuilt = hooked(passing_through(runner), None)
+    rebuilt = install_hooks(pass_package_through(runner), None)
     assert isinstance(rebuilt, SandboxedWorkflowRunner)
     assert isinstance(rebuilt, HookedRunner)
     assert rebuilt.runner_class is runner.runner_class
     assert "everlong" in rebuilt.restrictions.passthrough_modules
-    assert hooked(rebuilt, None) is rebuilt
+    assert install_hooks(rebuilt, None) is rebuilt
 
 
 def test_a_method_that_the_sdk_adds_to_its_instances_reaches_the_instance(

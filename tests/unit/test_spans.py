@@ -21,8 +21,8 @@ from everlong import EverlongPlugin
 from everlong.codecs import EverlongCodec
 from everlong.storage.memory import MemoryBlobStore
 from everlong.telemetry import Telemetry
-from everlong.telemetry.resumes import Recent
-from everlong.telemetry.spans import parse_traceparent, trace_id_of, traceparent
+from everlong.telemetry.resumes import RecentRuns
+from everlong.telemetry.spans import derive_trace_id, format_traceparent, parse_traceparent
 from tests.support.sample_payloads import noise, payload
 
 
@@ -42,8 +42,8 @@ def test_a_span_that_is_emitted_again_is_the_same_span() -> None:
     [one], [other] = seen_first.get_finished_spans(), seen_second.get_finished_spans()
     assert one.context == other.context
     assert one.context is not None
-    assert one.context.trace_id == trace_id_of("run-1")
-    assert first.spans.place("run-1", "invoke_agent ops", "7").span_id == one.context.span_id
+    assert one.context.trace_id == derive_trace_id("run-1")
+    assert first.spans.context_for("run-1", "invoke_agent ops", "7").span_id == one.context.span_id
 
 
 def test_what_happens_more_than_once_has_an_id_of_its_own_each_time() -> None:
@@ -52,12 +52,12 @@ def test_what_happens_more_than_once_has_an_id_of_its_own_each_time() -> None:
         telemetry.spans.start("everlong.resume", {}, run_id="run-1").end()
     contexts = [span.context for span in seen.get_finished_spans()]
     assert len({context.span_id for context in contexts if context}) == 3
-    assert {context.trace_id for context in contexts if context} == {trace_id_of("run-1")}
+    assert {context.trace_id for context in contexts if context} == {derive_trace_id("run-1")}
 
 
 def test_a_step_is_below_a_turn_that_has_not_been_emitted() -> None:
     telemetry, seen = recording()
-    turn = telemetry.spans.place("run-1", "invoke_agent ops", "1")
+    turn = telemetry.spans.context_for("run-1", "invoke_agent ops", "1")
     telemetry.spans.start("chat m", {}, run_id="run-1", parent=turn).end()
     telemetry.spans.start("invoke_agent ops", {}, run_id="run-1", key="1").end()
     chat, invoke = seen.get_finished_spans()
@@ -85,7 +85,7 @@ def test_a_run_is_sampled_as_a_whole_and_as_often_as_the_team_wants(ratio: float
     telemetry, seen = recording(ParentBased(TraceIdRatioBased(ratio)))
     for number in range(400):
         run_id = f"0199c0de-7000-7000-8000-{number:012}"
-        turn = telemetry.spans.place(run_id, "invoke_agent ops", "1")
+        turn = telemetry.spans.context_for(run_id, "invoke_agent ops", "1")
         telemetry.spans.start("chat m", {}, run_id=run_id, parent=turn).end()
         telemetry.spans.start("invoke_agent ops", {}, run_id=run_id, key="1").end()
     traces = [span.context.trace_id for span in seen.get_finished_spans() if span.context]
@@ -95,7 +95,7 @@ def test_a_run_is_sampled_as_a_whole_and_as_often_as_the_team_wants(ratio: float
 
 def test_a_team_that_samples_nothing_gets_nothing() -> None:
     telemetry, seen = recording(ParentBased(ALWAYS_OFF))
-    turn = telemetry.spans.place("run-1", "invoke_agent ops", "1")
+    turn = telemetry.spans.context_for("run-1", "invoke_agent ops", "1")
     telemetry.spans.start("chat m", {}, run_id="run-1", parent=turn).end()
     assert seen.get_finished_spans() == ()
 
@@ -107,7 +107,7 @@ def test_the_sdks_replay_safe_provider_is_one_as_any_other() -> None:
     Telemetry(provider).spans.start("everlong.resume", {}, run_id="run-1", key="1").end()
     [span] = exporter.get_finished_spans()
     assert span.context is not None
-    assert span.context.trace_id == trace_id_of("run-1")
+    assert span.context.trace_id == derive_trace_id("run-1")
 
 
 @pytest.mark.guarantee(81)
@@ -127,7 +127,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from everlong.telemetry import Telemetry
-from everlong.telemetry.spans import trace_id_of
+from everlong.telemetry.spans import derive_trace_id
 from temporalio.contrib.opentelemetry import create_tracer_provider
 provider = PROVIDER
 telemetry = Telemetry()
@@ -140,7 +140,7 @@ metrics.set_meter_provider(MeterProvider([reader]))
 telemetry.spans.start("late", {}, run_id="run-1", key="1").end()
 telemetry.meters.add("everlong.holds", 1, {"error": "BlobMissing"})
 [span] = exporter.get_finished_spans()
-assert span.name == "late" and span.context.trace_id == trace_id_of("run-1")
+assert span.name == "late" and span.context.trace_id == derive_trace_id("run-1")
 [scope] = reader.get_metrics_data().resource_metrics[0].scope_metrics
 [metric] = scope.metrics
 assert metric.name == "everlong.holds" and metric.data.data_points[0].value == 1
@@ -151,15 +151,15 @@ assert metric.name == "everlong.holds" and metric.data.data_points[0].value == 1
 
 def test_a_traceparent_leads_back_to_its_span() -> None:
     telemetry, _ = recording()
-    place = telemetry.spans.place("run-1", "chat", "1")
-    found = parse_traceparent(traceparent(place))
+    place = telemetry.spans.context_for("run-1", "chat", "1")
+    found = parse_traceparent(format_traceparent(place))
     assert found is not None
     assert (found.trace_id, found.span_id, found.trace_flags) == (
         place.trace_id,
         place.span_id,
         place.trace_flags,
     )
-    assert traceparent(trace.INVALID_SPAN_CONTEXT) == ""
+    assert format_traceparent(trace.INVALID_SPAN_CONTEXT) == ""
 
 
 @given(st.text(max_size=80) | st.from_regex(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"))
@@ -169,11 +169,11 @@ def test_any_text_is_a_traceparent_or_none(text: str) -> None:
 
 
 def test_what_was_noted_of_runs_is_bounded_and_taken_once() -> None:
-    recent: Recent[int] = Recent(runs_max=3)
+    recent: RecentRuns[int] = RecentRuns(runs_max=3)
     for number in range(5):
-        recent.note(f"run-{number}", number)
-    assert [recent.take(f"run-{number}") for number in range(5)] == [None, None, 2, 3, 4]
-    assert recent.take("run-4") is None
+        recent.put(f"run-{number}", number)
+    assert [recent.pop(f"run-{number}") for number in range(5)] == [None, None, 2, 3, 4]
+    assert recent.pop("run-4") is None
 
 
 class Broken(SpanProcessor):
@@ -191,10 +191,10 @@ def test_what_takes_spans_cannot_fail_what_is_told(caplog: pytest.LogCaptureFixt
     provider.add_span_processor(Broken())
     spans = Telemetry(provider).spans
     spans.end(spans.start("everlong.resume", {}, run_id="run-1"))
-    with spans.current(spans.start("chat", {}, run_id="run-1")):
+    with spans.use(spans.start("chat", {}, run_id="run-1")):
         pass
     with pytest.raises(ValueError, match="of the body"):
-        with spans.current(spans.start("chat", {}, run_id="run-1")):
+        with spans.use(spans.start("chat", {}, run_id="run-1")):
             raise ValueError("of the body")
     assert len([record for record in caplog.records if "raised an error" in record.message]) <= 1
 

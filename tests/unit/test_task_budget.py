@@ -15,7 +15,7 @@ from everlong.codecs import EverlongCodec
 from everlong.codecs.budget import BUDGET, CompletionBudget, TaskBudget
 from everlong.codecs.refs import ENCODING as REF_ENCODING
 from everlong.errors import PayloadTooLarge
-from everlong.interceptors.history import Recorded
+from everlong.interceptors.history import RunHistory
 from tests.support.fake_stores import CountingStore
 
 MAX = limits.COMPLETION_BYTES_MAX
@@ -122,15 +122,15 @@ def test_a_replay_whose_commands_history_holds_leaves_the_whole_budget() -> None
 
 
 def test_a_history_that_is_read_late_holds_the_commands_of_before() -> None:
-    recorded = Recorded()
-    assert recorded.holds_all()
-    assert not recorded.take("schedule_activity", "1")
-    assert not recorded.take("schedule_activity", "2")
-    assert not recorded.holds_all()
+    history = RunHistory()
+    assert history.holds_all()
+    assert not history.take("schedule_activity", "1")
+    assert not history.take("schedule_activity", "2")
+    assert not history.holds_all()
     for activity_id in ("1", "2"):
-        assert not recorded.holds_all()
+        assert not history.holds_all()
         attributes = ActivityTaskScheduledEventAttributes(activity_id=activity_id)
-        recorded.note(HistoryEvent(activity_task_scheduled_event_attributes=attributes))
-    assert recorded.holds_all()
-    assert not recorded.take("schedule_activity", "1")
-    assert not recorded.holds_all()
+        history.add(HistoryEvent(activity_task_scheduled_event_attributes=attributes))
+    assert history.holds_all()
+    assert not history.take("schedule_activity", "1")
+    assert not history.holds_all()

@@ -19,7 +19,7 @@ from everlong.admin import service
 from everlong.client import delivery
 from everlong.client.fork import check_free
 from everlong.errors import ThreadIdRefused, ThreadNotFound
-from everlong.interceptors.headers import StartInterceptor
+from everlong.interceptors.headers import ThreadIdInterceptor
 from everlong.models import AGENT_WORKFLOW
 from everlong.models.thread_ids import (
     check_id,
@@ -243,7 +243,7 @@ async def test_temporals_own_client_starts_threads_under_sound_ids_and_others_as
     workflow: str,
 ) -> None:
     passed = Passed()
-    through = StartInterceptor().intercept_client(passed)
+    through = ThreadIdInterceptor().intercept_client(passed)
 
     async def start(thread_id: str) -> None:
         begun: Any = SimpleNamespace(workflow=workflow, id=thread_id)
