@@ -1,12 +1,12 @@
-"""Heartbeats, and patience with the store.
+"""Heartbeats of activities, and retries while the store is unavailable.
 
-The server notices a killed worker by missing heartbeats. They run beside the code that they cover and
-need no help from it. Each is a billed action, so an activity that ends within half of the heartbeat
-timeout sends none.
+The server detects a killed worker by missing heartbeats. A timer sends them while the activity runs.
+Each is a billed action, so an activity that ends within half of the heartbeat timeout sends none.
 
-A fault of the store, or bytes that are missing, hold a thread: its activity waits, its heartbeats say
-for what, and it goes on by itself once that is mended. One that has done nothing yet gives up its
-place after a while and is tried again; one that has run a tool waits on, and does not run it again.
+A store fault or a missing object holds a thread: the activity retries, its heartbeats carry the reason,
+and it continues once the store is repaired. An activity that has had no effect yet gives up its slot
+after a while, and the workflow schedules it again. One that has run a tool keeps retrying: it must not
+run the tool again.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ _REPAIRABLE = (StoreUnavailable, BlobMissing, BlobCorrupt, KeyMissing, RefRefuse
 
 
 class Heartbeat:
-    """The heartbeats of one activity, and what it waits for."""
+    """Sends the heartbeats of one activity, and retries its store calls."""
 
     def __init__(self, held: Callable[[str], None], interval_seconds: float) -> None:
         self._held = held
@@ -46,14 +46,14 @@ class Heartbeat:
         self._timer: asyncio.TimerHandle | None = None
 
     async def retry_or_hold(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Do work on the store before anything else was done; fail as held if it cannot be."""
+        """Retry store work of an activity without effects so far; fail as held after a while."""
         try:
             return await self._retry(work, limits.HOLD_SECONDS_MAX)
         except _REPAIRABLE as error:
             raise build_held_error(f"{type(error).__name__}: {error}") from None
 
     async def retry_until_timeout(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Do work on the store that must not be lost: as long as the activity may run."""
+        """Retry store work whose loss would repeat an effect, for as long as the activity may run."""
         return await self._retry(work, limits.ACTIVITY_SECONDS_MAX)
 
     async def _retry(self, work: Callable[[], Awaitable[T]], seconds_max: float) -> T:
@@ -70,19 +70,19 @@ class Heartbeat:
                     activity.logger.warning(held_by)
                     self._held(type(error).__name__)
                     self._set_hold(held_by)
-                # Jitter, so that many activities do not come back at the same moment.
+                # Jitter, so that many activities do not retry at the same moment.
                 await asyncio.sleep(pause_seconds * random.uniform(0.5, 1.0))  # noqa: S311
                 pause_seconds = min(2 * pause_seconds, limits.STORE_RETRY_SECONDS_MAX)
         finally:
             self._set_hold("")
 
     def start(self) -> None:
-        """Heartbeat until stopped, for the first time after one interval."""
-        # A timer, and no task: most activities end before the first heartbeat.
+        """Schedule the first heartbeat, one interval from now, and all that follow until `stop`."""
+        # A timer costs less than a task, and most activities end before the first heartbeat.
         self._timer = asyncio.get_running_loop().call_later(self._interval_seconds, self._beat)
 
     def stop(self) -> None:
-        """Send no more heartbeats."""
+        """Stop sending heartbeats."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -91,21 +91,21 @@ class Heartbeat:
         self._heartbeat()
 
     def _set_hold(self, held_by: str) -> None:
-        """Heartbeat at once if what the activity waits for has changed.
+        """Set the reason for a hold, and send it at once if it has changed.
 
-        The SDK delays it if another heartbeat was sent within the last 80% of the timeout.
+        The SDK delays a heartbeat if another was sent within the last 80% of the timeout.
         """
         if held_by != self._held_by:
             self._held_by = held_by
             self._heartbeat()
 
     def _heartbeat(self) -> None:
-        """Heartbeat. The details are what Temporal shows of a pending activity."""
+        """Send a heartbeat. Temporal shows its details with the pending activity."""
         activity.heartbeat(*([self._held_by] if self._held_by else []))
 
 
 def build_held_error(reason: str) -> ApplicationError:
-    """Return the failure upon which the workflow waits and tries again, without end."""
+    """Return the failure that makes the workflow wait and schedule the activity again, without limit."""
     return ApplicationError(
         printable(reason, limits.HELD_REASON_CHARS_MAX), type=HELD, non_retryable=True
     )
@@ -113,7 +113,7 @@ def build_held_error(reason: str) -> ApplicationError:
 
 @contextlib.asynccontextmanager
 async def heartbeat(held: Callable[[str], None]) -> AsyncIterator[Heartbeat]:
-    """Heartbeat while the body runs. `held` is told what it has to wait for, each time."""
+    """Send heartbeats while the body runs. `held` is called with the error's name at each retry."""
     timeout = activity.info().heartbeat_timeout or timedelta(seconds=limits.HEARTBEAT_SECONDS)
     beat = Heartbeat(held, timeout.total_seconds() / limits.HEARTBEATS_IN_TIMEOUT)
     beat.start()

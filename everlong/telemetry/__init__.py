@@ -1,4 +1,4 @@
-"""What Everlong tells of itself: spans and metrics, by OpenTelemetry."""
+"""Telemetry: Everlong's OpenTelemetry spans and metrics."""
 
 from opentelemetry.metrics import MeterProvider, get_meter
 from opentelemetry.trace import TracerProvider, get_tracer
@@ -11,7 +11,7 @@ __all__ = ["METRICS", "Meters", "Metric", "Spans", "Telemetry"]
 
 
 class Telemetry:
-    """Where a worker's spans and metrics go. Nowhere, unless a provider is given or is global."""
+    """A worker's spans and meters. They record nothing without a provider, given or global."""
 
     def __init__(
         self,
@@ -24,4 +24,4 @@ class Telemetry:
         self.spans = Spans(get_tracer(NAME, version, tracer_provider, SCHEMA_URL))
         self.meters = Meters(get_meter(NAME, version, meter_provider, SCHEMA_URL))
         self.record_contents = record_contents
-        """Whether spans hold what models and tools read and write. Off unless switched on."""
+        """Whether spans carry the inputs and outputs of models and tools. Off by default."""

@@ -1,7 +1,7 @@
-"""The metrics of the SDK's Core, on the same meter as ours.
+"""Metrics of the SDK's Core, forwarded to an OpenTelemetry meter.
 
-Core writes updates into a buffer, and a thread takes them out every 5 seconds. It is a thread and not a
-task, because the buffer fills up exactly when an event loop is blocked.
+Core writes updates into a bounded buffer, and a thread drains it every 5 seconds. It must be a thread,
+not a task: the buffer fills up exactly when the event loop is blocked.
 """
 
 import logging
@@ -31,16 +31,16 @@ Recorder: TypeAlias = Callable[[float, Labels], None]
 # A step of a thread makes about 60 updates, and a worker some tens of steps a second: 100,000 are
 # half a minute of that. An update takes about 100 bytes.
 UPDATES_MAX: Final = 100_000
-# Updates of one counter or gauge that are drained together are recorded as one, so rarer drains record
-# less. A profile of a worker that drained every second had 1% of its time here.
+# Updates of one counter or gauge in the same drain are recorded as one value, so a longer interval
+# records less. With a drain each second, 1% of a profiled worker's time was spent here.
 DRAIN_SECONDS: Final = 5.0
 _SECONDS: Final = (
     *(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
     *(300.0, 1800.0),
 )
-# Written before the buffer is emptied: if it does not come out, the buffer was full.
+# Added before each drain. If it is missing from the drained updates, the buffer was full.
 _SENTINEL: Final = "everlong_beat"
-# Core logs a line for each update that does not fit; we say it once.
+# Core logs a line for each update that does not fit. We switch that off and warn once.
 _FILTER: Final = (
     TelemetryFilter(core_level="WARN", other_level="ERROR").formatted()
     + ",temporalio_sdk_core::telemetry::metrics=off"
@@ -48,26 +48,26 @@ _FILTER: Final = (
 
 
 class _Gauge:
-    """The last value of a gauge for each set of labels, as each collection gets it.
+    """The last value of a gauge for each set of labels, reported at every collection.
 
-    Before SDK 1.45, a gauge of OpenTelemetry's own forgets its value when it is collected. Core sets
-    most gauges rarely, so they would be missing from most scrapes.
+    OpenTelemetry's own gauge loses its value at each collection before SDK 1.45. Core sets most gauges
+    rarely, so they would be missing from most scrapes.
     """
 
     def __init__(self) -> None:
         self._values: dict[frozenset[tuple[str, object]], tuple[float, Labels]] = {}
 
     def set(self, value: float, labels: Labels) -> None:
-        """Keep a value. Core has a bounded number of label sets: queues and kinds of workers."""
+        """Keep a value. Core has a bounded number of label sets: task queues and worker types."""
         self._values[frozenset(labels.items())] = (value, labels)
 
     def observe(self, _: CallbackOptions) -> list[Observation]:
-        """Return all values, in the thread of the reader that collects."""
+        """Return all values. Called in the thread of the collecting reader."""
         return [Observation(value, labels) for value, labels in list(self._values.values())]
 
 
 class CoreMetrics:
-    """A runtime for clients, and what brings its metrics to a meter until `close`."""
+    """A runtime for clients that forwards Core's metrics to a meter until `close`."""
 
     def __init__(self, meter: Meter, *, updates_max: int = UPDATES_MAX) -> None:
         self._meter = meter
@@ -76,12 +76,12 @@ class CoreMetrics:
             telemetry=TelemetryConfig(
                 logging=LoggingConfig(filter=_FILTER),
                 metrics=self._buffer,
-                # The resource names the service, and not as Core would.
+                # Our OpenTelemetry resource already names the service.
                 attach_service_name=False,
             )
         )
         self._sentinel = self.runtime.metric_meter.create_counter(_SENTINEL)
-        # By the identity of the metric, which is kept so that nothing else gets it.
+        # Keyed by `id(metric)`. The metric is kept alive here, so its id is never reused.
         self._recorders: dict[int, tuple[BufferedMetric, BufferedMetricKind, Recorder | None]] = {}
         self._has_lost = False
         self._draining = threading.Lock()
@@ -90,13 +90,13 @@ class CoreMetrics:
         self._thread.start()
 
     def close(self) -> None:
-        """Bring what is in the buffer to the meter, and stop. Stop workers first."""
+        """Stop the thread and drain the buffer a last time. Stop workers first."""
         self._closing.set()
         self._thread.join()
         self.drain()
 
     def drain(self) -> int:
-        """Bring all updates of the buffer to the meter; return how many."""
+        """Record all buffered updates on the meter; return their number."""
         with self._draining:
             self._sentinel.add(1)
             try:
@@ -104,7 +104,7 @@ class CoreMetrics:
             except BaseException as error:
                 if type(error).__name__ != "PanicException":
                     raise
-                # Core forgets what a metric is if that was among what did not fit.
+                # Core panics on a metric whose definition itself did not fit into the buffer.
                 self._warn_of_loss()
                 return 0
             if not self._record(updates):
@@ -112,10 +112,10 @@ class CoreMetrics:
             return len(updates)
 
     def _record(self, updates: Sequence[BufferedMetricUpdate]) -> bool:
-        """Record updates; return whether the beat was among them."""
+        """Record updates; return whether the sentinel was among them."""
         has_sentinel = False
-        # A meter takes 10 to 20 us for a value, so it gets one of a counter or a gauge, not all of them.
-        # Core has one object for each metric and for each set of labels.
+        # Recording a value takes 10 to 20 us, so a counter or gauge is recorded once per drain. Keys are
+        # object ids: Core has one object for each metric and for each set of labels.
         merged: dict[tuple[int, int], tuple[Recorder, float, Labels]] = {}
         for update in updates:
             metric, labels, value = update.metric, update.attributes, update.value
@@ -144,14 +144,14 @@ class CoreMetrics:
         if not self._has_lost:
             self._has_lost = True
             _LOG.warning(
-                "some of the SDK's own metrics were lost: more updates came in 5 s than its buffer "
-                "holds. Counters of temporal_ metrics are too low from here on."
+                "some metrics of the Temporal SDK were lost: more updates came in 5 s than its buffer "
+                "holds. Counters of temporal_ metrics are too low from now on."
             )
 
     def _create_recorder(
         self, metric: BufferedMetric
     ) -> tuple[BufferedMetricKind, Recorder | None]:
-        """Return a metric's kind, and how a value of it is recorded; None if it is not."""
+        """Return a metric's kind and the function that records a value; None to skip the metric."""
         kind, name = metric.kind, metric.name
         unit, description = metric.unit or "", metric.description or ""
         if name == _SENTINEL:
@@ -167,7 +167,7 @@ class CoreMetrics:
             histogram = self._meter.create_histogram(
                 name, unit, description, explicit_bucket_boundaries_advisory=buckets
             )
-        except Exception as error:  # noqa: BLE001 - a team's own metric, by a name that is not taken.
+        except Exception as error:  # noqa: BLE001 - a user's own metric may have a name that OpenTelemetry rejects
             _LOG.warning("the metric %r is not exported: %s", name[:100], error)
             return kind, None
         return kind, histogram.record

@@ -1,7 +1,8 @@
-"""Where spans and metrics go, by the standard `OTEL_` variables.
+"""Exporters of spans and metrics, chosen by the standard `OTEL_` variables.
 
-Only our own commands use this. The plugin takes the team's own providers, and installs none unasked.
-Endpoints, headers, timeouts and intervals are read by the exporters themselves.
+Only Everlong's own commands use this module. The plugin uses the providers that the application passes
+or has set globally, and never installs one. The exporters themselves read their endpoints, headers,
+timeouts and intervals from the environment.
 """
 
 import contextlib
@@ -41,7 +42,8 @@ from everlong.telemetry.instrumentation import NAME, SCHEMA_URL, scope_version
 from everlong.telemetry.metrics import Meters
 
 _LOG: Final = logging.getLogger(__name__)
-# The exporters try again for 20 s together if nobody answers; who stops a worker waits for 10 to 30 s.
+# Exporters retry an unreachable endpoint for 20 s in all, but supervisors kill a worker 10 to 30 s after
+# they have asked it to stop.
 _SHUTDOWN_SECONDS_MAX: Final = 5.0
 if TYPE_CHECKING:
     from everlong.telemetry.prometheus import MetricsEndpoint
@@ -53,14 +55,14 @@ _PROTOCOLS: Final = ("http/protobuf", "grpc")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExportSettings:
-    """What is exported, and how."""
+    """Which exporters to open, with their protocols and the Prometheus address."""
 
     service_name: str
     """Used if neither `OTEL_SERVICE_NAME` nor `OTEL_RESOURCE_ATTRIBUTES` names the service."""
     traces: str = "none"
-    """`OTEL_TRACES_EXPORTER`: none, console or otlp; several with commas between them."""
+    """`OTEL_TRACES_EXPORTER`: none, console or otlp; comma-separated."""
     metrics: str = "none"
-    """`OTEL_METRICS_EXPORTER`: none, console, otlp or prometheus; several with commas."""
+    """`OTEL_METRICS_EXPORTER`: none, console, otlp or prometheus; comma-separated."""
     traces_protocol: str = "http/protobuf"
     """`OTEL_EXPORTER_OTLP_TRACES_PROTOCOL`: http/protobuf or grpc."""
     metrics_protocol: str = "http/protobuf"
@@ -74,21 +76,24 @@ class ExportSettings:
 
 @dataclasses.dataclass
 class Providers:
-    """What makes spans and metrics, and sends them. Nobody else shuts them down."""
+    """Tracer and meter provider of a command, with all that feeds and serves them.
+
+    The command that opened them must call `shutdown`; they have no exit handler.
+    """
 
     tracer_provider: TracerProvider
     meter_provider: MeterProvider
     endpoint: "MetricsEndpoint | None" = None
     core: CoreMetrics | None = None
-    """The SDK's own metrics, if `open_core` was called."""
+    """Metrics of the SDK's Core; None until `open_core` is called."""
 
     @property
     def has_metrics(self) -> bool:
-        """Whether metrics go anywhere."""
+        """Whether any metrics exporter is configured."""
         return isinstance(self.meter_provider, SdkMeterProvider)
 
     def install(self) -> None:
-        """Have all spans of this process go there, if anywhere: for a command that is all of it."""
+        """Make the tracer provider the global one, if it exports. Only for a process that is ours."""
         if isinstance(self.tracer_provider, SdkTracerProvider):
             trace.set_tracer_provider(self.tracer_provider)
 
@@ -98,13 +103,13 @@ class Providers:
         return Meters(self.meter_provider.get_meter(NAME, scope_version(), SCHEMA_URL))
 
     def open_core(self) -> CoreMetrics | None:
-        """Return what brings the metrics of a client's runtime along; None if nobody reads them."""
+        """Return the bridge for Core's metrics, opened once; None if no exporter would read them."""
         if self.core is None and self.has_metrics:
             self.core = CoreMetrics(self.meter_provider.get_meter("temporalio"))
         return self.core
 
     def shutdown(self) -> None:
-        """Send what waits, and end all threads. It blocks, but not for long."""
+        """Flush and stop all exporters. Blocks for at most 5 seconds."""
         if self.core is not None:
             self.core.close()
         if self.endpoint is not None:
@@ -122,14 +127,14 @@ class Providers:
             thread.join(max(0.0, deadline - time.monotonic()))
         if any(thread.is_alive() for thread in threads):
             _LOG.warning(
-                "the last spans or metrics were not sent: nobody took them within %.0f s. Check "
-                "OTEL_EXPORTER_OTLP_ENDPOINT.",
+                "the last spans or metrics were not sent: the endpoint did not accept them within "
+                "%.0f s. Check OTEL_EXPORTER_OTLP_ENDPOINT.",
                 _SHUTDOWN_SECONDS_MAX,
             )
 
 
 def open_providers(exports: ExportSettings) -> Providers:
-    """Return providers for what is to be exported. Where that is nothing, they do nothing."""
+    """Return providers with the chosen exporters. A signal without exporters gets a no-op provider."""
     traces = _parse_names("OTEL_TRACES_EXPORTER", exports.traces, _TRACES)
     metrics = _parse_names("OTEL_METRICS_EXPORTER", exports.metrics, _METRICS)
     if "otlp" in traces:
@@ -148,7 +153,7 @@ def open_providers(exports: ExportSettings) -> Providers:
         if metrics:
             readers: list[MetricReader] = []
             if "prometheus" in metrics:
-                # Here: a web server's classes cannot be imported in the SDK's sandbox.
+                # Imported here: the workflow sandbox cannot import the classes of `http.server`.
                 from everlong.telemetry.prometheus import MetricsEndpoint
 
                 providers.endpoint = MetricsEndpoint(
@@ -167,7 +172,7 @@ def open_providers(exports: ExportSettings) -> Providers:
 
 
 def format_span(span: ReadableSpan) -> str:
-    """Return a span as one line of JSON."""
+    """Format a span as one line of JSON."""
     start_ns, end_ns = span.start_time or 0, span.end_time or 0
     fields = {
         "span": span.name,
@@ -178,13 +183,13 @@ def format_span(span: ReadableSpan) -> str:
 
 
 def _parse_names(variable: str, value: str, known: Sequence[str]) -> list[str]:
-    """Return the names of a list, each once; an empty list for `none`."""
+    """Parse a comma-separated list of exporters, without duplicates; `none` gives an empty list."""
     names = list(dict.fromkeys(name.strip().lower() for name in value.split(",") if name.strip()))
     if not set(names) <= set(known):
         choices = f"{', '.join(known[:-1])} or {known[-1]}"
         raise ConfigError(f"{variable} is {value[:60]!r}; use {choices}")
     if "none" in names and len(names) > 1:
-        raise ConfigError(f"{variable} is {value[:60]!r}; use none alone, or leave it out")
+        raise ConfigError(f"{variable} is {value[:60]!r}; use none alone, or remove it")
     return [name for name in names if name != "none"]
 
 
@@ -197,7 +202,7 @@ def _check_protocol(variable: str, protocol: str) -> None:
 
 
 def _build_resource(service_name: str) -> Resource:
-    """Return who exports. Each process has an id: counters of two with the same would be mixed."""
+    """Return the resource. Each process needs its own instance id, or backends mix up counters."""
     found = Resource.create()
     missing: dict[str, str] = {}
     if str(found.attributes[SERVICE_NAME]).startswith("unknown_service"):
@@ -210,7 +215,7 @@ def _build_resource(service_name: str) -> Resource:
 def _build_processor(name: str, protocol: str) -> SpanProcessor:
     if name == "console":
         return SimpleSpanProcessor(ConsoleSpanExporter(out=sys.stdout, formatter=format_span))
-    # Sent from a thread of its own: an endpoint that is slow holds up no event loop.
+    # The batch processor exports from its own thread, so a slow endpoint does not block the event loop.
     return BatchSpanProcessor(_build_span_exporter(protocol))
 
 
@@ -242,15 +247,15 @@ def _build_metric_exporter(name: str, protocol: str) -> MetricExporter:
 
 @contextlib.contextmanager
 def _translate_errors() -> Iterator[None]:
-    """Say what is missing or wrong where an OTLP exporter cannot be made."""
+    """Raise ConfigError where an OTLP exporter cannot be created."""
     try:
         yield
     except ImportError as error:
         raise ConfigError(
             "exporting to otlp needs a package: pip install 'everlong[admin]'"
         ) from error
-    except Exception as error:  # The exporters' own have nothing in common.
+    except Exception as error:  # The exporters' errors have no common base class.
         raise ConfigError(
-            f"an OTEL_EXPORTER_OTLP_ variable is not taken: {type(error).__name__}: "
+            f"an OTEL_EXPORTER_OTLP_ variable is invalid: {type(error).__name__}: "
             f"{str(error)[:200]}"
         ) from error

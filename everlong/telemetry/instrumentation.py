@@ -1,4 +1,4 @@
-"""Instrumentation scope: the name, version and schema that all our spans and metrics carry."""
+"""Instrumentation scope of all spans and metrics, and the guard around a user's exporters."""
 
 import contextlib
 import functools
@@ -10,19 +10,18 @@ from typing import Final
 
 NAME: Final = "everlong"
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.41.0"
-"""Version of the semantic conventions whose attribute names are used, those of GenAI included."""
+"""Version of the semantic conventions that our attribute names follow, GenAI included."""
 
 
 @functools.cache
 def scope_version() -> str:
-    """Return the version of the installed package; empty where it is not installed."""
+    """Return the version of the installed package; empty if it is not installed."""
     try:
         return metadata.version(NAME)
     except metadata.PackageNotFoundError:
         return ""
 
 
-# What tells of work must not fail it: a team's processor, sampler or reader may raise anything.
 _LOG: Final = logging.getLogger(__name__)
 _LOG_SECONDS: Final = 60.0
 _logged_at = float("-inf")
@@ -30,11 +29,16 @@ _logged_at = float("-inf")
 
 @contextlib.contextmanager
 def log_errors() -> Iterator[None]:
-    """Log what the body raises, once a minute at most, and go on."""
+    """Log errors of the body, at most one a minute, and continue.
+
+    A user's span processor, sampler or metric reader may raise anything. It must not fail the step.
+    """
     global _logged_at
     try:
         yield
     except Exception:  # noqa: BLE001 - it is logged, and is not our code
         if time.monotonic() - _logged_at >= _LOG_SECONDS:
             _logged_at = time.monotonic()
-            _LOG.exception("spans or metrics are lost: what takes them raised an error")
+            _LOG.exception(
+                "spans or metrics were lost: a span processor, sampler or metric reader raised an error"
+            )

@@ -1,7 +1,6 @@
-"""Every metric that Everlong has: one table, from which instruments and documents are made.
+"""Table of all metrics, and the meters made from it. Dashboards and docs are checked against it.
 
-No thread id is a label: a fleet has millions of them. What leads from a figure to a thread is the
-exemplar, which carries the trace.
+A thread id is never a label: a fleet has millions of threads. Exemplars lead from a value to a trace.
 """
 
 import dataclasses
@@ -37,7 +36,7 @@ _TOKENS: Final = tuple(float(4**power) for power in range(14))
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """One metric, as OpenTelemetry names it."""
+    """A metric by its OpenTelemetry name."""
 
     name: str
     kind: Literal["histogram", "counter", "observed_counter", "observed_gauge"]
@@ -302,12 +301,12 @@ _OBSERVING: Final = threading.Lock()
 
 
 def _is_api_default(found: object) -> bool:
-    """Tell whether a meter or a provider is the API's own, which records nothing by itself."""
+    """Return whether a meter or provider is the API's default, which records nothing by itself."""
     return type(found).__module__.startswith("opentelemetry.metrics")
 
 
 class Meters:
-    """The instruments, made from the table when they are first used."""
+    """Instruments of the table, created at first use."""
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
@@ -316,14 +315,14 @@ class Meters:
 
     @property
     def is_silent(self) -> bool:
-        """Whether no provider is set, so that labels and exemplars need not be built."""
-        # A meter of the API passes on to the global provider's, once one is set. An SDK has its own.
+        """Whether no provider is set. Callers then skip building labels and exemplars."""
+        # The API's proxy meter delegates to the global provider once that is set.
         return _is_api_default(self._meter) and _is_api_default(get_meter_provider())
 
     def record(
         self, name: str, value: float, labels: Labels | None = None, context: Context | None = None
     ) -> None:
-        """Record a value of a histogram. The span of the context is its exemplar."""
+        """Record a histogram value. The span in `context` becomes its exemplar."""
         with log_errors():
             self._histogram(name).record(value, labels, context)
 
@@ -360,9 +359,9 @@ class Meters:
         return counter
 
     def observe(self, name: str, observed: ObserveCallback) -> None:
-        """Have a value read whenever metrics are collected.
+        """Call `observed` at every collection.
 
-        A meter has an instrument once. What several plugins of a process observe is added up.
+        A meter has each instrument once, so the values of several plugins in a process are summed.
         """
         with _OBSERVING:
             sources = _OBSERVED.setdefault(self._meter, {}).setdefault(name, [])

@@ -1,7 +1,7 @@
-"""The place where Prometheus comes for metrics: GET `/metrics`, served from a thread.
+"""Prometheus endpoint: serves GET `/metrics` from a thread.
 
-It tells what this process measures and nothing else. A client can hold it up neither by many
-connections nor by slow ones.
+It serves only the metrics of this process. Connections are bounded in number and in time, so clients
+cannot exhaust it by many or by slow connections.
 """
 
 import contextlib
@@ -20,18 +20,18 @@ from opentelemetry.sdk.metrics.export import MetricReader
 
 from everlong.errors import ConfigError, EverlongError, PortInUse
 
-if TYPE_CHECKING:  # It comes with an extra.
+if TYPE_CHECKING:  # The package comes with the extra `admin`.
     from prometheus_client import CollectorRegistry
 
-# A server of Prometheus holds one connection, and a fleet has a few of them.
+# A Prometheus server holds one connection, and a fleet has a few Prometheus servers.
 _CONNECTIONS_MAX: Final = 8
-# Prometheus gives up after 10 s by default. Whoever has not asked and read by then is cut off.
+# Prometheus' default scrape timeout. Slower connections are closed.
 _CONNECTION_SECONDS_MAX: Final = 10.0
 _HINT: Final = b"Everlong's metrics are at /metrics\n"
 
 
 class MetricsEndpoint:
-    """A reader of metrics and the HTTP server that shows them, until `close`."""
+    """A metric reader and the HTTP server that serves it until `close`."""
 
     def __init__(self, host: str, port: int, token: str = "") -> None:
         try:
@@ -42,7 +42,7 @@ class MetricsEndpoint:
             raise ConfigError(
                 "OTEL_METRICS_EXPORTER=prometheus needs a package: pip install 'everlong[admin]'"
             ) from error
-        # Not the package's global one: whatever else uses that in this process is not ours to show.
+        # Not the package's global registry, which may hold metrics of other libraries in this process.
         self._registry = CollectorRegistry()
         self._collecting = threading.Lock()
         self._server = _Server(host, port, token, self)
@@ -54,38 +54,38 @@ class MetricsEndpoint:
 
     @property
     def url(self) -> str:
-        """Where the metrics are."""
+        """URL of the metrics."""
         host, port = self._server.server_address[:2]
         shown = f"[{host!s}]" if ":" in str(host) else host
         return f"http://{shown!s}:{port}/metrics"
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """Return all metrics in the format that was asked for, and its content type."""
+        """Return all metrics in the format that `accept` asks for, and its content type."""
         from prometheus_client.exposition import choose_encoder
 
         encode, content_type = choose_encoder(accept)
-        with self._collecting:  # Two readers at once would each get a part.
+        with self._collecting:  # Of two concurrent collections, each would get a part.
             return encode(self._registry), content_type
 
     def close(self) -> None:
-        """Stop listening. A request under way is answered, or cut off in time."""
+        """Stop listening. A request in progress is answered, or closed at its timeout."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
 
 def _get_reader_factory() -> "Callable[[CollectorRegistry], MetricReader]":
-    """Return what makes a reader whose metrics are in a given registry."""
+    """Return a function that creates a reader whose metrics are in a given registry."""
     from opentelemetry.exporter import prometheus
 
     known = inspect.signature(prometheus.PrometheusMetricReader).parameters
-    # Labels for the scope would double what every query has to group by.
+    # Scope labels would double the labels that every query has to group by.
     options: dict[str, Any] = {"scope_info_enabled": False} if "scope_info_enabled" in known else {}
 
     def new_reader(registry: "CollectorRegistry") -> MetricReader:
         if "registry" in known:
             return prometheus.PrometheusMetricReader(registry=registry, **options)
-        # Before 0.63b0 a reader takes the registry that its module names. A process has one endpoint.
+        # Before 0.63b0 a reader uses its module's REGISTRY. That is safe: a process has one endpoint.
         vars(prometheus)["REGISTRY"] = registry
         return prometheus.PrometheusMetricReader(**options)
 
@@ -109,7 +109,7 @@ class _Server(http.server.ThreadingHTTPServer):
             raise _translate_error(error, host, port) from error
 
     def server_bind(self) -> None:
-        # Not as the base class does it: that looks the host's name up, and may wait for DNS.
+        # Skips HTTPServer.server_bind, which looks up the host's name and may wait for DNS.
         socketserver.TCPServer.server_bind(self)
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -129,7 +129,7 @@ class _Server(http.server.ThreadingHTTPServer):
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a client that goes away is not our fault."""
+        """Log nothing: clients may disconnect at any time."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -142,7 +142,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         expected = self.server.expected
         given = self.headers.get("authorization", "").encode("latin-1", "replace")
         if expected and not hmac.compare_digest(given, expected):
-            self._answer(HTTPStatus.UNAUTHORIZED, b"a bearer token is needed\n")
+            self._answer(HTTPStatus.UNAUTHORIZED, b"a bearer token is required\n")
             return
         path = self.path.partition("?")[0]
         if path == "/metrics":
@@ -163,11 +163,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Say nothing: there is a request every few seconds."""
+        """Log nothing: scrapes come every few seconds."""
 
 
 def _cut(request: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # It has gone by itself.
+    with contextlib.suppress(OSError):  # The client has disconnected already.
         request.shutdown(socket.SHUT_RDWR)
 
 

@@ -1,4 +1,4 @@
-"""What was noted of a run last: bounded, since runs come and go for as long as a process lives."""
+"""Recent resumes by run: a bounded map, since a process sees new runs for as long as it lives."""
 
 import collections
 import dataclasses
@@ -12,7 +12,7 @@ _RUNS_MAX: Final = 10_000
 
 @dataclasses.dataclass(frozen=True)
 class ResumeSummary:
-    """What a worker knows of the last resume of a run."""
+    """Duration, cause and replayed events of a run's last resume."""
 
     ms: float = 0.0
     cause: str = ""
@@ -20,7 +20,7 @@ class ResumeSummary:
 
 
 class RecentRuns(Generic[T]):
-    """The newest note of each of the runs that were noted last. Any OS thread may use it."""
+    """One value for each of the most recent runs. Safe to use from any OS thread."""
 
     def __init__(self, runs_max: int = _RUNS_MAX) -> None:
         self._runs_max = runs_max
@@ -28,7 +28,7 @@ class RecentRuns(Generic[T]):
         self._lock = threading.Lock()
 
     def put(self, run_id: str, value: T) -> None:
-        """Take note of something about a run."""
+        """Set the value of a run. The least recently set run is dropped if the map is full."""
         with self._lock:
             self._notes[run_id] = value
             self._notes.move_to_end(run_id)
@@ -36,6 +36,6 @@ class RecentRuns(Generic[T]):
                 self._notes.popitem(last=False)
 
     def pop(self, run_id: str) -> T | None:
-        """Return what was noted of a run, once."""
+        """Remove and return the value of a run; None if it has none."""
         with self._lock:
             return self._notes.pop(run_id, None)

@@ -1,9 +1,9 @@
-"""Spans of things that outlive the process which began them.
+"""Spans that outlive the process that began them.
 
-A run of a workflow is one trace, and its id follows from the run's id. So do the ids of spans that
-have a place in it: the worker that ends one need not have begun it, and one that is emitted again,
-after a crash, is the same span to whoever stores it. The next run begins a trace of its own, whose
-spans link to where the last one ended.
+A run of a workflow is one trace. The trace id is derived from the run id, and so are the ids of spans
+that have a key. So one worker can end a span that another began, and a span that is emitted again
+after a crash replaces the first in the tracing backend. The next run begins its own trace, whose spans
+link to the end of the previous one.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ CHAT: Final = "chat"
 EXECUTE_TOOL: Final = "execute_tool"
 
 THREAD: Final = "gen_ai.conversation.id"
-"""The one attribute by which all that belongs to a thread is found."""
+"""The attribute that finds all spans of a thread."""
 RUN: Final = "everlong.run.id"
 AGENT: Final = "gen_ai.agent.name"
 PROVIDER: Final = "gen_ai.provider.name"
@@ -58,28 +58,28 @@ ERROR: Final = "error.type"
 
 Attributes = Mapping[str, AttributeValue]
 
-# A tracer of the SDK in a replay-safe one in the API's own proxy, and one to spare.
+# The API's proxy around a replay-safe tracer around the SDK's tracer, and one more.
 _WRAPPERS_MAX: Final = 4
 _TYPE_CHARS_MAX: Final = 64
-# A step names its turn a dozen times.
+# A step asks for the ids of its turn a dozen times.
 _IDS_MAX: Final = 1024
 
 
 class Spans:
-    """Emits our spans to whatever provider there is, a team's own included.
+    """Emits spans to the given or the global provider.
 
-    What is wrong with that is logged, and no more: who tells of a step must not fail it.
+    Errors of the provider are logged and never raised: telemetry must not fail a step.
     """
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._resolved: tuple[SdkTracer, _FixedIdGenerator] | None = None
         self.providers: dict[str, str] = {}
-        """The provider of each agent's model, by the name of an agent that this process runs."""
+        """Model provider by agent name, for the agents of this process."""
 
     @property
     def is_silent(self) -> bool:
-        """Whether no provider is set, so that attributes need not be built."""
+        """Whether no provider is set. Callers then skip building attributes."""
         return self._resolved is None and isinstance(self._unwrap(), NoOpTracer)
 
     def start(
@@ -94,9 +94,9 @@ class Spans:
         kind: SpanKind = SpanKind.INTERNAL,
         start_ns: int | None = None,
     ) -> Span:
-        """Start a span: below `parent`, or else at the top of the run's trace.
+        """Start a span: a child of `parent`, or else a root span of the run's trace.
 
-        With a `key` its id follows from run, name and key. What happens more than once has none.
+        With a `key`, the span id is derived from run, name and key. Omit it for spans that may repeat.
         """
         has_parent = parent is not None and parent.is_valid
         if not has_parent and self.is_silent:
@@ -125,9 +125,9 @@ class Spans:
 
     @contextlib.contextmanager
     def use(self, span: Span) -> Iterator[None]:
-        """Have a span be the current one, and end it with the body.
+        """Make a span the current one, and end it with the body.
 
-        Of an error only the type is told: what it says may be a part of a conversation.
+        Only the type of an error is recorded: its message may quote the conversation.
         """
         try:
             with trace.use_span(span, record_exception=False, set_status_on_exception=False):
@@ -140,7 +140,7 @@ class Spans:
             self.end(span)
 
     def context_for(self, run_id: str, name: str, key: str) -> SpanContext:
-        """Return the place of a span that has one, whether or not it has been emitted yet."""
+        """Return the context of a span with a key, whether or not it has been emitted yet."""
         trace_id = derive_trace_id(run_id)
         return SpanContext(
             trace_id,
@@ -152,15 +152,15 @@ class Spans:
         )
 
     def link_previous_run(self, last_run_id: str) -> list[Link]:
-        """Return the link from a run's spans to where the last run ended, if there was one."""
+        """Return a link to the end of the previous run; empty if there is no previous run."""
         if not last_run_id:
             return []
         return [Link(self.context_for(last_run_id, CONTINUE_AS_NEW, last_run_id))]
 
     def _is_sampled(self, trace_id: int, name: str) -> bool:
-        """Ask the team's sampler what it would say of a trace.
+        """Return whether the provider's sampler would sample a trace.
 
-        A tracer that is not the SDK's has none that could be asked; it decides for each span.
+        A tracer that is not the SDK's exposes no sampler, and decides for each span itself.
         """
         tracer, _ = self._resolve()
         if not isinstance(tracer, SdkTracer):
@@ -171,10 +171,10 @@ class Spans:
         return False
 
     def _resolve(self) -> tuple[Tracer, "_FixedIdGenerator | None"]:
-        """Return the tracer, as one that takes ids from us if it can be.
+        """Return the tracer and, if it is the SDK's, the generator that fixes its ids.
 
-        A global provider may be set after the plugin was made, and the SDK's replay-safe tracers
-        wrap another: both have it as `_tracer`.
+        A global provider may be set after the plugin was created, and replay-safe tracers wrap another
+        tracer. Both hold the inner tracer as `_tracer`.
         """
         resolved = self._resolved
         if resolved is not None:
@@ -185,7 +185,7 @@ class Spans:
         chosen = copy.copy(tracer)
         ids = _FixedIdGenerator(tracer.id_generator)
         chosen.id_generator = ids
-        self._resolved = chosen, ids  # At once: others may be here too.
+        self._resolved = chosen, ids  # One assignment: other OS threads may be here too.
         return chosen, ids
 
     def _unwrap(self) -> Tracer:
@@ -196,7 +196,7 @@ class Spans:
 
 
 class _FixedIdGenerator(IdGenerator):
-    """Gives the ids that were chosen for the span that this OS thread starts, else any."""
+    """Returns the ids fixed for the span that this OS thread is starting, or else random ones."""
 
     def __init__(self, others: IdGenerator) -> None:
         self._others = others
@@ -218,33 +218,33 @@ class _FixedIdGenerator(IdGenerator):
 
 
 def get_error_type(error: BaseException) -> str:
-    """Return the name of what went wrong: a team's own, where the error was made into Temporal's."""
+    """Return the name of an error's type; of an ApplicationError, the type that it carries."""
     own = error.type if isinstance(error, ApplicationError) else None
     return (own or type(error).__name__)[:_TYPE_CHARS_MAX]
 
 
 @functools.lru_cache(_IDS_MAX)
 def derive_trace_id(run_id: str) -> int:
-    """Return the id of a run's trace. A digest: samplers want ids that are evenly spread."""
+    """Return the trace id of a run. A digest, since samplers rely on evenly distributed ids."""
     return int.from_bytes(hashlib.blake2b(run_id.encode(), digest_size=16).digest()) or 1
 
 
 @functools.lru_cache(_IDS_MAX)
 def derive_span_id(run_id: str, name: str, key: str) -> int:
-    """Return the id of a span that has a place in a run's trace."""
+    """Return the id of a span with a key."""
     name = f"{run_id}\0{name}\0{key}"
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) or 1
 
 
 def format_traceparent(context: SpanContext) -> str:
-    """Return a place as W3C's header has it; empty if there is none."""
+    """Return a span context as a W3C traceparent; empty if it is not valid."""
     if not context.is_valid:
         return ""
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
 
 
 def parse_traceparent(text: str) -> SpanContext | None:
-    """Return the place that a header names, or None for what is none."""
+    """Return the span context of a W3C traceparent; None if the text is not valid."""
     parts = text.split("-")
     if len(parts) != 4 or [len(part) for part in parts] != [2, 32, 16, 2]:
         return None
@@ -260,23 +260,22 @@ def parse_traceparent(text: str) -> SpanContext | None:
     return context if context.is_valid else None
 
 
-# The span of a turn: who begins one need not be who ends it.
-# By the conventions: an error whose type is not known.
+# The conventions' value for an error of unknown type.
 _OTHER: Final = "_OTHER"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TurnSpan:
-    """A turn, as far as it lies in one run."""
+    """The span of a turn, or of the part of a turn that is in one run."""
 
     thread_id: str
     run_id: str
     agent: str
     number: int
-    """Of the message that it answers."""
+    """Number of the message that the turn answers."""
 
     def context(self, spans: Spans) -> SpanContext:
-        """Return where its span is, or will be."""
+        """Return the context of the span, whether or not it has been emitted yet."""
         return spans.context_for(self.run_id, self._name, str(self.number))
 
     def emit(
@@ -288,7 +287,7 @@ class TurnSpan:
         outcome: str,
         error_type: str = "",
     ) -> None:
-        """Emit its span: it has been answered, has failed, or is continued in the next run."""
+        """Emit the span. The turn was answered, failed, or is continued in the next run."""
         if spans.is_silent:
             return
         provider = spans.providers.get(self.agent)

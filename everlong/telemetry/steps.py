@@ -1,8 +1,8 @@
-"""What the activities of a thread tell of their work: spans by the GenAI conventions, and metrics.
+"""Step recorder: spans by the GenAI conventions, and metrics, of the activities of a thread.
 
-A turn goes on over many activities and workers, so its span, `invoke_agent`, has an id that follows
-from the run and the turn: steps are below it before it is emitted, by whichever ends the turn. Nothing
-here tells what was said, unless that is switched on.
+A turn spans many activities and workers, so the id of its span, `invoke_agent`, is derived from the run
+and the turn. Steps become its children before the activity that ends the turn emits it. No span holds
+contents of the conversation unless `record_contents` is on.
 """
 
 import contextlib
@@ -67,14 +67,14 @@ _PROVIDERS: Final = {
     "openai-responses": "openai",
     "xai": "x_ai",
 }
-"""Prefixes of pydantic-ai's model names, where the conventions have another name."""
+"""Provider names of the conventions by pydantic-ai's prefix, where the two differ."""
 # A description is written for a model and may be pages long.
 _DESCRIPTION_CHARS_MAX: Final = 1000
 _LOOPS: Final = frozenset({"failed_turns_max", "same_failure_max", "no_progress_steps_max"})
 
 
 class StepRecorder:
-    """Tells of the steps of all threads of a worker."""
+    """Records the steps of all threads of a worker."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self.telemetry = telemetry
@@ -83,7 +83,7 @@ class StepRecorder:
 
     @contextlib.contextmanager
     def record_step(self, step: str, context: Context) -> Iterator[Reads]:
-        """Count what a step reads, and note what it stores."""
+        """Yield the read counter of a step, and record the bytes read."""
         with counting(writes=True) as reads:
             yield reads
         if self._meters.is_silent:
@@ -93,7 +93,7 @@ class StepRecorder:
         self._meters.record("everlong.step.read", reads.bytes, labels, within)
 
     def record_written(self, step: str, agent: str, turn: Turn | None, size_bytes: int) -> None:
-        """Count what a step has written."""
+        """Record the bytes that a step has written."""
         if self._meters.is_silent:
             return
         labels = {"agent": agent, "step": step}
@@ -110,7 +110,7 @@ class StepRecorder:
         kind: SpanKind = SpanKind.INTERNAL,
         start_ns: int | None = None,
     ) -> Iterator[Span]:
-        """Emit a span for a part of a step: below the turn's, or a team's own if there is one."""
+        """Emit a span for a part of a step: a child of the current span, or else of the turn's."""
         if self._spans.is_silent:
             yield trace.INVALID_SPAN
             return
@@ -135,9 +135,9 @@ class StepRecorder:
     def record_tool_call(
         self, context: Context, call: ToolCall, *, tool: Tool | None, child_id: str = ""
     ) -> Iterator[Callable[[Outcome, str], None]]:
-        """Emit the span of a tool call, whose outcome the body tells.
+        """Emit the span of a tool call. The body calls the yielded function with the outcome.
 
-        `tool` is None for a name that a model has made up. That is what it said, and is not told.
+        `tool` is None for a name that the model invented. The name is then content, and not recorded.
         """
         if self._spans.is_silent:
             yield _ignore_outcome
@@ -159,7 +159,7 @@ class StepRecorder:
                 arguments = call.arguments[: limits.CONTENTS_BYTES_MAX]
                 span.set_attribute("gen_ai.tool.call.arguments", arguments)
 
-            def told(outcome: Outcome, text: str) -> None:
+            def set_outcome(outcome: Outcome, text: str) -> None:
                 span.set_attribute("everlong.tool.outcome", outcome)
                 if outcome != "ok":
                     span.set_attribute(ERROR, outcome)
@@ -168,14 +168,14 @@ class StepRecorder:
                     result = text[: limits.CONTENTS_BYTES_MAX]
                     span.set_attribute("gen_ai.tool.call.result", result)
 
-            yield told
+            yield set_outcome
 
     @contextlib.contextmanager
     def record_offload(self, context: Context) -> Iterator[Callable[[int, int], None]]:
-        """Emit the span of an offload, if the body tells that it wrote something."""
+        """Emit the span of an offload if the body calls the yielded function with bytes written."""
         started_ns = time.time_ns()
 
-        def told(size_bytes: int, written_bytes: int) -> None:
+        def set_sizes(size_bytes: int, written_bytes: int) -> None:
             if written_bytes and not self._spans.is_silent:
                 sizes = {
                     "everlong.offload.payload_bytes": size_bytes,
@@ -184,10 +184,10 @@ class StepRecorder:
                 with self.open_span(OFFLOAD, context, sizes, start_ns=started_ns):
                     pass
 
-        yield told
+        yield set_sizes
 
     def record_act(self, kind: str, sent: Sequence[Sent], context: Context) -> None:
-        """Tell that a step begins which acts on what people have sent. The first try tells."""
+        """Record that a step begins to act on messages or decisions. Only the first attempt records."""
         if not sent or activity.info().attempt > 1:
             return
         now_ns = time.time_ns()
@@ -212,7 +212,7 @@ class StepRecorder:
             )
 
     def record_sizes(self, call: ModelCall, context_bytes: int, compact_at_bytes: int) -> None:
-        """Record how large the thread is as its model is called."""
+        """Record the sizes of a thread at a model call."""
         if self._meters.is_silent:
             return
         agent = call.context.agent
@@ -231,7 +231,7 @@ class StepRecorder:
         self._meters.record("everlong.compaction.lag.size", over_bytes, labels, within)
 
     def record_compaction(self, span: Span, compact: Compact, done: CompactDone) -> None:
-        """Tell what a compaction has done."""
+        """Record the result of a compaction."""
         due_ms = compact.due_ms
         lag_seconds = 0.0 if due_ms is None else max(0.0, time.time() - due_ms / 1000)
         span.set_attributes(
@@ -250,11 +250,11 @@ class StepRecorder:
         self._meters.add("everlong.compaction.removed", removed_bytes, labels)
 
     def count_hold(self, error: str) -> None:
-        """Count that a step has to wait for the store."""
+        """Count a step that has to wait for the store."""
         self._meters.add("everlong.holds", 1, {"error": error})
 
     def record_entries(self, entries: Sequence[Entry], agent: str, turn: Turn | None) -> None:
-        """Tell of what happened beside the conversation, now that it is in the journal."""
+        """Record journalled decisions and limit hits."""
         for entry in entries:
             data = entry.data or {}
             if entry.kind == Kind.DECIDED and not data.get("escalated"):
@@ -279,7 +279,8 @@ class StepRecorder:
         self, data: dict[str, Any], decided_ms: int, agent: str, turn: Turn | None
     ) -> None:
         asked_ms = int(data.get("asked_ms", decided_ms))
-        # The run that asked has the span, below its part of the turn: a later run had not begun yet.
+        # The span belongs to the run that asked, under that run's part of the turn: the later run
+        # did not exist when the wait began.
         asked_run = str(data.get("asked_run") or _get_run_id())
         expired = data.get("by") == "deadline"
         decision = "expired" if expired else "approved" if data.get("approve") else "denied"
@@ -309,13 +310,13 @@ class StepRecorder:
         )
 
     def _links_to_later_part(self, agent: str, turn: Turn | None, asked_run: str) -> list[Link]:
-        """Return the link to the part of a turn that goes on after an approval, if in a later run."""
+        """Return a link to the part of the turn that continues in a later run, if it does."""
         if turn is None or asked_run == _get_run_id():
             return []
         return [Link(_turn_span(agent, turn).context(self._spans))]
 
     def _exemplar_context(self, agent: str, turn: Turn | None) -> otel.Context | None:
-        """Return where a value was measured: the turn is what its exemplar leads to."""
+        """Return the context whose span, the turn's, becomes the exemplar of a value."""
         if turn is None:
             return None
         place = _turn_span(agent, turn).context(self._spans)
@@ -327,7 +328,7 @@ class StepRecorder:
 
 
 def _turn_span(agent: str, turn: Turn, run_id: str = "") -> TurnSpan:
-    """Return the part of a turn in a run: the activity's own, unless another is given."""
+    """Return the span of a turn in a run, by default the activity's."""
     info = activity.info()
     return TurnSpan(
         thread_id=info.workflow_id or "",
@@ -340,7 +341,7 @@ def _turn_span(agent: str, turn: Turn, run_id: str = "") -> TurnSpan:
 def get_provider_and_model(agent: Agent) -> tuple[str, str]:
     """Return the provider and the model of an agent, as the GenAI conventions name them.
 
-    The provider of a model that a team has written itself is `custom`.
+    The provider of a user's own model class is `custom`.
     """
     model = agent.model
     name = model if isinstance(model, str) else getattr(model, "model_id", "")
@@ -351,7 +352,7 @@ def get_provider_and_model(agent: Agent) -> tuple[str, str]:
 
 
 def _ignore_outcome(outcome: Outcome, text: str) -> None:
-    """Take the outcome of a call where no span can record it."""
+    """Stand in for `set_outcome` where there is no span."""
 
 
 def _build_identity(agent: str) -> dict[str, str]:
