@@ -1,7 +1,7 @@
 """Everlong: long-running AI agents on Temporal whose state stays small."""
 
 from everlong.agents import Agent, CallInfo, Model, Reply, Tool, current_call, tool
-from everlong.client.entry import ask
+from everlong.client.entry import ask, thread, threads
 from everlong.errors import EverlongError
 from everlong.models import ThreadStart
 from everlong.plugin import EverlongPlugin
@@ -25,5 +25,7 @@ __all__ = [
     "ask",
     "current_call",
     "open_store",
+    "thread",
+    "threads",
     "tool",
 ]

@@ -180,6 +180,47 @@ def parse_cursor(text: str) -> Cursor:
         ) from error
 
 
+class Threads:
+    """The threads of a namespace, as the server lists them. Asks no thread, so none resumes.
+
+    `everlong.threads(client)` returns one.
+    """
+
+    def __init__(self, client: Client) -> None:
+        async def connect() -> Client:
+            return client
+
+        self._visibility = Visibility(connect)
+
+    async def list(
+        self, *, prefix: str = "", status: str = "", agent: str = ""
+    ) -> AsyncIterator[ThreadRow]:
+        """Yield threads: open ones by their start, newest first, then ended ones by their end.
+
+        `prefix` is the beginning of an id. A filter by status or agent needs `everlong setup`.
+        """
+        wanted, token = Wanted(prefix, status, agent), b""
+        if prefix and (exact := await self._visibility.thread(wanted)) is not None:
+            yield exact
+        while True:
+            page = await self._visibility.rows(wanted, token, PAGE_LIMIT_MAX)
+            for row in page.rows:
+                yield row
+            token = page.next_token
+            if not token:
+                return
+
+    async def find(self, thread_id: str) -> ThreadRow | None:
+        """Return the thread with this id; None if the server has none."""
+        return await self._visibility.thread(Wanted(thread_id))
+
+    async def count(self, *, prefix: str = "", status: str = "", agent: str = "") -> int:
+        """Return how many threads `list` would yield. An id that was used again may count twice."""
+        wanted = Wanted(prefix, status, agent)
+        exact = await self._visibility.thread(wanted) if prefix else None
+        return await self._visibility.count(wanted) + (exact is not None)
+
+
 class Directory:
     """The threads of a namespace: as they were read last, or as the server lists them."""
 

@@ -93,7 +93,7 @@ async def ask(
     task_queue: str,
     agent: str | None = None,
     seconds_max: float | None = None,
-    on_progress: Callable[[Progress], None] = _ignore,
+    on_progress: Callable[[Progress], None] | None = None,
     on_wait: Report | None = None,
 ) -> str:
     """Send a message and return the answer. With an agent, the thread is started if need be.
@@ -109,7 +109,7 @@ async def ask(
     message = await stored_message(client, packs, thread_id, text)
     async with Watch(client, thread_id, on_wait or _log(thread_id)) as watch:
         delivery = _Delivery(client, thread_id, message, task_queue, agent, deadline, watch)
-        if on_progress is not _ignore:
+        if on_progress is not None:
             number = await delivery.queue()
             wait = _Wait(client, thread_id, _left_seconds(deadline), watch)
             return await _answered(client, packs, thread_id, number, wait, on_progress)
@@ -133,7 +133,7 @@ async def wait_for_answer(
     number: int,
     *,
     seconds_max: float | None = None,
-    on_progress: Callable[[Progress], None] = _ignore,
+    on_progress: Callable[[Progress], None] | None = None,
     on_wait: Report | None = None,
 ) -> str:
     """Return the answer to a message that was sent, by its number. See `ask`."""
@@ -148,11 +148,11 @@ async def _answered(
     thread_id: str,
     number: int,
     wait: "_Wait",
-    on_progress: Callable[[Progress], None],
+    on_progress: Callable[[Progress], None] | None,
     run_id: str = "",
 ) -> str:
     """Return the answer to a message; `run_id` is a run in which its turn had not ended at first."""
-    async for seen in wait.progress(on_progress, run_id):
+    async for seen in wait.progress(on_progress or _ignore, run_id):
         if seen.answered >= number:
             with readable(thread_id):
                 return await answer_to(client, packs, thread_id, number, seen)

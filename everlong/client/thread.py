@@ -1,0 +1,274 @@
+"""`ThreadHandle`: one thread, with the verbs that a program needs, as the SDK has handles of workflows.
+
+A handle holds no state of the thread and makes no request by itself: making one is free, and it stays
+valid across continue-as-new, restarts of workers and the end of the thread.
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from temporalio.client import Client
+
+from everlong.client import control, diagnosis, fork, runs, status, time_travel, wait
+from everlong.client.delivery import send
+from everlong.client.diagnosis import Diagnosis, Report
+from everlong.client.packs import packs_of
+from everlong.client.progress import Progress
+from everlong.client.runs import RunPage
+from everlong.client.time_travel import Past, ThreadDiff, ThreadView
+from everlong.config import TASK_QUEUE_DEFAULT
+from everlong.models import Approval, Entry, Message, ThreadStatus, seq_after
+from everlong.storage.packstore import PackStore
+
+if TYPE_CHECKING:
+    from everlong.client.archives import Archived, Then
+    from everlong.client.size import ThreadSize
+
+# Entries that `journal` reads at a time: 32 segments.
+_PAGE_ENTRIES: Final = 1024
+
+
+class ThreadHandle:
+    """One thread of the client's namespace.
+
+    Args:
+        client: A client with `EverlongPlugin`, or any client if `packs` is given.
+        thread_id: The thread's id, which is its workflow id. The thread need not exist yet.
+        packs: The store of the thread; the plugin's by default.
+        task_queue: Where `ask`, `send` and `fork` start a thread.
+
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        thread_id: str,
+        *,
+        packs: PackStore | None = None,
+        task_queue: str = TASK_QUEUE_DEFAULT,
+    ) -> None:
+        self.client = client
+        self.id = thread_id
+        self.task_queue = task_queue
+        self._packs = packs
+
+    def __repr__(self) -> str:
+        """Return the handle with the id of its thread."""
+        return f"ThreadHandle({self.id!r})"
+
+    @property
+    def packs(self) -> PackStore:
+        """The store of the thread. Raises `PluginNotOnClient` if neither the client nor you gave one."""
+        if self._packs is None:
+            self._packs = packs_of(self.client)
+        return self._packs
+
+    # Messages.
+
+    async def ask(
+        self,
+        text: str,
+        *,
+        agent: str | None = None,
+        seconds_max: float | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+        on_wait: Report | None = None,
+    ) -> str:
+        """Send a message and return the answer. With an agent, the thread is started if need be.
+
+        Waits as long as it takes, across runs, crashed workers and approvals, unless `seconds_max` is
+        given. Raises `TurnFailed` if the turn ends without an answer, `ThreadPaused` if the thread takes
+        no steps (the message stays queued), and `NotAnswered` if the time is over or the thread ends.
+        `on_progress` is called with each change that the thread's history shows; without it, a wait
+        costs fewer requests. `on_wait` is called with the reason if the thread waits for something
+        other than its own work: a worker, a key, an agent. By default the reason is logged.
+        """
+        return await wait.ask(
+            self.client,
+            self.packs,
+            self.id,
+            text,
+            task_queue=self.task_queue,
+            agent=agent,
+            seconds_max=seconds_max,
+            on_progress=on_progress,
+            on_wait=on_wait,
+        )
+
+    async def send(
+        self,
+        text: str,
+        *,
+        agent: str | None = None,
+        message_id: str = "",
+        by: str = "",
+        seconds_max: float | None = None,
+        on_wait: Report | None = None,
+    ) -> int:
+        """Send a message and return its number once it is durable; `wait` takes the number.
+
+        With an agent, the thread is started if need be. A message that is sent again with the same
+        `message_id` is queued once. `by` names the sender in the journal.
+        """
+        return await send(
+            self.client,
+            self.id,
+            text,
+            task_queue=self.task_queue,
+            agent=agent,
+            packs=self.packs,
+            message_id=message_id,
+            by=by,
+            seconds_max=seconds_max,
+            on_wait=on_wait,
+        )
+
+    async def wait(
+        self,
+        number: int | None = None,
+        *,
+        seconds_max: float | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+        on_wait: Report | None = None,
+    ) -> str:
+        """Return the answer to a message by its number; without one, to the newest. See `ask`."""
+        if number is None:
+            number = (await self.status()).counters.messages
+        return await wait.wait_for_answer(
+            self.client,
+            self.packs,
+            self.id,
+            number,
+            seconds_max=seconds_max,
+            on_progress=on_progress,
+            on_wait=on_wait,
+        )
+
+    async def wait_until(
+        self, done: Callable[[Progress], bool], *, seconds_max: float | None = None
+    ) -> Progress:
+        """Wait until the thread's progress satisfies `done`. Reads its history; asks no worker."""
+        return await wait.wait_for_progress(self.client, self.id, done, seconds_max=seconds_max)
+
+    # The thread now.
+
+    async def status(self) -> ThreadStatus:
+        """Return the thread's status. It needs a worker, unless the thread was stopped."""
+        return await status.status(self.client, self.id)
+
+    async def approvals(self) -> list[Approval]:
+        """Return the tool calls that wait for an approval; none if the thread has ended."""
+        return await status.pending(self.client, self.id)
+
+    async def arguments(self, approval: Approval) -> str:
+        """Return the whole arguments of a call that waits for an approval, as JSON."""
+        return await status.arguments_of(self.client, self.packs, self.id, approval)
+
+    async def diagnose(self) -> Diagnosis | None:
+        """Return what the thread waits for, if that is not its own work. Asks no worker."""
+        return await diagnosis.diagnose(self.client, self.id)
+
+    async def runs(self, *, from_run_id: str = "", limit: int = 20) -> RunPage:
+        """Return the newest runs of the thread, or those from a run on backwards."""
+        return await runs.runs(self.client, self.id, from_run_id=from_run_id, limit=limit)
+
+    async def size(self) -> "ThreadSize":
+        """Measure the thread: its histories on the server and its objects in the store."""
+        from everlong.client.size import size
+
+        return await size(self.client, self.packs.store, self.id)
+
+    # Control.
+
+    async def decide(self, approval_id: str, *, approve: bool, by: str, reason: str = "") -> None:
+        """Approve or deny a tool call that waits for it. `approvals` lists them with their ids."""
+        await control.decide(self.client, self.id, approval_id, approve, by, reason)
+
+    async def configure(
+        self, changes: Mapping[str, Any], *, by: str = "", reason: str = ""
+    ) -> None:
+        """Change fields of the thread's policy, as in `{"steps_max": 500}`."""
+        await control.configure(self.client, self.id, changes, by, reason)
+
+    async def pause(self, *, by: str = "", reason: str = "") -> None:
+        """Have the thread take no more steps. Work under way ends; messages are still queued."""
+        await control.pause(self.client, self.id, by, reason)
+
+    async def unpause(self, *, by: str = "", reason: str = "") -> None:
+        """Let the thread go on. A limit that is still reached pauses it again: raise it first."""
+        await control.unpause(self.client, self.id, by, reason)
+
+    async def compact(self, *, by: str = "", reason: str = "") -> None:
+        """Have the thread compact its context at the next safe point."""
+        await control.compact(self.client, self.id, by, reason)
+
+    async def stop(self, *, by: str = "", reason: str = "") -> None:
+        """Ask the thread to end at its next safe point. Its id is not used again."""
+        await control.stop(self.client, self.id, by, reason)
+
+    async def fork(
+        self, seq: int, new_id: str, *, agent: str | None = None, by: str = "", reason: str = ""
+    ) -> "ThreadHandle":
+        """Start a thread whose past is this one's up to `seq`, and return its handle.
+
+        The new thread has this one's agent and policy, unless another agent is named, and waits for a
+        message. This thread is not changed, and may have ended.
+        """
+        await fork.fork(
+            self.client,
+            self.packs,
+            self.id,
+            seq,
+            new_id,
+            task_queue=self.task_queue,
+            agent=agent,
+            by=by,
+            reason=reason,
+        )
+        return ThreadHandle(self.client, new_id, packs=self._packs, task_queue=self.task_queue)
+
+    async def archive(self, *, then: "Then" = "keep", by: str = "", reason: str = "") -> "Archived":
+        """Write the thread's journal as one Parquet file, and keep, stop or delete the thread.
+
+        Needs the extra `everlong[admin]`.
+        """
+        # Imported here: it needs pyarrow, which a program that archives nothing may lack.
+        from everlong.client.archives import archive
+
+        return await archive(self.client, self.packs, self.id, then=then, by=by, reason=reason)
+
+    # The journal.
+
+    async def state_at(self, seq: int, *, totals: bool = True) -> ThreadView:
+        """Return the thread as it was right after an entry, with the context its model would have read.
+
+        Without `totals`, an archive need not be read up to this entry.
+        """
+        return await time_travel.state_at(self.client, self.packs, self.id, seq, totals=totals)
+
+    async def diff(
+        self, first_seq: int, last_seq: int | None = None, *, entries_max: int | None = None
+    ) -> ThreadDiff:
+        """Return what changed from one entry to another, or to the newest."""
+        return await time_travel.diff(
+            self.client, self.packs, self.id, first_seq, last_seq, entries_max=entries_max
+        )
+
+    async def journal(
+        self, first_seq: int = 1, last_seq: int | None = None
+    ) -> AsyncIterator[Entry]:
+        """Yield the entries of a range, oldest first; by default, all that are there at the first one.
+
+        Of a thread that the server has deleted, the newest archive is read.
+        """
+        past = await Past.open(self.client, self.packs, self.id)
+        newest = seq_after(past.status.head) - 1
+        end = newest if last_seq is None else min(last_seq, newest)
+        for seq in range(max(1, first_seq), end + 1, _PAGE_ENTRIES):
+            page = await past.journal.read(past.status.head, seq, min(end, seq + _PAGE_ENTRIES - 1))
+            for entry in page:
+                yield entry
+
+    async def messages(self) -> list[Message]:
+        """Return the whole conversation, long messages in full."""
+        return await time_travel.messages(self.client, self.packs, self.id)
