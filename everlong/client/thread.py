@@ -228,7 +228,7 @@ class ThreadHandle:
         return ThreadHandle(self.client, new_id, packs=self._packs, task_queue=self.task_queue)
 
     async def archive(self, *, then: "Then" = "keep", by: str = "", reason: str = "") -> "Archived":
-        """Write the thread's journal as one Parquet file, and keep, stop or delete the thread.
+        """Write the journal as one Parquet file; then keep the thread, close it, or free its packs.
 
         Needs the extra `everlong[admin]`.
         """

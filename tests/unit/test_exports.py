@@ -27,6 +27,8 @@ def test_export_list_is_pinned() -> None:
         "ask",
         "current_call",
         "open_store",
+        "thread",
+        "threads",
         "tool",
     ]
     assert all(hasattr(everlong, name) for name in everlong.__all__)
