@@ -39,7 +39,8 @@ def to_raw(value: object, converter: PayloadConverter) -> RawValue:
     """Return the payload of a value, as a value that the SDK passes on untouched."""
     if writes_plain_json(converter):
         try:
-            data = _adapter(type(value)).dump_json(value)
+            # A field at its default is not written: defaults of these models are part of the format.
+            data = _adapter(type(value)).dump_json(value, exclude_defaults=True)
         except PydanticSerializationError:  # A lone surrogate: the SDK escapes it.
             return RawValue(converter.to_payload(value))
         return RawValue(Payload(metadata={"encoding": _ENCODING}, data=data))

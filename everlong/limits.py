@@ -196,9 +196,9 @@ SEGMENT_ENTRIES_MAX: Final = 32
 # may take 20 times its bytes.
 SEGMENT_JSON_BYTES_MAX: Final = 16 * MIB
 # Segments that are not merged any more are folded, so many at a time: with steps of 2 entries, one
-# step in 128 writes a second object. Until then each step names them again, at 50 bytes each.
-FOLD_SEGMENTS: Final = 8
-# Places that one fold leads to. Writing it anew for each 8 segments comes to 2.5 places a segment; and
+# step in 64 writes a second object. Until then each step names them again, at 40 bytes each.
+FOLD_SEGMENTS: Final = 4
+# Places that one fold leads to. Writing it again for each 4 segments comes to 4.5 places a segment; and
 # 3 levels of folds lead to a million entries.
 FOLD_PLACES_MAX: Final = 32
 FOLD_LEVELS_MAX: Final = 8
@@ -209,9 +209,9 @@ SHARES_MAX: Final = 16
 # a pack of its own.
 ENTRY_BODY_BYTES_MAX: Final = 512
 # Results of one step that stay inside their entries until the next model call journals them, all
-# together. They pass through history twice, which costs less than a pack each: a PUT takes 1 to 2 ms of
-# CPU on a disk, and a round trip on S3. Results that do not fit are packs.
-STEP_RESULTS_BYTES_MAX: Final = 3 * KIB
+# together, as JSON. They pass through history twice: compressed, 1 KiB takes as much there as a pack and
+# its two refs. Longer results are packs.
+STEP_RESULTS_BYTES_MAX: Final = KIB
 
 # Bodies read at once when a context is loaded: 16 GETs of 60 ms give 270 GETs a second.
 STORE_READS_MAX: Final = 16

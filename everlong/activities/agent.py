@@ -270,7 +270,7 @@ class AgentActivities:
             snapshot = after.base
             assert snapshot is not None  # noqa: S101 - it has just been made
             stored, written_bytes = await beat.retry_until_timeout(
-                lambda: reader.store(snapshot, after_bytes)
+                lambda: reader.store(snapshot, after_bytes, compact.context.snapshot)
             )
         return CompactDone(
             snapshot=stored,

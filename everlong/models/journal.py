@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import operator
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal
@@ -13,6 +14,8 @@ from pydantic_core import to_json, to_jsonable_python
 from everlong import limits
 
 Bytes = Annotated[int, Field(ge=0)]
+# A field that is not written while it is None: most entries have few of them.
+_OPTIONAL: Final = Field(exclude_if=lambda value: value is None)
 Body = dict[str, Any]
 """A message as JSON, in the format of pydantic-ai's `ModelMessage`: see `messages`."""
 
@@ -72,7 +75,9 @@ class Ref:
     size_bytes: Bytes
     """Size of the plaintext."""
     kind: Kind
-    preview: Annotated[str, Field(max_length=limits.PREVIEW_CHARS_MAX)] = ""
+    preview: Annotated[
+        str, Field(max_length=limits.PREVIEW_CHARS_MAX, exclude_if=operator.not_)
+    ] = ""
     """The first characters, for people and logs."""
 
 
@@ -122,10 +127,10 @@ class StepInfo:
     """What the thread had stored."""
     context_bytes: Bytes = 0
     """What the model read."""
-    resume_ms: Annotated[float, Field(ge=0)] = 0.0
+    resume_ms: Annotated[float, Field(ge=0, exclude_if=operator.not_)] = 0.0
     """What the resume took that came before it; 0 if none did, or another worker saw it."""
-    resume_cause: str = ""
-    resume_events: Annotated[int, Field(ge=0)] = 0
+    resume_cause: Annotated[str, Field(exclude_if=operator.not_)] = ""
+    resume_events: Annotated[int, Field(ge=0, exclude_if=operator.not_)] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,21 +144,21 @@ class Entry:
     """Unix time in milliseconds at which it was recorded."""
     size_bytes: Bytes
     """Size of the body or the data as JSON."""
-    body: Body | None = None
+    body: Annotated[Body | None, _OPTIONAL] = None
     """The message itself, where there is one and it is small; otherwise `ref` leads to it."""
-    ref: Ref | None = None
+    ref: Annotated[Ref | None, _OPTIONAL] = None
     """The pack that holds the body: alone, or at `part`."""
-    part: Slice | None = None
-    original: Ref | None = None
+    part: Annotated[Slice | None, _OPTIONAL] = None
+    original: Annotated[Ref | None, _OPTIONAL] = None
     """The whole of a message of which the body is only the beginning and the end, since it is too
     long for a model."""
-    data: dict[str, Any] | None = None
+    data: Annotated[dict[str, Any] | None, _OPTIONAL] = None
     """What happened, for kinds that are no message: their doc names the type."""
-    tokens: Annotated[int, Field(ge=0)] = 0
+    tokens: Annotated[int, Field(ge=0, exclude_if=operator.not_)] = 0
     """Of a reply: what the model read and wrote, as its provider counts."""
-    cost_usd: Annotated[float, Field(ge=0)] = 0.0
+    cost_usd: Annotated[float, Field(ge=0, exclude_if=operator.not_)] = 0.0
     """Of a reply: what it cost, where the price is known."""
-    step: Annotated[StepInfo | None, Field(exclude_if=lambda step: step is None)] = None
+    step: Annotated[StepInfo | None, _OPTIONAL] = None
     """State of the thread when the model was called; None where the entry is not a reply."""
 
 
@@ -214,7 +219,7 @@ class SegmentRef:
     ref: Ref
     first_seq: int
     count: int
-    folded: bool = False
+    folded: Annotated[bool, Field(exclude_if=operator.not_)] = False
     """Whether the segment holds no entries of its own, but leads to older segments that do."""
 
 
@@ -225,7 +230,7 @@ class Segment:
     before: tuple[SegmentRef, ...]
     """Oldest first."""
     entries: tuple[Entry, ...]
-    shares: tuple[str, ...] = ()
+    shares: Annotated[tuple[str, ...], Field(exclude_if=operator.not_)] = ()
     """Other threads whose packs this journal may point into, by thread key: those it was forked
     from. It counts only in a segment that lies in the thread's own place in the store."""
     totals: Annotated[

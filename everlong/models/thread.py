@@ -4,7 +4,7 @@ import dataclasses
 import operator
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, PlainSerializer
 from pydantic.dataclasses import dataclass
 
 from everlong.models.journal import (
@@ -283,8 +283,11 @@ class ThreadStart:
 
     agent: str
     """Name of an agent that the workers of this task queue run."""
-    policy: Policy | None = None
-    """None until a worker has said what the agent's own policy is."""
+    policy: Annotated[Policy | None, PlainSerializer(lambda policy: policy and policy.fields())] = (
+        None
+    )
+    """None until a worker has said what the agent's own policy is. All fields are written, since a later
+    release may have other defaults."""
     changes: dict[str, Any] = dataclasses.field(default_factory=dict)
     """What was configured before that."""
     state: ThreadState = dataclasses.field(default_factory=ThreadState)

@@ -59,10 +59,15 @@ class Reader:
         """Return entries with their messages, as a model is shown them."""
         return await items_of(self.journal, entries)
 
-    async def store(self, snapshot: Snapshot, context_bytes: int) -> tuple[SnapshotRef, int]:
-        """Store a snapshot; return its ref and the bytes written."""
+    async def store(
+        self, snapshot: Snapshot, context_bytes: int, previous: SnapshotRef | None = None
+    ) -> tuple[SnapshotRef, int]:
+        """Store a snapshot; return its ref and the bytes written. Much of it is in the previous one."""
         ref, written_bytes = await self._packs.write_body(
-            self._thread, Kind.SNAPSHOT, dump(snapshot)
+            self._thread,
+            Kind.SNAPSHOT,
+            dump(snapshot),
+            previous=None if previous is None else previous.ref,
         )
         return (
             SnapshotRef(ref=ref, upto_seq=snapshot.upto_seq, context_bytes=context_bytes),
@@ -100,10 +105,12 @@ async def message_entry(
     shown = shorten(message.text, bytes_max, seq=0)
     if shown == message.text:
         return await journal.body_entry(kind, message, time_ms, inline_bytes_max=inline_bytes_max)
-    # The entry leads to the whole message by its ref, so that is a pack in any case.
-    whole, whole_bytes = await journal.body_entry(kind, message, time_ms, inline_bytes_max=0)
     entry, shown_bytes = await journal.body_entry(
         kind, dataclasses.replace(message, text=shown), time_ms, inline_bytes_max=inline_bytes_max
+    )
+    # The entry leads to the whole message by its ref, so that is a pack in any case.
+    whole, whole_bytes = await journal.body_entry(
+        kind, message, time_ms, inline_bytes_max=0, excerpt=entry.ref
     )
     return dataclasses.replace(entry, original=whole.ref), whole_bytes + shown_bytes
 

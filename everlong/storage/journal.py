@@ -221,15 +221,23 @@ class Journal:
         seq: int = 1,
         preview: str | None = None,
         inline_bytes_max: int = limits.ENTRY_BODY_BYTES_MAX,
+        excerpt: Ref | None = None,
     ) -> tuple[Entry, int]:
-        """Return an entry for a message, and the bytes written if it needed a pack of its own."""
+        """Return an entry for a message, and the bytes written if it needed a pack of its own.
+
+        `excerpt` is a body that holds the beginning and the end of this one.
+        """
         body = body_of(message)
         data = to_json(body)
         entry = Entry(seq=seq, kind=kind, time_ms=time_ms, size_bytes=len(data), body=body)
         if len(data) <= inline_bytes_max:
             return entry, 0
         ref, written_bytes = await self._packs.write_body(
-            self._thread, kind, data, preview=message.text if preview is None else preview
+            self._thread,
+            kind,
+            data,
+            preview=message.text if preview is None else preview,
+            excerpt=excerpt,
         )
         return dataclasses.replace(entry, body=None, ref=ref), written_bytes
 

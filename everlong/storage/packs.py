@@ -37,7 +37,15 @@ from everlong.storage.keys import (
     open_bytes,
     seal_bytes,
 )
-from everlong.storage.objects import LEVEL, compressor, inflate, raw_dictionary
+from everlong.storage.objects import (
+    LEVEL,
+    SMALL_BYTES_MAX,
+    compressor,
+    inflate,
+    inflate_small,
+    raw_dictionary,
+    small_compressor,
+)
 from everlong.storage.threads import side_by_side
 
 MAGIC: Final = b"EVPK"
@@ -56,7 +64,8 @@ FRAMES_MAX: Final = limits.OBJECT_BYTES_MAX // FRAME_BYTES
 # A payload without its data: its metadata, mostly some dozens of bytes. Writers refuse more than this,
 # which is what the server takes for a whole payload.
 ENVELOPE_BYTES_MAX: Final = 2 * limits.MIB
-DICTIONARY_BYTES_MAX: Final = 64 * limits.KIB
+# Snapshots are compressed with the whole of the previous one; it lies in one frame.
+DICTIONARY_BYTES_MAX: Final = FRAME_BYTES
 # Dictionaries in a row: each has to be read before the next.
 DICTIONARIES_MAX: Final = 8
 
@@ -70,7 +79,7 @@ _DICTIONARY: Final = struct.Struct("<HII")
 _FRAME: Final = struct.Struct("<BII32s")  # Compression, stored bytes, plain bytes, digest.
 _EXTENT: Final = struct.Struct("<HII")  # Source (0: this pack), start in its stream, length.
 EXTENT_BYTES: Final = _EXTENT.size
-_STORED, _ZSTD, _ZSTD_DICTIONARY = 0, 1, 2
+_STORED, _ZSTD, _ZSTD_DICTIONARY, _ZSTD_BUILTIN = 0, 1, 2, 3
 # A writer uses at least a quarter of every pack that it points to (limits.SPARSE_RATIO). What needs
 # far more than that to be inflated was made to keep a reader busy.
 _INFLATE_FACTOR_MAX: Final = 16
@@ -137,9 +146,11 @@ class Contents:
     dictionary: Extent | None = None
     """Where the dictionary lies, if there is one."""
     dictionary_data: bytes = dataclasses.field(default=b"", repr=False)
+    level: int = LEVEL
+    """Level of compression. Readers do not depend on it."""
 
 
-def whole(data: bytes) -> Contents:
+def whole(data: bytes, level: int = LEVEL) -> Contents:
     """Return the contents of a pack that points nowhere else."""
     return Contents(
         envelope=b"",
@@ -147,7 +158,45 @@ def whole(data: bytes) -> Contents:
         crc=zlib.crc32(data),
         extents=[Extent(0, 0, len(data))] if data else [],
         stream=[memoryview(data)] if data else [],
+        level=level,
     )
+
+
+def without_ends(contents: Contents, data: bytes, source: "Pack", source_data: bytes) -> Contents:
+    """Return `contents`, the whole of `data`, with its beginning and end taken from an earlier pack.
+
+    The earlier pack has to hold all of its own data. What the two do not share is stored.
+    """
+    most = min(len(data), len(source_data))
+    start_bytes = _common_bytes(most, lambda length: data[:length] == source_data[:length])
+    most -= start_bytes
+    end_bytes = _common_bytes(
+        most,
+        lambda length: data[len(data) - length :] == source_data[len(source_data) - length :],
+    )
+    if start_bytes + end_bytes < limits.SPARSE_RATIO * len(source_data):
+        return contents
+    middle = memoryview(data)[start_bytes : len(data) - end_bytes]
+    extents = [
+        Extent(1, 0, start_bytes),
+        Extent(0, 0, len(middle)),
+        Extent(1, len(source_data) - end_bytes, end_bytes),
+    ]
+    return dataclasses.replace(
+        contents,
+        extents=[extent for extent in extents if extent.length],
+        sources=[source.name],
+        stream=[middle] if middle else [],
+    )
+
+
+def _common_bytes(most: int, agree: Callable[[int], bool]) -> int:
+    """Return the largest length up to `most` for which two runs agree, by bisection."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if agree(middle) else (low, middle - 1)
+    return low
 
 
 def build_pack(contents: Contents, thread: str, keys: Keys | None) -> tuple[bytes, bytes]:
@@ -167,7 +216,7 @@ def build_pack(contents: Contents, thread: str, keys: Keys | None) -> tuple[byte
         key_id, salt = keys.active.encode(), os.urandom(SALT_BYTES)
         key = keys.derive(keys.active, PACK_PURPOSE, salt)
     pieces = _framed(contents.stream)
-    build = partial(_build_frame, key, contents.dictionary_data)
+    build = partial(_build_frame, key, contents.level, contents.dictionary_data)
     if len(pieces) > 1:
         built = side_by_side(build, range(len(pieces)), pieces)
     else:
@@ -201,12 +250,14 @@ def build_pack(contents: Contents, thread: str, keys: Keys | None) -> tuple[byte
 
 
 def _build_frame(
-    key: bytes, dictionary: bytes, number: int, plain: memoryview
+    key: bytes, level: int, dictionary: bytes, number: int, plain: memoryview
 ) -> tuple[_Frame, bytes]:
     if dictionary:
-        stored, compression = _compressor_with(dictionary).compress(plain), _ZSTD_DICTIONARY
+        stored, compression = _compressor_with(dictionary, level).compress(plain), _ZSTD_DICTIONARY
+    elif len(plain) <= SMALL_BYTES_MAX:
+        stored, compression = small_compressor().compress(plain), _ZSTD_BUILTIN
     else:
-        stored, compression = compressor().compress(plain), _ZSTD
+        stored, compression = compressor(level).compress(plain), _ZSTD
     if len(stored) >= len(plain):
         stored, compression = bytes(plain), _STORED
     if key:
@@ -214,9 +265,9 @@ def _build_frame(
     return _Frame(compression, len(stored), len(plain), _digest(stored)), stored
 
 
-def _compressor_with(dictionary: bytes) -> zstandard.ZstdCompressor:
+def _compressor_with(dictionary: bytes, level: int) -> zstandard.ZstdCompressor:
     return zstandard.ZstdCompressor(
-        level=LEVEL, write_checksum=True, dict_data=raw_dictionary(dictionary)
+        level=level, write_checksum=True, dict_data=raw_dictionary(dictionary)
     )
 
 
@@ -320,6 +371,11 @@ class Pack:
         return sum(frame.plain_bytes for frame in self._frames)
 
     @property
+    def stored_stream_bytes(self) -> int:
+        """How many bytes its frames take as they are stored."""
+        return sum(frame.stored_bytes for frame in self._frames)
+
+    @property
     def base(self) -> bytes | None:
         """The name of the pack whose data this one begins with, if it has one."""
         return self.sources[0] if self.base_bytes else None
@@ -407,6 +463,8 @@ class Pack:
             stored = inflate(stored, frame.plain_bytes)
         elif frame.compression == _ZSTD_DICTIONARY:
             stored = inflate(stored, frame.plain_bytes, dictionary())
+        elif frame.compression == _ZSTD_BUILTIN:
+            stored = inflate_small(stored, frame.plain_bytes)
         elif frame.compression != _STORED:
             raise BlobCorrupt(f"frame {number} names compression {frame.compression}")
         if len(stored) != frame.plain_bytes:

@@ -24,9 +24,11 @@ from everlong.storage.blobs import BlobStore, FailedPuts, get_bounded
 from everlong.storage.byte_budget import ByteBudget
 from everlong.storage.counting import READS
 from everlong.storage.keys import Keyring, Keys
-from everlong.storage.objects import thread_prefix
+from everlong.storage.objects import JOURNAL_LEVEL, thread_prefix
 from everlong.storage.packs import (
+    DICTIONARY_BYTES_MAX,
     ENVELOPE_BYTES_MAX,
+    FRAME_BYTES,
     Contents,
     DamagedPack,
     Extent,
@@ -35,6 +37,7 @@ from everlong.storage.packs import (
     key_id_of,
     stored_bytes_max,
     whole,
+    without_ends,
 )
 from everlong.storage.threads import in_thread
 
@@ -61,6 +64,10 @@ _SMALL_ENVELOPE_BYTES: Final = 64 * limits.KIB
 # What a read reserves of a server's budget beside 5 times the data (4 of sources, and its own pack): the
 # heads of up to 88 packs, of which each has some KiB.
 _HEADS_BYTES: Final = 8 * limits.MIB
+# A body is compressed with a dictionary if that leaves at most this share of it. The packs of the
+# dictionary have at most so many stored bytes: servers fetch 512 KiB for a source that no extent uses.
+_DICTIONARY_RATIO_MAX: Final = 2 / 3
+_DICTIONARY_STORED_BYTES_MAX: Final = 256 * limits.KIB
 # The largest pack that is ever written.
 _PACK_BYTES_MAX: Final = stored_bytes_max(limits.OBJECT_BYTES_MAX)
 _RESTORE = "Restore it from a backup of the store; what waits for it goes on by itself."
@@ -392,14 +399,41 @@ class PackStore:
         *,
         preview: str = "",
         parsed: tuple[Callable[[bytes], T], T] | None = None,
+        excerpt: Ref | None = None,
+        previous: Ref | None = None,
     ) -> tuple[Ref, int]:
         """Store a plaintext as a pack of its own; return its ref, once durable, and bytes written.
 
         It has no envelope, and payloads always have one: so neither can be passed off as the other.
-        `parsed` is a function for `parse_body` and what it makes of the plaintext: this process then
-        need not parse it again.
+
+        Args:
+            thread: Key of the thread.
+            kind: What the plaintext is.
+            plaintext: What to store.
+            preview: Text whose first characters go into the ref.
+            parsed: A function for `parse_body` and its result for this plaintext, so that this process
+                need not parse it again.
+            excerpt: A body of the thread that holds the beginning and the end of this one. Those bytes
+                are not stored again, and a reader of this body fetches the excerpt too.
+            previous: An earlier version of this body. Where that saves a third, it serves as the
+                dictionary, and a reader of this body fetches it too.
+
         """
-        name, size_bytes = await self.write(thread, whole(plaintext), parsed=parsed)
+        keys = await self.keys()
+        contents = whole(plaintext, JOURNAL_LEVEL)
+        if excerpt is not None:
+            reading = await self._read_source(thread, excerpt, keys)
+            if reading is not None and not reading.sources:
+                contents = without_ends(contents, plaintext, reading.pack, reading.data)
+        name, data = await _build(contents, thread, keys)
+        if previous is not None:
+            reading = await self._read_source(thread, previous, keys)
+            if reading is not None and _is_dictionary(reading, plaintext):
+                shorter = _with_dictionary(contents, reading)
+                built = await _build(shorter, thread, keys)
+                if len(built[1]) <= _DICTIONARY_RATIO_MAX * len(data):
+                    name, data = built
+        size_bytes = await self._store(thread, name, data, len(plaintext), parsed)
         ref = Ref(
             thread=thread,
             digest=name.hex(),
@@ -409,35 +443,43 @@ class PackStore:
         )
         return ref, size_bytes
 
-    async def write(
-        self,
-        thread: str,
-        contents: Contents,
-        *,
-        parsed: tuple[Callable[[bytes], Any], Any] | None = None,
-    ) -> tuple[bytes, int]:
+    async def write(self, thread: str, contents: Contents) -> tuple[bytes, int]:
         """Store a pack; return its name, once it is durable, and the bytes written.
 
         A pack that was in the store already has 0, unless the work under way has stored it itself
         and is tried again: then the count of the first try was lost.
         """
-        keys = await self.keys()
-        if contents.size_bytes < limits.LOOP_BYTES_MAX:
-            name, data = build_pack(contents, thread, keys)
-        else:
-            name, data = await in_thread(build_pack, contents, thread, keys)
+        name, data = await _build(contents, thread, await self.keys())
+        return name, await self._store(thread, name, data, contents.size_bytes)
+
+    async def _store(
+        self,
+        thread: str,
+        name: bytes,
+        data: bytes,
+        plain_bytes: int,
+        parsed: tuple[Callable[[bytes], Any], Any] | None = None,
+    ) -> int:
+        """Store the bytes of a pack and count them; return the bytes written."""
         key = pack_key(thread, name)
         is_new = await self.put(key, data)
         if parsed is not None:
             parse, value = parsed
-            known = _Parsed(data, contents.size_bytes, key_id_of(data), value)
+            known = _Parsed(data, plain_bytes, key_id_of(data), value)
             self._parsed.keep(key, parse, known)
-        self.stats.payload_bytes += contents.size_bytes
+        self.stats.payload_bytes += plain_bytes
         if is_new:
             self.stats.written_bytes += len(data)
         else:
-            self.stats.repeated_bytes += contents.size_bytes
-        return name, len(data) if _counts(key, len(data), is_new=is_new) else 0
+            self.stats.repeated_bytes += plain_bytes
+        return len(data) if _counts(key, len(data), is_new=is_new) else 0
+
+    async def _read_source(self, thread: str, ref: Ref, keys: Keys | None) -> Reading | None:
+        """Read a body that a new pack may point to: of the same thread, and under the same key."""
+        if ref.thread != thread:
+            return None
+        reading = await self.read(thread, bytes.fromhex(ref.digest), ref.size_bytes)
+        return reading if reading.pack.key_id == (keys.active if keys else "") else None
 
     async def put(self, key: str, data: bytes) -> bool:
         """Store the bytes of a pack; return whether the store grew by them.
@@ -496,6 +538,39 @@ class PackStore:
                 return False  # Reading it says which key is missing.
         self.check_sealed(known.key_id, f"pack {key!r}")
         return True
+
+
+async def _build(contents: Contents, thread: str, keys: Keys | None) -> tuple[bytes, bytes]:
+    """Return the name and the bytes of a pack; large ones are compressed in a thread."""
+    if contents.size_bytes < limits.LOOP_BYTES_MAX:
+        return build_pack(contents, thread, keys)
+    return await in_thread(build_pack, contents, thread, keys)
+
+
+def _is_dictionary(reading: Reading, plaintext: bytes) -> bool:
+    """Tell whether a body may serve as the dictionary of another, within the bounds of readers."""
+    pack = reading.pack
+    packs = [pack, *reading.sources]
+    return (
+        len(plaintext) <= FRAME_BYTES
+        and pack.stream_bytes == pack.size_bytes <= DICTIONARY_BYTES_MAX
+        and len(packs) <= limits.DICTIONARIES_MAX
+        and all(each.stored_stream_bytes <= _DICTIONARY_STORED_BYTES_MAX for each in packs)
+        and sum(each.stream_bytes for each in packs) <= _SOURCE_FACTOR * len(plaintext)
+    )
+
+
+def _with_dictionary(contents: Contents, reading: Reading) -> Contents:
+    """Return contents that are compressed with the whole of an earlier body.
+
+    The packs that the earlier body needs are listed too, so a reader fetches all of them at once.
+    """
+    return dataclasses.replace(
+        contents,
+        sources=[reading.pack.name, *(source.name for source in reading.sources)],
+        dictionary=Extent(1, 0, len(reading.data)),
+        dictionary_data=reading.data,
+    )
 
 
 def pack_key(thread: str, name: bytes) -> str:

@@ -13,6 +13,7 @@ from temporalio import workflow
 from temporalio.exceptions import FailureError, is_cancelled_exception
 
 from everlong import limits
+from everlong.json_payloads import to_raw
 from everlong.models import (
     AGENT_WORKFLOW,
     COMPACT_SIGNAL,
@@ -211,7 +212,8 @@ class AgentWorkflow:
         """Continue as new. Safe here: no step is in flight, and the state holds what waits."""
         self._is_leaving = True
         await workflow.wait_condition(workflow.all_handlers_finished)
-        workflow.continue_as_new(self._thread.next_start(), memo=next_memo(self._thread))
+        start = to_raw(self._thread.next_start(), workflow.payload_converter())
+        workflow.continue_as_new(start, memo=next_memo(self._thread))
 
     async def _end(self) -> None:
         """Leave the journal whole, unread messages included, and say so to whoever waits."""

@@ -135,7 +135,8 @@ class ToolRunner:
 
     async def _run_tool(self, call: Call) -> ToolResult:
         run = ToolRun(
-            context=self._thread.context(),
+            # Only spans of whole turns link to the last run, and a tool call ends no turn.
+            context=with_values(self._thread.context(), last_run=""),
             call_id=call.call_id,
             tool=call.tool,
             approved=call.approved,

@@ -154,7 +154,7 @@ class Thread:
             acts_on=self.state.acts_on,
             state_bytes=transitions.state_bytes(self.state),
             thread_bytes=self.state.counters.written_bytes,
-            growth_bytes_per_hour=sizes.growth(self.state, self.now_ms()),
+            growth_bytes_per_hour=round(sizes.growth(self.state, self.now_ms())),
             steps=self.state.counters.steps,
         )
         try:
