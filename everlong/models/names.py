@@ -47,5 +47,8 @@ DRAIN_HEADER: Final = "everlong-drain"
 CONSUMED_FUNCTION: Final = "__everlong_consumed_bytes"
 """Extern function of workflow instances: payload bytes that the run has consumed."""
 
+CONTEXT_TOOLS: Final = frozenset({"remember", "forget"})
+"""Built-in tools that read the thread's context, and so need its snapshot."""
+
 CARD_MEMO: Final = "everlong"
 """Key of the memo that holds a thread's `ThreadCard`."""

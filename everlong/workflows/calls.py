@@ -20,6 +20,7 @@ from everlong.models import (
     AGENT_WORKFLOW,
     BRIEF,
     COLLECT,
+    CONTEXT_TOOLS,
     RUN_TOOL,
     Brief,
     Briefed,
@@ -134,9 +135,12 @@ class ToolRunner:
             self._thread.state = transitions.with_result(state, self._call(call_id), result)
 
     async def _run_tool(self, call: Call) -> ToolResult:
+        context = self._thread.context()
+        # Each field costs history at every step. Only spans of whole turns link to the last run, and a
+        # tool call ends no turn; most tools do not read the context.
+        snapshot = context.snapshot if call.tool in CONTEXT_TOOLS else None
         run = ToolRun(
-            # Only spans of whole turns link to the last run, and a tool call ends no turn.
-            context=with_values(self._thread.context(), last_run=""),
+            context=with_values(context, last_run="", snapshot=snapshot),
             call_id=call.call_id,
             tool=call.tool,
             approved=call.approved,

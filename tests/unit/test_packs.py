@@ -290,7 +290,8 @@ def test_what_is_forged_here_is_otherwise_in_order() -> None:
         ((0, 4, b"abcde"), "holds 5 bytes"),
         ((0, FRAME_BYTES + 1, bytes(FRAME_BYTES + 1)), "declares"),
         ((2, 4, b"abcd"), "the pack of its dictionary is not read with it"),
-        ((3, 4, b"abcd"), "compression 3"),
+        ((3, 4, b"abcd"), "does not decompress"),
+        ((4, 4, b"abcd"), "compression 4"),
     ],
 )
 def test_a_frame_that_is_not_what_it_declares_is_refused(
