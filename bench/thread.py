@@ -15,9 +15,10 @@ from bench.thread_harness import open_harness
 from bench.thread_idle import measure_idle
 from bench.thread_kills import measure_kills
 from bench.thread_resume import level, measure_resumes
+from bench.thread_stored import measure_stored
 from everlong.embedded import start_server
 
-_PARTS: Final = ("growth", "kills", "idle")
+_PARTS: Final = ("growth", "kills", "idle", "stored")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +28,11 @@ class Size:
     steps: int = 2000
     turns: int = 5
     idle_pages: int = 40
+    stored_steps: int = 500
     judged: bool = True
 
 
-QUICK: Final = Size(steps=200, turns=1, idle_pages=8, judged=False)
+QUICK: Final = Size(steps=200, turns=1, idle_pages=8, stored_steps=40, judged=False)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -74,6 +76,8 @@ async def measure(address: str, folder: Path, parts: Sequence[str], size: Size) 
     if "idle" in parts:
         async with open_harness(address, folder) as harness:
             reports.append(await measure_idle(harness, pages=size.idle_pages))
+    if "stored" in parts:
+        reports.append(await measure_stored(address, folder, size.stored_steps, judged=size.judged))
     return reports
 
 

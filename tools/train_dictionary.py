@@ -15,7 +15,7 @@ import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from pydoc_data.topics import topics  # type: ignore[import-untyped]
+from pydoc_data.topics import topics
 from typing import Final
 
 import zstandard
@@ -60,7 +60,7 @@ _LEVEL: Final = 8
 def main() -> int:
     """Train the dictionary and write it to the file that is named."""
     samples = asyncio.run(_samples())
-    dictionary = zstandard.train_dictionary(_DICTIONARY_BYTES, samples, level=_LEVEL)
+    dictionary = zstandard.train_dictionary(_DICTIONARY_BYTES, [*samples], level=_LEVEL)
     Path(sys.argv[1]).write_bytes(dictionary.as_bytes())
     print(f"{len(dictionary.as_bytes())} bytes from {len(samples)} samples")
     return 0

@@ -1,5 +1,7 @@
 """Payloads of our own activities: plain JSON where the converter writes that, else its own."""
 
+import json
+
 import pytest
 from temporalio.api.common.v1 import Payload
 from temporalio.common import RawValue
@@ -13,7 +15,8 @@ from temporalio.converter import (
 )
 
 from everlong.json_payloads import from_raw, to_raw
-from everlong.models import Brief, Context
+from everlong.models import Brief, Context, ThreadStart, ThreadState
+from everlong.policy import Policy
 
 VALUE = Brief(
     context=Context(agent="ops", head=None, snapshot=None, now_ms=1),
@@ -68,3 +71,19 @@ def test_a_lone_surrogate_is_written_as_the_sdk_writes_it() -> None:
     value = Brief(context=VALUE.context, call_id="\ud800", tool="ask", child_id="child")
     raw = to_raw(value, DataConverter.default.payload_converter)
     assert from_raw(raw, Brief, DefaultPayloadConverter()).call_id == "\ud800"
+
+
+def test_fields_at_their_default_are_not_written() -> None:
+    raw = to_raw(VALUE, DefaultPayloadConverter())
+    assert b"policy" not in raw.payload.data
+    assert from_raw(raw, Brief, DefaultPayloadConverter()) == VALUE
+
+
+def test_a_thread_keeps_every_field_of_its_policy_when_it_rolls() -> None:
+    # A later release may have other defaults; the thread began with these.
+    start = ThreadStart(agent="ops", policy=Policy(), state=ThreadState(in_turn=True))
+    raw = to_raw(start, DefaultPayloadConverter())
+    assert set(json.loads(raw.payload.data)["policy"]) == set(Policy().fields())
+    assert json.loads(raw.payload.data)["state"] == {"in_turn": True}
+    assert from_raw(raw, ThreadStart, DefaultPayloadConverter()) == start
+    assert DefaultPayloadConverter().from_payload(raw.payload, ThreadStart) == start

@@ -111,6 +111,29 @@ def test_an_object_that_would_inflate_beyond_its_declared_size_is_refused() -> N
 
 
 @pytest.mark.guarantee(7)
+def test_a_small_object_that_would_inflate_beyond_its_bound_is_refused() -> None:
+    for data in (bytes(50 * limits.MIB), bytes(16 * limits.KIB + 1)):
+        bomb = zstandard.ZstdCompressor().compress(data)
+        with pytest.raises(BlobCorrupt, match="declares"):
+            unseal(b"\x03" + bomb[4:])
+    # A frame that does not tell its size, or that is none.
+    stream = zstandard.ZstdCompressor(write_content_size=False).compress(b"x" * 10)
+    for data in (stream[4:], b"", b"\xff" * 20):
+        with pytest.raises(BlobCorrupt):
+            unseal(b"\x03" + data)
+
+
+def test_a_small_object_halves_what_our_activities_pass() -> None:
+    ref = f'{{"thread":"{7**33:032x}","digest":"{7**90:064x}","size_bytes":5872,"kind":"segment"}}'
+    plaintext = (
+        b'{"context":{"agent":"ops","head":{"ref":%s,"first_seq":1,"count":8},"now_ms":'
+        b'1795015997687,"turn":{"number":1,"began_ms":1795015996966}},"call_id":"call_1e13f98",'
+        b'"tool":"read_file","inline_bytes_max":1024}' % ref.encode()
+    )
+    assert len(seal(plaintext)) < len(plaintext) / 2
+    assert unseal(seal(plaintext)) == plaintext
+
+
 @EITHER
 def test_what_could_not_be_read_again_is_not_sealed(
     keys: Keys | None, monkeypatch: pytest.MonkeyPatch
