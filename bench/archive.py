@@ -168,7 +168,7 @@ async def revived(packs: PackStore, manifest: Manifest) -> float:
     archive = await StoredArchive.open(packs, manifest)
     last = note(manifest.entries + 1, Kind.FORK, {"thread_id": THREAD_ID, "seq": 1}, 1)
     thread = thread_key(NAMESPACE, "again")
-    await restore.revive(packs, thread, archive, last, writer.silent)
+    await restore.restore_journal(packs, thread, archive, last, writer.ignore_progress)
     return time.monotonic() - started
 
 

@@ -116,7 +116,7 @@ async def _list(store: BlobStore, index_dir: Path) -> dict[str, Any]:
     listing = Listing(index, store, lambda _: None, stored)
     await listing.run(_MODIFIED_MS + 1)
     seconds, cpu_seconds = time.monotonic() - started, time.process_time() - used
-    objects = index.one("SELECT COUNT(*) FROM objects")
+    objects = index.scalar("SELECT COUNT(*) FROM objects")
     index.close()
     return {
         "objects": objects,

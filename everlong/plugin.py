@@ -52,7 +52,7 @@ from everlong.storage.counting import READS
 from everlong.storage.keys import KeySource
 from everlong.storage.opening import open_packs
 from everlong.storage.packstore import PackStore
-from everlong.sweep import Preserved
+from everlong.sweep import ArchivedThreads
 from everlong.telemetry import Telemetry
 from everlong.versions import sdk_version, warn_of_untested_sdk
 from everlong.workflows import AgentWorkflow, DoctorWorkflow, SweeperWorkflow
@@ -348,7 +348,7 @@ class EverlongPlugin(PackSource, SimplePlugin):
         if found.warning:
             _LOG.warning("%s. %s", found.warning, INSPECTION_REMEDY)
 
-    async def _archive_due(self, client: Client, packs: PackStore) -> Preserved:
+    async def _archive_due(self, client: Client, packs: PackStore) -> ArchivedThreads:
         """Archive what is due. Archives need packages that a worker may do without."""
         try:
             # Here, since a worker that sweeps nothing need not wait for it.
@@ -358,7 +358,7 @@ class EverlongPlugin(PackSource, SimplePlugin):
         except ModuleNotFoundError as error:
             if error.name not in _ARCHIVE_PACKAGES:
                 raise
-            return Preserved(
+            return ArchivedThreads(
                 failed=(
                     "threads that a limit has ended to be archived are not archived by this worker: "
                     f"it lacks {error.name!r}. Install it with: pip install 'everlong[admin]'",

@@ -14,11 +14,11 @@ from temporalio.client import Client
 from everlong import limits
 from everlong.models import SWEEP, SweepOptions, SweepReport
 from everlong.storage.packstore import PackStore
-from everlong.sweep import Histories, Preserved, Sweep
-from everlong.sweep.sweep import told
+from everlong.sweep import ArchivedThreads, Histories, Sweep
+from everlong.sweep.sweep import run_with_telemetry
 from everlong.telemetry import Telemetry
 
-ArchiveDue: TypeAlias = Callable[[Client, PackStore], Awaitable[Preserved]]
+ArchiveDue: TypeAlias = Callable[[Client, PackStore], Awaitable[ArchivedThreads]]
 
 
 class SweepActivities:
@@ -50,14 +50,14 @@ class SweepActivities:
             self._packs,
             options,
             index_dir=self._directory(),
-            tell=activity.heartbeat,
+            on_progress=activity.heartbeat,
             archive_due=(
                 None if self.archive_due is None else partial(self.archive_due, client, self._packs)
             ),
             attempt_of=run_id,
             seconds_max=limits.SWEEP_ACTIVITY_SECONDS_MAX,
         )
-        return await told(sweep, self._telemetry, run_id)
+        return await run_with_telemetry(sweep, self._telemetry, run_id)
 
     def _directory(self) -> Path:
         if self._index_dir is None:

@@ -236,7 +236,7 @@ def _archive_warnings(found: Standing, plan: ArchivePlan) -> tuple[str, ...]:
 
 async def _archive_bytes(client: Client, packs: PackStore, found: Standing) -> int:
     """Return about how large an archive would be: as the last one was, or as they mostly are."""
-    last = await manifests.newest(packs, thread_key(client.namespace, found.thread_id))
+    last = await manifests.load_newest(packs, thread_key(client.namespace, found.thread_id))
     if last is not None and last.entries:
         return last.size_bytes * found.last_seq // last.entries
     return _ARCHIVE_BYTES_MIN + int(_ARCHIVE_SHARE * found.row.stored_bytes)

@@ -24,26 +24,26 @@ _END_BYTES: Final = 64 + len(b'"\n}\n')
 
 def dump(fields: Mapping[str, Any]) -> bytes:
     """Return an object as it is stored. Its first field is `version`."""
-    told = begin(fields) + _LAST
-    return told + hashlib.sha256(told).hexdigest().encode() + b'"\n}\n'
+    signed = dump_prefix(fields) + _LAST
+    return signed + hashlib.sha256(signed).hexdigest().encode() + b'"\n}\n'
 
 
-def begin(fields: Mapping[str, Any]) -> bytes:
+def dump_prefix(fields: Mapping[str, Any]) -> bytes:
     """Return the beginning of an object as it is stored, up to the last of these fields."""
     return to_json(fields, indent=2).removesuffix(b"\n}")
 
 
 def load(data: bytes, key: str, *, version: int) -> dict[str, Any]:
     """Return the fields of an object, without its digest, or raise if it is not what was written."""
-    told, end = data[:-_END_BYTES], _END.fullmatch(data[-_END_BYTES:])
-    is_sound = end is not None and hashlib.sha256(told).hexdigest().encode() == end[1]
+    signed, end = data[:-_END_BYTES], _END.fullmatch(data[-_END_BYTES:])
+    is_sound = end is not None and hashlib.sha256(signed).hexdigest().encode() == end[1]
     start = _START.match(data)
     if start is not None and int(start[1]) != version:
         raise UnknownVersion(
             f"{key!r} is of version {int(start[1])}, which this Everlong does not read, or damaged. "
             "Upgrade Everlong here, or restore it from a backup of the store."
         )
-    if start is None or not is_sound or not told.endswith(_LAST):
+    if start is None or not is_sound or not signed.endswith(_LAST):
         raise BlobCorrupt(
             f"{key!r} is not what was written: it is damaged. Restore it from a backup of the store; "
             "until then it is passed over."
@@ -53,12 +53,12 @@ def load(data: bytes, key: str, *, version: int) -> dict[str, Any]:
             data.decode(), object_pairs_hook=_unique, parse_constant=_refuse
         )
     except (ValueError, RecursionError):
-        raise malformed(key) from None
+        raise malformed_error(key) from None
     del fields[DIGEST]
     return fields
 
 
-def malformed(key: str) -> BlobCorrupt:
+def malformed_error(key: str) -> BlobCorrupt:
     """Return the error for an object whose digest fits and whose fields do not: no writer makes one."""
     return BlobCorrupt(
         f"{key!r} has fields that no writer gives it: it is forged, or written by another program. Find "

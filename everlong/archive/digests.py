@@ -30,7 +30,7 @@ class Digests:
     footer_sha256: str
 
 
-def of_file(path: Path) -> Digests:
+def hash_file(path: Path) -> Digests:
     """Return the digests of a file on disk, which a writer has closed."""
     size_bytes = path.stat().st_size
     with path.open("rb") as file:
@@ -42,7 +42,7 @@ def of_file(path: Path) -> Digests:
     return Digests(size_bytes, sha256, footer_bytes, footer_sha256)
 
 
-async def of_stored(store: BlobStore, manifest: Manifest) -> tuple[int, str]:
+async def hash_stored(store: BlobStore, manifest: Manifest) -> tuple[int, str]:
     """Return the size and the digest of the file as it is in the store."""
     digest, at = hashlib.sha256(), 0
     while at <= manifest.size_bytes:

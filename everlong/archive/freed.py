@@ -67,7 +67,7 @@ async def write(packs: PackStore, freed: Freed) -> str:
     freed_id = new_archive_id(freed.freed_ms, os.urandom(4))
     key = _key(freed.thread, freed.archive_id, freed_id)
     keys = await packs.keys()
-    stored = freed if keys is None else _sealed(_FREED.dump_json(freed), keys, key)
+    stored = freed if keys is None else _seal(_FREED.dump_json(freed), keys, key)
     await packs.store.put(key, checked_json.dump(dataclasses.asdict(stored)))
     return freed_id
 
@@ -79,16 +79,16 @@ async def read(packs: PackStore, thread: str, archive_id: str, freed_id: str) ->
     fields = checked_json.load(data, key, version=VERSION)
     kind = _Sealed if "sealed" in fields else Freed
     if tuple(fields) != tuple(each.name for each in dataclasses.fields(kind)):
-        raise checked_json.malformed(key)
+        raise checked_json.malformed_error(key)
     try:
         if kind is Freed:
             check_sealed(packs, "", key)
             found = _FREED.validate_json(to_json(fields), strict=True)
         else:
             record = _SEALED.validate_json(to_json(fields), strict=True)
-            found = _FREED.validate_json(await _opened(packs, record, key), strict=True)
+            found = _FREED.validate_json(await _open(packs, record, key), strict=True)
     except ValidationError:  # Not chained: pydantic quotes what it was given.
-        raise checked_json.malformed(key) from None
+        raise checked_json.malformed_error(key) from None
     if (
         (found.thread, found.archive_id) != (thread, archive_id)
         or thread_key(found.namespace, found.thread_id) != thread
@@ -103,14 +103,14 @@ def _key(thread: str, archive_id: str, freed_id: str) -> str:
     return archive_key(thread, f"{archive_id}{FREED}{freed_id}", MANIFEST)
 
 
-def _sealed(data: bytes, keys: Keys, key: str) -> _Sealed:
+def _seal(data: bytes, keys: Keys, key: str) -> _Sealed:
     salt = os.urandom(SALT_BYTES)
     own = keys.derive(keys.active, MANIFEST_PURPOSE, salt)
     sealed = seal_bytes(own, 0, data, key.encode())
     return _Sealed(key_id=keys.active, salt=salt.hex(), sealed=sealed.hex())
 
 
-async def _opened(packs: PackStore, record: _Sealed, key: str) -> bytes:
+async def _open(packs: PackStore, record: _Sealed, key: str) -> bytes:
     keys = await packs.keys(record.key_id)
     if keys is None:
         raise KeyMissing(

@@ -141,7 +141,7 @@ def archive_ms(archive_id: str) -> int:
     return int(moment.timestamp()) * 1000 + int(archive_id[15:18])
 
 
-def later_id(earlier: Sequence[str], now_ms: int, random: bytes) -> str:
+def next_archive_id(earlier: Sequence[str], now_ms: int, random: bytes) -> str:
     """Return an id that sorts after those there are, also if another machine's clock is ahead."""
     try:
         return new_archive_id(max(now_ms, archive_ms(max(earlier)) + 1), random)
@@ -149,7 +149,7 @@ def later_id(earlier: Sequence[str], now_ms: int, random: bytes) -> str:
         return new_archive_id(now_ms, random)
 
 
-def head_text(head: SegmentRef | None) -> str:
+def head_digest(head: SegmentRef | None) -> str:
     """Return a journal's head as a manifest has it."""
     return "" if head is None else head.ref.digest
 
@@ -159,12 +159,12 @@ def archive_key(thread: str, archive_id: str, suffix: str) -> str:
     return f"{PREFIX}{thread}/{archive_id}{suffix}"
 
 
-def facts_json(facts: Facts) -> str:
+def dump_facts(facts: Facts) -> str:
     """Return what a file says of its thread."""
     return _FACTS.dump_json(facts).decode()
 
 
-def facts_of(text: str | bytes, manifest: Manifest) -> Facts:
+def parse_facts(text: str | bytes, manifest: Manifest) -> Facts:
     """Read what a file says of its thread; it has to be what the manifest says."""
     try:
         facts = _FACTS.validate_json(text)
@@ -183,7 +183,7 @@ def facts_of(text: str | bytes, manifest: Manifest) -> Facts:
         raise BlobCorrupt(
             f"{manifest.file_key!r} is another archive's file. Restore it from a backup of the store."
         )
-    said = described(facts, is_sealed=bool(manifest.key_id))
+    said = manifest_fields(facts, is_sealed=bool(manifest.key_id))
     if differing := [name for name in said if said[name] != getattr(manifest, name)]:
         raise BlobCorrupt(
             f"archive {manifest.file_key!r} and its manifest differ in {', '.join(differing)}. Restore "
@@ -192,7 +192,7 @@ def facts_of(text: str | bytes, manifest: Manifest) -> Facts:
     return facts
 
 
-def described(facts: Facts, *, is_sealed: bool) -> dict[str, Any]:
+def manifest_fields(facts: Facts, *, is_sealed: bool) -> dict[str, Any]:
     """Return the fields of a manifest that a file's own facts give."""
     status = facts.status
     return {
@@ -203,7 +203,7 @@ def described(facts: Facts, *, is_sealed: bool) -> dict[str, Any]:
         "agent": status.agent,
         "status": status.status,
         "entries": facts.entries,
-        "head": head_text(status.head),
+        "head": head_digest(status.head),
         "steps": status.counters.steps,
         "tokens": status.counters.tokens,
         "cost_usd": status.counters.cost_usd,
@@ -219,7 +219,7 @@ def dump(manifest: Manifest, keys: Keys | None) -> bytes:
     del fields["tag"]
     tag = ""
     if keys is not None and manifest.key_id:
-        tag = _tag(checked_json.begin(fields) + b",\n  " + _TAG, manifest.key_id, keys)
+        tag = _tag(checked_json.dump_prefix(fields) + b",\n  " + _TAG, manifest.key_id, keys)
     return checked_json.dump({**fields, "tag": tag})
 
 
@@ -227,13 +227,13 @@ def load(data: bytes, key: str) -> Manifest:
     """Read a manifest and check all of it but its tag."""
     fields = checked_json.load(data, key, version=VERSION)
     if tuple(fields) != _FIELDS:
-        raise checked_json.malformed(key)
+        raise checked_json.malformed_error(key)
     try:
         manifest = _MANIFESTS.validate_json(to_json(fields), strict=True)
     except ValidationError:  # Not chained: pydantic quotes what it was given.
-        raise checked_json.malformed(key) from None
+        raise checked_json.malformed_error(key) from None
     if not _is_consistent(manifest):
-        raise checked_json.malformed(key)
+        raise checked_json.malformed_error(key)
     if (
         archive_key(manifest.thread, manifest.archive_id, MANIFEST) != key
         or thread_key(manifest.namespace, manifest.thread_id) != manifest.thread
@@ -296,9 +296,9 @@ async def check_tag(packs: PackStore, manifest: Manifest, data: bytes) -> Manife
     key = archive_key(manifest.thread, manifest.archive_id, MANIFEST)
     check_sealed(packs, manifest.key_id, key)
     keys = await packs.keys(manifest.key_id) if manifest.key_id else None
-    told = data[: data.rindex(_TAG) + len(_TAG)]
+    signed = data[: data.rindex(_TAG) + len(_TAG)]
     if keys is not None and not hmac.compare_digest(
-        _tag(told, manifest.key_id, keys), manifest.tag
+        _tag(signed, manifest.key_id, keys), manifest.tag
     ):
         raise BlobCorrupt(
             f"manifest {key!r} was changed by somebody who does not have its key, or the key "
@@ -313,9 +313,9 @@ async def read(packs: PackStore, thread: str, archive_id: str) -> Manifest:
     return await check_tag(packs, *await fetch(packs, thread, archive_id))
 
 
-async def ids(store: BlobStore, thread: str) -> list[str]:
+async def list_ids(store: BlobStore, thread: str) -> list[str]:
     """Return the ids of a thread's archives, the oldest first."""
-    return sorted([archive_id async for _, archive_id in all_ids(store, thread)])
+    return sorted([archive_id async for _, archive_id in iter_ids(store, thread)])
 
 
 class Listed(NamedTuple):
@@ -327,7 +327,7 @@ class Listed(NamedTuple):
     """Of the newest record of who freed the thread; empty if nobody has."""
 
 
-async def newest_ids(
+async def list_newest(
     store: BlobStore, thread: str | None, before: str, count: int
 ) -> tuple[list[Listed], bool]:
     """Return the newest archives before an id, and whether there are more.
@@ -353,7 +353,7 @@ async def newest_ids(
     return [Listed(key, name, freed.get((name, key), "")) for name, key in newest_first], more
 
 
-async def all_ids(store: BlobStore, thread: str | None = None) -> AsyncIterator[tuple[str, str]]:
+async def iter_ids(store: BlobStore, thread: str | None = None) -> AsyncIterator[tuple[str, str]]:
     """Yield thread key and id of every archive of a store or a thread, in no particular order."""
     async for key, archive_id, freed_id in _names(store, thread):
         if not freed_id:
@@ -391,14 +391,14 @@ class Found:
     """Newer ones that cannot be read."""
 
 
-async def readable(
+async def iter_readable(
     packs: PackStore, thread: str, on_unreadable: Callable[[Unreadable], None]
 ) -> AsyncIterator[Manifest]:
     """Yield the manifests of a thread that can be read, the newest first, within bounds.
 
     If the store does not answer, that is raised: nothing is known of the archive then.
     """
-    for archive_id in reversed((await ids(packs.store, thread))[-_SEARCHED_MAX:]):
+    for archive_id in reversed((await list_ids(packs.store, thread))[-_SEARCHED_MAX:]):
         try:
             manifest = await read(packs, thread, archive_id)
         except ArchiveNotFound:  # It was deleted since it was listed.
@@ -412,11 +412,11 @@ async def readable(
 async def find_newest(packs: PackStore, thread: str) -> Found:
     """Return a thread's newest archive that can be read, and newer ones that cannot."""
     passed_over: list[Unreadable] = []
-    async for manifest in readable(packs, thread, passed_over.append):
+    async for manifest in iter_readable(packs, thread, passed_over.append):
         return Found(manifest, tuple(passed_over))
     return Found(None, tuple(passed_over))
 
 
-async def newest(packs: PackStore, thread: str) -> Manifest | None:
+async def load_newest(packs: PackStore, thread: str) -> Manifest | None:
     """Return a thread's newest archive that can be read, if it has one."""
     return (await find_newest(packs, thread)).manifest

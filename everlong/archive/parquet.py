@@ -67,7 +67,7 @@ META: Final = tuple(name for name in SCHEMA.names if name not in _MESSAGE)
 _FEW_VALUES: Final = ["kind", "role", "tool", "resume_cause"]
 
 
-def table_of(rows: Sequence[Row]) -> "pa.Table":
+def to_table(rows: Sequence[Row]) -> "pa.Table":
     """Return rows as Arrow has them."""
     columns: dict[str, Any] = {
         name: [getattr(row, name) for row in rows]
@@ -87,7 +87,7 @@ def _calls(row: Row) -> list[dict[str, str]] | None:
     return [dataclasses.asdict(call) for call in row.tool_calls] or None
 
 
-def rows_of(table: "pa.Table") -> list[Row]:
+def to_rows(table: "pa.Table") -> list[Row]:
     """Return the rows of a table, which may have fewer columns."""
     names = [name for name in table.column_names if name not in {"time", "tool_calls", *_STEP}]
     columns: dict[str, list[Any]] = {name: table.column(name).to_pylist() for name in names}
@@ -145,7 +145,7 @@ class ArchiveWriter:
 
     def _write(self) -> None:
         if self._rows:
-            self._writer.write_table(table_of(self._rows), row_group_size=len(self._rows))
+            self._writer.write_table(to_table(self._rows), row_group_size=len(self._rows))
         self._rows, self._bytes = [], 0
 
     def close(self) -> None:
@@ -167,7 +167,7 @@ class ArchiveFile:
     def __init__(self, source: io.RawIOBase | Path, key: bytes | None) -> None:
         file = source if isinstance(source, Path) else pa.PythonFile(source, mode="r")
         opening = None if key is None else encryption.create_decryption_properties(footer_key=key)
-        with _translated():
+        with _translate_errors():
             self._file = pq.ParquetFile(
                 file,
                 decryption_properties=opening,
@@ -192,7 +192,7 @@ class ArchiveFile:
         for index, (group_seq, count) in enumerate(self.groups):
             if group_seq > last_seq or group_seq + count <= first_seq:
                 continue
-            with _translated():
+            with _translate_errors():
                 table = self._file.read_row_group(
                     index, None if columns is None else list(columns), use_threads=False
                 )
@@ -205,13 +205,13 @@ class ArchiveFile:
         """Return the rows of a range."""
         found: list[Row] = []
         for table in self.tables(first_seq, last_seq, columns):
-            with _translated():
-                found += rows_of(table)
+            with _translate_errors():
+                found += to_rows(table)
         return found
 
 
 @contextlib.contextmanager
-def _translated() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     """Raise our error for what cannot be read. The store's own errors come through as they are."""
     try:
         yield

@@ -8,8 +8,8 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 from everlong.archive.digests import read_footer
-from everlong.archive.manifest import Facts, Manifest, check_sealed, facts_of
-from everlong.archive.schema import Row, entry_of, message_body, row_message
+from everlong.archive.manifest import Facts, Manifest, check_sealed, parse_facts
+from everlong.archive.schema import Row, read_body, read_message, to_entry
 from everlong.errors import BlobCorrupt, BlobMissing, KeyMissing
 from everlong.models import Entry, Kind, Message, Ref, SegmentRef, Totals, add_up
 from everlong.models.journal import Body
@@ -67,14 +67,14 @@ class StoreFile(io.RawIOBase):
             return b""
         end_at = self._size - len(self._end)
         stored = min(size, max(0, end_at - self._at))
-        data = self._fetched(stored) if stored else b""
+        data = self._fetch(stored) if stored else b""
         if len(data) == stored and stored < size:
             at = self._at + stored - end_at
             data += self._end[at : at + size - stored]
         self._at += len(data)
         return data
 
-    def _fetched(self, size: int) -> bytes:
+    def _fetch(self, size: int) -> bytes:
         if threading.get_ident() == self._thread:
             raise RuntimeError("an archive's file is read in a thread: the event loop would wait")
         reading = self._store.get_range(self._key, self._at, size)
@@ -104,12 +104,12 @@ class StoredArchive:
         # Here, since pyarrow comes with an extra, and only archives need it.
         from everlong.archive.parquet import ArchiveFile
 
-        key = await file_key(packs, manifest)
+        key = await derive_file_key(packs, manifest)
         store = store or packs.store
         footer = await read_footer(store, manifest)
         source = StoreFile(store, manifest.file_key, manifest.size_bytes, footer)
         file = await in_thread(ArchiveFile, source, key)
-        facts = facts_of(file.facts, manifest)
+        facts = parse_facts(file.facts, manifest)
         if file.rows != manifest.entries:
             raise BlobCorrupt(
                 f"archive {manifest.file_key!r} has {file.rows} rows, and its manifest says "
@@ -134,7 +134,7 @@ class StoredArchive:
             return entries
         first_seq, count = self.file.groups[index]
         rows = await in_thread(self.file.read, first_seq, first_seq + count - 1, self.file.meta)
-        entries = [entry_of(row, self._original(row)) for row in rows]
+        entries = [to_entry(row, self._original(row)) for row in rows]
         while len(self._known) >= _GROUPS_KNOWN:
             self._known.pop(next(iter(self._known)))
         self._known[index] = entries
@@ -240,19 +240,19 @@ class ArchivedJournal:
     async def messages(self, entries: Sequence[Entry], *, whole: bool = False) -> list[Message]:
         """See `Journal`."""
         rows = await self.archive.rows([entry.seq for entry in entries])
-        return [row_message(row, whole=whole) for row in rows]
+        return [read_message(row, whole=whole) for row in rows]
 
     async def bodies(self, entries: Sequence[Entry], *, whole: bool = False) -> list[Body]:
         """See `Journal`."""
         rows = await self.archive.rows([entry.seq for entry in entries])
-        return [message_body(row, whole=whole) for row in rows]
+        return [read_body(row, whole=whole) for row in rows]
 
     async def snapshot(self, head: SegmentRef, entry: Entry) -> bytes:
         """See `Journal`."""
         return await self.archive.snapshot(entry.seq)
 
 
-async def file_key(packs: PackStore, manifest: Manifest) -> bytes | None:
+async def derive_file_key(packs: PackStore, manifest: Manifest) -> bytes | None:
     """Return the key that an archive's file is sealed with, if it is."""
     check_sealed(packs, manifest.key_id, manifest.file_key)
     if not manifest.key_id:

@@ -7,7 +7,7 @@ from pydantic_core import to_json
 
 from everlong import limits
 from everlong.archive.reader import StoredArchive
-from everlong.archive.schema import Row, entry_of, message_body, without_snapshot
+from everlong.archive.schema import Row, drop_snapshot, read_body, to_entry
 from everlong.archive.writer import Progress
 from everlong.models import Compacted, Entry, Kind, SegmentRef, SnapshotRef, note
 from everlong.storage.journal import Journal
@@ -20,7 +20,7 @@ _APPEND_BYTES: Final = limits.MIB
 
 
 @dataclasses.dataclass
-class Revived:
+class RestoredJournal:
     """A journal that was written anew."""
 
     head: SegmentRef | None = None
@@ -38,7 +38,7 @@ class _Writer:
         self._journal = Journal(packs, thread)
         self._entries: list[Entry] = []
         self._bytes = 0
-        self.revived = Revived()
+        self.restored = RestoredJournal()
 
     async def add(self, row: Row) -> None:
         await self.append(await self._entry(row))
@@ -52,40 +52,40 @@ class _Writer:
     async def flush(self) -> None:
         if not self._entries:
             return
-        head, written_bytes = await self._journal.append(self.revived.head, self._entries)
-        self.revived.head = head
-        self.revived.written_bytes += written_bytes
+        head, written_bytes = await self._journal.append(self.restored.head, self._entries)
+        self.restored.head = head
+        self.restored.written_bytes += written_bytes
         self._entries, self._bytes = [], 0
 
     async def _entry(self, row: Row) -> Entry:
-        entry = entry_of(row)
+        entry = to_entry(row)
         if entry.kind == Kind.COMPACTION:
             if row.snapshot is None:
-                return without_snapshot(entry)
+                return drop_snapshot(entry)
             return await self._compaction(entry, row.snapshot.encode())
         if entry.kind not in MESSAGE_KINDS:
             return entry
-        body = message_body(row, whole=False)
+        body = read_body(row, whole=False)
         if row.shown is None:
             return dataclasses.replace(entry, body=body)
-        whole = to_json(message_body(row, whole=True))
+        whole = to_json(read_body(row, whole=True))
         original, written_bytes = await self._packs.write_body(self._thread, entry.kind, whole)
-        self.revived.written_bytes += written_bytes
+        self.restored.written_bytes += written_bytes
         return dataclasses.replace(entry, body=body, original=original)
 
     async def _compaction(self, entry: Entry, snapshot: bytes) -> Entry:
         """Put a snapshot into the new thread's place, and have its entry lead there."""
         compacted = parsed_compaction(entry)
         ref, written_bytes = await self._packs.write_body(self._thread, Kind.SNAPSHOT, snapshot)
-        self.revived.written_bytes += written_bytes
-        self.revived.snapshot = dataclasses.replace(compacted.snapshot, ref=ref)
-        moved: Compacted = dataclasses.replace(compacted, snapshot=self.revived.snapshot)
+        self.restored.written_bytes += written_bytes
+        self.restored.snapshot = dataclasses.replace(compacted.snapshot, ref=ref)
+        moved: Compacted = dataclasses.replace(compacted, snapshot=self.restored.snapshot)
         return note(entry.seq, entry.kind, moved, entry.time_ms)
 
 
-async def revive(
+async def restore_journal(
     packs: PackStore, thread: str, archive: StoredArchive, last: Entry, on_progress: Progress
-) -> Revived:
+) -> RestoredJournal:
     """Write an archive's journal into a thread's place, up to `last`, which comes after it."""
     writer = _Writer(packs, thread)
     for first_seq, count in archive.file.groups:
@@ -97,4 +97,4 @@ async def revive(
             break
     await writer.append(last)
     await writer.flush()
-    return writer.revived
+    return writer.restored

@@ -60,7 +60,7 @@ class Row:
     step: StepInfo | None = None
 
 
-def row_of(entry: Entry, body: Body | None, shown: Body | None, snapshot: bytes | None) -> Row:
+def to_row(entry: Entry, body: Body | None, shown: Body | None, snapshot: bytes | None) -> Row:
     """Return the row of an entry, with the whole of its message and what a model is shown of it."""
     row = Row(
         seq=entry.seq,
@@ -100,12 +100,12 @@ def _with_message(row: Row, entry: Entry, body: Body, shown: Body | None) -> Row
     )
 
 
-def message_body(row: Row, *, whole: bool) -> Body:
+def read_body(row: Row, *, whole: bool) -> Body:
     """Return the message of a row as it was stored: the whole, or what a model is shown."""
     if not whole and row.shown is not None:
-        return _shown_body(row, _parsed(row, row.shown))
+        return _shown_body(row, _parse(row, row.shown))
     if row.body is not None:
-        return _parsed(row, row.body)
+        return _parse(row, row.body)
     if row.role is None:
         raise ValueError(f"entry {row.seq}, a {row.kind}, is no message")
     return _body(row, row.text or "")
@@ -150,7 +150,7 @@ def _shown_body(row: Row, shown: Body) -> Body:
     return _body(row, less)
 
 
-def entry_of(row: Row, original: Ref | None = None) -> Entry:
+def to_entry(row: Row, original: Ref | None = None) -> Entry:
     """Return the entry of a row, without its message."""
     try:
         return Entry(
@@ -159,7 +159,7 @@ def entry_of(row: Row, original: Ref | None = None) -> Entry:
             time_ms=row.time_ms,
             size_bytes=row.size_bytes,
             original=original,
-            data=None if row.data is None else _parsed(row, row.data),
+            data=None if row.data is None else _parse(row, row.data),
             tokens=row.tokens,
             cost_usd=row.cost_usd,
             step=row.step,
@@ -177,7 +177,7 @@ def has_snapshot(entry: Entry) -> bool:
     return _SNAPSHOT in (entry.data or {})
 
 
-def without_snapshot(entry: Entry) -> Entry:
+def drop_snapshot(entry: Entry) -> Entry:
     """Return a compaction that names no snapshot, since that is gone.
 
     A name that leads nowhere would keep a sweep from taking anything.
@@ -186,12 +186,12 @@ def without_snapshot(entry: Entry) -> Entry:
     return note(entry.seq, entry.kind, data, entry.time_ms)
 
 
-def row_message(row: Row, *, whole: bool) -> Message:
+def read_message(row: Row, *, whole: bool) -> Message:
     """Return the message of a row."""
     kind = Kind(row.kind)
     if kind not in MESSAGE_KINDS:
         raise ValueError(f"entry {row.seq}, a {row.kind}, is no message")
-    body = message_body(row, whole=whole)
+    body = read_body(row, whole=whole)
     try:
         return message_of(kind, body)
     except (KeyError, TypeError, ValueError):
@@ -201,7 +201,7 @@ def row_message(row: Row, *, whole: bool) -> Message:
         ) from None
 
 
-def _parsed(row: Row, text: str) -> dict[str, Any]:
+def _parse(row: Row, text: str) -> dict[str, Any]:
     try:
         return _DATA.validate_python(from_json(text))
     except ValueError:

@@ -19,7 +19,7 @@ from everlong.archive import manifest as manifests
 from everlong.archive.digests import Digests
 from everlong.archive.manifest import FILE, MANIFEST, PREFIX, Facts, Manifest, archive_key
 from everlong.archive.reader import StoredArchive
-from everlong.archive.schema import Row, has_snapshot, row_of
+from everlong.archive.schema import Row, has_snapshot, to_row
 from everlong.errors import BlobCorrupt, BlobMissing, ConfigError
 from everlong.models import Entry, Kind, SegmentRef, seq_after
 from everlong.storage.blobs import BlobStore
@@ -42,7 +42,7 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 """Told what is being done, how many entries of how many."""
 
 
-def silent(_what: str, _done: int, _total: int) -> None:
+def ignore_progress(_what: str, _done: int, _total: int) -> None:
     """Tell nobody."""
 
 
@@ -91,7 +91,7 @@ async def _rows(
         snapshot = None
         if entry.kind == Kind.COMPACTION and head is not None and newest is not None:
             snapshot = await _snapshot(journal, head, entry, newest)
-        rows.append(row_of(entry, bodies.get(entry.seq), shorts.get(entry.seq), snapshot))
+        rows.append(to_row(entry, bodies.get(entry.seq), shorts.get(entry.seq), snapshot))
     return rows
 
 
@@ -114,17 +114,17 @@ async def _snapshot(
 
 
 async def write(
-    packs: PackStore, journal: JournalReader, facts: Facts, on_progress: Progress = silent
+    packs: PackStore, journal: JournalReader, facts: Facts, on_progress: Progress = ignore_progress
 ) -> Manifest:
     """Write an archive of a journal, read it back, and list it; return its manifest."""
-    store = _behind(packs.store)
+    store = _uncached(packs.store)
     keys = await packs.keys()
     salt = os.urandom(SALT_BYTES) if keys is not None else b""
     key = None if keys is None else keys.derive(keys.active, ARCHIVE_PURPOSE, salt)
     with tempfile.TemporaryDirectory(prefix="everlong-archive-") as folder:
         path = Path(folder, "archive.parquet")
         span = await _write_file(path, journal, facts, key, on_progress)
-        written = await in_thread(digests.of_file, path)
+        written = await in_thread(digests.hash_file, path)
         manifest = _manifest(facts, span, keys, salt, written)
         await put_file(store, manifest.file_key, path)
     await verify(packs, journal, facts.status.head, manifest, on_progress)
@@ -160,7 +160,7 @@ async def _write_file(
     from everlong.archive.parquet import ArchiveWriter
 
     span = _Span()
-    writer = await in_thread(ArchiveWriter, path, manifests.facts_json(facts), key)
+    writer = await in_thread(ArchiveWriter, path, manifests.dump_facts(facts), key)
     async for rows in journal_rows(journal, facts.status.head):
         span.add(rows)
         await in_thread(writer.add, rows)
@@ -173,7 +173,7 @@ def _manifest(
     facts: Facts, span: _Span, keys: Keys | None, salt: bytes, written: Digests
 ) -> Manifest:
     return Manifest(
-        **manifests.described(facts, is_sealed=keys is not None),
+        **manifests.manifest_fields(facts, is_sealed=keys is not None),
         first_ms=span.first_ms,
         last_ms=span.last_ms,
         snapshot_seq=span.snapshot_seq,
@@ -192,12 +192,12 @@ async def verify(
     journal: JournalReader | None,
     head: SegmentRef | None,
     manifest: Manifest,
-    on_progress: Progress = silent,
+    on_progress: Progress = ignore_progress,
 ) -> StoredArchive:
     """Read an archive back from its store: every byte, and every row beside the journal's, if given."""
-    store = _behind(packs.store)
-    if await digests.of_stored(store, manifest) != (manifest.size_bytes, manifest.sha256):
-        raise _differs(manifest, "its bytes are not those that were written")
+    store = _uncached(packs.store)
+    if await digests.hash_stored(store, manifest) != (manifest.size_bytes, manifest.sha256):
+        raise _mismatch(manifest, "its bytes are not those that were written")
     archive = await StoredArchive.open(packs, manifest, store)
     if journal is not None:
         await _compare(archive, journal, head, on_progress)
@@ -213,12 +213,12 @@ async def _compare(
         span.add(rows)
         for row in rows:
             if row != await anext(stored, None):
-                raise _differs(manifest, f"entry {row.seq} is not the journal's")
+                raise _mismatch(manifest, f"entry {row.seq} is not the journal's")
         on_progress("verified", rows[-1].seq, manifest.entries)
     if await anext(stored, None) is not None:
-        raise _differs(manifest, "it has more entries")
+        raise _mismatch(manifest, "it has more entries")
     if any(getattr(manifest, name) != value for name, value in vars(span).items()):
-        raise _differs(manifest, "its manifest has other times or snapshots")
+        raise _mismatch(manifest, "its manifest has other times or snapshots")
 
 
 async def _stored_rows(archive: StoredArchive) -> AsyncIterator[Row]:
@@ -227,7 +227,7 @@ async def _stored_rows(archive: StoredArchive) -> AsyncIterator[Row]:
             yield row
 
 
-async def clear_left_behind(store: BlobStore, thread: str, now_ms: int) -> int:
+async def delete_orphans(store: BlobStore, thread: str, now_ms: int) -> int:
     """Remove files of archives that were never listed, a day old and more; return how many."""
     listed, files = set(), []
     async for each in store.list(f"{PREFIX}{thread}/"):
@@ -253,12 +253,12 @@ def _is_old(archive_id: str, now_ms: int) -> bool:
         return False
 
 
-def _behind(store: BlobStore) -> BlobStore:
+def _uncached(store: BlobStore) -> BlobStore:
     """Return the store itself: what is read back is to come from there."""
     return store.behind if isinstance(store, CachedBlobStore) else store
 
 
-def _differs(manifest: Manifest, what: str) -> BlobCorrupt:
+def _mismatch(manifest: Manifest, what: str) -> BlobCorrupt:
     return BlobCorrupt(
         f"archive {manifest.file_key!r} is not what the thread's journal is: {what}. Nothing was "
         "freed. Archive the thread again, or restore the file from a backup of the store."

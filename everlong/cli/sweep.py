@@ -118,7 +118,7 @@ async def _sweep(settings: Settings, options: SweepOptions, as_json: bool) -> Sw
             open_configured_packs(settings),
             options,
             index_dir=index_dir_of(settings),
-            tell=lambda text: status.update(f"{text} …"),
+            on_progress=lambda text: status.update(f"{text} …"),
         )
     if as_json:
         print_json(report)

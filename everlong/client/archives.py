@@ -42,7 +42,7 @@ from everlong.errors import (
 from everlong.models import ThreadStatus, printable, seq_after, thread_key
 from everlong.storage.packstore import PackStore
 from everlong.storage.quarantine import bare
-from everlong.sweep import Histories, note_seen
+from everlong.sweep import Histories, record_seen
 from everlong.telemetry import Spans, Telemetry
 from everlong.telemetry.spans import AGENT, ARCHIVE, THREAD
 
@@ -86,7 +86,7 @@ async def archive(
     then: Then = "keep",
     by: str = "",
     reason: str = "",
-    on_progress: Progress = writer.silent,
+    on_progress: Progress = writer.ignore_progress,
     seconds_max: float = CLOSE_SECONDS_MAX,
     spans: Spans | None = None,
 ) -> Archived:
@@ -188,7 +188,7 @@ async def _existing(
     """
     journal = journal_of(client, packs, thread_id)
     thread = thread_key(client.namespace, thread_id)
-    async for manifest in manifests.readable(packs, thread, on_unreadable):
+    async for manifest in manifests.iter_readable(packs, thread, on_unreadable):
         if not is_of(manifest, found):
             continue
         try:
@@ -213,8 +213,8 @@ async def _written(
     journal = journal_of(client, packs, thread_id)
     now_ms = _now_ms()
     facts = Facts(
-        archive_id=manifests.later_id(
-            await manifests.ids(packs.store, thread), now_ms, os.urandom(4)
+        archive_id=manifests.next_archive_id(
+            await manifests.list_ids(packs.store, thread), now_ms, os.urandom(4)
         ),
         thread_id=thread_id,
         namespace=client.namespace,
@@ -226,7 +226,7 @@ async def _written(
         status=found,
     )
     manifest = await writer.write(packs, journal, facts, on_progress)
-    await writer.clear_left_behind(packs.store, thread, now_ms)
+    await writer.delete_orphans(packs.store, thread, now_ms)
     return manifest
 
 
@@ -236,7 +236,7 @@ async def find_archive(
     found: ThreadStatus,
 ) -> Manifest | None:
     """Return the newest archive of the same journal that can be read, if there is one."""
-    async for manifest in manifests.readable(packs, thread, _ignore):
+    async for manifest in manifests.iter_readable(packs, thread, _ignore):
         if is_of(manifest, found):
             return manifest
     return None
@@ -248,7 +248,7 @@ def _ignore(_: Unreadable) -> None:
 
 def is_of(manifest: Manifest, found: ThreadStatus) -> bool:
     """Tell whether an archive is of the journal as it is, and of a thread in the same state."""
-    return (manifest.head, manifest.status) == (manifests.head_text(found.head), found.status)
+    return (manifest.head, manifest.status) == (manifests.head_digest(found.head), found.status)
 
 
 def not_journalled(found: ThreadStatus) -> int:
@@ -297,7 +297,7 @@ async def _free(
     )
     await freed.write(packs, record)
     # A sweep takes from no thread that it has not seen, and here its last history goes.
-    await note_seen(bare(packs.store), await Histories(client).namespace_id(), thread_id)
+    await record_seen(bare(packs.store), await Histories(client).namespace_id(), thread_id)
     await delete_runs(client, thread_id, runs)
     return len(runs)
 
@@ -358,7 +358,7 @@ async def archives(
     """List the archives of a namespace, or of a thread. Of each, its manifest is read."""
     count_max = max(1, min(count_max, ARCHIVES_PAGE_MAX))
     thread = None if thread_id is None else thread_key(client.namespace, thread_id)
-    newest, more = await manifests.newest_ids(packs.store, thread, before, count_max)
+    newest, more = await manifests.list_newest(packs.store, thread, before, count_max)
     found, unreadable = await _each(
         (each.archive_id, _listed(packs, each, client.namespace)) for each in newest
     )

@@ -18,7 +18,7 @@ from everlong.models import AGENT_WORKFLOW, SWEEP_REASONS_MAX, printable, thread
 from everlong.models.search_attributes import REASON
 from everlong.models.thread_ids import show_id
 from everlong.storage.packstore import PackStore
-from everlong.sweep import Preserved
+from everlong.sweep import ArchivedThreads
 from everlong.telemetry import Spans
 
 logger = logging.getLogger(__name__)
@@ -113,13 +113,13 @@ async def _is_due(
 
     head: str | None = None
     try:
-        async for manifest in manifests.readable(
+        async for manifest in manifests.iter_readable(
             packs, thread_key(client.namespace, thread.id), note
         ):
             if manifest.status != "archived":
                 continue
             if head is None:
-                head = manifests.head_text(await head_of(client, thread.id))
+                head = manifests.head_digest(await head_of(client, thread.id))
             if manifest.head == head:
                 return False
         # A reset leaves the run that had ended, and the thread goes on in another.
@@ -151,15 +151,15 @@ _ARCHIVES_MAX: Final = 1000
 _REASON_CHARS_MAX: Final = 400
 
 
-async def preserve(client: Client, packs: PackStore, spans: Spans | None = None) -> Preserved:
+async def preserve(client: Client, packs: PackStore, spans: Spans | None = None) -> ArchivedThreads:
     """Archive what is due. What fails is told, and due again in the next sweep: nothing of it goes."""
     try:
         found = await archive_due(client, packs, count_max=_ARCHIVES_MAX, spans=spans)
     except EverlongError as error:
-        return Preserved(failed=(printable(str(error), _REASON_CHARS_MAX),))
+        return ArchivedThreads(failed=(printable(str(error), _REASON_CHARS_MAX),))
     more = () if found.is_complete else ("there are more that are due: the next sweep goes on",)
     reasons = [
         printable(each, _REASON_CHARS_MAX)
         for each in (*more, *found.failed, *found.unreadable)[:SWEEP_REASONS_MAX]
     ]
-    return Preserved(len(found.archived), tuple(reasons))
+    return ArchivedThreads(len(found.archived), tuple(reasons))

@@ -129,7 +129,7 @@ async def check_free(client: Client, packs: PackStore, new_id: str) -> None:
             raise translated_rpc(error, new_id) from error
     else:
         raise _taken(new_id)
-    if await manifests.ids(packs.store, thread_key(client.namespace, new_id)):
+    if await manifests.list_ids(packs.store, thread_key(client.namespace, new_id)):
         raise ThreadExists(
             f"there are archives of a thread {new_id!r}, which the server has forgotten; nothing was "
             "started. Choose another id."

@@ -29,7 +29,7 @@ async def revive(
     agent: str | None = None,
     by: str = "",
     reason: str = "",
-    on_progress: Progress = writer.silent,
+    on_progress: Progress = writer.ignore_progress,
     on_warning: Callable[[str], None] = logger.warning,
 ) -> ThreadStart:
     """Start a thread whose past is an archive, or its entries up to `seq`; return how it was started.
@@ -61,7 +61,7 @@ async def revive(
     entry = note(last_seq + 1, Kind.FORK, forked, time.time_ns() // 1_000_000)
     new_key = thread_key(client.namespace, new_id)
     # All that the new thread's state will name is durable before it starts.
-    revived = await restore.revive(packs, new_key, archive, entry, on_progress)
+    revived = await restore.restore_journal(packs, new_key, archive, entry, on_progress)
     policy, changes = policy_for(past.status, agent)
     start = ThreadStart(
         agent=agent or past.status.agent,

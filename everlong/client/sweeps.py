@@ -33,7 +33,7 @@ from everlong.storage.blobs import BlobInfo
 from everlong.storage.packstore import PackStore
 from everlong.storage.quarantine import Copy, bare
 from everlong.sweep import Histories, Progress, Records, Sweep
-from everlong.sweep.sweep import told
+from everlong.sweep.sweep import run_with_telemetry
 from everlong.telemetry import Telemetry
 
 
@@ -43,15 +43,15 @@ async def sweep(
     options: SweepOptions | None = None,
     *,
     index_dir: Path | None = None,
-    tell: Progress = lambda _: None,
+    on_progress: Progress = lambda _: None,
     telemetry: Telemetry | None = None,
-    trusting: bool = False,
+    allow_short_quarantine: bool = False,
 ) -> SweepReport:
     """Sweep the client's namespace here and now, beside whatever else runs.
 
     Threads that a limit has ended to be archived are archived first.
-    What `index_dir` holds makes the next sweep cheap. `trusting` accepts a quarantine that is too short
-    to be safe, for tests.
+    What `index_dir` holds makes the next sweep cheap. `allow_short_quarantine`
+    accepts a quarantine that is too short to be safe, for tests.
     """
     work = Sweep(
         Histories(client),
@@ -59,11 +59,11 @@ async def sweep(
         packs,
         options or SweepOptions(),
         index_dir=index_dir,
-        tell=tell,
+        on_progress=on_progress,
         archive_due=partial(preserve, client, packs),
-        trusting=trusting,
+        allow_short_quarantine=allow_short_quarantine,
     )
-    return await told(work, telemetry or Telemetry())
+    return await run_with_telemetry(work, telemetry or Telemetry())
 
 
 async def last_sweep(client: Client, packs: PackStore) -> SweepReport | None:

@@ -16,7 +16,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from everlong import limits
 from everlong.errors import ConfigError, ServerUnreachable
-from everlong.sweep.codec_usage import Holding, HoldingReader
+from everlong.sweep.codec_usage import CodecUsage, CodecUsageReader
 from everlong.sweep.history_reader import Histories, Run
 
 EXAMPLES_MAX: Final = 20
@@ -39,12 +39,12 @@ class HoldingCount:
         """Those that only Everlong's codec can read."""
         return self.refs + self.inline
 
-    def plus(self, holding: Holding) -> "HoldingCount":
+    def plus(self, holding: CodecUsage) -> "HoldingCount":
         """Return the count with one more."""
         return HoldingCount(
             self.looked_at + 1,
-            self.refs + (holding is Holding.REFS),
-            self.inline + (holding is Holding.INLINE),
+            self.refs + (holding is CodecUsage.REFS),
+            self.inline + (holding is CodecUsage.INLINE),
         )
 
 
@@ -114,7 +114,7 @@ class _Count:
         deadline: float | None,
     ) -> None:
         self._histories = histories
-        self._reader = HoldingReader(histories, codec)
+        self._reader = CodecUsageReader(histories, codec)
         self._left = runs_max
         self._deadline = deadline
         self.is_complete = True
@@ -129,7 +129,7 @@ class _Count:
                 strict=True,
             ):
                 count = count.plus(holding)
-                is_example = run.is_open and holding is not Holding.NOTHING
+                is_example = run.is_open and holding is not CodecUsage.NOTHING
                 if is_example and len(self.examples) < EXAMPLES_MAX:
                     self.examples.append(run.workflow_id)
             tell(count.looked_at)

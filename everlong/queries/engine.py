@@ -60,7 +60,7 @@ async def open_statement(
         raise QueryRefused("the statement is not valid Unicode")
     child = await _Child.start()
     try:
-        yield await Statement.parsed(child, sql, folder, bounds or Bounds())
+        yield await Statement.parse(child, sql, folder, bounds or Bounds())
     finally:
         await child.stop()
 
@@ -74,7 +74,7 @@ class Statement:
         self.needs = needs
 
     @classmethod
-    async def parsed(cls, child: "_Child", sql: str, folder: Path, bounds: Bounds) -> "Statement":
+    async def parse(cls, child: "_Child", sql: str, folder: Path, bounds: Bounds) -> "Statement":
         """Return the statement once it is parsed and checked."""
         not_started = "the query's process did not start; try again"
         async with _within(_START_SECONDS, not_started):
@@ -100,18 +100,18 @@ class Statement:
         bounds = self._bounds
         async with _within(FILL_SECONDS, f"what the query reads takes too long to load. {_LESS}"):
             await self._child.write({"files": dict(files)})
-            self._checked(await self._child.read(_LINE_BYTES_MAX))
+            self._raise_if_failed(await self._child.read(_LINE_BYTES_MAX))
         stopped = f"the query was stopped after {bounds.seconds:g} s, the most. {_LESS}"
         async with _within(bounds.seconds, stopped):
-            columns = self._checked(await self._child.read(_LINE_BYTES_MAX))["columns"]
+            columns = self._raise_if_failed(await self._child.read(_LINE_BYTES_MAX))["columns"]
             left_bytes = bounds.result_bytes + _FRAME_BYTES * bounds.rows + _LINE_BYTES_MAX
             rows: list[tuple[Any, ...]] = []
-            while "row" in (line := self._checked(await self._child.read(left_bytes))):
+            while "row" in (line := self._raise_if_failed(await self._child.read(left_bytes))):
                 left_bytes -= self._child.line_bytes
                 rows.append(tuple(line["row"]))
         return Table(tuple(columns), tuple(rows), line["truncated"], line["cut"])
 
-    def _checked(self, line: dict[str, Any] | None) -> dict[str, Any]:
+    def _raise_if_failed(self, line: dict[str, Any] | None) -> dict[str, Any]:
         """Return a line, unless it says, by not being there too, that the statement failed."""
         # A process that the kernel gave no more memory ends in the middle.
         why = "memory" if line is None else line.get("failed")

@@ -10,7 +10,7 @@ from temporalio.client import Client
 
 from everlong.errors import QueryRefused
 from everlong.queries import LIBRARY, Bounds, NamedQuery, Needs
-from everlong.queries.scratch import clear_left_behind, own_folder
+from everlong.queries.scratch import clear_orphans, make_scratch_folder
 from everlong.queries.sources import Gathering, Reach
 from everlong.storage.packstore import PackStore
 
@@ -72,9 +72,9 @@ async def _run(gathering: Gathering, sql: str, bounds: Bounds) -> QueryResult:
     from everlong.queries.engine import open_statement
     from everlong.queries.view_files import ViewFiles
 
-    await asyncio.to_thread(clear_left_behind)
+    await asyncio.to_thread(clear_orphans)
     # The process ends before its folder is removed, so that it writes nothing there afterwards.
-    with own_folder() as folder:
+    with make_scratch_folder() as folder:
         async with open_statement(sql, folder, bounds) as statement:
             files = ViewFiles(folder, statement.needs)
             await _gather(gathering, files, statement.needs)

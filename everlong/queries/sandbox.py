@@ -40,7 +40,7 @@ import duckdb
 from everlong.errors import QueryRefused
 from everlong.queries.bounds import FILL_SECONDS, PARSE_SECONDS
 from everlong.queries.statement import TOO_COMPLEX, read_needs
-from everlong.queries.views import INHERITED, RESUMES, TABLES, Needs, columns_of
+from everlong.queries.views import INHERITED, RESUMES, TABLES, Needs, table_columns
 
 # Python and DuckDB take 100 MiB of it before anything is asked.
 _PARSE_BYTES: Final = 256 * 1024 * 1024
@@ -114,7 +114,7 @@ def _run_bytes(bounds: Mapping[str, Any]) -> int:
     return _BASE_BYTES + int(bounds["memory_bytes"])
 
 
-def end_with(parent: int, folder: Path) -> None:
+def exit_with_parent(parent: int, folder: Path) -> None:
     """Wait until the parent is no more, then remove what it left, and end."""
     while os.getppid() == parent:
         time.sleep(_LOOK_SECONDS)
@@ -150,13 +150,13 @@ def open_views(
 ) -> None:
     """Make tables of the files, and leave a connection that reads them and does nothing else."""
     connection.execute(f"SET memory_limit = '{bounds['memory_bytes'] // 1024}KiB'")
-    connection.execute(f"SET temp_directory = {_quoted(folder / 'spill')}")
+    connection.execute(f"SET temp_directory = {_quote(folder / 'spill')}")
     connection.execute(f"SET max_temp_directory_size = '{bounds['disk_bytes'] // 1024}KiB'")
-    path = _quoted(folder / "views.duckdb")
+    path = _quote(folder / "views.duckdb")
     connection.execute(f"ATTACH {path} AS views")
     connection.execute("USE views")
     for table in TABLES:
-        columns = columns_of(table, messages)
+        columns = table_columns(table, messages)
         said = ", ".join(f'"{name}" {kind}' for name, kind in columns.items())
         connection.execute(f"CREATE TABLE {table} ({said})")
         if table in files:
@@ -175,7 +175,7 @@ def open_views(
     connection.execute("SET lock_configuration = true")
 
 
-def _quoted(path: Path) -> str:
+def _quote(path: Path) -> str:
     text = str(path).replace("'", "''")
     return f"'{text}'"
 
@@ -221,11 +221,11 @@ def _rows(
         if row is None:
             yield json.dumps({"truncated": False, "cut": cut})
             return
-        values = [plain(value) for value in row]
+        values = [to_json_value(value) for value in row]
         if bounds["value_chars"]:
-            cut += shorten(values, bounds["value_chars"])
+            cut += truncate_values(values, bounds["value_chars"])
         line = json.dumps({"row": values})
-        left_bytes -= max(len(line), weigh(values))
+        left_bytes -= max(len(line), estimate_bytes(values))
         if left_bytes < 0:
             yield json.dumps({"truncated": True, "cut": cut})
             return
@@ -233,7 +233,7 @@ def _rows(
     yield json.dumps({"truncated": cursor.fetchone() is not None, "cut": cut})
 
 
-def shorten(values: list[Any], chars_max: int) -> int:
+def truncate_values(values: list[Any], chars_max: int) -> int:
     """Cut long values in place; return how many there were. A list or an object becomes a text."""
     cut = 0
     for index, value in enumerate(values):
@@ -245,19 +245,19 @@ def shorten(values: list[Any], chars_max: int) -> int:
     return cut
 
 
-def weigh(value: Any) -> int:
+def estimate_bytes(value: Any) -> int:
     """Return about how many bytes a value takes as Python objects."""
     match value:
         case str():
             return 64 + len(value)
         case list():
-            return 64 + sum(8 + weigh(each) for each in value)
+            return 64 + sum(8 + estimate_bytes(each) for each in value)
         case dict():
-            return 240 + sum(64 + len(key) + weigh(each) for key, each in value.items())
+            return 240 + sum(64 + len(key) + estimate_bytes(each) for key, each in value.items())
     return 32
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """Return a value as JSON has it."""
     match value:
         case None | bool() | int() | str():
@@ -273,17 +273,17 @@ def plain(value: Any) -> Any:
         case bytes() | bytearray():
             return bytes(value).hex()
         case list() | tuple():
-            return [plain(each) for each in value]
+            return [to_json_value(each) for each in value]
         case dict():
-            return {str(key): plain(each) for key, each in value.items()}
+            return {str(key): to_json_value(each) for key, each in value.items()}
     return str(value)
 
 
-def _say(line: str) -> None:
+def _send(line: str) -> None:
     sys.stdout.write(line + "\n")
 
 
-def _asked() -> Any:
+def _receive() -> Any:
     """Return the parent's next line. All that was said has to reach it before."""
     sys.stdout.flush()
     return json.loads(sys.stdin.readline())
@@ -300,27 +300,27 @@ def main() -> None:
 
 
 def _serve() -> None:
-    _say(json.dumps({"ready": True}))
-    asked = _asked()
+    _send(json.dumps({"ready": True}))
+    asked = _receive()
     folder, bounds, sql = Path(asked["folder"]), asked["bounds"], asked["sql"]
-    threading.Thread(target=end_with, args=(asked["parent"], folder), daemon=True).start()
+    threading.Thread(target=exit_with_parent, args=(asked["parent"], folder), daemon=True).start()
     connection = connect()
     bound_parsing(bounds)
     try:
         needs = parse(connection, sql)
     except QueryRefused as error:
-        _say(json.dumps({"refused": str(error)}))
+        _send(json.dumps({"refused": str(error)}))
         return
-    _say(json.dumps({"tables": sorted(needs.tables), "messages": needs.messages}))
-    files = _asked()["files"]
+    _send(json.dumps({"tables": sorted(needs.tables), "messages": needs.messages}))
+    files = _receive()["files"]
     bound_running(bounds)
     try:
         open_views(connection, folder, bounds, needs.messages, files)
     except (duckdb.Error, MemoryError) as error:
         # Its kind alone: the rest quotes data and paths.
-        _say(json.dumps({"failed": "filling", "said": type(error).__name__}))
+        _send(json.dumps({"failed": "filling", "said": type(error).__name__}))
         return
-    _say(json.dumps({"filled": True}))
+    _send(json.dumps({"filled": True}))
     sys.stdout.flush()
     for line in run(connection, sql, folder, bounds):
-        _say(line)
+        _send(line)

@@ -12,7 +12,7 @@ from temporalio.client import Client
 
 from everlong import limits
 from everlong.archive import Manifest, StoredArchive, writer
-from everlong.archive.schema import Row, row_of
+from everlong.archive.schema import Row, to_row
 from everlong.client.archives import archives
 from everlong.client.errors import translated
 from everlong.client.head import head_of
@@ -223,7 +223,7 @@ class Gathering:
         for first_seq in range(1, seq_after(head), _SCAN_ENTRIES):
             last_seq = min(first_seq + _SCAN_ENTRIES, seq_after(head)) - 1
             entries = await journal.read(head, first_seq, last_seq)
-            yield [row_of(entry, None, None, None) for entry in entries]
+            yield [to_row(entry, None, None, None) for entry in entries]
 
 
 async def _from_archive(archive: StoredArchive, messages: bool) -> AsyncIterator[list[Row]]:
@@ -233,7 +233,7 @@ async def _from_archive(archive: StoredArchive, messages: bool) -> AsyncIterator
             yield await archive.rows(seqs)
         else:
             entries = await archive.entries(first_seq, first_seq + count - 1)
-            yield [row_of(entry, None, None, None) for entry in entries]
+            yield [to_row(entry, None, None, None) for entry in entries]
 
 
 _ROLES: Final = {

@@ -87,7 +87,7 @@ def read_needs(tree: Any) -> Needs:
             waiting.extend((each, scope) for each in value)
         elif isinstance(value, dict):
             waiting.extend(_visit(value, scope, walk))
-    names = {_folded(node["table_name"]) for node in walk.views}
+    names = {_fold_case(node["table_name"]) for node in walk.views}
     base = {"entries" if each == "resumes" else each for each in names}
     return Needs(frozenset(base), _names_messages(walk))
 
@@ -100,7 +100,7 @@ def _parse_failure(text: str) -> str:
     return f"the statement cannot be parsed: {text[:_ERROR_CHARS_MAX]}"
 
 
-def _folded(name: object) -> str:
+def _fold_case(name: object) -> str:
     """Return a name as DuckDB compares it: without case, in ASCII only.
 
     `str.lower` would take the Kelvin sign for a `k`, so a CTE could pass for a table that it is not.
@@ -124,10 +124,10 @@ def _visit(node: _Node, scope: _Scope, walk: _Walk) -> Iterator[tuple[Any, _Scop
     ctes = dict(rest.pop("cte_map", None) or {})
     for cte in ctes.pop("map", ()):
         yield cte, scope
-        scope |= {_folded(cte["key"])}
+        scope |= {_fold_case(cte["key"])}
     yield from ((each, scope) for each in ctes.values())
     if node.get("type") == "RECURSIVE_CTE_NODE":
-        yield rest.pop("right"), scope | {_folded(node["cte_name"])}
+        yield rest.pop("right"), scope | {_fold_case(node["cte_name"])}
     yield from ((each, scope) for each in rest.values())
 
 
@@ -166,7 +166,7 @@ def _path_of(node: _Node) -> list[str]:
 
 def _check_function(node: _Node, allowed: frozenset[str], where: str) -> None:
     # Before the name is a schema or, as in `text.upper()`, a column. A function is safe in any schema.
-    names = [_folded(node.get("function_name", "")), *map(_folded, _path_of(node)[-1:])]
+    names = [_fold_case(node.get("function_name", "")), *map(_fold_case, _path_of(node)[-1:])]
     for name in names:
         if name not in allowed:
             raise QueryRefused(f"the function {name[:60]!r} cannot be used {where}; {_DOCUMENTED}")
@@ -174,13 +174,13 @@ def _check_function(node: _Node, allowed: frozenset[str], where: str) -> None:
 
 def _check_type(node: _Node) -> None:
     path = _path_of(node)
-    for name in (_folded(node.get("type_name", "")), *map(_folded, path[-1:])):
+    for name in (_fold_case(node.get("type_name", "")), *map(_fold_case, path[-1:])):
         if name not in TYPES or len(path) > 1:
             raise QueryRefused(f"the type {name[:60]!r} cannot be used in a query; {_DOCUMENTED}")
 
 
 def _check_column(node: _Node) -> None:
-    path = [_folded(each) for each in node.get("column_names") or ()]
+    path = [_fold_case(each) for each in node.get("column_names") or ()]
     if len(path) == 1 and path[0] in VALUE_NAMES:
         raise QueryRefused(
             f"{path[0]!r} cannot be used in a query: it is a function. If it is a column, name its "
@@ -193,8 +193,8 @@ def _is_view(node: _Node, scope: _Scope) -> bool:
     path = _path_of(node)
     if len(path) != 1 or node.get("schema_name") or node.get("catalog_name"):
         raise QueryRefused(f"name views without a schema: {', '.join(sorted(NAMES))}")
-    name = _folded(node["table_name"])
-    if name != _folded(path[0]):
+    name = _fold_case(node["table_name"])
+    if name != _fold_case(path[0]):
         raise QueryRefused(f"the table {name[:60]!r} has two names; {_DOCUMENTED}")
     if name in scope:
         return False
@@ -205,14 +205,14 @@ def _is_view(node: _Node, scope: _Scope) -> bool:
 
 def _names_messages(walk: _Walk) -> bool:
     """Tell whether a statement names what only messages hold, or rows of entries as a whole."""
-    read = [node for node in walk.views if _folded(node["table_name"]) == "entries"]
+    read = [node for node in walk.views if _fold_case(node["table_name"]) == "entries"]
     if not read:
         return False
     # Other names for columns go by their order: which ones they are depends on those that are there.
     if any(node.get("column_name_alias") for node in read):
         return True
-    rows = {_folded(node.get("alias") or "entries") for node in read}
-    by_all = {id(star) for node in walk.nodes for star in _ordered_by_all(node)}
+    rows = {_fold_case(node.get("alias") or "entries") for node in read}
+    by_all = {id(star) for node in walk.nodes for star in _stars_of_order_by_all(node)}
     return any(_names_whole(node, rows) for node in walk.nodes if id(node) not in by_all)
 
 
@@ -227,17 +227,17 @@ def _names_whole(node: _Node, rows: set[str]) -> bool:
     path = _columns_of(node)
     if path and path[-1] in rows:
         return True
-    joined = [_folded(name) for name in node.get("using_columns") or ()]
+    joined = [_fold_case(name) for name in node.get("using_columns") or ()]
     return not {*path, *joined}.isdisjoint(MESSAGES)
 
 
 def _columns_of(node: _Node) -> Sequence[str]:
     if node.get("class") == "FUNCTION":
-        return [_folded(name) for name in _path_of(node)[:-1]]  # As in `text.upper()`.
-    return [_folded(name) for name in node.get("column_names") or ()]
+        return [_fold_case(name) for name in _path_of(node)[:-1]]  # As in `text.upper()`.
+    return [_fold_case(name) for name in node.get("column_names") or ()]
 
 
-def _ordered_by_all(node: _Node) -> list[_Node]:
+def _stars_of_order_by_all(node: _Node) -> list[_Node]:
     """Return the stars of `order by all`: they stand for what is selected."""
     stars = [each.get("expression") or {} for each in node.get("orders") or ()]
     return [star for star in stars if star.get("columns") and star.get("expr") is None]

@@ -81,7 +81,7 @@ class Needs:
     """Whether it names what only messages hold."""
 
 
-def columns_of(table: str, messages: bool) -> Mapping[str, str]:
+def table_columns(table: str, messages: bool) -> Mapping[str, str]:
     """Return the columns of a table, without those of messages where a statement names none."""
     left_out = () if messages else MESSAGES
     return {name: kind for name, kind in TABLES[table].items() if name not in left_out}

@@ -6,7 +6,15 @@ unreachable twice, by an exact look the second time, with the time of the quaran
 """
 
 from everlong.sweep.history_reader import Histories
-from everlong.sweep.records import Records, note_seen
-from everlong.sweep.sweep import Hook, Preserved, Progress, Sweep
+from everlong.sweep.records import Records, record_seen
+from everlong.sweep.sweep import ArchivedThreads, ArchiveHook, Progress, Sweep
 
-__all__ = ["Histories", "Hook", "Preserved", "Progress", "Records", "Sweep", "note_seen"]
+__all__ = [
+    "ArchiveHook",
+    "ArchivedThreads",
+    "Histories",
+    "Progress",
+    "Records",
+    "Sweep",
+    "record_seen",
+]

@@ -20,7 +20,7 @@ _MARK: Final = b"/everlong"
 _ROLLS_MAX: Final = 8
 
 
-class Holding(IntEnum):
+class CodecUsage(IntEnum):
     """What is held; refs need the store, and both need the codec."""
 
     NOTHING = 0
@@ -29,7 +29,7 @@ class Holding(IntEnum):
     REFS = 2
 
 
-class HoldingReader:
+class CodecUsageReader:
     """Looks at what is stored in a namespace.
 
     Args:
@@ -42,55 +42,55 @@ class HoldingReader:
         self._histories = histories
         self._outer = codec if isinstance(codec, OuterCodec) else None
 
-    async def run(self, run: Run) -> Holding:
+    async def run(self, run: Run) -> CodecUsage:
         """Return what a run holds: its history, and for an open run its memo and activities too."""
-        run_id, found = run.run_id, Holding.NOTHING
+        run_id, found = run.run_id, CodecUsage.NOTHING
         for _ in range(_ROLLS_MAX):
             held, next_run_id = await self._history(run.workflow_id, run_id)
             found = max(found, held)
-            if run.is_open and found is not Holding.REFS:
+            if run.is_open and found is not CodecUsage.REFS:
                 described = await self._histories.describe(run.workflow_id, run_id)
                 for message in described.holds if described is not None else ():
                     found = max(found, await self._message(message, run.workflow_id))
-            if found is Holding.REFS or not (run.is_open and next_run_id):
+            if found is CodecUsage.REFS or not (run.is_open and next_run_id):
                 break
             # It was open when it was listed; the next run is in no page of the listing.
             run_id = next_run_id
         return found
 
-    async def schedule(self, schedule_id: str) -> Holding:
+    async def schedule(self, schedule_id: str) -> CodecUsage:
         """Return what a schedule holds: the runs that it starts begin with it."""
         schedule = await self._histories.schedule(schedule_id)
         if schedule is None:
-            return Holding.NOTHING
+            return CodecUsage.NOTHING
         return await self._message(schedule, schedule.schedule.action.start_workflow.workflow_id)
 
-    async def _history(self, workflow_id: str, run_id: str) -> tuple[Holding, str]:
+    async def _history(self, workflow_id: str, run_id: str) -> tuple[CodecUsage, str]:
         """Return what a history holds, up to its newest ref, and the run that continues it."""
-        found, next_run_id = Holding.NOTHING, ""
+        found, next_run_id = CodecUsage.NOTHING, ""
         async for page in self._histories.events(workflow_id, run_id, 0):
             for event in page:
                 rolled = event.workflow_execution_continued_as_new_event_attributes
                 next_run_id = next_run_id or rolled.new_execution_run_id
                 found = max(found, await self._message(event, workflow_id))
-                if found is Holding.REFS:
+                if found is CodecUsage.REFS:
                     return found, next_run_id
         return found, next_run_id
 
-    async def _message(self, message: Message, workflow_id: str) -> Holding:
+    async def _message(self, message: Message, workflow_id: str) -> CodecUsage:
         """Return what a message holds, however deep."""
-        found = Holding.NOTHING
+        found = CodecUsage.NOTHING
         if self._outer is None and _MARK not in message.SerializeToString():
             return found
         for payload, has_passed in walk_payloads(message):
-            for each in await self._unwrapped(payload, workflow_id) if has_passed else [payload]:
+            for each in await self._unwrap(payload, workflow_id) if has_passed else [payload]:
                 if is_ref(each):
-                    return Holding.REFS
+                    return CodecUsage.REFS
                 if each.metadata.get("encoding") == INLINE_ENCODING:
-                    found = Holding.INLINE
+                    found = CodecUsage.INLINE
         return found
 
-    async def _unwrapped(self, payload: Payload, workflow_id: str) -> list[Payload]:
+    async def _unwrap(self, payload: Payload, workflow_id: str) -> list[Payload]:
         if self._outer is None:
             return [payload]
         context = WorkflowSerializationContext(

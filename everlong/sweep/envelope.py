@@ -39,13 +39,13 @@ def wrap(plain: bytes, place: str, keys: Keys | None) -> bytes:
 
 def sealing_key_id(data: bytes) -> str:
     """Return the id of the key that a file is sealed with; empty if it is not sealed."""
-    length = _parsed(data)[0]
+    length = _parse(data)[0]
     return data[_HEADER.size : _HEADER.size + length].decode("latin-1")
 
 
 def unwrap(data: bytes, place: str, keys: Keys | None) -> bytes:
     """Return what a file under a key holds. Raises an `EverlongError` if it is not exactly that."""
-    key_id_bytes, size_bytes = _parsed(data)
+    key_id_bytes, size_bytes = _parse(data)
     if key_id_bytes:
         if keys is None:
             raise KeyMissing("it is sealed, and no keys are configured here")
@@ -65,7 +65,7 @@ def unwrap(data: bytes, place: str, keys: Keys | None) -> bytes:
     return plain
 
 
-def _parsed(data: bytes) -> tuple[int, int]:
+def _parse(data: bytes) -> tuple[int, int]:
     if len(data) < _HEADER.size or data[: len(_MAGIC)] != _MAGIC:
         raise BlobCorrupt("it has no header")
     _, version, key_id_bytes, size_bytes = _HEADER.unpack_from(data)

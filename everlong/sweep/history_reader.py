@@ -48,7 +48,7 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True)
-class Described:
+class RunDescription:
     """What a run holds beside its history, and how long that is."""
 
     is_open: bool
@@ -62,7 +62,7 @@ class Described:
     """The workflow id at the top of its tree."""
 
 
-class Kept(Protocol):
+class HistorySource(Protocol):
     """What a namespace keeps. `Histories` reads it from the server; tests make it up."""
 
     namespace: str
@@ -75,7 +75,7 @@ class Kept(Protocol):
         """Yield all runs, open and closed, of every type, in pages. One may come twice."""
         ...
 
-    async def describe(self, workflow_id: str, run_id: str) -> Described | None:
+    async def describe(self, workflow_id: str, run_id: str) -> RunDescription | None:
         """Return what a run holds beside its history; None if Temporal keeps it no more.
 
         Without a run id it is the newest run of the workflow.
@@ -105,15 +105,15 @@ class Histories:
         self.namespace = client.namespace
 
     async def namespace_id(self) -> str:
-        """See `Kept`."""
-        with _translated():
+        """See `HistorySource`."""
+        with _translate_errors():
             found = await self._service.describe_namespace(
                 DescribeNamespaceRequest(namespace=self.namespace), retry=True
             )
         return found.namespace_info.id
 
     async def runs(self) -> AsyncIterator[list[Run]]:
-        """See `Kept`."""
+        """See `HistorySource`."""
         async for page in self.find_runs(""):
             yield page
 
@@ -121,7 +121,7 @@ class Histories:
         """Yield the runs that a visibility query finds, the newest first, in pages."""
         token = b""
         while True:
-            with _translated():
+            with _translate_errors():
                 page = await self._service.list_workflow_executions(
                     ListWorkflowExecutionsRequest(
                         namespace=self.namespace,
@@ -144,9 +144,9 @@ class Histories:
             if not token:
                 return
 
-    async def describe(self, workflow_id: str, run_id: str) -> Described | None:
-        """See `Kept`."""
-        with _translated(), _unless_gone():
+    async def describe(self, workflow_id: str, run_id: str) -> RunDescription | None:
+        """See `HistorySource`."""
+        with _translate_errors(), _ignore_not_found():
             found = await self._service.describe_workflow_execution(
                 DescribeWorkflowExecutionRequest(
                     namespace=self.namespace, execution=_execution(workflow_id, run_id)
@@ -157,7 +157,7 @@ class Histories:
             started = [
                 ms for each in found.pending_activities if (ms := _busy_since_ms(each)) is not None
             ]
-            return Described(
+            return RunDescription(
                 is_open=info.status not in CLOSED,
                 events=info.history_length,
                 holds=[
@@ -174,11 +174,11 @@ class Histories:
     async def events(
         self, workflow_id: str, run_id: str, after: int
     ) -> AsyncIterator[list[HistoryEvent]]:
-        """See `Kept`."""
+        """See `HistorySource`."""
         token = b""
         while True:
             page = None
-            with _translated(), _unless_gone():
+            with _translate_errors(), _ignore_not_found():
                 page = await self._service.get_workflow_execution_history_reverse(
                     GetWorkflowExecutionHistoryReverseRequest(
                         namespace=self.namespace,
@@ -197,10 +197,10 @@ class Histories:
                 return
 
     async def schedules(self) -> AsyncIterator[list[str]]:
-        """See `Kept`."""
+        """See `HistorySource`."""
         token = b""
         while True:
-            with _translated():
+            with _translate_errors():
                 page = await self._service.list_schedules(
                     ListSchedulesRequest(
                         namespace=self.namespace,
@@ -215,8 +215,8 @@ class Histories:
                 return
 
     async def schedule(self, schedule_id: str) -> DescribeScheduleResponse | None:
-        """See `Kept`."""
-        with _translated(), _unless_gone():
+        """See `HistorySource`."""
+        with _translate_errors(), _ignore_not_found():
             return await self._service.describe_schedule(
                 DescribeScheduleRequest(namespace=self.namespace, schedule_id=schedule_id),
                 retry=True,
@@ -224,12 +224,12 @@ class Histories:
         return None
 
 
-def closes(event: HistoryEvent) -> bool:
+def is_closing(event: HistoryEvent) -> bool:
     """Tell whether an event ends its run: none comes after it."""
     return event.WhichOneof("attributes") in _CLOSING
 
 
-def neighbours_of(event: HistoryEvent) -> Iterator[tuple[str, str]]:
+def find_related_runs(event: HistoryEvent) -> Iterator[tuple[str, str]]:
     """Yield the workflow id, empty if it is the same, and run id of runs that an event tells of.
 
     Those that it began, and those that the run itself went on from: a listing may lack either.
@@ -265,7 +265,7 @@ def _busy_since_ms(activity: PendingActivityInfo) -> int | None:
 
 
 @contextlib.contextmanager
-def _unless_gone() -> Iterator[None]:
+def _ignore_not_found() -> Iterator[None]:
     """Pass over what Temporal keeps no more. An unknown namespace is no such thing."""
     try:
         yield
@@ -276,7 +276,7 @@ def _unless_gone() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _translated() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     try:
         yield
     except RPCError as error:

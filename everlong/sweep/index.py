@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 from everlong.storage.objects import NO_THREAD
 from everlong.sweep.links import Link
-from everlong.sweep.progress import aside
+from everlong.sweep.progress import run_in_thread
 
 T = TypeVar("T")
 
@@ -179,7 +179,7 @@ class SweepIndex:
         return db
 
     @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
+    def transaction(self) -> Iterator[None]:
         """Have what is written in the body be there as a whole or not at all. No await inside."""
         self._db.execute("BEGIN")
         try:
@@ -190,9 +190,9 @@ class SweepIndex:
             raise
         self._db.execute("COMMIT")
 
-    async def think(self, work: Callable[[], T], tell: Callable[[str], None]) -> T:
+    async def compute(self, work: Callable[[], T], on_progress: Callable[[str], None]) -> T:
         """Do something with the index that takes long, in a thread. Nobody else uses it meanwhile."""
-        return await aside(work, tell, "following what is known", self._db.interrupt)
+        return await run_in_thread(work, on_progress, "following what is known", self._db.interrupt)
 
     def run(self, statement: str, *values: Any) -> list[Any]:
         """Run a statement; return its rows."""
@@ -204,11 +204,11 @@ class SweepIndex:
 
     def run_many(self, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
         """Run a statement for each of some rows."""
-        with self.together():
+        with self.transaction():
             self._db.executemany(statement, rows)
 
     def run_each(self, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
-        """Run a statement for each of some rows, inside of `together`."""
+        """Run a statement for each of some rows, inside of `transaction`."""
         self._db.executemany(statement, rows)
 
     def stream(self, statement: str, *values: Any) -> Iterator[Any]:
@@ -218,13 +218,13 @@ class SweepIndex:
     @property
     def is_empty(self) -> bool:
         """Whether nothing was read from histories yet, as in a new file."""
-        return self.one("SELECT 1 FROM runs UNION ALL SELECT 1 FROM scanned LIMIT 1") is None
+        return self.scalar("SELECT 1 FROM runs UNION ALL SELECT 1 FROM scanned LIMIT 1") is None
 
     def touch(self, thread: str) -> None:
         """Note that what is known of a thread has changed since the index was saved in the store."""
         self.run("INSERT OR IGNORE INTO touched VALUES (?)", thread)
 
-    def one(self, statement: str, *values: Any) -> Any:
+    def scalar(self, statement: str, *values: Any) -> Any:
         """Run a statement; return the first column of its first row, or None."""
         row = self._db.execute(statement, values).fetchone()
         return row[0] if row else None
@@ -249,7 +249,7 @@ class SweepIndex:
 
     def add_scanned(self, name: bytes, links: Iterable[Link], *, is_decoded: bool) -> None:
         """Note all that a pack leads to. It never changes; but a payload is more than its bytes say."""
-        with self.together():
+        with self.transaction():
             self.add_links(name, links)
             self.note_scanned(name, is_decoded=is_decoded)
 
@@ -264,7 +264,7 @@ class SweepIndex:
 
     def is_decoded(self, name: bytes) -> bool:
         """Tell whether a pack was decoded, as a ref's payload: then all that it leads to is known."""
-        return self.one("SELECT 1 FROM scanned WHERE name = ? AND is_decoded", name) is not None
+        return self.scalar("SELECT 1 FROM scanned WHERE name = ? AND is_decoded", name) is not None
 
     def knows(self, thread: str) -> bool:
         """Tell whether a thread is one of this namespace."""
@@ -281,7 +281,7 @@ class SweepIndex:
 
     def reach(self, links: Iterable[Link]) -> None:
         """Mark names, and all that they lead to as far as it is known."""
-        with self.together():
+        with self.transaction():
             self.run("DELETE FROM seeds")
             self._db.executemany(
                 "INSERT OR IGNORE INTO seeds VALUES (?, ?)",
@@ -291,7 +291,7 @@ class SweepIndex:
 
     def reach_from_roots(self) -> None:
         """Mark anew: all that runs and other roots lead to."""
-        with self.together():
+        with self.transaction():
             self.run("DELETE FROM marked")
             self.run("DELETE FROM seeds")
             self.run(
@@ -325,13 +325,13 @@ class SweepIndex:
 
         Text that only looks like a ref proves nothing, and neither does a pack that only text names.
         """
-        found: str | None = self.one(_VOUCHED, name)
+        found: str | None = self.scalar(_VOUCHED, name)
         return found or ""
 
     def named_by(self, name: bytes, thread: str) -> str:
         """Return what names a pack and says in whose place it lies; empty if nothing does."""
         statement = "SELECT holder FROM links WHERE name = ? AND thread = ? AND NOT is_leaf LIMIT 1"
-        holder: str | bytes = self.one(statement, name, thread) or ""
+        holder: str | bytes = self.scalar(statement, name, thread) or ""
         return f"pack {holder.hex()}" if isinstance(holder, bytes) else holder
 
     def finish(self, named_ms: int) -> None:
@@ -340,7 +340,7 @@ class SweepIndex:
         What is not marked stays new if it was written after `named_ms`: its name may be on its way
         into a history that was read already.
         """
-        with self.together():
+        with self.transaction():
             self.run("INSERT OR IGNORE INTO touched SELECT thread FROM objects WHERE is_new")
             self.run(
                 "UPDATE objects SET is_new = 0 "

@@ -33,11 +33,11 @@ from everlong.storage.packstore import ASKED, PackStore, gathered
 from everlong.sweep.index import SweepIndex
 from everlong.sweep.links import (
     Link,
-    claims_in,
-    links_in,
+    find_claims,
+    find_links,
+    find_segment_links,
+    find_state_links,
     search,
-    vouched_in_payload,
-    vouched_in_segment,
 )
 
 # In these a name stands as it is. `binary/null` has no data.
@@ -65,7 +65,7 @@ def check_codec(codec: PayloadCodec | None) -> None:
         )
 
 
-class Reader:
+class LinkReader:
     """Reads payloads with a client's own codec, and packs. Counts the packs."""
 
     def __init__(
@@ -86,7 +86,7 @@ class Reader:
         self._legible = _LEGIBLE | set(encodings)
         self.packs_read = 0
 
-    async def links_of(
+    async def find_links(
         self, payloads: Iterable[tuple[Payload, bool]], workflow_id: str
     ) -> set[Link]:
         """Return what payloads of a workflow lead to.
@@ -139,7 +139,7 @@ class Reader:
         def note(packs: PackStore, what: str) -> None:
             # A codec of ours inside another one, as where plugins are applied twice.
             if packs is not self._packs:
-                links.update(links_in(what.encode()))
+                links.update(find_links(what.encode()))
 
         told = ASKED.set(note)
         try:
@@ -170,14 +170,14 @@ class Reader:
             )
         links = await search(payload.data)
         if any(link.thread for link in links):
-            vouched = vouched_in_payload(payload.data)
+            vouched = find_state_links(payload.data)
             links |= {link for link in vouched if self._index.knows(link.thread)}
         return links
 
     async def _search_claims(self, codec: PayloadCodec | None, payload: Payload) -> set[Link]:
         """Follow a reference of the SDK's external storage, if our driver wrote it."""
         links = await search(payload.data)
-        for data in claims_in(payload.data):
+        for data in find_claims(payload.data):
             ref = Payload(metadata={"encoding": ENCODING}, data=data)
             try:
                 parse_ref(ref)
@@ -200,9 +200,9 @@ class Reader:
         except EverlongError as error:
             raise Unreadable(f"{type(error).__name__}: {error}") from error
         links = await search(reading.data) | await self._sources(thread, pack)
-        return links if pack.envelope else links | vouched_in_segment(reading.data)
+        return links if pack.envelope else links | find_segment_links(reading.data)
 
-    async def class_of(self, data: bytes, thread: str, name: bytes) -> SweepClass:
+    async def classify(self, data: bytes, thread: str, name: bytes) -> SweepClass:
         """Return what a pack holds, as far as it can be read here."""
         try:
             pack = Pack(data, name, thread, await self._packs.keys(key_id_of(data)))

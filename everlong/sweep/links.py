@@ -69,19 +69,19 @@ class Link(NamedTuple):
 async def search(data: bytes) -> set[Link]:
     """Return the names in some bytes, without holding the event loop up."""
     links: set[Link] = set()
-    for number, found in enumerate(_searched(data)):
+    for number, found in enumerate(_search_slices(data)):
         if number:
             await asyncio.sleep(0)
         links |= found
     return links
 
 
-def links_in(data: bytes) -> set[Link]:
+def find_links(data: bytes) -> set[Link]:
     """Return the names in some bytes."""
-    return {link for found in _searched(data) for link in found}
+    return {link for found in _search_slices(data) for link in found}
 
 
-def _searched(data: bytes) -> Iterator[set[Link]]:
+def _search_slices(data: bytes) -> Iterator[set[Link]]:
     for rows in _rows(data):
         yield {link for start, end in rows for link in _links(data, start, end)}
 
@@ -131,7 +131,7 @@ def _name(data: bytes, start: int) -> bytes:
     return bytes.fromhex(data[start : start + _NAME_DIGITS].decode())
 
 
-def claims_in(data: bytes) -> Iterator[bytes]:
+def find_claims(data: bytes) -> Iterator[bytes]:
     """Yield what may be refs in a reference of the SDK's external storage."""
     for text in _CLAIM.findall(data):
         try:
@@ -140,9 +140,9 @@ def claims_in(data: bytes) -> Iterator[bytes]:
             continue
 
 
-def vouched_in_payload(data: bytes) -> set[Link]:
+def find_state_links(data: bytes) -> set[Link]:
     """Return what a payload says of journals, as a thread's state, or as what a step gets and gives."""
-    value = _parsed(data)
+    value = _parse(data)
     found = [
         _link(_field(place, key, "ref"))
         for place in (value, _field(value, "state"), _field(value, "context"))
@@ -153,9 +153,9 @@ def vouched_in_payload(data: bytes) -> set[Link]:
     return {link for link in found if link is not None}
 
 
-def vouched_in_segment(data: bytes) -> set[Link]:
+def find_segment_links(data: bytes) -> set[Link]:
     """Return what a segment leads to: those before it, and snapshots. Of what is none, nothing."""
-    value = _parsed(data[data.rfind(b"\n") + 1 :])
+    value = _parse(data[data.rfind(b"\n") + 1 :])
     found = [_link(_field(each, "ref")) for each in _items(value, "before")]
     found += [
         _link(_field(each, "data", "snapshot", "ref"))
@@ -165,7 +165,7 @@ def vouched_in_segment(data: bytes) -> set[Link]:
     return {link for link in found if link is not None}
 
 
-def _parsed(data: bytes) -> Any:
+def _parse(data: bytes) -> Any:
     if len(data) > _JSON_BYTES_MAX or data.lstrip()[:1] != b"{":
         return None
     try:

@@ -32,7 +32,7 @@ from everlong.storage.ranges import ListsRanges, OutOfOrder, ranges_of
 from everlong.storage.threads import in_thread
 from everlong.sweep.envelope import sealing_key_id, unwrap, wrap
 from everlong.sweep.index import SweepIndex
-from everlong.sweep.progress import alive
+from everlong.sweep.progress import with_progress
 
 _OBJECT: Final = re.compile(r"v1/([0-9a-f]{32})/([0-9a-f]{64})\.pack")
 _ARCHIVE: Final = re.compile(r"archive/v1/([0-9a-f]{32})/[0-9A-Za-z-]+\.(?:json|parquet)")
@@ -182,7 +182,7 @@ class Listing:
     Args:
         index: Where the objects go.
         store: What is listed.
-        tell: Called with the progress.
+        on_progress: Called with the progress.
         stored: Keeps a long listing in the store, so that a worker with another disk goes on with it.
             None if no other attempt of this sweep can follow.
 
@@ -192,13 +192,13 @@ class Listing:
         self,
         index: SweepIndex,
         store: BlobStore,
-        tell: Callable[[str], None],
+        on_progress: Callable[[str], None],
         stored: StoredListing | None = None,
     ) -> None:
         self._index = index
         self._store = store
         self._ranges = ranges_of(store)
-        self._tell = tell
+        self._on_progress = on_progress
         self._stored = stored
         self._started = time.monotonic()
         self._number = 0
@@ -219,7 +219,7 @@ class Listing:
         if not found.is_done:
             for folder in _FOLDERS:
                 await self._list_folder(folder)
-            with self._index.together():
+            with self._index.transaction():
                 self._index.run(
                     "INSERT OR IGNORE INTO touched SELECT thread FROM objects WHERE listed < ?",
                     self._number,
@@ -245,7 +245,7 @@ class Listing:
 
     async def _load(self, stored: StoredListing, oldest_ms: int) -> _Listed | None:
         """Return the listing that a worker with another disk has left in the store."""
-        parts = await alive(stored.find(), self._tell, "looking for a listing")
+        parts = await with_progress(stored.find(), self._on_progress, "looking for a listing")
         began_ms = min((part.began_ms for part in parts), default=0)
         if began_ms <= oldest_ms:
             return None
@@ -260,7 +260,7 @@ class Listing:
             self._move(cursor)
         for part in (each for each in parts if each.before in cursors):
             work = stored.read(part, cursors[part.before])
-            found = await alive(work, self._tell, "reading a listing")
+            found = await with_progress(work, self._on_progress, "reading a listing")
             if found is not None:
                 cursors[part.before], infos = found
                 self._add_objects(infos, cursors[part.before])
@@ -268,9 +268,9 @@ class Listing:
 
     def _begin(self, now_ms: int) -> _Listed:
         begun = _Listed(
-            1 + (self._index.one("SELECT MAX(number) FROM listing") or 0), now_ms, False
+            1 + (self._index.scalar("SELECT MAX(number) FROM listing") or 0), now_ms, False
         )
-        with self._index.together():
+        with self._index.transaction():
             self._index.run("DELETE FROM cursors")
             self._index.run("DELETE FROM listing")
             sweep = "" if self._stored is None else self._stored.sweep
@@ -285,8 +285,8 @@ class Listing:
                 await self._list_ranges(self._ranges, folder)
                 return
             except OutOfOrder:  # Then a range may lack keys. One stream lacks none.
-                self._tell("the store does not list in order: listing it in one stream")
-        await _paged(self._store.list(f"{folder.partition('/')[0]}/"), self._add_objects)
+                self._on_progress("the store does not list in order: listing it in one stream")
+        await _add_pages(self._store.list(f"{folder.partition('/')[0]}/"), self._add_objects)
 
     async def _list_ranges(self, store: ListsRanges, folder: str) -> None:
         """List a folder from where its cursors are: first a little of it, then the rest at once."""
@@ -300,9 +300,9 @@ class Listing:
             if cursor.before == whole.before and cursor.after < cursor.before:
                 self._split(cursor)
         left = [each for each in self._cursors(folder) if each.after < each.before]
-        await alive(
-            gathered([partial(self._list_patiently, store, each) for each in left]),
-            self._tell,
+        await with_progress(
+            gathered([partial(self._list_with_retries, store, each) for each in left]),
+            self._on_progress,
             "listing the store",
         )
 
@@ -314,12 +314,12 @@ class Listing:
 
     def _split(self, whole: Cursor) -> None:
         """Divide a range by the next digit. What is before its cursor has been listed."""
-        with self._index.together():
+        with self._index.transaction():
             self._index.run("DELETE FROM cursors WHERE folder = ?", whole.folder)
             for each in _cursors_of(whole.folder):
                 self._move(each._replace(after=min(max(whole.after, each.after), each.before)))
 
-    async def _list_patiently(self, store: ListsRanges, cursor: Cursor) -> None:
+    async def _list_with_retries(self, store: ListsRanges, cursor: Cursor) -> None:
         """List a range, going on behind its cursor where the store did not answer.
 
         One request of many that does not come back must not end a listing of hours.
@@ -409,13 +409,13 @@ class Listing:
             ms = self._now_ms if info.modified_ms is None else info.modified_ms
             rows = undated if info.modified_ms is None else dated
             rows.append((info.key, thread, name, info.size_bytes, ms, kind, self._number))
-        with self._index.together():
+        with self._index.transaction():
             self._index.run_each(_ADD, dated)
             self._index.run_each(_ADD_UNDATED, undated)
             if cursor is not None:
                 self._move(cursor)
         self._count += len(infos)
-        self._tell(f"listed {self._count} objects")
+        self._on_progress(f"listed {self._count} objects")
 
     async def _list_copies(self) -> None:
         """Take the quarantine into the index. Each sweep lists it: it holds what will be deleted."""
@@ -426,12 +426,12 @@ class Listing:
                     await self._list_copy_ranges(self._ranges, f"{quarantine.PREFIX}{folder}")
                 return
             except OutOfOrder:
-                self._tell("the store does not list in order: listing it in one stream")
-        await _paged(self._store.list(quarantine.PREFIX), self._add_copies)
+                self._on_progress("the store does not list in order: listing it in one stream")
+        await _add_pages(self._store.list(quarantine.PREFIX), self._add_copies)
 
     async def _list_copy_ranges(self, store: ListsRanges, folder: str) -> None:
         async with contextlib.aclosing(store.list_range(folder, folder, folder + _ALL)) as some:
-            last = await _paged(some, self._add_copies, limits.SWEEP_SCOUT_OBJECTS)
+            last = await _add_pages(some, self._add_copies, limits.SWEEP_SCOUT_OBJECTS)
         if not last:
             return
         left = [
@@ -439,8 +439,8 @@ class Listing:
             for each in _cursors_of(folder)
             if each.before > last
         ]
-        work = [partial(_paged, each, self._add_copies) for each in left]
-        await alive(gathered(work), self._tell, "listing the quarantine")
+        work = [partial(_add_pages, each, self._add_copies) for each in left]
+        await with_progress(gathered(work), self._on_progress, "listing the quarantine")
 
     def _add_copies(self, infos: Sequence[BlobInfo]) -> None:
         rows: list[tuple[Any, ...]] = []
@@ -453,7 +453,7 @@ class Listing:
             since_ms = max(copy.quarantined_ms, info.modified_ms or 0)
             rows.append((copy.key, copy.original, *parsed, since_ms, copy.size_bytes))
         self._index.run_many(_ADD_COPY, rows)
-        self._tell("listing the quarantine")
+        self._on_progress("listing the quarantine")
 
 
 def _cursors_of(folder: str) -> list[Cursor]:
@@ -465,7 +465,7 @@ def _cursors_of(folder: str) -> list[Cursor]:
     ]
 
 
-async def _paged(
+async def _add_pages(
     listed: AsyncIterator[BlobInfo],
     add: Callable[[Sequence[BlobInfo]], None],
     most: int | None = None,

@@ -21,11 +21,17 @@ from everlong.codecs.payloads import walk_payloads
 from everlong.errors import BlobMissing, StoreUnavailable
 from everlong.models import SWEEP_REASONS_MAX, printable, thread_key
 from everlong.storage.packstore import gathered
-from everlong.sweep.history_reader import Described, Kept, Run, closes, neighbours_of
+from everlong.sweep.history_reader import (
+    HistorySource,
+    Run,
+    RunDescription,
+    find_related_runs,
+    is_closing,
+)
 from everlong.sweep.index import SweepIndex
-from everlong.sweep.link_reader import Reader, Unreadable
+from everlong.sweep.link_reader import LinkReader, Unreadable
 from everlong.sweep.links import Link
-from everlong.sweep.progress import alive
+from everlong.sweep.progress import with_progress
 
 T = TypeVar("T")
 
@@ -88,20 +94,20 @@ class Marker:
     def __init__(
         self,
         index: SweepIndex,
-        histories: Kept,
-        reader: Reader,
-        tell: Callable[[str], None],
+        histories: HistorySource,
+        reader: LinkReader,
+        on_progress: Callable[[str], None],
         checkpoint: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._index = index
         self._histories = histories
         self._reader = reader
-        self._tell = tell
+        self._on_progress = on_progress
         self._checkpoint = checkpoint
         """Awaited between batches of runs, while nothing else uses the index."""
-        self._schedules = _Schedules(index, histories, reader, tell, self._note)
-        self._listing = 1 + (index.one("SELECT MAX(listed) FROM runs") or 0)
-        self._told_of: set[tuple[str, str]] = set()
+        self._schedules = _Schedules(index, histories, reader, on_progress, self._note)
+        self._listing = 1 + (index.scalar("SELECT MAX(listed) FROM runs") or 0)
+        self._related: set[tuple[str, str]] = set()
         self.incomplete: list[str] = []
         self.runs_read = 0
 
@@ -112,7 +118,7 @@ class Marker:
         self._index.run("DELETE FROM due")
         self._index.run(_CHANGED)
         await self._read_due()
-        await self._close()
+        await self._follow_roots()
 
     async def mark_exactly(self, oldest_ms: int) -> None:
         """Mark what is reachable by now. Also find out which trees have activities under way.
@@ -125,12 +131,12 @@ class Marker:
         self._index.run("DELETE FROM due")
         self._index.run("INSERT INTO due SELECT run_id FROM runs WHERE NOT is_final")
         await self._read_due(exactly=True)
-        await self._close()
+        await self._follow_roots()
 
     async def _list_runs(self) -> None:
         async for page in self._histories.runs():
             self._add_runs(page)
-            self._tell("listing runs")
+            self._on_progress("listing runs")
         # What a listing has left out may still be there: only Temporal's own word counts.
         batch: list[tuple[str, str]] = []
         while batch := self._index.run(
@@ -158,7 +164,7 @@ class Marker:
         self._index.run("INSERT OR IGNORE INTO asked VALUES (?)", thread)
 
     def _knows(self, run_id: str) -> bool:
-        return self._index.one("SELECT 1 FROM runs WHERE run_id = ?", run_id) is not None
+        return self._index.scalar("SELECT 1 FROM runs WHERE run_id = ?", run_id) is not None
 
     def _add_runs(self, runs: Sequence[Run]) -> None:
         rows = [(each, thread_key(self._histories.namespace, each.workflow_id)) for each in runs]
@@ -182,14 +188,14 @@ class Marker:
 
     async def _read_due(self, *, exactly: bool = False) -> None:
         """Read the runs that are due, in batches: their number is not bounded."""
-        total, done, after = self._index.one("SELECT COUNT(*) FROM due"), 0, ""
+        total, done, after = self._index.scalar("SELECT COUNT(*) FROM due"), 0, ""
         while rows := self._index.run(_DUE, after, limits.SWEEP_BATCH):
             after = rows[-1][0]
             await self._read_runs([_Due(*row) for row in rows], done, total, exactly=exactly)
             done += len(rows)
             if self._checkpoint is not None:
                 await self._checkpoint()
-        while due := self._neighbours():
+        while due := self._unlisted_runs():
             for first in range(0, len(due), limits.SWEEP_BATCH):
                 batch = due[first : first + limits.SWEEP_BATCH]
                 await self._read_runs(batch, first, len(due), exactly=exactly)
@@ -204,26 +210,26 @@ class Marker:
             async with slots:
                 await self._read(run, exactly=exactly)
                 done += 1
-                self._tell(f"read {done} of {total} runs")
+                self._on_progress(f"read {done} of {total} runs")
 
         await gathered([partial(read, each) for each in due])
 
-    def _neighbours(self) -> list[_Due]:
+    def _unlisted_runs(self) -> list[_Due]:
         """Return runs that others tell of, and that no listing has had."""
-        new = [each for each in self._told_of if not self._knows(each[1])]
-        self._told_of.clear()
+        new = [each for each in self._related if not self._knows(each[1])]
+        self._related.clear()
         self._add_runs([Run(run_id, workflow_id, workflow_id, True) for workflow_id, run_id in new])
         return [_Due(run_id, workflow_id, True, 0) for workflow_id, run_id in new]
 
     async def _read(self, run: _Due, *, exactly: bool) -> None:
-        described: Described | None = None
+        described: RunDescription | None = None
         if run.is_open:
             described = await self._histories.describe(run.workflow_id, run.run_id)
             if described is None:
                 self._drop(run.run_id)
                 return
-            self._hold(run, described)
-            if not await self._read_beside(run, described):
+            self._note_tree(run, described)
+            if not await self._read_description(run, described):
                 return
             if described.events < run.last_event:
                 run = run._replace(last_event=0)  # Temporal's database is one from before.
@@ -240,7 +246,7 @@ class Marker:
 
     def _note_read(self, run: _Due, read: _Read, *, is_open: bool) -> None:
         """Note how far a run was read. Only its last event of all says that this is the end."""
-        with self._index.together():
+        with self._index.transaction():
             self._index.run(
                 "UPDATE runs SET last_event = ?, is_final = ?, is_open = ? WHERE run_id = ?",
                 read.last_event,
@@ -253,7 +259,7 @@ class Marker:
             if read.is_over or read.last_event != run.last_event:
                 self._index.run(_TOUCH, run.run_id)
 
-    async def _read_beside(self, run: _Due, described: Described) -> bool:
+    async def _read_description(self, run: _Due, described: RunDescription) -> bool:
         """Note what a run holds beside its history: that is replaced, as it changes."""
         payloads = [each for message in described.holds for each in walk_payloads(message)]
         links = await self._links(payloads, run)
@@ -261,7 +267,7 @@ class Marker:
             return False
         holder = f"{run.run_id}/beside"
         if links != self._index.links_of(holder):
-            with self._index.together():
+            with self._index.transaction():
                 self._index.forget(holder)
                 self._index.add_links(holder, links)
                 self._index.run(_TOUCH, run.run_id)
@@ -277,34 +283,34 @@ class Marker:
         pages = self._histories.events(run.workflow_id, run.run_id, run.last_event)
         async for events in pages:
             is_there = True
-            self._tell("reading runs")
+            self._on_progress("reading runs")
             lowest = min((event.event_id for event in events), default=lowest)
             for event in events:
                 if event.event_id > read.last_event:
-                    read = _Read(event.event_id, closes(event))
+                    read = _Read(event.event_id, is_closing(event))
             payloads = [each for event in events for each in walk_payloads(event)]
             links = await self._links(payloads, run)
             if links is None:
                 return None
-            with self._index.together():
+            with self._index.transaction():
                 self._index.add_links(run.run_id, links)
-            self._told_of.update(
+            self._related.update(
                 (workflow_id or run.workflow_id, run_id)
                 for event in events
-                for workflow_id, run_id in neighbours_of(event)
+                for workflow_id, run_id in find_related_runs(event)
                 if not self._knows(run_id)
             )
         return read if is_there and lowest == run.last_event + 1 else _Read(0)
 
     async def _links(self, payloads: list[Found], run: _Due) -> set[Link] | None:
         try:
-            links = self._reader.links_of(payloads, run.workflow_id)
-            return await alive(links, self._tell, "reading runs")
+            links = self._reader.find_links(payloads, run.workflow_id)
+            return await with_progress(links, self._on_progress, "reading runs")
         except Unreadable as error:
             self._note(f"run {run.run_id} of workflow {run.workflow_id!r}: {error}")
             return None
 
-    def _hold(self, run: _Due, described: Described) -> None:
+    def _note_tree(self, run: _Due, described: RunDescription) -> None:
         """Note in which tree a run is, and whether something is under way there."""
         self._index.run(
             "UPDATE runs SET root = ? WHERE run_id = ? AND root != ?",
@@ -321,19 +327,19 @@ class Marker:
             )
 
     def _drop(self, run_id: str) -> None:
-        with self._index.together():
+        with self._index.transaction():
             self._index.run(_TOUCH, run_id)
             self._index.run("DELETE FROM runs WHERE run_id = ?", run_id)
             self._index.forget(run_id)
             self._index.forget(f"{run_id}/beside")
 
-    async def _close(self) -> None:
+    async def _follow_roots(self) -> None:
         """Follow all roots through the store."""
         self._index.run("DELETE FROM roots")
         await self._schedules.read()
         self._index.run("INSERT OR IGNORE INTO roots SELECT run_id FROM runs")
         self._index.run("INSERT OR IGNORE INTO roots SELECT run_id || '/beside' FROM runs")
-        await self._index.think(self._index.reach_from_roots, self._tell)
+        await self._index.compute(self._index.reach_from_roots, self._on_progress)
         after = scanned = 0
         while batch := self._index.unscanned(after, _SCAN_BATCH):
             after = batch[-1][0]
@@ -368,7 +374,7 @@ class Marker:
         return set()
 
     async def _all(self, work: Sequence[Callable[[], Awaitable[T]]], what: str) -> list[T]:
-        return await alive(gathered(work), self._tell, what)
+        return await with_progress(gathered(work), self._on_progress, what)
 
     def _note(self, reason: str) -> None:
         if len(self.incomplete) < SWEEP_REASONS_MAX:
@@ -381,15 +387,15 @@ class _Schedules:
     def __init__(
         self,
         index: SweepIndex,
-        histories: Kept,
-        reader: Reader,
-        tell: Callable[[str], None],
+        histories: HistorySource,
+        reader: LinkReader,
+        on_progress: Callable[[str], None],
         note: Callable[[str], None],
     ) -> None:
         self._index = index
         self._histories = histories
         self._reader = reader
-        self._tell = tell
+        self._on_progress = on_progress
         self._note = note
 
     async def read(self) -> None:
@@ -400,24 +406,24 @@ class _Schedules:
             )
         for (schedule_id,) in self._index.run("SELECT schedule_id FROM schedules"):
             work = self._read(schedule_id)
-            await alive(work, self._tell, "reading schedules")
+            await with_progress(work, self._on_progress, "reading schedules")
 
     async def _read(self, schedule_id: str) -> None:
         holder = f"schedule/{schedule_id}"
         described = await self._histories.schedule(schedule_id)
         if described is None:
-            with self._index.together():
+            with self._index.transaction():
                 self._index.run("DELETE FROM schedules WHERE schedule_id = ?", schedule_id)
                 self._index.forget(holder)
             return
         # What it holds lies in the place of the workflow that it names, which never runs by that id.
         workflow_id = described.schedule.action.start_workflow.workflow_id
         try:
-            links = await self._reader.links_of(walk_payloads(described), workflow_id)
+            links = await self._reader.find_links(walk_payloads(described), workflow_id)
         except Unreadable as error:
             self._note(f"schedule {schedule_id!r}: {error}")
             return
-        with self._index.together():
+        with self._index.transaction():
             self._index.forget(holder)
             self._index.add_links(holder, links)
             self._index.run("INSERT OR IGNORE INTO roots VALUES (?)", holder)

@@ -10,24 +10,27 @@ from everlong import limits
 T = TypeVar("T")
 
 
-async def alive(work: Awaitable[T], tell: Callable[[str], None], what: str) -> T:
+async def with_progress(work: Awaitable[T], on_progress: Callable[[str], None], what: str) -> T:
     """Await something that may take long, and say meanwhile that it does."""
     task = asyncio.ensure_future(work)
     try:
         while not task.done():
-            tell(what)
+            on_progress(what)
             await asyncio.wait([task], timeout=limits.SWEEP_TELL_SECONDS)
     finally:
         task.cancel()
-        await _ended(task)
+        await _wait_for_end(task)
     return task.result()
 
 
-async def aside(
-    work: Callable[[], T], tell: Callable[[str], None], what: str, interrupt: Callable[[], None]
+async def run_in_thread(
+    work: Callable[[], T],
+    on_progress: Callable[[str], None],
+    what: str,
+    interrupt: Callable[[], None],
 ) -> T:
     """Do something in a thread. Whoever is cancelled has it interrupted, and stays until it ends."""
-    return await alive(_in_thread(work, interrupt), tell, what)
+    return await with_progress(_in_thread(work, interrupt), on_progress, what)
 
 
 async def _in_thread(work: Callable[[], T], interrupt: Callable[[], None]) -> T:
@@ -37,10 +40,10 @@ async def _in_thread(work: Callable[[], T], interrupt: Callable[[], None]) -> T:
     finally:
         if not running.done():
             interrupt()
-            await _ended(running)
+            await _wait_for_end(running)
 
 
-async def _ended(work: asyncio.Future[Any]) -> None:
+async def _wait_for_end(work: asyncio.Future[Any]) -> None:
     """Wait for an end, however often one is cancelled: what it uses may be closed after this."""
     while not work.done():
         with contextlib.suppress(asyncio.CancelledError):

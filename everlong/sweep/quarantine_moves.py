@@ -22,8 +22,8 @@ from everlong.storage import quarantine
 from everlong.storage.blobs import BlobStore
 from everlong.storage.packstore import gathered
 from everlong.sweep.index import SweepIndex
-from everlong.sweep.link_reader import Reader
-from everlong.sweep.progress import alive
+from everlong.sweep.link_reader import LinkReader
+from everlong.sweep.progress import with_progress
 from everlong.sweep.records import Records
 
 T = TypeVar("T")
@@ -90,7 +90,7 @@ class _Needed(NamedTuple):
 
 
 @dataclasses.dataclass
-class Taken:
+class MoveCounts:
     """What has been done so far."""
 
     objects: Counter[str] = dataclasses.field(default_factory=Counter)
@@ -106,20 +106,20 @@ class Taken:
         return Tally(objects=self.objects[what], bytes=self.bytes[what])
 
 
-class Taker:
+class QuarantineMover:
     """Acts on what the index says is marked."""
 
     def __init__(
         self,
         index: SweepIndex,
         store: BlobStore,
-        reader: Reader,
+        reader: LinkReader,
         records: Records,
         retention: Retention,
         sweep_id: str,
         *,
         dry_run: bool,
-        tell: Callable[[str], None],
+        on_progress: Callable[[str], None],
     ) -> None:
         self._index = index
         self._store = store
@@ -128,8 +128,8 @@ class Taker:
         self._retention = retention
         self._sweep_id = sweep_id
         self._dry_run = dry_run
-        self._tell = tell
-        self.taken = Taken()
+        self._on_progress = on_progress
+        self.counts = MoveCounts()
         self.faults: list[str] = []
         """Objects that the store could not read or move, and why."""
 
@@ -143,15 +143,15 @@ class Taker:
             "after": "",
             "count": limits.SWEEP_BATCH,
         }
-        while rows := await self._thinking(partial(self._index.run_named, _NEEDED, values)):
+        while rows := await self._compute(partial(self._index.run_named, _NEEDED, values)):
             batch = [_Needed(quarantine.Copy(*row[:4]), *row[4:]) for row in rows]
             values["after"] = batch[-1].copy.key
             if not self._dry_run:
                 await self._records.log(
                     "restore", [(each.copy.key, each.copy.size_bytes) for each in batch]
                 )
-            what = f"put back {self.taken.objects['restored']} objects"
-            await self._some(batch, partial(self._restore, now_ms), what)
+            what = f"put back {self.counts.objects['restored']} objects"
+            await self._move_in_batches(batch, partial(self._restore, now_ms), what)
 
     async def _restore(self, now_ms: int, needed: _Needed) -> None:
         try:
@@ -165,8 +165,8 @@ class Taker:
         if len(self.faults) >= _FAULTS_MAX:
             raise error
 
-    async def _thinking(self, work: Callable[[], T]) -> T:
-        return await self._index.think(work, self._tell)
+    async def _compute(self, work: Callable[[], T]) -> T:
+        return await self._index.compute(work, self._on_progress)
 
     async def _put_back(self, now_ms: int, needed: _Needed) -> None:
         copy = needed.copy
@@ -177,7 +177,7 @@ class Taker:
         if not is_there:
             if not await quarantine.restore(self._store, copy):
                 return
-            self.taken.add("restored", copy.size_bytes)
+            self.counts.add("restored", copy.size_bytes)
         self._index.run(
             _PUT_BACK, copy.original, needed.thread, needed.name, copy.size_bytes, now_ms
         )
@@ -189,14 +189,14 @@ class Taker:
     def _count_restored(self, copy: quarantine.Copy, is_there: bool) -> None:
         """Count what would be put back, and that once: a second mark finds it in quarantine again."""
         counted = "SELECT 1 FROM restored WHERE original = ?"
-        if not is_there and self._index.one(counted, copy.original) is None:
+        if not is_there and self._index.scalar(counted, copy.original) is None:
             self._index.run("INSERT INTO restored VALUES (?)", copy.original)
-            self.taken.add("restored", copy.size_bytes)
+            self.counts.add("restored", copy.size_bytes)
 
     async def quarantine(self, now_ms: int) -> None:
         """Move what is unreachable and old enough into quarantine."""
         after = ""
-        while batch := await self._thinking(partial(self._candidates, after, now_ms)):
+        while batch := await self._compute(partial(self._candidates, after, now_ms)):
             after = batch[-1].key
             if not self._dry_run:
                 objects = [(each.key, each.size_bytes) for each in batch]
@@ -204,9 +204,9 @@ class Taker:
             # Manifests of archives go before their files: an archive without one is none.
             manifests = [each for each in batch if each.key.endswith(".json")]
             others = [each for each in batch if not each.key.endswith(".json")]
-            what = f"quarantined {self.taken.objects['quarantined']} objects"
+            what = f"quarantined {self.counts.objects['quarantined']} objects"
             for part in (manifests, others):
-                await self._some(part, partial(self._quarantine, now_ms), what)
+                await self._move_in_batches(part, partial(self._quarantine, now_ms), what)
 
     def _candidates(self, after: str, now_ms: int) -> list[_Candidate]:
         kept = self._retention
@@ -228,7 +228,7 @@ class Taker:
             # An archive may be larger than what is kept in memory, and its class is known.
             data = None if kind == "archive" else await self._store.get(key)
             if data is not None:
-                kind = kind or await self._reader.class_of(data, candidate.thread, candidate.name)
+                kind = kind or await self._reader.classify(data, candidate.thread, candidate.name)
             if self._written_ms(candidate) > self._limit_ms(kind, now_ms):
                 self._index.run("UPDATE objects SET class = ? WHERE key = ?", kind, key)
                 return
@@ -243,8 +243,8 @@ class Taker:
         except StoreError as error:
             self._note(key, error)
             return
-        self.taken.add("quarantined", size_bytes)
-        self.taken.add(f"class {kind}", size_bytes)
+        self.counts.add("quarantined", size_bytes)
+        self.counts.add(f"class {kind}", size_bytes)
         self._index.run(
             "INSERT INTO swept VALUES (?, 1, ?) ON CONFLICT DO UPDATE "
             "SET objects = objects + 1, bytes = bytes + excluded.bytes",
@@ -258,13 +258,13 @@ class Taker:
         beside = None
         if end == "parquet":
             statement = "SELECT modified_ms FROM objects WHERE key = ?"
-            beside = self._index.one(statement, f"{stem}.json")
+            beside = self._index.scalar(statement, f"{stem}.json")
         return max(candidate.modified_ms, beside or 0)
 
     def _note_moved(self, candidate: _Candidate, copy: str, since_ms: int) -> None:
         """Note a copy: an exact mark may find that it is needed. It is newer than this sweep."""
         key, thread, name, size_bytes, *_ = candidate
-        with self._index.together():
+        with self._index.transaction():
             self._index.run("DELETE FROM objects WHERE key = ?", key)
             self._index.touch(thread)
             values = (copy, key, thread, name, since_ms, size_bytes)
@@ -288,7 +288,7 @@ class Taker:
         """Delete copies whose time is over. The marks have to be exact, and newer than the copies."""
         after = ""
         old = self._old_copies
-        while batch := await self._thinking(partial(old, after, now_ms, limits.SWEEP_BATCH)):
+        while batch := await self._compute(partial(old, after, now_ms, limits.SWEEP_BATCH)):
             after = batch[-1][0]
             if not self._dry_run:
                 await self._records.log("purge", batch)
@@ -297,8 +297,8 @@ class Taker:
                     "DELETE FROM copies WHERE key = ?", [(key,) for key, _ in batch]
                 )
             for _, size_bytes in batch:
-                self.taken.add("purged", size_bytes)
-            self._tell(f"deleted {self.taken.objects['purged']} objects for good")
+                self.counts.add("purged", size_bytes)
+            self._on_progress(f"deleted {self.counts.objects['purged']} objects for good")
 
     def oldest_ms(self, now_ms: int) -> int:
         """Return until when copies were made whose time is over."""
@@ -307,7 +307,7 @@ class Taker:
     def _old_copies(self, after: str, now_ms: int, count: int) -> list[tuple[str, int]]:
         return self._index.run(_OLD_COPIES, after, self.oldest_ms(now_ms), count)
 
-    async def _some(
+    async def _move_in_batches(
         self,
         items: Sequence[_Candidate | _Needed],
         work: Callable[[Any], Awaitable[None]],
@@ -319,16 +319,20 @@ class Taker:
             size_bytes = sum(each.size_bytes for each in batch) + item.size_bytes
             is_full = len(batch) == limits.SWEEP_MOVES_MAX
             if batch and (is_full or size_bytes > limits.SWEEP_MOVE_BYTES_MAX):
-                await alive(gathered([partial(work, each) for each in batch]), self._tell, what)
+                await with_progress(
+                    gathered([partial(work, each) for each in batch]), self._on_progress, what
+                )
                 batch = []
             batch.append(item)
-        await alive(gathered([partial(work, each) for each in batch]), self._tell, what)
+        await with_progress(
+            gathered([partial(work, each) for each in batch]), self._on_progress, what
+        )
 
     def classes(self) -> dict[SweepClass, Tally]:
         """Return what was quarantined, by class."""
         names: tuple[SweepClass, ...] = ("payload", "journal", "archive", "unknown")
         return {
-            each: tally for each in names if (tally := self.taken.tally(f"class {each}")).objects
+            each: tally for each in names if (tally := self.counts.tally(f"class {each}")).objects
         }
 
 

@@ -28,30 +28,34 @@ _GONE_MIN: Final = 1000
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenIds:
     """Ids that a namespace has, or had."""
 
     workflow_ids: frozenset[str] = frozenset()
     schedule_ids: frozenset[str] = frozenset()
     version: Literal[1] = 1
 
-    def __or__(self, other: "Seen") -> "Seen":
-        return Seen(self.workflow_ids | other.workflow_ids, self.schedule_ids | other.schedule_ids)
+    def __or__(self, other: "SeenIds") -> "SeenIds":
+        return SeenIds(
+            self.workflow_ids | other.workflow_ids, self.schedule_ids | other.schedule_ids
+        )
 
-    def __sub__(self, other: "Seen") -> "Seen":
-        return Seen(self.workflow_ids - other.workflow_ids, self.schedule_ids - other.schedule_ids)
+    def __sub__(self, other: "SeenIds") -> "SeenIds":
+        return SeenIds(
+            self.workflow_ids - other.workflow_ids, self.schedule_ids - other.schedule_ids
+        )
 
     def __bool__(self) -> bool:
         return bool(self.workflow_ids or self.schedule_ids)
 
 
-_SEEN: Final = TypeAdapter(Seen)
+_SEEN: Final = TypeAdapter(SeenIds)
 
 
-async def note_seen(store: BlobStore, namespace_id: str, workflow_id: str) -> None:
+async def record_seen(store: BlobStore, namespace_id: str, workflow_id: str) -> None:
     """Note whose a thread is that no sweep may have seen, before its last history goes."""
     stamp = f"{time.time_ns() // 1_000_000:013d}-{os.urandom(4).hex()}"
-    await Records(store, namespace_id, stamp).write_seen(Seen(frozenset({workflow_id})))
+    await Records(store, namespace_id, stamp).write_seen(SeenIds(frozenset({workflow_id})))
 
 
 class Records:
@@ -70,18 +74,18 @@ class Records:
         found = [info.modified_ms async for info in self._store.list(key) if info.key == key]
         return found[0] if found else None
 
-    async def seen(self) -> Seen:
+    async def load_seen(self) -> SeenIds:
         """Return the ids of all workflows and schedules that sweeps of this namespace have seen."""
-        found = Seen()
+        found = SeenIds()
         for _ in range(_READS_MAX):
             records = await self._stamped("seen")
-            more, read = await self._read_seen(records)
+            more, read = await self._parse_seen(records)
             found |= more
             if read == records:
                 break
         return found
 
-    async def add_seen(self, known: Seen, new: Seen, gone: Seen) -> None:
+    async def add_seen(self, known: SeenIds, new: SeenIds, gone: SeenIds) -> None:
         """Note ids that are new. Where much is of no use any more, keep one record, of the rest.
 
         A new index asks Temporal for each id that is not listed: those that are gone must not pile up.
@@ -93,13 +97,13 @@ class Records:
         if is_stale or len(records) > limits.SWEEP_RECORDS_MAX:
             # Written before the others are deleted, and read from them again: another sweep may have
             # added one.
-            everyone, read = await self._read_seen(records)
+            everyone, read = await self._parse_seen(records)
             await self.write_seen(everyone - gone, "-1")
             await self._store.delete(read)
 
-    async def _read_seen(self, records: Iterable[str]) -> tuple[Seen, list[str]]:
+    async def _parse_seen(self, records: Iterable[str]) -> tuple[SeenIds, list[str]]:
         """Return what records say, and which could be read."""
-        found, read = Seen(), []
+        found, read = SeenIds(), []
         for key in records:
             try:
                 found |= _SEEN.validate_json(await self._store.get(key))
@@ -110,7 +114,7 @@ class Records:
             read.append(key)
         return found, read
 
-    async def write_seen(self, seen: Seen, end: str = "") -> None:
+    async def write_seen(self, seen: SeenIds, end: str = "") -> None:
         """Add a record of ids."""
         await self._store.put(f"{self.place}/seen/{self.stamp}{end}.json", _SEEN.dump_json(seen))
 
@@ -126,7 +130,7 @@ class Records:
         await self._store.put(key, data.encode())
         return key
 
-    async def report(self, report: SweepReport) -> None:
+    async def write_report(self, report: SweepReport) -> None:
         """Keep a report, and not too many of them; and drop what is old of the log."""
         await self._store.put(f"{self.place}/reports/{self.stamp}.json", _REPORT.dump_json(report))
         oldest_ms = report.started_ms - 1000 * limits.SWEEP_LOG_SECONDS

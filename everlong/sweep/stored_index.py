@@ -35,7 +35,7 @@ from everlong.storage.threads import in_thread
 from everlong.sweep.envelope import sealing_key_id, unwrap, wrap
 from everlong.sweep.index import SweepIndex
 from everlong.sweep.links import Link
-from everlong.sweep.progress import alive
+from everlong.sweep.progress import with_progress
 
 _LOG: Final = logging.getLogger(__name__)
 _DIGITS: Final = "0123456789abcdef"
@@ -117,7 +117,7 @@ class StoredIndex:
         identity: Of the namespace and of how payloads are read. An index of another one is not read.
         place: Prefix of all records of the namespace.
         stamp: Of the sweep: its time and its id.
-        tell: Called with the progress.
+        on_progress: Called with the progress.
 
     """
 
@@ -131,7 +131,7 @@ class StoredIndex:
         identity: str,
         place: str,
         stamp: str,
-        tell: Callable[[str], None],
+        on_progress: Callable[[str], None],
     ) -> None:
         self._index = index
         self._store = store
@@ -140,7 +140,7 @@ class StoredIndex:
         self._identity = hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
         self._place = f"{place}/index/"
         self._stamp = stamp
-        self._tell = tell
+        self._on_progress = on_progress
         self.is_settled = False
         """Whether all was marked in this sweep: then no object is new to a run that was read."""
         self._numbers = itertools.count(1)
@@ -170,12 +170,12 @@ class StoredIndex:
         is_whole = manifest.is_settled
         for number, (digits, key) in enumerate(sorted(manifest.files.items()), 1):
             what = f"reading the index, {number} of {len(manifest.files)}"
-            shard = await alive(self._read(key, _SHARD), self._tell, what)
+            shard = await with_progress(self._read(key, _SHARD), self._on_progress, what)
             if shard is None or (shard.identity, shard.digits) != (self._identity, digits):
                 _LOG.warning("a part of the index of sweeps is missing or damaged: %s", key)
                 is_whole = False
                 continue
-            await self._index.think(partial(self._add, shard), self._tell)
+            await self._index.compute(partial(self._add, shard), self._on_progress)
             self._index.run("INSERT OR REPLACE INTO saved VALUES (?, ?)", digits, key)
         if not is_whole:
             # An object of one thread may be named by a run of another, which is read again now.
@@ -193,7 +193,7 @@ class StoredIndex:
 
     def _add(self, shard: Shard) -> None:
         index, namespace = self._index, self._namespace
-        with index.together():
+        with index.transaction():
             for run in shard.runs:
                 index.run(
                     "INSERT OR IGNORE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, 0)",
@@ -220,15 +220,15 @@ class StoredIndex:
 
     async def settle(self) -> None:
         """After the store was listed: threads whose objects are as they were have nothing new."""
-        if self._index.one("SELECT 1 FROM quiet LIMIT 1") is not None:
-            await self._index.think(self._settle, self._tell)
+        if self._index.scalar("SELECT 1 FROM quiet LIMIT 1") is not None:
+            await self._index.compute(self._settle, self._on_progress)
 
     def _settle(self) -> None:
         known = "SELECT digest FROM quiet WHERE thread = ?"
         same = [
             (thread,)
             for thread, digest in _digests(self._index, "", _DIGITS[-1] * 33)
-            if self._index.one(known, thread) == digest
+            if self._index.scalar(known, thread) == digest
         ]
         self._index.run_many("UPDATE objects SET is_new = 0 WHERE thread = ?", same)
         self._index.run("DELETE FROM quiet")
@@ -251,7 +251,7 @@ class StoredIndex:
 
     async def _save(self, *, is_settled: bool) -> None:
         before = dict(self._index.run("SELECT shard, key FROM saved"))
-        shards = await self._index.think(partial(self._shards, before), self._tell)
+        shards = await self._index.compute(partial(self._divide, before), self._on_progress)
         changed = [each for each in shards if each not in before or self._is_touched(each)]
         if not changed and len(before) == len(shards):
             return
@@ -260,14 +260,14 @@ class StoredIndex:
         for digits in changed:
             key = f"{self._place}{self._stamp}-{next(self._numbers):06d}-{digits or 'all'}.bin"
             collect = partial(self._collect, digits, is_settled=is_settled)
-            plain = await self._index.think(collect, self._tell)
+            plain = await self._index.compute(collect, self._on_progress)
             data = await in_thread(wrap, plain, key, keys)
-            await alive(self._store.put(key, data), self._tell, "saving the index")
+            await with_progress(self._store.put(key, data), self._on_progress, "saving the index")
             files[digits] = key
         manifest = Manifest(self._identity, files, is_settled)
         key = f"{self._place}{self._stamp}-{next(self._numbers):06d}.{_MANIFEST}"
         await self._store.put(key, wrap(_MANIFESTS.dump_json(manifest), key, keys))
-        with self._index.together():
+        with self._index.transaction():
             self._index.run("DELETE FROM saved")
             self._index.run_each("INSERT INTO saved VALUES (?, ?)", files.items())
             if is_settled:
@@ -291,9 +291,9 @@ class StoredIndex:
         ]
         await self._store.delete(old)
 
-    def _shards(self, before: dict[str, str]) -> list[str]:
+    def _divide(self, before: dict[str, str]) -> list[str]:
         """Return by which digits the index is divided. It never becomes coarser than it was."""
-        rows = self._index.one(
+        rows = self._index.scalar(
             "SELECT (SELECT COUNT(*) FROM links) + (SELECT COUNT(*) FROM scanned) "
             "+ (SELECT COUNT(*) FROM runs) + (SELECT COUNT(*) FROM threads)"
         )
@@ -304,7 +304,7 @@ class StoredIndex:
 
     def _is_touched(self, digits: str) -> bool:
         statement = "SELECT 1 FROM touched WHERE thread BETWEEN ? AND ? LIMIT 1"
-        return self._index.one(statement, *_bounds(digits)) is not None
+        return self._index.scalar(statement, *_bounds(digits)) is not None
 
     def _collect(self, digits: str, *, is_settled: bool) -> bytes:
         """Return a shard as bytes: as many runs as fit, each with all that it leads to."""
@@ -402,7 +402,7 @@ class _Contents:
             name = ahead.pop()
             if name in self._names or name in names:
                 continue
-            is_decoded = self._index.one("SELECT is_decoded FROM scanned WHERE name = ?", name)
+            is_decoded = self._index.scalar("SELECT is_decoded FROM scanned WHERE name = ?", name)
             if is_decoded is None:
                 continue
             names.add(name)

@@ -59,14 +59,14 @@ from everlong.models import (
 from everlong.storage.cache import CachedBlobStore
 from everlong.storage.packstore import PackStore
 from everlong.storage.quarantine import RestoringBlobStore, bare
-from everlong.sweep.history_reader import Kept
+from everlong.sweep.history_reader import HistorySource
 from everlong.sweep.index import SweepIndex
-from everlong.sweep.link_reader import Reader, check_codec
+from everlong.sweep.link_reader import LinkReader, check_codec
 from everlong.sweep.listing import Listing, StoredListing
 from everlong.sweep.mark import Marker
-from everlong.sweep.progress import alive
-from everlong.sweep.quarantine_moves import Taker
-from everlong.sweep.records import Records, Seen
+from everlong.sweep.progress import with_progress
+from everlong.sweep.quarantine_moves import QuarantineMover
+from everlong.sweep.records import Records, SeenIds
 from everlong.sweep.stored_index import StoredIndex
 from everlong.telemetry import Telemetry
 from everlong.telemetry.spans import SWEEP
@@ -78,7 +78,7 @@ _AHEAD_MS_MAX: Final = 60_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Preserved:
+class ArchivedThreads:
     """What was archived before a sweep."""
 
     archived: int = 0
@@ -86,10 +86,10 @@ class Preserved:
     """Threads that are due and could not be archived, and why."""
 
 
-Hook: TypeAlias = Callable[[], Awaitable[Preserved]]
+ArchiveHook: TypeAlias = Callable[[], Awaitable[ArchivedThreads]]
 
 
-class _TimeIsOver(Exception):
+class _OutOfTime(Exception):
     """The sweep stops where it is; another one goes on."""
 
 
@@ -102,9 +102,9 @@ class Sweep:
         packs: The store, and the keys.
         options: What to take.
         index_dir: Where to remember what was read; nowhere if None.
-        tell: Told of the progress.
+        on_progress: Told of the progress.
         archive_due: Awaited first: archives what is due, so that its packs may go later.
-        trusting: Accept a quarantine that is too short. For tests.
+        allow_short_quarantine: Accept a quarantine that is too short. For tests.
         attempt_of: Id of the sweep that this is an attempt of. It goes on with the listing of an earlier
             attempt. Empty if no attempt follows.
         seconds_max: After this long it stops and reports that it is unfinished.
@@ -113,19 +113,19 @@ class Sweep:
 
     def __init__(
         self,
-        histories: Kept,
+        histories: HistorySource,
         codec: PayloadCodec | None,
         packs: PackStore,
         options: SweepOptions,
         *,
         index_dir: Path | None = None,
-        tell: Progress = lambda _: None,
-        archive_due: Hook | None = None,
-        trusting: bool = False,
+        on_progress: Progress = lambda _: None,
+        archive_due: ArchiveHook | None = None,
+        allow_short_quarantine: bool = False,
         attempt_of: str = "",
         seconds_max: float = math.inf,
     ) -> None:
-        if not trusting and (why := options.retention.find_problem()):
+        if not allow_short_quarantine and (why := options.retention.find_problem()):
             raise ConfigError(why)
         check_codec(codec)
         self._histories = histories
@@ -140,23 +140,23 @@ class Sweep:
         self._packs = PackStore(cache, packs.keyring, accept_unsealed=packs.accept_unsealed)
         self._options = options
         self._index_dir = index_dir
-        self._progress = tell
+        self._progress = on_progress
         self._attempt_of = attempt_of
         self._seconds_max = seconds_max
         self._ends = math.inf
         self._archive_due = archive_due
-        self._preserved = Preserved()
+        self._preserved = ArchivedThreads()
 
-    def _tell(self, text: str) -> None:
+    def _on_progress(self, text: str) -> None:
         self._progress(text)
         if time.monotonic() > self._ends:
-            raise _TimeIsOver
+            raise _OutOfTime
 
     async def run(self) -> SweepReport:
         """Sweep once."""
         self._ends = time.monotonic() + self._seconds_max
         if self._archive_due is not None and not self._options.dry_run:
-            self._preserved = await alive(
+            self._preserved = await with_progress(
                 self._archive_due(), self._progress, "archiving what is due"
             )
         namespace_id = await self._histories.namespace_id()
@@ -180,7 +180,7 @@ class Sweep:
             identity=f"{namespace_id} {sorted(self._options.encodings)}",
             place=records.place,
             stamp=records.stamp,
-            tell=self._tell,
+            on_progress=self._on_progress,
         )
         try:
             return await self._attempt(index, stored, records, sweep_id, own_ms)
@@ -199,12 +199,12 @@ class Sweep:
             if is_resumable
             else None
         )
-        reader = Reader(
+        reader = LinkReader(
             index, self._packs, self._codec, self._histories.namespace, options.encodings
         )
         checkpoint = None if options.dry_run else stored.checkpoint
-        marker = Marker(index, self._histories, reader, self._tell, checkpoint)
-        taker = Taker(
+        marker = Marker(index, self._histories, reader, self._on_progress, checkpoint)
+        mover = QuarantineMover(
             index,
             self._store,
             reader,
@@ -212,17 +212,17 @@ class Sweep:
             options.retention,
             sweep_id,
             dry_run=options.dry_run,
-            tell=self._tell,
+            on_progress=self._on_progress,
         )
         counts: dict[str, Tally] = {}
         try:
             await stored.load()
-            self._tell("listing the store")
-            now_ms = await Listing(index, self._store, self._tell, listed).run(now_ms)
+            self._on_progress("listing the store")
+            now_ms = await Listing(index, self._store, self._on_progress, listed).run(now_ms)
             await stored.settle()
-            counts = await self._take(index, marker, taker, stored, records, now_ms)
+            counts = await self._mark_and_move(index, marker, mover, stored, records, now_ms)
             is_unfinished = False
-        except _TimeIsOver:
+        except _OutOfTime:
             self._ends, is_unfinished = math.inf, True
         if not options.dry_run:
             await stored.save()
@@ -234,22 +234,22 @@ class Sweep:
             by=options.by,
             reason=options.reason,
             clock_ahead_seconds=ahead_ms / 1000,
-            runs=index.one("SELECT COUNT(*) FROM runs"),
+            runs=index.scalar("SELECT COUNT(*) FROM runs"),
             runs_read=marker.runs_read,
             packs_read=reader.packs_read,
             **counts,
-            quarantined=taker.taken.tally("quarantined"),
-            restored=taker.taken.tally("restored"),
-            purged=taker.taken.tally("purged"),
-            classes=taker.classes(),
+            quarantined=mover.counts.tally("quarantined"),
+            restored=mover.counts.tally("restored"),
+            purged=mover.counts.tally("purged"),
+            classes=mover.classes(),
             threads=_threads(index),
-            incomplete=(*marker.incomplete, *taker.faults)[:SWEEP_REASONS_MAX],
+            incomplete=(*marker.incomplete, *mover.faults)[:SWEEP_REASONS_MAX],
             archived=self._preserved.archived,
             not_archived=self._preserved.failed,
             is_unfinished=is_unfinished,
         )
         if not options.dry_run and not is_unfinished:
-            await records.report(report)
+            await records.write_report(report)
             if listed is not None:
                 await listed.delete(now_ms)
         return report
@@ -266,11 +266,11 @@ class Sweep:
         ahead_ms = 0 if store_ms is None else own_ms - store_ms
         return ahead_ms if ahead_ms > _AHEAD_MS_MAX else 0
 
-    async def _take(
+    async def _mark_and_move(
         self,
         index: SweepIndex,
         marker: Marker,
-        taker: Taker,
+        mover: QuarantineMover,
         stored: StoredIndex,
         records: Records,
         now_ms: int,
@@ -279,24 +279,24 @@ class Sweep:
         seen = await self._know(index, records)
         await marker.mark()
         await self._note_owned(index, records, seen)
-        counts = await index.think(partial(_counts, index), self._tell)
-        await taker.restore(now_ms)
+        counts = await index.compute(partial(_counts, index), self._on_progress)
+        await mover.restore(now_ms)
         if not marker.incomplete:
             # From here on the index knows what is in the store, and whoever is killed after this goes
             # on from there.
             named_ms = now_ms - int(1000 * limits.SWEEP_ON_ITS_WAY_SECONDS)
-            await index.think(partial(index.finish, named_ms), self._tell)
+            await index.compute(partial(index.finish, named_ms), self._on_progress)
             stored.is_settled = True
             if not self._options.dry_run:
                 await stored.save()
-            await taker.quarantine(now_ms)
-        if not (marker.incomplete or taker.faults) and taker.has_old_copies(now_ms):
-            await marker.mark_exactly(taker.oldest_ms(now_ms))
-            await taker.restore(now_ms)
-            if not (marker.incomplete or taker.faults):
-                await taker.purge(now_ms)
+            await mover.quarantine(now_ms)
+        if not (marker.incomplete or mover.faults) and mover.has_old_copies(now_ms):
+            await marker.mark_exactly(mover.oldest_ms(now_ms))
+            await mover.restore(now_ms)
+            if not (marker.incomplete or mover.faults):
+                await mover.purge(now_ms)
         unreached = counts["unreached"]
-        taken = taker.taken.tally("quarantined")
+        taken = mover.counts.tally("quarantined")
         return {
             "stored": counts["stored"],
             "reachable": counts["reachable"],
@@ -309,9 +309,9 @@ class Sweep:
             "in_quarantine": _tally(index, "FROM copies"),
         }
 
-    async def _know(self, index: SweepIndex, records: Records) -> Seen:
+    async def _know(self, index: SweepIndex, records: Records) -> SeenIds:
         """Tell the index what earlier sweeps have seen: it may be new, and a listing may lack it."""
-        seen = await records.seen()
+        seen = await records.load_seen()
         namespace = self._histories.namespace
         index.run_many(
             "INSERT OR IGNORE INTO owned VALUES (?, ?)",
@@ -323,14 +323,14 @@ class Sweep:
         )
         return seen
 
-    async def _note_owned(self, index: SweepIndex, records: Records, known: Seen) -> None:
+    async def _note_owned(self, index: SweepIndex, records: Records, known: SeenIds) -> None:
         """Find out which threads are this namespace's, and note those that are new."""
         index.run(
             "INSERT OR IGNORE INTO owned SELECT thread, workflow_id FROM runs "
             "UNION SELECT thread, workflow_id FROM schedules WHERE workflow_id != ''"
         )
         if not self._options.dry_run:
-            there = Seen(
+            there = SeenIds(
                 _ids(index, "SELECT workflow_id FROM owned"),
                 _ids(index, "SELECT schedule_id FROM schedules"),
             )
@@ -340,7 +340,7 @@ class Sweep:
                 "SELECT workflow_id FROM owned WHERE thread NOT IN (SELECT thread FROM places) "
                 "AND thread NOT IN (SELECT thread FROM runs UNION SELECT thread FROM schedules)",
             )
-            gone = Seen(away, known.schedule_ids - there.schedule_ids)
+            gone = SeenIds(away, known.schedule_ids - there.schedule_ids)
             await records.add_seen(known, there - known, gone)
         if self._options.whole_store:
             index.run("INSERT OR IGNORE INTO owned SELECT thread, '' FROM places")
@@ -388,7 +388,7 @@ def _threads(index: SweepIndex) -> tuple[SweptThread, ...]:
     )
 
 
-async def told(sweep: Sweep, telemetry: Telemetry, run_id: str = "") -> SweepReport:
+async def run_with_telemetry(sweep: Sweep, telemetry: Telemetry, run_id: str = "") -> SweepReport:
     """Run a sweep, and tell how it went."""
     span = telemetry.spans.start(SWEEP, {}, run_id=run_id)
     with telemetry.spans.use(span):

@@ -322,7 +322,7 @@ async def test_threads_that_a_limit_has_ended_are_archived_when_due(
         client, thread_id, lambda status: status.status == "archived", seconds_max=90
     )
     key = thread_key(client.namespace, thread_id)
-    assert len(await manifests.ids(packs.store, key)) == 1
+    assert len(await manifests.list_ids(packs.store, key)) == 1
 
     async def due() -> bool:
         found = await service.archive_due(client, packs, count_max=1000)
@@ -334,7 +334,7 @@ async def test_threads_that_a_limit_has_ended_are_archived_when_due(
     while not await due():  # Visibility lags a little.
         assert time.monotonic() < deadline
         await asyncio.sleep(0.1)
-    assert len(await manifests.ids(packs.store, key)) == 2
+    assert len(await manifests.list_ids(packs.store, key)) == 2
     assert not await due()
 
 

@@ -142,7 +142,7 @@ async def test_a_thread_that_was_reset_goes_on_and_its_second_end_is_due_too(
     await threads.send(thread_id, "and more", agent="brief")
     await wait_for(threads, thread_id, lambda status: status.status == "archived")
     await eventually(lambda: due(threads, packs, thread_id))
-    newest = await manifests.newest(packs, thread_key(client.namespace, thread_id))
+    newest = await manifests.load_newest(packs, thread_key(client.namespace, thread_id))
     assert newest is not None
     assert newest.entries == len(await service.journal(client, packs, thread_id))
     assert not await due(threads, packs, thread_id)
@@ -169,7 +169,7 @@ async def test_an_archive_sealed_with_a_key_that_is_gone_is_written_anew_and_hol
 
         async def is_archived(thread: str = newest) -> bool:
             await service.archive_due(client, packs, count_max=1000)
-            found = await manifests.ids(packs.store, thread)
+            found = await manifests.list_ids(packs.store, thread)
             return bool(found) and found[-1] != first.manifest.archive_id
 
         await eventually(is_archived)
@@ -310,8 +310,8 @@ async def test_an_archive_is_the_newest_whatever_the_clock_of_an_earlier_writer_
     # Not even readable.
     await threads.store.put(manifests.archive_key(thread, ahead, manifests.MANIFEST), b"{")
     done = await service.archive(client, packs, thread_id)
-    assert await manifests.ids(packs.store, thread) == [ahead, done.manifest.archive_id]
-    assert await manifests.newest(packs, thread) == done.manifest
+    assert await manifests.list_ids(packs.store, thread) == [ahead, done.manifest.archive_id]
+    assert await manifests.load_newest(packs, thread) == done.manifest
     assert done.manifest.archived_ms < manifests.archive_ms(ahead)
 
 

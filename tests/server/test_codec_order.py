@@ -161,7 +161,7 @@ async def test_under_an_outer_codec_a_loop_runs_resumes_with_prefetch_and_surviv
     stored = sorted([info.key async for info in store.list("v1/")])
     for _ in range(2):
         report = await service.sweep(
-            client, plugin.packs, SweepOptions(retention=AT_ONCE), trusting=True
+            client, plugin.packs, SweepOptions(retention=AT_ONCE), allow_short_quarantine=True
         )
         assert not report.incomplete
     kept = sorted([info.key async for info in store.list("v1/")])

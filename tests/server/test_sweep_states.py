@@ -169,7 +169,11 @@ async def test_what_a_listing_has_lost_is_found_by_its_ids(
         codec = client.data_converter.payload_codec
         for _ in range(SWEEPS):
             work = Sweep(
-                Unlisted(client), codec, packs, SweepOptions(retention=AT_ONCE), trusting=True
+                Unlisted(client),
+                codec,
+                packs,
+                SweepOptions(retention=AT_ONCE),
+                allow_short_quarantine=True,
             )
             report = await work.run()
             # The newest run by its workflow's id, the one before by its first event.

@@ -27,7 +27,7 @@ from everlong.storage.journal import Journal
 from everlong.storage.objects import object_key
 from everlong.storage.packstore import PackStore, pack_key
 from everlong.sweep import Sweep
-from everlong.sweep.history_reader import Described, Run
+from everlong.sweep.history_reader import Run, RunDescription
 from tests.support.journal_builder import entry
 from tests.support.sample_payloads import noise, payload, text
 
@@ -52,7 +52,7 @@ class MadeUpRun:
 
 
 class MadeUp:
-    """Implements `Kept`, and counts what is asked of it."""
+    """Implements `HistorySource`, and counts what is asked of it."""
 
     namespace = NAMESPACE
 
@@ -81,7 +81,7 @@ class MadeUp:
         for first in range(0, len(listed), 3):
             yield listed[first : first + 3]
 
-    async def describe(self, workflow_id: str, run_id: str) -> Described | None:
+    async def describe(self, workflow_id: str, run_id: str) -> RunDescription | None:
         self.described.append(run_id or workflow_id)
         if not run_id:
             newest = [each for each in self.all.values() if each.run.workflow_id == workflow_id]
@@ -92,7 +92,7 @@ class MadeUp:
         holds: Sequence[Message] = []
         if found.heartbeat is not None:
             holds = [PendingActivityInfo(heartbeat_details=Payloads(payloads=[found.heartbeat]))]
-        return Described(
+        return RunDescription(
             found.run.is_open,
             len(found.payloads),
             holds,
@@ -238,7 +238,9 @@ class MadeUp:
             retention=retention, dry_run=dry_run, whole_store=whole_store, encodings=encodings
         )
         codec = EverlongCodec(packs)
-        return await Sweep(self, codec, packs, options, index_dir=index_dir, trusting=True).run()
+        return await Sweep(
+            self, codec, packs, options, index_dir=index_dir, allow_short_quarantine=True
+        ).run()
 
 
 def _event(number: int, result: Payload, *, ends: bool) -> HistoryEvent:

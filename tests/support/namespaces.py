@@ -106,7 +106,7 @@ async def sweep(
         packs,
         SweepOptions(retention=retention, dry_run=dry_run, whole_store=whole_store),
         index_dir=index_dir,
-        trusting=True,
+        allow_short_quarantine=True,
     )
 
 

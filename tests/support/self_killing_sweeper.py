@@ -24,7 +24,7 @@ from everlong.storage.blobs import BlobInfo
 from everlong.storage.files import FileBlobStore
 from everlong.storage.opening import open_packs
 from everlong.sweep import Histories, Sweep
-from everlong.sweep.history_reader import Described, Run
+from everlong.sweep.history_reader import Run, RunDescription
 
 # Encoders forget within 3 s, and a quarantine is longer than that and than any call takes.
 QUARANTINE_SECONDS = 12.0
@@ -157,7 +157,7 @@ class MortalHistories(Histories):
             self._call()
             yield page
 
-    async def describe(self, workflow_id: str, run_id: str) -> Described | None:
+    async def describe(self, workflow_id: str, run_id: str) -> RunDescription | None:
         self._call()
         return await super().describe(workflow_id, run_id)
 
@@ -183,7 +183,7 @@ async def _sweep(address: str, root: Path, index_dir: Path, fate: Fate) -> None:
         open_packs(store),
         SweepOptions(retention=SHORT, whole_store=True),
         index_dir=index_dir,
-        trusting=True,
+        allow_short_quarantine=True,
     ).run()
     fate.tell({"calls": fate.calls})
 

@@ -12,7 +12,7 @@ from everlong import limits
 from everlong.archive import ArchivedJournal, StoredArchive, digests, parquet, restore
 from everlong.archive import manifest as manifests
 from everlong.archive import writer as archive_writer
-from everlong.archive.schema import Row, message_body
+from everlong.archive.schema import Row, read_body
 from everlong.errors import (
     ArchiveNotFound,
     BlobCorrupt,
@@ -90,7 +90,7 @@ async def test_a_message_is_in_the_file_once() -> None:
     twice = [row.seq for row in rows if row.body is not None]
     natives = [row.seq for row in rows if row.text and "I looked" in row.text]
     assert twice == natives
-    assert message_body(rows[natives[0] - 1], whole=True)["model_name"] == "some-model"
+    assert read_body(rows[natives[0] - 1], whole=True)["model_name"] == "some-model"
 
 
 async def test_what_was_shown_is_not_in_the_file_twice() -> None:
@@ -101,7 +101,7 @@ async def test_what_was_shown_is_not_in_the_file_twice() -> None:
     assert [row.original_bytes is not None for row in cut] == [True, True]
     for row in cut:
         # The same letter over and over, too: its beginning and its end do not overlap.
-        assert len(row.shown or "") < 400 < len(str(message_body(row, whole=False)))
+        assert len(row.shown or "") < 400 < len(str(read_body(row, whole=False)))
 
 
 @pytest.mark.guarantee(98)
@@ -117,7 +117,7 @@ async def test_a_snapshot_in_force_that_is_gone_is_an_error_and_older_ones_are_c
     kept = store._objects.pop(newest)
     with pytest.raises(BlobMissing, match="it is the one in force"):
         await life.archived()
-    assert await manifests.ids(store, life.thread) == []
+    assert await manifests.list_ids(store, life.thread) == []
     assert not [key for key in store._objects if key.startswith(manifests.PREFIX)]
     store._objects[newest] = kept
     assert (await life.archived(1)).snapshots_missing == 0
@@ -208,7 +208,7 @@ async def test_a_kill_at_any_call_leaves_no_half_archive_and_loses_nothing() -> 
             await life.archived(1)
         store.fails_at = -1
         assert {key: store._objects[key] for key in before} == before
-        listed = await manifests.newest(life.packs, life.thread)
+        listed = await manifests.load_newest(life.packs, life.thread)
         # Only the very last thing that is done lists it.
         assert (listed is not None) == (fails_at == total)
         manifest = await life.archived(2)
@@ -223,8 +223,8 @@ async def test_files_that_were_left_behind_are_removed_after_a_day() -> None:
     half = await life.archived(1)
     await store.delete([manifests.archive_key(life.thread, half.archive_id, manifests.MANIFEST)])
     day_ms = 24 * 3600 * 1000
-    assert await archive_writer.clear_left_behind(store, life.thread, NOW_MS + day_ms) == 0
-    assert await archive_writer.clear_left_behind(store, life.thread, NOW_MS + day_ms + 10) == 1
+    assert await archive_writer.delete_orphans(store, life.thread, NOW_MS + day_ms) == 0
+    assert await archive_writer.delete_orphans(store, life.thread, NOW_MS + day_ms + 10) == 1
     assert half.file_key not in store._objects
     assert kept.file_key in store._objects
     with pytest.raises(ArchiveNotFound, match="everlong archives"):
@@ -270,10 +270,10 @@ async def test_a_row_that_differs_is_found_though_the_digest_fits(tmp_path: Path
 async def _verify_rows(
     life: Life, manifest: manifests.Manifest, rows: list[Row], path: Path
 ) -> None:
-    writer = parquet.ArchiveWriter(path, manifests.facts_json(life.facts()), None)
+    writer = parquet.ArchiveWriter(path, manifests.dump_facts(life.facts()), None)
     writer.add(rows)
     writer.close()
-    forged = dataclasses.replace(manifest, **vars(digests.of_file(path)))
+    forged = dataclasses.replace(manifest, **vars(digests.hash_file(path)))
     await life.packs.store.put(manifest.file_key, path.read_bytes())
     await archive_writer.verify(life.packs, life.journal, life.head, forged)
 
@@ -328,7 +328,9 @@ async def revived(life: Life, seq: int | None = None) -> tuple[Journal, SegmentR
     thread = thread_key(NAMESPACE, "ops-8")
     last_seq = archive.manifest.entries if seq is None else seq
     last = note(last_seq + 1, Kind.FORK, {"thread_id": "ops-7", "seq": last_seq}, NOW_MS)
-    found = await restore.revive(life.packs, thread, archive, last, archive_writer.silent)
+    found = await restore.restore_journal(
+        life.packs, thread, archive, last, archive_writer.ignore_progress
+    )
     assert found.head is not None
     return Journal(life.packs, thread), found.head
 
@@ -370,7 +372,7 @@ async def test_archives_are_listed_newest_first_in_pages() -> None:
     pages: list[str] = []
     before, more = "", True
     while more:
-        found, more = await manifests.newest_ids(life.packs.store, None, before, 2)
+        found, more = await manifests.list_newest(life.packs.store, None, before, 2)
         pages += [each.archive_id for each in found]
         before = found[-1].archive_id
     assert pages == made[::-1]

@@ -42,7 +42,9 @@ async def revived(life: Life, manifest: manifests.Manifest, new_id: str) -> Life
     seq = manifest.entries
     last = note(seq + 1, Kind.FORK, Forked(thread_id=life.thread_id, seq=seq), NOW_MS)
     again = Life(life.packs, new_id, fake_namespace.NAMESPACE)
-    found = await restore.revive(life.packs, again.thread, archive, last, writer.silent)
+    found = await restore.restore_journal(
+        life.packs, again.thread, archive, last, writer.ignore_progress
+    )
     again.head = found.head
     assert found.snapshot is not None
     assert found.snapshot.ref.thread == again.thread
@@ -102,12 +104,12 @@ async def test_who_sent_a_message_is_in_the_archive_and_in_a_revived_journal() -
 
 async def test_an_archive_is_the_newest_also_if_another_clock_was_ahead() -> None:
     ahead = manifests.new_archive_id(NOW_MS + 300_000, b"\xff\xff\xff\xff")
-    later = manifests.later_id([ahead], NOW_MS, b"\x00\x00\x00\x00")
+    later = manifests.next_archive_id([ahead], NOW_MS, b"\x00\x00\x00\x00")
     assert later > ahead
     assert manifests.archive_ms(later) == NOW_MS + 300_001
-    assert manifests.archive_ms(manifests.later_id([], NOW_MS, bytes(4))) == NOW_MS
+    assert manifests.archive_ms(manifests.next_archive_id([], NOW_MS, bytes(4))) == NOW_MS
     earlier = manifests.new_archive_id(NOW_MS - 5, bytes(4))
-    assert manifests.archive_ms(manifests.later_id([earlier], NOW_MS, bytes(4))) == NOW_MS
+    assert manifests.archive_ms(manifests.next_archive_id([earlier], NOW_MS, bytes(4))) == NOW_MS
     # Somebody's file that only looks like one.
     for odd in ("99999999T999999999Z-00000000", "99991231T235959999Z-00000000"):
-        assert manifests.archive_ms(manifests.later_id([odd], NOW_MS, bytes(4))) == NOW_MS
+        assert manifests.archive_ms(manifests.next_archive_id([odd], NOW_MS, bytes(4))) == NOW_MS

@@ -72,7 +72,7 @@ async def _forged(
     pq.write_table(change(table).replace_schema_metadata({b"everlong": said}), path)
     await store.delete([manifest.file_key])
     await store.put(manifest.file_key, path.read_bytes())
-    return dataclasses.replace(manifest, **vars(digests.of_file(path)))
+    return dataclasses.replace(manifest, **vars(digests.hash_file(path)))
 
 
 async def test_a_file_of_other_columns_is_told_and_nothing_else_is_raised(tmp_path: Path) -> None:

@@ -45,12 +45,12 @@ async def test_who_freed_a_thread_is_read_again_and_the_archives_stay_what_they_
     told = record(manifest)
     freed_id = await freed.write(life.packs, told)
     assert await freed.read(life.packs, life.thread, manifest.archive_id, freed_id) == told
-    assert await manifests.ids(store, life.thread) == [manifest.archive_id]
-    assert await manifests.newest(life.packs, life.thread) == manifest
+    assert await manifests.list_ids(store, life.thread) == [manifest.archive_id]
+    assert await manifests.load_newest(life.packs, life.thread) == manifest
     [key] = keys_of(store)
     assert (b"no room" in store._objects[key]) == (keys is None)
     day_ms = 24 * 3600 * 1000
-    assert await writer.clear_left_behind(store, life.thread, NOW_MS + 9 * day_ms) == 0
+    assert await writer.delete_orphans(store, life.thread, NOW_MS + 9 * day_ms) == 0
 
 
 async def test_a_listing_names_who_did_it_last() -> None:
@@ -58,13 +58,13 @@ async def test_a_listing_names_who_did_it_last() -> None:
     kept, gone = await life.archived(0), await life.archived(1)
     await freed.write(life.packs, record(gone, "ann", NOW_MS))
     last = await freed.write(life.packs, record(gone, "bob", NOW_MS + 5))
-    listed, more = await manifests.newest_ids(life.packs.store, None, "", 10)
+    listed, more = await manifests.list_newest(life.packs.store, None, "", 10)
     assert [(each.archive_id, each.freed_id) for each in listed] == [
         (gone.archive_id, last),
         (kept.archive_id, ""),
     ]
     assert not more
-    [newest], more = await manifests.newest_ids(life.packs.store, None, "", 1)
+    [newest], more = await manifests.list_newest(life.packs.store, None, "", 1)
     assert (newest.freed_id, more) == (last, True)
 
 

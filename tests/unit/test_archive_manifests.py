@@ -158,7 +158,7 @@ async def test_a_field_that_is_there_twice_is_refused_though_the_digest_fits() -
     manifest = await (await lived(PackStore(MemoryBlobStore()))).archived()
     fields = json.loads(manifests.dump(manifest, None))
     del fields["digest"]
-    doubled = checked_json.begin(fields).replace(
+    doubled = checked_json.dump_prefix(fields).replace(
         b'"agent": "ops"', b'"agent": "ops",\n  "agent": "ops"'
     )
     told = doubled + b',\n  "digest": "'

@@ -227,7 +227,7 @@ async def test_a_thread_that_fails_holds_up_no_other_and_bounds_are_told(
 async def test_a_manifest_that_cannot_be_read_now_is_told_and_holds_up_nobody(
     ended_threads: Ended, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ids = manifests.ids
+    ids = manifests.list_ids
 
     async def away(store: BlobStore, thread: str) -> list[str]:
         if thread == ended_threads.life.thread:

@@ -36,7 +36,7 @@ from everlong.interceptors.drain import DrainReader, RunDrain, holds_ref, plain_
 from everlong.interceptors.history import RunHistory
 from everlong.storage.counting import counting
 from everlong.storage.memory import MemoryBlobStore
-from everlong.sweep.codec_usage import Holding, HoldingReader
+from everlong.sweep.codec_usage import CodecUsage, CodecUsageReader
 from everlong.sweep.history_reader import Histories, Run
 from tests.support.sample_payloads import KEY_1, activity, payload
 
@@ -307,9 +307,9 @@ class Rolling:
 async def test_a_run_that_rolls_while_it_is_looked_at_is_followed() -> None:
     _, ref = await large_ref()
     histories = cast("Histories", Rolling(ref))
-    reader = HoldingReader(histories)
-    assert await reader.run(Run("first", "w", "w", is_open=True)) is Holding.REFS
-    assert await reader.run(Run("first", "w", "w", is_open=False)) is Holding.NOTHING
+    reader = CodecUsageReader(histories)
+    assert await reader.run(Run("first", "w", "w", is_open=True)) is CodecUsage.REFS
+    assert await reader.run(Run("first", "w", "w", is_open=False)) is CodecUsage.NOTHING
 
 
 class Masked(PayloadCodec):
@@ -352,13 +352,13 @@ async def test_runs_are_counted_behind_an_outer_codec() -> None:
     codec, ref = await large_ref()
     outer = OuterCodec(codec, Masked())
     run = Run("second", "w", "w", is_open=True)
-    for given, holding in ((ref, Holding.REFS), (LARGE, Holding.NOTHING)):
+    for given, holding in ((ref, CodecUsage.REFS), (LARGE, CodecUsage.NOTHING)):
         [masked] = await outer.outer.encode([given])
         [other] = await outer.outer.encode([LARGE])
-        reader = HoldingReader(cast("Histories", Rolling(masked, other)), outer)
+        reader = CodecUsageReader(cast("Histories", Rolling(masked, other)), outer)
         assert await reader.run(run) is holding
     with pytest.raises(ConfigError, match="Masked does not decode a payload of workflow 'w'"):
-        await HoldingReader(cast("Histories", Rolling(LARGE)), outer).run(run)
+        await CodecUsageReader(cast("Histories", Rolling(LARGE)), outer).run(run)
 
 
 async def test_the_command_needs_the_keys_only_behind_an_outer_codec(

@@ -129,7 +129,9 @@ async def test_archives_are_read_as_they_were_written(
     assert native.native["parts"][0]["signature"] == "c2ln"
     assert json.loads(await archive.snapshot(manifest.snapshot_seq))["budget_bytes"] == 4096
     last = note(22, Kind.FORK, {"thread_id": "ops-7", "seq": 21}, 1)
-    revived = await restore.revive(packs, thread_key("default", "b"), archive, last, writer.silent)
+    revived = await restore.restore_journal(
+        packs, thread_key("default", "b"), archive, last, writer.ignore_progress
+    )
     journal = Journal(packs, thread_key("default", "b"))
     again = await journal.read(revived.head)
     said = [entry for entry in again if entry.kind in MESSAGE_KINDS]

@@ -14,7 +14,7 @@ import pytest
 
 from everlong.queries import sandbox
 from everlong.queries.engine import open_statement
-from everlong.queries.scratch import PREFIX, clear_left_behind, own_folder
+from everlong.queries.scratch import PREFIX, clear_orphans, make_scratch_folder
 from everlong.queries.view_files import ViewFiles
 from tests.support.query_fuzzer import children
 from tests.support.query_runner import ENDLESS
@@ -22,10 +22,10 @@ from tests.support.query_runner import ENDLESS
 ASKING = f"""
 import asyncio, sys
 from everlong.queries.engine import open_statement
-from everlong.queries.scratch import own_folder
+from everlong.queries.scratch import make_scratch_folder
 
 async def ask():
-    with own_folder() as folder:
+    with make_scratch_folder() as folder:
         async with open_statement({ENDLESS!r}, folder) as statement:
             print(folder, flush=True)
             if sys.argv[1] == "reads":
@@ -95,7 +95,7 @@ def test_a_statement_ends_with_the_process_that_asked_for_it(
     process.wait(30)
     wait(lambda: not is_alive(child), 10)
     # It may have met the end of its pipe before it could clear up: then the next query does.
-    clear_left_behind()
+    clear_orphans()
     assert not folder.exists()
 
 
@@ -112,13 +112,13 @@ def test_what_a_killed_process_left_is_cleared_and_what_others_hold_is_not(
 ) -> None:
     process, folder = reads
     assert folder.exists()
-    with own_folder() as own:
-        clear_left_behind()
+    with make_scratch_folder() as own:
+        clear_orphans()
         assert folder.exists()
         process.kill()
         process.wait(30)
         assert folder.exists()
-        clear_left_behind()
+        clear_orphans()
         assert not folder.exists()
         assert own.exists()
     assert list(temporary.iterdir()) == []
@@ -128,7 +128,7 @@ def test_only_folders_are_cleared(tmp_path: Path) -> None:
     (tmp_path / "of-a-person").mkdir()
     (tmp_path / f"{PREFIX}link").symlink_to(tmp_path / "of-a-person")
     (tmp_path / f"{PREFIX}file").write_text("x")
-    clear_left_behind()
+    clear_orphans()
     assert len(list(tmp_path.iterdir())) == 3
 
 
@@ -151,7 +151,7 @@ def test_the_kernel_bounds_parsing_and_then_the_statement(monkeypatch: pytest.Mo
 @pytest.mark.skipif(sys.platform != "linux", reason="children are found in /proc")
 async def test_a_query_that_is_cancelled_leaves_no_process_and_no_files(temporary: Path) -> None:
     async def ask() -> None:
-        with own_folder() as folder:
+        with make_scratch_folder() as folder:
             async with open_statement(ENDLESS, folder) as statement:
                 files = ViewFiles(folder, statement.needs)
                 files.add("threads", [{"thread_id": "a"}])

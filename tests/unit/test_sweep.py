@@ -21,7 +21,7 @@ from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.opening import open_packs
 from everlong.storage.packstore import PackStore, pack_key
 from everlong.sweep import Sweep
-from everlong.sweep.links import Link, links_in
+from everlong.sweep.links import Link, find_links
 from tests.support.fake_namespace import AT_ONCE, NAMESPACE, MadeUp, lived
 from tests.support.sample_payloads import noise, payload
 
@@ -335,14 +335,14 @@ async def test_archives_go_by_their_age_alone() -> None:
 def test_refs_are_found_with_the_place_that_they_name(kind: Kind, in_order: bool) -> None:
     ref = Ref(thread="7" * 32, digest="ab" * 32, size_bytes=12, kind=kind, preview='a "b" ö')
     data = json.dumps(dataclasses.asdict(ref), sort_keys=not in_order, separators=(",", ":"))
-    [link] = links_in(f'[{data},"{"0" * 63}"]'.encode())
+    [link] = find_links(f'[{data},"{"0" * 63}"]'.encode())
     assert link == Link(bytes.fromhex("ab" * 32), "7" * 32, kind is Kind.MESSAGE)
 
 
 def test_a_name_counts_wherever_it_stands() -> None:
     name = "0123456789abcdef" * 4
     for around in ("{}", "see v1/xyz/{}.pack", '\\"{}\\"', "g{}g"):
-        [link] = links_in(around.format(name).encode())
+        [link] = find_links(around.format(name).encode())
         assert link == Link(bytes.fromhex(name))
 
 

@@ -56,7 +56,9 @@ async def swept(
 ) -> SweepReport:
     options = SweepOptions(retention=retention)
     packs = PackStore(world.store)
-    return await Sweep(world, codec, packs, options, index_dir=index_dir, trusting=True).run()
+    return await Sweep(
+        world, codec, packs, options, index_dir=index_dir, allow_short_quarantine=True
+    ).run()
 
 
 @pytest.mark.guarantee(106)

@@ -21,7 +21,7 @@ from everlong.storage.packstore import PackStore
 from everlong.storage.quarantine import PREFIX, RestoringBlobStore
 from everlong.sweep import Sweep
 from everlong.sweep.index import SweepIndex
-from everlong.sweep.progress import alive
+from everlong.sweep.progress import with_progress
 from tests.support.fake_namespace import AT_ONCE, MadeUp
 
 LINKS = 300_000
@@ -30,7 +30,7 @@ DAY_NS = 24 * 3600 * 10**9
 
 
 def filled(index: SweepIndex, holder: str) -> None:
-    with index.together():
+    with index.transaction():
         index._db.executemany(
             "INSERT INTO links VALUES (?, ?, '', 0, 0)",
             ((holder, number.to_bytes(32, "big")) for number in range(LINKS)),
@@ -43,14 +43,20 @@ async def test_a_sweep_that_is_cancelled_while_the_index_thinks_ends_well(tmp_pa
     run = world.start("w0")
     thinks = asyncio.Event()
 
-    def tell(text: str) -> None:
+    def on_progress(text: str) -> None:
         if text == "following what is known":
             thinks.set()
 
     packs = PackStore(world.store)
     options = SweepOptions(retention=AT_ONCE)
     sweep = Sweep(
-        world, EverlongCodec(packs), packs, options, index_dir=tmp_path, tell=tell, trusting=True
+        world,
+        EverlongCodec(packs),
+        packs,
+        options,
+        index_dir=tmp_path,
+        on_progress=on_progress,
+        allow_short_quarantine=True,
     )
     await sweep.run()  # It makes the index.
     identity = f"{world.store!r} {await world.namespace_id()} []"
@@ -67,7 +73,7 @@ async def test_a_sweep_that_is_cancelled_while_the_index_thinks_ends_well(tmp_pa
         await sweeping
     # It is sound, and the next one goes on with it.
     index = SweepIndex(tmp_path, identity)
-    assert index.one("SELECT COUNT(*) FROM links") >= LINKS
+    assert index.scalar("SELECT COUNT(*) FROM links") >= LINKS
     index.close()
     assert not (await sweep.run()).incomplete
 
@@ -78,19 +84,19 @@ async def test_nobody_closes_an_index_that_thinks(tmp_path: Path) -> None:
     index.run("INSERT INTO roots VALUES ('r')")
     ended: list[str] = []
 
-    def think() -> None:
+    def compute() -> None:
         try:
             index.reach_from_roots()
         finally:
             ended.append(threading.current_thread().name)
 
-    thinking = asyncio.create_task(index.think(think, lambda _: None))
+    computing = asyncio.create_task(index.compute(compute, lambda _: None))
     await asyncio.sleep(0.1)
-    thinking.cancel()
+    computing.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await thinking
+        await computing
     assert len(ended) == 1
-    assert index.one("SELECT COUNT(*) FROM marked") in (0, LINKS)  # As a whole, or not at all.
+    assert index.scalar("SELECT COUNT(*) FROM marked") in (0, LINKS)  # As a whole, or not at all.
     index.close()
 
 
@@ -104,7 +110,7 @@ async def test_what_was_cancelled_has_ended_when_whoever_waited_goes_on() -> Non
             await asyncio.sleep(0.05)
             steps.append("cleaned up")
 
-    waiting = asyncio.create_task(alive(work(), lambda _: None, ""))
+    waiting = asyncio.create_task(with_progress(work(), lambda _: None, ""))
     await asyncio.sleep(0.01)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -134,7 +140,7 @@ async def test_a_sweep_is_never_silent_for_long(monkeypatch: pytest.MonkeyPatch)
     store.seconds = 0.7  # As if each call took twelve minutes.
     told, gaps = time.monotonic(), [0.0]
 
-    def tell(_: str) -> None:
+    def on_progress(_: str) -> None:
         nonlocal told
         gaps.append(time.monotonic() - told)
         told = time.monotonic()
@@ -142,9 +148,14 @@ async def test_a_sweep_is_never_silent_for_long(monkeypatch: pytest.MonkeyPatch)
     packs = PackStore(store)
     options = SweepOptions(retention=AT_ONCE)
     report = await Sweep(
-        world, EverlongCodec(packs), packs, options, tell=tell, trusting=True
+        world,
+        EverlongCodec(packs),
+        packs,
+        options,
+        on_progress=on_progress,
+        allow_short_quarantine=True,
     ).run()
-    tell("the end")
+    on_progress("the end")
     assert report.quarantined.objects == 3
     assert max(gaps) < store.seconds
 

@@ -248,7 +248,7 @@ class Masked(PayloadCodec):
 
 async def swept(world: MadeUp, codec: PayloadCodec, packs: PackStore) -> SweepReport:
     options = SweepOptions(retention=AT_ONCE)
-    return await Sweep(world, codec, packs, options, trusting=True).run()
+    return await Sweep(world, codec, packs, options, allow_short_quarantine=True).run()
 
 
 async def test_what_a_teams_own_codec_hides_is_found_with_it_and_keeps_all_without() -> None:

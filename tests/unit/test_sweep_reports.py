@@ -113,7 +113,9 @@ async def test_whoever_sweeps_is_in_the_report_and_in_the_log() -> None:
     world, _ = await written()
     packs = PackStore(world.store)
     options = SweepOptions(retention=AT_ONCE, by="ann", reason="the disk is full")
-    report = await Sweep(world, EverlongCodec(packs), packs, options, trusting=True).run()
+    report = await Sweep(
+        world, EverlongCodec(packs), packs, options, allow_short_quarantine=True
+    ).run()
     assert (report.by, report.reason) == ("ann", "the disk is full")
     records = Records(world.store, await world.namespace_id())
     assert await records.last_report() == report

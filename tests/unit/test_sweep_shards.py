@@ -61,7 +61,7 @@ async def swept(
         packs,
         options,
         index_dir=index_dir,
-        trusting=True,
+        allow_short_quarantine=True,
         attempt_of=attempt_of,
     ).run()
 
@@ -264,7 +264,7 @@ async def test_a_sweep_whose_time_is_over_stops_and_deletes_nothing(tmp_path: Pa
         packs,
         options,
         index_dir=tmp_path,
-        trusting=True,
+        allow_short_quarantine=True,
         attempt_of="sweep-1",
         seconds_max=-1.0,
     ).run()

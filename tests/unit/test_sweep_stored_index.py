@@ -176,7 +176,9 @@ async def test_what_a_masked_payload_names_is_known_to_a_new_process() -> None:
 async def sealed(world: MadeUp, keys: dict[str, bytes] | None) -> SweepReport:
     packs = PackStore(world.store, None if keys is None else Keyring(keys), accept_unsealed=True)
     options = SweepOptions(retention=KEPT)
-    return await Sweep(world, EverlongCodec(packs), packs, options, trusting=True).run()
+    return await Sweep(
+        world, EverlongCodec(packs), packs, options, allow_short_quarantine=True
+    ).run()
 
 
 @pytest.mark.guarantee(109)

@@ -17,7 +17,7 @@ from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import object_key
 from everlong.storage.packstore import PackStore
 from everlong.sweep import links
-from everlong.sweep.links import links_in, search
+from everlong.sweep.links import find_links, search
 from tests.support.fake_namespace import NAMESPACE, MadeUp, MadeUpRun
 from tests.support.journal_builder import entry
 from tests.support.sample_payloads import payload
@@ -43,7 +43,7 @@ async def written() -> tuple[MadeUp, MadeUpRun]:
 
 def names(text: str | bytes) -> set[str]:
     data = text.encode() if isinstance(text, str) else text
-    return {link.name.hex() for link in links_in(data)}
+    return {link.name.hex() for link in find_links(data)}
 
 
 def test_names_that_touch_other_digits_are_found() -> None:
@@ -67,10 +67,10 @@ def test_less_than_64_digits_are_no_name() -> None:
 @settings(max_examples=scaled(60, 200), deadline=None)
 def test_where_data_is_cut_makes_no_difference(parts: list[str], slice_bytes: int) -> None:
     data = "".join(parts).encode()
-    whole = links_in(data)
+    whole = find_links(data)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(links, "_SLICE_BYTES", slice_bytes)
-        assert links_in(data) == whole == asyncio.run(search(data))
+        assert find_links(data) == whole == asyncio.run(search(data))
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ from everlong import limits
 from everlong.models import thread_key
 from everlong.storage.memory import MemoryBlobStore
 from everlong.sweep import Histories
-from everlong.sweep.history_reader import closes, neighbours_of
-from everlong.sweep.records import Records, Seen
+from everlong.sweep.history_reader import find_related_runs, is_closing
+from everlong.sweep.records import Records, SeenIds
 from tests.support.fake_namespace import AT_ONCE, NAMESPACE, MadeUp, MadeUpRun
 
 SWEEPS = 3
@@ -56,9 +56,9 @@ async def test_what_has_not_ended_is_open_whatever_else_it_is(status: str) -> No
 def test_only_the_end_of_a_run_closes_it() -> None:
     end = WorkflowExecutionContinuedAsNewEventAttributes(new_execution_run_id="next")
     pause = WorkflowExecutionPausedEventAttributes()
-    assert closes(HistoryEvent(workflow_execution_continued_as_new_event_attributes=end))
-    assert not closes(HistoryEvent(workflow_execution_paused_event_attributes=pause))
-    assert not closes(HistoryEvent())
+    assert is_closing(HistoryEvent(workflow_execution_continued_as_new_event_attributes=end))
+    assert not is_closing(HistoryEvent(workflow_execution_paused_event_attributes=pause))
+    assert not is_closing(HistoryEvent())
 
 
 def test_a_run_tells_of_those_before_and_after_it() -> None:
@@ -66,10 +66,10 @@ def test_a_run_tells_of_those_before_and_after_it() -> None:
         continued_execution_run_id="last", first_execution_run_id="first"
     )
     event = HistoryEvent(workflow_execution_started_event_attributes=start)
-    assert set(neighbours_of(event)) == {("", "last"), ("", "first")}
+    assert set(find_related_runs(event)) == {("", "last"), ("", "first")}
     end = WorkflowExecutionContinuedAsNewEventAttributes(new_execution_run_id="next")
     event = HistoryEvent(workflow_execution_continued_as_new_event_attributes=end)
-    assert list(neighbours_of(event)) == [("", "next")]
+    assert list(find_related_runs(event)) == [("", "next")]
 
 
 @pytest.mark.guarantee(106)
@@ -186,7 +186,7 @@ async def test_records_of_who_was_seen_are_merged_without_those_that_are_gone(
             world.delete(run)
     records = Records(world.store, await world.namespace_id())
     # The history of w1 is gone as well, but something of it is stored.
-    assert (await records.seen()).workflow_ids == {"w1", "w2", "w3", "w4", "w5"}
+    assert (await records.load_seen()).workflow_ids == {"w1", "w2", "w3", "w4", "w5"}
     assert len(await world.keys(f"sweep/{await world.namespace_id()}/seen/")) <= 3
 
 
@@ -200,7 +200,7 @@ async def test_ids_that_are_gone_do_not_pile_up(monkeypatch: pytest.MonkeyPatch)
         world.delete(run)
     await world.sweep(LONG)
     records = Records(world.store, await world.namespace_id())
-    assert (await records.seen()).workflow_ids == {"w0"}
+    assert (await records.load_seen()).workflow_ids == {"w0"}
 
 
 async def test_a_record_that_is_not_understood_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,8 +210,8 @@ async def test_a_record_that_is_not_understood_stays(monkeypatch: pytest.MonkeyP
     await store.put(newer, json.dumps({"version": 9, "workflow_ids": ["x"]}).encode())
     for number in range(3):
         records = Records(store, "n", f"176327640000{number}-00000000")
-        await records.add_seen(Seen(), Seen(frozenset({f"w{number}"})), Seen())
-    assert (await records.seen()).workflow_ids == {"w0", "w1", "w2"}
+        await records.add_seen(SeenIds(), SeenIds(frozenset({f"w{number}"})), SeenIds())
+    assert (await records.load_seen()).workflow_ids == {"w0", "w1", "w2"}
     assert await store.get(newer)
 
 
@@ -233,5 +233,5 @@ async def test_records_that_are_merged_while_they_are_read_are_all_found() -> No
     store = Merging()
     for number in range(2):
         records = Records(store, "n", f"176327640000{number}-00000000")
-        await records.write_seen(Seen(frozenset({f"w{number}"})))
-    assert (await records.seen()).workflow_ids == {"w0", "w1"}
+        await records.write_seen(SeenIds(frozenset({f"w{number}"})))
+    assert (await records.load_seen()).workflow_ids == {"w0", "w1"}

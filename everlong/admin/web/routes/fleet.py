@@ -92,7 +92,7 @@ def _sweep(context: AppContext, ask: SweepAsk, by: str) -> Callable[[Tell], Awai
                 context.packs,
                 dataclasses.replace(context.sweeps, dry_run=ask.dry_run, by=by, reason=ask.reason),
                 index_dir=context.index_dir,
-                tell=tell,
+                on_progress=tell,
             )
         finally:
             context.forget_sweep()
