@@ -1,6 +1,6 @@
-"""What an agent is: a name, a model and tools. Plain objects that live in the worker's process.
+"""Agents, models and tools: plain objects that live in the worker's process.
 
-Workflow code never sees them; it knows an agent by its name.
+Workflow code never sees them; it knows an agent by name only.
 """
 
 from everlong.agents.agent import RESERVED_NAMES, Agent

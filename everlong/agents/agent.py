@@ -1,4 +1,7 @@
-"""The agent itself. Threads refer to it by name, for months: it is found again by that alone."""
+"""The agent: a name, a model, instructions and tools.
+
+Threads refer to an agent by name only, for months, so its name must not change.
+"""
 
 import dataclasses
 import functools
@@ -16,50 +19,53 @@ from everlong.models import CallOptions
 from everlong.policy import Policy
 
 RESERVED_NAMES: Final = frozenset({"recall", "remember", "forget"})
-"""Tools that every agent has."""
+"""Names of the tools that every agent has."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Agent:
-    """An agent that a worker runs. Threads refer to it by `name`, so a name is for good."""
+    """An agent that a worker runs. Threads refer to it by `name`, so the name must not change."""
 
     name: str
     model: object = dataclasses.field(repr=False)
     """A provider's model by name, as in "openai:gpt-5" or "anthropic:claude-sonnet-5-5"; a `Model` of
-    pydantic-ai; or anything with the `reply` of `everlong.Model`. The first two need
+    pydantic-ai; or any object with the `reply` method of `everlong.Model`. The first two need
     `everlong[agent]`, and a name needs its provider's key in the environment when a worker starts.
-    Any endpoint that speaks OpenAI's format: set OPENAI_BASE_URL, or give
+    For any endpoint that speaks OpenAI's format, set OPENAI_BASE_URL, or give
     `OpenAIChatModel("...", provider=OpenAIProvider(base_url="...", api_key="..."))`."""
     instructions: str = ""
     tools: Sequence["Tool | Agent"] = ()
-    """Tools, and other agents: the model hands those a request and gets their answer. Each works in
-    a thread of its own."""
+    """Tools, and other agents (sub-agents). The model sends a sub-agent a request and gets its answer.
+    Each sub-agent works in its own thread."""
     policy: Policy = dataclasses.field(default_factory=Policy)
     model_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
-    """As pydantic-ai names them: `temperature`, `max_tokens`, `timeout`, `thinking`, ..."""
+    """Settings by pydantic-ai's names: `temperature`, `max_tokens`, `timeout`, `thinking`, ..."""
     description: str = ""
-    """What it is good for, if it is a tool of others. The first line of the instructions if empty."""
+    """Purpose of the agent, shown to agents that have it as a tool. By default the first line of the
+    instructions."""
 
     def __post_init__(self) -> None:
         if not self.name or not self.name.isprintable():
-            raise ConfigError("an agent needs a name: its threads find it by that")
+            raise ConfigError("an agent needs a printable name: its threads find it by name")
         if len(self.name) > limits.CALL_NAME_CHARS_MAX:
             raise ConfigError(
-                f"the name of agent {self.name[:20]!r}... is too long; it has at most "
+                f"the name of agent {self.name[:20]!r}... is too long; the maximum is "
                 f"{limits.CALL_NAME_CHARS_MAX} characters"
             )
         self._check_model()
-        object.__setattr__(self, "tools", tuple(self.tools))  # A frozen agent knows no cycles.
+        object.__setattr__(
+            self, "tools", tuple(self.tools)
+        )  # Frozen, so agents cannot form a cycle.
         names = [each.name for each in self.callable_tools]
         if len(set(names)) != len(names):
             raise ConfigError(f"agent {self.name!r} has two tools of the same name")
         if reserved := sorted(RESERVED_NAMES & set(names)):
             raise ConfigError(
-                f"agent {self.name!r}: {reserved[0]!r} is a tool that every agent has. Rename yours."
+                f"agent {self.name!r}: every agent has a tool {reserved[0]!r} already. Rename yours."
             )
 
     def tool(self, name: str) -> Tool | None:
-        """Return the tool of that name, a sub-agent's included, or None."""
+        """Return the tool or sub-agent of that name, or None."""
         return self._tools_by_name.get(name)
 
     @functools.cached_property
@@ -68,12 +74,12 @@ class Agent:
 
     @functools.cached_property
     def callable_tools(self) -> tuple[Tool, ...]:
-        """The tools as the model sees them: one for each sub-agent too."""
+        """The tools as the model sees them; each sub-agent is one of them."""
         return tuple(self._as_tool(each) for each in self.tools)
 
     @functools.cached_property
     def family(self) -> tuple["Agent", ...]:
-        """The agent, its sub-agents, theirs, and so on: what a worker has to run. Each once."""
+        """The agent and all sub-agents below it, each once: the agents that a worker must run."""
         found: dict[str, Agent] = {}
         below = (each.family for each in self.tools if isinstance(each, Agent))
         for agent in itertools.chain((self,), *below):
@@ -86,7 +92,7 @@ class Agent:
 
     @functools.cached_property
     def resolved_model(self) -> Model:
-        """The model to ask. The first use builds a provider's client; nothing is sent.
+        """The model to call. The first use builds a provider's client, which sends nothing.
 
         Raises `ConfigError` if the name is unknown, a package is missing, or a key is not set.
         """
@@ -103,9 +109,9 @@ class Agent:
         return ProviderModel(self.model, self.model_settings)
 
     def check(self) -> None:
-        """Raise `ConfigError` for what would keep the agent from working: a missing key, say.
+        """Raise `ConfigError` if the agent cannot work, for example without a provider's key.
 
-        Builds the clients of its model and of its sub-agents' models. Nothing is sent.
+        Builds the clients of its model and of its sub-agents' models. Sends nothing.
         """
         for agent in self.family:
             _ = agent.resolved_model
@@ -114,8 +120,8 @@ class Agent:
         if _is_own(self.model):
             if self.model_settings:
                 raise ConfigError(
-                    f"agent {self.name!r}: model_settings are for models of providers. Set up a model "
-                    "of your own where you make it."
+                    f"agent {self.name!r}: model_settings apply to providers' models only. Configure "
+                    "your own model where you create it."
                 )
             return
         bases = {base.__module__.partition(".")[0] for base in type(self.model).__mro__}
@@ -130,19 +136,21 @@ class Agent:
         if isinstance(each, Tool):
             return each
         if not isinstance(each, Agent):
-            raise ConfigError(f"agent {self.name!r}: {each!r} is no tool; put @tool above it")
+            raise ConfigError(
+                f"agent {self.name!r}: {each!r} is not a tool; decorate it with @tool"
+            )
         check_name(each.name, f"agent {each.name!r}")
         description = each.description or next(iter(each.instructions.strip().splitlines()), "")
         if not description:
             raise ConfigError(
-                f"agent {each.name!r} is a tool of {self.name!r} and has no description. Say in a "
-                "sentence what it is good for: the model decides by it."
+                f"agent {each.name!r} is a tool of {self.name!r} but has no description. Describe its "
+                "purpose in a sentence: the model decides by it."
             )
         return Tool(
             name=each.name,
             description=description,
             arguments=_SUB_AGENT_ARGUMENTS,
-            function=_not_run_here,
+            function=_refuse_to_run,
             call_options=CallOptions(agent=each.name),
         )
 
@@ -161,5 +169,5 @@ _SUB_AGENT_ARGUMENTS: Final = create_model(
 )
 
 
-def _not_run_here(request: str) -> str:
-    raise ConfigError("a sub-agent's call is answered by its own thread, and never run as a tool")
+def _refuse_to_run(request: str) -> str:
+    raise ConfigError("a sub-agent answers in its own thread; it is never run as a tool")

@@ -1,8 +1,8 @@
-"""Models of providers, through pydantic-ai's direct requests. The only file that imports pydantic-ai.
+"""Providers' models, through pydantic-ai's direct requests. The only file that imports pydantic-ai.
 
-One call is one request: the clients' own retries are off, since Temporal's go on where a worker has
-been killed. What a provider sends is kept whole (`Reply.native`), because thinking and its signatures
-have to be sent back as they came.
+One call is one request: the clients' own retries are off, since Temporal's retries survive a killed
+worker. A provider's response is kept whole (`Reply.native`), because thinking and its signatures must be
+sent back unchanged.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ from everlong.agents.tools import Tool
 from everlong.errors import ConfigError, EverlongError, ModelRefused, ModelUnavailable
 from everlong.models import Kind, Message, body_of, message_of, printable
 
-# What is quoted of a provider's own words: enough for a reason, too little for a prompt.
+# Length of a quote from a provider's error: enough for a reason, too little for a prompt.
 _QUOTED_CHARS_MAX: Final = 200
 _RETRYABLE_STATUSES: Final = frozenset({408, 409, 425, 429})
 
@@ -46,18 +46,18 @@ NOT_RUN: Final = "[The turn ended before this call had a result.]"
 NOT_SHOWN: Final = "[Earlier messages are not shown.]"
 # Anthropic refuses a request in which any text is blank.
 NO_OUTPUT: Final = "(no output)"
-# What every provider takes: a thread's agent may change its model.
+# Call ids that every provider accepts: a thread's agent may change its model.
 _CALL_ID: Final = re.compile(rf"[A-Za-z0-9_-]{{1,{limits.CALL_NAME_CHARS_MAX}}}")
 
 
 class ProviderModel:
-    """A provider's model. Making one builds the client; nothing is sent before the first `reply`."""
+    """A provider's model. The constructor builds the client, which sends nothing before `reply`."""
 
     def __init__(self, model: object, settings: Mapping[str, Any] | None = None) -> None:
         self._named = isinstance(model, str)
-        self._model = _built(model)
+        self._model = _build_model(model)
         self._name = model if isinstance(model, str) else self._model.model_id
-        # Settings of a call replace those of the model, so its own word on retries is kept here.
+        # Settings of a call replace the model's settings, so its own `max_retries` is kept here.
         chosen = {**(self._model.settings or {}), **(settings or {})}
         if "max_retries" not in self._model.unsupported_settings:
             chosen.setdefault("max_retries", 0)
@@ -67,9 +67,9 @@ class ProviderModel:
     async def reply(
         self, instructions: str, messages: Sequence[Message], tools: Sequence[Tool]
     ) -> Reply:
-        """See `Model`. A reply may be empty; whether to ask again is for the caller to say.
+        """See `Model`. A reply may be empty; the caller decides whether to ask again.
 
-        Raises `ModelUnavailable`, which is worth another try, and `ModelRefused`.
+        Raises `ModelUnavailable`, which may be retried, and `ModelRefused`, which may not.
         """
         request = request_messages(instructions, messages)
         parameters = ModelRequestParameters(
@@ -77,7 +77,7 @@ class ProviderModel:
             instruction_parts=[InstructionPart(content=instructions)] if instructions else None,
         )
         try:
-            # Also after `close`: a client that is closed is replaced only here.
+            # Also after `close`: only `__aenter__` replaces a closed client.
             if not self._entered:
                 await self._model.__aenter__()
                 self._entered += 1
@@ -89,103 +89,107 @@ class ProviderModel:
             )
             reply = _reply_of(response)
         except Exception as error:  # noqa: BLE001 - clients raise anything for a reply they cannot read
-            # Not chained: errors of clients hold requests and replies at length.
-            raise self._translated(error) from None
+            # Not chained: clients' errors contain requests and replies.
+            raise self._translate(error) from None
         self._check(response, reply)
         return reply
 
     async def close(self) -> None:
-        """Close the client's connections, if it is not the user's own. A later call opens new ones."""
+        """Close the client's connections, unless the user passed the client. A later call reopens."""
         while self._entered:
             self._entered -= 1
             await self._model.__aexit__(None, None, None)
 
-    def _translated(self, error: Exception) -> EverlongError:
+    def _translate(self, error: Exception) -> EverlongError:
         match error:
             case exceptions.FallbackExceptionGroup():
-                every = [self._translated(each) for each in error.exceptions]
+                every = [self._translate(each) for each in error.exceptions]
                 return next(
                     (each for each in every if isinstance(each, ModelUnavailable)), every[0]
                 )
             case exceptions.ModelTimeoutError() | exceptions.ModelRequestTimeout():
-                return self._unavailable("no reply in time", error)
+                return self._make_unavailable("no reply in time", error)
             case exceptions.ModelConnectionError():
-                return self._unavailable("the provider cannot be reached", error)
+                return self._make_unavailable("the provider cannot be reached", error)
         status = error.status_code if isinstance(error, exceptions.ModelHTTPError) else None
         if refusal := self._refusal(error, status):
             return refusal
         if status is not None:
-            return self._unavailable(f"the provider answered with status {status}", error)
+            return self._make_unavailable(f"the provider answered with status {status}", error)
         kind = type(error).__name__
-        return self._unavailable(f"the provider gave no usable reply ({kind})", error)
+        return self._make_unavailable(f"the provider gave no usable reply ({kind})", error)
 
     def _refusal(self, error: Exception, status: int | None) -> ModelRefused | None:
-        """Return what to raise for an error that the same call will always meet."""
+        """Return a `ModelRefused` if every retry of the call would meet the same error."""
         match error:
             case exceptions.ModelQuotaExceededError():
-                return self._refused("the account has no quota or credit left: top it up")
+                return self._make_refusal("the account has no quota or credit left: top it up")
             case exceptions.ModelContextWindowExceededError():
                 return ModelRefused(
-                    f"model {self._name!r}: the context is larger than the model takes. Lower "
+                    f"model {self._name!r}: the context is larger than the model accepts. Lower "
                     "compact_at_bytes in the policy, or compact the thread.",
                     context_too_large=True,
                 )
             case exceptions.ModelAuthenticationError():
-                return self._bad_key(status)
+                return self._make_bad_key(status)
             case exceptions.ContentFilterError():
-                return self._refused("the provider's content filter withheld the reply")
+                return self._make_refusal("the provider's content filter withheld the reply")
             case exceptions.UserError():
-                return self._refused(f"the request cannot be made: {_said(str(error))}")
+                return self._make_refusal(
+                    f"the request cannot be made: {_quote_reason(str(error))}"
+                )
             case exceptions.ModelRequestRejectedError():
-                return self._refused(f"the provider rejects the request: {_said(error.body)}")
+                return self._make_refusal(
+                    f"the provider rejects the request: {_quote_reason(error.body)}"
+                )
         if status is None or status >= 500 or status in _RETRYABLE_STATUSES:
             return None
-        return self._refused(f"the provider answered with status {status}")
+        return self._make_refusal(f"the provider answered with status {status}")
 
-    def _bad_key(self, status: int | None) -> ModelRefused:
+    def _make_bad_key(self, status: int | None) -> ModelRefused:
         where = _key_name(self._name) if self._named else "the key that it was made with"
         return ModelRefused(
             f"the provider refused the API key of model {self._name!r} (status {status}): check {where}"
         )
 
-    def _refused(self, reason: str) -> ModelRefused:
+    def _make_refusal(self, reason: str) -> ModelRefused:
         return ModelRefused(f"model {self._name!r}: {reason}")
 
-    def _unavailable(self, reason: str, error: Exception) -> ModelUnavailable:
+    def _make_unavailable(self, reason: str, error: Exception) -> ModelUnavailable:
         asked = getattr(error, "retry_after", None)
         seconds = None if asked is None else min(asked, limits.RETRY_AFTER_SECONDS_MAX)
         return ModelUnavailable(f"model {self._name!r}: {reason}", retry_after_seconds=seconds)
 
     def _check(self, response: ModelResponse, reply: Reply) -> None:
-        """Raise for a reply that is not all of one, or that another try would not better."""
+        """Raise if a reply is incomplete, or empty for a reason that a retry would not change."""
         if response.state == "suspended":
-            raise self._refused("replies that are made in the background are not supported")
-        if response.state != "complete" or _broke_off(response):
+            raise self._make_refusal("background replies are not supported")
+        if response.state != "complete" or _is_truncated(response):
             raise ModelUnavailable(f"model {self._name!r}: the reply broke off")
         if reply.text or reply.tool_calls:
             return
         if response.finish_reason == "content_filter":
-            raise self._refused("the model or its provider's filter declined to answer")
+            raise self._make_refusal("the model or its provider's filter declined to answer")
         if response.finish_reason == "length":
-            raise self._refused("the reply was cut off before it began: raise max_tokens")
+            raise self._make_refusal("the reply was cut off before it began: raise max_tokens")
 
 
-def _broke_off(response: ModelResponse) -> bool:
-    """Whether a stream ended early. The library streams what may be long, and takes any end for one."""
+def _is_truncated(response: ModelResponse) -> bool:
+    """Return whether a stream ended early. pydantic-ai streams long replies, and accepts any end."""
     reason = response.finish_reason or (response.provider_details or {}).get("finish_reason")
     return response.provider_name == "anthropic" and not reason
 
 
 def request_messages(instructions: str, messages: Sequence[Message]) -> list[ModelMessage]:
-    """Return a conversation as a provider takes it: requests and responses in turn, calls paired.
+    """Return a conversation that every provider accepts: requests and responses alternate, calls paired.
 
-    A call without a result gets one that says so, a result without a call becomes text, and no text
-    is blank. Each would be refused by a provider, for good, and with it the thread.
+    A call without a result gets a placeholder, a result without a call becomes text, and no text is
+    blank. A provider would reject any of these on every retry, and the thread could never continue.
     """
     found: list[ModelMessage] = []
-    for message in _paired(messages):
+    for message in _pair_calls(messages):
         if isinstance(message, ModelResponse):
-            # What stood before it, or between two, has expired.
+            # The request before this response has expired.
             if not found or isinstance(found[-1], ModelResponse):
                 found.append(ModelRequest(parts=[UserPromptPart(NOT_SHOWN)]))
             found.append(message)
@@ -195,13 +199,13 @@ def request_messages(instructions: str, messages: Sequence[Message]) -> list[Mod
             found.append(message)
     for request in found:
         if isinstance(request, ModelRequest):
-            # Results come before anything else that is said to the model after its calls.
+            # After a model's calls, their results come before any other part.
             request.parts = sorted(request.parts, key=lambda part: part.part_kind != "tool-return")
             request.instructions = instructions or None
     return found
 
 
-def _paired(messages: Iterable[Message]) -> Iterator[ModelMessage]:
+def _pair_calls(messages: Iterable[Message]) -> Iterator[ModelMessage]:
     waiting: dict[str, str] = {}
     for message in messages:
         if message.role == "tool":
@@ -214,34 +218,34 @@ def _paired(messages: Iterable[Message]) -> Iterator[ModelMessage]:
                 parts = [ToolReturnPart(message.tool, text, tool_call_id=message.call_id)]
             yield ModelRequest(parts=parts)
             continue
-        yield from _unanswered(waiting)
+        yield from _answer_open_calls(waiting)
         waiting = {call.id: call.tool for call in message.tool_calls}
-        yield _without_blanks(_native(message))
-    yield from _unanswered(waiting)
+        yield _drop_blanks(_to_native(message))
+    yield from _answer_open_calls(waiting)
 
 
-def _unanswered(waiting: Mapping[str, str]) -> Iterator[ModelMessage]:
+def _answer_open_calls(waiting: Mapping[str, str]) -> Iterator[ModelMessage]:
     for call_id, tool in waiting.items():
         yield ModelRequest(parts=[ToolReturnPart(tool, NOT_RUN, tool_call_id=call_id)])
 
 
-def _native(message: Message) -> ModelMessage:
+def _to_native(message: Message) -> ModelMessage:
     try:
         return ModelMessagesTypeAdapter.validate_python([body_of(message)])[0]
     except ValidationError:
-        # Stored by another version of the library: what it said is known without its format.
+        # Stored by another version of pydantic-ai: rebuild it from the text and the calls.
         plain = body_of(dataclasses.replace(message, native=None))
         return ModelMessagesTypeAdapter.validate_python([plain])[0]
 
 
-def _without_blanks(message: ModelMessage) -> ModelMessage:
-    """Return a message whose texts say something. One that has nothing else to say keeps one."""
+def _drop_blanks(message: ModelMessage) -> ModelMessage:
+    """Return a message without blank texts; an otherwise empty one gets a placeholder."""
     if not isinstance(message, ModelResponse):
         return message
     kept = [
         part for part in message.parts if not isinstance(part, TextPart) or part.content.strip()
     ]
-    # A response may not end with its thinking.
+    # Providers reject a response that ends with thinking.
     if not any(isinstance(part, TextPart | ToolCallPart) for part in kept):
         kept.append(TextPart(NO_OUTPUT))
     return dataclasses.replace(message, parts=kept)
@@ -260,7 +264,7 @@ def _reply_of(response: ModelResponse) -> Reply:
             part.args = _arguments(part)
             part.tool_call_id = _call_id(part.tool_call_id, number, used)
             used.add(part.tool_call_id)
-    # By way of bytes: what cannot be encoded is found here, and not when it is stored.
+    # Through bytes, so that text that cannot be encoded fails here, and not when it is stored.
     [body] = json.loads(ModelMessagesTypeAdapter.dump_json([response], exclude_none=True))
     body["usage"] = {key: value for key, value in body["usage"].items() if value}
     message = message_of(Kind.REPLY, body)
@@ -278,12 +282,12 @@ def _reply_of(response: ModelResponse) -> Reply:
 
 
 def _arguments(call: ToolCallPart) -> str:
-    """Return the arguments as JSON text. What a model wrote wrongly stays as it is: it is told so."""
+    """Return the arguments as JSON text. Invalid ones stay unchanged, and the model gets an error."""
     return (call.args if isinstance(call.args, str) else call.args_as_json_str()) or "{}"
 
 
 def _call_id(call_id: str, number: int, used: set[str]) -> str:
-    """Return the id of a call, or one of ours if it is too long, odd, or there twice."""
+    """Return a call's id, or a generated one if it is too long, duplicate, or not portable."""
     if _CALL_ID.fullmatch(call_id) and call_id not in used:
         return call_id
     digest = hashlib.blake2b(call_id.encode(errors="replace"), digest_size=8)
@@ -291,19 +295,19 @@ def _call_id(call_id: str, number: int, used: set[str]) -> str:
 
 
 def _cost_usd(response: ModelResponse) -> float:
-    """Return the price by the list that the library brings along; 0 for what is not on it."""
+    """Return the cost by pydantic-ai's price list; 0 for a model that is not on it."""
     try:
         return float(response.cost().total_price)
     except (AssertionError, LookupError, ValueError):
         return 0.0
 
 
-def _built(model: object) -> PydanticModel[Any]:
+def _build_model(model: object) -> PydanticModel[Any]:
     if isinstance(model, PydanticModel):
         return model
     if not isinstance(model, str):
         raise ConfigError(
-            f"a {type(model).__name__} is no model. Give a name as in 'openai:gpt-5', or a Model of "
+            f"a {type(model).__name__} is not a model. Give a name as in 'openai:gpt-5', or a Model of "
             "pydantic-ai."
         )
     try:
@@ -331,8 +335,8 @@ def _key_name(model: str) -> str:
     return _KEY_NAMES.get(provider) or f"{provider.upper().replace('-', '_')}_API_KEY"
 
 
-def _said(body: object) -> str:
-    """Return the provider's own reason, and not much of it."""
+def _quote_reason(body: object) -> str:
+    """Return the beginning of the provider's own reason."""
     inner = body.get("error", body) if isinstance(body, dict) else body
     words = inner.get("message", "") if isinstance(inner, dict) else inner
     return printable(str(words or "no reason given"), _QUOTED_CHARS_MAX)

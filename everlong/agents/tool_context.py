@@ -1,4 +1,4 @@
-"""What a tool may know of the call that it runs for."""
+"""Tool context: what a running tool may know about its call."""
 
 import contextlib
 import contextvars
@@ -10,40 +10,40 @@ from everlong.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CallInfo:
-    """A tool call under way."""
+    """A running tool call."""
 
     thread_id: str
     agent: str
     call_id: str
-    """As the model named it."""
+    """The model's id of the call."""
     idempotency_key: str
-    """The same on every attempt at this call, and on no other call: give it to services that know
-    such keys, so that an effect happens once though the tool ran twice."""
+    """The same for every attempt of this call, and unique to it. Pass it to services that take such
+    keys, so that an effect happens once even if the tool runs twice."""
     attempt: int
-    """From 1."""
+    """Number of the attempt, from 1."""
 
 
 _CURRENT: contextvars.ContextVar[CallInfo] = contextvars.ContextVar("everlong_call")
 
 
 def current_call() -> CallInfo:
-    """Return the call that the running tool was called for. Works in sync and async tools.
+    """Return the call of the running tool. Works in sync and async tools.
 
-    A tool need not send heartbeats: Everlong does, for as long as the tool runs, so the end of its
-    worker is noticed within seconds and the call is tried again elsewhere.
+    A tool need not send heartbeats: Everlong sends them while the tool runs, so a crash of the worker is
+    noticed within seconds, and another worker retries the call.
     """
     try:
         return _CURRENT.get()
     except LookupError:
         raise ConfigError(
-            "current_call() was called outside a tool. Call it in the function that has @tool, and "
-            "hand what you need of it to threads that you start."
+            "current_call() was called outside a tool. Call it in the function decorated with @tool, "
+            "and pass the values to threads that you start."
         ) from None
 
 
 @contextlib.contextmanager
 def set_current_call(call: CallInfo) -> Iterator[None]:
-    """Make it the current call of what runs inside, in this context and its copies."""
+    """Make a call the current one inside the block, in this context and its copies."""
     token = _CURRENT.set(call)
     try:
         yield

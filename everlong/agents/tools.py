@@ -1,6 +1,7 @@
 """Tools: typed functions that a model may call.
 
-All that can be wrong with one is found when it is made, not when a model first calls it.
+A tool's signature, docstring and options are checked when it is defined, not when a model first calls
+it.
 """
 
 import dataclasses
@@ -31,8 +32,8 @@ from everlong.models import CallOptions
 
 _LOG: Final = logging.getLogger(__name__)
 _NAME: Final = re.compile(rf"[A-Za-z0-9_-]{{1,{limits.CALL_NAME_CHARS_MAX}}}")
-# What a model is shown of a result, unless the tool says otherwise: 8,000 tokens, an eighth of the
-# context at which a thread compacts.
+# Part of a result that a model is shown by default: 8,000 tokens, an eighth of the context at which a
+# thread compacts.
 RESULT_BYTES_MAX: Final = 32 * limits.KIB
 
 
@@ -41,32 +42,32 @@ class ResultTooLarge(Exception):
 
     def __init__(self, size_bytes: int) -> None:
         super().__init__(
-            f"the result has at least {size_bytes} bytes; {limits.TEXT_BYTES_MAX} is the most. Ask "
+            f"the result has at least {size_bytes} bytes; the maximum is {limits.TEXT_BYTES_MAX}. Ask "
             "for a part of it."
         )
 
 
 class ToolOptions(TypedDict, total=False):
-    """What `@tool` may be told."""
+    """Options of `@tool`."""
 
     needs_approval: bool | Callable[..., bool]
-    """Whether a person has to agree before a call is run; or a function that takes the call's
-    arguments by name and says so. If it raises, a person is asked."""
+    """Whether a person must approve a call before it runs; or a function that takes the call's arguments
+    by name and returns that. If the function raises, approval is required."""
     approvers: list[str]
-    """Who may decide. Left out: anybody who reaches the thread."""
+    """Who may decide. Default: every user who can reach the thread."""
     deadline_seconds: float
-    """How long a decision is waited for. Left out: for good."""
+    """How long to wait for a decision. Default: forever."""
     on_deadline: Literal["deny", "escalate"]
-    """What happens then. `deny` (the default) tells the model so."""
+    """What happens at the deadline. `deny` (the default) denies the call, and the model reads that."""
     escalate_to: list[str]
-    """Who may decide once it has been escalated."""
+    """Who may decide after an escalation."""
     timeout_seconds: float
-    """How long one attempt may take. Left out: `limits.CALL_SECONDS_MAX`."""
+    """Timeout of one attempt. Default: `limits.CALL_SECONDS_MAX`."""
     attempts_max: int
-    """How often a call that raises is tried. Left out: `limits.CALL_ATTEMPTS_MAX`. 1 for a tool
-    whose effect must not happen twice, if it has no use for an idempotency key."""
+    """Attempts of a call that raises. Default: `limits.CALL_ATTEMPTS_MAX`. Set 1 for a tool whose effect
+    must not happen twice and that cannot use an idempotency key."""
     max_result_bytes: int
-    """How much of a result the model is shown; the journal keeps all of it. 32 KiB if left out."""
+    """Bytes of a result that the model is shown; the journal keeps all of it. Default: 32 KiB."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,11 +77,12 @@ class Tool:
     name: str
     description: str
     arguments: type[BaseModel]
-    """The function's parameters. Use `parse`: the model's fields have names of their own."""
+    """The function's parameters as a pydantic model. Its fields have internal names: use `parse`."""
     function: Callable[..., Any]
     needs_approval: bool | Callable[..., bool] = False
     call_options: CallOptions = dataclasses.field(default_factory=CallOptions)
-    """All but whether a call needs approval, which may depend on its arguments: see `options`."""
+    """Options of every call, except `needs_approval`, which may depend on the arguments: see
+    `options`."""
     max_result_bytes: int = RESULT_BYTES_MAX
 
     @functools.cached_property
@@ -91,68 +93,68 @@ class Tool:
         return schema
 
     def parse(self, arguments: str) -> dict[str, Any]:
-        """Return what to call the function with; raise pydantic's `ValidationError`."""
-        # No arguments at all is what some providers write where there is nothing to say.
+        """Return the function's arguments. Raises pydantic's `ValidationError`."""
+        # Some providers send an empty text for a call without arguments.
         empty = arguments.strip() in ("", "null")
         parsed = self.arguments.model_validate_json("{}" if empty else arguments)
         fields = self.arguments.model_fields
         return {field.alias or name: getattr(parsed, name) for name, field in fields.items()}
 
     def options(self, arguments: str) -> CallOptions:
-        """Return how a call with these arguments is to be run."""
-        return dataclasses.replace(self.call_options, needs_approval=self._asks(arguments))
+        """Return the options of a call with these arguments."""
+        return dataclasses.replace(self.call_options, needs_approval=self._must_ask(arguments))
 
-    def _asks(self, arguments: str) -> bool:
+    def _must_ask(self, arguments: str) -> bool:
         if isinstance(self.needs_approval, bool) and not self.needs_approval:
             return False
         try:
             parsed = self.parse(arguments)
         except ValidationError:
-            return False  # The call will be refused, so there is nothing to approve.
+            return False  # Invalid arguments are rejected without asking for approval.
         if isinstance(self.needs_approval, bool):
             return True
         try:
             return bool(self.needs_approval(**parsed))
-        except Exception:  # noqa: BLE001 - it is not our code; a person decides better than an error
-            _LOG.warning("needs_approval of tool %r failed; a person is asked", self.name)
+        except Exception:  # noqa: BLE001 - user code; on any error a person decides
+            _LOG.warning("needs_approval of tool %r failed; approval is required", self.name)
             return True
 
     def text_of(self, result: object) -> str:
-        """Return what the function returned, as the model reads it.
+        """Return the function's result as text for the model.
 
-        Text that is too large is refused before it is converted: that takes seconds in which no
-        other code runs.
+        Text that is too large is refused before the conversion, which would block the event loop for
+        seconds.
         """
         if result is None:
             return "done"
         if isinstance(result, str | bytes | bytearray | memoryview):
             check_result_size(len(result))
         if isinstance(result, str):
-            # Lone surrogates, as from undecodable bytes, cannot be stored.
+            # Lone surrogates, for example from undecodable bytes, cannot be stored.
             return result.encode(errors="replace").decode()
         if isinstance(result, bytes | bytearray | memoryview):
             return bytes(result).decode(errors="replace")
         try:
             found = to_json(result)
-        except (ValueError, RecursionError):  # Its message may quote the result.
+        except (ValueError, RecursionError):  # Not chained: its message may quote the result.
             raise TypeError(
-                f"tool {self.name!r} returned a {type(result).__name__} that is no JSON. Return text, "
-                "bytes, None, or what pydantic can serialise."
+                f"tool {self.name!r} returned a {type(result).__name__} that is not JSON. Return text, "
+                "bytes, None, or a value that pydantic can serialise."
             ) from None
         check_result_size(len(found))
         return found.decode()
 
 
 def check_result_size(size_bytes: int) -> None:
-    """Refuse a result of more bytes than a journal stores as one text."""
+    """Raise `ResultTooLarge` for more bytes than a journal stores as one text."""
     if size_bytes > limits.TEXT_BYTES_MAX:
         raise ResultTooLarge(size_bytes)
 
 
 class _Schema(GenerateJsonSchema):
-    """Without titles, which only repeat the names and are read with every call."""
+    """JSON schema without titles: they only repeat the names, and every model call would read them."""
 
-    ignored_warning_kinds = frozenset({"skipped-choice", "non-serializable-default"})  # type: ignore[assignment] # the base wants a set, and only looks into it
+    ignored_warning_kinds = frozenset({"skipped-choice", "non-serializable-default"})  # type: ignore[assignment] # the base declares a set, and only reads it
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
@@ -169,9 +171,10 @@ def tool(
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a tool of a typed function, sync or async: `@tool`, or `@tool(needs_approval=True)`.
 
-    The docstring's first paragraph describes it to the model, and its "Args:" section the parameters;
-    the signature validates what a model writes. It returns text, bytes, None, or what pydantic can
-    serialise. What it raises is retried. See `ToolOptions`, and `current_call` for what it may know.
+    The docstring's first paragraph describes the tool to the model, and its "Args:" section the
+    parameters; the signature validates the model's arguments. The function returns text, bytes, None, or
+    a value that pydantic can serialise. A call that raises is retried. See `ToolOptions`, and
+    `current_call` for the context of a call.
     """
     if function is None:
         return functools.partial(_make_tool, options=options)
@@ -181,11 +184,11 @@ def tool(
 def _make_tool(function: Callable[..., Any], options: ToolOptions) -> Tool:
     name = check_name(getattr(function, "__name__", ""), f"the function {function!r}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise ConfigError(f"tool {name!r} yields; return a list, or text")
+        raise ConfigError(f"tool {name!r} is a generator; return a list, or text")
     description, documented = _read_docstring(inspect.getdoc(function) or "")
     if not description:
         raise ConfigError(
-            f"tool {name!r} has no docstring. Say in a sentence what it does: the model decides by it."
+            f"tool {name!r} has no docstring. Describe it in a sentence: the model decides by it."
         )
     arguments = _arguments_of(name, function, documented)
     parameters = [field.alias or key for key, field in arguments.model_fields.items()]
@@ -209,11 +212,11 @@ def _make_tool(function: Callable[..., Any], options: ToolOptions) -> Tool:
 
 
 def check_name(name: str, what: str) -> str:
-    """Return a name that every provider takes for a tool, or raise."""
+    """Return a name if every provider accepts it for a tool; otherwise raise `ConfigError`."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"{what} cannot be a tool: its name has to be 1 to {limits.CALL_NAME_CHARS_MAX} letters, "
-            "digits, _ and -, because providers take no others. Rename it, or wrap it in a function."
+            f"{what} cannot be a tool: providers accept only names of 1 to {limits.CALL_NAME_CHARS_MAX} "
+            "letters, digits, _ and -. Rename it, or wrap it in a function."
         )
     return name
 
@@ -225,13 +228,15 @@ def _arguments_of(
         hints = get_type_hints(function, include_extras=True)
     except NameError as error:
         raise ConfigError(
-            f"tool {name!r}: the type {error.name!r} of its signature is not known when it is made. "
+            f"tool {name!r}: the type {error.name!r} in its signature is not defined yet. "
             "Define or import it at the top of the module, before the tool."
         ) from None
     fields: dict[str, Any] = {}
     for number, parameter in enumerate(inspect.signature(function).parameters.values()):
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise ConfigError(f"tool {name!r}: {parameter} cannot be given by name; make it so")
+            raise ConfigError(
+                f"tool {name!r}: {parameter} cannot be passed by name; make it a named parameter"
+            )
         if parameter.name not in hints:
             raise ConfigError(f"tool {name!r}: parameter {parameter.name!r} needs a type")
         if isinstance(parameter.default, FieldInfo):
@@ -240,7 +245,7 @@ def _arguments_of(
                 "and a plain value as its default"
             )
         hint = hints[parameter.name]
-        # A name of ours, since some of theirs mean something else on a pydantic model.
+        # An internal name, since a parameter may have a name that pydantic reserves.
         fields[f"argument_{number}"] = (
             hint,
             Field(
@@ -263,7 +268,7 @@ _ARGUMENT: Final = re.compile(r"(\w+)(?: \([^)]*\))?:\s*(.*)")
 
 
 def _read_docstring(doc: str) -> tuple[str, dict[str, str]]:
-    """Return the first paragraph, and what the "Args:" section says of each parameter."""
+    """Return the first paragraph, and the description of each parameter from the "Args:" section."""
     lines = doc.strip().splitlines()
     start = next((n for n, line in enumerate(lines) if line.strip() in _SECTIONS), len(lines))
     paragraph = itertools.takewhile(str.strip, lines[:start])
@@ -287,7 +292,7 @@ def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-# A shorter part of a result is no use to a model.
+# A shorter part of a result is useless to a model.
 _RESULT_BYTES_MIN: Final = 256
 _APPROVAL: Final = ("approvers", "deadline_seconds", "on_deadline", "escalate_to")
 _KNOWN: Final = (
@@ -300,10 +305,10 @@ _KNOWN: Final = (
 
 
 def parse_options(name: str, options: Mapping[str, Any], parameters: Sequence[str]) -> CallOptions:
-    """Return the options of a tool, or raise `ConfigError` for the first that is wrong."""
+    """Return the options of a tool. Raises `ConfigError` for the first that is invalid."""
     what = f"tool {name!r}"
     if unknown := sorted(set(options) - set(_KNOWN)):
-        raise ConfigError(f"{what}: there is no {unknown[0]}; @tool takes {', '.join(_KNOWN)}")
+        raise ConfigError(f"{what}: unknown option {unknown[0]}; @tool takes {', '.join(_KNOWN)}")
     _check_rule(what, options.get("needs_approval", False), parameters)
     _check_approval(what, options)
     _check_at_least(what, options, "attempts_max", 1)
@@ -322,7 +327,7 @@ def _check_rule(what: str, rule: object, parameters: Sequence[str]) -> None:
     if isinstance(rule, bool):
         return
     if not callable(rule) or inspect.iscoroutinefunction(rule):
-        raise ConfigError(f"{what}: needs_approval is True, False, or a function that is not async")
+        raise ConfigError(f"{what}: needs_approval must be True, False, or a function, not async")
     try:
         inspect.signature(rule).bind(**dict.fromkeys(parameters))
     except (TypeError, ValueError):
@@ -333,20 +338,20 @@ def _check_rule(what: str, rule: object, parameters: Sequence[str]) -> None:
 
 
 def _check_approval(what: str, options: Mapping[str, Any]) -> None:
-    everybody = _names(what, options, "approvers") + _names(what, options, "escalate_to")
-    if sum(len(name.encode()) for name in everybody) > limits.APPROVERS_BYTES_MAX:
+    names = _names(what, options, "approvers") + _names(what, options, "escalate_to")
+    if sum(len(name.encode()) for name in names) > limits.APPROVERS_BYTES_MAX:
         raise ConfigError(
             f"{what}: approvers and escalate_to have over "
             f"{limits.APPROVERS_BYTES_MAX} bytes together. Name a group instead."
         )
     given = [each for each in _APPROVAL if each in options]
     if given and options.get("needs_approval", False) is False:
-        raise ConfigError(f"{what}: {given[0]} says nothing without needs_approval. Set that too.")
+        raise ConfigError(f"{what}: {given[0]} has no effect without needs_approval. Set both.")
     action = options.get("on_deadline", "deny")
     if action not in ("deny", "escalate"):
-        raise ConfigError(f"{what}: on_deadline is 'deny' or 'escalate', not {action!r}")
+        raise ConfigError(f"{what}: on_deadline must be 'deny' or 'escalate', not {action!r}")
     if "on_deadline" in options and "deadline_seconds" not in options:
-        raise ConfigError(f"{what}: on_deadline needs deadline_seconds. Set that too.")
+        raise ConfigError(f"{what}: on_deadline needs deadline_seconds. Set both.")
     if (action == "escalate") != bool(options.get("escalate_to")):
         raise ConfigError(
             f"{what}: on_deadline='escalate' and escalate_to=[...] go together. Set both or neither."
@@ -356,7 +361,7 @@ def _check_approval(what: str, options: Mapping[str, Any]) -> None:
 def _check_at_least(what: str, options: Mapping[str, Any], option: str, least: int) -> None:
     value = options.get(option, least)
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{what}: {option} is a whole number of at least {least}, not {value!r}")
+        raise ConfigError(f"{what}: {option} must be an integer of at least {least}, not {value!r}")
 
 
 def _seconds(what: str, options: Mapping[str, Any], option: str) -> float | None:
@@ -366,7 +371,7 @@ def _seconds(what: str, options: Mapping[str, Any], option: str) -> float | None
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not number or not 0 < value <= limits.ACTIVITY_SECONDS_MAX:
         raise ConfigError(
-            f"{what}: {option} is over 0 and at most {limits.ACTIVITY_SECONDS_MAX:.0f} (30 days), "
+            f"{what}: {option} must be over 0 and at most {limits.ACTIVITY_SECONDS_MAX:.0f} (30 days), "
             f"not {value!r}. Leave it out for the default."
         )
     return float(value)
@@ -375,7 +380,7 @@ def _seconds(what: str, options: Mapping[str, Any], option: str) -> float | None
 def _names(what: str, options: Mapping[str, Any], option: str) -> tuple[str, ...]:
     names = options.get(option, ())
     if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
-        raise ConfigError(f"{what}: {option} is a list of names, as in {option}=['alice']")
+        raise ConfigError(f"{what}: {option} must be a list of names, as in {option}=['alice']")
     if option in options and not names:
-        raise ConfigError(f"{what}: {option} is empty. Name somebody, or leave it out.")
+        raise ConfigError(f"{what}: {option} is empty. Give at least one name, or leave it out.")
     return tuple(names)

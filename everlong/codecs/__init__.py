@@ -1,4 +1,4 @@
-"""The payload codec."""
+"""The payload codec: compression, and deduplicated offload to the blob store."""
 
 from everlong.codecs.codec import EverlongCodec
 

@@ -1,8 +1,8 @@
-"""How much one workflow task completion may carry inline.
+"""Budget of inline bytes for one workflow task completion.
 
 The server terminates a workflow for more than 4 MB in one completion, however small each payload is.
-The activation hook opens a budget for each activation's completion, and the codec, which encodes its
-payloads in the same task of the event loop, finds it here.
+The activation hook opens a budget for each activation's completion. The codec encodes the completion's
+payloads in the same asyncio task, and finds the budget in a context variable.
 """
 
 import time
@@ -16,10 +16,10 @@ from everlong import limits
 
 
 class Drain(Protocol):
-    """Whether one run goes on offloading though its worker has `mode="read"`."""
+    """Decides whether one run continues to offload although its worker has `mode="read"`."""
 
     def begin(self, *, replaying: bool) -> None:
-        """Take note of an activation of the run."""
+        """Record an activation of the run."""
         ...
 
     def note(self, event: HistoryEvent) -> None:
@@ -28,29 +28,36 @@ class Drain(Protocol):
 
     @property
     def holds_refs(self) -> bool:
-        """Whether a ref in the run's history is known."""
+        """Whether the run's history is known to hold a ref."""
         ...
 
     @property
     def is_draining(self) -> bool:
-        """Whether the run holds refs, or may hold some: its history has not been read yet."""
+        """Whether the run holds refs, or may hold some because its history has not been read yet."""
         ...
 
     async def decide(self) -> bool:
-        """Return `is_draining`, after waiting a bounded time for the history to be read."""
+        """Wait a bounded time for the history to be read, then return `is_draining`."""
         ...
 
     def note_refs(self) -> None:
-        """Take note that a ref was written for the run."""
+        """Record that a ref was written for the run."""
         ...
 
 
 class CompletionBudget:
-    """Bytes that are left for the payloads of a completion.
+    """Bytes left for the inline payloads of a completion.
 
-    Answers to queries do not last: they are in no history, so an object in the store would never be
-    read again. A result that leaves for another namespace is like any Nexus payload. What a
-    replay issues again is most likely discarded, so it is stored only if it does not fit inline.
+    Args:
+        lasting: The payloads go into a history. Answers to queries do not, so an offloaded object would
+            never be read again: they stay inline.
+        leaving: The result leaves for another namespace, like any Nexus payload.
+        replaying: Core most likely discards the commands, so payloads are offloaded only if they do not
+            fit inline.
+        run_id: The run that is activated.
+        drain: Decides whether the run drains; None on a worker that writes.
+        left_bytes: Bytes left of the task's budget.
+
     """
 
     def __init__(
@@ -71,12 +78,12 @@ class CompletionBudget:
         self.run_id = run_id
         self.drain = drain
         self.plain_bytes_max = 0
-        """Values that a draining run hands to another run stay plain up to this size."""
+        """Size up to which values that a draining run hands to another run stay plain."""
         self.returns_to_drain = False
-        """Whether the payload at hand is a result that goes into the history of a draining run."""
+        """Whether the current payload is a result for the history of a draining run."""
 
     async def drains(self) -> bool:
-        """Return whether a worker that writes plain payloads has to offload this completion."""
+        """Return whether a worker in read mode must offload this completion's payloads."""
         if self.drain is None:
             return False
         if self.returns_to_drain:
@@ -89,10 +96,10 @@ class CompletionBudget:
 
     @property
     def stays_plain_bytes_max(self) -> int:
-        """The size up to which values stay plain in a run that drains, or may have to.
+        """Size up to which values stay plain in a run that drains or may have to.
 
-        While it is not known whether a run holds refs, only larger values are offloaded: a worker
-        without the plugin may be the next to read them, as in the first phase of a rollout.
+        Until it is known whether a run holds refs, only larger values are offloaded: the next worker to
+        read them may lack the plugin, as in the first phase of a rollout.
         """
         known = self.drain is None or self.drain.holds_refs or self.returns_to_drain
         return self.plain_bytes_max if known else limits.DRAIN_HANDOVER_BYTES_MAX
@@ -103,17 +110,17 @@ class CompletionBudget:
         return self.replaying or not self.lasting
 
     def begin(self) -> None:
-        """Take note that payloads are being encoded: the task does not wait for ever."""
+        """Start the time limit of the encoding: the server does not wait for the task forever."""
         if self._deadline == float("inf"):
             self._deadline = time.monotonic() + limits.COMPLETION_SECONDS_MAX
 
     @property
     def is_late(self) -> bool:
-        """Whether so much time is gone that the rest had better stay inline."""
+        """Whether the time limit is over, so that the remaining payloads should stay inline."""
         return time.monotonic() > self._deadline
 
     def take(self, size_bytes: int) -> bool:
-        """Take bytes for a payload that stays inline; tell whether they were there."""
+        """Take bytes for a payload that stays inline; return whether enough were left."""
         if size_bytes > self.left_bytes:
             return False
         self.left_bytes -= size_bytes
@@ -121,12 +128,12 @@ class CompletionBudget:
 
 
 class TaskBudget:
-    """What the activations of one workflow task may carry inline together.
+    """Budget of inline bytes shared by the activations of one workflow task.
 
-    Core answers a workflow task by one request. The request carries the commands of all activations of
-    that task (local activities make it several), and the commands of a replay before it that history
-    does not hold. So an activation gets what the ones before it have left, until a task is known to
-    have been answered: the next one has a longer history.
+    Core completes a workflow task with one request. It carries the commands of all activations of that
+    task (local activities cause several), and commands of a replay before it that history does not hold.
+    So an activation gets what the previous ones left, until the task is known to be completed: the next
+    task has a longer history.
     """
 
     def __init__(self) -> None:
@@ -145,8 +152,8 @@ class TaskBudget:
         """Return the budget of an activation that may issue commands.
 
         Args:
-            history_length: Length of the history, as the activation says.
-            live: The activation belongs to a task that this worker answers, and is no replay.
+            history_length: Length of the history, from the activation.
+            live: The activation belongs to a task that this worker completes, and is not a replay.
             replaying: Core most likely discards the commands.
             settled: History is known to hold all commands so far, so Core keeps none of them.
             run_id: The run that is activated.
@@ -163,12 +170,12 @@ class TaskBudget:
     def open_for_answers(
         self, history_length: int, *, alone: bool, run_id: str = ""
     ) -> CompletionBudget:
-        """Return the budget of an activation that only asks queries.
+        """Return the budget of an activation that only holds queries.
 
         Args:
-            history_length: Length of the history, as the activation says.
+            history_length: Length of the history, from the activation.
             alone: The answer is a request of its own. Otherwise it goes out with the task's commands.
-            run_id: The run that is asked.
+            run_id: The run that is queried.
 
         """
         if alone:
@@ -181,19 +188,19 @@ class TaskBudget:
         return self._budget
 
     def _is_next_task(self, history_length: int) -> bool:
-        """Whether the task of the last live activation has been answered since."""
+        """Return whether the task of the last live activation has been completed since."""
         return self._live_length is not None and history_length > self._live_length
 
 
 class ActivityResult:
-    """Whether the result of the activity under way goes into the history of a draining run."""
+    """Whether the running activity's result goes into the history of a draining run."""
 
     def __init__(self) -> None:
         self.offloads = False
 
     @staticmethod
     def current() -> "ActivityResult":
-        """Return the one of this asyncio task, which decodes, runs and encodes one activity."""
+        """Return this asyncio task's instance. One task decodes, runs and encodes one activity."""
         result = ACTIVITY_RESULT.get()
         if result is None:
             ACTIVITY_RESULT.set(result := ActivityResult())
@@ -204,15 +211,15 @@ ACTIVITY_RESULT: Final[ContextVar[ActivityResult | None]] = ContextVar(
     "everlong_activity_result", default=None
 )
 UNWATCHED: Final[ContextVar[Callable[[], bool]]] = ContextVar("everlong_unwatched")
-"""Set by a worker: whether its workflow tasks have no activation hook, and so no budget."""
+"""Set by a worker: returns whether its workflow tasks have no activation hook, and so no budget."""
 BUDGET: Final[ContextVar[CompletionBudget | None]] = ContextVar("everlong_budget", default=None)
 
 
 async def drains(*, in_activity: bool) -> bool:
-    """Return whether payloads that are encoded here go into the history of a draining run.
+    """Return whether the payloads encoded in this asyncio task go into the history of a draining run.
 
-    An activity may also use a client, whose codec has no activity id: a client writes plain. A workflow
-    task without an activation hook may belong to a run that drains.
+    An activity may also use a client, whose codec has no activity id; a client writes plain payloads. A
+    workflow task without an activation hook may belong to a draining run.
     """
     budget = BUDGET.get()
     if budget is not None:
@@ -224,6 +231,6 @@ async def drains(*, in_activity: bool) -> bool:
 
 
 def is_unwatched() -> bool:
-    """Return whether this is a task of a worker whose workflows have no activation hook."""
+    """Return whether this asyncio task belongs to a worker whose workflows have no activation hook."""
     unwatched = UNWATCHED.get(None)
     return unwatched is not None and unwatched()

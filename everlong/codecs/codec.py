@@ -1,7 +1,7 @@
-"""The payload codec: compress what is small, move what is large to the blob store.
+"""The payload codec: compresses small payloads, and offloads large ones to the blob store.
 
-The blob is durable before the ref to it exists. Every fault raises plainly, so that Temporal
-retries the task; nothing here ends a workflow.
+A blob is durable before the ref to it exists. Every fault raises an ordinary error, so Temporal retries
+the task; nothing here ends a workflow.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ from everlong.telemetry.spans import OFFLOAD, RUN, THREAD, Attributes
 
 INLINE_ENCODING: Final = b"binary/everlong"
 _OURS: Final = (INLINE_ENCODING, REF_ENCODING, RETIRED_ENCODING)
-# What protobuf takes for a field beside its bytes: tags and lengths.
+# Overhead of a protobuf field: tags and lengths.
 _FIELD_BYTES: Final = 8
 
 
@@ -70,20 +70,20 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
     """Compresses payloads, and offloads those above `inline_bytes_max` to the store.
 
     It works alone, without context, and around another codec (`inner`, which then sees the plain
-    payloads). Payloads that it did not write pass through decode as they are.
+    payloads). Decode leaves payloads unchanged that this codec did not write.
 
     Args:
         store: A `BlobStore`, or a `PackStore` over one, with its keys.
         inline_bytes_max: Payloads above this, after compression, go to the store.
         inner: A codec that is applied before this one when encoding, and after it when decoding.
-        keys: Keys by id, the first of which writes, or a callable that returns them.
-        read_only: Decode as ever, and encode to plain payloads. Only a run that holds refs, and the
-            activities of such a run, go on offloading (see `interceptors/drain.py`).
+        keys: Keys by id, or a callable that returns them. The first key writes.
+        read_only: Decode as usual, but encode to plain payloads. Only a run whose history holds refs,
+            and the activities of such a run, continue to offload (see `interceptors/drain.py`).
         nexus_offload: Offload Nexus payloads too. They leave the namespace, so the other side needs
             the same store, and the same keys.
-        encoder_bytes_max: Memory that the encoder may take, over all threads, to know what is stored.
-        decode_bytes_max: Bytes that the payloads of one call may decode to together; more is refused.
-        spans: Where spans of offloads go; OpenTelemetry's global provider if not given.
+        encoder_bytes_max: Memory of the encoder, for all threads together.
+        decode_bytes_max: Bytes that the payloads of one call may decode to, in all; more is refused.
+        spans: Receives a span for each offload; OpenTelemetry's global provider by default.
 
     """
 
@@ -137,12 +137,12 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
 
     @property
     def stats(self) -> OffloadStats:
-        """What this codec and its copies have offloaded."""
+        """Counters of what this codec and its copies have offloaded."""
         return self._offloader.stats
 
     @property
     def memory_stats(self) -> MemoryStats:
-        """What the bound on the encoder's memory has cost this codec and its copies."""
+        """Costs of the bound on the encoder's memory, for this codec and its copies."""
         return self._offloader.memory_stats
 
     @property
@@ -152,57 +152,57 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
 
     @property
     def is_plain(self) -> bool:
-        """Whether payloads pass as they are: those of the activity that `everlong doctor` uses."""
+        """Whether payloads pass unchanged: those of the activity that `everlong doctor` uses."""
         return self._is_plain
 
-    def _copied(self) -> Self:
-        # Faster than `copy.copy`: the SDK asks for a codec with a context for each payload.
+    def _copy(self) -> Self:
+        # Faster than `copy.copy`: the SDK calls `with_context` for each payload.
         codec = object.__new__(type(self))
         codec.__dict__.update(self.__dict__)
         return codec
 
     def with_context(self, context: SerializationContext) -> Self:
-        """Return a codec that files what it offloads under the context's thread."""
-        codec = self._copied()
+        """Return a codec that stores its packs under the context's thread."""
+        codec = self._copy()
         if isinstance(context, ActivitySerializationContext) and _is_ours(context):
-            # They are small, and have to get through while the store is down.
+            # Our own activities' payloads are small, and must get through while the store is down.
             codec._inline_bytes_max = max(self._inline_bytes_max, limits.STATE_BYTES_MAX)
         if isinstance(context, ActivitySerializationContext):
             codec._is_local = context.is_local
         if isinstance(context, WorkflowSerializationContext | ActivitySerializationContext):
-            # An activity that was started without a workflow has a namespace but no workflow id.
+            # A standalone activity has a namespace but no workflow id.
             codec._workflow_id = context.workflow_id or ""
             codec._thread = (
                 thread_key(context.namespace, context.workflow_id) if context.workflow_id else ""
             )
-        # An activity that reads its input: should its worker go on to run the workflow, as after a
-        # crash, then the next input is mostly this one. (On the workflow's side there is an id only
-        # where a team has set one.)
+        # This side runs the activity. After a crash its worker may run the workflow too, whose next
+        # input then mostly repeats this one, so the encoder learns it. (On the workflow's side there
+        # is an activity id only where a team has set one.)
         codec._learns = bool(getattr(context, "activity_id", None))
         if isinstance(context, NexusSerializationContext):
             codec._is_nexus = True
-        # What workers tell a doctor has to get through where their keys do not agree.
+        # Workers' answers to `everlong doctor` must get through even if keys differ.
         codec._is_plain = getattr(context, "activity_type", None) == CHECK
         if isinstance(self._inner, WithSerializationContext):
             codec._inner = self._inner.with_context(context)
         return codec
 
     def with_inner(self, inner: PayloadCodec | None) -> Self:
-        """Return this codec with another inside."""
-        codec = self._copied()
+        """Return a copy of this codec around another one."""
+        codec = self._copy()
         codec._inner = inner
         return codec
 
     def with_packs(self, packs: PackStore) -> Self:
-        """Return this codec, with what it wraps, over another way to the same store."""
-        codec = self._copied()
+        """Return a copy of this codec that reaches the same store through other packs."""
+        codec = self._copy()
         codec.packs = packs
         codec._offloader = Offloader(packs)
         return codec
 
     def as_read_only(self) -> Self:
-        """Return this codec without its writing half: it encodes to plain payloads."""
-        codec = self._copied()
+        """Return a copy that encodes to plain payloads."""
+        codec = self._copy()
         codec._read_only = True
         return codec
 
@@ -212,8 +212,8 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
             return list(payloads)
         if self._inner is not None:
             payloads = await self._inner.encode(payloads)
-        # The arguments of a local activity never leave the worker, and a replay encodes them again.
-        # Its result does: that is encoded on the activity's side, where there is no completion.
+        # The arguments of a local activity never leave the worker, and a replay encodes them again. Its
+        # result does leave; it is encoded on the activity's side, where there is no completion.
         budget = BUDGET.get()
         if self._is_local and budget is not None:
             return list(payloads)
@@ -221,10 +221,10 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
             return list(payloads)
         if budget is not None:
             budget.begin()
-        room = _Room(budget)
+        room = _InlineRoom(budget)
         if self._read_only and room.take_plain(payloads):
             return list(payloads)
-        with _concise():
+        with _drop_causes():
             encoded = [await self._encode(payload, room) for payload in payloads]
         if budget is not None and budget.drain is not None and any(map(is_ref, encoded)):
             budget.drain.note_refs()
@@ -237,7 +237,7 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         held, refs = sum(map(is_held, payloads)), sum(map(is_ref, payloads))
         if held and self._learns:
             ActivityResult.current().offloads = True
-        with _concise(), _count_reads(refs, held):
+        with _drop_causes(), _count_reads(refs, held):
             self._check_inflated(payloads)
             if len(payloads) == 1:
                 decoded = [await self._decode(payloads[0])]
@@ -249,18 +249,18 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         return decoded if self._inner is None else await self._inner.decode(decoded)
 
     def is_wanted(self, payload: Payload) -> bool:
-        """Tell whether there is something to fetch for a payload."""
+        """Return whether decoding a payload fetches objects."""
         return is_ref(payload)
 
     async def warm(self, payload: Payload) -> int:
-        """Fetch what a ref will need when it is decoded; return the bytes that it took."""
+        """Fetch the objects that a ref will need when it is decoded; return their bytes."""
         ref = parse_ref(payload)
         await check_ref(self.packs, payload, ref)
         return await self.packs.warm(ref.thread, ref.pack, alone=ref.packs == 1)
 
-    async def _encode(self, payload: Payload, room: "_Room") -> Payload:
-        # Once: each access copies it. And no payload.ByteSize(), which takes longer than all that is
-        # done here to a large payload.
+    async def _encode(self, payload: Payload, room: "_InlineRoom") -> Payload:
+        # Read `data` once: each access copies it. And don't call payload.ByteSize(): for a large payload
+        # it takes longer than everything else here.
         data = payload.data
         size_bytes = len(data) + sum(len(k) + len(v) for k, v in payload.metadata.items())
         budget = room.budget
@@ -276,10 +276,10 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
             if inline_bytes <= inline_max and room.take(inline_bytes):
                 return inline
             if not offloads:
-                # The SDK passes on the text and not the type, so the text begins with it.
+                # The SDK passes on the text but not the type, so the text begins with the type.
                 raise PayloadTooLarge(
                     f"PayloadTooLarge: a Nexus payload of {size_bytes} bytes is {inline_bytes} after "
-                    f"compression; {inline_max} may be sent, and {limits.COMPLETION_BYTES_MAX} by "
+                    f"compression; the limit is {inline_max}, and {limits.COMPLETION_BYTES_MAX} for "
                     "one workflow task. Nexus payloads leave the namespace, so they are not "
                     "offloaded: send less, or set nexus_offload=True on both sides if they share a "
                     "store."
@@ -287,9 +287,9 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         return await self._offload(payload, data, inline, size_bytes, room)
 
     async def _inline(self, payload: Payload, size_bytes: int) -> Payload:
-        """Return the payload as it may stay in history: sealed, compressed, or as it is."""
+        """Return the payload in the form that may stay in history: sealed, compressed, or unchanged."""
         keys = await self.packs.keys()
-        # A payload that only looks like one of ours would be taken for one by decode.
+        # Wrap a user's payload that looks like one of ours, since decode would take it for ours.
         wrap = keys is not None or payload.metadata.get("encoding") in _OURS
         if size_bytes < limits.COMPRESS_BYTES_MIN and not wrap:
             return payload
@@ -304,7 +304,7 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         data: bytes,
         inline: Payload | None,
         size_bytes: int,
-        room: "_Room",
+        room: "_InlineRoom",
     ) -> Payload:
         if room.budget is not None and room.budget.is_late:
             inline = inline or await self._inline(payload, size_bytes)
@@ -326,11 +326,11 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         keys = await self.packs.keys(ref.key_id)
         return ref.to_payload(keys)
 
-    def _stays_inline(self, inline: Payload, room: "_Room") -> bool:
-        """Tell whether the server takes a payload that the store did not; if so, count it."""
+    def _stays_inline(self, inline: Payload, room: "_InlineRoom") -> bool:
+        """Return whether a payload that the store did not take fits inline; if so, count it."""
         inline_bytes = _inline_bytes(inline)
         if self._is_local and room.budget is None:
-            # The results of local activities go out with a completion that nobody counts here.
+            # The results of local activities go out with a completion whose budget is unknown here.
             return False
         if not room.take(inline_bytes):
             return False
@@ -340,18 +340,18 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
         return True
 
     def _check_inflated(self, payloads: Sequence[Payload]) -> None:
-        """Refuse payloads that would take too much memory together."""
+        """Reject payloads that together would take too much memory once decoded."""
         most = self._decode_bytes_max
         if len(payloads) < 2 and most >= limits.OBJECT_BYTES_MAX:
             return
         if sum(plain_bytes(each) for each in payloads if is_encoded(each)) > most:
             raise ObjectTooLarge(
-                f"these {len(payloads)} payloads decode to over {most} bytes together, the most in one "
-                "call here: they are damaged, or made to fill this process's memory"
+                f"these {len(payloads)} payloads decode to over {most} bytes in all, the limit of one "
+                "call here: they are damaged, or forged to fill this process's memory"
             )
 
     async def _decode_in_turn(self, payload: Payload, alone: asyncio.Lock) -> Payload:
-        """Decode a payload; a large one alone, since its data is in memory twice for a moment."""
+        """Decode a payload; one large payload at a time, since its data is briefly in memory twice."""
         if not is_encoded(payload) or plain_bytes(payload) < limits.DECODE_ALONE_BYTES_MIN:
             return await self._decode(payload)
         async with alone:
@@ -368,15 +368,15 @@ class EverlongCodec(PayloadCodec, WithSerializationContext):
 
     async def _fetch(self, payload: Payload, ref: PackRef) -> Payload:
         await check_ref(self.packs, payload, ref)
-        # A workflow task decodes the results that its next list will hold. Another process may have
-        # written them.
+        # A workflow task decodes the results that its next list will contain, and another process may
+        # have written them.
         learns = self._learns or BUDGET.get() is not None
         learn = learns and ref.thread == self._thread
         return await self._offloader.read(ref, learn=learn)
 
 
-class _Room:
-    """What the payloads of one call may take inline: together they are one value to the server."""
+class _InlineRoom:
+    """Inline bytes left for the payloads of one call, which the server counts as one value."""
 
     def __init__(self, budget: CompletionBudget | None) -> None:
         self._left_bytes = limits.FALLBACK_BYTES_MAX
@@ -391,22 +391,22 @@ class _Room:
         return True
 
     def take_plain(self, payloads: Sequence[Payload]) -> bool:
-        """Take bytes for values that may stay plain in a draining run; tell whether they fit."""
+        """Take bytes for values that may stay plain in a draining run; return whether they fit."""
         if self.budget is not None:
             bound = self.budget.stays_plain_bytes_max
         else:
-            # The result of an activity is encoded; a run without a hook is only suspected to drain.
+            # An activity's result is always encoded. A run without a hook may or may not be draining.
             bound = 0 if ACTIVITY_RESULT.get() else limits.DRAIN_HANDOVER_BYTES_MAX
         size_bytes = sum(map(_inline_bytes, payloads)) if bound else 0
         return 0 < size_bytes <= bound and self.take(size_bytes)
 
 
 @contextlib.contextmanager
-def _concise() -> Iterator[None]:
-    """Let errors of ours go on without what led to them.
+def _drop_causes() -> Iterator[None]:
+    """Drop the traceback and causes of Everlong's errors.
 
-    The SDK sends all of that along, and the server replaces a failure of more than a few KiB by a
-    note that it was too large: the remedy would be lost.
+    The SDK sends them along, and the server replaces a failure of more than a few KiB with a note that
+    it was too large, so the remedy in the message would be lost.
     """
     try:
         yield
@@ -416,10 +416,10 @@ def _concise() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _count_reads(refs: int, held: int) -> Iterator[None]:
-    """Count what payloads that lie in the store take to decode, and those by which a run drains.
+    """Measure the decoding of offloaded payloads, and count those by which a run drains.
 
-    The worker's task that decodes a workflow's first payloads is the one that then makes the workflow
-    instance: that finds here what it took.
+    The asyncio task that decodes a workflow's first payloads also creates the workflow instance, which
+    reads these figures.
     """
     if not held:
         yield
@@ -441,7 +441,7 @@ def _count_reads(refs: int, held: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _offload_span(spans: Spans, workflow_id: str, size_bytes: int) -> Iterator[Span]:
-    """Emit a span for a payload that goes to the store: in whoever's span this is, or in the run's."""
+    """Emit a span for an offload: a child of the current span, or of the run's."""
     run_id = _run_id()
     attributes: Attributes = {
         "everlong.offload.payload_bytes": size_bytes,
@@ -455,7 +455,7 @@ def _offload_span(spans: Spans, workflow_id: str, size_bytes: int) -> Iterator[S
 
 
 def _run_id() -> str:
-    """Return the run whose payload is encoded, where that can be told."""
+    """Return the run whose payload is encoded, if known."""
     budget = BUDGET.get()
     if budget is not None:
         return budget.run_id
@@ -463,12 +463,12 @@ def _run_id() -> str:
 
 
 def is_encoded(payload: Payload) -> bool:
-    """Tell whether Everlong's codec wrote a payload."""
+    """Return whether Everlong's codec wrote a payload."""
     return payload.metadata.get("encoding") in _OURS
 
 
 def plain_bytes(payload: Payload) -> int:
-    """Return the size that a payload claims to have once it is decoded, without decoding it."""
+    """Return the decoded size that a payload claims, without decoding it."""
     if payload.metadata.get("encoding") == INLINE_ENCODING:
         return declared_bytes(payload.data)
     if is_ref(payload):
@@ -477,17 +477,17 @@ def plain_bytes(payload: Payload) -> int:
 
 
 def is_held(payload: Payload) -> bool:
-    """Return whether a payload, plain, may be too large for a history: a run that has it drains.
+    """Return whether a payload may be too large for a history once plain, so that its run drains.
 
-    It is a ref, or a large value that was left inline: `inline_bytes_max` may be set high, and while
-    the store is down values stay inline.
+    It is a ref, or a large inline value: `inline_bytes_max` may be set high, and values stay inline
+    while the store is down.
     """
     if payload.metadata.get("encoding") != INLINE_ENCODING:
         return is_ref(payload)
     try:
         return declared_bytes(payload.data) > limits.DRAIN_HANDOVER_BYTES_MAX
     except EverlongError:
-        return True  # Damaged, or of a newer version: decode says so.
+        return True  # Damaged, or of a newer version; decode raises the error.
 
 
 def _is_ours(context: ActivitySerializationContext) -> bool:
@@ -503,4 +503,4 @@ def _parse(plaintext: bytes) -> Payload:
     try:
         return Payload.FromString(plaintext)
     except DecodeError:
-        raise BlobCorrupt("an object decompressed to something that is not a payload") from None
+        raise BlobCorrupt("an object does not decompress to a payload") from None

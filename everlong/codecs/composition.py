@@ -1,7 +1,12 @@
-"""A team's codec around Everlong's, and the search for Everlong's codec in what a client has.
+"""Composition of Everlong's codec with a team's own codecs.
 
-On encode the order is: inner codec, Everlong's, outer codec. Whatever reads raw payloads (prefetch,
-sweeps) has to remove the outer layer first, so an outer codec is given to the plugin by name.
+On encode the order is: inner codec, Everlong's, outer codec. Code that reads raw payloads (prefetch,
+sweeps) must remove the outer layer first, so an outer codec is given to the plugin by name, and any
+other codec around Everlong's is refused.
+
+An inner codec is inspected. Everlong stores what is new in a payload; a codec that encrypts first makes
+every payload new, and a codec that compresses first hides most repeats. The type of a codec does not
+show that, so the codec is tried on sample payloads.
 """
 
 import asyncio
@@ -23,8 +28,8 @@ from everlong.codecs.codec import EverlongCodec
 from everlong.errors import ConfigError
 from everlong.storage.packstore import PackStore
 
-# A codec that holds another one holds it in an attribute, or in a list of codecs. Four levels are a
-# chain of codecs inside a wrapper; the number of objects bounds what a rich attribute may cost.
+# A codec holds another one in an attribute, or in a list of codecs. Four levels cover a chain of codecs
+# inside a wrapper; the bound on objects limits the cost of attributes with large contents.
 _DEPTH_MAX: Final = 4
 _OBJECTS_MAX: Final = 256
 _OPAQUE: Final = (
@@ -37,7 +42,7 @@ class OuterCodec(PayloadCodec, WithSerializationContext):
     """Everlong's codec with a team's codec around it.
 
     The outer codec sees inline payloads and refs. Bodies in the store do not pass through it, so the
-    plugin takes one only together with keys of its own.
+    plugin accepts one only together with Everlong's own keys.
     """
 
     def __init__(self, ours: EverlongCodec, outer: PayloadCodec) -> None:
@@ -45,18 +50,18 @@ class OuterCodec(PayloadCodec, WithSerializationContext):
         self.outer = outer
 
     def with_context(self, context: SerializationContext) -> Self:
-        """Return both codecs with the context, the outer one if it takes one."""
+        """Return both codecs with the context; the outer one only if it takes a context."""
         outer = self.outer
         if isinstance(outer, WithSerializationContext):
             outer = outer.with_context(context)
         return type(self)(self.ours.with_context(context), outer)
 
     def with_packs(self, packs: PackStore) -> Self:
-        """Return this codec over another access path to the same store."""
+        """Return a copy that reaches the same store through other packs."""
         return type(self)(self.ours.with_packs(packs), self.outer)
 
     def as_read_only(self) -> Self:
-        """Return this codec without Everlong's writing half."""
+        """Return a copy in which Everlong's codec encodes to plain payloads."""
         return type(self)(self.ours.as_read_only(), self.outer)
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
@@ -69,11 +74,11 @@ class OuterCodec(PayloadCodec, WithSerializationContext):
         return await self.ours.decode(await self.unwrap(payloads))
 
     async def unwrap(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Decode the outer layer alone: what is left was written by Everlong's codec."""
+        """Decode the outer layer only, down to the payloads that Everlong's codec wrote."""
         return list(payloads) if self.ours.is_plain else await self.outer.decode(payloads)
 
     def is_wanted(self, payload: Payload) -> bool:
-        """See `Warmer`. Only the outer codec can tell, so every payload may be a ref."""
+        """See `Warmer`. The outer codec hides refs, so every payload may be one."""
         return True
 
     async def warm(self, payload: Payload) -> int | None:
@@ -90,7 +95,7 @@ def own_codec(codec: PayloadCodec | None) -> EverlongCodec | None:
 
 
 def check_order(codec: PayloadCodec | None) -> None:
-    """Refuse a client's codec that hides Everlong's, or that has taken its place."""
+    """Raise `ConfigError` if a client's codec hides Everlong's or has replaced it."""
     if own_codec(codec) is not None:
         return
     if codec is None:
@@ -108,7 +113,7 @@ def check_order(codec: PayloadCodec | None) -> None:
 
 
 def check_inside(codec: PayloadCodec) -> None:
-    """Refuse a codec of a team that holds Everlong's codec."""
+    """Raise `ConfigError` if a team's codec wraps Everlong's codec."""
     if not holds_everlong(codec):
         return
     name = type(codec).__name__
@@ -121,7 +126,7 @@ def check_inside(codec: PayloadCodec) -> None:
 
 
 def holds_everlong(codec: object) -> bool:
-    """Return whether a codec of Everlong's is among an object's attributes, within bounds."""
+    """Return whether an object's attributes hold a codec of Everlong's; the search is bounded."""
     level: list[object] = [codec]
     seen: set[int] = set()
     for _ in range(_DEPTH_MAX + 1):
@@ -140,7 +145,7 @@ def holds_everlong(codec: object) -> bool:
 
 
 def _parts(value: object) -> Iterable[object]:
-    """Return what an object holds, without running code of its own."""
+    """Return the values that an object holds, without running its code."""
     if isinstance(value, dict):
         return list(value.values())[:_OBJECTS_MAX]
     if isinstance(value, list | tuple | set | frozenset):
@@ -156,8 +161,8 @@ def _parts(value: object) -> Iterable[object]:
 
 
 INSPECTION_SECONDS_MAX: Final = 5.0
-"""For all calls of the codec together. A key service answers within a second or two."""
-# Small enough to stay below the thresholds of codecs that move payloads elsewhere.
+"""Bound on all calls of an inspected codec. A key service answers within a second or two."""
+# Below the thresholds of codecs that offload payloads elsewhere.
 _SHARED_BYTES: Final = 8 * 1024
 _TAIL_BYTES: Final = 512
 _WINDOW_BYTES: Final = 32
@@ -166,16 +171,16 @@ _WORKFLOW_ID: Final = "everlong-codec-inspection"
 
 @dataclasses.dataclass(frozen=True)
 class Inspection:
-    """How a codec's output follows its input."""
+    """Result of trying a codec: whether its output repeats where its input does."""
 
     codec: str
     """Name of its type."""
     repeats: bool | None
-    """Whether equal input gives similar output; None if the codec failed, or was too slow."""
+    """Whether equal input gives similar output; None if the codec failed or was too slow."""
 
     @property
     def warning(self) -> str:
-        """What to tell an operator; empty if nothing is wrong, or nothing is known."""
+        """Warning for the operator; empty if nothing is wrong or nothing is known."""
         if self.repeats is not False:
             return ""
         return (
@@ -191,12 +196,12 @@ INSPECTION_REMEDY: Final = (
 
 
 async def inspect_codec(codec: PayloadCodec, namespace: str) -> Inspection:
-    """Try a codec on payloads that are equal, or begin equally. Never raises what the codec raises."""
+    """Try a codec on payloads that are equal or share a prefix. Never raises the codec's errors."""
     name = type(codec).__name__
     try:
         async with asyncio.timeout(INSPECTION_SECONDS_MAX):
             return Inspection(name, await _repeats(codec, namespace))
-    except Exception:  # noqa: BLE001 - a team's codec may raise anything: then nothing is known
+    except Exception:  # noqa: BLE001 - a team's codec may raise anything; then nothing is known
         return Inspection(name, None)
 
 
@@ -205,17 +210,17 @@ async def _repeats(codec: PayloadCodec, namespace: str) -> bool | None:
         codec = codec.with_context(
             WorkflowSerializationContext(namespace=namespace, workflow_id=_WORKFLOW_ID)
         )
-    first = await _encoded(codec, "first")
+    first = await _encode_sample(codec, "first")
     if len(first) < _SHARED_BYTES // 2:
-        # Random digits do not shrink to less than half: the bytes went elsewhere.
+        # Random digits do not compress to less than half, so the codec stores the bytes elsewhere.
         return None
-    return _is_similar(first, await _encoded(codec, "first")) and _is_similar(
-        first, await _encoded(codec, "other")
+    return _is_similar(first, await _encode_sample(codec, "first")) and _is_similar(
+        first, await _encode_sample(codec, "other")
     )
 
 
-async def _encoded(codec: PayloadCodec, tail: str) -> bytes:
-    """Return what a codec makes of a payload: a long beginning that all share, and an end."""
+async def _encode_sample(codec: PayloadCodec, tail: str) -> bytes:
+    """Return a codec's output for a sample: a long prefix that all samples share, and an end."""
     shared = hashlib.shake_256(b"shared").hexdigest(_SHARED_BYTES // 2)
     end = hashlib.shake_256(tail.encode()).hexdigest(_TAIL_BYTES // 2)
     payload = Payload(metadata={"encoding": b"json/plain"}, data=f'"{shared}{end}"'.encode())
@@ -223,7 +228,7 @@ async def _encoded(codec: PayloadCodec, tail: str) -> bytes:
 
 
 def _is_similar(one: bytes, other: bytes) -> bool:
-    """Return whether at least half of the windows of one are found in the other, at any place."""
+    """Return whether at least half of the windows of one occur in the other, at any place."""
     known = {other[at : at + _WINDOW_BYTES] for at in range(len(other) - _WINDOW_BYTES + 1)}
     windows = range(0, len(one) - _WINDOW_BYTES + 1, _WINDOW_BYTES)
     found = sum(one[at : at + _WINDOW_BYTES] in known for at in windows)

@@ -1,4 +1,4 @@
-"""Data converters: one that keeps its copies for contexts, and one that explains what it cannot read."""
+"""Data converters: one caches its copies for contexts, the other explains unreadable payloads."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from temporalio.converter import DataConverter, DefaultPayloadConverter, Seriali
 
 from everlong.errors import ConfigError
 
-# About 2 KB each. A step of a thread has about four contexts.
+# Bound of the cache: about 2 KB a copy. A step of a thread has about four contexts.
 _COPIES_MAX: Final = 1024
 
 
@@ -17,7 +17,7 @@ _COPIES_MAX: Final = 1024
 class ContextConverter(DataConverter):
     """A `DataConverter` that makes one copy for each serialization context.
 
-    The SDK asks for a copy several times for each payload, and makes new converters each time.
+    The SDK calls `with_context` several times for each payload, and builds new converters each time.
     """
 
     _copies: dict[SerializationContext, Self] = dataclasses.field(
@@ -36,7 +36,7 @@ class ContextConverter(DataConverter):
 
 
 def with_cached_contexts(converter: DataConverter) -> DataConverter:
-    """Return a converter that keeps its copies; a class of a team's own stays as it is."""
+    """Return a converter that caches its copies; a team's own converter class is returned unchanged."""
     if type(converter) is not DataConverter:
         return converter
     values = {
@@ -48,10 +48,10 @@ def with_cached_contexts(converter: DataConverter) -> DataConverter:
 
 
 class ExplainingPayloadConverter(DefaultPayloadConverter):
-    """The SDK's converter, which says what to do about a payload that another codec has encoded.
+    """The SDK's converter, with a remedy in its error for a payload that another codec has encoded.
 
-    It is for clients of Everlong's own workflows. They exchange JSON, so a payload that is none was
-    encoded by a codec that the workers have and this client lacks.
+    It is for clients of Everlong's own workflows. They exchange JSON, so any other payload was encoded
+    by a codec that the workers have and this client lacks.
     """
 
     def from_payloads(
@@ -61,13 +61,13 @@ class ExplainingPayloadConverter(DefaultPayloadConverter):
         try:
             return super().from_payloads(payloads, type_hints)
         except (KeyError, RuntimeError, UnicodeDecodeError):
-            # Not chained: these errors quote what they met.
+            # Not chained: these errors quote the payload.
             encodings = {each.metadata.get("encoding", b"") for each in payloads}
             names = ", ".join(
                 sorted(repr(each[:60].decode(errors="replace")) for each in encodings)
             )
             raise ConfigError(
                 f"a thread's values cannot be read here (encoding {names}): its workers have a payload "
-                "codec of their own, which this process lacks, or another one of that name. Name it: "
+                "codec that this process lacks, or a different one of the same name. Name the codec: "
                 "everlong serve --codec module:name, or EVERLONG_CODEC=module:name for every command."
             ) from None

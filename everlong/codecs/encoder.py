@@ -1,8 +1,9 @@
-"""Encoder memory: what a process remembers of a thread's payloads, so that it writes only what is new.
+"""Encoder: remembers a thread's payloads, and plans packs that hold only new bytes.
 
-An agent's payload mostly repeats the one before. So the newest payloads are kept, and where their
-bytes and chunks lie; `matching` finds what a new one has in common with them. Nothing is shared between
-threads. A process that has forgotten a thread writes one payload of it whole.
+An agent's payload mostly repeats the one before. The encoder keeps the newest payloads of each thread,
+and the places of their bytes and chunks in packs; `matcher` finds what a new payload shares with them,
+and `pack_layout` lays out the rest. Threads share nothing. Forgetting is safe: a process that has
+forgotten a thread writes its next payload whole.
 """
 
 import bisect
@@ -17,6 +18,7 @@ from weakref import WeakValueDictionary
 
 from everlong import limits
 from everlong.codecs.matcher import (
+    ChunkIndex,
     KnownPack,
     ManifestBase,
     Match,
@@ -31,61 +33,62 @@ from everlong.codecs.pack_layout import Plan, Stored, lay_out
 from everlong.storage.packs import Contents
 from everlong.storage.packstore import Reading
 
-# What a thread takes of which nothing is remembered yet, as measured.
+# Memory of a thread without payloads, as measured.
 _THREAD_COST_BYTES: Final = 1400
 
 
 def _seconds() -> float:
-    """Return the time since the machine started; where it can be told, while it was asleep too."""
+    """Return the time since the machine started, including sleep where the platform counts it."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()
 
 
 class ThreadMemory:
-    """What is known of one thread. Its methods may be called from any thread of the process."""
+    """What the process knows of one agent thread. Safe to use from any thread of the process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._recent: list[RecentPayload] = []  # The one used last stands last.
+        self._recent: list[RecentPayload] = []  # Most recently used last.
         self._index: dict[bytes, tuple[KnownPack, int]] = {}
         self._repeats: dict[bytes, Stored] = {}
         self._packs: WeakValueDictionary[bytes, KnownPack] = WeakValueDictionary()
-        self._number = 0  # Of the next pack.
-        # The key of all that is remembered: after a rotation, nothing of an older key is used.
+        self._number = 0  # Number of the next pack.
+        # All remembered payloads have this key. After a rotation nothing of an older key is used.
         self._key_id = ""
         self.was_forgotten = False
-        """Whether all of it was forgotten before, and nothing has been written since."""
+        """Whether the thread was forgotten before, and has written nothing since."""
 
     @property
     def cost_bytes(self) -> int:
-        """What this takes of the process's memory, nearly."""
+        """Approximate memory of this thread."""
         kept = sum(recent.cost_bytes for recent in self._recent)
         entries = len(self._index) + len(self._repeats)
         return _THREAD_COST_BYTES + kept + entries * limits.ENCODER_ENTRY_COST_BYTES
 
     def drop_data(self) -> int:
-        """Drop the bytes of payloads, and return how many.
+        """Drop the bytes of payloads, and return the bytes of memory freed.
 
-        Of lists, digests are kept, by which their packs are found again. Of payloads that are known by
-        their digest, the newest are kept: those of a task that may be tried again.
+        Lists keep digests, by which their packs are found again. Of the payloads known by digest, only
+        the newest stay: a task that is retried sends those again.
         """
         with self._lock:
             before = self._recent
-            # One that stands alone may be the first payload of a list, so the last of them is kept too.
+            # A single payload may be the first of a list, so the last one is kept too.
             singles = [recent for recent in before if not recent.is_list]
             kept = [each for each in before if each.is_list or each in singles[-1:]]
             self._recent = list(kept)
             before_bytes = sum(recent.cost_bytes for recent in before)
             for known_by in list(self._repeats)[: -limits.ENCODER_REPEATS_KEPT]:
                 del self._repeats[known_by]
-        # The digests of a large list take a while, and the event loop may want the lock.
+        # Digests of a large list take a while, so they are computed without the lock, which the event
+        # loop also takes.
         for recent in kept:
             recent.drop_data()
         return before_bytes - sum(recent.cost_bytes for recent in kept)
 
     def find(self, name: bytes, key_id: str) -> tuple[bytes, bytes] | None:
-        """Return the envelope and data of a payload that was encoded or decoded lately."""
+        """Return the envelope and data of a recent payload, by the name and key of its pack."""
         with self._lock:
             for recent in self._recent:
                 data = recent.data
@@ -94,33 +97,25 @@ class ThreadMemory:
         return None
 
     def plan(self, envelope: bytes, data: bytes, key_id: str, now: float) -> Plan:
-        """Find out what of a payload is new."""
+        """Return how to write a payload: the pack of its new bytes, or an equal stored payload."""
         known_by = repeat_id(envelope, data)
         with self._lock:
             self._forget_stale(key_id, now)
             recents, index, number = list(self._recent), self._index, self._number
-            same_as = self._same(recents, envelope, data, known_by, now)
+            same_as = self._find_equal(recents, envelope, data, known_by, now)
         if same_as is not None:
             nothing = Contents(envelope=envelope, size_bytes=len(data), crc=0, extents=[])
             return Plan(
                 nothing, key_id, data, [], None, [], [], [], 0, repeat_id=known_by, same_as=same_as
             )
-        # The rest takes its time, and the event loop may want the lock. What others add to the index
-        # meanwhile is passed over, so that equal payloads give equal packs.
-
-        def look_up(chunk_id: bytes) -> tuple[KnownPack, int] | None:
-            known = index.get(chunk_id)
-            if known is None or known[0].number >= number or not is_fresh(known[0], now):
-                return None
-            return known
-
+        # The rest takes longer, so it runs without the lock, which the event loop also takes.
         base, prefix, suffix = find_closest(recents, data)
         singles = [recent for recent in reversed(recents) if not recent.is_list]
-        matching = Match(data, base, prefix, suffix, look_up, singles)
+        match = Match(data, base, prefix, suffix, ChunkIndex(index, number, now), singles)
         crcs = running_crcs(data, base.crcs_within(prefix) if base else ())
-        return lay_out(envelope, key_id, data, crcs, base, matching, known_by)
+        return lay_out(envelope, key_id, data, crcs, base, match, known_by)
 
-    def _same(
+    def _find_equal(
         self,
         recents: list[RecentPayload],
         envelope: bytes,
@@ -128,7 +123,7 @@ class ThreadMemory:
         known_by: bytes,
         now: float,
     ) -> Stored | None:
-        """Return an equal payload that is durable, and see to it that it does not grow old."""
+        """Return an equal payload that is durable, and mark its packs as used now."""
         found = self._repeats.get(known_by)
         if found is not None and not all(is_fresh(pack, now) for pack in found.used):
             found = None
@@ -136,7 +131,7 @@ class ThreadMemory:
             own_data = recent.data
             if own_data is None:
                 continue
-            # The ends first: of two lists of one length those differ, and all the rest is the same.
+            # Compare the ends first: lists of equal length differ there, after a long equal prefix.
             if own_data[-64:] != data[-64:] or len(own_data) != len(data):
                 continue
             if recent.envelope == envelope and own_data == data:
@@ -147,13 +142,13 @@ class ThreadMemory:
         return found
 
     def commit(self, plan: Plan, name: bytes, now: float) -> None:
-        """Remember a payload that has become durable."""
+        """Remember a payload whose pack is durable now."""
         with self._lock:
             if plan.key_id != self._key_id:
                 return  # The key was rotated meanwhile.
-            new = self._known(name, plan.new_bytes, now)
+            new = self._get_pack(name, plan.new_bytes, now)
             new.dictionary = plan.dictionary
-            # An equal pack may have been written before, and most of it forgotten since.
+            # An equal pack may have been written before, with other chunks indexed since.
             new.chunks = list(dict.fromkeys([*new.chunks, *plan.chunks]))
             for start, _, chunk_id in plan.chunks:
                 self._index[chunk_id] = (new, start)
@@ -183,7 +178,7 @@ class ThreadMemory:
             if plan.base in self._recent and plan.continues_base:
                 self._recent.remove(plan.base)
                 recent.is_list = True
-            # A result is looked for until a list holds it. After that its chunks are known.
+            # A result is searched for until a list contains it. After that its chunks are indexed.
             self._recent = [each for each in self._recent if each not in plan.found]
             self._remember(recent)
             for chunk_id in list(
@@ -192,7 +187,7 @@ class ThreadMemory:
                 del self._index[chunk_id]
 
     def learn(self, reading: Reading, now: float) -> None:
-        """Remember a payload that was read: what follows it can point to where it lies."""
+        """Remember a payload that was read, so that the next payload can refer to its packs."""
         pack = reading.pack
         with self._lock:
             if pack.key_id != self._key_id and (self._recent or self._index):
@@ -203,10 +198,10 @@ class ThreadMemory:
             used = {packs[extent.source].name for extent in reading.extents} | {pack.name}
             dictionaries = {each.dictionary_name for each in packs if each.name in used}
             if not dictionaries - {None} <= used:
-                return  # No encoder wrote that: it is read, and not pointed to.
+                return  # No encoder writes such a pack. It may be read, but never referred to.
             self._key_id = pack.key_id
             known = {
-                each.name: self._known(each.name, each.stream_bytes, now)
+                each.name: self._get_pack(each.name, each.stream_bytes, now)
                 for each in packs
                 if each.name in used
             }
@@ -223,7 +218,7 @@ class ThreadMemory:
                 )
             )
 
-    def _known(self, name: bytes, stream_bytes: int, now: float) -> KnownPack:
+    def _get_pack(self, name: bytes, stream_bytes: int, now: float) -> KnownPack:
         known = self._packs.get(name)
         if known is None:
             known = self._packs[name] = KnownPack(name, self._number, stream_bytes, now, now)
@@ -234,8 +229,8 @@ class ThreadMemory:
     def _remember(self, recent: RecentPayload) -> None:
         for each in self._recent:
             if each.name == recent.name and each.data is not None:
-                return  # It was encoded twice at once.
-            if each.name == recent.name:  # Its bytes were dropped, and are here again.
+                return  # Two tasks encoded it at once.
+            if each.name == recent.name:  # Its bytes had been dropped.
                 recent.is_list |= each.is_list
                 self._recent.remove(each)
                 break
@@ -264,7 +259,7 @@ class ThreadMemory:
     def _move(
         self, pack: KnownPack, moved: list[tuple[KnownPack, int, int, int]], new: KnownPack
     ) -> None:
-        """Let chunks of an older pack be found in the newer one that has them as well."""
+        """Index chunks of an older pack in the newer pack that also holds them."""
         starts = [start for _, start, _, _ in moved]
         for chunk_start, chunk_length, chunk_id in pack.chunks:
             number = bisect.bisect_right(starts, chunk_start) - 1
@@ -280,19 +275,19 @@ class ThreadMemory:
 
 @dataclasses.dataclass
 class MemoryStats:
-    """What the bound on the encoder's memory has cost."""
+    """Costs of the bound on the encoder's memory."""
 
     dropped_bytes: int = 0
-    """Bytes of payloads that were dropped; digests of them were kept."""
+    """Bytes of payloads dropped; their digests were kept."""
     forgotten_threads: int = 0
     rewritten_bytes: int = 0
-    """Bytes that forgotten threads wrote with their first payload after that, compressed."""
+    """Compressed bytes that forgotten threads wrote with their first payload afterwards."""
 
 
 class EncoderMemory:
     """The memory of all threads, bounded in bytes.
 
-    Beyond the bound, the bytes of the threads unused for longest are dropped, and then whole threads.
+    Above the bound, the least recently used threads lose their bytes first, then whole threads go.
     """
 
     def __init__(
@@ -301,9 +296,9 @@ class EncoderMemory:
         self.stats = MemoryStats()
         self._bytes_max = bytes_max
         self._threads: OrderedDict[str, ThreadMemory] = OrderedDict()
-        # Threads that may have bytes to drop, in the order of use.
+        # Threads that may have bytes to drop, least recently used first.
         self._full: OrderedDict[str, None] = OrderedDict()
-        # What each thread took when it was last looked at: to look at all takes too long.
+        # Cost of each thread when last measured. Measuring all of them each time takes too long.
         self._costs: dict[str, int] = {}
         self._cost_bytes = 0
         self._forgotten: OrderedDict[str, None] = OrderedDict()
@@ -312,11 +307,11 @@ class EncoderMemory:
 
     @property
     def cost_bytes(self) -> int:
-        """What this takes of the process's memory, nearly."""
+        """Approximate memory of all threads."""
         return self._cost_bytes
 
     def get(self, thread: str) -> ThreadMemory:
-        """Return the memory of a thread, a fresh one if it has none."""
+        """Return the memory of a thread; a new one if the thread is unknown."""
         with self._lock:
             memory = self._threads.get(thread)
             if memory is None:
@@ -328,24 +323,24 @@ class EncoderMemory:
             return memory
 
     def find(self, thread: str, name: bytes, key_id: str) -> tuple[bytes, bytes] | None:
-        """Return a payload of a thread by the name and key of its pack, if it is remembered."""
+        """Return a remembered payload of a thread, by the name and key of its pack."""
         with self._lock:
             memory = self._threads.get(thread)
         return memory.find(name, key_id) if memory else None
 
     def forget(self, thread: str) -> None:
-        """Forget a thread: something that it points to is lost."""
+        """Forget a thread, because a pack that it refers to is lost."""
         with self._lock:
             if self._threads.pop(thread, None) is not None:
                 self._full.pop(thread, None)
                 self._cost_bytes -= self._costs.pop(thread)
 
     def now(self) -> float:
-        """Return the time by which packs grow old."""
+        """Return the clock by which packs age."""
         return self._clock()
 
     def note_growth(self, thread: str) -> None:
-        """Count what a thread takes, after it has grown."""
+        """Measure a thread that has grown."""
         with self._lock:
             memory = self._threads.get(thread)
             if memory is not None:
@@ -354,10 +349,10 @@ class EncoderMemory:
                 self._full.move_to_end(thread)
 
     def trim(self, thread: str) -> None:
-        """Drop what was unused for longest until the rest fits, after this thread has grown."""
+        """Measure a thread that has grown, then drop the least recently used until the rest fits."""
         self.note_growth(thread)
         while (victim := self._next_full()) is not None:
-            # Outside of the lock: the digests of a large list take some milliseconds.
+            # Outside the lock: the digests of a large list take some milliseconds.
             dropped_bytes = victim[1].drop_data()
             with self._lock:
                 self.stats.dropped_bytes += dropped_bytes
@@ -368,11 +363,11 @@ class EncoderMemory:
 
     @property
     def is_full(self) -> bool:
-        """Whether the next `trim` has something to drop."""
+        """Whether the memory is over its bound, so that `trim` has something to drop."""
         return self._cost_bytes > self._bytes_max
 
     def _next_full(self) -> tuple[str, ThreadMemory] | None:
-        """Return the thread unused for longest that has bytes to drop, if any have to go."""
+        """Return the least recently used thread that has bytes to drop, if any must go."""
         with self._lock:
             while self.is_full and self._full:
                 thread, _ = self._full.popitem(last=False)

@@ -12,67 +12,68 @@ import hashlib
 import itertools
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from pyfastcdc import FastCDC
 
 from everlong import limits
 
-# Digests stay in this process, so a key that ends with it keeps them apart from all others. SHA-256
-# takes half the time of BLAKE2b where the processor has instructions for it, as most servers' do.
+# Digests never leave this process, so a random key per process is enough to keep them private. SHA-256
+# takes half the time of BLAKE2b on processors with SHA instructions, which most servers have.
 _KEYED: Final = hashlib.sha256(os.urandom(64))
 _CUTTER: Final = FastCDC(
     avg_size=limits.CHUNK_BYTES_MEAN,
     min_size=limits.CHUNK_BYTES_MEAN // 4,
     max_size=limits.CHUNK_BYTES_MEAN * 4,
 )
-# After a difference, a piece of the base from so far on is looked for in the payload, within a window.
+# After a difference, the matcher takes a probe from the base at each of these distances, and searches
+# for it within a window of the payload.
 _PROBES: Final = (64, 256, 1024, 4096, 16_384)
 _PROBE_BYTES: Final = 48
 _PROBE_WINDOW_BYTES: Final = 64 * limits.KIB
-# Where a single payload is looked for: by a piece from its middle, its start and its end. The last two
+# Relative places of the pieces by which a single payload is found: middle, start and end. The last two
 # find it where only its beginning or its end was kept.
 _PIECE_PLACES: Final = (0.5, 0.0, 1.0)
 _PIECE_MARGIN_BYTES: Final = 64
-# All searches for single payloads in one payload together: 0.1 s. Each holds Python's lock, so that it
-# goes by parts. What is not found is still found by its chunks, if it has some KiB.
+# Bytes searched for single payloads, in one payload, in all: 0.1 s. A search holds the GIL, so it runs
+# in parts. A payload of some KiB that the search misses is still found by its chunks.
 _SEARCH_BYTES_MAX: Final = 128 * limits.MIB
 _SEARCH_PART_BYTES: Final = 4 * limits.MIB
-# What a run, and a mark, take in memory, nearly.
+# Approximate memory of a run and of a mark.
 _RUN_COST_BYTES: Final = 130
 _MARK_COST_BYTES: Final = 130
-# Marks are set at these distances from the end of a payload, by factors of 4, and after its first bytes.
+# Marks are set at distances from a payload's end that grow by factors of 4, and after these first bytes.
 _MARK_BYTES_FIRST: Final = 4 * limits.KIB
-# Runs are compared in steps that double, from one that a mismatch at the start makes cheap.
+# Comparison steps double. The first is small, so an early mismatch is cheap.
 _COMPARE_BYTES_MIN: Final = 256
 _COMPARE_BYTES_MAX: Final = 256 * limits.KIB
-# Where a checksum is noted, so that one of a longer payload can go on from there.
+# Distance between stored checksums: the checksum of a longer payload continues from one of them.
 CRC_BYTES: Final = 256 * limits.KIB
 
 
 def common_start(a: bytes, b: bytes, a_start: int, b_start: int, most: int) -> int:
-    """Return how many bytes agree from two places on, up to a number."""
+    """Return how many bytes are equal from `a_start` and `b_start` on, at most `most`."""
 
     def agree(done: int, step: int) -> bool:
-        # Of the two, only one is copied.
+        # Only the slice of `b` is copied.
         return a.startswith(b[b_start + done : b_start + done + step], a_start + done)
 
-    return _agreeing(most, agree)
+    return _count_equal(most, agree)
 
 
 def common_end(a: bytes, b: bytes, most: int) -> int:
-    """Return how many bytes agree before the two ends, up to a number."""
+    """Return how many bytes are equal before the two ends, at most `most`."""
 
     def agree(done: int, step: int) -> bool:
         a_end, b_end = len(a) - done, len(b) - done
         return a.startswith(b[b_end - step : b_end], a_end - step)
 
-    return _agreeing(most, agree)
+    return _count_equal(most, agree)
 
 
-def _agreeing(most: int, agree: Callable[[int, int], bool]) -> int:
-    """Return how far two runs agree. `agree` is asked for a step beyond what is done."""
+def _count_equal(most: int, agree: Callable[[int, int], bool]) -> int:
+    """Return how many bytes are equal. `agree(done, step)` compares the next `step` bytes."""
     done, step = 0, _COMPARE_BYTES_MIN
     while done < most:
         step = min(step, most - done)
@@ -88,9 +89,9 @@ def _agreeing(most: int, agree: Callable[[int, int], bool]) -> int:
 
 
 def running_crcs(data: bytes, known: Sequence[int]) -> list[int]:
-    """Return the CRC-32 of the data up to each multiple of a block, and of all of it at the end.
+    """Return the CRC-32 of the data up to each multiple of `CRC_BYTES`, and of all data last.
 
-    Those that are known, of data that begins alike, are not computed again.
+    `known` holds the leading checksums, taken from a payload with the same beginning.
     """
     view = memoryview(data)
     crcs = list(known)
@@ -101,22 +102,22 @@ def running_crcs(data: bytes, known: Sequence[int]) -> list[int]:
 
 @dataclasses.dataclass(eq=False, weakref_slot=True, slots=True)
 class KnownPack:
-    """A pack of this thread that is durable."""
+    """A durable pack of the thread."""
 
     name: bytes
     number: int
     stream_bytes: int
     used_at: float
     stored_at: float
-    """When it was last written or read: then the store had it."""
+    """Time of the last write or read, when the store certainly had the pack."""
     chunks: list[tuple[int, int, bytes]] = dataclasses.field(default_factory=list)
-    """Start, length and id of the chunks that are looked up in it."""
+    """Start, length and id of the chunks indexed in this pack."""
     dictionary: "KnownPack | None" = None
-    """The pack that it is compressed with: to read it, both are needed."""
+    """The pack used as compression dictionary. A reader needs both."""
 
     @property
     def dictionaries(self) -> int:
-        """How many dictionaries have to be read before this pack."""
+        """Number of dictionaries that a reader needs before this pack."""
         count, pack = 0, self.dictionary
         while pack is not None:
             count, pack = count + 1, pack.dictionary
@@ -124,19 +125,32 @@ class KnownPack:
 
 
 def is_fresh(known: KnownPack, now: float) -> bool:
-    """Tell whether a pack may be pointed to again: not if a sweep may be about to delete it."""
+    """Return whether a new manifest may refer to a pack. A sweep may be about to delete an old one."""
     return (
         now - known.used_at <= limits.ENCODER_SECONDS_MAX
         and now - known.stored_at <= limits.ENCODER_PACK_SECONDS_MAX
     )
 
 
-# Where a chunk lies, by its id: the pack, and the start in its stream.
-LookUp: TypeAlias = Callable[[bytes], tuple[KnownPack, int] | None]
+class ChunkIndex(NamedTuple):
+    """The thread's chunks by id, as one encode sees them: pack, and start in its stream."""
+
+    chunks: Mapping[bytes, tuple[KnownPack, int]]
+    number: int
+    """Packs with this number or a higher one were added during the encode. They are ignored, so that
+    equal payloads give equal packs."""
+    now: float
+
+    def find(self, chunk_id: bytes) -> tuple[KnownPack, int] | None:
+        """Return the place of a chunk, unless its pack is too new or too old."""
+        known = self.chunks.get(chunk_id)
+        if known is None or known[0].number >= self.number or not is_fresh(known[0], self.now):
+            return None
+        return known
 
 
 class Run(NamedTuple):
-    """A part of a payload, and where it lies; in no pack yet if it is new."""
+    """A part of a payload and its place in a pack. `pack` is None for new bytes."""
 
     length: int
     pack: KnownPack | None
@@ -144,22 +158,22 @@ class Run(NamedTuple):
 
 
 class ManifestBase(NamedTuple):
-    """The pack of the thread whose manifest the next one may begin with."""
+    """A pack whose manifest the thread's next manifest may continue."""
 
     pack: KnownPack
     size_bytes: int
-    """The beginning of its data that lies where the newest payload has it too."""
+    """Size of the prefix of its data that the newest payload has at the same places."""
     spent_bytes: int
-    """What the manifests that begin with it have taken so far."""
+    """Size of all manifests so far that continue this one."""
 
 
 @dataclasses.dataclass(eq=False)
 class RecentPayload:
-    """A payload as it was encoded or read last.
+    """A payload that the process encoded or read recently.
 
-    Its bytes may be dropped to save memory, by another thread of the process at any moment. Then its
-    marks are left: digests of its beginning, up to places that are dense near its end, where the next
-    payload differs.
+    Any thread of the process may drop its bytes at any moment to save memory, so callers read `data`
+    once into a local. The marks remain: digests of prefixes whose ends are dense near the payload's
+    end, where the next payload differs.
     """
 
     envelope: bytes = dataclasses.field(repr=False)
@@ -169,28 +183,28 @@ class RecentPayload:
     packs: int
     used_at: float
     crcs: list[int]
-    """See `running_crcs`; empty for a payload that was only read."""
+    """Checksums of `running_crcs`; empty for a payload that was only read."""
     manifest_base: ManifestBase | None = None
     is_list: bool = False
-    """Whether it continues another: more of a list that grows are to come."""
+    """Whether it continues another payload, as a growing list does. Others are called single."""
     marks: list[tuple[int, bytes]] = dataclasses.field(default_factory=list, repr=False)
     ends: list[int] = dataclasses.field(init=False)
     used: tuple[KnownPack, ...] = dataclasses.field(init=False, repr=False)
-    """The packs that it needs, its own included."""
+    """The packs that a reader needs, its own included."""
 
     @property
     def name(self) -> bytes:
-        """The name of its pack."""
+        """Name of its pack."""
         return self.pack.name
 
     @property
     def size_bytes(self) -> int:
-        """The size of its data."""
+        """Size of its data."""
         return self.ends[-1] if self.ends else 0
 
     @property
     def cost_bytes(self) -> int:
-        """What this takes of the process's memory, nearly."""
+        """Approximate memory of this payload."""
         kept = len(self.envelope) + len(self.data or b"")
         return kept + _RUN_COST_BYTES * len(self.runs) + _MARK_COST_BYTES * len(self.marks)
 
@@ -202,14 +216,14 @@ class RecentPayload:
         )
 
     def drop_data(self) -> None:
-        """Keep the marks of the data, and not the data."""
+        """Replace the data with its marks."""
         data = self.data
         if data is not None:
             self.marks = list(_marks(data, _mark_places(len(data))))
             self.data = None
 
     def common_start(self, data: bytes) -> int:
-        """Return how many bytes of a payload agree with this one from the start."""
+        """Return the length of the prefix that `data` shares with this payload."""
         own_data = self.data
         if own_data is not None:
             return common_start(data, own_data, 0, 0, min(len(data), len(own_data)))
@@ -222,15 +236,15 @@ class RecentPayload:
         return agreed
 
     def cut(self, start: int, length: int) -> Iterator[Run]:
-        """Yield the runs of a part of this payload."""
+        """Yield the runs of a slice of this payload."""
         return cut_runs(self.runs, self.ends, start, length)
 
     def crcs_within(self, prefix: int) -> list[int]:
-        """Return those checksums that hold for every payload that begins alike."""
+        """Return the checksums that hold for any payload with the same `prefix` bytes."""
         return self.crcs[: prefix // CRC_BYTES]
 
     def find(self, pack: KnownPack, start: int) -> int | None:
-        """Return the offset in this payload of a place in a pack."""
+        """Return the offset in this payload of a place in a pack, if it is part of the payload."""
         for run, end in zip(self.runs, self.ends, strict=True):
             if run.pack is pack and run.start <= start < run.start + run.length:
                 return end - run.length + (start - run.start)
@@ -238,7 +252,7 @@ class RecentPayload:
 
 
 def cut_runs(runs: Sequence[Run], ends: Sequence[int], start: int, length: int) -> Iterator[Run]:
-    """Yield the runs of a part of a payload; `ends` are where its runs end."""
+    """Yield the runs of a slice of a payload. `ends` holds the end offset of each run."""
     number = bisect.bisect_right(ends, start)
     while length > 0:
         run = runs[number]
@@ -251,13 +265,13 @@ def cut_runs(runs: Sequence[Run], ends: Sequence[int], start: int, length: int) 
 
 
 def _mark_places(size_bytes: int) -> list[int]:
-    """Return where marks are set, in ascending order."""
+    """Return the offsets of the marks, in ascending order."""
     places = {size_bytes - 4**power for power in range(16)} | {size_bytes, _MARK_BYTES_FIRST}
     return sorted(place for place in places if 0 < place <= size_bytes)
 
 
 def _marks(data: bytes, places: Sequence[int]) -> Iterator[tuple[int, bytes]]:
-    """Yield each place with a digest of the data up to it."""
+    """Yield each offset with a digest of the data before it."""
     digest = _KEYED.copy()
     digest.update(b"mark")
     view, done = memoryview(data), 0
@@ -270,9 +284,9 @@ def _marks(data: bytes, places: Sequence[int]) -> Iterator[tuple[int, bytes]]:
 def find_closest(
     recents: list[RecentPayload], data: bytes
 ) -> tuple[RecentPayload | None, int, int]:
-    """Return the remembered payload that agrees most, and how far from the start and the end."""
+    """Return the recent payload that shares most bytes, and the common prefix and suffix lengths."""
     best: tuple[RecentPayload | None, int, int] = (None, 0, 0)
-    # Those with bytes first: once one agrees nearly to its end, no digests need to be made.
+    # Payloads with bytes come first: once one shares more than half, no digests are computed.
     for recent in sorted(recents, key=lambda each: each.data is None):
         if recent.data is None and 2 * best[1] > len(data):
             break
@@ -291,7 +305,7 @@ def find_closest(
 
 
 class _Hit(NamedTuple):
-    """A stretch of a payload that a single payload has too."""
+    """A stretch of a payload that also stands in a single payload."""
 
     start: int
     length: int
@@ -300,11 +314,11 @@ class _Hit(NamedTuple):
 
 
 class Match:
-    """Goes through a payload from start to end, and takes from its base and from known packs.
+    """Matches a payload, from start to end, with its base and with the thread's chunks.
 
-    Afterwards `runs` is all of it, `ids` are the chunks of what is new (offset, length, id),
-    `from_base` is how much it has of its base, `prefix` how much of that from the start, and `found`
-    are the single payloads that it holds.
+    The constructor does the work. Then `runs` covers the whole payload, `ids` lists the chunks of the
+    new bytes (offset, length, id), `from_base` is the number of bytes shared with the base, `prefix`
+    the part of those at the start, and `found` the single payloads that this one contains.
     """
 
     def __init__(
@@ -313,7 +327,7 @@ class Match:
         base: RecentPayload | None,
         prefix: int,
         suffix: int,
-        look_up: LookUp,
+        index: ChunkIndex,
         singles: Sequence[RecentPayload] = (),
     ) -> None:
         self.runs: list[Run] = []
@@ -324,7 +338,7 @@ class Match:
         self._data = data
         self._base = base
         self._base_data = (base.data if base is not None else None) or b""
-        self._look_up = look_up
+        self._index = index
         self._place = self._base_place = 0
         self._end = len(data) - suffix
         self._take(0, prefix)
@@ -339,7 +353,7 @@ class Match:
             self._take(base.size_bytes - suffix, suffix)
 
     def _take(self, base_start: int, length: int) -> None:
-        """Take what comes next from the base."""
+        """Take the next bytes from the base."""
         if self._base is not None and length:
             self.runs += self._base.cut(base_start, length)
             self.from_base += length
@@ -347,7 +361,7 @@ class Match:
             self._base_place = base_start + length
 
     def _find_singles(self, singles: Sequence[RecentPayload]) -> list[_Hit]:
-        """Find where single payloads lie in the stretch that is not the base's, in order."""
+        """Return where single payloads occur between the base's prefix and suffix, without overlaps."""
         hits: list[_Hit] = []
         if self._end - self._place < limits.MATCH_BYTES_MIN:
             return hits
@@ -363,13 +377,13 @@ class Match:
         return apart
 
     def _find_piece(self, single: RecentPayload, part: float, hits: list[_Hit]) -> None:
-        """Look for one piece of a single payload; if it is there, add what agrees around it."""
+        """Search for one piece of a single payload, and add the equal bytes around it as a hit."""
         other = single.data
         if other is None or len(other) < limits.MATCH_BYTES_MIN:
             return
         span = len(other) - _PROBE_BYTES - 2 * _PIECE_MARGIN_BYTES
         if span < 0:
-            return  # Too short for a piece and its margins.
+            return  # Too short for a piece with its margins.
         at = _PIECE_MARGIN_BYTES + int(part * span)
         if any(hit.single is single and 0 <= at - hit.offset < hit.length for hit in hits):
             return
@@ -384,7 +398,7 @@ class Match:
             hits.append(_Hit(found - back, length + back, single, at - back))
 
     def _search(self, piece: bytes) -> int:
-        """Return where a piece lies in the stretch that is not the base's, or -1."""
+        """Return the offset of a piece between the base's prefix and suffix, or -1."""
         for start in range(self._place, self._end, _SEARCH_PART_BYTES):
             end = min(self._end, start + _SEARCH_PART_BYTES + len(piece) - 1)
             if (found := self._data.find(piece, start, end)) >= 0:
@@ -404,7 +418,7 @@ class Match:
             self._place = end
 
     def _find_again(self, end: int) -> bool:
-        """After a difference, look for where the base goes on: most changes are small."""
+        """Find where the base continues after a difference. Most differences are short."""
         data, base = self._data, self._base_data
         for ahead in _PROBES:
             probe = base[self._base_place + ahead : self._base_place + ahead + _PROBE_BYTES]
@@ -430,18 +444,18 @@ class Match:
         return False
 
     def _note_chunks(self, start: int, end: int) -> None:
-        """Note the chunks of a stretch that is new."""
+        """Record the chunks of a stretch of new bytes."""
         for chunk in _CUTTER.cut_buf(memoryview(self._data)[start:end]):
             if chunk.length >= limits.MATCH_BYTES_MIN:
                 self.ids.append((start + chunk.offset, chunk.length, _chunk_id(chunk.data)))
 
     def _take_chunks(self, end: int) -> None:
-        """Take chunks until one is known, and that as far as it leads."""
+        """Take chunks up to the first that is known, and that one with the equal bytes after it."""
         place = self._place
         for chunk in _CUTTER.cut_buf(memoryview(self._data)[place:end]):
             start, length = place + chunk.offset, chunk.length
             chunk_id = _chunk_id(chunk.data)
-            known = self._look_up(chunk_id)
+            known = self._index.find(chunk_id)
             if known is not None:
                 self._take_new(start)
                 self._take_known(length, *known)
@@ -463,7 +477,7 @@ class Match:
 
 
 def repeat_id(envelope: bytes, data: bytes) -> bytes:
-    """Return by what an equal payload is known; nothing for a large one, which takes too long."""
+    """Return the digest by which an equal payload is recognised; empty if the data is too large."""
     if len(data) > limits.ENCODER_REPEAT_BYTES_MAX:
         return b""
     digest = _KEYED.copy()

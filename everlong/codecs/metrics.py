@@ -1,4 +1,4 @@
-"""What is measured of the store, its cache and the codec."""
+"""Metrics of the store, its cache and the codec."""
 
 from collections.abc import Iterable
 
@@ -19,7 +19,7 @@ def record_store_call(
     labels = {"operation": operation, "outcome": outcome}
     meters.record("everlong.store.duration", seconds, labels)
     if error is not None and outcome in ("error", "cancelled"):
-        # What is given up has mostly taken too long.
+        # A cancelled call mostly took too long, so it counts as an error.
         kind = type(error).__name__ if outcome == "error" else outcome
         meters.add("everlong.store.errors", 1, {"operation": operation, "error": kind})
 
@@ -27,7 +27,7 @@ def record_store_call(
 def observe_codec(
     meters: Meters, packs: PackStore, offloaded: OffloadStats, memory: MemoryStats
 ) -> None:
-    """Have counters read that are kept anyway, when metrics are collected."""
+    """Export the counters of the codec, the packs and the cache. They are read at each collection."""
     store = packs.store
     sources: tuple[tuple[str, OffloadStats | WriteStats], ...] = (
         ("payload", offloaded),

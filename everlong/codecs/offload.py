@@ -1,7 +1,7 @@
-"""Moving payloads to the store and back: with patience, but a bounded amount of it.
+"""Offloader: moves payloads to the blob store and back, with a bounded number of retries.
 
-A workflow task has 10 s by default, so the store gets a few seconds and then the caller has to do
-without it. While it is known to be down nobody waits for it again.
+A workflow task has 10 s by default, so a call to the store gets a few seconds, and then the caller must
+go on without it. While the store is known to be down, callers don't wait for it again.
 """
 
 import asyncio
@@ -33,34 +33,34 @@ T = TypeVar("T")
 
 _PAUSES: Final = (0.1, 0.4)
 _FALLBACK_LOG_SECONDS: Final = 60.0
-# The envelope of a payload without metadata. It is no protobuf, so no payload has it by itself; and
-# without any the pack could be taken for a part of a journal.
+# Envelope of a payload without metadata. It is not valid protobuf, so no payload has it by itself; and
+# an empty envelope would make the pack look like a part of a journal.
 _BARE: Final = b"\0"
 
 
 @dataclasses.dataclass
 class OffloadStats:
-    """What was offloaded by this process."""
+    """Counters of what this process has offloaded."""
 
     payloads: int = 0
     payload_bytes: int = 0
     written_bytes: int = 0
-    """By how much the store grew."""
+    """Growth of the store."""
     repeated_bytes: int = 0
-    """Of the payloads' bytes, those that were stored already."""
+    """Payload bytes that the store had already."""
     fallbacks: int = 0
     """Payloads that stayed inline because the store was down."""
     fallback_bytes: int = 0
 
 
 class FallbackLog:
-    """Tells of payloads that stayed inline, once a minute at most."""
+    """Logs that payloads stayed inline, at most once a minute."""
 
     def __init__(self) -> None:
         self._logged_at = float("-inf")
 
     def note(self, stats: OffloadStats) -> None:
-        """Tell of what stayed inline, unless that was just done."""
+        """Log the totals, unless they were logged within the last minute."""
         if time.monotonic() - self._logged_at < _FALLBACK_LOG_SECONDS:
             return
         self._logged_at = time.monotonic()
@@ -85,13 +85,14 @@ class Offloader:
 
     @property
     def is_down(self) -> bool:
-        """Whether the store failed so recently that waiting for it again is not worth it."""
+        """Whether the store failed so recently that another wait is not worth it."""
         return time.monotonic() < self._down_until
 
     async def write(self, thread: str, payload: Payload, data: bytes) -> tuple[PackRef, int]:
-        """Store a payload, whose data the caller has at hand; return its ref, and the bytes written.
+        """Store a payload, durably; return its ref and the bytes written.
 
-        It is durable by then. Without a thread nothing is deduplicated.
+        `data` is the payload's data, which the caller has copied already. With an empty `thread`,
+        nothing is deduplicated.
         """
         envelope = _envelope(payload)
         memory = self._memory.get(thread) if thread else ThreadMemory()
@@ -137,7 +138,7 @@ class Offloader:
     async def read(self, ref: PackRef, *, learn: bool) -> Payload:
         """Return a stored payload.
 
-        With `learn`, what this thread encodes next can point to where this payload lies.
+        With `learn`, the encoder remembers it, so the thread's next payloads can refer to its packs.
         """
         found = self._memory.find(ref.thread, ref.pack, ref.key_id)
         if found is not None:
@@ -148,20 +149,20 @@ class Offloader:
                 store_timeout_seconds(ref.size_bytes),
             )
         except (BlobMissing, BlobCorrupt):
-            # What this thread writes from now on must not point to what is lost.
+            # The thread's next packs must not refer to the lost one.
             self._memory.forget(ref.thread)
             raise
         if learn and ref.thread != NO_THREAD:
             memory = self._memory.get(ref.thread)
             memory.learn(reading, self._memory.now())
             await self._trim(ref.thread)
-        # The payload copies the data. It need not do so while the stored bytes are there too.
+        # The payload copies the data. Release the stored bytes first, to have fewer copies in memory.
         reading.pack.release()
         return _payload(reading.pack.envelope, reading.data)
 
     @property
     def memory_stats(self) -> MemoryStats:
-        """What the bound on the encoder's memory has cost."""
+        """Costs of the bound on the encoder's memory."""
         return self._memory.stats
 
     async def _trim(self, thread: str) -> None:
@@ -175,10 +176,10 @@ class Offloader:
         if not self._is_warned:
             self._is_warned = True
             logger.warning(
-                "the encoder's memory is too small for the threads of this process: a thread that it "
-                "had forgotten wrote %d bytes again. Raise encoder_bytes_max "
-                "(EVERLONG_ENCODER_BYTES_MAX), or run fewer threads on a worker. The metric "
-                "everlong.encoder.rewritten says how many bytes that costs; this is logged once.",
+                "the encoder's memory is too small for the threads of this process: a forgotten thread "
+                "wrote %d bytes again. Raise encoder_bytes_max (EVERLONG_ENCODER_BYTES_MAX), or run "
+                "fewer threads on a worker. The metric everlong.encoder.rewritten counts these bytes; "
+                "this is logged once.",
                 written_bytes,
             )
 
@@ -188,8 +189,8 @@ class Offloader:
                 lambda: self.packs.put(key, data), store_timeout_seconds(len(data))
             )
         except StoreUnavailable:
-            # One object may be refused, or be too large for the time that it has. Two in a row tell
-            # that it is the store.
+            # One object may be refused, or be too large for its timeout. Two different objects in a row
+            # mean that the store is down.
             if self._failed_key not in ("", key):
                 self._down_until = time.monotonic() + limits.STORE_DOWN_SECONDS
             self._failed_key = key
@@ -200,8 +201,8 @@ class Offloader:
 
 
 def _envelope(payload: Payload) -> bytes:
-    """Return all of a payload but its data."""
-    if len(UnknownFieldSet(payload)):  # A newer Temporal wrote it: nothing of it is lost either.
+    """Return a payload without its data, serialised."""
+    if len(UnknownFieldSet(payload)):  # Written by a newer Temporal: keep its unknown fields.
         rest = Payload()
         rest.CopyFrom(payload)
         rest.ClearField("data")
@@ -214,13 +215,13 @@ def _payload(envelope: bytes, data: bytes) -> Payload:
     try:
         payload = Payload.FromString(b"" if envelope == _BARE else envelope)
     except DecodeError:
-        raise BlobCorrupt("a pack was read that holds no payload") from None
+        raise BlobCorrupt("a pack that was read holds no payload") from None
     payload.data = data
     return payload
 
 
 def store_timeout_seconds(size_bytes: int) -> float:
-    """Return how long one call to the store may take for that many bytes, as a ref may claim."""
+    """Return the timeout of one call to the store. A forged ref may claim any size, so it is capped."""
     most = min(size_bytes, limits.OBJECT_BYTES_MAX)
     return limits.STORE_TRY_SECONDS + most / limits.STORE_BYTES_PER_SECOND_MIN
 
@@ -228,7 +229,7 @@ def store_timeout_seconds(size_bytes: int) -> float:
 async def retry_store_call(
     call: Callable[[], Awaitable[T]], seconds: float = limits.STORE_TRY_SECONDS
 ) -> T:
-    """Make a call to the store, again after a pause if it fails, a few times."""
+    """Call the store, and retry a few times after a pause if it fails."""
     started = time.monotonic()
     for pause in (*_PAUSES, None):
         try:
@@ -241,7 +242,7 @@ async def retry_store_call(
                     raise
                 raise StoreUnavailable(
                     f"the blob store did not answer in {waited:.0f} s. Check the store and the "
-                    "network; this is tried again."
+                    "network; Everlong retries."
                 ) from error
         await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
     raise AssertionError("the last round returns or raises")

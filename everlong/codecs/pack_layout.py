@@ -1,25 +1,24 @@
-"""Layout of a new pack: its stream, its manifest, and what the encoder remembers of it.
+"""Pack layout: decides what a payload's new pack holds, and which earlier packs it refers to.
 
-Merge policy: chooses the parts of a payload that are written again into its new pack.
-
-A payload points into earlier packs, and a reader fetches each of them. So their number is bounded, and
-a merge keeps it there: the bytes of several packs, which the encoder has at hand, are written again
-into the new one. A good merge buys many steps and leaves large packs alone.
+The invariant is the merge policy. A reader fetches every pack that a payload refers to, so their number
+is bounded. A merge keeps it within the bound: the encoder, which has the bytes in memory, writes parts
+of several earlier packs again into the new one. A good merge lasts for many steps and leaves large packs
+alone.
 
 A pack that holds at least `settled_bytes` of the payload (384 KiB, or a 64th of a larger payload) is
-**settled**: it is counted separately. As many as fit into the payload may be settled: 8 for each 3 MiB,
-and 64 in all. Each pack has a level by its size: below 8 KiB, below 40, 200, 1000 KiB, and so on by
-factors of 5. When a payload would need more packs than 24 and as many as may be settled, the lowest
-level with 5 packs or more is merged, with all below it. A settled pack is merged only if it is on that
-level, or if it is small beside the new bytes.
+**settled**, and is counted separately. As many packs may be settled as fit into the payload: 8 for each
+3 MiB, and 64 in all. Each pack has a level by its size: below 8 KiB, below 40, 200, 1000 KiB, and so on
+by factors of 5. If a payload would need more than 24 packs and those that may be settled, the lowest
+level with 5 packs or more is merged, with all levels below it. A settled pack is merged only if it is on
+that level, or if it is small compared with the new bytes.
 
-Such a level exists, and none above the one in which settled packs begin is ever merged: at least 24 of
-the packs are then not settled, they have 5 levels at most (settled packs begin at 4 MiB or less), and
-with at most 4 on each they would be 20. A merge of 5 packs of a level makes one of a higher level. So
-each merge lifts each byte by a level or more. Only merges that stay below 8 KiB may lift nothing; each
-of those writes less than 8 KiB and makes room for 4 packs. So lists that are appended to write at most
-6 times their new bytes (the first write, and 5 levels) and 2 KiB for each payload, however long the
-thread lives.
+Such a level exists, and no level above the one in which settled packs begin is ever merged: at least 24
+of the packs are then not settled, they have 5 levels at most (settled packs begin at 4 MiB or less), and
+with at most 4 on each level they would be 20. A merge of 5 packs of a level makes one pack of a higher
+level. So each merge lifts each byte by a level or more. Only merges that stay below 8 KiB may lift
+nothing; each of those writes less than 8 KiB and makes room for 4 packs. So a list that is appended to
+writes at most 6 times its new bytes (the first write, and 5 levels) and 2 KiB for each payload, however
+long the thread lives.
 """
 
 import bisect
@@ -32,28 +31,29 @@ from everlong import limits
 from everlong.codecs.matcher import KnownPack, ManifestBase, Match, RecentPayload, Run, cut_runs
 from everlong.storage.packs import DIGEST_BYTES, EXTENT_BYTES, Contents, Extent
 
-# A list that grows has the same manifest at each step, but for its end. So a manifest begins with that
-# of an earlier pack, its base, and lists what follows: one pack more at each step. Once the manifests
-# that begin with a base have taken as much as a full one would, a full one is written, and is the next
-# base. A pack takes 42 bytes of a manifest: 32 for its name and 10 for an extent. The k-th manifest
-# after a full one lists k packs, so k of them take 21 * k * (k + 1) bytes together, and a full one takes
-# 42 * p. These are equal near k = sqrt(2 * p), so a step takes 84 * p / k = 42 * sqrt(2 * p) bytes in
-# the mean, instead of 42 * p: with 20 packs 266 instead of 840. Measured with 19: 257 instead of 785.
+# The manifest of a growing list differs only at its end from one step to the next. So a manifest
+# continues that of an earlier pack, its base, and lists the rest: one pack more at each step. Once the
+# manifests that continue a base have taken as much as a full one would, a full one is written, and is
+# the next base. A pack takes 42 bytes of a manifest: 32 for its name and 10 for an extent. The k-th
+# manifest after a full one lists k packs, so k of them take 21 * k * (k + 1) bytes together, and a
+# full one takes 42 * p. These are equal near k = sqrt(2 * p), so a step takes 84 * p / k = 42 * sqrt(2
+# * p) bytes in the mean instead of 42 * p: 266 instead of 840 with 20 packs. Measured with 19: 257
+# instead of 785.
 _BASE_BYTES: Final = DIGEST_BYTES
 
 
 class Stored(NamedTuple):
-    """A payload that is durable."""
+    """A durable payload."""
 
     name: bytes
     packs: int
     used: tuple[KnownPack, ...]
-    """The packs that it needs, its own included."""
+    """The packs that a reader needs, its own included."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How a payload is to be written, and what to remember once that is durable."""
+    """How to write a payload, and what to remember once its pack is durable."""
 
     contents: Contents
     key_id: str
@@ -61,45 +61,45 @@ class Plan:
     crcs: list[int]
     base: RecentPayload | None
     runs: list[Run]
-    """Those without a pack lie in the new one."""
+    """All of the payload. Runs without a pack are in the new one."""
     moved: list[tuple[KnownPack, int, int, int]]
-    """Pack, start and length of runs that are written again, and where they will lie."""
+    """Runs that are written again: old pack, start and length there, start in the new stream."""
     chunks: list[tuple[int, int, bytes]]
-    """Of the new pack's stream: start, length, id."""
+    """Start, length and id of chunks in the new pack's stream."""
     from_base: int
-    """How many bytes it has in common with its base."""
+    """Bytes shared with the base."""
     packs: int = 1
-    """How many packs a reader will need."""
+    """Number of packs that a reader needs, the new one included."""
     manifest_base: ManifestBase | None = None
-    """The base of its manifest; none if the manifest is full."""
+    """The base that the manifest continues; None for a full manifest."""
     dictionary: KnownPack | None = None
-    """The pack that it is compressed with."""
+    """The pack used as compression dictionary."""
     found: frozenset[RecentPayload] = frozenset()
-    """Single payloads that it holds."""
+    """Single payloads that this one contains."""
     repeat_id: bytes = b""
-    """By what it is known again; empty if it is too large for that."""
+    """Digest by which an equal payload is recognised; empty if the payload is too large."""
     same_as: Stored | None = None
-    """A payload that is equal and durable: nothing needs to be written."""
+    """An equal payload that is durable, so nothing needs to be written."""
 
     @property
     def continues_base(self) -> bool:
-        """Whether this payload takes its base's place: it has most of it."""
+        """Whether this payload replaces its base: it shares more than half of it."""
         return self.base is not None and 2 * self.from_base > self.base.size_bytes
 
     @property
     def new_bytes(self) -> int:
-        """The size of the new pack's stream."""
+        """Size of the new pack's stream."""
         return sum(map(len, self.contents.stream))
 
 
-class _Placed(NamedTuple):
-    """A payload with a place for each of its bytes."""
+class _Placement(NamedTuple):
+    """A place for each byte of a payload."""
 
     runs: list[Run]
     stream: list[memoryview]
     moved: list[tuple[KnownPack, int, int, int]]
     shift: list[tuple[int, int]]
-    """Offset in the data, and in the stream, of the bytes that are new."""
+    """Offsets of the new bytes: in the data, and in the stream."""
 
 
 def lay_out(
@@ -108,22 +108,22 @@ def lay_out(
     data: bytes,
     crcs: list[int],
     base: RecentPayload | None,
-    matching: Match,
+    match: Match,
     repeat_id: bytes,
 ) -> Plan:
-    """Lay out the new pack: its stream, and the extents of the payload."""
-    rewritten = choose_runs(matching.runs)
-    merged = choose_packs(matching.runs, len(data), rewritten)
-    placed = _place(data, matching.runs, merged, rewritten)
+    """Return the plan of a payload: the new pack's stream, and the payload's extents."""
+    rewritten = choose_runs(match.runs)
+    merged = choose_packs(match.runs, len(data), rewritten)
+    placement = _place(data, match.runs, merged, rewritten)
     manifest_base = None
     if base is not None and base.manifest_base is not None:
-        untouched = _untouched_bytes(matching.runs, merged, rewritten)
-        shared = min(base.manifest_base.size_bytes, matching.prefix, untouched)
-        manifest_base = _next_base(base.manifest_base, shared, placed.runs, len(data))
+        untouched = _untouched_bytes(match.runs, merged, rewritten)
+        shared = min(base.manifest_base.size_bytes, match.prefix, untouched)
+        manifest_base = _next_base(base.manifest_base, shared, placement.runs, len(data))
     base_bytes = manifest_base.size_bytes if manifest_base else 0
-    dictionary = _choose_dictionary(placed)
-    ends = list(itertools.accumulate(run.length for run in placed.runs))
-    listed = list(cut_runs(placed.runs, ends, base_bytes, len(data) - base_bytes))
+    dictionary = _choose_dictionary(placement)
+    ends = list(itertools.accumulate(run.length for run in placement.runs))
+    listed = list(cut_runs(placement.runs, ends, base_bytes, len(data) - base_bytes))
     pointed = {run.pack for run in listed if run.pack is not None}
     if dictionary is not None:
         pointed.add(dictionary.pack)
@@ -142,28 +142,28 @@ def lay_out(
         ],
         sources=[pack.name for pack in sources],
         base_bytes=base_bytes,
-        stream=_joined(placed.stream),
+        stream=_join(placement.stream),
         dictionary=dictionary
         and Extent(numbers[dictionary.pack], dictionary.start, dictionary.length),
         dictionary_data=(
             data[dictionary.offset : dictionary.offset + dictionary.length] if dictionary else b""
         ),
     )
-    needed = {run.pack for run in placed.runs if run.pack is not None}
+    needed = {run.pack for run in placement.runs if run.pack is not None}
     return Plan(
         contents=contents,
         key_id=key_id,
         data=data,
         crcs=crcs,
         base=base,
-        runs=placed.runs,
-        moved=placed.moved,
-        chunks=_chunks(matching, placed.shift),
-        from_base=matching.from_base,
+        runs=placement.runs,
+        moved=placement.moved,
+        chunks=_chunks(match, placement.shift),
+        from_base=match.from_base,
         packs=1 + len(needed),
         manifest_base=manifest_base,
         dictionary=dictionary.pack if dictionary else None,
-        found=frozenset(matching.found),
+        found=frozenset(match.found),
         repeat_id=repeat_id,
     )
 
@@ -173,26 +173,26 @@ class _Dictionary(NamedTuple):
     start: int
     length: int
     offset: int
-    """Where it lies in the payload."""
+    """Start in the payload."""
 
 
-def _choose_dictionary(placed: _Placed) -> _Dictionary | None:
-    """Choose the run that a small pack is compressed with: the longest, and of long ones the last.
+def _choose_dictionary(placement: _Placement) -> _Dictionary | None:
+    """Choose the run that serves a small pack as dictionary: the longest; of equally long ones the last.
 
-    The text of an agent repeats itself, and zstd has little to go by in a few KiB alone. The run's pack
-    is on the same level as the new one or a higher one, so that a merge of a level takes both.
+    An agent's text repeats itself, and zstd finds few repeats in a few KiB alone. The run's pack must be
+    on the new pack's level or a higher one, so that a merge of a level takes both.
     """
-    stream_bytes = sum(map(len, placed.stream))
+    stream_bytes = sum(map(len, placement.stream))
     if not 0 < stream_bytes <= limits.DICTIONARY_USE_BYTES_MAX:
         return None
     held: dict[KnownPack, int] = {}
-    for run in placed.runs:
+    for run in placement.runs:
         if run.pack is not None:
             held[run.pack] = held.get(run.pack, 0) + run.length
     least = level(stream_bytes)
     best: _Dictionary | None = None
-    end = sum(run.length for run in placed.runs)
-    for run in reversed(placed.runs):
+    end = sum(run.length for run in placement.runs)
+    for run in reversed(placement.runs):
         length = min(run.length, limits.DICTIONARY_BYTES_MAX)
         if (
             run.pack is not None
@@ -207,10 +207,10 @@ def _choose_dictionary(placed: _Placed) -> _Dictionary | None:
 
 def _place(
     data: bytes, runs: Sequence[Run], merged: set[KnownPack], rewritten: set[int]
-) -> _Placed:
-    """Give each byte its place: in an earlier pack, or in the stream of the new one."""
+) -> _Placement:
+    """Place each byte in an earlier pack or in the new pack's stream."""
     view = memoryview(data)
-    found = _Placed([], [], [], [])
+    found = _Placement([], [], [], [])
     stream_bytes = offset = 0
     for index, (length, pack, start) in enumerate(runs):
         if pack is None or pack in merged or index in rewritten:
@@ -231,7 +231,7 @@ def _place(
 
 
 def _untouched_bytes(runs: Sequence[Run], merged: set[KnownPack], rewritten: set[int]) -> int:
-    """Return how many bytes from the start on stay where they were."""
+    """Return how many leading bytes stay in their present packs."""
     size_bytes = 0
     for index, run in enumerate(runs):
         if run.pack is None or run.pack in merged or index in rewritten:
@@ -243,8 +243,8 @@ def _untouched_bytes(runs: Sequence[Run], merged: set[KnownPack], rewritten: set
 def _next_base(
     manifest_base: ManifestBase, shared_bytes: int, runs: list[Run], size_bytes: int
 ) -> ManifestBase | None:
-    """Return the base of the next manifest, or none if a full one is due."""
-    # A reader fetches the base whole. So it has to be one that the payload points to anyway.
+    """Return the base that the next manifest continues, or None if a full manifest is due."""
+    # A reader fetches the whole base, so the payload must refer to it anyway.
     if not shared_bytes or all(run.pack is not manifest_base.pack for run in runs):
         return None
     ends = list(itertools.accumulate(run.length for run in runs))
@@ -263,27 +263,27 @@ def _manifest_bytes(runs: Sequence[Run]) -> int:
     return DIGEST_BYTES * len(packs) + EXTENT_BYTES * len(runs)
 
 
-def _chunks(matching: Match, shift: list[tuple[int, int]]) -> list[tuple[int, int, bytes]]:
-    """Return where the chunks of what is new lie in the new pack's stream."""
+def _chunks(match: Match, shift: list[tuple[int, int]]) -> list[tuple[int, int, bytes]]:
+    """Return the chunks of the new bytes with their places in the new pack's stream."""
     offsets = [at for at, _ in shift]
     chunks = []
-    for start, length, chunk_id in matching.ids:
+    for start, length, chunk_id in match.ids:
         data_start, stream_start = shift[bisect.bisect_right(offsets, start) - 1]
         chunks.append((stream_start + start - data_start, length, chunk_id))
     return chunks
 
 
-def _joined(stream: list[memoryview]) -> list[memoryview]:
+def _join(stream: list[memoryview]) -> list[memoryview]:
     return stream if len(stream) < 2 else [memoryview(b"".join(stream))]
 
 
 def settled_bytes(size_bytes: int) -> int:
-    """Return from how many bytes of a payload on a pack counts as settled."""
+    """Return how many bytes of a payload a settled pack holds at least."""
     return max(limits.SETTLED_BYTES_MIN, size_bytes // limits.SETTLED_MAX)
 
 
 def unsettled_max(size_bytes: int) -> int:
-    """Return how many packs that are not settled a payload may need, its own included."""
+    """Return how many unsettled packs a payload may need, its own included."""
     levels = level(size_bytes) + 1
     return min(limits.PACKS_MAX, 1 + (limits.MERGE_FACTOR - 1) * levels)
 
@@ -298,8 +298,8 @@ def choose_packs(
 ) -> set[KnownPack]:
     """Choose the packs whose part of the payload is written again.
 
-    The runs in `rewritten`, by index, are written in any case. So a pack keeps only its other runs, and
-    one whose runs are all among them serves no other as a dictionary.
+    The runs in `rewritten`, by index, are written in any case. So a pack counts with its other runs
+    only, and a pack without other runs cannot be a dictionary.
     """
     held: dict[KnownPack, int] = {}
     growing = 0
@@ -312,7 +312,7 @@ def choose_packs(
     growing += sum(held[pack] for pack in merged)
     # By number where sizes are equal, so that equal payloads give equal packs.
     smallest_first = sorted(held.keys() - merged, key=lambda pack: (held[pack], pack.number))
-    # What is small beside the new bytes costs little, and is lifted to their level.
+    # Packs that are small compared with the new bytes cost little, and are lifted to their level.
     room = int(limits.ABSORB_RATIO * growing)
     for pack in smallest_first:
         room -= held[pack]
@@ -324,7 +324,8 @@ def choose_packs(
         chosen = _lowest_full_level(left, held)
         merged.update(chosen)
         left = left[len(chosen) :]
-    # A pack is not read without its dictionary. It is at least as large, so it is seldom merged first.
+    # A pack cannot be read without its dictionary, so it is merged too if its dictionary is. This is
+    # rare: the dictionary's pack is on the same level or a higher one.
     kept = held.keys() - merged
     while alone := {pack for pack in kept if pack.dictionary and pack.dictionary not in kept}:
         merged |= alone
@@ -333,7 +334,7 @@ def choose_packs(
 
 
 def level(size_bytes: int) -> int:
-    """Return the level of a pack that holds that many bytes of a payload."""
+    """Return the level of a pack that holds `size_bytes` of a payload."""
     found, top = 0, limits.MERGE_LEVEL_BYTES
     while size_bytes >= top:
         found, top = found + 1, top * limits.MERGE_FACTOR
@@ -343,7 +344,7 @@ def level(size_bytes: int) -> int:
 def _lowest_full_level(
     smallest_first: list[KnownPack], held: Mapping[KnownPack, int]
 ) -> list[KnownPack]:
-    """Return the packs of the lowest level that has enough of them, and all below it."""
+    """Return the packs up to the lowest level that holds `MERGE_FACTOR` of them or more."""
     top = limits.MERGE_LEVEL_BYTES
     start = end = 0
     while end < len(smallest_first):
@@ -357,11 +358,11 @@ def _lowest_full_level(
 
 
 def choose_runs(runs: Sequence[Run]) -> set[int]:
-    """Choose runs, by their index, that are written again because there are too many of them.
+    """Choose runs, by index, to write again because the payload has too many.
 
-    Neighbours become one run. They are taken in groups, and the half of the groups that holds the fewest
-    bytes is written: a run that is long already is left alone until most others are. Where one payload
-    has far too many runs, more than half are written. k groups that are kept, with what is written
+    Adjacent runs that are written again become one. Runs are taken in groups, and the half of the groups
+    with the fewest bytes is written: long runs stay until most others are long too. If a payload has far
+    too many runs, more than half of the groups are written. k groups that stay, with the runs written
     between them, make at most k * (EXTENTS_GROUP + 1) + 1 runs.
     """
     if len(runs) <= limits.EXTENTS_MAX:
@@ -371,6 +372,6 @@ def choose_runs(runs: Sequence[Run]) -> set[int]:
         for start in range(0, len(runs), limits.EXTENTS_GROUP)
     ]
     groups.sort(key=lambda group: (sum(runs[each].length for each in group), group.start))
-    # Between any two groups that are kept there is at most one run that is written.
+    # Between two groups that stay there is at most one written run.
     kept = min(len(groups) // 2, (limits.EXTENTS_MAX - 1) // (limits.EXTENTS_GROUP + 1))
     return {each for group in groups[: len(groups) - kept] for each in group}

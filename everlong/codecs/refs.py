@@ -1,7 +1,7 @@
 """The ref that stands in history for an offloaded payload (docs/wire-format.md).
 
-It describes itself completely: to read it, no context is needed but the store, and the keys if it is
-sealed. Where there are keys it carries a tag, so that one which nobody with a key wrote is refused.
+A ref is self-contained: a reader needs the store, and the keys if it is sealed, but no context. Where
+keys are configured, a ref carries a tag, and a ref that was written without the key is refused.
 """
 
 import dataclasses
@@ -20,23 +20,23 @@ VERSION: Final = 2
 _START: Final = struct.Struct("<BB")
 _REST: Final = struct.Struct("<16s32sQH")
 
-# Refs of version 1, which no release writes or reads. They are recognised to be refused: otherwise they
-# would pass through as payloads that Everlong did not write.
+# Refs of version 1, which no release writes or reads. They are recognised in order to be refused;
+# otherwise they would pass through as payloads that Everlong did not write.
 RETIRED_ENCODING: Final = b"json/everlong-ref"
 
 
 @dataclasses.dataclass(frozen=True)
 class PackRef:
-    """Names the pack of a payload."""
+    """Name of a payload's pack, with its size and key."""
 
     thread: str
     pack: bytes
     size_bytes: int
-    """Of the payload's data, uncompressed."""
+    """Size of the payload's data, uncompressed."""
     packs: int
-    """How many packs a reader needs, this one included."""
+    """Number of packs that a reader needs, this one included."""
     key_id: str = ""
-    """The key that its tag was made with; empty where there are no keys."""
+    """Id of the key of its tag; empty without keys."""
 
     def to_payload(self, keys: Keys | None) -> Payload:
         """Return the payload that goes into history."""
@@ -49,18 +49,18 @@ class PackRef:
         if keys is not None:
             data += keys.tag(self.key_id, data)
         payload = Payload(metadata={"encoding": ENCODING}, data=data)
-        # Temporal's own accounting of what lies outside of history.
+        # Temporal's own accounting of bytes outside history.
         payload.external_payloads.add().size_bytes = self.size_bytes
         return payload
 
 
 def is_ref(payload: Payload) -> bool:
-    """Tell whether a payload stands for one in the store."""
+    """Return whether a payload is a ref to one in the store."""
     return payload.metadata.get("encoding") in (ENCODING, RETIRED_ENCODING)
 
 
 def parse_ref(payload: Payload) -> PackRef:
-    """Read a ref. Its tag is not checked yet."""
+    """Parse a ref. `check_ref` checks its tag."""
     if payload.metadata.get("encoding") == RETIRED_ENCODING:
         raise UnknownVersion(
             "payload ref version 1 was written before the first release, and no Everlong reads it. "
@@ -81,7 +81,7 @@ def parse_ref(payload: Payload) -> PackRef:
 
 
 async def check_ref(packs: PackStore, payload: Payload, ref: PackRef) -> None:
-    """Where there are keys, refuse a ref that was not written with the key that it names."""
+    """Reject a ref that was not written with the key that it names, where keys are configured."""
     packs.check_sealed(ref.key_id, f"a payload ref to pack {ref.pack.hex()}")
     if not ref.key_id:
         return
@@ -89,19 +89,19 @@ async def check_ref(packs: PackStore, payload: Payload, ref: PackRef) -> None:
     if keys is None:
         raise KeyMissing(
             f"a payload ref is sealed with key {ref.key_id!r}, and no keys are configured here. "
-            "Configure the keys that the writer has; what waits goes on by itself."
+            "Configure the writer's keys; waiting workflows then continue by themselves."
         )
     data = payload.data
     if not keys.check_tag(ref.key_id, data[:-TAG_BYTES], data[-TAG_BYTES:]):
         raise RefRefused(
-            f"a payload ref names key {ref.key_id!r} and was not written with it: it is damaged or "
-            "forged. Find out who wrote this payload; nothing was read."
+            f"a payload ref names key {ref.key_id!r} but was not written with it: it is damaged or "
+            "forged. Find the writer of this payload; nothing was read."
         )
 
 
 def _unknown_version(version: str) -> UnknownVersion:
     return UnknownVersion(
-        f"payload ref version {version} is not one that this Everlong reads. Upgrade Everlong on "
+        f"this Everlong does not read payload ref version {version}. Upgrade Everlong on "
         "this worker or client."
     )
 

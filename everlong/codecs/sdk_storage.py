@@ -1,8 +1,8 @@
-"""A driver for the SDK's own `ExternalStorage`, over the same packs.
+"""Driver for the SDK's own `ExternalStorage`, over the same packs.
 
-For teams that have standardised on it. The plugin does more: the SDK stores what the codec has
-already compressed or encrypted, so payloads are deduplicated only where there is no codec, and on a
-replay the SDK stores again all that it stored before.
+For teams that have standardised on it. The plugin does more: the SDK stores payloads after the codec has
+compressed or encrypted them, so they are deduplicated only without a codec, and a replay stores
+everything again.
 
     ExternalStorage(drivers=[EverlongStorageDriver("s3://bucket/prefix")])
 """
@@ -36,14 +36,14 @@ _CLAIM: Final = "ref"
 
 
 class EverlongStorageDriver(StorageDriver):
-    """Stores payloads as packs, each thread's deduplicated among themselves.
+    """Stores payloads as packs, deduplicated within each thread.
 
     Args:
         store: A URL or a `BlobStore`, as for the plugin.
-        keys: Keys by id, the first of which writes, or a callable that returns them.
-        accept_unsealed: With keys, also read what was stored before there were any.
+        keys: Keys by id, or a callable that returns them. The first key writes.
+        accept_unsealed: With keys, also read objects that were stored before there were keys.
         cache_dir: A directory for copies of stored objects.
-        name: How references in history name this driver.
+        name: Name of this driver in the references of a history.
 
     """
 

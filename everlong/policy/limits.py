@@ -1,4 +1,4 @@
-"""When a thread has done, cost or failed enough."""
+"""Limits of a thread: compares its usage with its policy's bounds."""
 
 import dataclasses
 
@@ -9,10 +9,10 @@ from everlong.policy.policy import Policy
 
 @dataclass(frozen=True, kw_only=True)
 class LimitHit:
-    """Which bound was reached, and what was done. Data of a `limit` entry."""
+    """The bound that a thread reached, and the action taken. Data of a `limit` entry."""
 
     limit: str
-    """The policy's field, as in `steps_max`."""
+    """Name of the policy's field, as in `steps_max`."""
     value: float
     bound: float
     action: str
@@ -20,13 +20,13 @@ class LimitHit:
 
     @property
     def reason(self) -> str:
-        """In words, for status and people."""
+        """The reason in words, for the status."""
         return f"{self.limit}: {self.value:g} of {self.bound:g}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What a thread has used of its policy's limits. Each field is named as its limit, without max."""
+    """What a thread has used. Each field is named like its limit, without `_max`."""
 
     steps: int = 0
     tokens: int = 0
@@ -40,7 +40,7 @@ class Usage:
 
 
 def limit_hit(policy: Policy, usage: Usage) -> LimitHit | None:
-    """Return the first limit that is reached, or None."""
+    """Return the first limit that the usage reaches, or None."""
     for field in dataclasses.fields(usage):
         limit = f"{field.name}_max"
         value: float = getattr(usage, field.name)

@@ -1,4 +1,7 @@
-"""Failure loops: an agent that does the same again and again, and pays for it each time."""
+"""Loop detection: recognises an agent that repeats the same calls or failures.
+
+Pure transitions: each function takes the streaks so far and returns the new ones.
+"""
 
 import dataclasses
 import hashlib
@@ -9,14 +12,14 @@ from pydantic.dataclasses import dataclass
 
 from everlong import limits
 
-# All calls of a reply, so that those which fail in every step do not make each other forgotten.
+# As many as one reply may call, so that calls which all fail in every step are all remembered.
 _FAILURES_MAX: Final = limits.TOOL_CALLS_MAX
 _RECENT_MAX: Final = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Repeated:
-    """A call that failed in the same way before, and how often."""
+    """A call that failed in the same way before, with the number of failures."""
 
     call: str
     failure: str
@@ -25,28 +28,28 @@ class Repeated:
 
 @dataclass(frozen=True, kw_only=True)
 class Streaks:
-    """What a thread has done over and over. Calls and results are known by short digests."""
+    """What a thread has repeated so far. Calls and results are short digests."""
 
     failed_turns: int = 0
     """Turns in a row that ended without an answer."""
     refused_steps: int = 0
-    """Steps in a row whose calls were all unknown, or did not fit the tool's signature."""
+    """Steps in a row in which every call named an unknown tool or had invalid arguments."""
     failures: tuple[Repeated, ...] = ()
-    """Calls that failed last, and have not succeeded since."""
+    """Calls that failed and have not succeeded since, the newest last."""
     no_progress_steps: int = 0
-    """Steps in a row that only repeated one of the last: same calls, same results."""
+    """Steps in a row that only repeated a recent one: same calls, same results."""
     recent: tuple[str, ...] = ()
-    """The last steps."""
+    """Digests of the last steps."""
 
     @property
     def same_failure(self) -> int:
-        """How often a call has failed in the same way since it last succeeded."""
+        """Highest number of equal failures of one call since it last succeeded."""
         return max((repeated.count for repeated in self.failures), default=0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Observed:
-    """One tool call of a step, and how it went."""
+    """One tool call of a step, with its outcome."""
 
     call: str
     result: str
@@ -55,10 +58,10 @@ class Observed:
 
 
 def after_step(streaks: Streaks, calls: Sequence[Observed]) -> Streaks:
-    """Take in a step whose calls all have a result."""
+    """Return the streaks after a step. All of its calls have a result."""
     failures = streaks.failures
-    for observed in dict.fromkeys(calls):  # Equal ones count once a step.
-        failures = _with(failures, observed)
+    for observed in dict.fromkeys(calls):  # Equal calls count once per step.
+        failures = _record(failures, observed)
     whole = ",".join(f"{observed.call}={observed.result}" for observed in calls)
     step = hashlib.blake2b(whole.encode(), digest_size=4).hexdigest()
     repeats = step in streaks.recent
@@ -73,13 +76,13 @@ def after_step(streaks: Streaks, calls: Sequence[Observed]) -> Streaks:
 
 
 def after_turn(streaks: Streaks, *, failed: bool) -> Streaks:
-    """Take in the end of a turn. An answer is progress."""
+    """Return the streaks after a turn. An answer is progress, so it resets them."""
     if failed:
         return dataclasses.replace(streaks, failed_turns=streaks.failed_turns + 1, refused_steps=0)
     return Streaks()
 
 
-def _with(failures: tuple[Repeated, ...], observed: Observed) -> tuple[Repeated, ...]:
+def _record(failures: tuple[Repeated, ...], observed: Observed) -> tuple[Repeated, ...]:
     before = [each for each in failures if each.call == observed.call]
     others = tuple(each for each in failures if each.call != observed.call)
     if observed.outcome == "ok":

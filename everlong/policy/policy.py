@@ -1,4 +1,4 @@
-"""What a user may set about a thread's size, life and cost."""
+"""The policy: bounds on a thread's size, lifetime and cost, as its user sets them."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from pydantic.dataclasses import dataclass
 from everlong import limits
 
 Action = Literal["pause", "stop", "archive"]
-# A timer takes no more than this: a hundred years.
+# The longest timer that Temporal accepts: a hundred years.
 Seconds = Annotated[float, Field(gt=0, le=100 * 365 * 24 * 3600.0)]
 
 LIMITS: Final = frozenset(
@@ -26,7 +26,7 @@ LIMITS: Final = frozenset(
         "no_progress_steps_max",
     }
 )
-"""Fields of the policy that pause or end a thread."""
+"""Names of the policy's fields that pause or end a thread."""
 
 _DAY: Final = 24 * 3600.0
 
@@ -35,31 +35,31 @@ _DAY: Final = 24 * 3600.0
 class Policy:
     """Bounds of a thread. The defaults suit an agent that runs for months."""
 
-    # When a run ends and the next begins.
+    # Rollover: when a run ends and the next begins.
 
     run_events_max: Annotated[int, Field(ge=50, le=40_000)] = 400
-    """Continue as new from this many history events. A step of one model call and one tool is about
-    12 events, so a run is about 30 steps, and a resume replays at most that."""
+    """Continue as new at this many history events. A step of one model call and one tool is about 12
+    events, so a run is about 30 steps, and a resume replays at most that."""
 
     run_history_bytes_max: Annotated[int, Field(ge=16 * limits.KIB, le=32 * limits.MIB)] = (
         limits.MIB
     )
-    """Continue as new from this many bytes of history. The server warns at 10 MB and kills at 50."""
+    """Continue as new at this many bytes of history. The server warns at 10 MB and terminates at 50."""
 
     run_offloaded_bytes_max: Annotated[int, Field(ge=limits.KIB)] = 32 * limits.MIB
-    """Continue as new once a replay would read this much from the store: half of a worker's cache, so
-    that a prefetch does not push out what it has fetched."""
+    """Continue as new once a replay would read this many bytes from the store: half of a worker's cache,
+    so that a prefetch does not evict what it has just fetched."""
 
     run_blobs_max: Annotated[int, Field(ge=1)] = 256
-    """Continue as new once a replay would fetch this many objects: 16 at a time and 60 ms each, they
+    """Continue as new once a replay would fetch this many objects. At 60 ms each, 16 at a time, they
     take a second."""
 
     resume_seconds_max: Annotated[Seconds, Field(ge=0.25)] = 2.0
-    """Continue as new once a resume is expected to take this long: see `expected_resume_seconds`."""
+    """Continue as new once a resume is expected to take this long. See `expected_resume_seconds`."""
 
     idle_seconds: Seconds = 300.0
-    """A thread that has had nothing to do for so long compacts and continues as new. Five minutes is
-    how long providers keep a prompt cached: what compaction changes is no longer in their cache."""
+    """A thread that is idle for this long compacts and continues as new. Providers cache a prompt for
+    five minutes, so by default a compaction does not invalidate a cached prompt."""
 
     # The model's context.
 
@@ -68,38 +68,38 @@ class Policy:
     tokens: half of the smallest window of current models."""
 
     compact_at_tokens: Annotated[int, Field(ge=1000)] = 100_000
-    """Compact once a model call has read this many tokens, as its provider counts them."""
+    """Compact once a model call has read this many tokens, by its provider's count."""
 
     compact_to_bytes: Annotated[int, Field(ge=2 * limits.KIB)] = 64 * limits.KIB
-    """What compaction leaves, at most. A quarter: the next one is then as far away as possible, and
-    what the model read last is still there word by word."""
+    """Largest context that a compaction leaves. A quarter of `compact_at_bytes` delays the next
+    compaction, and still keeps the model's last messages word for word."""
 
     summary: bool = False
-    """Whether the model also writes a summary for each compaction. It costs a model call. If it
-    fails, the compaction stands without it."""
+    """Whether the model also writes a summary for each compaction. This costs a model call. If the call
+    fails, the compaction is used without a summary."""
 
-    # How long things stay in the context. They stay in the journal.
+    # How long entries stay in the context. The journal keeps them.
 
     tool_result_ttl_seconds: Seconds | None = 7 * _DAY
-    """After this, a tool's result is no more than a line that says where to find it."""
+    """Age at which a tool's result is replaced with a line that says where to find it."""
     failure_ttl_seconds: Seconds | None = _DAY
     reply_ttl_seconds: Seconds | None = None
     message_ttl_seconds: Seconds | None = None
     fact_ttl_seconds: Seconds | None = 30 * _DAY
-    """Of facts that are remembered without a TTL of their own."""
+    """TTL of facts that are remembered without one."""
 
     memory_facts_max: Annotated[int, Field(ge=0, le=1000)] = 64
     memory_bytes_max: Annotated[int, Field(ge=0, le=64 * limits.KIB)] = 8 * limits.KIB
-    """All facts together. They are in every context: at 2,000 tokens they are an eighth of what a
+    """Size of all facts together. Every context holds them: at 2,000 tokens they are an eighth of what a
     compaction leaves."""
 
-    # Crashes.
+    # Crash detection.
 
     heartbeat_seconds: Annotated[float, Field(ge=1, le=limits.CALL_SECONDS_MAX)] = (
         limits.HEARTBEAT_SECONDS
     )
-    """Heartbeat timeout of a thread's activities. The server takes a worker for dead this long after its
-    last sign of life and has another one try again, with 1 s of back-off: 6 s after a crash by default.
+    """Heartbeat timeout of a thread's activities. The server considers a worker dead this long after its
+    last heartbeat, and another worker retries after 1 s of back-off: 6 s after a crash by default.
 
     Each heartbeat is a billed action. An activity that ends within half of the timeout sends none; a
     longer one sends the first then, and one more every 80% of the timeout. By default that is 2 for a
@@ -107,39 +107,39 @@ class Policy:
     noticed up to 25 s later. At 50 USD a million actions, the default costs 0.0001 USD for a call of
     10 s: less than a hundredth of what the tokens of most calls cost.
 
-    A worker whose event loop is blocked for half of the timeout is taken for dead too, and its tools run
-    twice. 600 s, the most, is how long a call may take by default."""
+    A worker whose event loop is blocked for half of the timeout is considered dead too, and its tools
+    run twice. The maximum, 600 s, is the default timeout of a call."""
 
     # Hard limits.
 
     turn_steps_max: Annotated[int, Field(ge=1)] = 500
-    """Model calls that one message may cause. A turn that reaches it ends with a failure entry."""
+    """Model calls that one message may cause. A turn that reaches this ends with a failure entry."""
 
     steps_max: Annotated[int, Field(ge=1)] | None = 100_000
     """Model calls of the thread. At one in ten seconds, day and night, that is eleven days."""
 
     tokens_max: Annotated[int, Field(ge=1)] | None = 1_000_000_000
-    """Tokens that all model calls read and wrote: 64,000 for each of 15,000 steps."""
+    """Tokens read and written by all model calls: 64,000 for each of 15,000 steps."""
 
     cost_usd_max: Annotated[float, Field(gt=0)] | None = 1000.0
-    """Where prices are known."""
+    """Cost of all model calls whose price is known."""
 
     thread_bytes_max: Annotated[int, Field(ge=limits.MIB)] | None = 4096 * limits.MIB
-    """Stored for the thread. At 10 KB a step that is 400,000 steps."""
+    """Bytes stored for the thread. At 10 KB a step that is 400,000 steps."""
 
     step_bytes_max: Annotated[int, Field(ge=limits.KIB)] | None = 64 * limits.MIB
-    """Stored by one step. One tool result may have 64 MiB, which compresses to about 16."""
+    """Bytes stored by one step. One tool result may have 64 MiB, which compresses to about 16."""
 
     context_bytes_max: Annotated[int, Field(ge=4 * limits.KIB)] = limits.MIB
-    """Context of one model call, for what compaction cannot shorten. 250,000 tokens: more than most
-    models take."""
+    """Size of one model call's context, reached only if compaction cannot shorten it. 250,000 tokens:
+    more than most models take."""
 
     failed_turns_max: Annotated[int, Field(ge=1)] = 5
     """Turns in a row without an answer."""
 
     refused_calls_max: Annotated[int, Field(ge=1)] = 8
-    """Steps in a row in which the model called tools that do not exist or with arguments that do not
-    fit. The turn ends with a failure entry: a model that has not found out by then will not."""
+    """Steps in a row in which the model called only unknown tools, or tools with invalid arguments.
+    The turn then ends with a failure entry: a model that has not recovered by then will not."""
 
     same_failure_max: Annotated[int, Field(ge=2)] = 5
     """Steps in a row in which the same call fails in the same way."""
@@ -148,9 +148,8 @@ class Policy:
     """Steps in a row that only repeat one of the last eight: same calls, same results."""
 
     on_limit: Action = "pause"
-    """What happens to a thread that reaches a limit. `pause` keeps all as it is until somebody raises
-    the limit (`configure`) and unpauses it; `stop` ends it; `archive` does too, and marks it as one to
-    be archived."""
+    """What happens to a thread that reaches a limit. `pause` keeps it until an operator raises the limit
+    (`configure`) and unpauses it; `stop` ends it; `archive` ends it and marks it for archiving."""
 
     actions: Mapping[str, Action] = dataclasses.field(default_factory=dict)
     """Other actions for single limits, by the field's name: {"cost_usd_max": "stop"}."""
@@ -158,26 +157,28 @@ class Policy:
     @model_validator(mode="after")
     def _check(self) -> "Policy":
         if self.compact_to_bytes >= self.compact_at_bytes:
-            raise ValueError("compact_to_bytes has to be less than compact_at_bytes")
+            raise ValueError("compact_to_bytes must be less than compact_at_bytes")
         if unknown := sorted(set(self.actions) - LIMITS):
-            raise ValueError(f"actions: {unknown[0]} is no limit; those are {sorted(LIMITS)}")
+            raise ValueError(
+                f"actions: {unknown[0]} is not a limit; the limits are {sorted(LIMITS)}"
+            )
         return self
 
     def action(self, limit: str) -> Action:
-        """Return what happens when that limit is reached."""
+        """Return the action for a limit."""
         return self.actions.get(limit, self.on_limit)
 
     def fields(self) -> dict[str, Any]:
-        """Return all fields. Defaults may change with a release; a thread keeps what it began with."""
+        """Return all fields. A release may change defaults; a thread keeps those it started with."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def differences(self) -> dict[str, Any]:
-        """Return the fields that are not at their default: short, where a policy is sent often."""
+        """Return the fields that differ from their default: shorter, for a policy that is sent often."""
         defaults = _DEFAULT.fields()
         return {name: value for name, value in self.fields().items() if value != defaults[name]}
 
     def with_changes(self, changes: Mapping[str, Any]) -> "Policy":
-        """Return this policy with some fields replaced; raise `ValueError` for what is wrong."""
+        """Return this policy with some fields replaced. Raises `ValueError` for invalid fields."""
         if not changes:
             return self
         known = self.fields()

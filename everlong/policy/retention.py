@@ -1,4 +1,4 @@
-"""How long what nothing reaches is kept, by class."""
+"""Retention: how long a sweep keeps unreachable objects, by class."""
 
 from typing import Annotated, Final
 
@@ -10,36 +10,38 @@ from everlong import limits
 _DAY: Final = 24 * 3600.0
 _Seconds = Annotated[float, Field(ge=0, le=100 * 365 * _DAY)]
 
-# A pack may be named by an encoder that remembers it, and by a payload that is on its way into a
-# history.
+# After a sweep finds a pack unreachable, an encoder that remembers it may still refer to it, and a
+# payload that names it may still be on its way into a history.
 QUARANTINE_SECONDS_MIN: Final = limits.ENCODER_PACK_SECONDS_MAX + limits.SWEEP_ON_ITS_WAY_SECONDS
-"""What is quarantined for less may be named again after it is gone."""
+"""Shortest safe quarantine. After a shorter one, a history could name a pack that is already deleted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """Time that passes before a sweep takes what no history, fork or schedule reaches any more."""
+    """Time before a sweep takes objects that no history, fork or schedule reaches any more."""
 
     payload_seconds: _Seconds = _DAY
-    """Payloads of histories, from when they were written to when they may be quarantined."""
+    """Least age of a history's unreachable payload before it is quarantined."""
 
     journal_seconds: _Seconds = _DAY
-    """Segments, bodies and snapshots of journals, in the same way."""
+    """Least age of a journal's unreachable segments, bodies and snapshots before they are
+    quarantined."""
 
     archive_seconds: _Seconds | None = None
-    """Archives, from when they were written; None keeps them for ever. Nothing reaches an archive, so
-    this alone decides."""
+    """Age at which archives are quarantined; None keeps them forever. Nothing refers to an archive, so
+    age alone decides."""
 
     quarantine_seconds: _Seconds = 7 * _DAY
-    """From quarantine to the end. Until then a read, or the next sweep, puts back what is needed."""
+    """Time from quarantine to deletion. Until then a read, or the next sweep, restores a needed
+    object."""
 
     def find_problem(self) -> str:
-        """Say why this could lose what is still needed; empty if it cannot."""
+        """Return why this retention could lose needed objects; empty if it cannot."""
         if self.quarantine_seconds >= QUARANTINE_SECONDS_MIN:
             return ""
         return (
-            f"quarantine_seconds is {self.quarantine_seconds:g}: workers may name a pack again up to "
-            f"{QUARANTINE_SECONDS_MIN:g} s after a sweep has found it unreachable. Give at least that."
+            f"quarantine_seconds is {self.quarantine_seconds:g}: workers may refer to a pack up to "
+            f"{QUARANTINE_SECONDS_MIN:g} s after a sweep found it unreachable. Give at least that."
         )
 
 
@@ -48,20 +50,20 @@ _FIELDS: Final = ("payload", "journal", "archive", "quarantine")
 
 
 def parse_seconds(text: str) -> float:
-    """Return a time as people write it: `90s`, `30m`, `6h`, `7d`. `ValueError` for what is none."""
+    """Parse a duration such as `90s`, `30m`, `6h` or `7d`. Raises `ValueError` for anything else."""
     number, unit = text[:-1], text[-1:]
     if unit not in _UNITS or not number.replace(".", "", 1).isdecimal():
-        raise ValueError(f"{text!r} is no time; write 90s, 30m, 6h or 7d")
+        raise ValueError(f"{text!r} is not a duration; write 90s, 30m, 6h or 7d")
     return float(number) * _UNITS[unit]
 
 
 def parse_retention(text: str) -> Retention:
-    """Return what is written as `payload=1d,archive=never,quarantine=7d`; the rest is as ever."""
+    """Parse a retention such as `payload=1d,archive=never,quarantine=7d`; the rest keeps its default."""
     values: dict[str, float | None] = {}
     for part in filter(None, (each.strip() for each in text.split(","))):
         name, equals, value = part.partition("=")
         if name not in _FIELDS or not equals:
             raise ValueError(f"{part!r} is not understood; write {'=…, '.join(_FIELDS)}=…")
-        is_for_ever = name == "archive" and value == "never"
-        values[f"{name}_seconds"] = None if is_for_ever else parse_seconds(value)
+        is_never = name == "archive" and value == "never"
+        values[f"{name}_seconds"] = None if is_never else parse_seconds(value)
     return Retention(**values)  # type: ignore[arg-type] # only archives have None

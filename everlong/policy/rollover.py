@@ -1,12 +1,12 @@
-"""When a run ends and the next begins."""
+"""Rollover: decides when a run ends and the thread continues as new."""
 
 import dataclasses
 from enum import StrEnum
 
 from everlong.policy.policy import Policy
 
-# Of a cold resume, measured on two cores: what it takes at least, a replayed event, an object that is
-# fetched (60 ms each, 16 at a time), and a byte that is read and inflated.
+# Costs of a cold resume, measured on two cores: the minimum, one replayed event, one fetched object
+# (60 ms each, 16 at a time), and one byte that is read and decompressed.
 _RESUME_SECONDS_MIN = 0.1
 _EVENT_SECONDS = 0.0006
 _BLOB_SECONDS = 0.004
@@ -22,24 +22,24 @@ class RollReason(StrEnum):
     BLOBS = "blobs"
     RESUME_SECONDS = "resume_seconds"
     SERVER = "server"
-    """The server suggested it. Once payloads are offloaded it hardly ever does."""
+    """The server suggested it. It hardly ever does once payloads are offloaded."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RunSize:
-    """How large the current run has become."""
+    """Size of the current run."""
 
     events: int
     history_bytes: int
-    """Since it began."""
+    """History of this run, in bytes."""
     server_suggests: bool
     offloaded_bytes: int = 0
-    """What a replay reads from the store: results that workflow code consumes."""
+    """Bytes that a replay reads from the store: results that workflow code consumes."""
     blobs: int = 0
 
 
 def expected_resume_seconds(size: RunSize) -> float:
-    """Return about how long a new worker takes until it goes on."""
+    """Return an estimate of the time that a new worker needs to resume the run."""
     return (
         _RESUME_SECONDS_MIN
         + size.events * _EVENT_SECONDS
@@ -49,7 +49,7 @@ def expected_resume_seconds(size: RunSize) -> float:
 
 
 def roll_reason(policy: Policy, size: RunSize) -> RollReason | None:
-    """Return why the run should end at its next safe point, or None to go on."""
+    """Return why the run should end at its next safe point, or None to continue."""
     bounds = (
         (RollReason.EVENTS, size.events, policy.run_events_max),
         (RollReason.HISTORY_BYTES, size.history_bytes, policy.run_history_bytes_max),

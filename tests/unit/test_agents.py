@@ -39,12 +39,12 @@ def test_an_agent_has_a_name_and_a_policy() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"name": ""}, "needs a name"),
-        ({"name": "a\nb"}, "needs a name"),
+        ({"name": ""}, "needs a printable name"),
+        ({"name": "a\nb"}, "needs a printable name"),
         ({"name": "a" * 65}, "at most 64 characters"),
         ({"tools": [restart, restart]}, "two tools of the same name"),
-        ({"tools": [recall]}, "'recall' is a tool that every agent has"),
-        ({"tools": [len]}, "is no tool; put @tool above it"),
+        ({"tools": [recall]}, "every agent has a tool 'recall' already"),
+        ({"tools": [len]}, "is not a tool; decorate it with @tool"),
         ({"model": 5}, "its model is a int"),
         ({"model": ""}, "Give a name as in 'openai:gpt-5'"),
         ({"model_settings": {"temperature": 0}}, "model_settings are for models of providers"),
@@ -104,7 +104,7 @@ def test_agents_below_an_agent_have_names_of_their_own() -> None:
     [
         ({"name": "a b"}, "agent 'a b' cannot be a tool"),
         ({"instructions": " ", "description": ""}, "'writer' is a tool of 'boss' and has no"),
-        ({"name": "forget"}, "'forget' is a tool that every agent has"),
+        ({"name": "forget"}, "every agent has a tool 'forget' already"),
     ],
 )
 def test_a_sub_agent_that_a_model_could_not_call_is_refused(

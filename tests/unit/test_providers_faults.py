@@ -293,7 +293,7 @@ async def test_of_several_models_one_that_may_recover_is_enough_to_try_again(
         ("cohere:command", r"pip install .*cohere"),
         ("gpt-5-of-nobody", "Unknown model"),
         ("nobody:gpt-5", "Unknown model"),
-        (5, "a int is no model"),
+        (5, "a int is not a model"),
     ],
 )
 def test_a_model_that_cannot_be_built_says_what_to_set_or_install(

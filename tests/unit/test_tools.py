@@ -200,10 +200,10 @@ def _field_default(x: int = Field(3)) -> str:
         (_nameless, "'_nameless' has no docstring"),
         (_arguments_only, "'_arguments_only' has no docstring"),
         (_loose, "'x' needs a type"),
-        (_many, "cannot be given by name"),
-        (_yields, "yields; return a list"),
-        (_yields_later, "yields; return a list"),
-        (_unknown, "'Nowhere' of its signature is not known"),
+        (_many, "cannot be passed by name"),
+        (_yields, "is a generator; return a list"),
+        (_yields_later, "is a generator; return a list"),
+        (_unknown, "'Nowhere' in its signature is not defined"),
         (_called, "'_called' has a parameter that JSON cannot express"),
         (_odd_type, "of a type that pydantic cannot check"),
         (_field_default, "write Annotated"),
@@ -280,23 +280,23 @@ async def _later(amount: int, to: str) -> bool:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"timeout_seconds": 0}, "timeout_seconds is over 0"),
-        ({"timeout_seconds": -1}, "timeout_seconds is over 0"),
-        ({"timeout_seconds": float("nan")}, "timeout_seconds is over 0"),
-        ({"timeout_seconds": float("inf")}, "timeout_seconds is over 0"),
-        ({"timeout_seconds": "5"}, "timeout_seconds is over 0"),
-        ({"attempts_max": 0}, "attempts_max is a whole number of at least 1"),
-        ({"attempts_max": True}, "attempts_max is a whole number"),
-        ({"max_result_bytes": 10}, "max_result_bytes is a whole number of at least 256"),
-        ({"needs_approval": "yes"}, "needs_approval is True, False, or a function"),
+        ({"timeout_seconds": 0}, "timeout_seconds must be over 0"),
+        ({"timeout_seconds": -1}, "timeout_seconds must be over 0"),
+        ({"timeout_seconds": float("nan")}, "timeout_seconds must be over 0"),
+        ({"timeout_seconds": float("inf")}, "timeout_seconds must be over 0"),
+        ({"timeout_seconds": "5"}, "timeout_seconds must be over 0"),
+        ({"attempts_max": 0}, "attempts_max must be an integer of at least 1"),
+        ({"attempts_max": True}, "attempts_max must be an integer"),
+        ({"max_result_bytes": 10}, "max_result_bytes must be an integer of at least 256"),
+        ({"needs_approval": "yes"}, "needs_approval must be True, False, or a function"),
         ({"needs_approval": _later}, "not async"),
         ({"needs_approval": lambda total: True}, "arguments by name .amount, to."),
-        ({"approvers": ["a"]}, "approvers says nothing without needs_approval"),
-        ({"deadline_seconds": 5}, "deadline_seconds says nothing"),
-        ({"needs_approval": True, "approvers": "alice"}, "approvers is a list of names"),
+        ({"approvers": ["a"]}, "approvers has no effect without needs_approval"),
+        ({"deadline_seconds": 5}, "deadline_seconds has no effect"),
+        ({"needs_approval": True, "approvers": "alice"}, "approvers must be a list of names"),
         ({"needs_approval": True, "approvers": []}, "approvers is empty"),
         ({"needs_approval": True, "approvers": ["a" * 300]}, "over 256 bytes"),
-        ({"needs_approval": True, "deadline_seconds": 0}, "deadline_seconds is over 0"),
+        ({"needs_approval": True, "deadline_seconds": 0}, "deadline_seconds must be over 0"),
         ({"needs_approval": True, "on_deadline": "deny"}, "needs deadline_seconds"),
         (
             {"needs_approval": True, "deadline_seconds": 1, "on_deadline": "escalate"},
@@ -307,7 +307,7 @@ async def _later(amount: int, to: str) -> bool:
             {"needs_approval": True, "deadline_seconds": 1, "on_deadline": "allow"},
             "'deny' or 'escalate', not 'allow'",
         ),
-        ({"retries": 3}, "there is no retries; @tool takes needs_approval"),
+        ({"retries": 3}, "unknown option retries; @tool takes needs_approval"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(options: Any, message: str) -> None:
@@ -358,7 +358,7 @@ def _circle() -> list[object]:
     ids=["lock", "object", "circle", "surrogate", "bytes"],
 )
 def test_a_result_that_is_no_json_is_a_clear_error(result: object) -> None:
-    with pytest.raises(TypeError, match=r"'restart' returned a .* that is no JSON") as caught:
+    with pytest.raises(TypeError, match=r"'restart' returned a .* that is not JSON") as caught:
         restart.text_of(result)
     assert "secret" not in str(caught.value)
     assert caught.value.__suppress_context__
