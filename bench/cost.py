@@ -27,7 +27,7 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 from bench.cost_actions import Cost, cost_of, histories, requests
 from bench.report import Report, Series, finish, machine
 from everlong import Agent, EverlongPlugin, Policy, Reply, ThreadStart, tool
-from everlong.admin import service
+from everlong.client.status import pending
 from everlong.embedded import start_server
 from everlong.embedded.server import free_port
 from everlong.models import (
@@ -196,7 +196,7 @@ class EverlongVariant:
 
     async def approve(self, thread_id: str) -> None:
         """See `Variant`."""
-        [waiting] = await service.pending(self.client, thread_id)
+        [waiting] = await pending(self.client, thread_id)
         decide = Decide(id=waiting.id, approve=True, by="bench")
         await self.client.get_workflow_handle(thread_id).execute_update(DECIDE_UPDATE, decide)
 

@@ -26,7 +26,7 @@ from bench import worker_log
 from bench.load_worker import AGENT, PLAIN_LOOP
 from bench.report import Report, Series, finish, machine
 from everlong import EverlongPlugin
-from everlong.admin import service
+from everlong.client.wait import ask as ask_thread
 from everlong.config import environment_without_temporal
 from everlong.embedded import ManagedProcess, TemporalServer, start_server
 
@@ -239,7 +239,7 @@ def _caller(
     client: Client, plugin: EverlongPlugin, queue: str, text: str
 ) -> Callable[[int], Awaitable[object]]:
     async def ask(number: int) -> object:
-        return await service.ask(
+        return await ask_thread(
             client,
             plugin.packs,
             f"{queue}-{number}",

@@ -352,9 +352,9 @@ class EverlongPlugin(PackSource, SimplePlugin):
         """Archive what is due. Archives need packages that a worker may do without."""
         try:
             # Here, since a worker that sweeps nothing need not wait for it.
-            from everlong.client.due import preserve
+            from everlong.client.due import archive_before_sweep
 
-            return await preserve(client, packs, self._resumes.telemetry.spans)
+            return await archive_before_sweep(client, packs, self._resumes.telemetry.spans)
         except ModuleNotFoundError as error:
             if error.name not in _ARCHIVE_PACKAGES:
                 raise

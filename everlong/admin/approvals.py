@@ -28,7 +28,7 @@ _CONTEXT_ENTRIES: Final = 6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Waiting:
+class WaitingApproval:
     """A call that waits for a person, and what came before it."""
 
     thread_id: str
@@ -44,10 +44,10 @@ class Waiting:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class WaitingPage:
+class ApprovalPage:
     """What waits, oldest first."""
 
-    waiting: tuple[Waiting, ...]
+    waiting: tuple[WaitingApproval, ...]
     threads: int
     """Threads in which something waits, by visibility, which is a second or so behind."""
     not_asked: int
@@ -56,7 +56,7 @@ class WaitingPage:
     """Threads that did not answer, and why."""
 
 
-async def waiting(client: Client, packs: PackStore) -> WaitingPage:
+async def list_approvals(client: Client, packs: PackStore) -> ApprovalPage:
     """Return all approvals that wait. Threads in which none waits are not asked."""
     rows: list[ThreadRow] = []
     token = b""
@@ -70,7 +70,7 @@ async def waiting(client: Client, packs: PackStore) -> WaitingPage:
     places = asyncio.Semaphore(_AT_ONCE)
     problems: dict[str, str] = {}
 
-    async def ask(row: ThreadRow) -> list[Waiting]:
+    async def ask(row: ThreadRow) -> list[WaitingApproval]:
         async with places:
             try:
                 async with asyncio.timeout(ANSWER_SECONDS_MAX):
@@ -87,7 +87,7 @@ async def waiting(client: Client, packs: PackStore) -> WaitingPage:
         each for group in await asyncio.gather(*map(ask, rows[:THREADS_MAX])) for each in group
     ]
     found.sort(key=lambda each: (each.approval.asked_ms, each.approval.id))
-    return WaitingPage(
+    return ApprovalPage(
         waiting=tuple(found),
         threads=len(rows),
         not_asked=max(0, len(rows) - THREADS_MAX),
@@ -95,7 +95,9 @@ async def waiting(client: Client, packs: PackStore) -> WaitingPage:
     )
 
 
-async def waiting_in(client: Client, packs: PackStore, thread_id: str) -> tuple[Waiting, ...]:
+async def list_thread_approvals(
+    client: Client, packs: PackStore, thread_id: str
+) -> tuple[WaitingApproval, ...]:
     """Return the approvals of one thread, with whole arguments and context."""
     return tuple(
         [
@@ -105,7 +107,7 @@ async def waiting_in(client: Client, packs: PackStore, thread_id: str) -> tuple[
     )
 
 
-async def _of_thread(client: Client, packs: PackStore, row: ThreadRow) -> list[Waiting]:
+async def _of_thread(client: Client, packs: PackStore, row: ThreadRow) -> list[WaitingApproval]:
     return [
         await _shown(client, packs, row.thread_id, row.agent, approval)
         for approval in await pending(client, row.thread_id)
@@ -114,7 +116,7 @@ async def _of_thread(client: Client, packs: PackStore, row: ThreadRow) -> list[W
 
 async def _shown(
     client: Client, packs: PackStore, thread_id: str, agent: str, approval: Approval
-) -> Waiting:
+) -> WaitingApproval:
     arguments, problem = approval.arguments, ""
     context: tuple[EntrySummary, ...] = ()
     try:
@@ -127,7 +129,7 @@ async def _shown(
         problem = problem or f"What came before cannot be shown: {error}"
     # A lone surrogate, which JSON may hold, is shown and not replaced: these are what is decided about.
     data = arguments.encode(errors="backslashreplace")
-    return Waiting(
+    return WaitingApproval(
         thread_id=thread_id,
         agent=agent,
         approval=approval,

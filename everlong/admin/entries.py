@@ -75,7 +75,7 @@ class BodySlice:
     """Of a reply: the tools that it calls. The form `json` has their arguments."""
 
 
-async def entry_page(
+async def load_entry_page(
     client: Client,
     packs: PackStore,
     thread_id: str,
@@ -148,7 +148,7 @@ def _said(entry: Entry) -> str:
     return f"{entry.ref.preview}…" if entry.ref is not None and entry.ref.preview else ""
 
 
-async def entry_body(
+async def load_entry_body(
     client: Client,
     packs: PackStore,
     thread_id: str,
@@ -174,7 +174,7 @@ async def entry_body(
     )
 
 
-async def entry_download(
+async def open_entry_body(
     client: Client, packs: PackStore, thread_id: str, seq: int, form: Form = "text"
 ) -> AsyncIterator[bytes]:
     """Return the whole body of an entry in parts. An entry that is not there raises at once."""

@@ -64,7 +64,7 @@ class FleetView:
     """How many threads there are, as far as that is known."""
 
 
-async def fleet(directory: Directory, last_sweep: SweepReport | None = None) -> FleetView:
+async def load_fleet(directory: Directory, last_sweep: SweepReport | None = None) -> FleetView:
     """Return how all threads are, by what was read of them last, and what is known of sweeps."""
     await directory.look()
     if directory.index is not None:
@@ -179,7 +179,7 @@ class StoreHealth:
     checked_ms: int
 
 
-async def store_health(packs: PackStore) -> StoreHealth:
+async def check_store_health(packs: PackStore) -> StoreHealth:
     """Write, read and delete a small object, as `everlong doctor` does."""
     began = time.monotonic()
     try:

@@ -165,7 +165,7 @@ class ThreadOverview:
     """Whether the server has forgotten the thread, so that all of this is read from its archive."""
 
 
-async def overview(
+async def load_overview(
     client: Client,
     packs: PackStore,
     thread_id: str,

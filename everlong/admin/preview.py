@@ -8,7 +8,7 @@ from temporalio.client import Client
 
 from everlong.admin.format import bytes_text, counted, setting_text
 from everlong.archive import manifest as manifests
-from everlong.client.archives import ArchivePlan, Then, archive_plan
+from everlong.client.archives import ArchivePlan, Then, plan_archive
 from everlong.client.lookup import Standing, standing
 from everlong.client.status import pending
 from everlong.client.time_travel import Past, archive_of
@@ -51,7 +51,7 @@ class Preview:
     warnings: tuple[str, ...] = ()
 
 
-async def preview(
+async def preview_action(
     client: Client,
     packs: PackStore,
     thread_id: str,
@@ -183,7 +183,7 @@ async def _archive(
             "read back once more, and nothing is written."
         )
         return Preview(action="archive", sentence=sentence)
-    plan = await archive_plan(client, packs, found.thread_id, then)
+    plan = await plan_archive(client, packs, found.thread_id, then)
     before_bytes = plan.size.blob_bytes if plan.size else found.row.stored_bytes
     file_bytes = await _archive_bytes(client, packs, found)
     frees = then == "free" and not plan.refused

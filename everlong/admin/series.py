@@ -55,7 +55,7 @@ class Series:
     """Whether there are more points than these."""
 
 
-async def series(
+async def load_series(
     client: Client, packs: PackStore, thread_id: str, *, points_max: int = POINTS_MAX
 ) -> Series:
     """Return how a thread has grown: at most about `points_max` points, evenly spread over its life."""

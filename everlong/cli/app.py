@@ -12,8 +12,8 @@ import typer
 from temporalio.client import Client
 
 import everlong
-from everlong.admin import service
 from everlong.admin.console import err, out, plain
+from everlong.client.visibility import read_rows
 from everlong.config import load_settings
 from everlong.connection import connect
 from everlong.errors import ConfigError, EverlongError
@@ -43,7 +43,7 @@ def complete_thread_id(incomplete: str) -> list[str]:
 async def _ids(incomplete: str) -> list[str]:
     async with asyncio.timeout(_COMPLETE_SECONDS_MAX):
         client = await connect(load_settings())
-        page = await service.read_rows(client, size=_COMPLETE_ROWS)
+        page = await read_rows(client, size=_COMPLETE_ROWS)
     ids = {row.thread_id for row in page.rows if row.thread_id.startswith(incomplete)}
     # A shell would break others up, and a line break would look like two ids.
     return sorted(filter(is_new_id, ids))

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from temporalio.client import Client
 
-from everlong.admin import service
+from everlong.admin.approvals import list_approvals
 from everlong.cli.app import (
     By,
     Json,
@@ -17,6 +17,8 @@ from everlong.cli.app import (
     run_with_client,
 )
 from everlong.cli.output import approval_text, arguments_text, print_json, print_lines
+from everlong.client.control import decide
+from everlong.client.status import arguments_of, pending
 from everlong.config import load_settings
 from everlong.connection import open_configured_packs
 from everlong.models.thread_ids import show_id
@@ -44,8 +46,8 @@ def approvals(
     async def work(client: Client) -> None:
         packs = open_configured_packs(settings)
         waiting = [
-            (each, await service.arguments_of(client, packs, thread_id, each))
-            for each in await service.pending(client, thread_id)
+            (each, await arguments_of(client, packs, thread_id, each))
+            for each in await pending(client, thread_id)
         ]
         if as_json:
             print_json([dataclasses.replace(each, arguments=whole) for each, whole in waiting])
@@ -61,7 +63,7 @@ def approvals(
 
 
 async def _all_approvals(client: Client, as_json: bool) -> None:
-    page = await service.waiting(client, open_configured_packs(load_settings()))
+    page = await list_approvals(client, open_configured_packs(load_settings()))
     if as_json:
         print_json(page)
         return
@@ -101,7 +103,7 @@ def _decide(thread_id: str, approval_id: str, approve: bool, by: str, reason: st
     name = name_of(by)
 
     async def work(client: Client) -> None:
-        await service.decide(client, thread_id, approval_id, approve, name, reason)
+        await decide(client, thread_id, approval_id, approve, name, reason)
         verdict = "approved" if approve else "denied"
         print_lines([f"{approval_id} on thread {show_id(thread_id)} is {verdict}, by {name}"])
 

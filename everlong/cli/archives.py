@@ -11,13 +11,21 @@ from rich.markup import escape
 from rich.status import Status
 from rich.table import Column, Table
 
-from everlong.admin import service
 from everlong.admin.console import command, err, plain, print_table
 from everlong.admin.format import bytes_text, counted
 from everlong.admin.preview import plan_lines
 from everlong.cli.app import By, Json, OptionalThreadId, Reason, ThreadId, Yes, confirm, name_of
 from everlong.cli.output import print_json, print_lines, time_text
-from everlong.client.archives import check_export
+from everlong.client.archives import (
+    ArchivePage,
+    ArchiveResult,
+    check_export,
+    export_archive,
+    list_archives,
+    plan_archive,
+)
+from everlong.client.archives import archive as archive_thread
+from everlong.client.restore import revive as revive_thread
 from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
 from everlong.models.thread_ids import quote_id, show_id
@@ -122,7 +130,7 @@ def revive(
     async def work() -> None:
         client = await connect(settings)
         with err.status("reading the archive") as line:
-            start = await service.revive(
+            start = await revive_thread(
                 client,
                 open_configured_packs(settings),
                 thread_id,
@@ -154,14 +162,14 @@ async def _archive(settings: Settings, wish: _Wish) -> None:
     client = await connect(settings)
     packs = open_configured_packs(settings)
     if wish.dry_run:
-        plan = await service.archive_plan(client, packs, wish.thread_id, wish.then.value)
+        plan = await plan_archive(client, packs, wish.thread_id, wish.then.value)
         if wish.as_json:
             print_json(plan)
         else:
             print_lines(plan_lines(plan))
         return
     with err.status(f"archiving {escape(plain(show_id(wish.thread_id)))}") as line:
-        done = await service.archive(
+        done = await archive_thread(
             client,
             packs,
             wish.thread_id,
@@ -171,7 +179,7 @@ async def _archive(settings: Settings, wish: _Wish) -> None:
             on_progress=lambda *each: _tell(line, *each),
         )
         if wish.export is not None:
-            await service.export_archive(packs, done.manifest, wish.export)
+            await export_archive(packs, done.manifest, wish.export)
     if wish.as_json:
         print_json(done)
     else:
@@ -186,7 +194,7 @@ def _tell(line: Status, what: str, done: int, total: int) -> None:
     line.update(f"{done:,} of {total:,} entries are {what}")
 
 
-def archived_lines(done: service.Archived, export: Path | None) -> list[str]:
+def archived_lines(done: ArchiveResult, export: Path | None) -> list[str]:
     """Return what was done, in words."""
     manifest = done.manifest
     size = bytes_text(manifest.size_bytes)
@@ -212,7 +220,7 @@ def archived_lines(done: service.Archived, export: Path | None) -> list[str]:
 
 async def _archives(settings: Settings, thread_id: str | None, before: str, as_json: bool) -> None:
     client = await connect(settings)
-    page = await service.archives(
+    page = await list_archives(
         client, open_configured_packs(settings), thread_id=thread_id, before=before
     )
     if as_json:
@@ -255,7 +263,7 @@ def _by_text(by: str, freed_by: str) -> str:
     return "; ".join(filter(None, [by, freed_by and f"freed by {freed_by}"]))
 
 
-def _none_text(page: service.ArchivePage, thread_id: str | None) -> str:
+def _none_text(page: ArchivePage, thread_id: str | None) -> str:
     whose = f" of thread {show_id(thread_id)}" if thread_id else ""
     if page.next:
         return f"there is no archive{whose} among the newest here; there are older ones"

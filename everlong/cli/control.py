@@ -8,8 +8,8 @@ from typing import Annotated, Any, Protocol
 import typer
 from temporalio.client import Client
 
-from everlong.admin import service
 from everlong.admin.format import setting_text
+from everlong.admin.preview import Action, preview_action
 from everlong.cli.app import (
     By,
     DryRun,
@@ -22,6 +22,12 @@ from everlong.cli.app import (
     run_with_client,
 )
 from everlong.cli.output import print_json, print_lines
+from everlong.client.control import compact as compact_thread
+from everlong.client.control import configure
+from everlong.client.control import pause as pause_thread
+from everlong.client.control import stop as stop_thread
+from everlong.client.control import unpause as unpause_thread
+from everlong.client.status import status
 from everlong.config import load_settings
 from everlong.connection import open_configured_packs
 from everlong.errors import ConfigError
@@ -55,8 +61,8 @@ def limits(
 
     async def work(client: Client) -> None:
         if wanted:
-            await service.configure(client, thread_id, wanted, by=name_of(by), reason=reason)
-        policy = (await service.status(client, thread_id)).policy
+            await configure(client, thread_id, wanted, by=name_of(by), reason=reason)
+        policy = (await status(client, thread_id)).policy
         if as_json:
             print_json(policy)
         else:
@@ -71,7 +77,7 @@ def pause(thread_id: ThreadId, by: By = "", reason: Reason = "") -> None:
 
     Example: everlong pause ops-7 --reason 'wrong cluster'
     """
-    _signal(service.pause, thread_id, by, reason, "takes no more steps")
+    _signal(pause_thread, thread_id, by, reason, "takes no more steps")
 
 
 @commands.command()
@@ -80,7 +86,7 @@ def unpause(thread_id: ThreadId, by: By = "", reason: Reason = "") -> None:
 
     Example: everlong limits ops-7 steps_max=500 && everlong unpause ops-7
     """
-    _signal(service.unpause, thread_id, by, reason, "goes on")
+    _signal(unpause_thread, thread_id, by, reason, "goes on")
 
 
 @commands.command()
@@ -92,7 +98,7 @@ def compact(thread_id: ThreadId, by: By = "", reason: Reason = "", dry_run: DryR
     if dry_run:
         _preview(thread_id, "compact")
         return
-    _signal(service.compact, thread_id, by, reason, "will compact at its next safe point")
+    _signal(compact_thread, thread_id, by, reason, "will compact at its next safe point")
 
 
 @commands.command()
@@ -111,14 +117,14 @@ def stop(
         _preview(thread_id, "stop")
         return
     confirm(f"Thread {show_id(thread_id)} will end, and cannot be started again.", yes=yes)
-    _signal(service.stop, thread_id, by, reason, "will stop at its next safe point")
+    _signal(stop_thread, thread_id, by, reason, "will stop at its next safe point")
 
 
-def _preview(thread_id: str, action: service.Action) -> None:
+def _preview(thread_id: str, action: Action) -> None:
     settings = load_settings()
 
     async def work(client: Client) -> None:
-        found = await service.preview(client, open_configured_packs(settings), thread_id, action)
+        found = await preview_action(client, open_configured_packs(settings), thread_id, action)
         print_lines([found.sentence, *(f"warning: {each}" for each in found.warnings)])
 
     run_with_client(work)

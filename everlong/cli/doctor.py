@@ -9,13 +9,15 @@ import typer
 from rich.text import Text
 from temporalio.client import Client
 
-from everlong.admin import service
 from everlong.admin.console import out, plain, show_progress
-from everlong.admin.service import DrainReport, Finding, HoldingCount
 from everlong.cli.app import Json
 from everlong.cli.output import print_json, print_lines
+from everlong.client.search_attributes import set_up
 from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
+from everlong.doctor.checks import run_checks
+from everlong.doctor.drain import DrainReport, HoldingCount, count_holdings
+from everlong.doctor.findings import Finding
 from everlong.errors import EverlongError, ServerUnreachable
 from everlong.models.search_attributes import SEARCH_ATTRIBUTES
 from everlong.models.thread_ids import show_id
@@ -51,7 +53,7 @@ def doctor(as_json: Json = False) -> None:
 
 async def _setup(settings: Settings, as_json: bool) -> None:
     client = await _connect_alone(settings)
-    done = await service.set_up(client)
+    done = await set_up(client)
     if as_json:
         print_json(
             [
@@ -85,7 +87,7 @@ async def _doctor(settings: Settings, as_json: bool) -> list[Finding]:
     except EverlongError as error:
         client = error
     findings = []
-    async for each in service.examine(
+    async for each in run_checks(
         client,
         packs,
         task_queue=settings.task_queue,
@@ -156,7 +158,7 @@ async def _drain(settings: Settings, query: str, only_open: bool, as_json: bool)
     keys = settings.keys if settings.outer_codec else ""
     client = await connect(dataclasses.replace(settings, store="memory:", keys=keys, cache_dir=""))
     with show_progress(as_json) as status:
-        report = await service.count_holdings(
+        report = await count_holdings(
             client,
             query=query,
             only_open=only_open,

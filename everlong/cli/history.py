@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from everlong.admin import service
 from everlong.admin.console import command, out
 from everlong.admin.format import bytes_text, message_text, note_text, one_line
 from everlong.cli.app import By, Json, ThreadId, name_of
@@ -17,6 +16,9 @@ from everlong.cli.output import (
     print_lines,
     totals_text,
 )
+from everlong.client.fork import fork as fork_thread
+from everlong.client.time_travel import ThreadDiff
+from everlong.client.time_travel import diff as diff_states
 from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
 from everlong.models import Kind
@@ -58,14 +60,14 @@ def fork(
 
 async def _diff(settings: Settings, thread_id: str, first: int, last: int, as_json: bool) -> None:
     client = await connect(settings)
-    found = await service.diff(client, open_configured_packs(settings), thread_id, first, last)
+    found = await diff_states(client, open_configured_packs(settings), thread_id, first, last)
     if as_json:
         print_json(found)
     else:
         print_lines(diff_lines(found))
 
 
-def diff_lines(diff: service.ThreadDiff) -> Iterator[str]:
+def diff_lines(diff: ThreadDiff) -> Iterator[str]:
     """Yield what changed: a plus for what came, a minus for what went."""
     before, after = map(bytes_text, diff.context_bytes)
     yield f"{show_id(diff.thread_id)}, entries {diff.first_seq} to {diff.last_seq}"
@@ -95,7 +97,7 @@ async def _fork(
     as_json: bool,
 ) -> None:
     client = await connect(settings)
-    start = await service.fork(
+    start = await fork_thread(
         client,
         open_configured_packs(settings),
         thread_id,

@@ -11,8 +11,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from everlong.admin import service
 from everlong.admin.console import out, plain
+from everlong.admin.fleet import FleetView, StoreHealth
 from everlong.admin.format import (
     bytes_text,
     counted,
@@ -21,8 +21,11 @@ from everlong.admin.format import (
     one_line,
     spark_text,
 )
-from everlong.admin.service import Manifest, ThreadSize, Totals
-from everlong.models import Approval, Entry, Fact, Message, ThreadCard, ThreadStatus
+from everlong.archive import Manifest
+from everlong.client.size import ThreadSize
+from everlong.client.threads import ThreadPage
+from everlong.client.visibility import ThreadRow
+from everlong.models import Approval, Entry, Fact, Message, ThreadCard, ThreadStatus, Totals
 from everlong.models.thread_ids import show_id
 
 _ARGUMENTS_BYTES_MAX = 4096
@@ -202,7 +205,7 @@ def totals_text(totals: Totals) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def page_lines(page: service.ThreadPage, *, is_search: bool = False) -> list[str]:
+def page_lines(page: ThreadPage, *, is_search: bool = False) -> list[str]:
     """Return what `threads` says of a page: which threads it has, and how to see others."""
     first, last = page.offset + 1, page.offset + len(page.rows)
     shown = f"{first} to {last} of {page.total}" if page.rows else "none"
@@ -222,7 +225,7 @@ def page_lines(page: service.ThreadPage, *, is_search: bool = False) -> list[str
     return lines
 
 
-def threads_table(page: service.ThreadPage, *, is_wide: bool = True) -> Table:
+def threads_table(page: ThreadPage, *, is_wide: bool = True) -> Table:
     """Return what `threads` prints; where there is little room, less of it."""
     table = Table()
     for name in ("thread", "agent", "status") if is_wide else ("thread", "status"):
@@ -238,7 +241,7 @@ def threads_table(page: service.ThreadPage, *, is_wide: bool = True) -> Table:
     return table
 
 
-def _of_card(text: Callable[[ThreadCard], str]) -> Callable[[service.ThreadRow], str]:
+def _of_card(text: Callable[[ThreadCard], str]) -> Callable[[ThreadRow], str]:
     return lambda row: "" if row.card is None else text(row.card)
 
 
@@ -246,7 +249,7 @@ def _bytes_or_none(size_bytes: float) -> str:
     return bytes_text(int(size_bytes)) if size_bytes else ""
 
 
-_COLUMNS: Final[Sequence[tuple[str, Callable[[service.ThreadRow], str]]]] = (
+_COLUMNS: Final[Sequence[tuple[str, Callable[[ThreadRow], str]]]] = (
     ("operational", _of_card(lambda card: bytes_text(card.operational_bytes))),
     ("context", _of_card(lambda card: bytes_text(card.context_bytes))),
     ("stored", lambda row: bytes_text(row.stored_bytes)),
@@ -260,7 +263,7 @@ _COLUMNS: Final[Sequence[tuple[str, Callable[[service.ThreadRow], str]]]] = (
 _NARROW: Final = frozenset({"stored", "growth/h", "steps", "waits"})
 
 
-def fleet_rows(view: service.FleetView, health: service.StoreHealth) -> list[tuple[str, str]]:
+def fleet_rows(view: FleetView, health: StoreHealth) -> list[tuple[str, str]]:
     """Return what `fleet` prints."""
     counts = ", ".join(f"{count} {name}" for name, count in view.by_status.items())
     resume = ""
@@ -284,7 +287,7 @@ def fleet_rows(view: service.FleetView, health: service.StoreHealth) -> list[tup
     ]
 
 
-def _more_text(view: service.FleetView) -> str:
+def _more_text(view: FleetView) -> str:
     if view.is_complete:
         return ""
     if view.all_threads <= view.threads:
@@ -292,7 +295,7 @@ def _more_text(view: service.FleetView) -> str:
     return f"; the newest of {view.all_threads:,}, and all figures are about these"
 
 
-def _sweep_text(view: service.FleetView) -> str:
+def _sweep_text(view: FleetView) -> str:
     report = view.last_sweep
     if report is None:
         return "none"
@@ -305,7 +308,7 @@ def _sweep_text(view: service.FleetView) -> str:
     return f"{time_text(report.started_ms)}{kind}: {took}; {bytes_text(report.stored.bytes)} stored"
 
 
-def _saved_text(view: service.FleetView) -> str:
+def _saved_text(view: FleetView) -> str:
     if not view.naive_bytes:
         return ""
     share = view.saved_bytes / view.naive_bytes
@@ -313,20 +316,18 @@ def _saved_text(view: service.FleetView) -> str:
     return f"{bytes_text(view.saved_bytes)} ({share:.0%}) of {read} that model calls have read"
 
 
-def _approvals_text(view: service.FleetView) -> str:
+def _approvals_text(view: FleetView) -> str:
     if not view.pending:
         return "none wait"
     since = "" if view.oldest_asked_ms is None else f", oldest {_age(view.oldest_asked_ms)}"
     return f"{view.pending} wait{since}"
 
 
-def _loops_text(view: service.FleetView) -> str:
+def _loops_text(view: FleetView) -> str:
     return ", ".join(f"{show_id(row.thread_id)} ({row.reason})" for row in view.loops[:5]) or "none"
 
 
-def _names(
-    rows: Sequence[service.ThreadRow], key: Callable[[service.ThreadRow], float], per: str
-) -> str:
+def _names(rows: Sequence[ThreadRow], key: Callable[[ThreadRow], float], per: str) -> str:
     return ", ".join(
         f"{show_id(row.thread_id)} {bytes_text(int(key(row)))}{per}" for row in rows[:5]
     )

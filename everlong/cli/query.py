@@ -12,7 +12,6 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from everlong.admin import service
 from everlong.admin.console import err, plain, print_table
 from everlong.admin.format import one_line
 from everlong.cli.app import Json
@@ -21,6 +20,8 @@ from everlong.config import load_settings
 from everlong.connection import connect, open_configured_packs
 from everlong.errors import ConfigError
 from everlong.models.thread_ids import check_id
+from everlong.queries import LIBRARY
+from everlong.queries.query import QueryResult, find_named_query, run_query
 
 commands = typer.Typer()
 # What a spreadsheet takes for the beginning of a formula.
@@ -53,13 +54,13 @@ def query(
     """
     if show_list:
         if as_json:
-            print_json(service.LIBRARY)
+            print_json(LIBRARY)
         else:
-            print_lines(f"{each.name:<16}  {each.about}\n  {each.sql}" for each in service.LIBRARY)
+            print_lines(f"{each.name:<16}  {each.about}\n  {each.sql}" for each in LIBRARY)
         return
     if (sql is None) == (run is None):
         raise ConfigError("give a statement, or the name of one with --run; --list shows them")
-    statement = sql if run is None else service.named_query(run).sql
+    statement = sql if run is None else find_named_query(run).sql
     asyncio.run(_query(statement or "", thread or [], as_json, as_csv))
 
 
@@ -67,7 +68,7 @@ async def _query(sql: str, threads: list[str], as_json: bool, as_csv: bool) -> N
     settings = load_settings()
     client = await connect(settings)
     with err.status("reading journals"):
-        found = await service.query(client, open_configured_packs(settings), sql, threads=threads)
+        found = await run_query(client, open_configured_packs(settings), sql, threads=threads)
     if as_json:
         print_json(found)
     elif as_csv:
@@ -86,7 +87,7 @@ async def _query(sql: str, threads: list[str], as_json: bool, as_csv: bool) -> N
     )
 
 
-def result_table(found: service.QueryResult) -> Table:
+def result_table(found: QueryResult) -> Table:
     """Return a result as people read it: a value has one line."""
     table = Table(*(escape(plain(each)) for each in found.columns))
     for row in found.rows:
@@ -94,13 +95,13 @@ def result_table(found: service.QueryResult) -> Table:
     return table
 
 
-def print_csv(found: service.QueryResult) -> None:
+def print_csv(found: QueryResult) -> None:
     """Print a result as CSV: for a program as it is, for a terminal without what could steer it."""
     text = csv_text(found)
     typer.echo(plain(text) if sys.stdout.isatty() else text, nl=False)
 
 
-def csv_text(found: service.QueryResult) -> str:
+def csv_text(found: QueryResult) -> str:
     """Return a result as CSV, as the dashboard gives it."""
     return "".join(_csv_line(row) for row in (found.columns, *found.rows))
 

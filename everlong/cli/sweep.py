@@ -9,11 +9,17 @@ from typing import Annotated, Final
 import typer
 from rich.table import Table
 
-from everlong.admin import service
 from everlong.admin.console import err, out, plain, show_progress
 from everlong.admin.format import bytes_text
 from everlong.cli.app import By, Json, Reason, name_of
 from everlong.cli.output import print_json, print_lines, time_text
+from everlong.client.sweeps import (
+    list_quarantined,
+    restore_quarantined,
+    schedule_sweeps,
+    unschedule_sweeps,
+)
+from everlong.client.sweeps import sweep as sweep_namespace
 from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
 from everlong.errors import ConfigError, SweepIncomplete
@@ -113,7 +119,7 @@ def _who(by: str) -> str:
 async def _sweep(settings: Settings, options: SweepOptions, as_json: bool) -> SweepReport:
     client = await connect(settings)
     with show_progress(as_json) as status:
-        report = await service.sweep(
+        report = await sweep_namespace(
             client,
             open_configured_packs(settings),
             options,
@@ -131,10 +137,10 @@ async def _schedule(settings: Settings, every: str, options: SweepOptions, as_js
     seconds = None if every == "off" else _seconds(every)
     client = await connect(settings)
     if seconds is None:
-        was_there = await service.unschedule_sweeps(client)
+        was_there = await unschedule_sweeps(client)
         text = "workers sweep no more" if was_there else "there was no schedule"
     else:
-        await service.schedule_sweeps(client, seconds, options, task_queue=settings.task_queue)
+        await schedule_sweeps(client, seconds, options, task_queue=settings.task_queue)
         text = f"workers on task queue {settings.task_queue} sweep every {every}"
     if as_json:
         print_json({"every_seconds": seconds, "task_queue": settings.task_queue, "text": text})
@@ -145,7 +151,7 @@ async def _schedule(settings: Settings, every: str, options: SweepOptions, as_js
 async def _quarantine(settings: Settings, action: str, keys: list[str], as_json: bool) -> None:
     packs = open_configured_packs(settings)
     if action == "list":
-        copies = [each async for each in service.quarantined(packs)]
+        copies = [each async for each in list_quarantined(packs)]
         if as_json:
             print_json(copies)
             return
@@ -154,7 +160,7 @@ async def _quarantine(settings: Settings, action: str, keys: list[str], as_json:
             print_lines([f"{time_text(each.quarantined_ms)}  {size:>10}  {each.original}"])
         print_lines([f"{len(copies)} objects in quarantine"])
     elif action == "restore" and keys:
-        restored = await service.restore_quarantined(packs, keys)
+        restored = await restore_quarantined(packs, keys)
         if as_json:
             print_json(restored)
         else:

@@ -12,8 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 from temporalio.client import Client
 
-from everlong.admin import service
 from everlong.admin.console import err, out, plain, print_table
+from everlong.admin.fleet import check_store_health, load_fleet
 from everlong.admin.format import bytes_text, message_text, one_line
 from everlong.cli.app import By, Json, ThreadId, name_of
 from everlong.cli.output import (
@@ -31,17 +31,27 @@ from everlong.cli.output import (
     time_text,
     totals_text,
 )
+from everlong.client.delivery import send as send_message
+from everlong.client.progress import Progress
+from everlong.client.runs import RUNS_MAX
+from everlong.client.runs import runs as list_runs
+from everlong.client.size import measure_size
+from everlong.client.status import pending
+from everlong.client.sweeps import read_last_sweep
+from everlong.client.threads import PAGE_LIMIT_MAX, Directory, Sort
+from everlong.client.time_travel import Past, state_at
+from everlong.client.wait import SCAN_ENTRIES, wait_for_answer
 from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
 from everlong.errors import ConfigError, EntryNotFound, StoreError
-from everlong.models import Entry, Message, SegmentRef, seq_after
+from everlong.models import Entry, Message, SegmentRef, Totals, seq_after
 from everlong.models.thread_ids import quote_id, show_id
 from everlong.storage.journal import JournalReader
 from everlong.storage.segments import MESSAGE_KINDS
 
 commands = typer.Typer()
 
-_SORTS: Final[tuple[str, ...]] = get_args(service.Sort)
+_SORTS: Final[tuple[str, ...]] = get_args(Sort)
 # What all columns of `threads` need, with ids of 24 characters.
 _WIDE_CHARS: Final = 140
 _JOURNAL_ENTRIES = 50
@@ -59,7 +69,7 @@ def threads(
     sort: Annotated[
         str, typer.Option(help="stored, growth, steps, resume, lag, pending, ...; - is descending.")
     ] = "-started",
-    limit: Annotated[int, typer.Option(min=1, max=service.PAGE_LIMIT_MAX)] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=PAGE_LIMIT_MAX)] = 50,
     offset: Annotated[int, typer.Option(min=0)] = 0,
     cursor: Annotated[str, typer.Option(help="Go on where the page before says.")] = "",
     as_json: Json = False,
@@ -89,7 +99,7 @@ def fleet(as_json: Json = False) -> None:
 @commands.command()
 def runs(
     thread_id: ThreadId,
-    limit: Annotated[int, typer.Option(min=1, max=service.RUNS_MAX)] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=RUNS_MAX)] = 20,
     from_run: Annotated[
         str, typer.Option("--from", help="Begin with this run, to page on to older ones.")
     ] = "",
@@ -142,9 +152,9 @@ async def _fleet(settings: Settings, as_json: bool) -> None:
     directory = await _directory(client)
     last_sweep = None
     with contextlib.suppress(StoreError):  # What is wrong with the store is said below.
-        last_sweep = await service.last_sweep(client, packs)
-    view = await service.fleet(directory, last_sweep)
-    health = await service.store_health(packs)
+        last_sweep = await read_last_sweep(client, packs)
+    view = await load_fleet(directory, last_sweep)
+    health = await check_store_health(packs)
     if as_json:
         print_json({"fleet": view, "store": health})
         return
@@ -159,7 +169,7 @@ async def _runs(
     settings: Settings, thread_id: str, from_run: str, limit: int, as_json: bool
 ) -> None:
     client = await connect(settings)
-    page = await service.runs(
+    page = await list_runs(
         client, thread_id, from_run_id=from_run, limit=limit, temporal_ui=settings.temporal_ui
     )
     if as_json:
@@ -177,11 +187,11 @@ async def _runs(
         err.print(f"older ones: --from {page.next_run_id}", markup=False)
 
 
-async def _directory(client: Client, *, index: bool = True) -> service.Directory:
+async def _directory(client: Client, *, index: bool = True) -> Directory:
     async def connected() -> Client:
         return client
 
-    directory = service.Directory(connected)
+    directory = Directory(connected)
     with err.status("reading threads"):
         await directory.read(index=index)
     return directory
@@ -270,7 +280,7 @@ async def _send(
             err.print(plain(f"{show_id(thread_id)} waits: {text}"), markup=False, soft_wrap=True)
         said[:] = [text]
 
-    number = await service.send(
+    number = await send_message(
         client,
         thread_id,
         text,
@@ -285,7 +295,7 @@ async def _send(
         print_lines([f"{queued} on thread {show_id(thread_id)}"])
         return
     with err.status(queued) as line:
-        answer = await service.wait_for_answer(
+        answer = await wait_for_answer(
             client,
             packs,
             thread_id,
@@ -299,7 +309,7 @@ async def _send(
     out.print(plain(answer), markup=False, soft_wrap=True)
 
 
-def _waiting_for(thread_id: str, progress: service.Progress) -> str:
+def _waiting_for(thread_id: str, progress: Progress) -> str:
     if progress.held_by:
         return f"held by {progress.held_by}"
     if progress.status == "approval":
@@ -310,7 +320,7 @@ def _waiting_for(thread_id: str, progress: service.Progress) -> str:
 async def _show(settings: Settings, thread_id: str, as_json: bool) -> None:
     client = await connect(settings)
     packs = open_configured_packs(settings)
-    past = await service.Past.open(client, packs, thread_id)
+    past = await Past.open(client, packs, thread_id)
     status = past.status
     if past.archive is not None:
         if as_json:
@@ -319,8 +329,8 @@ async def _show(settings: Settings, thread_id: str, as_json: bool) -> None:
         else:
             print_table(archive_table(past.archive, status, past.passed_over))
         return
-    approvals = await service.pending(client, thread_id) if status.pending else []
-    size = await service.size(client, packs.store, thread_id)
+    approvals = await pending(client, thread_id) if status.pending else []
+    size = await measure_size(client, packs.store, thread_id)
     if as_json:
         print_json(dataclasses.asdict(status) | {"size": size, "approvals": approvals})
     else:
@@ -329,14 +339,14 @@ async def _show(settings: Settings, thread_id: str, as_json: bool) -> None:
 
 async def _show_at(settings: Settings, thread_id: str, seq: int, as_json: bool) -> None:
     client = await connect(settings)
-    view = await service.state_at(client, open_configured_packs(settings), thread_id, seq)
+    view = await state_at(client, open_configured_packs(settings), thread_id, seq)
     if as_json:
         print_json(view)
         return
     print_lines(
         [
             f"{show_id(thread_id)} ({view.agent}) after entry {seq}, {time_text(view.time_ms)}",
-            f"done      {totals_text(view.totals or service.Totals())}",
+            f"done      {totals_text(view.totals or Totals())}",
             *(f"approval  {approval_text(each)}" for each in view.pending),
             *(f"fact      {fact_text(each)}" for each in view.facts),
             f"context   {bytes_text(view.context_bytes)} in {len(view.context)} messages"
@@ -351,7 +361,7 @@ async def _journal(
 ) -> None:
     client = await connect(settings)
     packs = open_configured_packs(settings)
-    past = await service.Past.open(client, packs, thread_id)
+    past = await Past.open(client, packs, thread_id)
     status = past.status
     last_seq = seq_after(status.head) - 1
     upto = last_seq if last is None else min(last, last_seq)
@@ -377,7 +387,7 @@ async def _entries(
     thread: JournalReader, head: SegmentRef | None, first_seq: int, last_seq: int, *, whole: bool
 ) -> AsyncIterator[tuple[Entry, Message | None]]:
     """Yield entries with their messages, reading a bounded number of them at a time."""
-    step = _WHOLE_ENTRIES if whole else service.SCAN_ENTRIES
+    step = _WHOLE_ENTRIES if whole else SCAN_ENTRIES
     for from_seq in range(first_seq, last_seq + 1, step):
         entries = await thread.read(head, from_seq, min(last_seq, from_seq + step - 1))
         spoken = [each for each in entries if each.kind in MESSAGE_KINDS]

@@ -26,7 +26,7 @@ from everlong.client.control import note, stop
 from everlong.client.errors import translated, translated_rpc
 from everlong.client.follower import Follower
 from everlong.client.runs import previous_run
-from everlong.client.size import ThreadSize, size
+from everlong.client.size import ThreadSize, measure_size
 from everlong.client.status import ended_as, journal_of, status
 from everlong.client.time_travel import Past, archive_of
 from everlong.client.visibility import quoted
@@ -60,7 +60,7 @@ _ENDED_WHOLE: Final = frozenset({"stopped", "archived", "canceled"})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Archived:
+class ArchiveResult:
     """What came of archiving a thread."""
 
     manifest: Manifest
@@ -89,7 +89,7 @@ async def archive(
     on_progress: Progress = writer.ignore_progress,
     seconds_max: float = CLOSE_SECONDS_MAX,
     spans: Spans | None = None,
-) -> Archived:
+) -> ArchiveResult:
     """Write a thread's journal as one Parquet file, read it back, and do with the thread as asked.
 
     `keep` archives what the journal holds now. Of a thread that the server has no history of any more,
@@ -125,7 +125,7 @@ async def archive(
             await _noted(client, thread_id, manifest, by, reason)
         if then == "free":
             runs_deleted = await _free(client, packs, manifest, found, run_id, by, reason)
-    return Archived(
+    return ArchiveResult(
         manifest=manifest,
         then=then,
         is_new=is_new,
@@ -313,13 +313,15 @@ async def _noted(client: Client, thread_id: str, manifest: Manifest, by: str, re
         await note(client, thread_id, "archive", by, why)
 
 
-async def _gone(client: Client, packs: PackStore, thread_id: str, then: Then) -> Archived | None:
+async def _gone(
+    client: Client, packs: PackStore, thread_id: str, then: Then
+) -> ArchiveResult | None:
     """Return the archive of a thread that the server has forgotten, read back, if it has one."""
     found = await archive_of(client, packs, thread_id)
     if found is None:
         return None
     await writer.verify(packs, None, None, found.manifest)
-    return Archived(
+    return ArchiveResult(
         manifest=found.manifest,
         then=then,
         is_new=False,
@@ -347,7 +349,7 @@ ARCHIVES_PAGE_MAX: Final = 500
 _MANIFESTS_AT_ONCE: Final = 16
 
 
-async def archives(
+async def list_archives(
     client: Client,
     packs: PackStore,
     *,
@@ -425,7 +427,7 @@ class ArchivePlan:
     """Why they would not be, though that is asked for; empty if they would."""
 
 
-async def archive_plan(
+async def plan_archive(
     client: Client, packs: PackStore, thread_id: str, then: Then = "keep"
 ) -> ArchivePlan:
     """Return what `archive` would do. Nothing is written."""
@@ -440,7 +442,7 @@ async def archive_plan(
         status=found.status,
         entries=seq_after(found.head) - 1,
         left_out=0 if ends or is_gone else not_journalled(found),
-        size=None if is_gone else await size(client, packs.store, thread_id),
+        size=None if is_gone else await measure_size(client, packs.store, thread_id),
         existing="" if ends else await _existing_id(client, packs, thread_id, found),
         ends=ends,
         runs_deleted=await _count_runs(client, thread_id) if frees and not refused else 0,

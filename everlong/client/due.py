@@ -37,7 +37,7 @@ _ENDED: Final = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Due:
+class DueArchives:
     """What was archived of what was due."""
 
     archived: tuple[Manifest, ...]
@@ -51,7 +51,7 @@ class Due:
 
 async def archive_due(
     client: Client, packs: PackStore, *, count_max: int = DUE_MAX, spans: Spans | None = None
-) -> Due:
+) -> DueArchives:
     """Archive threads that have ended as `archived` and have no archive, at most so many of them."""
     done: list[Manifest] = []
     failed: list[str] = []
@@ -77,7 +77,7 @@ async def archive_due(
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, the others are due as well.
             failed.append(f"{show_id(thread.id)}: {type(error).__name__}")
-    return Due(
+    return DueArchives(
         archived=tuple(done),
         failed=tuple(failed),
         unreadable=tuple(unreadable),
@@ -151,7 +151,9 @@ _ARCHIVES_MAX: Final = 1000
 _REASON_CHARS_MAX: Final = 400
 
 
-async def preserve(client: Client, packs: PackStore, spans: Spans | None = None) -> ArchivedThreads:
+async def archive_before_sweep(
+    client: Client, packs: PackStore, spans: Spans | None = None
+) -> ArchivedThreads:
     """Archive what is due. What fails is told, and due again in the next sweep: nothing of it goes."""
     try:
         found = await archive_due(client, packs, count_max=_ARCHIVES_MAX, spans=spans)

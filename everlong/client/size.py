@@ -30,7 +30,7 @@ class ThreadSize:
     """Whether there are more runs, so that `runs`, `events` and `history_bytes` are the least."""
 
 
-async def size(client: Client, store: BlobStore, thread_id: str) -> ThreadSize:
+async def measure_size(client: Client, store: BlobStore, thread_id: str) -> ThreadSize:
     """Measure a thread: the histories of the newest runs that the server keeps, and its blobs."""
     runs = events = history_bytes = 0
     run_id: str | None = None  # The newest run.

@@ -19,7 +19,7 @@ from temporalio.client import (
 )
 from temporalio.service import RPCError, RPCStatusCode
 
-from everlong.client.due import preserve
+from everlong.client.due import archive_before_sweep
 from everlong.client.errors import translated_rpc
 from everlong.errors import BlobMissing, ConfigError
 from everlong.models import (
@@ -60,13 +60,13 @@ async def sweep(
         options or SweepOptions(),
         index_dir=index_dir,
         on_progress=on_progress,
-        archive_due=partial(preserve, client, packs),
+        archive_due=partial(archive_before_sweep, client, packs),
         allow_short_quarantine=allow_short_quarantine,
     )
     return await run_with_telemetry(work, telemetry or Telemetry())
 
 
-async def last_sweep(client: Client, packs: PackStore) -> SweepReport | None:
+async def read_last_sweep(client: Client, packs: PackStore) -> SweepReport | None:
     """Return the report of the newest sweep of the namespace that came to its end, if there is one."""
     namespace_id = await Histories(client).namespace_id()
     return await Records(bare(packs.store), namespace_id).last_report()
@@ -111,7 +111,7 @@ async def unschedule_sweeps(client: Client) -> bool:
     return True
 
 
-async def sweep_interval_seconds(client: Client) -> float | None:
+async def read_sweep_interval(client: Client) -> float | None:
     """Return how often workers sweep the namespace; None if they do not."""
     try:
         found = await client.get_schedule_handle(SWEEPER_SCHEDULE).describe()
@@ -123,7 +123,7 @@ async def sweep_interval_seconds(client: Client) -> float | None:
     return intervals[0].every.total_seconds() if intervals else None
 
 
-async def quarantined(packs: PackStore) -> AsyncIterator[Copy]:
+async def list_quarantined(packs: PackStore) -> AsyncIterator[Copy]:
     """Yield what lies in quarantine."""
     async for info in packs.store.list(quarantine.PREFIX):
         copy = quarantine.parse_copy(info)

@@ -21,7 +21,7 @@ from everlong.models import Approval, Entry, Message, ThreadStatus, seq_after
 from everlong.storage.packstore import PackStore
 
 if TYPE_CHECKING:
-    from everlong.client.archives import Archived, Then
+    from everlong.client.archives import ArchiveResult, Then
     from everlong.client.size import ThreadSize
 
 # Entries that `journal` reads at a time: 32 segments.
@@ -174,9 +174,9 @@ class ThreadHandle:
 
     async def size(self) -> "ThreadSize":
         """Measure the thread: its histories on the server and its objects in the store."""
-        from everlong.client.size import size
+        from everlong.client.size import measure_size
 
-        return await size(self.client, self.packs.store, self.id)
+        return await measure_size(self.client, self.packs.store, self.id)
 
     # Control.
 
@@ -227,7 +227,9 @@ class ThreadHandle:
         )
         return ThreadHandle(self.client, new_id, packs=self._packs, task_queue=self.task_queue)
 
-    async def archive(self, *, then: "Then" = "keep", by: str = "", reason: str = "") -> "Archived":
+    async def archive(
+        self, *, then: "Then" = "keep", by: str = "", reason: str = ""
+    ) -> "ArchiveResult":
         """Write the journal as one Parquet file; then keep the thread, close it, or free its packs.
 
         Needs the extra `everlong[admin]`.

@@ -16,8 +16,15 @@ from pydantic import TypeAdapter
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from temporalio.client import Client
 
-from everlong.admin import service
 from everlong.admin.console import command, out
+from everlong.client.control import decide
+from everlong.client.delivery import send
+from everlong.client.progress import Progress as ThreadProgress
+from everlong.client.size import measure_size
+from everlong.client.status import pending
+from everlong.client.status import status as read_status
+from everlong.client.time_travel import journal, messages
+from everlong.client.wait import wait_for_progress
 from everlong.config import Settings
 from everlong.connection import connect, open_configured_packs
 from everlong.demo.agent import STEPS, agent, expected_conversation, runaway
@@ -86,14 +93,14 @@ async def _measure(stack: EmbeddedStack, thread_id: str) -> Report:
     settings = stack.settings
     client = await connect(settings)
     packs = open_configured_packs(settings)
-    number = await service.send(
+    number = await send(
         client, thread_id, QUESTION, task_queue=settings.task_queue, agent=agent.name
     )
     with _progress() as progress:
         task = progress.add_task("running", total=STEPS)
 
-        async def until(done: Callable[[service.Progress], bool]) -> service.Progress:
-            return await service.wait_for_progress(
+        async def until(done: Callable[[ThreadProgress], bool]) -> ThreadProgress:
+            return await wait_for_progress(
                 client,
                 thread_id,
                 done,
@@ -117,12 +124,12 @@ async def _measure(stack: EmbeddedStack, thread_id: str) -> Report:
         progress.update(task, description="waiting for approval")
         await _decide(client, thread_id, stack.admin_url)
         await until(lambda seen: seen.answered >= number)
-        counters = (await service.status(client, thread_id)).counters
+        counters = (await read_status(client, thread_id)).counters
         progress.update(task, description="a second thread runs away")
         stopped = await _run_away(client, f"{thread_id}-runaway", settings.task_queue)
-    size = await service.size(client, packs.store, thread_id)
+    size = await measure_size(client, packs.store, thread_id)
     return Report(
-        conversation=await service.messages(client, packs, thread_id),
+        conversation=await messages(client, packs, thread_id),
         history_bytes=size.history_bytes,
         blob_bytes=size.blob_bytes,
         context_bytes=counters.context_bytes,
@@ -141,13 +148,13 @@ async def _measure(stack: EmbeddedStack, thread_id: str) -> Report:
 
 async def _decide(client: Client, thread_id: str, dashboard_url: str) -> None:
     """Wait until the thread asks. Who is at the terminal decides; if nobody is, the demo agrees."""
-    await service.wait_for_progress(
+    await wait_for_progress(
         client,
         thread_id,
         lambda seen: seen.pending > 0 or seen.answered > 0,
         seconds_max=_TURN_SECONDS_MAX,
     )
-    waiting = await service.pending(client, thread_id)
+    waiting = await pending(client, thread_id)
     if not waiting:  # Somebody in the dashboard was faster.
         return
     [approval] = waiting
@@ -162,11 +169,11 @@ async def _decide(client: Client, thread_id: str, dashboard_url: str) -> None:
     else:
         out.print(f"{asks}: approved.", soft_wrap=True)
     try:
-        await service.decide(
+        await decide(
             client, thread_id, approval.id, approve=True, by=APPROVER, reason="the logs say so"
         )
     except DecisionRefused:
-        if await service.pending(client, thread_id):
+        if await pending(client, thread_id):
             raise
         # Somebody has decided meanwhile.
 
@@ -179,9 +186,7 @@ async def _decided_elsewhere(client: Client, thread_id: str, prompt: str) -> boo
     """Wait for a decision, or for Enter; return whether it was a decision."""
     entered = asyncio.ensure_future(_entered(prompt))
     decided = asyncio.ensure_future(
-        service.wait_for_progress(
-            client, thread_id, lambda seen: seen.pending == 0, seconds_max=None
-        )
+        wait_for_progress(client, thread_id, lambda seen: seen.pending == 0, seconds_max=None)
     )
     try:
         await asyncio.wait([entered, decided], return_when=asyncio.FIRST_COMPLETED)
@@ -205,13 +210,13 @@ async def _entered(prompt: str) -> None:
 
 
 async def _decisions(client: Client, packs: PackStore, thread_id: str) -> list[Decided]:
-    entries = await service.journal(client, packs, thread_id)
+    entries = await journal(client, packs, thread_id)
     return [_DECIDED.validate_python(entry.data) for entry in entries if entry.kind == Kind.DECIDED]
 
 
 async def _run_away(client: Client, thread_id: str, task_queue: str) -> ThreadStatus:
     """Run an agent that asks for the same page for ever; return how it ended."""
-    await service.send(client, thread_id, QUESTION, task_queue=task_queue, agent=runaway.name)
+    await send(client, thread_id, QUESTION, task_queue=task_queue, agent=runaway.name)
     handle = client.get_workflow_handle(thread_id, result_type=ThreadStatus)
     async with asyncio.timeout(_TURN_SECONDS_MAX):
         status: ThreadStatus = await handle.result()

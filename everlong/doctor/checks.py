@@ -16,7 +16,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from everlong import limits
-from everlong.client.archives import ARCHIVES_PAGE, archives
+from everlong.client.archives import ARCHIVES_PAGE, list_archives
 from everlong.client.search_attributes import clashing, listed_attributes
 from everlong.codecs.composition import (
     INSPECTION_REMEDY,
@@ -63,7 +63,7 @@ _ARCHIVE_FIX: Final = (
 )
 
 
-async def examine(
+async def run_checks(
     client: Client | EverlongError,
     packs: PackStore | EverlongError,
     *,
@@ -232,7 +232,7 @@ async def check_archives(client: Client, packs: PackStore) -> Finding:
     """Check that the newest archives of the namespace can be read, by their manifests."""
     try:
         async with asyncio.timeout(_ARCHIVES_SECONDS_MAX):
-            page = await archives(client, packs, count_max=ARCHIVES_PAGE)
+            page = await list_archives(client, packs, count_max=ARCHIVES_PAGE)
     except TimeoutError:
         return Finding(
             "archives",

@@ -11,7 +11,7 @@ from temporalio.client import Client
 from everlong.errors import QueryRefused
 from everlong.queries import LIBRARY, Bounds, NamedQuery, Needs
 from everlong.queries.scratch import clear_orphans, make_scratch_folder
-from everlong.queries.sources import Gathering, Reach
+from everlong.queries.sources import Gathering, ReadBounds
 from everlong.storage.packstore import PackStore
 
 if TYPE_CHECKING:
@@ -46,14 +46,14 @@ class QueryResult:
     """What was not read: it would have been too much, or could not be. Rows tell of the rest."""
 
 
-async def query(
+async def run_query(
     client: Client,
     packs: PackStore,
     sql: str,
     *,
     threads: Sequence[str] = (),
     bounds: Bounds | None = None,
-    reach: Reach | None = None,
+    reach: ReadBounds | None = None,
 ) -> QueryResult:
     """Run one SELECT over the views `entries`, `threads` and `resumes`.
 
@@ -62,7 +62,7 @@ async def query(
     """
     if len(threads) > _THREADS_NAMED_MAX:
         raise QueryRefused(f"{len(threads)} threads are named; {_THREADS_NAMED_MAX} is the most")
-    gathering = Gathering(client, packs, reach or Reach(), threads)
+    gathering = Gathering(client, packs, reach or ReadBounds(), threads)
     return await _run(gathering, sql, bounds or Bounds())
 
 
@@ -119,7 +119,7 @@ async def _in_thread(function: Callable[..., T], *arguments: Any) -> T:
         raise
 
 
-def named_query(name: str) -> NamedQuery:
+def find_named_query(name: str) -> NamedQuery:
     """Return a query of the library."""
     for each in LIBRARY:
         if each.name == name:

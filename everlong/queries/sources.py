@@ -13,7 +13,7 @@ from temporalio.client import Client
 from everlong import limits
 from everlong.archive import Manifest, StoredArchive, writer
 from everlong.archive.schema import Row, to_row
-from everlong.client.archives import archives
+from everlong.client.archives import list_archives
 from everlong.client.errors import translated
 from everlong.client.head import head_of
 from everlong.client.visibility import PAGE_ROWS, QUERY, ThreadRow, cards_of, quoted, read_rows
@@ -27,7 +27,7 @@ _SCAN_ENTRIES: Final = 512
 
 
 @dataclasses.dataclass(frozen=True)
-class Reach:
+class ReadBounds:
     """How much one query may read."""
 
     listed_max: int = 10_000
@@ -45,7 +45,7 @@ class Gathering:
     """One query's reading, and what it has left out."""
 
     def __init__(
-        self, client: Client, packs: PackStore, reach: Reach, chosen: Sequence[str]
+        self, client: Client, packs: PackStore, reach: ReadBounds, chosen: Sequence[str]
     ) -> None:
         self._client = client
         self._packs = packs
@@ -128,7 +128,9 @@ class Gathering:
         """Find each thread's newest archive."""
         wanted: Sequence[str | None] = self._chosen or (None,)
         for thread_id in wanted:
-            page = await archives(self._client, self._packs, thread_id=thread_id, count_max=500)
+            page = await list_archives(
+                self._client, self._packs, thread_id=thread_id, count_max=500
+            )
             for each in page.archives:
                 self._archives.setdefault(each.thread_id, each)
             if page.next and thread_id is None:

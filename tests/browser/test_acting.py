@@ -7,7 +7,8 @@ import re
 import pytest
 from playwright.async_api import Error, Locator, Page, Route, expect
 
-from everlong.admin import service
+from everlong.client.status import status
+from everlong.client.time_travel import journal
 from everlong.models import Kind
 from tests.support.dashboard import Stage, shoot, until
 from tests.support.page_checks import check_page
@@ -34,7 +35,7 @@ async def done(page: Page, dialog: Locator, button: str, toast: str) -> None:
 async def controls(stage: Stage, thread_id: str) -> list[tuple[str, str, str]]:
     """Return what the journal says was done: action, by whom, why."""
     packs = stage.threads.plugin.packs
-    entries = await service.journal(stage.client, packs, thread_id)
+    entries = await journal(stage.client, packs, thread_id)
     notes = [entry.data or {} for entry in entries if entry.kind == Kind.CONTROL]
     return [(each["action"], each.get("by", ""), each.get("reason", "")) for each in notes]
 
@@ -54,7 +55,7 @@ async def test_compact_says_what_it_saves_and_does_it(stage: Stage, page: Page) 
     )
 
     async def is_compacted() -> bool:
-        return (await service.status(stage.client, "compact-1")).counters.compactions == 1
+        return (await status(stage.client, "compact-1")).counters.compactions == 1
 
     await until(is_compacted)
 
@@ -85,7 +86,7 @@ async def test_limits_say_which_would_be_reached_at_once(stage: Stage, page: Pag
     await expect(dialog.locator(".preview")).to_contain_text("steps_max from 100000 to 1234")
     await done(page, dialog, "Set limits", "steps_max")
     await expect(page.get_by_role("img", name="Steps: 4 of 1,234")).to_be_visible()
-    assert (await service.status(stage.client, "limits-1")).policy.steps_max == 1234
+    assert (await status(stage.client, "limits-1")).policy.steps_max == 1234
 
 
 async def test_what_does_not_fit_is_refused_in_the_dialog(stage: Stage, page: Page) -> None:
@@ -165,7 +166,7 @@ async def test_nothing_is_done_before_its_preview_is_seen(stage: Stage, page: Pa
     await dialog.get_by_label("Keep the thread").check()
     assert await button.is_disabled()
     await expect(button).to_be_enabled()
-    assert (await service.status(stage.client, "unseen-1")).status == "waiting"
+    assert (await status(stage.client, "unseen-1")).status == "waiting"
 
 
 async def test_a_preview_that_comes_late_is_not_taken_for_the_newest(
@@ -215,7 +216,7 @@ async def test_nothing_is_done_where_the_preview_fails(stage: Stage, page: Page)
     await expect(dialog.locator(".preview")).to_contain_text("cannot be undone")
     await dialog.get_by_label("to confirm").fill("failing-1")
     await expect(button).to_be_enabled()
-    assert (await service.status(stage.client, "failing-1")).status == "waiting"
+    assert (await status(stage.client, "failing-1")).status == "waiting"
 
 
 async def test_a_dialog_is_closed_by_escape_and_nothing_happens(stage: Stage, page: Page) -> None:
@@ -224,4 +225,4 @@ async def test_a_dialog_is_closed_by_escape_and_nothing_happens(stage: Stage, pa
     await page.keyboard.press("Escape")
     await expect(dialog).to_be_hidden()
     await expect(page.get_by_role("button", name="Pause …")).to_be_focused()
-    assert (await service.status(stage.client, "escape-1")).status == "waiting"
+    assert (await status(stage.client, "escape-1")).status == "waiting"

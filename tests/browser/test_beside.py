@@ -6,10 +6,14 @@ import time
 import pytest
 from playwright.async_api import Page, expect
 
-from everlong.admin import service
+from everlong.admin.entries import load_entry_page
 from everlong.admin.web import Access, create_admin_app
 from everlong.admin.web.auth import Grant, Role
+from everlong.client.archives import archive
+from everlong.client.status import status
+from everlong.client.sweeps import read_last_sweep
 from everlong.errors import ThreadNotFound
+from everlong.queries import LIBRARY
 from tests.support.dashboard import Stage, open_page, serving, shoot, until
 from tests.support.page_checks import check_page
 
@@ -66,7 +70,7 @@ async def test_an_archive_frees_a_thread_which_is_then_read_from_it_and_revived(
 
 async def _is_gone(stage: Stage, thread_id: str) -> bool:
     try:
-        await service.status(stage.client, thread_id)
+        await status(stage.client, thread_id)
     except ThreadNotFound:
         return True
     return False
@@ -77,7 +81,7 @@ async def test_archives_are_listed_and_one_of_a_thread_is_revived_up_to_an_entry
 ) -> None:
     await stage.said("archive-2", "read 2")
     packs = stage.threads.plugin.packs
-    done = await service.archive(stage.client, packs, "archive-2", by="bob", reason="each week")
+    done = await archive(stage.client, packs, "archive-2", by="bob", reason="each week")
     await page.goto("/archives")
     row = page.get_by_role("row").filter(has_text="archive-2")
     await expect(row).to_contain_text("bob")
@@ -98,9 +102,9 @@ async def test_archives_are_listed_and_one_of_a_thread_is_revived_up_to_an_entry
     await check_page(page)
     await dialog.get_by_role("button", name="Revive", exact=True).click()
     await expect(page.get_by_role("heading", level=1)).to_have_text("archive-2-revived")
-    head = (await service.status(stage.client, "archive-2-revived")).head
+    head = (await status(stage.client, "archive-2-revived")).head
     assert head is not None
-    assert (await service.entry_page(stage.client, packs, "archive-2-revived")).last_seq == 4
+    assert (await load_entry_page(stage.client, packs, "archive-2-revived")).last_seq == 4
 
 
 async def test_a_sweep_is_tried_before_it_is_done(stage: Stage, page: Page) -> None:
@@ -110,7 +114,7 @@ async def test_a_sweep_is_tried_before_it_is_done(stage: Stage, page: Page) -> N
     await expect(panel).to_contain_text("There has been none yet.")
     await panel.get_by_role("button", name="Dry run").click()
     await expect(panel).to_contain_text("A sweep would set aside 0 B in 0 objects.", timeout=60_000)
-    assert await service.last_sweep(stage.client, stage.context.packs) is None
+    assert await read_last_sweep(stage.client, stage.context.packs) is None
     await panel.get_by_role("button", name="Sweep now …").click()
     dialog = page.get_by_role("dialog")
     await dialog.get_by_role("button", name="Sweep", exact=True).click()
@@ -121,7 +125,7 @@ async def test_a_sweep_is_tried_before_it_is_done(stage: Stage, page: Page) -> N
     began_ms = time.time_ns() // 1_000_000
     await dialog.get_by_role("button", name="Sweep", exact=True).click()
     await expect(panel).to_contain_text("Set aside 0 B", timeout=60_000)
-    report = await service.last_sweep(stage.client, stage.context.packs)
+    report = await read_last_sweep(stage.client, stage.context.packs)
     assert report is not None
     assert report.started_ms >= began_ms
     assert report.reachable.objects > 0
@@ -150,7 +154,7 @@ async def test_a_query_shows_rows_what_was_left_out_and_csv(stage: Stage, page: 
     text = (await (await download.value).path()).read_bytes().decode()
     # A spreadsheet does not compute what somebody has said.
     assert text == 'seq,text,none,quoted\r\n1,\'=1+1,,"a ""b"", c"\r\n'
-    named = service.LIBRARY[0]
+    named = LIBRARY[0]
     await page.get_by_role("button", name=named.name.replace("-", " ").capitalize()).click()
     await expect(page.get_by_label("SQL")).to_have_value(named.sql)
     await expect(

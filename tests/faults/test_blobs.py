@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from everlong import Agent, Policy, Reply, limits, tool
-from everlong.admin import service
+from everlong.client.control import stop
 from everlong.client.status import held_by
+from everlong.client.wait import wait_for_status
 from everlong.embedded import TemporalServer
 from everlong.errors import NotAnswered, StoreUnavailable
 from everlong.models import Entry, Kind, Message, SegmentRef, ThreadStatus
@@ -44,7 +45,7 @@ async def waits_for(threads: Threads, thread_id: str) -> str:
 
 async def until_held(threads: Threads, thread_id: str, reason: str) -> None:
     """Wait until the thread says that it is held, and by what."""
-    held = await service.wait_for_status(
+    held = await wait_for_status(
         threads.client,
         thread_id,
         lambda status: status.status == "held" and reason in status.held_by,
@@ -152,7 +153,7 @@ async def test_a_held_thread_rolls_and_is_held_on(
         await threads.start(thread_id, Policy(run_events_max=50))
         restore = await lose(tmp_path, threads, thread_id, "missing")
         await threads.send(thread_id, "and again")
-        rolled = await service.wait_for_status(
+        rolled = await wait_for_status(
             threads.client, thread_id, lambda status: status.counters.runs >= 3, seconds_max=60
         )
         assert rolled.counters.answered == 1
@@ -199,7 +200,7 @@ async def test_tools_that_are_held_are_run_once_after_a_roll(
     async with open_threads(server.address, store, agent) as threads, threads.worker():
         await threads.start(thread_id, Policy(run_events_max=50))
         await threads.send(thread_id, "go")
-        await service.wait_for_status(
+        await wait_for_status(
             threads.client, thread_id, lambda status: status.counters.runs >= 2, seconds_max=60
         )
         down = False
@@ -224,7 +225,7 @@ async def test_a_held_thread_can_be_stopped(
         await threads.send(thread_id, "and again")
         await until_held(threads, thread_id, "BlobMissing")
         handle = threads.client.get_workflow_handle(thread_id, result_type=ThreadStatus)
-        await service.stop(threads.client, thread_id)
+        await stop(threads.client, thread_id)
         result: ThreadStatus = await asyncio.wait_for(handle.result(), 90)
         assert result.status == "stopped"
         restore()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from everlong import Policy
-from everlong.admin import service
+from everlong.client.wait import wait_for_status
 from everlong.config import Settings, embedded, load_settings
 from everlong.embedded import ManagedProcess, TemporalServer, start_server, start_worker
 from everlong.models import Message
@@ -113,7 +113,7 @@ async def test_server_killed_in_the_middle_of_a_run(
     with own.process, worker(settings, "steady", "worker") as process:
         async with threads_of(settings) as threads:
             await threads.send(thread_id, "read", agent="steady")
-            before = await service.wait_for_status(
+            before = await wait_for_status(
                 threads.client, thread_id, lambda s: s.counters.tool_calls >= 10, seconds_max=60
             )
             own.process.kill()

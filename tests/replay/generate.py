@@ -18,8 +18,13 @@ from typing import Final
 from temporalio.client import Client
 
 from everlong import Agent, Policy, Reply, limits, tool
-from everlong.admin import service
+from everlong.client.control import compact, configure, note, pause, stop, unpause
+from everlong.client.control import decide as decide_approval
+from everlong.client.fork import fork
 from everlong.client.runs import previous_run
+from everlong.client.status import pending
+from everlong.client.wait import ask as ask_thread
+from everlong.client.wait import wait_for_status
 from everlong.embedded import start_server
 from everlong.errors import ModelRefused, ThreadPaused
 from everlong.models import Message, ThreadStatus, seq_after
@@ -180,7 +185,7 @@ class Scene:
         await self.threads.send(self.thread_id, text, agent=agent)
 
     async def ask(self, text: str, agent: str) -> str:
-        return await service.ask(
+        return await ask_thread(
             self.client,
             PackStore(self.threads.store),
             self.thread_id,
@@ -191,12 +196,10 @@ class Scene:
         )
 
     async def until(self, done: Callable[[ThreadStatus], bool]) -> ThreadStatus:
-        return await service.wait_for_status(
-            self.client, self.thread_id, done, seconds_max=_SECONDS_MAX
-        )
+        return await wait_for_status(self.client, self.thread_id, done, seconds_max=_SECONDS_MAX)
 
     async def decide(self, approval_id: str, approve: bool, by: str) -> None:
-        await service.decide(
+        await decide_approval(
             self.client, self.thread_id, approval_id, approve=approve, by=by, reason="so"
         )
 
@@ -205,22 +208,22 @@ async def rolls(scene: Scene) -> None:
     """Reads pages, and continues as new on the way."""
     await scene.say("read", "reader")
     await scene.until(lambda status: status.counters.answered == 1)
-    await service.stop(scene.client, scene.thread_id)
+    await stop(scene.client, scene.thread_id)
 
 
 async def approvals(scene: Scene) -> None:
     """One call approved, one denied, one escalated."""
     await scene.say("pay", "payer")
     await scene.until(lambda status: status.pending == 2)
-    first, second = await service.pending(scene.client, scene.thread_id)
+    first, second = await pending(scene.client, scene.thread_id)
     await scene.decide(second.id, approve=False, by="ann")
     await scene.decide(first.id, approve=True, by="ann")
     await scene.until(lambda status: status.pending == 1)
-    while not (waiting := await service.pending(scene.client, scene.thread_id))[0].escalated:
+    while not (waiting := await pending(scene.client, scene.thread_id))[0].escalated:
         await asyncio.sleep(0.1)
     await scene.decide(waiting[0].id, approve=True, by="boss")
     await scene.until(lambda status: status.counters.answered == 1)
-    await service.stop(scene.client, scene.thread_id)
+    await stop(scene.client, scene.thread_id)
 
 
 async def failures(scene: Scene) -> None:
@@ -237,14 +240,14 @@ async def idle(scene: Scene) -> None:
     await scene.until(lambda status: status.counters.runs == 2)
     await scene.say("again", "keeper")
     await scene.until(lambda status: status.counters.answered == 2)
-    await service.stop(scene.client, scene.thread_id)
+    await stop(scene.client, scene.thread_id)
 
 
 async def children(scene: Scene) -> None:
     """Has a sub-agent answer."""
     await scene.say("delegate", "boss")
     await scene.until(lambda status: status.counters.answered == 1)
-    await service.stop(scene.client, scene.thread_id)
+    await stop(scene.client, scene.thread_id)
 
 
 async def controls(scene: Scene) -> None:
@@ -252,16 +255,16 @@ async def controls(scene: Scene) -> None:
     await scene.say("run", "runaway")
     await scene.until(lambda status: status.pause is not None)
     changes = {"no_progress_steps_max": 1000}
-    await service.configure(scene.client, scene.thread_id, changes, by="ann", reason="go on")
-    await service.unpause(scene.client, scene.thread_id, by="ann")
+    await configure(scene.client, scene.thread_id, changes, by="ann", reason="go on")
+    await unpause(scene.client, scene.thread_id, by="ann")
     before = (await scene.until(lambda status: status.pause is None)).counters.steps
     await scene.until(lambda status: status.counters.steps > before + 2)
-    await service.pause(scene.client, scene.thread_id, by="ann", reason="look")
-    await service.compact(scene.client, scene.thread_id)
+    await pause(scene.client, scene.thread_id, by="ann", reason="look")
+    await compact(scene.client, scene.thread_id)
     paused = await scene.until(lambda status: status.status == "paused")
     changes = {"steps_max": paused.counters.steps + 3}
-    await service.configure(scene.client, scene.thread_id, changes, by="ann")
-    await service.unpause(scene.client, scene.thread_id)
+    await configure(scene.client, scene.thread_id, changes, by="ann")
+    await unpause(scene.client, scene.thread_id)
 
 
 async def holds(scene: Scene) -> None:
@@ -280,7 +283,7 @@ async def holds(scene: Scene) -> None:
         async with lacking.worker():
             await held.say("again", "helper")
             await held.until(lambda status: status.status == "held")
-            await service.stop(scene.client, scene.thread_id)
+            await stop(scene.client, scene.thread_id)
             await scene.client.get_workflow_handle(scene.thread_id).result()
 
 
@@ -295,7 +298,7 @@ async def refusals(scene: Scene) -> None:
     await scene.until(lambda status: status.counters.answered == 3)
     await scene.say("never", "talker")
     await scene.until(lambda status: status.counters.answered == 4)
-    await service.stop(scene.client, scene.thread_id)
+    await stop(scene.client, scene.thread_id)
 
 
 async def deadlines(scene: Scene) -> None:
@@ -312,8 +315,8 @@ async def forks(scene: Scene) -> None:
     origin = Scene(scene.threads, f"{scene.thread_id}-origin")
     await origin.say("learn", "learner")
     head = (await origin.until(lambda status: status.counters.answered == 1)).head
-    await service.stop(scene.client, origin.thread_id)
-    await service.fork(
+    await stop(scene.client, origin.thread_id)
+    await fork(
         scene.client,
         PackStore(scene.threads.store),
         origin.thread_id,
@@ -323,17 +326,17 @@ async def forks(scene: Scene) -> None:
     )
     await scene.say("learn more", "learner")
     await scene.until(lambda status: status.counters.runs == 3)
-    await service.stop(scene.client, scene.thread_id)
+    await stop(scene.client, scene.thread_id)
 
 
 async def crowds(scene: Scene) -> None:
     """Twenty calls wait, and most are denied: more is noted than stays in the state."""
     await scene.say("pay", "crowd")
     await scene.until(lambda status: status.pending == 20)
-    for approval in await service.pending(scene.client, scene.thread_id):
+    for approval in await pending(scene.client, scene.thread_id):
         await scene.decide(approval.id, approve=approval.id.split("-")[1] in ("7", "15"), by="ann")
     await scene.until(lambda status: status.counters.answered == 1)
-    await service.stop(scene.client, scene.thread_id)
+    await stop(scene.client, scene.thread_id)
 
 
 async def endings(scene: Scene) -> None:
@@ -341,21 +344,21 @@ async def endings(scene: Scene) -> None:
     await scene.threads.start(scene.thread_id, agent="reader")
     await scene.say("read", "reader")
     await scene.until(lambda status: status.counters.answered == 1)
-    await service.note(scene.client, scene.thread_id, "archive", by="ann", reason="audit")
-    await service.stop(scene.client, scene.thread_id, by="ann", archive=True)
+    await note(scene.client, scene.thread_id, "archive", by="ann", reason="audit")
+    await stop(scene.client, scene.thread_id, by="ann", archive=True)
 
 
 async def asks(scene: Scene) -> None:
     """Callers wait by updates: six at once, through a roll, and in a pause."""
     await scene.threads.start(scene.thread_id, agent="skimmer")
     await asyncio.gather(*(scene.ask(f"read {number}", "skimmer") for number in range(6)))
-    await service.pause(scene.client, scene.thread_id, by="ann")
+    await pause(scene.client, scene.thread_id, by="ann")
     with contextlib.suppress(ThreadPaused):
         await scene.ask("read later", "skimmer")
-    await service.unpause(scene.client, scene.thread_id, by="ann")
+    await unpause(scene.client, scene.thread_id, by="ann")
     await scene.until(lambda status: status.counters.answered == 7)
     await scene.ask("read once more", "skimmer")
-    await service.stop(scene.client, scene.thread_id)
+    await stop(scene.client, scene.thread_id)
 
 
 _FIRST: Final = (rolls, approvals, failures, idle, children, controls)

@@ -5,7 +5,12 @@ import asyncio
 import pytest
 
 from everlong import Policy, limits
-from everlong.admin import service
+from everlong.client.control import compact, configure, decide, pause, stop, unpause
+from everlong.client.delivery import send
+from everlong.client.status import pending
+from everlong.client.status import status as read_status
+from everlong.client.time_travel import journal, messages, state_at
+from everlong.client.wait import wait_for_status
 from everlong.embedded import TemporalServer
 from everlong.errors import (
     ControlRefused,
@@ -23,15 +28,15 @@ from tests.support.threads import Threads, open_threads
 
 
 async def waiting_approval(threads: Threads, thread_id: str) -> Approval:
-    await service.wait_for_status(
+    await wait_for_status(
         threads.client, thread_id, lambda status: status.pending > 0, seconds_max=90
     )
-    [approval] = await service.pending(threads.client, thread_id)
+    [approval] = await pending(threads.client, thread_id)
     return approval
 
 
 async def send_long(threads: Threads, thread_id: str, text: str) -> int:
-    return await service.send(
+    return await send(
         threads.client,
         thread_id,
         text,
@@ -55,7 +60,7 @@ async def test_ten_megabytes_arrive_whole_and_the_model_reads_a_part(
         assert second.text == "and ? bytes " * 1000
         assert status.context_bytes < 4 * limits.SHOWN_BYTES_MAX
         assert (await threads.size(thread_id)).history_bytes < 64 * limits.KIB
-        view = await service.state_at(threads.client, PackStore(store), thread_id, 1)
+        view = await state_at(threads.client, PackStore(store), thread_id, 1)
         assert view.context_bytes < 2 * limits.SHOWN_BYTES_MAX
         assert "recall(seq=1)" in view.context[0].text
 
@@ -89,7 +94,7 @@ async def test_what_is_too_long_or_empty_is_refused_and_nothing_is_stored(
         with pytest.raises(MessageRefused, match="is empty"):
             await send_long(threads, thread_id, " \n" * 5000)
         with pytest.raises(MessageRefused, match="Give `packs`"):
-            await service.send(
+            await send(
                 threads.client, thread_id, "x" * 9000, task_queue=threads.task_queue, agent="ops"
             )
         assert [info async for info in store.list("")] == []
@@ -105,18 +110,18 @@ async def test_a_decision_counts_once_and_only_from_those_who_may(
         assert (approval.tool, approval.approvers) == ("restart", ("ann", "bob"))
         assert "api" in approval.arguments
         with pytest.raises(DecisionRefused, match="there is no approval '9-9'"):
-            await service.decide(client, thread_id, "9-9", True, "ann")
+            await decide(client, thread_id, "9-9", True, "ann")
         with pytest.raises(DecisionRefused, match="'eve' may not decide"):
-            await service.decide(client, thread_id, approval.id, True, "eve")
+            await decide(client, thread_id, approval.id, True, "eve")
         with pytest.raises(DecisionRefused, match=r"does not fit: .*64 characters"):
-            await service.decide(client, thread_id, approval.id, True, "x" * 65)
-        await service.decide(client, thread_id, approval.id, True, "ann", "it is late")
+            await decide(client, thread_id, approval.id, True, "x" * 65)
+        await decide(client, thread_id, approval.id, True, "ann", "it is late")
         with pytest.raises(DecisionRefused, match="has been decided already"):
-            await service.decide(client, thread_id, approval.id, False, "bob")
+            await decide(client, thread_id, approval.id, False, "bob")
         await threads.answered(thread_id, 1)
         assert (await threads.conversation(thread_id))[-1].text == "api is up"
-        assert await service.pending(client, thread_id) == []
-        entries = await service.journal(client, PackStore(store), thread_id)
+        assert await pending(client, thread_id) == []
+        entries = await journal(client, PackStore(store), thread_id)
         [decided] = [entry.data for entry in entries if entry.kind == Kind.DECIDED]
         assert decided is not None
         assert (decided["by"], decided["reason"], decided["approve"]) == ("ann", "it is late", True)
@@ -129,19 +134,19 @@ async def test_a_policy_changes_while_the_thread_lives(
         client = threads.client
         await threads.send(thread_id, "hello")
         await threads.answered(thread_id, 1)
-        await service.configure(client, thread_id, {"steps_max": 2, "on_limit": "stop"}, by="ann")
-        policy = (await service.status(client, thread_id)).policy
+        await configure(client, thread_id, {"steps_max": 2, "on_limit": "stop"}, by="ann")
+        policy = (await read_status(client, thread_id)).policy
         assert (policy.steps_max, policy.on_limit) == (2, "stop")
         with pytest.raises(ControlRefused, match="the policy has no stepsmax"):
-            await service.configure(client, thread_id, {"stepsmax": 2})
+            await configure(client, thread_id, {"stepsmax": 2})
         with pytest.raises(
             ControlRefused, match=r"steps_max .*greater than or equal to 1"
         ) as error:
-            await service.configure(client, thread_id, {"steps_max": 0})
+            await configure(client, thread_id, {"steps_max": 0})
         assert "pydantic.dev" not in str(error.value)
         with pytest.raises(ControlRefused, match=r"does not fit: .*reason"):
-            await service.configure(client, thread_id, {"steps_max": 3}, "ann", "x" * 301)
-        assert (await service.status(client, thread_id)).policy == policy
+            await configure(client, thread_id, {"steps_max": 3}, "ann", "x" * 301)
+        assert (await read_status(client, thread_id)).policy == policy
 
 
 @pytest.mark.guarantee(44)
@@ -154,25 +159,23 @@ async def test_a_thread_that_ended_tells_all_and_takes_nothing(
         async with threads.worker():
             await threads.send(thread_id, "hello")
             await threads.answered(thread_id, 1)
-            await service.stop(client, thread_id, by="ann", reason="done")
+            await stop(client, thread_id, by="ann", reason="done")
             await client.get_workflow_handle(thread_id).result()
         # No worker runs any more.
         for agent in (None, "ops"):
             with pytest.raises(ThreadEnded, match=f"everlong fork {thread_id}"):
-                await service.send(
-                    client, thread_id, "more", task_queue=threads.task_queue, agent=agent
-                )
-        for control in (service.pause, service.unpause, service.compact, service.stop):
+                await send(client, thread_id, "more", task_queue=threads.task_queue, agent=agent)
+        for control in (pause, unpause, compact, stop):
             with pytest.raises(ThreadEnded):
                 await control(client, thread_id)
         with pytest.raises(ThreadEnded):
-            await service.decide(client, thread_id, "2-1", True, "ann")
-        status = await service.status(client, thread_id)
+            await decide(client, thread_id, "2-1", True, "ann")
+        status = await read_status(client, thread_id)
         assert (status.status, status.counters.answered) == ("stopped", 1)
-        assert await service.pending(client, thread_id) == []
-        texts = [message.text for message in await service.messages(client, packs, thread_id)]
+        assert await pending(client, thread_id) == []
+        texts = [message.text for message in await messages(client, packs, thread_id)]
         assert texts == ["hello", "you said hello"]
-        entries = await service.journal(client, packs, thread_id, 2, 3)
+        entries = await journal(client, packs, thread_id, 2, 3)
         assert [entry.seq for entry in entries] == [2, 3]
         assert entries[-1].kind == Kind.CONTROL
 
@@ -185,10 +188,10 @@ async def test_a_limit_archives_a_thread_for_good(
         client = threads.client
         await threads.send(thread_id, "hello")
         await threads.answered(thread_id, 1)
-        await service.configure(client, thread_id, {"steps_max": 1, "on_limit": "archive"})
+        await configure(client, thread_id, {"steps_max": 1, "on_limit": "archive"})
         await threads.send(thread_id, "again")
         await client.get_workflow_handle(thread_id).result()
-        status = await service.status(client, thread_id)
+        status = await read_status(client, thread_id)
         assert status.status == "archived"
         assert status.ended is not None
         assert status.ended.limit == "steps_max"
@@ -203,11 +206,11 @@ async def test_an_unknown_thread_is_named(
     async with open_threads(server.address, store, governed()) as threads:
         client, queue = threads.client, threads.task_queue
         for asking in (
-            lambda: service.send(client, thread_id, "hi", task_queue=queue),
-            lambda: service.pending(client, thread_id),
-            lambda: service.pause(client, thread_id),
-            lambda: service.configure(client, thread_id, {"steps_max": 5}),
-            lambda: service.journal(client, PackStore(store), thread_id),
+            lambda: send(client, thread_id, "hi", task_queue=queue),
+            lambda: pending(client, thread_id),
+            lambda: pause(client, thread_id),
+            lambda: configure(client, thread_id, {"steps_max": 5}),
+            lambda: journal(client, PackStore(store), thread_id),
         ):
             with pytest.raises(ThreadNotFound, match=f"no running thread '{thread_id}'"):
                 await asking()

@@ -12,8 +12,10 @@ import pytest
 from temporalio.client import Interceptor, OutboundInterceptor, QueryWorkflowInput
 
 from everlong import Policy
-from everlong.admin import service
 from everlong.admin.web.auth import Role
+from everlong.client.control import pause, stop
+from everlong.client.status import status as read_status
+from everlong.client.wait import wait_for_progress
 from everlong.embedded import TemporalServer
 from everlong.storage import BlobStore
 from everlong.storage.packstore import PackStore
@@ -176,7 +178,7 @@ async def test_a_preview_says_what_would_happen_and_nothing_does(
                 json={"action": "limits", "arguments": {"changes": {"nonsense": 1}}},
             )
             assert refused.status_code == 422
-            after = await service.status(threads.client, thread_id)
+            after = await read_status(threads.client, thread_id)
     assert after == before
 
 
@@ -214,7 +216,7 @@ async def test_a_page_that_refreshes_itself_queries_a_thread_only_after_news(
 
             thread = f"/fragments/thread?id={quote(thread_id)}"
             await threads.send(thread_id, "restart api")
-            await service.wait_for_progress(
+            await wait_for_progress(
                 threads.client, thread_id, lambda seen: seen.pending == 1, seconds_max=90
             )
             assert counts.queries == 0
@@ -225,7 +227,7 @@ async def test_a_page_that_refreshes_itself_queries_a_thread_only_after_news(
                 assert "Waits for a person" in await refresh(thread)
                 assert thread_id in await refresh("/fragments/approvals")
             assert counts.queries == asked
-            await service.pause(threads.client, thread_id, "ann")
+            await pause(threads.client, thread_id, "ann")
             await until_text(lambda: refresh(thread), "paused")
             assert counts.queries > asked
 
@@ -268,7 +270,7 @@ async def test_the_list_has_one_row_for_each_thread_and_asks_none_of_them(
         async with threads.worker():
             await threads.send(thread_id, "read")
             assert (await threads.answered(thread_id, 1)).counters.runs > 1
-            await service.stop(threads.client, thread_id, reason="done")
+            await stop(threads.client, thread_id, reason="done")
             await threads.client.get_workflow_handle(thread_id).result()
         # From here on there is nobody who could be asked.
         async with governed(threads, Role.VIEWER) as client:

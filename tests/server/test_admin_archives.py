@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 
-from everlong.admin import service
 from everlong.admin.web.auth import Role
 from everlong.client import lookup
+from everlong.client.status import status
 from everlong.embedded import TemporalServer
 from everlong.errors import ThreadNotFound
+from everlong.queries import LIBRARY
 from everlong.storage import BlobStore
 from tests.server.test_admin_api import done, governed, shown
 from tests.support.dashboard import until
@@ -94,7 +95,7 @@ def _told(found: dict[str, Any]) -> dict[str, Any]:
 
 async def _is_gone(threads: Any, thread_id: str) -> bool:
     try:
-        await service.status(threads.client, thread_id)
+        await status(threads.client, thread_id)
     except ThreadNotFound:
         return True
     return False
@@ -153,4 +154,4 @@ async def test_a_query_that_is_none_is_refused(server: TemporalServer, store: Bl
         assert (number, len(text)) == ("nan", 16 * 1024)
         assert odd["left_out"]
         library = (await client.get("/api/v1/query")).json()
-        assert {each["name"] for each in library} == {each.name for each in service.LIBRARY}
+        assert {each["name"] for each in library} == {each.name for each in LIBRARY}

@@ -15,10 +15,20 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowHandle
 from temporalio.service import RPCError, RPCStatusCode
 
 from everlong import Policy
-from everlong.admin import service
+from everlong.admin.entries import load_entry_page
+from everlong.admin.series import load_series
 from everlong.archive import freed, writer
 from everlong.archive import manifest as manifests
 from everlong.client import archives
+from everlong.client.archives import archive, list_archives
+from everlong.client.control import compact
+from everlong.client.due import archive_due
+from everlong.client.fork import fork as fork_thread
+from everlong.client.restore import revive
+from everlong.client.status import status as read_status
+from everlong.client.time_travel import diff as diff_states
+from everlong.client.time_travel import journal, state_at
+from everlong.client.wait import wait_for_status
 from everlong.embedded import TemporalServer
 from everlong.errors import ArchiveNotFound, ControlRefused, ThreadEnded, ThreadNotFound
 from everlong.models import Kind, thread_key
@@ -67,23 +77,21 @@ async def test_a_thread_that_is_kept_goes_on_and_its_journal_says_who_archived_i
 ) -> None:
     packs = PackStore(threads.store)
     await say(threads, thread_id, "hello", LONG)
-    first = await service.archive(
-        threads.client, packs, thread_id, by="ann", reason="before the move"
-    )
+    first = await archive(threads.client, packs, thread_id, by="ann", reason="before the move")
     assert first.is_new
     assert not first.is_closed
     assert await is_running(threads, thread_id)
     assert first.manifest.entries == 4
     await say(threads, thread_id, "still there?")
-    entries = await service.journal(threads.client, packs, thread_id)
+    entries = await journal(threads.client, packs, thread_id)
     [control] = [each.data for each in entries if each.kind == Kind.CONTROL]
     assert control is not None
     assert control["action"] == "archive"
     assert control["by"] == "ann"
     assert control["reason"] == f"before the move ({first.manifest.archive_id})"
-    second = await service.archive(threads.client, packs, thread_id, then="keep", by="ann")
+    second = await archive(threads.client, packs, thread_id, then="keep", by="ann")
     assert second.manifest.entries == 7
-    page = await service.archives(threads.client, packs, thread_id=thread_id)
+    page = await list_archives(threads.client, packs, thread_id=thread_id)
     assert [each.archive_id for each in page.archives] == [
         second.manifest.archive_id,
         first.manifest.archive_id,
@@ -96,19 +104,17 @@ async def test_a_thread_that_is_closed_ends_with_its_journal_whole(
 ) -> None:
     packs = PackStore(threads.store)
     await say(threads, thread_id, "hello", "remember the api is slow")
-    done = await service.archive(
-        threads.client, packs, thread_id, then="close", by="ann", reason="over"
-    )
+    done = await archive(threads.client, packs, thread_id, then="close", by="ann", reason="over")
     assert done.is_closed
     assert done.manifest.status == "archived"
-    status = await service.status(threads.client, thread_id)
+    status = await read_status(threads.client, thread_id)
     assert (status.status, status.tail_entries) == ("archived", 0)
-    entries = await service.journal(threads.client, packs, thread_id)
+    entries = await journal(threads.client, packs, thread_id)
     assert done.manifest.entries == len(entries)
     assert (entries[-1].data or {}).get("reason") == "over"
     with pytest.raises(ThreadEnded):
         await threads.send(thread_id, "one more")
-    again = await service.archive(threads.client, packs, thread_id, then="close", by="bob")
+    again = await archive(threads.client, packs, thread_id, then="close", by="bob")
     assert not again.is_new
     assert again.manifest == done.manifest
 
@@ -119,35 +125,35 @@ async def test_a_thread_that_was_freed_is_read_from_its_archive_and_revived(
 ) -> None:
     packs, client = PackStore(threads.store), threads.client
     await say(threads, thread_id, "hello", "remember the api is slow", LONG)
-    await service.compact(client, thread_id)
-    await service.wait_for_status(
+    await compact(client, thread_id)
+    await wait_for_status(
         client, thread_id, lambda status: status.counters.compactions > 0, seconds_max=90
     )
     await say(threads, thread_id, "one more")
-    last_seq = len(await service.journal(client, packs, thread_id))
-    view = await service.state_at(client, packs, thread_id, last_seq)
-    diff = await service.diff(client, packs, thread_id, 2, last_seq)
+    last_seq = len(await journal(client, packs, thread_id))
+    view = await state_at(client, packs, thread_id, last_seq)
+    diff = await diff_states(client, packs, thread_id, 2, last_seq)
     said = [message.text for message in await threads.conversation(thread_id)]
-    done = await service.archive(client, packs, thread_id, then="free", by="ann", reason="over")
+    done = await archive(client, packs, thread_id, then="free", by="ann", reason="over")
     assert done.runs_deleted >= 1
     forget(monkeypatch, thread_id)
     # As a sweep does, once nothing names them any more.
     prefix = thread_prefix(thread_key(client.namespace, thread_id))
     await threads.store.delete([each.key async for each in threads.store.list(prefix)])
 
-    assert await service.state_at(client, packs, thread_id, last_seq) == view
-    after = await service.diff(client, packs, thread_id, 2, last_seq)
+    assert await state_at(client, packs, thread_id, last_seq) == view
+    after = await diff_states(client, packs, thread_id, 2, last_seq)
     assert (after.context_added, after.facts_added) == (diff.context_added, diff.facts_added)
     assert [each.seq for each in after.entries] == [each.seq for each in diff.entries]
     assert [message.text for message in await threads.conversation(thread_id)] == said
-    assert (await service.series(client, packs, thread_id)).entries == done.manifest.entries
-    gone = await service.archive(client, packs, thread_id, then="free")
+    assert (await load_series(client, packs, thread_id)).entries == done.manifest.entries
+    gone = await archive(client, packs, thread_id, then="free")
     assert (gone.manifest, gone.is_new) == (done.manifest, False)
     with pytest.raises(ThreadNotFound, match="everlong revive"):
-        await service.fork(client, packs, thread_id, 2, "other", task_queue=threads.task_queue)
+        await fork_thread(client, packs, thread_id, 2, "other", task_queue=threads.task_queue)
 
     new_id = f"{thread_id}-again"
-    start = await service.revive(
+    start = await revive(
         client, packs, thread_id, new_id, task_queue=threads.task_queue, by="bob", reason="back"
     )
     assert start.state.snapshot is not None
@@ -155,7 +161,7 @@ async def test_a_thread_that_was_freed_is_read_from_its_archive_and_revived(
     conversation = await threads.conversation(new_id)
     assert [message.text for message in conversation[:-2]] == said
     assert conversation[-1].text == "you said where were we?"
-    entries = await service.journal(client, packs, new_id)
+    entries = await journal(client, packs, new_id)
     [fork] = [each for each in entries if each.kind == Kind.FORK]
     assert fork.data == {
         "thread_id": thread_id,
@@ -163,14 +169,14 @@ async def test_a_thread_that_was_freed_is_read_from_its_archive_and_revived(
         "by": "bob",
         "reason": "back",
     }
-    page = await service.entry_page(client, packs, new_id)
+    page = await load_entry_page(client, packs, new_id)
     assert all(each.summary for each in page.entries)
-    revived = await service.state_at(client, packs, new_id, last_seq)
+    revived = await state_at(client, packs, new_id, last_seq)
     assert (revived.context, revived.facts) == (view.context, view.facts)
-    newest = await service.state_at(client, packs, new_id, len(entries))
+    newest = await state_at(client, packs, new_id, len(entries))
     assert [fact.text for fact in newest.facts] == ["the api is slow"]
     with pytest.raises(ArchiveNotFound, match="has no archive"):
-        await service.revive(client, packs, new_id, "third", task_queue=threads.task_queue)
+        await revive(client, packs, new_id, "third", task_queue=threads.task_queue)
 
 
 @pytest.mark.guarantee(99)
@@ -186,10 +192,10 @@ async def test_histories_stay_if_the_archive_cannot_be_written(
     with monkeypatch.context() as patched:
         patched.setattr(threads.store, "put_file", full)
         with pytest.raises(OSError, match="full"):
-            await service.archive(client, packs, thread_id, then="free")
+            await archive(client, packs, thread_id, then="free")
     assert not await is_running(threads, thread_id)
-    assert (await service.archives(client, packs, thread_id=thread_id)).archives == ()
-    done = await service.archive(client, packs, thread_id, then="free")
+    assert (await list_archives(client, packs, thread_id=thread_id)).archives == ()
+    done = await archive(client, packs, thread_id, then="free")
     assert done.is_new
     assert done.runs_deleted >= 1
 
@@ -211,12 +217,12 @@ async def test_a_kill_between_the_manifest_and_the_note_is_put_right_by_doing_it
     with monkeypatch.context() as patched:
         patched.setattr(archives, "note", killed)
         with pytest.raises(Killed):
-            await service.archive(client, packs, thread_id, by="ann", reason="move")
-    [listed] = (await service.archives(client, packs, thread_id=thread_id)).archives
-    done = await service.archive(client, packs, thread_id, by="ann", reason="move")
+            await archive(client, packs, thread_id, by="ann", reason="move")
+    [listed] = (await list_archives(client, packs, thread_id=thread_id)).archives
+    done = await archive(client, packs, thread_id, by="ann", reason="move")
     assert (done.is_new, done.manifest) == (False, listed)
     await say(threads, thread_id, "still there?")
-    entries = await service.journal(client, packs, thread_id)
+    entries = await journal(client, packs, thread_id)
     [control] = [each.data or {} for each in entries if each.kind == Kind.CONTROL]
     assert (control["by"], control["reason"]) == ("ann", f"move ({listed.archive_id})")
 
@@ -241,12 +247,12 @@ async def test_a_kill_before_any_step_of_freeing_is_put_right_by_doing_it_again(
         with monkeypatch.context() as patched:
             patched.setattr(module, name, killed if name != "dump" else killed_at_once)
             with pytest.raises(Killed):
-                await service.archive(client, packs, thread_id, then="free", by="ann")
-        page = await service.archives(client, packs, thread_id=thread_id)
+                await archive(client, packs, thread_id, then="free", by="ann")
+        page = await list_archives(client, packs, thread_id=thread_id)
         assert len(page.archives) == listed, name
         # All of it is there as before.
-        assert (await service.journal(client, packs, thread_id))[0].seq == 1
-    done = await service.archive(client, packs, thread_id, then="free", by="ann")
+        assert (await journal(client, packs, thread_id))[0].seq == 1
+    done = await archive(client, packs, thread_id, then="free", by="ann")
     assert not done.is_new
     assert done.runs_deleted >= 1
     assert done.manifest.status == "archived"
@@ -262,17 +268,17 @@ async def test_an_archive_that_is_damaged_is_written_again_before_anything_is_fr
 ) -> None:
     packs, client = PackStore(threads.store), threads.client
     await say(threads, thread_id, "hello")
-    first = await service.archive(client, packs, thread_id, then="close")
+    first = await archive(client, packs, thread_id, then="close")
     await threads.store.delete([first.manifest.file_key])
     await threads.store.put(first.manifest.file_key, b"damaged")
-    second = await service.archive(client, packs, thread_id, then="close")
+    second = await archive(client, packs, thread_id, then="close")
     assert second.is_new
     manifest = manifests.archive_key(
         second.manifest.thread, second.manifest.archive_id, manifests.MANIFEST
     )
     await threads.store.delete([manifest])
     await threads.store.put(manifest, b"{")
-    third = await service.archive(client, packs, thread_id, then="free")
+    third = await archive(client, packs, thread_id, then="free")
     assert third.is_new
     assert third.runs_deleted >= 1
 
@@ -283,10 +289,10 @@ async def test_histories_of_a_thread_that_has_gone_on_are_not_deleted(
 ) -> None:
     packs, client = PackStore(threads.store), threads.client
     await say(threads, thread_id, "hello")
-    await service.archive(client, packs, thread_id, then="close")
+    await archive(client, packs, thread_id, then="close")
     with pytest.raises(ControlRefused, match="has gone on since"):
         await archives.ended_runs(client, thread_id, "an earlier run")
-    assert (await service.status(client, thread_id)).status == "archived"
+    assert (await read_status(client, thread_id)).status == "archived"
 
 
 async def test_an_archive_is_a_span(threads: Threads, thread_id: str) -> None:
@@ -296,7 +302,7 @@ async def test_an_archive_is_a_span(threads: Threads, thread_id: str) -> None:
     packs, client = PackStore(threads.store), threads.client
     await say(threads, thread_id, "hello")
     spans = Telemetry(tracer_provider=provider).spans
-    done = await service.archive(client, packs, thread_id, then="close", spans=spans)
+    done = await archive(client, packs, thread_id, then="close", spans=spans)
     [span] = [each for each in exporter.get_finished_spans() if each.name == "everlong.archive"]
     told = dict(span.attributes or {})
     assert told["everlong.archive.then"] == "close"
@@ -304,7 +310,7 @@ async def test_an_archive_is_a_span(threads: Threads, thread_id: str) -> None:
     assert told["everlong.archive.bytes"] == done.manifest.size_bytes
     assert told["gen_ai.agent.name"] == "ops"
     with pytest.raises(ThreadNotFound):
-        await service.archive(client, packs, f"{thread_id}-nobody", spans=spans)
+        await archive(client, packs, f"{thread_id}-nobody", spans=spans)
     failed = exporter.get_finished_spans()[-1]
     assert (failed.name, failed.status.is_ok) == ("everlong.archive", False)
 
@@ -316,16 +322,16 @@ async def test_threads_that_a_limit_has_ended_are_archived_when_due(
     packs, client = PackStore(threads.store), threads.client
     await say(threads, thread_id, "hello", agent="brief")
     # An archive of before is none of its end.
-    await service.archive(client, packs, thread_id)
+    await archive(client, packs, thread_id)
     await threads.send(thread_id, "and more", agent="brief")
-    await service.wait_for_status(
+    await wait_for_status(
         client, thread_id, lambda status: status.status == "archived", seconds_max=90
     )
     key = thread_key(client.namespace, thread_id)
     assert len(await manifests.list_ids(packs.store, key)) == 1
 
     async def due() -> bool:
-        found = await service.archive_due(client, packs, count_max=1000)
+        found = await archive_due(client, packs, count_max=1000)
         # Those of other tests have other stores.
         assert not [each for each in found.failed if each.startswith(thread_id)]
         return any(each.thread_id == thread_id for each in found.archived)

@@ -8,10 +8,19 @@ import pytest
 from temporalio.client import WorkflowExecutionStatus
 
 from everlong import Policy
-from everlong.admin import service
-from everlong.admin.preview import plan_lines
+from everlong.admin.overview import load_overview
+from everlong.admin.preview import Action, Preview, plan_lines, preview_action
 from everlong.archive import freed, new_archive_id
 from everlong.archive import manifest as manifests
+from everlong.client.archives import archive, list_archives, plan_archive
+from everlong.client.control import configure, pause
+from everlong.client.due import archive_due
+from everlong.client.fork import fork
+from everlong.client.restore import revive
+from everlong.client.status import pending
+from everlong.client.status import status as read_status
+from everlong.client.time_travel import Past, journal
+from everlong.client.wait import wait_for_status
 from everlong.doctor.checks import check_archives
 from everlong.embedded import TemporalServer
 from everlong.errors import BlobCorrupt, ControlRefused, DecisionRefused, KeyMissing, ThreadExists
@@ -41,7 +50,7 @@ async def threads(server: TemporalServer, store: BlobStore) -> AsyncIterator[Thr
 async def wait_for(
     threads: Threads, thread_id: str, is_so: Callable[[ThreadStatus], bool]
 ) -> ThreadStatus:
-    return await service.wait_for_status(threads.client, thread_id, is_so, seconds_max=90)
+    return await wait_for_status(threads.client, thread_id, is_so, seconds_max=90)
 
 
 def has_rolled(status: ThreadStatus) -> bool:
@@ -60,21 +69,21 @@ async def eventually(is_so: Callable[[], Awaitable[bool]]) -> None:
 async def refused_to_free(threads: Threads, thread_id: str, words: str, left_out: int) -> None:
     """Check that a thread is archived and not freed, and that this is said before."""
     packs, client = PackStore(threads.store), threads.client
-    plan = await service.archive_plan(client, packs, thread_id, "free")
+    plan = await plan_archive(client, packs, thread_id, "free")
     assert (plan.left_out, plan.runs_deleted) == (left_out, 0)
     assert words in plan.refused
     assert "deleting its histories is refused" in "\n".join(plan_lines(plan))
-    told = await service.preview(client, packs, thread_id, "archive", {"then": "free"})
+    told = await preview_action(client, packs, thread_id, "archive", {"then": "free"})
     assert (told.is_reversible, told.confirm) == (True, "")
     assert "To delete its histories is refused." in told.sentence
     assert any(words in each for each in told.warnings)
     with pytest.raises(ControlRefused, match=words):
-        await service.archive(client, packs, thread_id, then="free", by="bob")
-    kept = await service.archive(client, packs, thread_id, then="close")
+        await archive(client, packs, thread_id, then="free", by="bob")
+    kept = await archive(client, packs, thread_id, then="close")
     assert (kept.is_new, kept.left_out, kept.runs_deleted) == (False, left_out, 0)
-    page = await service.archives(client, packs, thread_id=thread_id)
+    page = await list_archives(client, packs, thread_id=thread_id)
     assert (page.archives, page.freed) == ((kept.manifest,), ())
-    status = await service.status(client, thread_id)
+    status = await read_status(client, thread_id)
     assert status.status == "terminated"
 
 
@@ -83,7 +92,7 @@ async def test_messages_that_waited_when_a_thread_was_terminated_are_not_freed_w
     threads: Threads, thread_id: str
 ) -> None:
     await say(threads, thread_id, "hello", agent="idle")
-    await service.pause(threads.client, thread_id)
+    await pause(threads.client, thread_id)
     await wait_for(threads, thread_id, lambda status: status.status == "paused")
     for text in ("the password was rotated", "use the new one"):
         await threads.send(thread_id, text, agent="idle")
@@ -109,7 +118,7 @@ async def test_a_thread_that_was_terminated_between_turns_is_freed(
     await say(threads, thread_id, "hello")
     await wait_for(threads, thread_id, lambda status: status.tail_entries == 0)
     await client.get_workflow_handle(thread_id).terminate()
-    done = await service.archive(client, packs, thread_id, then="free")
+    done = await archive(client, packs, thread_id, then="free")
     assert (done.left_out, done.runs_deleted, done.manifest.status) == (0, 1, "terminated")
 
 
@@ -121,7 +130,7 @@ async def brief(threads: Threads, thread_id: str) -> None:
 
 
 async def due(threads: Threads, packs: PackStore, thread_id: str) -> bool:
-    found = await service.archive_due(threads.client, packs, count_max=1000)
+    found = await archive_due(threads.client, packs, count_max=1000)
     assert not [each for each in found.failed if each.startswith(thread_id)]
     return any(each.thread_id == thread_id for each in found.archived)
 
@@ -137,14 +146,14 @@ async def test_a_thread_that_was_reset_goes_on_and_its_second_end_is_due_too(
     # Its first end is listed still, and nobody has asked to end it again.
     assert not await due(threads, packs, thread_id)
     assert await is_running(threads, thread_id)
-    await service.configure(client, thread_id, {"steps_max": 2})
+    await configure(client, thread_id, {"steps_max": 2})
     await say(threads, thread_id, "other", agent="brief")
     await threads.send(thread_id, "and more", agent="brief")
     await wait_for(threads, thread_id, lambda status: status.status == "archived")
     await eventually(lambda: due(threads, packs, thread_id))
     newest = await manifests.load_newest(packs, thread_key(client.namespace, thread_id))
     assert newest is not None
-    assert newest.entries == len(await service.journal(client, packs, thread_id))
+    assert newest.entries == len(await journal(client, packs, thread_id))
     assert not await due(threads, packs, thread_id)
 
 
@@ -155,7 +164,7 @@ async def test_an_archive_sealed_with_a_key_that_is_gone_is_written_anew_and_hol
     ids = [f"{thread_id}-{each}" for each in ("b", "a")]  # The newest is listed first.
     for each in ids:
         await brief(threads, each)
-    first = await service.archive(client, packs, ids[1])
+    first = await archive(client, packs, ids[1])
     read = manifests.read
 
     async def keyless(packs: PackStore, thread: str, archive_id: str) -> manifests.Manifest:
@@ -168,7 +177,7 @@ async def test_an_archive_sealed_with_a_key_that_is_gone_is_written_anew_and_hol
         newest = thread_key(client.namespace, each)
 
         async def is_archived(thread: str = newest) -> bool:
-            await service.archive_due(client, packs, count_max=1000)
+            await archive_due(client, packs, count_max=1000)
             found = await manifests.list_ids(packs.store, thread)
             return bool(found) and found[-1] != first.manifest.archive_id
 
@@ -182,12 +191,12 @@ async def test_nothing_is_started_under_an_id_that_only_archives_know(
     other = f"{thread_id}-other"
     for each in (thread_id, other):
         await say(threads, each, "hello")
-    await service.archive(client, packs, thread_id, then="close")
+    await archive(client, packs, thread_id, then="close")
     forget(monkeypatch, thread_id)
     before = {each.key async for each in threads.store.list("")}
     for starting in (
-        service.revive(client, packs, thread_id, thread_id, task_queue=threads.task_queue),
-        service.fork(client, packs, other, 2, thread_id, task_queue=threads.task_queue),
+        revive(client, packs, thread_id, thread_id, task_queue=threads.task_queue),
+        fork(client, packs, other, 2, thread_id, task_queue=threads.task_queue),
     ):
         with pytest.raises(ThreadExists, match=r"archives of a thread .* Choose another id"):
             await starting
@@ -199,13 +208,13 @@ async def test_a_damaged_archive_is_not_revived(
 ) -> None:
     packs, client = PackStore(threads.store), threads.client
     await say(threads, thread_id, "hello")
-    manifest = (await service.archive(client, packs, thread_id, then="close")).manifest
+    manifest = (await archive(client, packs, thread_id, then="close")).manifest
     data = await threads.store.get(manifest.file_key)
     await threads.store.delete([manifest.file_key])
     await threads.store.put(manifest.file_key, flipped(data, 0))
     new_id = f"{thread_id}-2"
     with pytest.raises(BlobCorrupt, match="its bytes are not those that were written"):
-        await service.revive(client, packs, thread_id, new_id, task_queue=threads.task_queue)
+        await revive(client, packs, thread_id, new_id, task_queue=threads.task_queue)
     prefix = f"v1/{thread_key(client.namespace, new_id)}/"
     assert [each async for each in threads.store.list(prefix)] == []
 
@@ -215,21 +224,21 @@ async def test_a_manifest_that_cannot_be_read_blocks_nothing_and_is_named(
 ) -> None:
     packs, client = PackStore(threads.store), threads.client
     await say(threads, thread_id, "hello")
-    done = await service.archive(client, packs, thread_id, then="close")
+    done = await archive(client, packs, thread_id, then="close")
     name = "99991231T235959999Z-ffffffff"
     place = manifests.archive_key(done.manifest.thread, name, manifests.MANIFEST)
     await threads.store.put(place, b"{")
-    again = await service.archive(client, packs, thread_id)
+    again = await archive(client, packs, thread_id)
     assert (again.is_new, again.manifest) == (False, done.manifest)
     assert [each.partition(":")[0] for each in again.passed_over] == [name]
     assert not await due(threads, packs, thread_id)
-    found = await service.overview(client, packs, thread_id)
+    found = await load_overview(client, packs, thread_id)
     assert found.archive == done.manifest.archive_id
     assert name in found.unreadable_archives[0]
-    seen = await service.preview(client, packs, thread_id, "revive")
+    seen = await preview_action(client, packs, thread_id, "revive")
     assert name in seen.warnings[0]
     warnings: list[str] = []
-    await service.revive(
+    await revive(
         client,
         packs,
         thread_id,
@@ -242,11 +251,11 @@ async def test_a_manifest_that_cannot_be_read_blocks_nothing_and_is_named(
     assert checked.status == "warning"
     assert name in checked.text
     forget(monkeypatch, thread_id)
-    past = await service.Past.open(client, packs, thread_id)
+    past = await Past.open(client, packs, thread_id)
     assert (past.archive, len(past.passed_over)) == (done.manifest, 1)
     await threads.store.delete([done.manifest.file_key.replace(".parquet", ".json")])
     with pytest.raises(BlobCorrupt, match=name):  # Now there is none that can be read.
-        await service.Past.open(client, packs, thread_id)
+        await Past.open(client, packs, thread_id)
 
 
 async def test_a_dry_run_counts_all_runs_that_would_be_deleted(
@@ -258,11 +267,11 @@ async def test_a_dry_run_counts_all_runs_that_would_be_deleted(
     await say(threads, thread_id, "other two")
 
     async def is_counted() -> bool:
-        plan = await service.archive_plan(client, packs, thread_id, "free")
+        plan = await plan_archive(client, packs, thread_id, "free")
         return plan.runs_deleted == 2
 
     await eventually(is_counted)
-    assert (await service.archive(client, packs, thread_id, then="free")).runs_deleted == 2
+    assert (await archive(client, packs, thread_id, then="free")).runs_deleted == 2
 
 
 @pytest.mark.guarantee(93)
@@ -271,15 +280,13 @@ async def test_who_frees_an_archived_thread_is_told_beside_the_archive(
 ) -> None:
     packs, client = PackStore(threads.store), threads.client
     await say(threads, thread_id, "hello")
-    closed = await service.archive(
-        client, packs, thread_id, then="close", by="ann", reason="it is over"
-    )
-    assert (await service.archives(client, packs, thread_id=thread_id)).freed == ()
-    plan = await service.archive_plan(client, packs, thread_id, "free")
+    closed = await archive(client, packs, thread_id, then="close", by="ann", reason="it is over")
+    assert (await list_archives(client, packs, thread_id=thread_id)).freed == ()
+    plan = await plan_archive(client, packs, thread_id, "free")
     assert (plan.existing, plan.runs_deleted) == (closed.manifest.archive_id, 1)
-    done = await service.archive(client, packs, thread_id, then="free", by="bob", reason="no room")
+    done = await archive(client, packs, thread_id, then="free", by="bob", reason="no room")
     assert (done.is_new, done.manifest.by) == (False, "ann")
-    [record] = (await service.archives(client, packs, thread_id=thread_id)).freed
+    [record] = (await list_archives(client, packs, thread_id=thread_id)).freed
     assert (record.by, record.reason, record.thread_id) == ("bob", "no room", thread_id)
     assert record.archive_id == closed.manifest.archive_id
 
@@ -295,7 +302,7 @@ async def test_histories_stay_if_it_cannot_be_told_who_frees_them(
 
     monkeypatch.setattr(freed, "write", full)
     with pytest.raises(OSError, match="full"):
-        await service.archive(client, packs, thread_id, then="free")
+        await archive(client, packs, thread_id, then="free")
     description = await client.get_workflow_handle(thread_id).describe()
     assert description.status == WorkflowExecutionStatus.COMPLETED
 
@@ -309,7 +316,7 @@ async def test_an_archive_is_the_newest_whatever_the_clock_of_an_earlier_writer_
     ahead = new_archive_id(time.time_ns() // 1_000_000 + 300_000, bytes(4))
     # Not even readable.
     await threads.store.put(manifests.archive_key(thread, ahead, manifests.MANIFEST), b"{")
-    done = await service.archive(client, packs, thread_id)
+    done = await archive(client, packs, thread_id)
     assert await manifests.list_ids(packs.store, thread) == [ahead, done.manifest.archive_id]
     assert await manifests.load_newest(packs, thread) == done.manifest
     assert done.manifest.archived_ms < manifests.archive_ms(ahead)
@@ -319,20 +326,20 @@ async def test_an_archive_is_the_newest_whatever_the_clock_of_an_earlier_writer_
 async def test_previews_tell_the_truth(threads: Threads, thread_id: str) -> None:
     packs, client = PackStore(threads.store), threads.client
 
-    async def preview(action: service.Action, **arguments: object) -> service.Preview:
-        return await service.preview(client, packs, thread_id, action, arguments)
+    async def preview(action: Action, **arguments: object) -> Preview:
+        return await preview_action(client, packs, thread_id, action, arguments)
 
     await say(threads, thread_id, "hello", "two", "three")
     with pytest.raises(DecisionRefused, match="there is no approval '9-1-aa'"):
         await preview("decide", approval_id="9-1-aa", approve=True)
     await threads.send(thread_id, "restart api")
     await wait_for(threads, thread_id, lambda status: status.pending > 0)
-    [approval] = await service.pending(client, thread_id)
+    [approval] = await pending(client, thread_id)
     told = await preview("decide", approval_id=approval.id, approve=True)
     assert (told.is_reversible, approval.id in told.sentence) == (False, True)
     told = await preview("archive", then="close")
     assert (told.is_reversible, told.confirm) == (False, thread_id)
-    manifest = (await service.archive(client, packs, thread_id, then="close")).manifest
+    manifest = (await archive(client, packs, thread_id, then="close")).manifest
     with pytest.raises(DecisionRefused, match="has ended"):
         await preview("decide", approval_id=approval.id, approve=True)
     for then in ("keep", "close"):
@@ -356,7 +363,7 @@ async def test_a_preview_does_not_promise_that_a_compaction_can_be_undone(
 ) -> None:
     packs, client = PackStore(threads.store), threads.client
     await say(threads, thread_id, *(f"{each} " + "word " * 2000 for each in "abcd"), agent="short")
-    told = await service.preview(client, packs, thread_id, "compact")
+    told = await preview_action(client, packs, thread_id, "compact")
     assert told.before_bytes is not None
     assert told.after_bytes is not None
     assert told.after_bytes < told.before_bytes

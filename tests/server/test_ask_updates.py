@@ -17,8 +17,11 @@ from temporalio.service import RPCError
 from temporalio.worker import Replayer
 
 from everlong import EverlongPlugin, Policy, limits
-from everlong.admin import service
+from everlong.client.control import decide, pause
 from everlong.client.entry import ask
+from everlong.client.status import pending
+from everlong.client.status import status as read_status
+from everlong.client.wait import wait_for_progress
 from everlong.embedded import TemporalServer
 from everlong.errors import MessageRefused, NotAnswered, ThreadNotFound, ThreadPaused
 from everlong.models import SEND_UPDATE, SendMessage, TurnEnd
@@ -55,8 +58,8 @@ async def waiting(
 
 
 async def approve(threads: Threads, thread_id: str) -> None:
-    [approval] = await service.pending(threads.client, thread_id)
-    await service.decide(threads.client, thread_id, approval.id, True, "ann")
+    [approval] = await pending(threads.client, thread_id)
+    await decide(threads.client, thread_id, approval.id, True, "ann")
 
 
 async def reset(client: Client, thread_id: str) -> None:
@@ -117,7 +120,7 @@ async def test_a_pause_ends_the_wait_once_the_step_has_ended(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
     async with waiting(server, store, thread_id) as (threads, asking):
-        await service.pause(threads.client, thread_id, "ann", "lunch")
+        await pause(threads.client, thread_id, "ann", "lunch")
         with pytest.raises(ThreadPaused, match=r"by ann: lunch.*Message 1 stays queued"):
             await asking
         assert await updates(threads.client, thread_id) == (1, 1)
@@ -175,7 +178,7 @@ async def test_a_reset_thread_is_waited_for_and_has_one_message(
         await until_pending(threads, thread_id)
         await approve(threads, thread_id)
         assert await asking == "api is up"
-        status = await service.status(threads.client, thread_id)
+        status = await read_status(threads.client, thread_id)
         assert (status.counters.messages, status.counters.answered) == (1, 1)
 
 
@@ -198,7 +201,7 @@ async def test_a_roll_completes_updates_that_wait_for_later_turns(
     async with open_threads(server.address, store, agent) as threads, threads.worker():
         answers = await asyncio.gather(*(asked(threads, thread_id, f"r {n}") for n in range(4)))
         assert set(answers) == {pages_answer(3)}
-        status = await service.status(threads.client, thread_id)
+        status = await read_status(threads.client, thread_id)
         assert (status.counters.messages, status.counters.answered) == (4, 4)
         assert status.counters.runs >= 2
 
@@ -231,7 +234,7 @@ async def test_messages_are_counted_before_their_updates_complete(
             wait_for_stage=WorkflowUpdateStage.ACCEPTED,
             result_type=TurnEnd,
         )
-        seen = await service.wait_for_progress(
+        seen = await wait_for_progress(
             threads.client, thread_id, lambda progress: progress.messages == 3, seconds_max=20
         )
         assert (seen.status, seen.answered) == ("approval", 0)

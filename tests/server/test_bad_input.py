@@ -12,7 +12,7 @@ import pytest
 from temporalio.common import RetryPolicy
 
 from everlong import Agent, Policy, Reply, Tool, limits, tool
-from everlong.admin import service
+from everlong.client.delivery import send
 from everlong.errors import MessageRefused, ThreadEnded
 from everlong.models import Kind, Message, SendMessage, ToolCall
 from everlong.storage.memory import MemoryBlobStore
@@ -324,7 +324,7 @@ async def test_a_thread_that_has_ended_takes_no_message(drive: Drive) -> None:
         await thread.stop()
         for agent in ("ops", None):
             with pytest.raises(ThreadEnded, match=thread.thread_id):
-                await service.send(
+                await send(
                     thread.threads.client,
                     thread.thread_id,
                     "more",

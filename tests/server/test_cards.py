@@ -8,7 +8,11 @@ from temporalio.client import WorkflowExecutionDescription
 from temporalio.converter import JSONPlainPayloadConverter
 
 from everlong import Policy, ThreadStart
-from everlong.admin import service
+from everlong.admin.series import load_series
+from everlong.client.control import note, stop
+from everlong.client.delivery import send
+from everlong.client.status import status as read_status
+from everlong.client.time_travel import journal
 from everlong.embedded import TemporalServer
 from everlong.models import AGENT_WORKFLOW, CARD_MEMO, Kind, ThreadCard
 from everlong.storage import BlobStore
@@ -38,7 +42,7 @@ async def test_a_thread_publishes_its_card_and_says_so_in_listings(
         async with threads.worker():
             number = await threads.send(thread_id, "Read.")
             status = await threads.answered(thread_id, number)
-            await service.stop(threads.client, thread_id, by="ana", archive=True)
+            await stop(threads.client, thread_id, by="ana", archive=True)
             await threads.client.get_workflow_handle(thread_id).result()
         description = await threads.client.get_workflow_handle(thread_id).describe()
         card = await card_of(description)
@@ -106,7 +110,7 @@ async def test_the_journal_says_who_sent_a_message(
 ) -> None:
     async with open_threads(server.address, store, reading_agent(1)) as threads, threads.worker():
         for text in ("Read.", "Read a long one. " * 1000):
-            number = await service.send(
+            number = await send(
                 threads.client,
                 thread_id,
                 text,
@@ -116,7 +120,7 @@ async def test_the_journal_says_who_sent_a_message(
                 by="ana",
             )
             await threads.answered(thread_id, number)
-        entries = await service.journal(threads.client, PackStore(store), thread_id)
+        entries = await journal(threads.client, PackStore(store), thread_id)
     sent = [entry.data for entry in entries if entry.kind == Kind.MESSAGE]
     assert sent == [{"by": "ana"}, {"by": "ana"}]
 
@@ -129,8 +133,8 @@ async def test_a_journal_tells_how_its_thread_grew_and_was_resumed(
         await read_pages(threads, thread_id)  # By another worker: a resume.
         async with threads.worker():
             packs = PackStore(store)
-            grown = await service.series(threads.client, packs, thread_id)
-            few = await service.series(threads.client, packs, thread_id, points_max=5)
+            grown = await load_series(threads.client, packs, thread_id)
+            few = await load_series(threads.client, packs, thread_id, points_max=5)
     assert [point.step for point in grown.points] == list(range(2 * (STEPS + 1)))
     assert not grown.is_sampled
     sizes = [point.stored_bytes for point in grown.points]
@@ -152,9 +156,9 @@ async def test_what_was_done_about_a_thread_is_in_its_journal(
 ) -> None:
     async with open_threads(server.address, store, reading_agent(1)) as threads, threads.worker():
         await threads.answered(thread_id, await threads.send(thread_id, "Read."))
-        await service.note(threads.client, thread_id, "archive", by="ana", reason="for the audit")
+        await note(threads.client, thread_id, "archive", by="ana", reason="for the audit")
         await threads.answered(thread_id, await threads.send(thread_id, "Read on."))
-        entries = await service.journal(threads.client, PackStore(store), thread_id)
+        entries = await journal(threads.client, PackStore(store), thread_id)
     notes = [entry.data for entry in entries if entry.kind == Kind.CONTROL]
     assert notes == [{"action": "archive", "by": "ana", "reason": "for the audit", "changes": {}}]
 
@@ -165,7 +169,7 @@ async def test_a_thread_ends_as_it_was_asked_to(
 ) -> None:
     async with open_threads(server.address, store, reading_agent(1)) as threads, threads.worker():
         await threads.answered(thread_id, await threads.send(thread_id, "Read."))
-        await service.stop(threads.client, thread_id, archive=archive)
+        await stop(threads.client, thread_id, archive=archive)
         await threads.client.get_workflow_handle(thread_id).result()
-        status = await service.status(threads.client, thread_id)
+        status = await read_status(threads.client, thread_id)
     assert status.status == ("archived" if archive else "stopped")

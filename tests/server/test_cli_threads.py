@@ -16,8 +16,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from everlong import Policy
-from everlong.admin import service
 from everlong.cli import app
+from everlong.client.status import arguments_of
+from everlong.client.status import pending as read_pending
+from everlong.client.status import status as read_status
+from everlong.client.wait import wait_for_status
 from everlong.embedded import TemporalServer
 from everlong.errors import DecisionRefused, EntryNotFound, EverlongError, ThreadPaused
 from everlong.models import Entry, SegmentRef
@@ -69,7 +72,7 @@ async def open_cli(server: TemporalServer, tmp_path: Path) -> AsyncIterator[Cli]
 
 
 async def pending_id(cli: Cli, thread_id: str) -> str:
-    await service.wait_for_status(
+    await wait_for_status(
         cli.threads.client, thread_id, lambda status: status.pending > 0, seconds_max=90
     )
     [approval] = await cli.json("approvals", thread_id)
@@ -110,7 +113,7 @@ async def test_a_journal_is_printed_as_it_is_read(
     server: TemporalServer, tmp_path: Path, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("everlong.cli.threads._WHOLE_ENTRIES", 2)
-    monkeypatch.setattr("everlong.admin.service.SCAN_ENTRIES", 2)
+    monkeypatch.setattr("everlong.cli.threads.SCAN_ENTRIES", 2)
     async with open_cli(server, tmp_path) as cli:
         for text in ("one", "two", "three"):
             await cli("send", thread_id, text, "--agent", "ops")
@@ -146,11 +149,11 @@ async def test_arguments_that_wait_for_a_person_are_seen_whole(
         assert first.startswith(f"{found}  restart ")
         assert second.startswith(f"    {whole[:4096]}… and {len(whole) - 4096} bytes more")
         packs = PackStore(cli.threads.store)
-        [pending] = await service.pending(cli.threads.client, thread_id)
+        [pending] = await read_pending(cli.threads.client, thread_id)
         for other in (f"{found[:-4]}0000", "1-1-0000", "2-9-0000", "99-1-0000", "2-1", "x"):
             gone = dataclasses.replace(pending, id=other)
             with pytest.raises(EntryNotFound, match="everlong approvals"):
-                await service.arguments_of(cli.threads.client, packs, thread_id, gone)
+                await arguments_of(cli.threads.client, packs, thread_id, gone)
 
 
 async def test_people_decide(server: TemporalServer, tmp_path: Path, thread_id: str) -> None:
@@ -262,7 +265,7 @@ async def test_runs_are_paged_from_the_newest_to_the_first(
 ) -> None:
     async with open_cli(server, tmp_path) as cli:
         await cli.threads.start(thread_id, Policy(run_events_max=50))
-        while (await service.status(cli.threads.client, thread_id)).counters.runs < 3:
+        while (await read_status(cli.threads.client, thread_id)).counters.runs < 3:
             number = await cli.threads.send(thread_id, "hello")
             await cli.threads.answered(thread_id, number)
         every = await cli.json("runs", thread_id)

@@ -14,8 +14,10 @@ from temporalio.converter import DataConverter, PayloadCodec
 from temporalio.worker import Replayer, Worker
 
 from everlong import EverlongPlugin
-from everlong.admin import service
+from everlong.client.sweeps import sweep
+from everlong.client.wait import ask
 from everlong.codecs.composition import INSPECTION_REMEDY
+from everlong.doctor.checks import run_checks
 from everlong.embedded import TemporalServer
 from everlong.models import SweepOptions
 from everlong.storage import BlobStore
@@ -106,7 +108,7 @@ async def test_doctor_warns_of_a_codec_that_encrypts_here_and_on_workers(
         await asyncio.sleep(0.3)
         found = {
             each.check: each
-            async for each in service.examine(
+            async for each in run_checks(
                 client, plugin.packs, task_queue=thread_id, inline_bytes_max=3072
             )
         }
@@ -160,7 +162,7 @@ async def test_under_an_outer_codec_a_loop_runs_resumes_with_prefetch_and_surviv
                 await asyncio.sleep(0.05)
     stored = sorted([info.key async for info in store.list("v1/")])
     for _ in range(2):
-        report = await service.sweep(
+        report = await sweep(
             client, plugin.packs, SweepOptions(retention=AT_ONCE), allow_short_quarantine=True
         )
         assert not report.incomplete
@@ -188,7 +190,7 @@ async def test_under_an_outer_codec_threads_answer_and_doctor_finds_nothing_wron
 ) -> None:
     client, plugin = await Outside(server.address, store).connect()
     async with Worker(client, task_queue=thread_id, identity="it"):
-        answer = await service.ask(
+        answer = await ask(
             client,
             plugin.packs,
             thread_id,
@@ -200,7 +202,7 @@ async def test_under_an_outer_codec_threads_answer_and_doctor_finds_nothing_wron
         assert answer == pages_answer(2)
         found = [
             each
-            async for each in service.examine(
+            async for each in run_checks(
                 client, plugin.packs, task_queue=thread_id, inline_bytes_max=3072
             )
         ]

@@ -13,9 +13,11 @@ from temporalio.converter import DataConverter, PayloadCodec
 from temporalio.worker import Worker
 
 from everlong import Agent, EverlongPlugin, Reply, tool
-from everlong.admin import service
+from everlong.client.delivery import send
 from everlong.client.diagnosis import EVERY_SECONDS, Diagnosis, diagnose
 from everlong.client.packs import packs_of
+from everlong.client.status import status
+from everlong.client.wait import ask
 from everlong.embedded import TemporalServer
 from everlong.errors import BlobMissing, EverlongError, KeyMissing, NotAnswered, NoWorker
 from everlong.models import Message
@@ -67,7 +69,7 @@ async def asking(
     seconds_max: float | None = None,
 ) -> AsyncIterator[tuple[Told, "asyncio.Task[str]"]]:
     told = Told()
-    asked = service.ask(
+    asked = ask(
         client,
         packs_of(client),
         thread_id,
@@ -129,9 +131,7 @@ async def test_the_error_at_the_end_says_what_the_thread_waited_for(
         with pytest.raises(
             NoWorker, match=r"Worker it cannot read what this client writes: run everlong doctor"
         ) as raised:
-            await service.send(
-                client, thread_id, "hello", task_queue=thread_id, agent="ops", seconds_max=2
-            )
+            await send(client, thread_id, "hello", task_queue=thread_id, agent="ops", seconds_max=2)
     assert "Start one on its task queue" not in str(raised.value)
     assert f"everlong show {thread_id}" in str(raised.value)
 
@@ -144,7 +144,7 @@ async def test_a_client_without_the_keys_says_so_at_once(
     async with Worker(right, task_queue=thread_id):
         with pytest.raises(KeyMissing, match=r"cannot read what the worker of.*everlong doctor"):
             async with asyncio.timeout(SECONDS_MAX):
-                await service.send(client, thread_id, "hello", task_queue=thread_id, agent="ops")
+                await send(client, thread_id, "hello", task_queue=thread_id, agent="ops")
 
 
 @pytest.mark.guarantee(44)
@@ -245,7 +245,7 @@ async def test_a_worker_without_a_free_slot_is_busy_and_not_missing(
         other = f"{thread_id}-2"
         told = Told()
         async with asyncio.timeout(60):
-            answer = await service.ask(
+            answer = await ask(
                 client,
                 packs_of(client),
                 other,
@@ -265,7 +265,7 @@ async def until_tool(client: Client, thread_id: str) -> None:
     async with asyncio.timeout(90):
         while True:
             with contextlib.suppress(EverlongError):
-                if (await service.status(client, thread_id)).counters.steps:
+                if (await status(client, thread_id)).counters.steps:
                     return
             await asyncio.sleep(0.05)
 

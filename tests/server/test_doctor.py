@@ -20,7 +20,9 @@ from temporalio.service import RPCError
 from temporalio.worker import Worker
 
 from everlong import EverlongPlugin
-from everlong.admin.service import Finding, examine, set_up
+from everlong.client.search_attributes import set_up
+from everlong.doctor.checks import run_checks
+from everlong.doctor.findings import Finding
 from everlong.doctor.workers import ID_PREFIX
 from everlong.embedded import TemporalServer
 from everlong.errors import SetupRefused
@@ -58,7 +60,7 @@ async def connect(
 async def examined(client: Client, plugin: EverlongPlugin, task_queue: str) -> dict[str, Finding]:
     found = [
         each
-        async for each in examine(
+        async for each in run_checks(
             client, plugin.packs, task_queue=task_queue, inline_bytes_max=3 * 1024
         )
     ]

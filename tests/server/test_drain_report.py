@@ -17,9 +17,9 @@ from temporalio.client import (
 from typer.testing import CliRunner, Result
 
 from everlong import EverlongPlugin
-from everlong.admin import service
 from everlong.cli import app
 from everlong.doctor.checks import check_runs
+from everlong.doctor.drain import count_holdings
 from everlong.embedded import TemporalServer
 from everlong.errors import ConfigError
 from tests.support.fake_stores import CountingStore
@@ -106,11 +106,11 @@ async def test_a_count_may_be_bounded_and_says_so(namespace: Namespace) -> None:
     for name in VALUES:
         await namespace.start(name)
     await namespace.report(3, 0)
-    bounded = await service.count_holdings(namespace.client, query=namespace.query, runs_max=2)
+    bounded = await count_holdings(namespace.client, query=namespace.query, runs_max=2)
     assert bounded.open_runs.looked_at == 2
     assert not bounded.is_complete
     assert not bounded.is_drained
-    late = await service.count_holdings(namespace.client, query=namespace.query, seconds_max=-1.0)
+    late = await count_holdings(namespace.client, query=namespace.query, seconds_max=-1.0)
     assert late.open_runs.looked_at == 0
     assert not late.is_complete
 
@@ -119,7 +119,7 @@ async def test_a_count_may_be_bounded_and_says_so(namespace: Namespace) -> None:
 async def test_a_schedule_that_hands_out_refs_is_not_drained(
     namespace: Namespace, thread_id: str
 ) -> None:
-    before = (await service.count_holdings(namespace.client)).schedules
+    before = (await count_holdings(namespace.client)).schedules
     action = ScheduleActionStartWorkflow(
         "Anything", VALUES["refs"], id=f"{thread_id}-scheduled", task_queue=thread_id
     )
@@ -128,7 +128,7 @@ async def test_a_schedule_that_hands_out_refs_is_not_drained(
     )
     try:
         deadline = time.monotonic() + SECONDS_MAX
-        while (found := await service.count_holdings(namespace.client)).schedules == before:
+        while (found := await count_holdings(namespace.client)).schedules == before:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.1)
         assert found.schedules.refs == before.refs + 1
@@ -139,7 +139,7 @@ async def test_a_schedule_that_hands_out_refs_is_not_drained(
 
 async def test_a_query_that_the_server_refuses_is_named(namespace: Namespace) -> None:
     with pytest.raises(ConfigError, match="does not take this query"):
-        await service.count_holdings(namespace.client, query="NoSuchThing = 1")
+        await count_holdings(namespace.client, query="NoSuchThing = 1")
 
 
 async def test_the_doctor_says_how_many_open_runs_hold_payloads(namespace: Namespace) -> None:

@@ -17,12 +17,16 @@ from temporalio.client import Client
 
 import everlong
 from everlong import ThreadStart
-from everlong.admin import service
 from everlong.admin.web.pages import filters
+from everlong.client.archives import list_archives
+from everlong.client.fork import fork
+from everlong.client.restore import revive
+from everlong.client.status import status
 from everlong.embedded import TemporalServer
 from everlong.errors import ThreadIdRefused, ThreadNotFound
 from everlong.models import AGENT_WORKFLOW
 from everlong.models.thread_ids import quote_id, show_id
+from everlong.queries.query import run_query
 from everlong.storage import BlobStore
 from everlong.storage.packstore import PackStore
 from tests.server.test_admin_api import governed, until
@@ -157,11 +161,11 @@ async def test_threads_under_any_id_are_opened_and_governed_by_api_and_pages(
 
             await asyncio.gather(*map(one, HOSTILE))
             packs = PackStore(store)
-            archived = await service.archives(threads.client, packs, count_max=100)
+            archived = await list_archives(threads.client, packs, count_max=100)
             assert {each.thread_id for each in archived.archives} == THOROUGH
             assert archived.unreadable == ()
             # Each by its id, among all others.
-            found = await service.query(
+            found = await run_query(
                 threads.client, packs, "select count(*) from threads", threads=HOSTILE
             )
             assert [tuple(row) for row in found.rows] == [(len(HOSTILE),)]
@@ -235,17 +239,13 @@ async def test_no_door_starts_a_thread_under_an_odd_id(
                 with pytest.raises(ThreadIdRefused):
                     await threads.start(odd)
                 for starting in (
-                    service.fork(
-                        threads.client, PackStore(store), thread_id, 1, odd, task_queue="q"
-                    ),
-                    service.revive(
-                        threads.client, PackStore(store), thread_id, odd, task_queue="q"
-                    ),
+                    fork(threads.client, PackStore(store), thread_id, 1, odd, task_queue="q"),
+                    revive(threads.client, PackStore(store), thread_id, odd, task_queue="q"),
                 ):
                     with pytest.raises(ThreadIdRefused):
                         await starting
                 with pytest.raises(ThreadNotFound):
-                    await service.status(threads.client, odd)
+                    await status(threads.client, odd)
             broken = await client.post(
                 "/api/v1/threads/a%FFb/messages", json={"text": "hi", "agent": "ops"}
             )

@@ -5,7 +5,10 @@ from temporalio.client import Client
 from temporalio.worker import Worker
 
 from everlong import EverlongPlugin
-from everlong.admin import service
+from everlong.client.delivery import send
+from everlong.client.status import status as read_status
+from everlong.client.time_travel import messages
+from everlong.client.wait import wait_for_status
 from everlong.embedded import TemporalServer
 from everlong.errors import NoWorker
 from everlong.storage.keys import Keyring
@@ -25,13 +28,13 @@ async def test_a_thread_whose_key_is_missing_says_so_and_goes_on_with_it(
         return await Client.connect(server.address, plugins=[plugin])
 
     async def answered(client: Client, number: int) -> None:
-        await service.wait_for_status(
+        await wait_for_status(
             client, thread_id, lambda status: status.counters.answered >= number, seconds_max=60
         )
 
     client = await connect({"old": KEY_1})
     async with Worker(client, task_queue=thread_id):
-        await service.send(client, thread_id, "read", task_queue=thread_id, agent="ops")
+        await send(client, thread_id, "read", task_queue=thread_id, agent="ops")
         await answered(client, 1)
     without = await connect({"new": KEY_2})
     async with Worker(without, task_queue=thread_id):
@@ -39,17 +42,17 @@ async def test_a_thread_whose_key_is_missing_says_so_and_goes_on_with_it(
             await asked_often(without, thread_id)
     rotated = await connect({"new": KEY_2, "old": KEY_1})
     async with Worker(rotated, task_queue=thread_id):
-        await service.send(rotated, thread_id, "again", task_queue=thread_id, agent="ops")
+        await send(rotated, thread_id, "again", task_queue=thread_id, agent="ops")
         await answered(rotated, 2)
         packs = PackStore(store, rotated_keyring())
-        conversation = await service.messages(rotated, packs, thread_id)
+        conversation = await messages(rotated, packs, thread_id)
     assert [message.text for message in conversation].count("again") == 1
 
 
 async def asked_often(client: Client, thread_id: str) -> None:
     """Ask until the worker has failed a task."""
     for _ in range(20):
-        await service.status(client, thread_id)
+        await read_status(client, thread_id)
 
 
 def rotated_keyring() -> Keyring:

@@ -12,7 +12,7 @@ from temporalio.service import RPCError
 
 from bench.synthetic_threads import attributes, card
 from everlong import EverlongPlugin, ThreadStart
-from everlong.admin.service import Directory, ThreadPage
+from everlong.client.threads import Directory, ThreadPage
 from everlong.client.visibility import QUERY, count_rows, quoted
 from everlong.embedded import TemporalServer
 from everlong.models import AGENT_WORKFLOW, CARD_MEMO

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from everlong import Agent, Policy, Reply, limits, tool
-from everlong.admin import service
+from everlong.client.delivery import send
 from everlong.errors import ModelRefused, ThreadEnded
 from everlong.models import Kind, Message, ThreadStatus
 from everlong.testing import ScriptedModel
@@ -222,7 +222,7 @@ async def refused(thread: Driven) -> None:
     """A thread that has ended takes nothing more, and its id is not used again."""
     for agent in (None, "ops"):
         with pytest.raises(ThreadEnded, match=thread.thread_id):
-            await service.send(
+            await send(
                 thread.threads.client,
                 thread.thread_id,
                 "hello?",

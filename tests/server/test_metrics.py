@@ -12,8 +12,9 @@ from temporalio.client import Client
 from temporalio.worker import Worker
 
 from everlong import Agent, EverlongPlugin, Reply, tool
-from everlong.admin import service
 from everlong.admin.fleet_metrics import Fleet, measure
+from everlong.client.delivery import send
+from everlong.client.wait import wait_for_status
 from everlong.config import Settings, embedded, load_settings
 from everlong.embedded import TemporalServer, start_codec_server, start_worker
 from everlong.embedded.server import free_port
@@ -74,8 +75,8 @@ async def test_metrics_of_core_and_ours_are_on_one_endpoint(
     plugin = EverlongPlugin(store=store, agents=[ECHO], meter_provider=providers.meter_provider)
     client = await Client.connect(server.address, plugins=[plugin], runtime=core.runtime)
     async with Worker(client, task_queue=thread_id):
-        number = await service.send(client, thread_id, "hello", task_queue=thread_id, agent="ops")
-        await service.wait_for_status(
+        number = await send(client, thread_id, "hello", task_queue=thread_id, agent="ops")
+        await wait_for_status(
             client, thread_id, lambda status: status.counters.answered >= number, seconds_max=90
         )
     core.drain()

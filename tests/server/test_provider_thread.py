@@ -8,8 +8,8 @@ import pytest
 from pydantic_ai.messages import ModelMessagesTypeAdapter
 
 from everlong import Agent, tool
-from everlong.admin import service
 from everlong.agents.providers import ProviderModel
+from everlong.client.time_travel import journal as read_journal
 from everlong.embedded import TemporalServer
 from everlong.models import thread_key
 from everlong.storage import BlobStore
@@ -57,7 +57,7 @@ def point_to(monkeypatch: pytest.MonkeyPatch, provider: ProviderServer) -> None:
 
 
 async def bodies(threads: Threads, thread_id: str) -> list[object]:
-    entries = await service.journal(threads.client, PackStore(threads.store), thread_id)
+    entries = await read_journal(threads.client, PackStore(threads.store), thread_id)
     journal = Journal(PackStore(threads.store), thread_key(threads.client.namespace, thread_id))
     return list(await journal.bodies([each for each in entries if each.kind in MESSAGE_KINDS]))
 

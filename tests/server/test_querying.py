@@ -9,13 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from everlong.admin import service
 from everlong.archive import StoredArchive
+from everlong.client.archives import archive
+from everlong.client.fork import fork
 from everlong.client.head import head_of
+from everlong.client.restore import revive
+from everlong.client.status import status as read_status
 from everlong.client.visibility import RowsPage
+from everlong.client.wait import wait_for_status
 from everlong.embedded import TemporalServer
 from everlong.errors import QueryRefused, ThreadNotFound
 from everlong.queries import sources
+from everlong.queries.query import QueryResult, find_named_query, run_query
+from everlong.queries.sources import ReadBounds
 from everlong.storage import BlobStore
 from everlong.storage.packstore import PackStore
 from tests.server.test_archiving import say
@@ -40,15 +46,15 @@ async def test_entries_are_read_with_no_worker_and_only_what_is_named(
     async with threads.worker():
         await say(threads, thread_id, "hello", "remember the api is slow")
         await say(threads, other, "hello")
-        await service.archive(client, packs, other, then="close")
-        heads = {each: (await service.status(client, each)).head for each in (thread_id, other)}
+        await archive(client, packs, other, then="close")
+        heads = {each: (await read_status(client, each)).head for each in (thread_id, other)}
     await (await lived(packs, archived)).archived()
     ids = [thread_id, other, archived]
     # From here on nobody could answer for a thread.
     assert {each: await head_of(client, each) for each in heads} == heads
 
-    async def rows(sql: str, *only: str, **options: object) -> service.QueryResult:
-        return await service.query(client, packs, sql, threads=only or ids, **options)  # type: ignore[arg-type]
+    async def rows(sql: str, *only: str, **options: object) -> QueryResult:
+        return await run_query(client, packs, sql, threads=only or ids, **options)  # type: ignore[arg-type]
 
     counts = await rows(
         "select thread_id, source, count(*), sum(tokens) from entries group by all order by all"
@@ -73,17 +79,17 @@ async def test_entries_are_read_with_no_worker_and_only_what_is_named(
     assert by_id[other][3] is False
     slow = await rows("select resume_cause, max(resume_ms) from resumes group by all", archived)
     assert ("crash", 12.5) in slow.rows
-    approvals = await rows(service.named_query("approvals").sql, archived)
+    approvals = await rows(find_named_query("approvals").sql, archived)
     assert approvals.rows[0][3:] == ("approved", "ann", "go on")
-    bounded = await rows("select count(*) from entries", reach=service.Reach(entries_max=3))
+    bounded = await rows("select count(*) from entries", reach=ReadBounds(entries_max=3))
     assert bounded.rows == ((3,),)
     assert "3 entries are the most" in bounded.left_out[0]
-    few = await rows("select count(*) from entries", reach=service.Reach(threads_max=1))
+    few = await rows("select count(*) from entries", reach=ReadBounds(threads_max=1))
     assert few.left_out == ("entries of 2 threads beyond 1",)
     with pytest.raises(ThreadNotFound):
         await rows("select 1 from entries", "nobody")
     with pytest.raises(QueryRefused, match="biggest-results"):
-        service.named_query("nothing")
+        find_named_query("nothing")
 
 
 async def test_a_thread_that_is_too_new_to_be_listed_is_found_by_its_name(
@@ -97,16 +103,14 @@ async def test_a_thread_that_is_too_new_to_be_listed_is_found_by_its_name(
         return RowsPage((), {}, b"")
 
     monkeypatch.setattr(sources, "read_rows", nothing)
-    found = await service.query(
+    found = await run_query(
         client, packs, "select thread_id, source from threads", threads=[thread_id]
     )
     assert found.rows == ((thread_id, "server"),)
-    counted = await service.query(
-        client, packs, "select count(*) from entries", threads=[thread_id]
-    )
+    counted = await run_query(client, packs, "select count(*) from entries", threads=[thread_id])
     assert counted.rows == ((2,),)
     with pytest.raises(ThreadNotFound):
-        await service.query(client, packs, "from threads", threads=["nobody"])
+        await run_query(client, packs, "from threads", threads=["nobody"])
 
 
 async def test_what_a_fork_has_from_another_thread_is_counted_once(
@@ -117,15 +121,15 @@ async def test_what_a_fork_has_from_another_thread_is_counted_once(
     queue = threads.task_queue
     async with threads.worker():
         await say(threads, thread_id, "hello", "two", "three")
-        await service.fork(client, packs, thread_id, 6, forked, task_queue=queue)
+        await fork(client, packs, thread_id, 6, forked, task_queue=queue)
         await say(threads, forked, "four")
-        await service.fork(client, packs, forked, 9, again, task_queue=queue)
-        await service.archive(client, packs, thread_id)
-        await service.revive(client, packs, thread_id, revived, task_queue=queue)
+        await fork(client, packs, forked, 9, again, task_queue=queue)
+        await archive(client, packs, thread_id)
+        await revive(client, packs, thread_id, revived, task_queue=queue)
     ids = [thread_id, forked, again, revived]
-    days = await service.query(client, packs, service.named_query("cost-by-day").sql, threads=ids)
+    days = await run_query(client, packs, find_named_query("cost-by-day").sql, threads=ids)
     assert sum(row[1] for row in days.rows) == 4
-    own = await service.query(
+    own = await run_query(
         client,
         packs,
         "select thread_id, list(seq order by seq) from entries where not inherited group by all",
@@ -140,7 +144,7 @@ async def test_a_thread_that_was_terminated_is_said_to_be(threads: Threads, thre
     packs, client = PackStore(threads.store), threads.client
     async with threads.worker():
         await threads.send(thread_id, "restart api", agent="ops")
-        await service.wait_for_status(
+        await wait_for_status(
             client, thread_id, lambda status: status.status == "approval", seconds_max=90
         )
         await client.get_workflow_handle(thread_id).terminate()
@@ -150,7 +154,7 @@ async def test_a_thread_that_was_terminated_is_said_to_be(threads: Threads, thre
     )
     deadline = time.monotonic() + 90
     while True:
-        [row] = (await service.query(client, packs, sql, threads=[thread_id])).rows
+        [row] = (await run_query(client, packs, sql, threads=[thread_id])).rows
         if not row[0] or time.monotonic() > deadline:
             break
         await asyncio.sleep(0.2)
@@ -165,13 +169,13 @@ async def test_a_thread_that_was_freed_and_is_still_listed_is_read_from_its_arch
     async with threads.worker():
         await say(threads, thread_id, "hello")
         await say(threads, other, "hello")
-        await service.archive(client, packs, thread_id, then="close")
+        await archive(client, packs, thread_id, then="close")
 
     async def gone(_client: object, thread_id: str) -> None:
         raise ThreadNotFound(f"there is no thread {thread_id!r}")
 
     monkeypatch.setattr(sources, "head_of", gone)
-    found = await service.query(
+    found = await run_query(
         client,
         packs,
         "select source, seq, text from entries where role = 'user'",
@@ -195,12 +199,12 @@ async def test_reading_ends_when_its_time_is_over_also_within_a_batch(
 
     monkeypatch.setattr(StoredArchive, "rows", hangs)
     started = time.monotonic()
-    found = await service.query(
+    found = await run_query(
         client,
         packs,
         "select count(text) from entries",
         threads=[thread_id],
-        reach=service.Reach(seconds_max=1.0),
+        reach=ReadBounds(seconds_max=1.0),
     )
     assert time.monotonic() - started < 30
     assert found.rows == ((0,),)
@@ -214,7 +218,7 @@ async def test_a_query_clears_what_a_killed_one_left(
     left = tmp_path / "everlong-query-left"
     left.mkdir()
     (left / "views.duckdb").write_text("what was said")
-    await service.query(threads.client, PackStore(threads.store), "select 1 as one")
+    await run_query(threads.client, PackStore(threads.store), "select 1 as one")
     assert not list(tmp_path.glob("*everlong-query-*"))
 
 

@@ -8,7 +8,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from everlong import Agent, Policy, Reply, tool
-from everlong.admin import service
+from everlong.client.delivery import send
 from everlong.client.search_attributes import missing_attributes
 from everlong.embedded import TemporalServer
 from everlong.errors import NoWorker
@@ -118,7 +118,7 @@ async def test_a_thread_is_started_with_its_attributes_and_writes_its_size_when_
 ) -> None:
     async with open_threads(server.address, store, reading_agent(3)) as threads:
         with pytest.raises(NoWorker):
-            await service.send(
+            await send(
                 threads.client,
                 thread_id,
                 "read",

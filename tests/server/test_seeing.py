@@ -17,7 +17,9 @@ from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client, WorkflowUpdateFailedError
 
 from everlong import EverlongPlugin
-from everlong.admin import service
+from everlong.client.delivery import send
+from everlong.client.time_travel import journal
+from everlong.client.wait import wait_for_status
 from everlong.embedded import ManagedProcess, TemporalServer
 from everlong.interceptors.resume import PARTS
 from everlong.models import DECIDE_UPDATE, STATUS_QUERY, Decide, Entry, Kind
@@ -55,7 +57,7 @@ class Life:
         await self.worker.wait_for_output(READY, 60)
 
     async def say(self, text: str, thread_id: str = "") -> None:
-        await service.send(
+        await send(
             self.client, thread_id or self.thread_id, text, task_queue=self.queue, agent="seen"
         )
         if not thread_id:
@@ -144,7 +146,7 @@ async def test_every_span_of_a_life_arrives_once_and_in_its_place(
         runs = await life.runs()
         life.wait(CONTINUE_AS_NEW, len(runs) - 1)
         life.look()
-        entries = await service.journal(client, plugin.packs, thread_id)
+        entries = await journal(client, plugin.packs, thread_id)
         check_counts(life, runs, [entry for entry in entries if entry.ref is not None])
         check_traces(life, list(runs))
         check_resumes(life)
@@ -175,7 +177,7 @@ async def live(life: Life) -> None:
     life.wait_for_answers(life.sent)
     other = f"{life.thread_id}-other"
     await life.say("read 0", other)  # There is room for one thread.
-    await service.wait_for_status(
+    await wait_for_status(
         life.client, other, lambda status: status.counters.answered == 1, seconds_max=90
     )
     await life.say("read 0")
@@ -315,7 +317,7 @@ async def test_a_query_that_comes_first_after_a_kill_counts_as_a_crash(
         assert causes(life) == [("crash", "query")]
         await life.say("read 0")  # The thread is in memory by now.
         life.wait_for_answers(2)
-        entries = await service.journal(client, plugin.packs, thread_id)
+        entries = await journal(client, plugin.packs, thread_id)
         resume = life.spans(RESUME)[0]
         [step] = [each.step for each in entries if each.step and each.step.resume_ms]
         assert step.resume_cause == "crash"

@@ -19,7 +19,7 @@ from temporalio.converter import DataConverter
 from temporalio.worker import Worker
 
 from everlong import EverlongPlugin
-from everlong.admin import service
+from everlong.client.wait import ask
 from everlong.config import environment_without_temporal
 from everlong.embedded import ManagedProcess, TemporalServer
 from everlong.embedded.server import free_port
@@ -96,7 +96,7 @@ async def test_values_are_shown_with_the_teams_codec_and_explained_without_it(
     client = await Client.connect(server.address, data_converter=converter, plugins=[plugin])
     url = (tmp_path / "blobs").as_uri()
     async with Worker(client, task_queue=thread_id):
-        answer = await service.ask(
+        answer = await ask(
             client,
             plugin.packs,
             thread_id,

@@ -16,7 +16,7 @@ from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
 from temporalio.client import Client
 
 from everlong import EverlongPlugin
-from everlong.admin.service import wait_for_status
+from everlong.client.wait import wait_for_status
 from everlong.codecs.codec import INLINE_ENCODING
 from everlong.config import store_url
 from everlong.embedded import ManagedProcess, TemporalServer, start_server
@@ -275,11 +275,11 @@ def test_the_demo_shows_its_table_and_checks_itself(tmp_path: Path) -> None:
 def test_the_demo_fails_when_what_it_shows_is_not_true(tmp_path: Path) -> None:
     """The thread's journal is tampered with between the run and the check."""
     tamper = (
-        "from everlong.admin import service; real = service.messages\n"
+        "import everlong.demo.run as run; real = run.messages\n"
         "async def forget_one(*a):\n"
         "    found = await real(*a)\n"
         "    return found[:10] + found[11:]\n"
-        "service.messages = forget_one\n"
+        "run.messages = forget_one\n"
         "pass"
     )
     result = demo(tmp_path, f"exec({tamper!r})")

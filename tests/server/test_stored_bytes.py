@@ -7,7 +7,9 @@ from pathlib import Path
 from temporalio import activity
 
 from everlong import Agent, Reply, tool
-from everlong.admin import service
+from everlong.client.delivery import send
+from everlong.client.fork import fork as fork_thread
+from everlong.client.status import status as read_status
 from everlong.embedded import TemporalServer
 from everlong.errors import StoreUnavailable
 from everlong.models import Message
@@ -79,11 +81,11 @@ async def test_stored_bytes_are_those_of_the_files_whatever_is_repeated(
                 await _send(threads, packs, thread_id)
                 status = await threads.answered(thread_id, turn)
             head_seq = 1 + status.counters.steps
-            await service.fork(
+            await fork_thread(
                 threads.client, packs, thread_id, head_seq, fork_id, task_queue=threads.task_queue
             )
             await _send(threads, packs, fork_id)
-            number = (await service.status(threads.client, fork_id)).counters.messages
+            number = (await read_status(threads.client, fork_id)).counters.messages
             fork = await threads.answered(fork_id, number)
         assert store.lost == 1
         for each, known in ((thread_id, status), (fork_id, fork)):
@@ -105,7 +107,7 @@ async def test_stored_bytes_are_those_of_the_files_whatever_is_repeated(
 
 
 async def _send(threads: Threads, packs: PackStore, thread_id: str) -> int:
-    return await service.send(
+    return await send(
         threads.client,
         thread_id,
         TEXT + "!",

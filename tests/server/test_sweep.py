@@ -15,8 +15,16 @@ from temporalio.client import Client
 from temporalio.worker import Worker
 from typer.testing import CliRunner
 
-from everlong.admin import service
 from everlong.cli import app
+from everlong.client.archives import archive
+from everlong.client.fork import fork
+from everlong.client.sweeps import (
+    read_last_sweep,
+    read_sweep_interval,
+    schedule_sweeps,
+    unschedule_sweeps,
+)
+from everlong.client.time_travel import messages
 from everlong.embedded import TemporalServer
 from everlong.errors import EverlongError
 from everlong.models import SWEEP as SWEEP_ACTIVITY
@@ -28,6 +36,7 @@ from everlong.models import (
     Tally,
     thread_key,
 )
+from everlong.queries.query import run_query
 from everlong.storage import open_store
 from everlong.storage.opening import open_packs
 from everlong.storage.packstore import PackStore
@@ -81,7 +90,7 @@ async def test_a_thread_and_its_fork_stay_whole_and_go_with_their_histories(
         for number in range(3):
             await talk(threads, "ops", f"m{number} w ww")
         packs = PackStore(threads.store)
-        await service.fork(client, packs, "ops", 4, "forked", task_queue=threads.task_queue)
+        await fork(client, packs, "ops", 4, "forked", task_queue=threads.task_queue)
         await talk(threads, "forked")
         before = await threads.conversation("ops"), await threads.conversation("forked")
         await sweep(client, threads.store, index_dir=index_dir)
@@ -93,7 +102,7 @@ async def test_a_thread_and_its_fork_stay_whole_and_go_with_their_histories(
             report = await sweep(client, threads.store, index_dir=index_dir)
             assert not report.incomplete
         fresh = PackStore(open_store(url))
-        assert await service.messages(client, fresh, "forked") == before[1]
+        assert await messages(client, fresh, "forked") == before[1]
         await end(client, "forked")
     await delete(client, "forked")
     await gone(client)
@@ -146,7 +155,7 @@ async def test_what_is_freed_before_any_sweep_is_swept(threads: Threads, thread_
     async with threads.worker():
         await talk(threads, thread_id)
         await end(client, thread_id)
-        done = await service.archive(client, packs, thread_id, then="free")
+        done = await archive(client, packs, thread_id, then="free")
         assert done.runs_deleted > 0
         await gone(client)
         for _ in range(2):
@@ -154,7 +163,7 @@ async def test_what_is_freed_before_any_sweep_is_swept(threads: Threads, thread_
             assert not report.incomplete
     assert not await stored(threads.store)
     assert len(await stored(threads.store, "archive/")) >= 2
-    found = await service.query(client, packs, "select thread_id from threads", threads=[thread_id])
+    found = await run_query(client, packs, "select thread_id from threads", threads=[thread_id])
     assert found.rows == ((thread_id,),)
 
 
@@ -171,27 +180,25 @@ async def test_the_sweeper_sweeps_in_a_worker(threads: Threads) -> None:
         )
     assert not report.incomplete
     assert report.reachable.objects > 0
-    assert await service.last_sweep(threads.client, threads.plugin.packs) == report
+    assert await read_last_sweep(threads.client, threads.plugin.packs) == report
     assert SWEEP in {span.name for span in threads.spans.get_finished_spans()}
 
 
 @pytest.mark.parametrize("url", ["file"], indirect=True)
 async def test_workers_sweep_by_a_schedule(threads: Threads) -> None:
     client = threads.client
-    assert await service.sweep_interval_seconds(client) is None
+    assert await read_sweep_interval(client) is None
     for seconds in (3600, 7200):
-        await service.schedule_sweeps(
-            client, seconds, SweepOptions(), task_queue=threads.task_queue
-        )
-        assert await service.sweep_interval_seconds(client) == seconds
+        await schedule_sweeps(client, seconds, SweepOptions(), task_queue=threads.task_queue)
+        assert await read_sweep_interval(client) == seconds
     async with threads.worker():
         await client.get_schedule_handle(SWEEPER_SCHEDULE).trigger()
         deadline = time.monotonic() + GONE_SECONDS_MAX
-        while await service.last_sweep(client, threads.plugin.packs) is None:
+        while await read_last_sweep(client, threads.plugin.packs) is None:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.2)
-    assert await service.unschedule_sweeps(client)
-    assert not await service.unschedule_sweeps(client)
+    assert await unschedule_sweeps(client)
+    assert not await unschedule_sweeps(client)
 
 
 @pytest.mark.parametrize("url", ["file"], indirect=True)

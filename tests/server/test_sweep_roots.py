@@ -22,7 +22,8 @@ from temporalio.exceptions import ApplicationError
 from temporalio.worker import Worker
 
 from everlong import EverlongPlugin, Policy
-from everlong.admin import service
+from everlong.client.archives import list_archives
+from everlong.client.wait import wait_for_status
 from everlong.codecs import EverlongCodec
 from everlong.codecs.payloads import walk_payloads
 from everlong.codecs.sdk_storage import EverlongStorageDriver
@@ -75,9 +76,7 @@ async def test_a_thread_that_a_limit_has_ended_is_archived_by_a_sweep(threads: T
     client, packs = threads.client, PackStore(threads.store)
     await say(threads, "hello", agent="brief")
     await threads.send("ops", "and more", agent="brief")
-    await service.wait_for_status(
-        client, "ops", lambda status: status.status == "archived", seconds_max=90
-    )
+    await wait_for_status(client, "ops", lambda status: status.status == "archived", seconds_max=90)
 
     async def is_listed() -> bool:
         query = "EverlongStatus = 'archived' AND ExecutionStatus = 'Completed'"
@@ -94,7 +93,7 @@ async def test_a_thread_that_a_limit_has_ended_is_archived_by_a_sweep(threads: T
         result_type=SweepReport,
     )
     assert (report.archived, report.not_archived) == (1, ())
-    [archive] = (await service.archives(client, packs, thread_id="ops")).archives
+    [archive] = (await list_archives(client, packs, thread_id="ops")).archives
     assert archive.status == "archived"
     assert (await sweep(client, threads.store)).archived == 0
 

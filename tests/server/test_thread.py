@@ -9,7 +9,9 @@ from temporalio.client import WorkflowExecutionStatus
 from temporalio.common import RetryPolicy
 
 from everlong import Agent, Policy, Reply, limits, tool
-from everlong.admin import service
+from everlong.client.delivery import send
+from everlong.client.status import status as read_status
+from everlong.client.wait import answer, wait_for_status
 from everlong.embedded import TemporalServer
 from everlong.errors import MessageRefused, ThreadEnded, ThreadNotFound, TurnFailed
 from everlong.models import (
@@ -74,7 +76,7 @@ async def test_messages_are_answered_in_order_across_rolls(
         assert [message.text for message in conversation] == [
             text for i in range(30) for text in (f"message {i}", f"you said message {i}")
         ]
-        assert service.answer(conversation, 7) == "you said message 6"
+        assert answer(conversation, 7) == "you said message 6"
         assert (await threads.size(thread_id)).runs >= 3
 
 
@@ -163,10 +165,10 @@ async def test_a_tool_or_model_that_keeps_failing_is_given_up_on(
         await threads.send(thread_id, "model")
         failed = await threads.answered(thread_id, 2)
         conversation = await threads.conversation(thread_id)
-        assert "disk on fire" in service.answer(conversation, 1)
+        assert "disk on fire" in answer(conversation, 1)
         assert "provider is down" in failed.last_failure
         with pytest.raises(TurnFailed, match="provider is down"):
-            service.answer(conversation, 2)
+            answer(conversation, 2)
         # The thread is still usable, and the failure is forgotten once a turn succeeds.
         await threads.send(thread_id, "tool")
         assert (await threads.answered(thread_id, 3)).last_failure == ""
@@ -235,7 +237,7 @@ async def test_a_thread_stops_with_its_journal_complete(
 ) -> None:
     async with open_threads(server.address, store, reading_agent(200)) as threads, threads.worker():
         await threads.send(thread_id, "read")
-        await service.wait_for_status(
+        await wait_for_status(
             threads.client,
             thread_id,
             lambda status: status.counters.tool_calls >= 5,
@@ -250,9 +252,7 @@ async def test_a_thread_stops_with_its_journal_complete(
         not_run = [m for m in conversation if m.text == "error: not run, since the thread ended"]
         assert calls == result.counters.tool_calls + len(not_run)
         with pytest.raises(ThreadEnded):
-            await service.send(
-                threads.client, thread_id, "hi", task_queue=threads.task_queue, agent=None
-            )
+            await send(threads.client, thread_id, "hi", task_queue=threads.task_queue, agent=None)
 
 
 @pytest.mark.guarantee(72)
@@ -277,7 +277,7 @@ async def test_unknown_threads_are_named(
 ) -> None:
     async with open_threads(server.address, store, ECHO) as threads:
         with pytest.raises(ThreadNotFound, match=thread_id):
-            await service.status(threads.client, thread_id)
+            await read_status(threads.client, thread_id)
         with pytest.raises(ThreadNotFound, match=thread_id):
             await threads.size(thread_id)
 

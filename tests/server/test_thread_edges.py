@@ -13,9 +13,12 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ApplicationError
 
 from everlong import Agent, Policy, Reply, limits, tool
-from everlong.admin import service
 from everlong.client import size, status
+from everlong.client.delivery import send
 from everlong.client.runs import previous_run
+from everlong.client.status import status as read_status
+from everlong.client.wait import answer as read_answer
+from everlong.client.wait import wait_for_status
 from everlong.embedded import TemporalServer
 from everlong.errors import NotAnswered, NoWorker
 from everlong.models import STOP_SIGNAL, Message, ThreadStatus, ToolCall
@@ -28,7 +31,7 @@ from tests.support.threads import Threads, open_threads
 async def ask(threads: Threads, thread_id: str) -> str:
     number = await threads.send(thread_id, "go")
     await threads.answered(thread_id, number)
-    return service.answer(await threads.conversation(thread_id), number)
+    return read_answer(await threads.conversation(thread_id), number)
 
 
 @pytest.mark.guarantee(50)
@@ -171,7 +174,7 @@ async def test_waiting_for_a_stopped_thread_ends_at_once(
         handle = threads.client.get_workflow_handle(thread_id)
         await handle.signal(STOP_SIGNAL)
         await handle.result()
-        assert (await service.status(threads.client, thread_id)).status == "stopped"
+        assert (await read_status(threads.client, thread_id)).status == "stopped"
         with pytest.raises(NotAnswered, match="has ended before that: completed"):
             await threads.answered(thread_id, 1)
 
@@ -222,7 +225,7 @@ async def test_results_that_are_there_when_a_thread_is_cancelled_are_kept(
             "error: not run, since the thread ended",
             "waited 0.0",
         ]
-        assert (await service.status(threads.client, thread_id)).status == "stopped"
+        assert (await read_status(threads.client, thread_id)).status == "stopped"
 
 
 @pytest.mark.guarantee(73)
@@ -232,7 +235,7 @@ async def test_a_cancelled_thread_ends_as_cancelled_with_its_journal_whole(
     async with open_threads(server.address, store, reading_agent(500)) as threads, threads.worker():
         await threads.send(thread_id, "read")
         await threads.send(thread_id, "unread")
-        await service.wait_for_status(
+        await wait_for_status(
             threads.client, thread_id, lambda s: s.counters.tool_calls >= 3, seconds_max=90
         )
         handle = threads.client.get_workflow_handle(thread_id)
@@ -278,7 +281,7 @@ async def test_without_a_worker_a_command_does_not_wait_for_ever(
     monkeypatch.setattr(status, "WORKER_SECONDS_MAX", 0.5)
     async with open_threads(server.address, store) as threads:
         with pytest.raises(NoWorker, match="everlong show"):
-            await service.send(
+            await send(
                 threads.client,
                 thread_id,
                 "hi",
@@ -287,7 +290,7 @@ async def test_without_a_worker_a_command_does_not_wait_for_ever(
                 seconds_max=0.5,
             )
         with pytest.raises(NoWorker, match="no worker answers"):
-            await service.status(threads.client, thread_id)
+            await read_status(threads.client, thread_id)
 
 
 @pytest.mark.guarantee(62)

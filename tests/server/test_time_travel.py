@@ -9,7 +9,15 @@ from temporalio.api.enums.v1 import EventType, ResetReapplyExcludeType
 from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
 
 from everlong import Policy
-from everlong.admin import service
+from everlong.client.control import compact, configure, decide, stop
+from everlong.client.delivery import send
+from everlong.client.fork import fork as fork_thread
+from everlong.client.status import pending
+from everlong.client.status import status as read_status
+from everlong.client.time_travel import ThreadView, journal, state_at
+from everlong.client.time_travel import diff as diff_states
+from everlong.client.wait import ask as ask_thread
+from everlong.client.wait import wait_for_status
 from everlong.embedded import TemporalServer
 from everlong.errors import EntryNotFound, ThreadExists
 from everlong.models import Entry, Kind, ThreadStatus, thread_key
@@ -30,7 +38,7 @@ async def threads(server: TemporalServer, store: BlobStore) -> AsyncIterator[Thr
 
 
 async def ask(threads: Threads, thread_id: str, text: str, agent: str = "ops") -> str:
-    return await service.ask(
+    return await ask_thread(
         threads.client,
         PackStore(threads.store),
         thread_id,
@@ -42,7 +50,7 @@ async def ask(threads: Threads, thread_id: str, text: str, agent: str = "ops") -
 
 
 async def entries_of(threads: Threads, thread_id: str) -> list[Entry]:
-    entries = await service.journal(threads.client, PackStore(threads.store), thread_id)
+    entries = await journal(threads.client, PackStore(threads.store), thread_id)
     assert [entry.seq for entry in entries] == list(range(1, len(entries) + 1))
     return entries
 
@@ -53,9 +61,9 @@ async def texts_of(threads: Threads, thread_id: str) -> list[str]:
 
 async def fork(
     threads: Threads, thread_id: str, seq: int, new_id: str, agent: str | None = None
-) -> service.ThreadView:
+) -> ThreadView:
     packs = PackStore(threads.store)
-    await service.fork(
+    await fork_thread(
         threads.client,
         packs,
         thread_id,
@@ -65,13 +73,13 @@ async def fork(
         agent=agent,
         by="ann",
     )
-    return await service.state_at(threads.client, packs, new_id, seq + 1)
+    return await state_at(threads.client, packs, new_id, seq + 1)
 
 
 async def compacted(threads: Threads, thread_id: str) -> None:
-    before = (await service.status(threads.client, thread_id)).counters.compactions
-    await service.compact(threads.client, thread_id)
-    await service.wait_for_status(
+    before = (await read_status(threads.client, thread_id)).counters.compactions
+    await compact(threads.client, thread_id)
+    await wait_for_status(
         threads.client,
         thread_id,
         lambda status: status.counters.compactions > before,
@@ -84,11 +92,9 @@ async def test_a_thread_is_seen_as_it_was_at_any_entry(threads: Threads, thread_
     packs = PackStore(threads.store)
     await ask(threads, thread_id, "hello")
     await ask(threads, thread_id, "remember the api is slow")
-    status = await service.status(threads.client, thread_id)
+    status = await read_status(threads.client, thread_id)
     entries = await entries_of(threads, thread_id)
-    views = [
-        await service.state_at(threads.client, packs, thread_id, entry.seq) for entry in entries
-    ]
+    views = [await state_at(threads.client, packs, thread_id, entry.seq) for entry in entries]
     last = views[-1]
     assert last.totals is not None
     assert last.totals.steps == status.counters.steps == 3
@@ -101,7 +107,7 @@ async def test_a_thread_is_seen_as_it_was_at_any_entry(threads: Threads, thread_
     known = [bool(view.facts) for view in views]
     assert known == sorted(known)
     assert not known[0]
-    diff = await service.diff(threads.client, packs, thread_id, 2, last.seq)
+    diff = await diff_states(threads.client, packs, thread_id, 2, last.seq)
     assert [entry.seq for entry in diff.entries] == list(range(3, last.seq + 1))
     assert diff.totals.steps == 2
     assert [fact.key for fact in diff.facts_added] == ["note"]
@@ -115,29 +121,29 @@ async def test_a_thread_is_seen_as_it_was_at_any_entry(threads: Threads, thread_
     ]
     assert diff.context_removed == ()
     with pytest.raises(EntryNotFound, match=f"and no {last.seq + 1}"):
-        await service.state_at(threads.client, packs, thread_id, last.seq + 1)
+        await state_at(threads.client, packs, thread_id, last.seq + 1)
     with pytest.raises(EntryNotFound, match="give the earlier one first"):
-        await service.diff(threads.client, packs, thread_id, 3, 2)
+        await diff_states(threads.client, packs, thread_id, 3, 2)
 
 
 @pytest.mark.guarantee(75)
 async def test_an_approval_is_seen_waiting_and_decided(threads: Threads, thread_id: str) -> None:
     packs = PackStore(threads.store)
     number = await threads.send(thread_id, "restart api")
-    await service.wait_for_status(
+    await wait_for_status(
         threads.client, thread_id, lambda status: status.pending > 0, seconds_max=90
     )
-    [approval] = await service.pending(threads.client, thread_id)
-    await service.decide(threads.client, thread_id, approval.id, True, "ann", "go")
+    [approval] = await pending(threads.client, thread_id)
+    await decide(threads.client, thread_id, approval.id, True, "ann", "go")
     await threads.answered(thread_id, number)
     entries = await entries_of(threads, thread_id)
     [asked] = [entry.seq for entry in entries if entry.kind == Kind.ASKED]
-    view = await service.state_at(threads.client, packs, thread_id, asked)
+    view = await state_at(threads.client, packs, thread_id, asked)
     assert view.pending == (approval,)
-    diff = await service.diff(threads.client, packs, thread_id, 1, len(entries))
+    diff = await diff_states(threads.client, packs, thread_id, 1, len(entries))
     assert [each.id for each in diff.asked] == [approval.id]
     assert [(each.by, each.reason) for each in diff.decided] == [("ann", "go")]
-    assert (await service.state_at(threads.client, packs, thread_id, len(entries))).pending == ()
+    assert (await state_at(threads.client, packs, thread_id, len(entries))).pending == ()
 
 
 async def test_a_fork_goes_its_own_way(threads: Threads, thread_id: str) -> None:
@@ -156,7 +162,7 @@ async def test_a_fork_goes_its_own_way(threads: Threads, thread_id: str) -> None
     entries = await entries_of(threads, forked)
     [entry] = [each for each in entries if each.kind == Kind.FORK]
     assert entry.data == {"thread_id": thread_id, "seq": 4, "by": "ann", "reason": ""}
-    status = await service.status(threads.client, forked)
+    status = await read_status(threads.client, forked)
     assert (status.counters.messages, status.counters.answered) == (3, 3)
     # What counts against limits is the fork's own.
     assert (status.counters.steps, status.counters.tokens, status.counters.runs) == (1, 10, 1)
@@ -167,7 +173,7 @@ async def test_a_fork_goes_its_own_way(threads: Threads, thread_id: str) -> None
 async def test_a_fork_shares_what_is_stored_until_it_writes(
     threads: Threads, thread_id: str
 ) -> None:
-    await service.send(
+    await send(
         threads.client,
         thread_id,
         " ".join(uuid.uuid4().hex for _ in range(1000)),
@@ -180,7 +186,7 @@ async def test_a_fork_shares_what_is_stored_until_it_writes(
     await fork(threads, thread_id, 2, forked)
     own = await threads.size(forked)
     assert own.blob_bytes < 4096 < (await threads.size(thread_id)).blob_bytes
-    counters = (await service.status(threads.client, forked)).counters
+    counters = (await read_status(threads.client, forked)).counters
     assert counters.written_bytes == own.blob_bytes
     assert await threads.conversation(forked) == await threads.conversation(thread_id)
 
@@ -192,7 +198,7 @@ async def test_a_fork_begins_with_the_snapshot_that_was_in_force(
     packs = PackStore(threads.store)
     for number in range(6):
         await ask(threads, thread_id, f"{number} {BULK}")
-    await service.configure(threads.client, thread_id, {"compact_to_bytes": 4096})
+    await configure(threads.client, thread_id, {"compact_to_bytes": 4096})
     await compacted(threads, thread_id)
     await ask(threads, thread_id, "after the first")
     last = len(await entries_of(threads, thread_id))
@@ -200,11 +206,11 @@ async def test_a_fork_begins_with_the_snapshot_that_was_in_force(
     await compacted(threads, thread_id)
     forked = f"{thread_id}-fork"
     view = await fork(threads, thread_id, last, forked)
-    here = await service.state_at(threads.client, packs, thread_id, last)
+    here = await state_at(threads.client, packs, thread_id, last)
     assert here.snapshot is not None
     assert view.context == here.context
     # The copy is the fork's own, and its next step reads it.
-    status = await service.status(threads.client, forked)
+    status = await read_status(threads.client, forked)
     assert status.snapshot is not None
     assert status.snapshot.ref.thread == thread_key(threads.client.namespace, forked)
     assert status.snapshot.upto_seq == here.snapshot.upto_seq
@@ -239,7 +245,7 @@ async def test_a_fork_takes_no_id_that_was_ever_used(threads: Threads, thread_id
     await ask(threads, thread_id, "hello")
     ended = f"{thread_id}-ended"
     await ask(threads, ended, "hello")
-    await service.stop(threads.client, ended)
+    await stop(threads.client, ended)
     await threads.client.get_workflow_handle(ended).result()
     before = (await threads.size(ended)).blobs
     for taken in (thread_id, ended):
@@ -255,13 +261,13 @@ async def test_a_fork_has_the_policy_of_its_thread_or_its_agent(
     threads: Threads, thread_id: str
 ) -> None:
     await ask(threads, thread_id, "hello")
-    await service.configure(threads.client, thread_id, {"steps_max": 55})
+    await configure(threads.client, thread_id, {"steps_max": 55})
     same, other = f"{thread_id}-same", f"{thread_id}-other"
     await fork(threads, thread_id, 2, same)
     await fork(threads, thread_id, 2, other, agent="other")
     for forked, agent, steps_max in ((same, "ops", 55), (other, "other", 77)):
         await ask(threads, forked, "again", agent)
-        status = await service.status(threads.client, forked)
+        status = await read_status(threads.client, forked)
         assert (status.agent, status.policy.steps_max) == (agent, steps_max)
 
 
@@ -269,7 +275,7 @@ async def test_a_fork_of_a_thread_that_a_limit_ended_goes_on(
     threads: Threads, thread_id: str
 ) -> None:
     await ask(threads, thread_id, "one")
-    await service.configure(threads.client, thread_id, {"steps_max": 2, "on_limit": "stop"})
+    await configure(threads.client, thread_id, {"steps_max": 2, "on_limit": "stop"})
     await ask(threads, thread_id, "two")
     await threads.send(thread_id, "one too many")
     ended = await threads.client.get_workflow_handle(thread_id, result_type=ThreadStatus).result()
@@ -281,7 +287,7 @@ async def test_a_fork_of_a_thread_that_a_limit_ended_goes_on(
     await fork(threads, forked, 4, again)
     for each in (forked, again):
         assert await ask(threads, each, "three") == "you said three"
-        status = await service.status(threads.client, each)
+        status = await read_status(threads.client, each)
         assert (status.counters.steps, status.counters.messages) == (1, 3)
         assert (status.policy.steps_max, status.policy.on_limit) == (2, "stop")
 
@@ -337,7 +343,7 @@ async def test_a_reset_thread_knows_nothing_of_the_branch_that_was_left(
     ]
     entries = await entries_of(threads, thread_id)
     assert len(entries) == 4
-    view = await service.state_at(threads.client, PackStore(threads.store), thread_id, 4)
+    view = await state_at(threads.client, PackStore(threads.store), thread_id, 4)
     assert view.facts == ()
     # The fork was made of the branch that was left, and keeps it.
     assert await ask(threads, forked, "three") == "you said three"

@@ -11,7 +11,10 @@ from temporalio.contrib.opentelemetry import TracingInterceptor
 from temporalio.worker import Worker
 
 from everlong import Agent, EverlongPlugin, Policy, Reply, tool
-from everlong.admin import service
+from everlong.client.control import decide, stop
+from everlong.client.delivery import send
+from everlong.client.status import pending as read_pending
+from everlong.client.wait import wait_for_status
 from everlong.embedded import TemporalServer
 from everlong.errors import ModelRefused
 from everlong.models import Message
@@ -170,10 +173,10 @@ async def test_a_turn_that_is_stopped_is_told_of(
     agent = Agent(name="ops", model=one_call("wait"), tools=[wait])
     async with open_threads(server.address, store, agent) as threads, threads.worker():
         await threads.send(thread_id, "please")
-        await service.wait_for_status(
+        await wait_for_status(
             threads.client, thread_id, lambda status: status.pending == 1, seconds_max=90
         )
-        await service.stop(threads.client, thread_id, by="ada")
+        await stop(threads.client, thread_id, by="ada")
         await threads.client.get_workflow_handle(thread_id).result()
         [turn] = named(threads, "invoke_agent")
         assert turn.attributes is not None
@@ -214,8 +217,8 @@ async def test_a_tool_is_run_once_though_spans_cannot_be_taken(
     plugin = EverlongPlugin(store=store, agents=[agent], tracer_provider=provider)
     client = await Client.connect(server.address, plugins=[plugin])
     async with Worker(client, task_queue=thread_id):
-        await service.send(client, thread_id, "please", task_queue=thread_id, agent="ops")
-        await service.wait_for_status(
+        await send(client, thread_id, "please", task_queue=thread_id, agent="ops")
+        await wait_for_status(
             client, thread_id, lambda status: status.counters.answered == 1, seconds_max=90
         )
     assert len(runs) == 1
@@ -258,10 +261,10 @@ async def test_a_turn_that_rolls_while_it_waits_is_told_of_in_each_run(
     agent = Agent(name="ops", model=one_call("wait"), tools=[wait], policy=Policy(idle_seconds=0.5))
     async with open_threads(server.address, store, agent) as threads, threads.worker():
         await threads.send(thread_id, "please")
-        await service.wait_for_status(
+        await wait_for_status(
             threads.client, thread_id, lambda status: status.counters.runs == 2, seconds_max=90
         )
-        await service.stop(threads.client, thread_id, by="ada")
+        await stop(threads.client, thread_id, by="ada")
         await threads.client.get_workflow_handle(thread_id).result()
         first, second = named(threads, "invoke_agent")
         outcomes = [(each.attributes or {})["everlong.turn.outcome"] for each in (first, second)]
@@ -288,11 +291,11 @@ async def test_an_approval_stands_in_the_run_that_asked_though_a_later_one_journ
     agent = Agent(name="ops", model=one_call("wait"), tools=[wait], policy=Policy(idle_seconds=0.5))
     async with open_threads(server.address, store, agent) as threads, threads.worker():
         number = await threads.send(thread_id, "please")
-        await service.wait_for_status(
+        await wait_for_status(
             threads.client, thread_id, lambda status: status.counters.runs == 2, seconds_max=90
         )
-        [pending] = await service.pending(threads.client, thread_id)
-        await service.decide(threads.client, thread_id, pending.id, approve=True, by="ada")
+        [pending] = await read_pending(threads.client, thread_id)
+        await decide(threads.client, thread_id, pending.id, approve=True, by="ada")
         await threads.answered(thread_id, number)
         first, second = named(threads, "invoke_agent")
         [approval] = named(threads, APPROVAL)

@@ -8,7 +8,9 @@ from temporalio import workflow
 from temporalio.common import SearchAttributeKey, TypedSearchAttributes
 
 from everlong import Agent, Policy, tool
-from everlong.admin import service
+from everlong.client.control import decide
+from everlong.client.status import pending
+from everlong.client.wait import wait_for_status
 from everlong.embedded import TemporalServer
 from everlong.interceptors.resume import PARTS
 from everlong.storage import BlobInfo, BlobStore
@@ -104,7 +106,7 @@ async def test_sizes_limits_and_tokens_are_measured(
     agent = reading_agent(5, policy=Policy(steps_max=3, idle_seconds=1.0))
     async with open_threads(server.address, store, agent) as threads, threads.worker():
         await threads.send(thread_id, "read")
-        await service.wait_for_status(
+        await wait_for_status(
             threads.client,
             thread_id,
             lambda status: status.pause is not None and status.tail_entries == 0,
@@ -143,18 +145,18 @@ async def test_sizes_and_waits_are_search_attributes(
     async with open_threads(server.address, store, agent) as threads:
         async with threads.worker():
             await threads.send(thread_id, "please")
-            await service.wait_for_status(
+            await wait_for_status(
                 threads.client, thread_id, lambda status: status.pending == 1, seconds_max=90
             )
             now = await attributes()
-            [approval] = await service.pending(threads.client, thread_id)
+            [approval] = await pending(threads.client, thread_id)
             assert now.get(stored, 0) > 0
             asked = now.get(asked_at)
             assert asked is not None
             assert asked.timestamp() * 1000 == pytest.approx(approval.asked_ms, abs=1)
             assert now.get(last_resume) is None
         async with threads.worker():
-            await service.decide(threads.client, thread_id, approval.id, approve=True, by="ada")
+            await decide(threads.client, thread_id, approval.id, approve=True, by="ada")
             await threads.answered(thread_id, 1)
             now = await attributes()
             assert now.get(asked_at) is None

@@ -8,10 +8,13 @@ import pytest
 from temporalio.client import Client
 
 from everlong import Policy
-from everlong.admin import service
+from everlong.client.control import decide, pause, stop, unpause
+from everlong.client.delivery import send as send_message
 from everlong.client.entry import ask
 from everlong.client.packs import packs_of
-from everlong.client.wait import pause_seconds
+from everlong.client.status import pending
+from everlong.client.status import status as read_status
+from everlong.client.wait import answer_to, pause_seconds
 from everlong.embedded import TemporalServer
 from everlong.errors import (
     MessageRefused,
@@ -46,7 +49,7 @@ async def until_pending(threads: Threads, thread_id: str) -> None:
     async with asyncio.timeout(90):
         while True:
             try:
-                if (await service.status(threads.client, thread_id)).status == "approval":
+                if (await read_status(threads.client, thread_id)).status == "approval":
                     return
             except ThreadNotFound:
                 pass
@@ -79,10 +82,10 @@ async def test_an_answer_arrives_though_workers_come_and_go(
         await asyncio.sleep(0.3)
         assert not asking.done()
         async with threads.worker():
-            [approval] = await service.pending(threads.client, thread_id)
-            await service.decide(threads.client, thread_id, approval.id, True, "ann")
+            [approval] = await pending(threads.client, thread_id)
+            await decide(threads.client, thread_id, approval.id, True, "ann")
             assert await asking == "api is up"
-            status = await service.status(threads.client, thread_id)
+            status = await read_status(threads.client, thread_id)
             assert status.counters.messages == 1
 
 
@@ -97,8 +100,8 @@ async def test_waiting_adds_no_event(
         await asyncio.sleep(1.5)
         assert not asking.done()
         assert await events(threads.client, thread_id) == before
-        [approval] = await service.pending(threads.client, thread_id)
-        await service.decide(threads.client, thread_id, approval.id, False, "bob", "not now")
+        [approval] = await pending(threads.client, thread_id)
+        await decide(threads.client, thread_id, approval.id, False, "bob", "not now")
         assert await asking == "error: denied by bob: not now"
 
 
@@ -119,10 +122,10 @@ async def test_a_paused_thread_is_told_and_the_message_stays(
 ) -> None:
     async with open_threads(server.address, store, governed()) as threads, threads.worker():
         await asked(threads, thread_id, "hello")
-        await service.pause(threads.client, thread_id, "ann", "wrong cluster")
+        await pause(threads.client, thread_id, "ann", "wrong cluster")
         with pytest.raises(ThreadPaused, match=r"by ann: wrong cluster.*Message 2 stays queued"):
             await asked(threads, thread_id, "again")
-        await service.unpause(threads.client, thread_id)
+        await unpause(threads.client, thread_id)
         await threads.answered(thread_id, 2)
         assert (await threads.conversation(thread_id))[-1].text == "you said again"
 
@@ -144,7 +147,7 @@ async def test_a_thread_that_ends_meanwhile_is_told(
     async with open_threads(server.address, store, governed()) as threads, threads.worker():
         asking = asyncio.create_task(asked(threads, thread_id, "restart api"))
         await until_pending(threads, thread_id)
-        await service.stop(threads.client, thread_id)
+        await stop(threads.client, thread_id)
         with pytest.raises(NotAnswered, match="has ended before that: completed"):
             await asking
         with pytest.raises(ThreadEnded):
@@ -186,15 +189,14 @@ async def test_old_answers_are_still_found(
         assert len(status.answers) == 3
         for known in (status, dataclasses.replace(status, answers=())):
             answers = [
-                await service.answer_to(client, packs, thread_id, number, known)
-                for number in (1, 3)
+                await answer_to(client, packs, thread_id, number, known) for number in (1, 3)
             ]
             assert answers == ["you said one", "remembered"]
             with pytest.raises(TurnFailed, match="the provider will not"):
-                await service.answer_to(client, packs, thread_id, 2, known)
+                await answer_to(client, packs, thread_id, 2, known)
         forgotten = dataclasses.replace(status, answers=())
         with pytest.raises(TurnFailed, match="no turn yet"):
-            await service.answer_to(client, packs, thread_id, 4, forgotten)
+            await answer_to(client, packs, thread_id, 4, forgotten)
 
 
 @pytest.mark.guarantee(40)
@@ -206,7 +208,7 @@ async def test_a_message_that_is_sent_twice_with_one_id_is_one(
     async with open_threads(server.address, store, agent) as threads, threads.worker():
 
         async def send(message_id: str) -> int:
-            return await service.send(
+            return await send_message(
                 threads.client,
                 thread_id,
                 "hello",
@@ -216,11 +218,11 @@ async def test_a_message_that_is_sent_twice_with_one_id_is_one(
             )
 
         assert [await send("first"), await send("first")] == [1, 1]
-        while (await service.status(threads.client, thread_id)).counters.runs < 2:
+        while (await read_status(threads.client, thread_id)).counters.runs < 2:
             number = await threads.send(thread_id, "more")
             await threads.answered(thread_id, number)
         assert await send("first") == 1
-        assert (await service.status(threads.client, thread_id)).counters.messages == number
+        assert (await read_status(threads.client, thread_id)).counters.messages == number
         with pytest.raises(MessageRefused, match=r"does not fit: .*id"):
             await send("\N{SNOWMAN}")
 

@@ -15,7 +15,8 @@ from temporalio.api.workflowservice.v1 import (
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from everlong.admin import service
+from everlong.client.search_attributes import set_up
+from everlong.client.sweeps import sweep as sweep_namespace
 from everlong.client.visibility import quoted
 from everlong.models import SweepOptions, SweepReport
 from everlong.policy import Retention
@@ -52,7 +53,7 @@ async def new_namespace(address: str, *, attributes: bool = False) -> str:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.2)
     if attributes:
-        await service.set_up(inside)
+        await set_up(inside)
     await delete(inside, "nothing")
 
     async def is_empty() -> bool:
@@ -101,7 +102,7 @@ async def sweep(
     whole_store: bool = False,
 ) -> SweepReport:
     packs = store if isinstance(store, PackStore) else open_packs(store)
-    return await service.sweep(
+    return await sweep_namespace(
         client,
         packs,
         SweepOptions(retention=retention, dry_run=dry_run, whole_store=whole_store),

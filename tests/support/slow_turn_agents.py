@@ -16,7 +16,8 @@ from pathlib import Path
 from temporalio.client import Client
 
 from everlong import Agent, EverlongPlugin, Policy, Reply, ask, tool
-from everlong.admin import service
+from everlong.client.control import decide
+from everlong.client.status import status
 from everlong.config import Settings, embedded, load_settings
 from everlong.embedded import start_server, start_worker
 from everlong.embedded.server import free_port
@@ -126,15 +127,12 @@ async def _wait_through(
         reply_seq = 2 + 2 * (_STEPS + 1)
         for agent in ("slow", "steady"):
             approval_id = f"{reply_seq}-1-{digest[:4]}"
-            await service.decide(client, f"{agent}-1", approval_id, True, "ann")
+            await decide(client, f"{agent}-1", approval_id, True, "ann")
         answers = await asking
         ended = time.monotonic()
         made = requests(metrics_port)
         made.subtract(before)
-        runs = [
-            (await service.status(client, f"{agent}-1")).counters.runs
-            for agent in ("slow", "steady")
-        ]
+        runs = [(await status(client, f"{agent}-1")).counters.runs for agent in ("slow", "steady")]
     return Waited(answers, runs, first.returncode, made, ended - begun, ended - decided)
 
 

@@ -25,9 +25,14 @@ from temporalio.service import RPCError
 from temporalio.worker import Worker
 
 from everlong import EverlongPlugin, limits
-from everlong.admin import service
 from everlong.archive import Manifest, writer
 from everlong.archive import manifest as manifests
+from everlong.client.archives import Then, archive
+from everlong.client.control import compact
+from everlong.client.delivery import send
+from everlong.client.fork import fork
+from everlong.client.time_travel import messages as read_messages
+from everlong.client.wait import wait_for_status
 from everlong.codecs import EverlongCodec
 from everlong.codecs.payloads import walk_payloads
 from everlong.embedded import start_server
@@ -53,7 +58,7 @@ KILLERS = 2
 # A process that has imported everything, of which each mortal sweeper is a fork.
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.support.self_killing_sweeper"])
-THENS: tuple[service.Then, ...] = ("keep", "close", "free")
+THENS: tuple[Then, ...] = ("keep", "close", "free")
 GONE_SECONDS_MAX = 120.0
 READ_SECONDS_MAX = 120.0
 
@@ -137,7 +142,7 @@ class Soak:
                 try:
                     await self._say(packs, thread_id, message)
                     if self._source.random() < 0.3:
-                        await service.compact(self.client, thread_id)
+                        await compact(self.client, thread_id)
                     if self._source.random() < 0.25:
                         thread_id = await self._fork(packs, thread_id, message)
                         break
@@ -154,10 +159,10 @@ class Soak:
     async def _say(self, packs: PackStore, thread_id: str, number: int) -> None:
         plan = self._source.choice(["", "w", "w w", "ww w"])
         text = f"{thread_id}-m{number} {plan}"
-        count = await service.send(
+        count = await send(
             self.client, thread_id, text, task_queue=QUEUE, agent="soak", packs=packs
         )
-        await service.wait_for_status(
+        await wait_for_status(
             self.client,
             thread_id,
             lambda status: status.counters.answered >= count,
@@ -167,7 +172,7 @@ class Soak:
 
     async def _fork(self, packs: PackStore, thread_id: str, message: int) -> str:
         new_id = f"{thread_id}-fork"
-        await service.fork(
+        await fork(
             self.client, open_packs(self._url), thread_id, 1 + message, new_id, task_queue=QUEUE
         )
         self.outcome.forks += 1
@@ -176,11 +181,11 @@ class Soak:
 
     async def _archive(self, thread_id: str) -> bool:
         """Archive a thread; return whether it goes on."""
-        then: service.Then = self._source.choice(THENS)
+        then: Then = self._source.choice(THENS)
         if then == "free":
             self._ended.add(thread_id)
         packs = open_packs(self._url)
-        done = await service.archive(self.client, packs, thread_id, then=then, by="soak")
+        done = await archive(self.client, packs, thread_id, then=then, by="soak")
         self._archives.append(done.manifest)
         self.outcome.archives += 1
         return then == "keep"
@@ -284,7 +289,7 @@ class Soak:
             self.outcome.archived_entries += manifest.entries
 
     async def _messages(self, packs: PackStore, thread_id: str) -> None:
-        self.outcome.entries += len(await service.messages(self.client, packs, thread_id))
+        self.outcome.entries += len(await read_messages(self.client, packs, thread_id))
 
     async def _read(self, what: str, work: Awaitable[object]) -> None:
         try:

@@ -14,7 +14,10 @@ from temporalio.client import Client, Interceptor
 from temporalio.worker import Worker
 
 from everlong import Agent, EverlongPlugin, Policy, ThreadStart
-from everlong.admin import service
+from everlong.client.delivery import send as send_message
+from everlong.client.size import ThreadSize, measure_size
+from everlong.client.time_travel import messages
+from everlong.client.wait import wait_for_status
 from everlong.models import AGENT_WORKFLOW, Message, ThreadStatus
 from everlong.storage import BlobStore
 from everlong.storage.packstore import PackStore
@@ -43,7 +46,7 @@ class Threads:
         )
 
     async def send(self, thread_id: str, text: str, agent: str = "ops") -> int:
-        return await service.send(
+        return await send_message(
             self.client,
             thread_id,
             text,
@@ -53,7 +56,7 @@ class Threads:
         )
 
     async def answered(self, thread_id: str, number: int, seconds: float = 120) -> ThreadStatus:
-        return await service.wait_for_status(
+        return await wait_for_status(
             self.client,
             thread_id,
             lambda status: status.counters.answered >= number,
@@ -61,10 +64,10 @@ class Threads:
         )
 
     async def conversation(self, thread_id: str) -> list[Message]:
-        return await service.messages(self.client, PackStore(self.store), thread_id)
+        return await messages(self.client, PackStore(self.store), thread_id)
 
-    async def size(self, thread_id: str) -> service.ThreadSize:
-        return await service.size(self.client, self.store, thread_id)
+    async def size(self, thread_id: str) -> ThreadSize:
+        return await measure_size(self.client, self.store, thread_id)
 
 
 @contextlib.asynccontextmanager

@@ -11,13 +11,14 @@ from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryReverse
 from typer.testing import CliRunner
 
 from everlong.admin.preview import plan_lines
-from everlong.admin.service import ArchivePage, ArchivePlan, ThreadSize
 from everlong.archive import freed
 from everlong.archive import manifest as manifests
 from everlong.cli import app
 from everlong.cli import archives as commands
 from everlong.client import archives, due
+from everlong.client.archives import ArchivePage, ArchivePlan
 from everlong.client.head import head_of
+from everlong.client.size import ThreadSize
 from everlong.errors import ConfigError, KeyMissing, StoreUnavailable, ThreadError, ThreadNotFound
 from everlong.models import Counters, Kind, Message, ThreadStatus
 from everlong.storage import BlobStore
@@ -102,12 +103,12 @@ class Ended:
             raise StoreUnavailable("the store is away")
         return SimpleNamespace(manifest=SimpleNamespace(thread_id=thread_id))
 
-    async def archive(self, packs: PackStore | None = None, count_max: int = 20) -> due.Due:
+    async def archive(self, packs: PackStore | None = None, count_max: int = 20) -> due.DueArchives:
         self.asked = []
         return await due.archive_due(CLIENT, packs or self.life.packs, count_max=count_max)
 
 
-def archived(found: due.Due) -> list[str]:
+def archived(found: due.DueArchives) -> list[str]:
     return [each.thread_id for each in found.archived]
 
 
@@ -171,11 +172,11 @@ async def test_an_archive_that_cannot_be_read_has_no_sweep_archive_again_and_is_
         )
     assert name in caplog.text
     # It is in the report of the sweep, which people see.
-    preserved = await due.preserve(CLIENT, life.packs)
+    preserved = await due.archive_before_sweep(CLIENT, life.packs)
     assert preserved.archived == 0
     assert [name in reason for reason in preserved.failed] == [True]
     # And where archives are listed.
-    page = await archives.archives(CLIENT, life.packs, thread_id="ops-7")
+    page = await archives.list_archives(CLIENT, life.packs, thread_id="ops-7")
     assert [each.partition(":")[0] for each in page.unreadable] == [name]
     assert len(page.archives) == 1
 
@@ -201,7 +202,7 @@ async def test_a_store_that_fails_while_archives_are_listed_is_raised_and_not_li
 
     monkeypatch.setattr(packs.store, "get_range", away)
     with pytest.raises(StoreUnavailable):
-        await archives.archives(CLIENT, packs)
+        await archives.list_archives(CLIENT, packs)
 
 
 async def test_a_thread_that_fails_holds_up_no_other_and_bounds_are_told(
@@ -262,18 +263,18 @@ async def test_archives_are_listed_with_who_freed_the_thread() -> None:
     life, other = await lived(packs), await lived(packs, "ops-8")
     first, second = await life.archived(0), await other.archived(1)
     await freed.write(packs, record(first, by="bob"))
-    page = await archives.archives(CLIENT, packs)
+    page = await archives.list_archives(CLIENT, packs)
     assert page.archives == (second, first)
     assert [(each.archive_id, each.by, each.reason) for each in page.freed] == [
         (first.archive_id, "bob", "no room")
     ]
     [key] = [key for key in store._objects if manifests.FREED in key]
     store._objects[key] = b"{"
-    page = await archives.archives(CLIENT, packs)
+    page = await archives.list_archives(CLIENT, packs)
     assert page.archives == (second, first)
     assert page.unreadable[0].startswith(first.archive_id)
     elsewhere: Any = SimpleNamespace(namespace="elsewhere")
-    page = await archives.archives(elsewhere, packs, count_max=1)
+    page = await archives.list_archives(elsewhere, packs, count_max=1)
     assert (page.archives, page.next) == ((), second.archive_id)
     assert "there are older ones" in commands._none_text(page, None)
     assert commands._none_text(ArchivePage(archives=()), "x") == "there is no archive of thread x"

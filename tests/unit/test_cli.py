@@ -13,11 +13,11 @@ import typer.main
 from typer.testing import CliRunner
 
 from everlong.admin.format import bytes_text, note_text
-from everlong.admin.service import ThreadSize
 from everlong.cli import app
 from everlong.cli.app import name_of
 from everlong.cli.control import parse_changes
 from everlong.cli.output import arguments_text, print_lines, show_table
+from everlong.client.size import ThreadSize
 from everlong.errors import ConfigError
 from everlong.models import (
     Approval,

@@ -7,8 +7,8 @@ from rich.console import Console
 
 from everlong.admin import console
 from everlong.admin.format import spark_text
-from everlong.admin.service import ThreadPage
 from everlong.cli.output import threads_table
+from everlong.client.threads import ThreadPage
 from everlong.client.visibility import ThreadRow
 from everlong.models import ThreadCard
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from everlong.admin import service
 from everlong.cli.query import csv_text, print_csv
+from everlong.queries.query import QueryRead, QueryResult
 
 
-def result(*rows: tuple[Any, ...], columns: tuple[str, ...] = ("a",)) -> service.QueryResult:
-    read = service.QueryRead(threads=0, journals=0, entries=0, message_bytes=0)
-    return service.QueryResult(columns=columns, rows=rows, seconds=0, truncated=False, read=read)
+def result(*rows: tuple[Any, ...], columns: tuple[str, ...] = ("a",)) -> QueryResult:
+    read = QueryRead(threads=0, journals=0, entries=0, message_bytes=0)
+    return QueryResult(columns=columns, rows=rows, seconds=0, truncated=False, read=read)
 
 
 def test_a_formula_is_made_a_text() -> None:

@@ -12,9 +12,9 @@ import pytest
 from temporalio.api.common.v1 import Payload
 from temporalio.converter import WorkflowSerializationContext
 
-from everlong.admin.service import archives
 from everlong.archive import Manifest, StoredArchive
 from everlong.archive import manifest as manifests
+from everlong.client.archives import list_archives
 from everlong.codecs import EverlongCodec
 from everlong.codecs.refs import PackRef, is_ref, parse_ref
 from everlong.errors import BlobCorrupt, BlobMissing, EverlongError, KeyMissing, RefRefused
@@ -156,7 +156,7 @@ async def test_a_copied_archive_opens_under_its_own_thread_alone(keys: Keys) -> 
 async def test_a_listing_shows_a_namespace_its_own_archives_whatever_keys_others_have() -> None:
     store = MemoryBlobStore()
     await archived(store, ONE)
-    page = await archives(client_of("blue"), PackStore(store, Keyring(OTHER)))
+    page = await list_archives(client_of("blue"), PackStore(store, Keyring(OTHER)))
     assert (page.archives, page.unreadable) == ((), ())
-    page = await archives(client_of("default"), PackStore(store, Keyring(ONE)))
+    page = await list_archives(client_of("default"), PackStore(store, Keyring(ONE)))
     assert [each.thread_id for each in page.archives] == ["ops-7"]

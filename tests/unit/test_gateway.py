@@ -5,7 +5,6 @@ from urllib.parse import quote
 
 import pytest
 
-from everlong.admin import service
 from everlong.admin.web.auth import SESSIONS_MAX, SESSIONS_OF_ONE_MAX, Role, Sessions
 from everlong.admin.web.errors import status_of
 from everlong.errors import (
@@ -191,7 +190,8 @@ async def _opened(path: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
     context = make_context()
     context.client = _none  # type: ignore[assignment,method-assign]
-    monkeypatch.setattr(service, "overview", overview)
+    for caller in ("pages.thread", "routes.threads"):
+        monkeypatch.setattr(f"everlong.admin.web.{caller}.load_overview", overview)
     async with browsing(context) as client:
         answer = await client.get(path)
     assert answer.status_code == 404

@@ -6,7 +6,6 @@ import logging
 import pytest
 from starlette.exceptions import HTTPException
 
-from everlong.admin import service
 from everlong.admin.web.auth import Role
 from everlong.admin.web.jobs import KEPT_MAX, RUNNING_MAX, Jobs, Outcome, Tell
 from everlong.errors import ControlRefused
@@ -112,7 +111,7 @@ async def test_a_sweep_says_who_asked_for_it(monkeypatch: pytest.MonkeyPatch) ->
 
     context = make_context()
     context.client = client_of  # type: ignore[assignment,method-assign]
-    monkeypatch.setattr(service, "sweep", sweep)
+    monkeypatch.setattr("everlong.admin.web.routes.fleet.sweep_namespace", sweep)
     async with browsing(context, access=ROLES) as client:
         job = await client.post("/api/v1/sweep", json={"by": "x"}, headers=bearer(Role.ADMIN))
     assert (job.json()["by"], job.json()["state"]) == ("Admin", "done")

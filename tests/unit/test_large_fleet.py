@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from everlong.admin.fleet import fleet
+from everlong.admin.fleet import load_fleet
 from everlong.cli.output import page_lines
 from everlong.client import threads as module
 from everlong.client.thread_index import ThreadIndex
@@ -202,7 +202,7 @@ async def test_the_figures_of_a_fleet_are_the_same_by_an_index(server: FakeVisib
     small, large = listing(server, rows_max=1000), listing(server)
     await small.read()
     await large.read()
-    in_memory, indexed = await fleet(small), await fleet(large)
+    in_memory, indexed = await load_fleet(small), await load_fleet(large)
     apart = {"largest", "growing", "loops", "read_ms"}
     for field in dataclasses.fields(in_memory):
         if field.name not in apart:
@@ -239,7 +239,7 @@ async def test_no_figure_claims_more_than_was_read(
     assert not page.knows_all
     assert "the newest 40 threads by stored" in page.order
     assert f"of {MANY}" in "\n".join(page_lines(page))
-    view = await fleet(listed)
+    view = await load_fleet(listed)
     assert (view.threads, view.all_threads, view.is_complete) == (40, MANY, False)
     context = make_context()
     context.directory = listed

@@ -7,7 +7,6 @@ from urllib.parse import quote
 
 import pytest
 
-from everlong.admin import service
 from everlong.errors import ThreadNotFound
 from everlong.models.thread_ids import ID_BYTES_MAX
 from tests.support.admin_client import browsing, make_context
@@ -105,7 +104,8 @@ async def test_a_page_finds_the_thread_of_its_path(
 
     context = make_context()
     context.client = client_of  # type: ignore[assignment,method-assign]
-    monkeypatch.setattr(service, "overview", overview)
+    for caller in ("pages.thread", "routes.threads"):
+        monkeypatch.setattr(f"everlong.admin.web.{caller}.load_overview", overview)
     async with browsing(context) as client:
         for path in (f"/threads/{quote(thread_id, safe='')}", f"/threads/?id={quote(thread_id)}"):
             assert (await client.get(path)).status_code == 404

@@ -183,6 +183,6 @@ async def test_one_thread_that_cannot_be_archived_does_not_keep_the_others(
     monkeypatch.setattr(due, "_ended", ended)
     monkeypatch.setattr(due, "_is_due", is_due)
     monkeypatch.setattr(due, "_archived", archived)
-    found = await due.preserve(None, PackStore(MemoryBlobStore()))  # type: ignore[arg-type]
+    found = await due.archive_before_sweep(None, PackStore(MemoryBlobStore()))  # type: ignore[arg-type]
     assert found.archived == 2
     assert found.failed == ("ops-0: OSError",)

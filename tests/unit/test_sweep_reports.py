@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from everlong.admin import service
 from everlong.cli import app
 from everlong.cli import sweep as cli_sweep
 from everlong.codecs import EverlongCodec
@@ -154,10 +153,10 @@ class Told:
 
         monkeypatch.setattr(cli_sweep, "connect", connect)
         monkeypatch.setattr(cli_sweep, "open_configured_packs", lambda _: None)
-        monkeypatch.setattr(service, "sweep", sweep)
-        monkeypatch.setattr(service, "schedule_sweeps", schedule)
-        monkeypatch.setattr(service, "unschedule_sweeps", unschedule)
-        monkeypatch.setattr(service, "restore_quarantined", restore)
+        monkeypatch.setattr(cli_sweep, "sweep_namespace", sweep)
+        monkeypatch.setattr(cli_sweep, "schedule_sweeps", schedule)
+        monkeypatch.setattr(cli_sweep, "unschedule_sweeps", unschedule)
+        monkeypatch.setattr(cli_sweep, "restore_quarantined", restore)
 
     def command(self, *arguments: str) -> tuple[str, BaseException | None]:
         result = CliRunner().invoke(app, ["sweep", *arguments])

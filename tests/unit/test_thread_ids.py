@@ -15,9 +15,11 @@ from temporalio import client
 from temporalio.service import RPCError, RPCStatusCode
 
 import everlong
-from everlong.admin import service
 from everlong.client import delivery
+from everlong.client.delivery import send
 from everlong.client.fork import check_free
+from everlong.client.restore import revive
+from everlong.client.wait import ask
 from everlong.errors import ThreadIdRefused, ThreadNotFound
 from everlong.interceptors.headers import ThreadIdInterceptor
 from everlong.models import AGENT_WORKFLOW
@@ -207,9 +209,9 @@ async def test_nothing_is_stored_for_a_thread_that_is_not_started() -> None:
     packs, long = PackStore(store), "long " * 10_000
     given: dict[str, Any] = {"task_queue": "q", "agent": "ops"}
     starts = [
-        service.send(nowhere, " ", long, packs=packs, **given),  # type: ignore[arg-type]
-        service.ask(nowhere, packs, " ", long, **given),  # type: ignore[arg-type]
-        service.revive(nowhere, packs, "a", " ", task_queue="q"),  # type: ignore[arg-type]
+        send(nowhere, " ", long, packs=packs, **given),  # type: ignore[arg-type]
+        ask(nowhere, packs, " ", long, **given),  # type: ignore[arg-type]
+        revive(nowhere, packs, "a", " ", task_queue="q"),  # type: ignore[arg-type]
         check_free(nowhere, packs, " "),  # type: ignore[arg-type]
     ]
     for starting in starts:

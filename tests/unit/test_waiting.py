@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 from temporalio.service import RPCError, RPCStatusCode
 
-from everlong.admin.approvals import ARGUMENTS_BYTES_MAX
-from everlong.admin.service import Waiting, WaitingPage, waiting_in
+from everlong.admin.approvals import (
+    ARGUMENTS_BYTES_MAX,
+    ApprovalPage,
+    WaitingApproval,
+    list_thread_approvals,
+)
 from everlong.admin.web.pages.renderer import environment
 from everlong.client.errors import translated_rpc
 from everlong.errors import BlobMissing, SetupRefused
@@ -19,7 +23,7 @@ APPROVAL = Approval(id="7-1-ab", tool="pay", arguments='{"euros": 5', asked_ms=1
 
 async def look(
     monkeypatch: pytest.MonkeyPatch, arguments: str | None, context: str = ""
-) -> Waiting:
+) -> WaitingApproval:
     """Return what is shown of a call with these arguments; None if they cannot be had."""
 
     async def arguments_of(*_: object) -> str:
@@ -33,11 +37,11 @@ async def look(
         return ()
 
     # The service has a function of the same name as the module.
-    module = sys.modules[Waiting.__module__]
+    module = sys.modules[WaitingApproval.__module__]
     monkeypatch.setattr(module, "arguments_of", arguments_of)
     monkeypatch.setattr(module, "_context", context_of)
     monkeypatch.setattr(module, "pending", pending)
-    [found] = await waiting_in(None, None, "ops-7")  # type: ignore[arg-type]
+    [found] = await list_thread_approvals(None, None, "ops-7")  # type: ignore[arg-type]
     return found
 
 
@@ -70,7 +74,7 @@ async def test_a_call_has_names_of_its_own_wherever_it_stands_on_the_page(
     call = await look(monkeypatch, json.dumps({"to": "\u202eann"}, ensure_ascii=False))
     template = environment().get_template("approvals_list.html")
     who = type("Who", (), {"may": lambda *_: True, "is_anonymous": True, "name": "ann"})()
-    other = Waiting(
+    other = WaitingApproval(
         thread_id="ops-8",
         agent="",
         approval=APPROVAL,
@@ -79,8 +83,8 @@ async def test_a_call_has_names_of_its_own_wherever_it_stands_on_the_page(
         context=(),
     )
 
-    def ids(*calls: Waiting) -> set[str]:
-        found = WaitingPage(waiting=calls, threads=2, not_asked=0, problems={})
+    def ids(*calls: WaitingApproval) -> set[str]:
+        found = ApprovalPage(waiting=calls, threads=2, not_asked=0, problems={})
         text = template.render(found=found, waiting_list=calls, who=who)
         assert "\u202e" not in text
         return {part.partition('"')[0] for part in text.split(' id="')[1:]}

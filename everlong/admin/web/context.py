@@ -10,9 +10,11 @@ from typing import Final, Generic, TypeVar
 from temporalio.client import Client
 from temporalio.converter import PayloadCodec
 
-from everlong.admin import service
-from everlong.admin.service import Directory, StoreHealth
+from everlong.admin.fleet import StoreHealth, check_store_health
 from everlong.admin.web.jobs import Jobs
+from everlong.client.query_cache import keep_answers
+from everlong.client.sweeps import read_last_sweep
+from everlong.client.threads import Directory
 from everlong.errors import EverlongError, ServerUnreachable
 from everlong.models import SweepOptions, SweepReport
 from everlong.storage.packstore import PackStore
@@ -56,7 +58,7 @@ class AppContext:
         self._connect = connect
         self._client: Client | None = None
         self._connecting = asyncio.Lock()
-        self._health = _Kept(lambda: service.store_health(packs), _HEALTH_SECONDS)
+        self._health = _Kept(lambda: check_store_health(packs), _HEALTH_SECONDS)
         self._sweep = _Kept(self._last_sweep, _SWEEP_SECONDS)
 
     async def client(self) -> Client:
@@ -68,7 +70,7 @@ class AppContext:
                 if self._client is None:
                     self._client = await self._connect()
                     # Pages refresh themselves every two seconds.
-                    service.keep_answers(self._client)
+                    keep_answers(self._client)
                 return self._client
         except TimeoutError:
             raise ServerUnreachable(
@@ -90,7 +92,7 @@ class AppContext:
 
     async def _last_sweep(self) -> SweepReport | None:
         with contextlib.suppress(EverlongError):  # What asks for it is there without it.
-            return await service.last_sweep(await self.client(), self.packs)
+            return await read_last_sweep(await self.client(), self.packs)
         return None
 
     @contextlib.asynccontextmanager

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from starlette.exceptions import HTTPException
 
-from everlong.admin.service import Archived
+from everlong.client.archives import ArchiveResult
 from everlong.errors import EverlongError
 from everlong.models import SweepReport, printable
 
@@ -41,7 +41,7 @@ class Outcome:
 
     text: str
     """In words."""
-    archived: Archived | None = None
+    archived: ArchiveResult | None = None
     swept: SweepReport | None = None
 
 
@@ -67,7 +67,7 @@ class Job:
     """What it does now, or what came of it."""
     started_ms: int
     ended_ms: int | None = None
-    archived: Archived | None = None
+    archived: ArchiveResult | None = None
     swept: SweepReport | None = None
     error: JobError | None = None
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from everlong.admin import service
+from everlong.admin.approvals import list_approvals
 from everlong.admin.web.pages import filters
 from everlong.admin.web.pages.layout import Frame
 from everlong.admin.web.pages.renderer import etag_of
@@ -17,7 +17,7 @@ def routes(frame: Frame) -> APIRouter:
 
     async def values_of(request: Request) -> dict[str, Any]:
         thread_id = request.query_params.get("thread", "")
-        found = await service.waiting(await context.client(), context.packs)
+        found = await list_approvals(await context.client(), context.packs)
         # One thread's come first: somebody came from there.
         chosen = sorted(found.waiting, key=lambda each: each.thread_id != thread_id)
         values = await frame.values(request, "approvals")

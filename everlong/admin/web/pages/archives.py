@@ -5,10 +5,10 @@ from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
 
-from everlong.admin import service
 from everlong.admin.web.pages import filters
 from everlong.admin.web.pages.layout import Frame
 from everlong.admin.web.parameters import OptionalQueryId, QueryId, TypedId
+from everlong.client.archives import list_archives
 
 # Of each a manifest is read, so a page is short.
 PAGE_ARCHIVES: Final = 50
@@ -22,7 +22,7 @@ def routes(frame: Frame) -> APIRouter:
     context = frame.context
 
     async def look(thread_id: str | None, before: str, count_max: int) -> dict[str, Any]:
-        page = await service.archives(
+        page = await list_archives(
             await context.client(),
             context.packs,
             thread_id=thread_id,

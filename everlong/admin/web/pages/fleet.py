@@ -4,7 +4,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from everlong.admin import service
+from everlong.admin.fleet import load_fleet
 from everlong.admin.web.pages import filters
 from everlong.admin.web.pages.layout import Frame
 from everlong.admin.web.pages.renderer import etag_of
@@ -17,7 +17,7 @@ def routes(frame: Frame) -> APIRouter:
     context = frame.context
 
     async def figures() -> dict[str, Any]:
-        found = await service.fleet(context.directory, await context.last_sweep())
+        found = await load_fleet(context.directory, await context.last_sweep())
         under_way = [each for each in context.jobs.running() if each.action == "sweep"]
         return {
             "found": found,

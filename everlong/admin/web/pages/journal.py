@@ -4,11 +4,12 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Request, Response
 
-from everlong.admin import service
+from everlong.admin.entries import load_entry_body, load_entry_page
 from everlong.admin.web.context import AppContext
 from everlong.admin.web.pages import filters
 from everlong.admin.web.pages.layout import Frame
 from everlong.admin.web.parameters import QueryId
+from everlong.client.time_travel import diff, state_at
 
 PAGE_ENTRIES: Final = 40
 # Messages of a context or a difference that are shown: the newest.
@@ -21,7 +22,7 @@ async def journal_values(
     context: AppContext, thread_id: str, before: int | None = None, after: int | None = None
 ) -> dict[str, Any]:
     """Return what a page of the journal shows."""
-    found = await service.entry_page(
+    found = await load_entry_page(
         await context.client(),
         context.packs,
         thread_id,
@@ -56,7 +57,7 @@ def routes(frame: Frame) -> APIRouter:
     @router.get("/fragments/body")
     async def body(thread_id: QueryId, seq: Seq, start: Seq = 0, form: str = "text") -> Response:
         wanted = "json" if form == "json" else "text"
-        found = await service.entry_body(
+        found = await load_entry_body(
             await context.client(),
             context.packs,
             thread_id,
@@ -77,8 +78,8 @@ def routes(frame: Frame) -> APIRouter:
     @router.get("/fragments/past")
     async def past(thread_id: QueryId, seq: Seq) -> Response:
         client = await context.client()
-        view = await service.state_at(client, context.packs, thread_id, seq, totals=False)
-        change = await service.diff(client, context.packs, thread_id, seq, entries_max=0)
+        view = await state_at(client, context.packs, thread_id, seq, totals=False)
+        change = await diff(client, context.packs, thread_id, seq, entries_max=0)
         values = {
             "view": view,
             "shown": view.context[-_LISTED_MAX:],

@@ -4,8 +4,8 @@ from typing import Final
 
 from fastapi import APIRouter, HTTPException, Request, Response
 
-from everlong.admin import service
 from everlong.admin.web.pages.layout import Frame
+from everlong.queries import LIBRARY
 
 _FIRST: Final = """\
 select kind, count(*) as entries, sum(size_bytes) as bytes
@@ -25,7 +25,7 @@ def routes(frame: Frame) -> APIRouter:
         if who is None or not who.may("query"):
             raise HTTPException(403, "Your role may not query.")
         values |= {
-            "library": service.LIBRARY,
+            "library": LIBRARY,
             "sql": _FIRST,
             "api_query": "/api/v1/query",
         }

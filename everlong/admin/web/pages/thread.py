@@ -5,8 +5,8 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Request, Response
 
-from everlong.admin import service
-from everlong.admin.overview import ThreadOverview
+from everlong.admin.overview import ThreadOverview, load_overview
+from everlong.admin.series import load_series
 from everlong.admin.web.pages import filters
 from everlong.admin.web.pages.charts import charts_of
 from everlong.admin.web.pages.filters import Explained, limit_name, number
@@ -14,6 +14,8 @@ from everlong.admin.web.pages.journal import journal_values
 from everlong.admin.web.pages.layout import Frame
 from everlong.admin.web.pages.renderer import etag_of, tagged
 from everlong.admin.web.parameters import RUN_ID, QueryId, ThreadId
+from everlong.client.runs import RunPage
+from everlong.client.runs import runs as list_runs
 from everlong.errors import EverlongError, ThreadNotFound
 from everlong.models import Pause, ThreadStatus
 from everlong.policy import LimitHit
@@ -51,7 +53,7 @@ def routes(frame: Frame) -> APIRouter:
 
     async def page(request: Request, thread_id: str) -> Response:
         client = await context.client()
-        found = await service.overview(client, context.packs, thread_id)
+        found = await load_overview(client, context.packs, thread_id)
         journal, charts, around = await asyncio.gather(
             journal_values(context, thread_id),
             _charts(frame, thread_id),
@@ -81,7 +83,7 @@ def routes(frame: Frame) -> APIRouter:
 
     @router.get("/fragments/thread")
     async def head(request: Request, thread_id: QueryId) -> Response:
-        found = await service.overview(await context.client(), context.packs, thread_id)
+        found = await load_overview(await context.client(), context.packs, thread_id)
         values = await frame.values(request, "thread") | head_values(found)
         text = frame.renderer.text("thread_head.html", values)
         return tagged(request, etag_of(text), text)
@@ -96,11 +98,11 @@ def routes(frame: Frame) -> APIRouter:
     ) -> Response:
         client = await context.client()
         try:
-            found = await service.runs(
+            found = await list_runs(
                 client, thread_id, from_run_id=run, temporal_ui=context.temporal_ui
             )
         except ThreadNotFound:  # Or the thread is, in its archive.
-            found = service.RunPage(thread_id=thread_id, runs=(), next_run_id="")
+            found = RunPage(thread_id=thread_id, runs=(), next_run_id="")
         next_url = (
             f"/fragments/runs?id={filters.query(thread_id)}&run={filters.query(found.next_run_id)}"
         )
@@ -188,7 +190,7 @@ def _waiting_text(found: ThreadOverview) -> str:
 async def _charts(frame: Frame, thread_id: str) -> dict[str, Any]:
     series, problem = None, ""
     try:
-        series = await service.series(await frame.context.client(), frame.context.packs, thread_id)
+        series = await load_series(await frame.context.client(), frame.context.packs, thread_id)
     except EverlongError as error:
         problem = f"It cannot be read right now: {error}"
     return {"series": series, "charts": charts_of(series), "charts_problem": problem}

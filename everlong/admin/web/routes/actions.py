@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from pydantic import Field
 from temporalio.client import Client
 
-from everlong.admin import service
+from everlong.admin.preview import Action, Preview, preview_action
 from everlong.admin.web.auth import CurrentUser, needs
 from everlong.admin.web.context import AppContext
 from everlong.admin.web.parameters import (
@@ -19,13 +19,15 @@ from everlong.admin.web.parameters import (
     Text,
     ThreadId,
 )
+from everlong.client.control import compact, configure, pause, stop, unpause
+from everlong.client.fork import fork as fork_thread
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PreviewAsk:
     """An action, and what it would be done with."""
 
-    action: service.Action
+    action: Action
     arguments: Fields = dataclasses.field(default_factory=dict)
 
 
@@ -57,10 +59,10 @@ class Done:
 
 
 _SIGNALS: Final[tuple[tuple[str, Callable[..., Awaitable[None]], str, str], ...]] = (
-    ("compact", service.compact, "Shorten the context at the next safe point", "will compact"),
-    ("pause", service.pause, "Take no more steps", "takes no more steps"),
-    ("unpause", service.unpause, "Go on", "goes on"),
-    ("stop", service.stop, "End at the next safe point", "will stop"),
+    ("compact", compact, "Shorten the context at the next safe point", "will compact"),
+    ("pause", pause, "Take no more steps", "takes no more steps"),
+    ("unpause", unpause, "Go on", "goes on"),
+    ("stop", stop, "End at the next safe point", "will stop"),
 )
 
 
@@ -76,8 +78,8 @@ def actions_router(context: AppContext) -> APIRouter:
         summary="What an action would do, in words and bytes; nothing is done",
         **needs("read"),
     )
-    async def preview(thread_id: ThreadId, ask: PreviewAsk) -> service.Preview:
-        return await service.preview(
+    async def preview(thread_id: ThreadId, ask: PreviewAsk) -> Preview:
+        return await preview_action(
             await context.client(), context.packs, thread_id, ask.action, ask.arguments
         )
 
@@ -89,9 +91,7 @@ def actions_router(context: AppContext) -> APIRouter:
     )
     async def set_limits(thread_id: ThreadId, ask: LimitsAsk, user: CurrentUser) -> Done:
         by = user.acts_as(ask.by)
-        await service.configure(
-            await context.client(), thread_id, ask.changes, by=by, reason=ask.reason
-        )
+        await configure(await context.client(), thread_id, ask.changes, by=by, reason=ask.reason)
         names = ", ".join(sorted(ask.changes))
         return Done(thread_id=thread_id, action="limits", by=by, text=f"Changed: {names}.")
 
@@ -103,7 +103,7 @@ def actions_router(context: AppContext) -> APIRouter:
     )
     async def fork(thread_id: ThreadId, ask: ForkAsk, user: CurrentUser) -> Done:
         by = user.acts_as(ask.by)
-        await service.fork(
+        await fork_thread(
             await context.client(),
             context.packs,
             thread_id,

@@ -5,7 +5,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path
 
-from everlong.admin import service
+from everlong.admin.approvals import (
+    ApprovalPage,
+    WaitingApproval,
+    list_approvals,
+    list_thread_approvals,
+)
 from everlong.admin.web.auth import CurrentUser, needs
 from everlong.admin.web.context import AppContext
 from everlong.admin.web.parameters import (
@@ -13,6 +18,7 @@ from everlong.admin.web.parameters import (
     ThreadId,
 )
 from everlong.admin.web.routes.actions import Done
+from everlong.client.control import decide as decide_approval
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,8 +38,8 @@ def approvals_router(context: AppContext) -> APIRouter:
         summary="All calls that wait for a person, oldest first",
         **needs("read"),
     )
-    async def approvals() -> service.WaitingPage:
-        return await service.waiting(await context.client(), context.packs)
+    async def approvals() -> ApprovalPage:
+        return await list_approvals(await context.client(), context.packs)
 
     @router.get(
         "/threads/{thread_id}/approvals",
@@ -42,8 +48,8 @@ def approvals_router(context: AppContext) -> APIRouter:
         name="approvals",
         **needs("read"),
     )
-    async def thread_approvals(thread_id: ThreadId) -> tuple[service.Waiting, ...]:
-        return await service.waiting_in(await context.client(), context.packs, thread_id)
+    async def thread_approvals(thread_id: ThreadId) -> tuple[WaitingApproval, ...]:
+        return await list_thread_approvals(await context.client(), context.packs, thread_id)
 
     @router.post(
         "/threads/{thread_id}/approvals/{approval_id}",
@@ -58,7 +64,7 @@ def approvals_router(context: AppContext) -> APIRouter:
         user: CurrentUser,
     ) -> Done:
         by = user.acts_as(ask.by)
-        await service.decide(
+        await decide_approval(
             await context.client(), thread_id, approval_id, ask.approve, by, ask.reason
         )
         text = "The call runs." if ask.approve else "The call does not run; the model is told why."

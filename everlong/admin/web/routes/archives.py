@@ -7,7 +7,6 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
-from everlong.admin import service
 from everlong.admin.format import bytes_text, counted
 from everlong.admin.web.auth import ARCHIVE_THEN, CurrentUser, check_may, needs
 from everlong.admin.web.context import AppContext
@@ -21,6 +20,9 @@ from everlong.admin.web.parameters import (
     ThreadId,
 )
 from everlong.admin.web.routes.jobs import JOB_RESPONSES, run_job
+from everlong.client.archives import ArchivePage, ArchiveResult, Then, list_archives
+from everlong.client.archives import archive as archive_thread
+from everlong.client.restore import revive as revive_thread
 
 _ARCHIVES_PAGE: Final = 100
 ArchiveId = Annotated[str, Field(pattern=ARCHIVE_ID)]
@@ -32,7 +34,7 @@ Limit = Annotated[int, Query(ge=1, le=_ARCHIVES_PAGE)]
 class ArchiveAsk(Ask):
     """What becomes of the thread that is archived."""
 
-    then: service.Then = "keep"
+    then: Then = "keep"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,8 +60,8 @@ def archives_router(context: AppContext) -> APIRouter:
         summary="Archives of all threads, the newest first",
         **needs("read"),
     )
-    async def archives(before: Before = "", limit: Limit = 50) -> service.ArchivePage:
-        return await service.archives(
+    async def archives(before: Before = "", limit: Limit = 50) -> ArchivePage:
+        return await list_archives(
             await context.client(), context.packs, before=before, count_max=limit
         )
 
@@ -71,8 +73,8 @@ def archives_router(context: AppContext) -> APIRouter:
     )
     async def archives_of(
         thread_id: ThreadId, before: Before = "", limit: Limit = 50
-    ) -> service.ArchivePage:
-        return await service.archives(
+    ) -> ArchivePage:
+        return await list_archives(
             await context.client(),
             context.packs,
             thread_id=thread_id,
@@ -94,7 +96,7 @@ def archives_router(context: AppContext) -> APIRouter:
         by = user.acts_as(ask.by)
 
         async def work(tell: Tell) -> Outcome:
-            done = await service.archive(
+            done = await archive_thread(
                 await context.client(),
                 context.packs,
                 thread_id,
@@ -130,7 +132,7 @@ def _revival(
 ) -> Callable[[Tell], Awaitable[Outcome]]:
     async def work(tell: Tell) -> Outcome:
         warnings: list[str] = []
-        await service.revive(
+        await revive_thread(
             await context.client(),
             context.packs,
             thread_id,
@@ -154,7 +156,7 @@ def _entries(tell: Tell) -> Callable[[str, int, int], None]:
     return lambda what, done, total: tell(f"{done:,} of {total:,} entries are {what}")
 
 
-def archived_text(done: service.Archived) -> str:
+def archived_text(done: ArchiveResult) -> str:
     """Return what was archived, in words."""
     manifest = done.manifest
     how = "written and read back" if done.is_new else "there already, and was read back"

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 from fastapi import APIRouter, Response
 
-from everlong.admin import service
+from everlong.admin.fleet import FleetView, StoreHealth, load_fleet
 from everlong.admin.format import bytes_text, counted
 from everlong.admin.web.auth import CurrentUser, needs
 from everlong.admin.web.context import AppContext
@@ -15,6 +15,8 @@ from everlong.admin.web.parameters import (
     Reason,
 )
 from everlong.admin.web.routes.jobs import JOB_RESPONSES, run_job
+from everlong.client.sweeps import read_sweep_interval
+from everlong.client.sweeps import sweep as sweep_namespace
 from everlong.models import SweepReport
 
 
@@ -49,8 +51,8 @@ def fleet_router(context: AppContext) -> APIRouter:
         summary="All threads together: bytes, growth, resumes, failure loops, the last sweep",
         **needs("read"),
     )
-    async def fleet() -> service.FleetView:
-        return await service.fleet(context.directory, await context.last_sweep())
+    async def fleet() -> FleetView:
+        return await load_fleet(context.directory, await context.last_sweep())
 
     @router.get(
         "/store",
@@ -58,7 +60,7 @@ def fleet_router(context: AppContext) -> APIRouter:
         summary="Whether the store takes and gives bytes, and how fast",
         **needs("read"),
     )
-    async def store() -> service.StoreHealth:
+    async def store() -> StoreHealth:
         return await context.store_health()
 
     @router.get(
@@ -87,7 +89,7 @@ def fleet_router(context: AppContext) -> APIRouter:
 def _sweep(context: AppContext, ask: SweepAsk, by: str) -> Callable[[Tell], Awaitable[Outcome]]:
     async def work(tell: Tell) -> Outcome:
         try:
-            report = await service.sweep(
+            report = await sweep_namespace(
                 await context.client(),
                 context.packs,
                 dataclasses.replace(context.sweeps, dry_run=ask.dry_run, by=by, reason=ask.reason),
@@ -107,7 +109,7 @@ async def sweep_state(context: AppContext) -> SweepState:
     return SweepState(
         last=await context.last_sweep(),
         job=under_way[0] if under_way else None,
-        every_seconds=await service.sweep_interval_seconds(await context.client()),
+        every_seconds=await read_sweep_interval(await context.client()),
     )
 
 

@@ -5,7 +5,16 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
 
-from everlong.admin import service
+from everlong.admin.entries import (
+    ENTRIES_MAX,
+    SLICE_CHARS_MAX,
+    BodySlice,
+    EntryPage,
+    Form,
+    load_entry_body,
+    load_entry_page,
+    open_entry_body,
+)
 from everlong.admin.web.auth import needs
 from everlong.admin.web.context import AppContext
 from everlong.admin.web.parameters import (
@@ -14,6 +23,8 @@ from everlong.admin.web.parameters import (
     SeqQuery,
     ThreadId,
 )
+from everlong.client.time_travel import ThreadDiff, ThreadView, state_at
+from everlong.client.time_travel import diff as diff_states
 
 _DIFF_ENTRIES_MAX = 200
 
@@ -32,9 +43,9 @@ def journal_router(context: AppContext) -> APIRouter:
         thread_id: ThreadId,
         before: OptionalSeq = None,
         after: Annotated[int | None, Query(ge=0, le=10_000_000)] = None,
-        limit: Annotated[int, Query(ge=1, le=service.ENTRIES_MAX)] = 50,
-    ) -> service.EntryPage:
-        return await service.entry_page(
+        limit: Annotated[int, Query(ge=1, le=ENTRIES_MAX)] = 50,
+    ) -> EntryPage:
+        return await load_entry_page(
             await context.client(),
             context.packs,
             thread_id,
@@ -53,10 +64,10 @@ def journal_router(context: AppContext) -> APIRouter:
         thread_id: ThreadId,
         seq: Seq,
         start: Annotated[int, Query(ge=0, le=2**31)] = 0,
-        length: Annotated[int, Query(ge=1, le=service.SLICE_CHARS_MAX)] = service.SLICE_CHARS_MAX,
-        form: service.Form = "text",
-    ) -> service.BodySlice:
-        return await service.entry_body(
+        length: Annotated[int, Query(ge=1, le=SLICE_CHARS_MAX)] = SLICE_CHARS_MAX,
+        form: Form = "text",
+    ) -> BodySlice:
+        return await load_entry_body(
             await context.client(),
             context.packs,
             thread_id,
@@ -73,10 +84,8 @@ def journal_router(context: AppContext) -> APIRouter:
         response_class=StreamingResponse,
         **needs("read"),
     )
-    async def whole(thread_id: ThreadId, seq: Seq, form: service.Form = "text") -> Response:
-        parts = await service.entry_download(
-            await context.client(), context.packs, thread_id, seq, form
-        )
+    async def whole(thread_id: ThreadId, seq: Seq, form: Form = "text") -> Response:
+        parts = await open_entry_body(await context.client(), context.packs, thread_id, seq, form)
         kind, ending = ("application/json", "json") if form == "json" else ("text/plain", "txt")
         # As a file: what a tool returned is never shown as a page of ours.
         name = f"attachment; filename=entry-{seq}.{ending}"
@@ -88,10 +97,8 @@ def journal_router(context: AppContext) -> APIRouter:
         summary="The thread as it was after an entry, and what its model would have read",
         **needs("read"),
     )
-    async def at(thread_id: ThreadId, seq: Seq) -> service.ThreadView:
-        return await service.state_at(
-            await context.client(), context.packs, thread_id, seq, totals=False
-        )
+    async def at(thread_id: ThreadId, seq: Seq) -> ThreadView:
+        return await state_at(await context.client(), context.packs, thread_id, seq, totals=False)
 
     @router.get(
         "/threads/{thread_id}/diff",
@@ -99,10 +106,8 @@ def journal_router(context: AppContext) -> APIRouter:
         summary="What changed from one entry to another, or to now",
         **needs("read"),
     )
-    async def diff(
-        thread_id: ThreadId, first: SeqQuery, last: OptionalSeq = None
-    ) -> service.ThreadDiff:
-        return await service.diff(
+    async def diff(thread_id: ThreadId, first: SeqQuery, last: OptionalSeq = None) -> ThreadDiff:
+        return await diff_states(
             await context.client(),
             context.packs,
             thread_id,

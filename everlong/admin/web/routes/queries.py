@@ -11,10 +11,11 @@ from fastapi import APIRouter, HTTPException, Request
 from pydantic import FailFast, Field
 
 from everlong import limits
-from everlong.admin import service
 from everlong.admin.web.auth import CurrentUser, needs
 from everlong.admin.web.context import AppContext
 from everlong.admin.web.parameters import BodyId, Text, at_most
+from everlong.queries import LIBRARY, Bounds, NamedQuery
+from everlong.queries.query import QueryResult, run_query
 
 _ROWS_MAX: Final = 10_000
 _SQL_CHARS_MAX: Final = 20_000
@@ -44,8 +45,8 @@ def queries_router(context: AppContext) -> APIRouter:
     slots = QuerySlots()
 
     @router.get("/query", tags=["queries"], summary="The library of queries", **needs("query"))
-    async def library() -> tuple[service.NamedQuery, ...]:
-        return tuple(service.LIBRARY)
+    async def library() -> tuple[NamedQuery, ...]:
+        return tuple(LIBRARY)
 
     @router.post(
         "/query",
@@ -53,14 +54,14 @@ def queries_router(context: AppContext) -> APIRouter:
         summary="Run one SELECT over journals and archives, within bounds",
         **needs("query"),
     )
-    async def query(ask: QueryAsk, request: Request, user: CurrentUser) -> service.QueryResult:
-        bounds = service.Bounds(
+    async def query(ask: QueryAsk, request: Request, user: CurrentUser) -> QueryResult:
+        bounds = Bounds(
             rows=ask.rows_max, result_bytes=_RESULT_BYTES_MAX, value_chars=_VALUE_CHARS_MAX
         )
 
-        async def run() -> service.QueryResult:
+        async def run() -> QueryResult:
             async with slots.hold(user.name):
-                return await service.query(
+                return await run_query(
                     await context.client(),
                     context.packs,
                     ask.sql,

@@ -7,7 +7,8 @@ from fastapi import APIRouter, Header, Query, Response
 from pydantic import Field
 
 from everlong import limits
-from everlong.admin import service
+from everlong.admin.overview import ThreadOverview, load_overview
+from everlong.admin.series import Series, load_series
 from everlong.admin.web.auth import CurrentUser, needs
 from everlong.admin.web.context import AppContext
 from everlong.admin.web.parameters import (
@@ -15,6 +16,18 @@ from everlong.admin.web.parameters import (
     By,
     Text,
     ThreadId,
+)
+from everlong.client.delivery import send as send_message
+from everlong.client.runs import RUNS_MAX, RunPage
+from everlong.client.runs import runs as list_runs
+from everlong.client.size import ThreadSize, measure_size
+from everlong.client.status import WORKER_SECONDS_MAX
+from everlong.client.threads import (
+    CURSOR_CHARS_MAX,
+    PAGE_LIMIT_MAX,
+    TEXT_CHARS_MAX,
+    Sort,
+    ThreadPage,
 )
 
 _OFFSET_MAX = 1_000_000
@@ -46,21 +59,21 @@ def threads_router(context: AppContext) -> APIRouter:
         "/threads",
         tags=["threads"],
         summary="List threads, sorted and filtered",
-        response_model=service.ThreadPage,
+        response_model=ThreadPage,
         responses={304: {"description": "Nothing has changed since the version in If-None-Match"}},
         **needs("read"),
     )
     async def threads(
         response: Response,
-        text: Annotated[str, Query(max_length=service.TEXT_CHARS_MAX)] = "",
+        text: Annotated[str, Query(max_length=TEXT_CHARS_MAX)] = "",
         status: Annotated[str, Query(max_length=64)] = "",
         agent: Annotated[str, Query(max_length=64)] = "",
-        sort: service.Sort = "-started",
+        sort: Sort = "-started",
         offset: Annotated[int, Query(ge=0, le=_OFFSET_MAX)] = 0,
-        limit: Annotated[int, Query(ge=1, le=service.PAGE_LIMIT_MAX)] = 50,
-        cursor: Annotated[str, Query(max_length=service.CURSOR_CHARS_MAX)] = "",
+        limit: Annotated[int, Query(ge=1, le=PAGE_LIMIT_MAX)] = 50,
+        cursor: Annotated[str, Query(max_length=CURSOR_CHARS_MAX)] = "",
         if_none_match: Annotated[str, Header()] = "",
-    ) -> service.ThreadPage | Response:
+    ) -> ThreadPage | Response:
         page = await context.directory.page(text, status, agent, sort, offset, limit, cursor)
         etag = f'"{page.version}"'
         if etag in if_none_match:
@@ -74,8 +87,8 @@ def threads_router(context: AppContext) -> APIRouter:
         summary="One thread: status, sizes by class, limits as gauges, approvals",
         **needs("read"),
     )
-    async def thread(thread_id: ThreadId) -> service.ThreadOverview:
-        return await service.overview(await context.client(), context.packs, thread_id)
+    async def thread(thread_id: ThreadId) -> ThreadOverview:
+        return await load_overview(await context.client(), context.packs, thread_id)
 
     @router.get(
         "/threads/{thread_id}/size",
@@ -83,8 +96,8 @@ def threads_router(context: AppContext) -> APIRouter:
         summary="Count a thread's runs and stored objects; takes longer the more there are",
         **needs("read"),
     )
-    async def size(thread_id: ThreadId) -> service.ThreadSize:
-        return await service.size(await context.client(), context.packs.store, thread_id)
+    async def size(thread_id: ThreadId) -> ThreadSize:
+        return await measure_size(await context.client(), context.packs.store, thread_id)
 
     @router.get(
         "/threads/{thread_id}/series",
@@ -94,8 +107,8 @@ def threads_router(context: AppContext) -> APIRouter:
     )
     async def series(
         thread_id: ThreadId, points_max: Annotated[int, Query(ge=2, le=500)] = 120
-    ) -> service.Series:
-        return await service.series(
+    ) -> Series:
+        return await load_series(
             await context.client(), context.packs, thread_id, points_max=points_max
         )
 
@@ -108,9 +121,9 @@ def threads_router(context: AppContext) -> APIRouter:
     async def runs(
         thread_id: ThreadId,
         from_run_id: Annotated[str, Query(pattern=RUN_ID)] = "",
-        limit: Annotated[int, Query(ge=1, le=service.RUNS_MAX)] = 20,
-    ) -> service.RunPage:
-        return await service.runs(
+        limit: Annotated[int, Query(ge=1, le=RUNS_MAX)] = 20,
+    ) -> RunPage:
+        return await list_runs(
             await context.client(),
             thread_id,
             from_run_id=from_run_id,
@@ -125,7 +138,7 @@ def threads_router(context: AppContext) -> APIRouter:
         **needs("send"),
     )
     async def send(thread_id: ThreadId, ask: SendAsk, user: CurrentUser) -> Sent:
-        number = await service.send(
+        number = await send_message(
             await context.client(),
             thread_id,
             ask.text,
@@ -134,7 +147,7 @@ def threads_router(context: AppContext) -> APIRouter:
             packs=context.packs,
             message_id=ask.message_id,
             by=user.acts_as(ask.by),
-            seconds_max=service.WORKER_SECONDS_MAX,
+            seconds_max=WORKER_SECONDS_MAX,
         )
         return Sent(thread_id=thread_id, number=number)
 
