@@ -28,7 +28,7 @@ from everlong import Agent, EverlongPlugin, Reply
 from everlong.config import embedded, load_settings, store_url
 from everlong.embedded import TemporalServer, start_codec_server, start_server
 from everlong.embedded.server import LOOPBACK, free_port
-from everlong.storage.opening import open_packs
+from everlong.storage.urls import open_packs
 from everlong.testing import ScriptedModel
 
 _PARTS: Final = ("lists", "journals", "fleet")

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Iterable
 
 from everlong.storage import BlobStore
-from everlong.storage.blobs import BlobInfo
+from everlong.storage.base import BlobInfo
 
 Notice = Callable[[str, int], None]
 

@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from everlong import limits
-from everlong.storage.blobs import BlobInfo, BlobStore
-from everlong.storage.files import FileBlobStore
-from everlong.storage.packstore import PackStore
-from everlong.storage.ranges import ranges_of
+from everlong.storage.base import BlobInfo, BlobStore, ranges_of
+from everlong.storage.file import FileBlobStore
+from everlong.storage.pack_store import PackStore
 from everlong.storage.urls import open_store
 from everlong.sweep.index import SweepIndex
 from everlong.sweep.listing import Listing, StoredListing

@@ -30,7 +30,7 @@ from everlong.models import (
 )
 from everlong.storage.history import Reader, message_entry
 from everlong.storage.journal import Journal
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 
 AGENTS: Final = ("ops", "support", "research", "billing")
 _AT_ONCE: Final = 32

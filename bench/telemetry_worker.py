@@ -10,8 +10,8 @@ from unittest import mock
 
 from bench.thread_agent import reader
 from everlong.config import load_settings
-from everlong.storage import BlobStore, opening
-from everlong.storage.counting import CountedBlobStore
+from everlong.storage import BlobStore, urls
+from everlong.storage.instrumented import CountedBlobStore
 from everlong.storage.urls import open_store
 from everlong.worker import run_worker
 
@@ -49,7 +49,7 @@ async def _main() -> None:
     if READ_SECONDS not in os.environ:
         await run_worker(load_settings(), [reader()])
         return
-    with mock.patch.object(opening, "open_store", _open_slow):
+    with mock.patch.object(urls, "open_store", _open_slow):
         await run_worker(load_settings(), [reader()])
 
 

@@ -13,7 +13,7 @@ from bench.thread_harness import Run, ThreadHarness, model_calls
 from everlong import Policy, limits
 from everlong.models import Kind, ThreadStatus, thread_key
 from everlong.storage.journal import Journal
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from everlong.testing import workload
 from everlong.workflows import transitions
 

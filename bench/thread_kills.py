@@ -13,7 +13,7 @@ from everlong import limits
 from everlong.embedded import ManagedProcess
 from everlong.models import Kind, thread_key
 from everlong.storage.journal import Journal
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 
 BETWEEN_SECONDS_MAX: Final = limits.STICKY_SECONDS + 0.5
 WITHIN_SECONDS_MAX: Final = 8.0

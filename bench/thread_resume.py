@@ -16,7 +16,7 @@ from bench.stores import CountingStore
 from bench.thread_harness import ThreadHarness
 from everlong.models import ThreadStatus, thread_key
 from everlong.storage.journal import Journal
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 
 RATIO_MAX: Final = 1.3
 _RESUME_SECONDS_MAX: Final = 60.0

@@ -21,8 +21,8 @@ from everlong.plugin import EverlongPlugin
 from everlong.storage import BlobStore
 from everlong.storage.byte_budget import ByteBudget
 from everlong.storage.keys import parse_keys
-from everlong.storage.opening import open_packs
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
+from everlong.storage.urls import open_packs
 from everlong.telemetry.exporters import ExportSettings, Providers, open_providers
 
 

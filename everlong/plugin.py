@@ -48,15 +48,15 @@ from everlong.interceptors.prefetch import Prefetcher, PrefetchHook
 from everlong.interceptors.resume import ContinueAsNewHook, ResumeHook, ResumeLog
 from everlong.policy import Policy
 from everlong.storage import BlobStore
-from everlong.storage.counting import READS
+from everlong.storage.instrumented import READS
 from everlong.storage.keys import KeySource
-from everlong.storage.opening import open_packs
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
+from everlong.storage.urls import open_packs
 from everlong.sweep import ArchivedThreads
 from everlong.telemetry import Telemetry
 from everlong.versions import sdk_version, warn_of_untested_sdk
 from everlong.workflows import AgentWorkflow, DoctorWorkflow, SweeperWorkflow
-from everlong.workflows.versioned import VERSIONED
+from everlong.workflows.versioning import VERSIONED
 
 T = TypeVar("T")
 

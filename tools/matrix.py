@@ -74,7 +74,11 @@ NEIGHBOURS: Final = (
 )
 
 # What a user of each extra imports.
-_BASE: Final = ("everlong:EverlongPlugin", "everlong:ask", "everlong.storage.clouds:open_bucket")
+_BASE: Final = (
+    "everlong:EverlongPlugin",
+    "everlong:ask",
+    "everlong.storage.bucket_urls:open_bucket",
+)
 EXTRAS: Final = {
     "": _BASE,
     "agent": (*_BASE, "everlong.agents.providers:ProviderModel"),

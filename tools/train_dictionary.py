@@ -47,7 +47,7 @@ from everlong.models.journal import SnapshotRef
 from everlong.policy import Policy
 from everlong.storage.journal import Journal
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 
 _DICTIONARY_BYTES: Final = 4096
 _THREADS: Final = 12

@@ -17,14 +17,19 @@ from temporalio import activity
 from temporalio.common import RawValue
 
 from everlong import compaction, limits
-from everlong.activities.arriving import arrived, check_arrived
-from everlong.activities.builtins import Session, builtin, in_session
-from everlong.activities.calling import run_call
-from everlong.activities.chatting import chat
+from everlong.activities.builtin_tools import Session, builtin, in_session
+from everlong.activities.context import (
+    arrived,
+    check_arrived,
+    compacted,
+    evicted,
+    expired,
+    shown,
+    summary,
+)
 from everlong.activities.heartbeat import Heartbeat, build_held_error, heartbeat
-from everlong.activities.replies import all_wanted, call_info, complaint, find_call, step_info
-from everlong.activities.shortening import compacted, evicted, expired, shown, summary
-from everlong.activities.user_code import ToolThreads
+from everlong.activities.model_calls import all_wanted, chat, step_info
+from everlong.activities.tool_calls import ToolThreads, call_info, complaint, find_call, run_call
 from everlong.agents import Agent, Reply, set_current_call
 from everlong.errors import RefRefused
 from everlong.json_payloads import from_raw, to_raw
@@ -59,10 +64,10 @@ from everlong.models import (
     thread_key,
 )
 from everlong.policy import Policy
-from everlong.storage.counting import Reads, counting
 from everlong.storage.history import Reader, message_entry
-from everlong.storage.packstore import PackStore
-from everlong.storage.threads import in_thread
+from everlong.storage.instrumented import Reads, counting
+from everlong.storage.pack_store import PackStore
+from everlong.storage.thread_pool import in_thread
 from everlong.telemetry import Telemetry
 from everlong.telemetry.resumes import RecentRuns, ResumeSummary
 from everlong.telemetry.spans import COMPACT as COMPACT_SPAN

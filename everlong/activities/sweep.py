@@ -13,7 +13,7 @@ from temporalio.client import Client
 
 from everlong import limits
 from everlong.models import SWEEP, SweepOptions, SweepReport
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from everlong.sweep import ArchivedThreads, Histories, Sweep
 from everlong.sweep.sweep import run_with_telemetry
 from everlong.telemetry import Telemetry

@@ -13,7 +13,7 @@ from everlong.client.status import arguments_of, journal_of, pending, status
 from everlong.client.visibility import ThreadRow, read_rows
 from everlong.errors import EverlongError, NoWorker
 from everlong.models import AGENT_WORKFLOW, Approval
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 
 _QUERY: Final = (
     f"WorkflowType = '{AGENT_WORKFLOW}' AND ExecutionStatus = 'Running' AND "

@@ -13,7 +13,7 @@ from everlong.client.lookup import Standing, checked_head, standing
 from everlong.errors import EntryNotFound, StoreError
 from everlong.models import Entry, Kind, Message, message_of
 from everlong.storage.journal import JournalReader
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from everlong.storage.segments import MESSAGE_KINDS
 
 ENTRIES_MAX: Final = 200

@@ -18,7 +18,7 @@ from everlong.doctor.checks import check_store
 from everlong.doctor.findings import Finding
 from everlong.errors import EverlongError
 from everlong.models import SweepReport, printable
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 
 TOP_MAX: Final = 10
 LOOPS: Final = frozenset({"same_failure_max", "no_progress_steps_max", "failed_turns_max"})

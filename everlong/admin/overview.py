@@ -19,7 +19,7 @@ from everlong.client.status import pending
 from everlong.client.visibility import ThreadRow
 from everlong.errors import EverlongError
 from everlong.models import Approval, ThreadCard, ThreadStatus, thread_key
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 
 Unit: TypeAlias = Literal["bytes", "tokens", "usd", "steps", "turns", "events"]
 _DAY_MS: Final = 24 * 3600 * 1000

@@ -16,7 +16,7 @@ from everlong.errors import ArchiveNotFound, ControlRefused, DecisionRefused, No
 from everlong.models import ThreadStatus, thread_key
 from everlong.models.thread_ids import show_id
 from everlong.policy import Usage, limit_hit
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 
 Action: TypeAlias = Literal[
     "compact",

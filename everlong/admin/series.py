@@ -13,7 +13,7 @@ from temporalio.client import Client
 
 from everlong.client.lookup import standing
 from everlong.models import Entry, seq_after
-from everlong.storage.packstore import PackStore, gathered
+from everlong.storage.pack_store import PackStore, gathered
 
 POINTS_MAX: Final = 120
 # Read around each sample. A step with one tool has two entries, so this holds a reply nearly always.

@@ -12,8 +12,8 @@ from typing import Final
 from everlong import limits
 from everlong.archive.manifest import Manifest
 from everlong.errors import BlobCorrupt
-from everlong.storage.blobs import BlobStore
-from everlong.storage.threads import in_thread
+from everlong.storage.base import BlobStore
+from everlong.storage.thread_pool import in_thread
 
 # A file ends with the footer, its length in 4 bytes, and 4 bytes that say whether it is sealed.
 _END_BYTES: Final = 8

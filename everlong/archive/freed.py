@@ -25,7 +25,7 @@ from everlong.archive.manifest import (
 from everlong.errors import BlobCorrupt, KeyMissing
 from everlong.models import thread_key
 from everlong.storage.keys import MANIFEST_PURPOSE, SALT_BYTES, Keys, open_bytes, seal_bytes
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 
 VERSION: Final = 2
 # Who and why have some hundred characters.

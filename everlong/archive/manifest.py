@@ -34,9 +34,9 @@ from everlong.errors import (
 )
 from everlong.models import SegmentRef, ThreadStatus, thread_key
 from everlong.models.journal import Bytes
-from everlong.storage.blobs import BlobStore
+from everlong.storage.base import BlobStore
 from everlong.storage.keys import MANIFEST_PURPOSE, Keys
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 
 PREFIX: Final = "archive/v1/"
 FILE: Final = ".parquet"

@@ -13,10 +13,10 @@ from everlong.archive.schema import Row, read_body, read_message, to_entry
 from everlong.errors import BlobCorrupt, BlobMissing, KeyMissing
 from everlong.models import Entry, Kind, Message, Ref, SegmentRef, Totals, add_up
 from everlong.models.journal import Body
-from everlong.storage.blobs import BlobStore
+from everlong.storage.base import BlobStore
 from everlong.storage.keys import ARCHIVE_PURPOSE
-from everlong.storage.packstore import PackStore
-from everlong.storage.threads import in_thread
+from everlong.storage.pack_store import PackStore
+from everlong.storage.thread_pool import in_thread
 
 if TYPE_CHECKING:
     from everlong.archive.parquet import ArchiveFile

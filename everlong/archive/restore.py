@@ -11,9 +11,9 @@ from everlong.archive.schema import Row, drop_snapshot, read_body, to_entry
 from everlong.archive.writer import Progress
 from everlong.models import Compacted, Entry, Kind, SegmentRef, SnapshotRef, note
 from everlong.storage.journal import Journal
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from everlong.storage.segments import MESSAGE_KINDS, parsed_compaction
-from everlong.storage.threads import in_thread
+from everlong.storage.thread_pool import in_thread
 
 # Long messages lie beside the segment that they came with, so a segment stays small enough to read.
 _APPEND_BYTES: Final = limits.MIB

@@ -22,14 +22,13 @@ from everlong.archive.reader import StoredArchive
 from everlong.archive.schema import Row, has_snapshot, to_row
 from everlong.errors import BlobCorrupt, BlobMissing, ConfigError
 from everlong.models import Entry, Kind, SegmentRef, seq_after
-from everlong.storage.blobs import BlobStore
+from everlong.storage.base import BlobStore, put_file
 from everlong.storage.cache import CachedBlobStore
 from everlong.storage.journal import JournalReader
 from everlong.storage.keys import ARCHIVE_PURPOSE, SALT_BYTES, Keys
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from everlong.storage.segments import MESSAGE_KINDS
-from everlong.storage.threads import in_thread
-from everlong.storage.uploading import put_file
+from everlong.storage.thread_pool import in_thread
 
 # Entries are read so many at a time, and messages while they have at most so many bytes; one alone may
 # have 64 MiB. So with a row group in the making, an archive takes some hundred MiB at the very most.

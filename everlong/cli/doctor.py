@@ -21,7 +21,7 @@ from everlong.doctor.findings import Finding
 from everlong.errors import EverlongError, ServerUnreachable
 from everlong.models.search_attributes import SEARCH_ATTRIBUTES
 from everlong.models.thread_ids import show_id
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 
 commands = typer.Typer()
 

@@ -40,7 +40,7 @@ from everlong.errors import (
     ThreadNotFound,
 )
 from everlong.models import ThreadStatus, printable, seq_after, thread_key
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from everlong.storage.quarantine import bare
 from everlong.sweep import Histories, record_seen
 from everlong.telemetry import Spans, Telemetry

@@ -29,7 +29,7 @@ from everlong.models import (
 from everlong.models.search_attributes import start_attributes
 from everlong.models.thread_ids import check_id, check_new_id, is_new_id
 from everlong.storage.history import message_entry
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 
 # Half of what one message may take of the state, so that a few short ones never fill the inbox.
 _INLINE_BYTES_MAX: Final = limits.MESSAGE_BYTES_MAX // 2

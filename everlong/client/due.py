@@ -17,7 +17,7 @@ from everlong.errors import EverlongError, SetupRefused, ThreadNotFound
 from everlong.models import AGENT_WORKFLOW, SWEEP_REASONS_MAX, printable, thread_key
 from everlong.models.search_attributes import REASON
 from everlong.models.thread_ids import show_id
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from everlong.sweep import ArchivedThreads
 from everlong.telemetry import Spans
 

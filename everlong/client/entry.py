@@ -13,7 +13,7 @@ from everlong.config import TASK_QUEUE_DEFAULT
 if TYPE_CHECKING:
     from everlong.client.thread import ThreadHandle
     from everlong.client.threads import Threads
-    from everlong.storage.packstore import PackStore
+    from everlong.storage.pack_store import PackStore
 
 
 def thread(

@@ -28,7 +28,7 @@ from everlong.models import (
 from everlong.models.thread_ids import check_new_id, quote_id
 from everlong.policy import Policy
 from everlong.storage.journal import Journal
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 
 
 async def fork(

@@ -20,7 +20,7 @@ from everlong.client.visibility import ThreadRow, cards_of, row_of
 from everlong.errors import EntryNotFound, EverlongError, NoWorker, ThreadNotFound
 from everlong.models import CARD_MEMO, SegmentRef, ThreadCard, ThreadStart, ThreadStatus, seq_after
 from everlong.storage.journal import JournalReader
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 
 # A worker that has the thread answers within milliseconds, and one that replays it within a second or
 # two; somebody waits for a page.

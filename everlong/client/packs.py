@@ -5,7 +5,7 @@ import abc
 from temporalio.client import Client
 
 from everlong.errors import PluginNotOnClient
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 
 
 class PackSource(abc.ABC):

@@ -12,7 +12,7 @@ from everlong.client.time_travel import Past, archive_of
 from everlong.errors import ArchiveNotFound
 from everlong.models import Forked, Kind, ThreadStart, ThreadState, note, thread_key
 from everlong.models.thread_ids import check_new_id, quote_id
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 
 logger = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from everlong.models import (
 )
 from everlong.models.thread_ids import quote_id
 from everlong.storage.journal import Journal
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 
 # A worker that runs takes a message or a query within milliseconds; a cold one has to replay first.
 WORKER_SECONDS_MAX: Final = 20.0

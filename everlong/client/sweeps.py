@@ -29,8 +29,8 @@ from everlong.models import (
     SweepReport,
 )
 from everlong.storage import quarantine
-from everlong.storage.blobs import BlobInfo
-from everlong.storage.packstore import PackStore
+from everlong.storage.base import BlobInfo
+from everlong.storage.pack_store import PackStore
 from everlong.storage.quarantine import Copy, bare
 from everlong.sweep import Histories, Progress, Records, Sweep
 from everlong.sweep.sweep import run_with_telemetry

@@ -18,7 +18,7 @@ from everlong.client.runs import RunPage
 from everlong.client.time_travel import Past, ThreadDiff, ThreadView
 from everlong.config import TASK_QUEUE_DEFAULT
 from everlong.models import Approval, Entry, Message, ThreadStatus, seq_after
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 
 if TYPE_CHECKING:
     from everlong.client.archives import ArchiveResult, Then

@@ -37,7 +37,7 @@ from everlong.models import (
 )
 from everlong.storage.history import items_of
 from everlong.storage.journal import JournalReader
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from everlong.storage.segments import MESSAGE_KINDS, parsed_compaction
 
 

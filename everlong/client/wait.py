@@ -56,7 +56,7 @@ from everlong.models import (
 )
 from everlong.models.thread_ids import quote_id, show_id
 from everlong.storage.journal import Journal
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from everlong.storage.segments import MESSAGE_KINDS
 
 T = TypeVar("T")

@@ -47,7 +47,7 @@ from everlong.errors import (
 )
 from everlong.models import APPEND_JOURNAL, CALL_MODEL, CHECK, RUN_TOOL
 from everlong.storage import BlobStore
-from everlong.storage.counting import READS, Reads
+from everlong.storage.instrumented import READS, Reads
 from everlong.storage.keys import Keyring, KeySource
 from everlong.storage.objects import (
     declared_bytes,
@@ -56,7 +56,7 @@ from everlong.storage.objects import (
     thread_key,
     unseal_object,
 )
-from everlong.storage.packstore import PackStore, gathered
+from everlong.storage.pack_store import PackStore, gathered
 from everlong.telemetry import Spans, Telemetry
 from everlong.telemetry.spans import OFFLOAD, RUN, THREAD, Attributes
 

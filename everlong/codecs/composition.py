@@ -26,7 +26,7 @@ from temporalio.converter import (
 
 from everlong.codecs.codec import EverlongCodec
 from everlong.errors import ConfigError
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 
 # A codec holds another one in an attribute, or in a list of codecs. Four levels cover a chain of codecs
 # inside a wrapper; the bound on objects limits the cost of attributes with large contents.

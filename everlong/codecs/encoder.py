@@ -30,8 +30,8 @@ from everlong.codecs.matcher import (
     running_crcs,
 )
 from everlong.codecs.pack_layout import Plan, Stored, lay_out
+from everlong.storage.pack_store import Reading
 from everlong.storage.packs import Contents
-from everlong.storage.packstore import Reading
 
 # Memory of a thread without payloads, as measured.
 _THREAD_COST_BYTES: Final = 1400

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from everlong.codecs.encoder import MemoryStats
 from everlong.codecs.offload import OffloadStats
 from everlong.storage.cache import CachedBlobStore
-from everlong.storage.counting import outcome_of
-from everlong.storage.packstore import PackStore, WriteStats
+from everlong.storage.instrumented import outcome_of
+from everlong.storage.pack_store import PackStore, WriteStats
 from everlong.telemetry import Meters
 from everlong.telemetry.metrics import Labels
 

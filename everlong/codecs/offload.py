@@ -23,9 +23,9 @@ from everlong.codecs.refs import PackRef
 from everlong.errors import BlobCorrupt, BlobMissing, StoreUnavailable
 from everlong.storage.keys import Keys
 from everlong.storage.objects import NO_THREAD
+from everlong.storage.pack_store import PackStore, pack_key
 from everlong.storage.packs import build_pack
-from everlong.storage.packstore import PackStore, pack_key
-from everlong.storage.threads import in_thread
+from everlong.storage.thread_pool import in_thread
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from temporalio.api.common.v1 import Payload
 
 from everlong.errors import BlobCorrupt, KeyMissing, RefRefused, UnknownVersion
 from everlong.storage.keys import TAG_BYTES, Keys
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 
 ENCODING: Final = b"binary/everlong-ref"
 VERSION: Final = 2

@@ -32,7 +32,7 @@ from everlong.demo.report import APPROVER, Report, false_claims, table
 from everlong.embedded import EmbeddedStack
 from everlong.errors import CheckFailed, DataDirUnusable, DecisionRefused
 from everlong.models import Decided, Kind, ThreadStatus
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from everlong.telemetry.spans import RESUME as RESUME_SPAN
 
 QUESTION: Final = "What happened last night?"

@@ -46,7 +46,7 @@ from everlong.models import printable
 from everlong.models.search_attributes import SEARCH_ATTRIBUTES
 from everlong.storage import BlobStore
 from everlong.storage.cache import CachedBlobStore
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from everlong.versions import SDK, SDK_TESTED, Versions, versions
 
 _LATENCY_CALLS: Final = 5

@@ -35,7 +35,7 @@ from everlong.interceptors.sdk_internals import (
     WorkflowActivationCompletion,
 )
 from everlong.models import CONSUMED_FUNCTION
-from everlong.storage.counting import READS
+from everlong.storage.instrumented import READS
 
 logger = logging.getLogger(__name__)
 

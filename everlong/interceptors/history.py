@@ -26,7 +26,7 @@ from everlong.interceptors.sdk_internals import (
     WorkflowActivationCompletion,
     WorkflowCommand,
 )
-from everlong.storage.counting import Reads
+from everlong.storage.instrumented import Reads
 
 # The command that an event comes from, and how to tell one from another of the same kind.
 _EVENTS: Final[dict[str, tuple[str, Callable[[Any], str]]]] = {

@@ -23,7 +23,7 @@ from everlong.interceptors.activation import ActivationHook
 from everlong.interceptors.history import RunHistory, in_event_loop
 from everlong.interceptors.last_worker import ThisWorker, WorkerLookup
 from everlong.interceptors.sdk_internals import WorkflowActivation
-from everlong.storage.counting import READS
+from everlong.storage.instrumented import READS
 
 logger = logging.getLogger(__name__)
 

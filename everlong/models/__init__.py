@@ -4,7 +4,7 @@ These are frozen pydantic dataclasses rather than `BaseModel`s, because both the
 converter and its pydantic one carry dataclasses: Everlong need not replace the converter it finds.
 """
 
-from everlong.models.calls import (
+from everlong.models.activity_io import (
     Append,
     Appended,
     Brief,
@@ -18,8 +18,7 @@ from everlong.models.calls import (
     ToolRun,
     Turn,
 )
-from everlong.models.checking import CHECKS_MAX, Check, Checked, Checkup, Seen
-from everlong.models.growth import growth_per_hour
+from everlong.models.doctor import CHECKS_MAX, Check, Checked, Checkup, Seen
 from everlong.models.journal import (
     Compacted,
     ControlNote,
@@ -85,18 +84,7 @@ from everlong.models.names import (
     SWEEPER_WORKFLOW,
     UNPAUSE_SIGNAL,
 )
-from everlong.models.sent import SENT, Sent
-from everlong.models.sweep import (
-    SWEEP_REASONS_MAX,
-    SWEEP_THREADS_MAX,
-    SweepClass,
-    SweepOptions,
-    SweepReport,
-    SweptThread,
-    Tally,
-    add_reports,
-)
-from everlong.models.thread import (
+from everlong.models.state import (
     Answer,
     Configure,
     Control,
@@ -113,14 +101,27 @@ from everlong.models.thread import (
     ThreadState,
     ThreadStatus,
     TurnEnd,
+    growth_per_hour,
+)
+from everlong.models.sweep import (
+    SWEEP_REASONS_MAX,
+    SWEEP_THREADS_MAX,
+    SweepClass,
+    SweepOptions,
+    SweepReport,
+    SweptThread,
+    Tally,
+    add_reports,
 )
 from everlong.models.tools import (
+    SENT,
     Approval,
     Call,
     CallOptions,
     Decided,
     Outcome,
     Report,
+    Sent,
     ToolResult,
     Waits,
     WantedCall,

@@ -1,15 +1,28 @@
 """Tool calls, on their way from a reply to a result."""
 
+import contextvars
 import dataclasses
 import hashlib
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from everlong.models.journal import Bytes, Entry, SegmentRef
-from everlong.models.sent import Sent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """When a message or a decision was sent, by its sender's clock."""
+
+    ms: Annotated[int, Field(ge=0)]
+    trace: Annotated[str, Field(max_length=64)] = ""
+    """W3C traceparent of what it was sent from, if that is traced."""
+
+
+SENT: Final[contextvars.ContextVar[Sent | None]] = contextvars.ContextVar("SENT", default=None)
+"""Of the update that is being handled, where its sender's client has the plugin."""
 
 
 @dataclass(frozen=True, kw_only=True)

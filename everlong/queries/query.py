@@ -12,7 +12,7 @@ from everlong.errors import QueryRefused
 from everlong.queries import LIBRARY, Bounds, NamedQuery, Needs
 from everlong.queries.scratch import clear_orphans, make_scratch_folder
 from everlong.queries.sources import Gathering, ReadBounds
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 
 if TYPE_CHECKING:
     from everlong.queries.view_files import ViewFiles

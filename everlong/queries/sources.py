@@ -21,7 +21,7 @@ from everlong.client.visibility import row_of as thread_row
 from everlong.errors import EverlongError, ThreadNotFound
 from everlong.models import AGENT_WORKFLOW, CARD_MEMO, SegmentRef, seq_after, thread_key
 from everlong.storage.journal import Journal
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 
 _SCAN_ENTRIES: Final = 512
 

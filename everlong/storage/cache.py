@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 from everlong import limits
-from everlong.storage.blobs import (
+from everlong.storage.base import (
     BlobInfo,
     BlobStore,
     check_bounded,
     checked_key,
     get_bounded,
+    put_file,
 )
 from everlong.storage.cache_disk import DiskTier
-from everlong.storage.counting import READS
-from everlong.storage.uploading import put_file
+from everlong.storage.instrumented import READS
 
 # What an object takes in memory beside its bytes and its key, 150 bytes as measured: so that many
 # small ones, even empty ones, are bounded too.

@@ -17,7 +17,7 @@ from everlong.models import (
 )
 from everlong.policy import Policy
 from everlong.storage.journal import Journal, JournalReader
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from everlong.storage.segments import MESSAGE_KINDS
 
 # Where the middle of a message is left out, its own seq leads to the whole. It has none when it is

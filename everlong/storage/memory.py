@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Iterable
 
 from everlong.errors import BlobMissing
-from everlong.storage.blobs import BlobInfo, checked_key
+from everlong.storage.base import BlobInfo, checked_key
 
 
 class MemoryBlobStore:

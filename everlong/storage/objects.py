@@ -20,7 +20,7 @@ from everlong.errors import BlobCorrupt, KeyMissing, ObjectTooLarge, UnknownVers
 from everlong.models import Ref
 from everlong.models import thread_key as thread_key
 from everlong.storage.keys import INLINE_PURPOSE, SALT_BYTES, Keys, open_bytes, seal_bytes
-from everlong.storage.threads import in_thread
+from everlong.storage.thread_pool import in_thread
 
 MAGIC: Final = b"EVLG"
 PLAIN, SEALED, SMALL = 1, 2, 3  # Versions.

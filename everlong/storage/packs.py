@@ -46,7 +46,7 @@ from everlong.storage.objects import (
     raw_dictionary,
     small_compressor,
 )
-from everlong.storage.threads import side_by_side
+from everlong.storage.thread_pool import side_by_side
 
 MAGIC: Final = b"EVPK"
 VERSION: Final = 2

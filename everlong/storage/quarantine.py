@@ -19,10 +19,9 @@ from typing import Final
 
 from everlong import limits
 from everlong.errors import BlobMissing, StoreError
-from everlong.storage.blobs import BlobInfo, BlobStore, get_bounded
+from everlong.storage.base import BlobInfo, BlobStore, get_bounded, put_file
 from everlong.storage.cache import CachedBlobStore
-from everlong.storage.counting import Called
-from everlong.storage.uploading import put_file
+from everlong.storage.instrumented import Called
 
 PREFIX: Final = "quarantine/"
 _COPY: Final = re.compile(rf"{PREFIX}(?P<key>.+)\.(?P<ms>[0-9]{{13}})-(?P<sweep>[0-9a-f]{{8}})")

@@ -28,8 +28,8 @@ from everlong.errors import (
     UnknownVersion,
 )
 from everlong.models import SweepClass
+from everlong.storage.pack_store import ASKED, PackStore, gathered
 from everlong.storage.packs import Pack, key_id_of
-from everlong.storage.packstore import ASKED, PackStore, gathered
 from everlong.sweep.index import SweepIndex
 from everlong.sweep.links import (
     Link,

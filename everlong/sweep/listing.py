@@ -25,11 +25,10 @@ from pydantic import TypeAdapter, ValidationError
 from everlong import limits
 from everlong.errors import EverlongError, StoreUnavailable
 from everlong.storage import quarantine
-from everlong.storage.blobs import BlobInfo, BlobStore
+from everlong.storage.base import BlobInfo, BlobStore, ListsRanges, OutOfOrder, ranges_of
 from everlong.storage.objects import NO_THREAD
-from everlong.storage.packstore import PackStore, gathered
-from everlong.storage.ranges import ListsRanges, OutOfOrder, ranges_of
-from everlong.storage.threads import in_thread
+from everlong.storage.pack_store import PackStore, gathered
+from everlong.storage.thread_pool import in_thread
 from everlong.sweep.envelope import sealing_key_id, unwrap, wrap
 from everlong.sweep.index import SweepIndex
 from everlong.sweep.progress import with_progress

@@ -20,7 +20,7 @@ from everlong import limits
 from everlong.codecs.payloads import walk_payloads
 from everlong.errors import BlobMissing, StoreUnavailable
 from everlong.models import SWEEP_REASONS_MAX, printable, thread_key
-from everlong.storage.packstore import gathered
+from everlong.storage.pack_store import gathered
 from everlong.sweep.history_reader import (
     HistorySource,
     Run,

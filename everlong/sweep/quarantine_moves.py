@@ -19,8 +19,8 @@ from everlong.errors import BlobMissing, StoreError
 from everlong.models import SweepClass, Tally, printable
 from everlong.policy import Retention
 from everlong.storage import quarantine
-from everlong.storage.blobs import BlobStore
-from everlong.storage.packstore import gathered
+from everlong.storage.base import BlobStore
+from everlong.storage.pack_store import gathered
 from everlong.sweep.index import SweepIndex
 from everlong.sweep.link_reader import LinkReader
 from everlong.sweep.progress import with_progress

@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 from everlong import limits
 from everlong.errors import BlobMissing
 from everlong.models import SweepReport
-from everlong.storage.blobs import BlobStore
+from everlong.storage.base import BlobStore
 
 PREFIX: Final = "sweep/"
 _STAMPED: Final = re.compile(r".*/(?P<ms>[0-9]{13})-[0-9a-f]{8}(-[0-9]+)?\.json")

@@ -29,9 +29,9 @@ from pydantic.dataclasses import dataclass
 from everlong import limits
 from everlong.errors import EverlongError
 from everlong.models import thread_key
-from everlong.storage.blobs import BlobStore
-from everlong.storage.packstore import PackStore
-from everlong.storage.threads import in_thread
+from everlong.storage.base import BlobStore
+from everlong.storage.pack_store import PackStore
+from everlong.storage.thread_pool import in_thread
 from everlong.sweep.envelope import sealing_key_id, unwrap, wrap
 from everlong.sweep.index import SweepIndex
 from everlong.sweep.links import Link

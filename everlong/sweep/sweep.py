@@ -57,7 +57,7 @@ from everlong.models import (
     thread_key,
 )
 from everlong.storage.cache import CachedBlobStore
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from everlong.storage.quarantine import RestoringBlobStore, bare
 from everlong.sweep.history_reader import HistorySource
 from everlong.sweep.index import SweepIndex

@@ -37,7 +37,7 @@ from everlong.models import (
     ToolCall,
     Turn,
 )
-from everlong.storage.counting import Reads, counting
+from everlong.storage.instrumented import Reads, counting
 from everlong.telemetry import Telemetry
 from everlong.telemetry.spans import (
     ACT,

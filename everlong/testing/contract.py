@@ -27,8 +27,7 @@ from typing import Any, Final
 
 from everlong.errors import BlobMissing, InvalidKey
 from everlong.limits import MIB
-from everlong.storage.blobs import BlobInfo, BlobStore
-from everlong.storage.uploading import TakesFiles
+from everlong.storage.base import BlobInfo, BlobStore, TakesFiles
 
 _LARGE_BYTES: Final = 8 * MIB
 _FILE_BYTES: Final = 20 * MIB + 3  # Several parts, where a store takes a file in parts.

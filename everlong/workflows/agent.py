@@ -44,11 +44,11 @@ from everlong.models import (
     printable,
     short_digest,
 )
-from everlong.models.changes import with_values
+from everlong.models.state import with_values
 from everlong.policy import LimitHit
 from everlong.workflows import approvals, transitions
 from everlong.workflows.notes import control_note, may_be_replaced
-from everlong.workflows.showing import next_memo, publish, status_of, take_start_attributes
+from everlong.workflows.publishing import next_memo, publish, status_of, take_start_attributes
 from everlong.workflows.thread import Thread
 
 

@@ -24,7 +24,7 @@ from everlong.models import (
     printable,
     short_digest,
 )
-from everlong.models.changes import with_values
+from everlong.models.state import with_values
 from everlong.workflows import transitions
 
 DEADLINE = "deadline"

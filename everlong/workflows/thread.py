@@ -38,11 +38,17 @@ from everlong.models import (
     short_digest,
     thread_key,
 )
-from everlong.models.changes import with_values
+from everlong.models.state import with_values
 from everlong.policy import LimitHit, Policy, RollReason, RunSize, limit_hit, roll_reason
 from everlong.workflows import approvals, sizes, transitions, turns
-from everlong.workflows.calls import ToolRunner
-from everlong.workflows.executing import Executor, LeftWhileHeld, attempts, reason_of, type_of
+from everlong.workflows.activity_executor import (
+    Executor,
+    LeftWhileHeld,
+    attempts,
+    reason_of,
+    type_of,
+)
+from everlong.workflows.tool_calls import ToolRunner
 
 _MODEL: Final = attempts()
 _STORE: Final = attempts(0)

@@ -32,7 +32,7 @@ from everlong.models import (
     note,
     seq_after,
 )
-from everlong.models.changes import with_values
+from everlong.models.state import with_values
 from everlong.models.thread_ids import clean_id
 from everlong.policy import LimitHit, Observed, Policy, Usage, after_step, after_turn
 

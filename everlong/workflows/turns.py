@@ -3,7 +3,7 @@
 from temporalio import workflow
 
 from everlong.models import ThreadState, Turn
-from everlong.models.changes import with_values
+from everlong.models.state import with_values
 
 
 def under_way(state: ThreadState) -> Turn | None:

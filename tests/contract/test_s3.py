@@ -15,7 +15,7 @@ import pytest
 from everlong.embedded.server import free_port
 from everlong.errors import BlobMissing, ConfigError, EverlongError, StoreUnavailable
 from everlong.storage import BlobStore, aws, open_store
-from everlong.storage.ranges import ranges_of
+from everlong.storage.base import ranges_of
 from tests.support.s3_server import BUCKET, KEY, REGION, SECRET, Weed
 
 pytestmark = pytest.mark.server

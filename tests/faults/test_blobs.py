@@ -15,7 +15,7 @@ from everlong.errors import NotAnswered, StoreUnavailable
 from everlong.models import Entry, Kind, Message, SegmentRef, ThreadStatus
 from everlong.storage import BlobStore
 from everlong.storage.cache import CachedBlobStore
-from everlong.storage.files import FileBlobStore
+from everlong.storage.file import FileBlobStore
 from everlong.storage.journal import Journal
 from everlong.testing import ScriptedModel, workload
 from tests.support.fake_stores import FlakyStore

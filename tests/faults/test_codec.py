@@ -14,7 +14,7 @@ from temporalio.worker import Worker
 from everlong import EverlongPlugin, limits
 from everlong.codecs.refs import is_ref
 from everlong.embedded import TemporalServer
-from everlong.storage.files import FileBlobStore
+from everlong.storage.file import FileBlobStore
 from everlong.storage.objects import thread_key
 from tests.support.fake_stores import FlakyStore
 from tests.support.loop_workflows import (

@@ -13,7 +13,7 @@ from temporalio.client import Client, WorkflowHandle
 
 from everlong import EverlongPlugin
 from everlong.embedded import ManagedProcess, TemporalServer
-from everlong.storage.files import FileBlobStore
+from everlong.storage.file import FileBlobStore
 from tests.support.loop_workflows import ListLoop, Loop, RollingLoop, expected
 
 ROOT = Path(__file__).parents[2]

@@ -23,7 +23,7 @@ from everlong.storage.journal import Journal
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import thread_key
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from tests.support.sample_archive import lived
 
 HERE: Final = Path(__file__).parent / "v1"

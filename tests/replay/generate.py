@@ -29,7 +29,7 @@ from everlong.embedded import start_server
 from everlong.errors import ModelRefused, ThreadPaused
 from everlong.models import Message, ThreadStatus, seq_after
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from everlong.testing import ScriptedModel
 from tests.support.scripted_agents import call, calls_done, reading_agent
 from tests.support.threads import Threads, open_threads

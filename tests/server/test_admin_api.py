@@ -18,7 +18,7 @@ from everlong.client.status import status as read_status
 from everlong.client.wait import wait_for_progress
 from everlong.embedded import TemporalServer
 from everlong.storage import BlobStore
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from tests.server.test_approvals import Shop, pay
 from tests.support.admin_client import ROLES, bearer, browsing, make_context
 from tests.support.governed_agent import governed as governed_agent

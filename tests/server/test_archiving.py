@@ -34,7 +34,7 @@ from everlong.errors import ArchiveNotFound, ControlRefused, ThreadEnded, Thread
 from everlong.models import Kind, thread_key
 from everlong.storage import BlobStore
 from everlong.storage.objects import thread_prefix
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from everlong.telemetry import Telemetry
 from tests.server.test_cli_threads import open_cli
 from tests.support.governed_agent import governed

@@ -16,7 +16,7 @@ from everlong.client.time_travel import journal
 from everlong.embedded import TemporalServer
 from everlong.models import AGENT_WORKFLOW, CARD_MEMO, Kind, ThreadCard
 from everlong.storage import BlobStore
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from tests.support.scripted_agents import reading_agent
 from tests.support.threads import Threads, open_threads
 

@@ -26,7 +26,7 @@ from everlong.errors import DecisionRefused, EntryNotFound, EverlongError, Threa
 from everlong.models import Entry, SegmentRef
 from everlong.storage import open_store
 from everlong.storage.journal import Journal
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from tests.support.governed_agent import governed
 from tests.support.threads import Threads, open_threads
 

@@ -28,7 +28,7 @@ from everlong.models import AGENT_WORKFLOW
 from everlong.models.thread_ids import quote_id, show_id
 from everlong.queries.query import run_query
 from everlong.storage import BlobStore
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from tests.server.test_admin_api import governed, until
 from tests.server.test_cli_threads import Cli, open_cli, pending_id
 from tests.support.governed_agent import governed as governed_agent

@@ -13,7 +13,7 @@ from everlong.embedded import TemporalServer
 from everlong.errors import NoWorker
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from tests.support.sample_payloads import KEY_1, KEY_2
 from tests.support.scripted_agents import reading_agent
 

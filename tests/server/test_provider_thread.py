@@ -14,7 +14,7 @@ from everlong.embedded import TemporalServer
 from everlong.models import thread_key
 from everlong.storage import BlobStore
 from everlong.storage.journal import Journal
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from everlong.storage.segments import MESSAGE_KINDS
 from tests.support import fake_provider as told
 from tests.support.fake_provider import ProviderServer, Response

@@ -13,8 +13,8 @@ from everlong.client.status import status as read_status
 from everlong.embedded import TemporalServer
 from everlong.errors import StoreUnavailable
 from everlong.models import Message
-from everlong.storage.files import FileBlobStore
-from everlong.storage.packstore import PackStore
+from everlong.storage.file import FileBlobStore
+from everlong.storage.pack_store import PackStore
 from everlong.telemetry.spans import OFFLOAD
 from everlong.testing import ScriptedModel
 from tests.support.sample_payloads import noise

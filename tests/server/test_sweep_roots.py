@@ -30,7 +30,7 @@ from everlong.codecs.sdk_storage import EverlongStorageDriver
 from everlong.embedded import TemporalServer
 from everlong.models import SWEEPER_WORKFLOW, SweepOptions, SweepReport
 from everlong.storage import BlobStore
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from tests.support.governed_agent import governed
 from tests.support.loop_workflows import ACTIVITIES, WORKFLOWS, ListLoop, Loop
 from tests.support.namespaces import new_namespace, stored, sweep, until

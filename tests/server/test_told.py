@@ -19,7 +19,7 @@ from everlong.embedded import TemporalServer
 from everlong.errors import ModelRefused
 from everlong.models import Message
 from everlong.storage import BlobStore
-from everlong.storage.counting import READS
+from everlong.storage.instrumented import READS
 from everlong.telemetry.spans import ACT, APPROVAL, CONTINUE_AS_NEW, RESUME
 from everlong.testing import ScriptedModel
 from tests.support.sample_payloads import noise, payload

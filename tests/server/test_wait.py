@@ -27,7 +27,7 @@ from everlong.errors import (
     TurnFailed,
 )
 from everlong.storage import BlobStore
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from tests.support.governed_agent import governed
 from tests.support.scripted_agents import pages_answer, reading_agent
 from tests.support.threads import Threads, open_threads

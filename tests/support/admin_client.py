@@ -13,7 +13,7 @@ from everlong.admin.web import Access, AppContext, create_admin_app
 from everlong.admin.web.auth import Grant, Role
 from everlong.errors import ServerUnreachable
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 
 HOST = "http://127.0.0.1:8234"
 TOKENS = {role: f"{role}-token-of-sixteen" for role in Role}

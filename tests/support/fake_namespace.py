@@ -22,10 +22,10 @@ from everlong.codecs import EverlongCodec
 from everlong.codecs.refs import is_ref, parse_ref
 from everlong.models import Kind, Segment, SegmentRef, SweepOptions, SweepReport, thread_key
 from everlong.policy import Retention
-from everlong.storage.blobs import BlobStore
+from everlong.storage.base import BlobStore
 from everlong.storage.journal import Journal
 from everlong.storage.objects import object_key
-from everlong.storage.packstore import PackStore, pack_key
+from everlong.storage.pack_store import PackStore, pack_key
 from everlong.sweep import Sweep
 from everlong.sweep.history_reader import Run, RunDescription
 from tests.support.journal_builder import entry

@@ -6,8 +6,8 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 
 from everlong.errors import StoreUnavailable
-from everlong.storage.blobs import BlobInfo
-from everlong.storage.files import FileBlobStore
+from everlong.storage.base import BlobInfo
+from everlong.storage.file import FileBlobStore
 from everlong.storage.memory import MemoryBlobStore
 
 

@@ -14,8 +14,8 @@ from everlong import limits
 from everlong.codecs.codec import INLINE_ENCODING
 from everlong.codecs.refs import PackRef
 from everlong.storage.objects import HEADER, thread_key
+from everlong.storage.pack_store import pack_key
 from everlong.storage.packs import FRAME_BYTES, MAGIC, _digest
-from everlong.storage.packstore import pack_key
 
 THREAD = thread_key("default", "forged")
 MIB = limits.MIB

@@ -6,7 +6,7 @@ from everlong.models import Entry, Kind, Message, Segment, SegmentRef, new_entry
 from everlong.storage.journal import Journal
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import thread_key
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from tests.support.sample_payloads import noise
 
 THREAD: Final = thread_key("default", "ops-7")

@@ -8,8 +8,8 @@ from everlong.codecs.encoder import ThreadMemory
 from everlong.codecs.matcher import _chunk_id
 from everlong.codecs.pack_layout import Plan
 from everlong.storage.objects import thread_key
+from everlong.storage.pack_store import Reading
 from everlong.storage.packs import Pack, build_pack
-from everlong.storage.packstore import Reading
 from tests.support.sample_payloads import noise
 
 THREAD = thread_key("default", "ops-7")

@@ -30,7 +30,7 @@ from everlong.models import (
 from everlong.policy import LimitHit
 from everlong.storage.history import message_entry
 from everlong.storage.journal import Journal
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from everlong.testing import workload
 
 NAMESPACE: Final = "default"

@@ -20,9 +20,9 @@ from everlong import EverlongPlugin
 from everlong.errors import ServerUnreachable
 from everlong.models import SweepOptions
 from everlong.policy import Retention
-from everlong.storage.blobs import BlobInfo
-from everlong.storage.files import FileBlobStore
-from everlong.storage.opening import open_packs
+from everlong.storage.base import BlobInfo
+from everlong.storage.file import FileBlobStore
+from everlong.storage.urls import open_packs
 from everlong.sweep import Histories, Sweep
 from everlong.sweep.history_reader import Run, RunDescription
 

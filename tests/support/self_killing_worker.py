@@ -14,7 +14,7 @@ from temporalio.client import Client
 from temporalio.worker import Worker
 
 from everlong import EverlongPlugin
-from everlong.storage.files import FileBlobStore
+from everlong.storage.file import FileBlobStore
 from tests.support.loop_workflows import ACTIVITIES, WORKFLOWS
 
 

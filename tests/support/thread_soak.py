@@ -24,7 +24,7 @@ from everlong.config import Settings, embedded, load_settings
 from everlong.embedded import start_server
 from everlong.models import COMPACT_SIGNAL, PAUSE_SIGNAL, UNPAUSE_SIGNAL, ThreadStatus
 from everlong.storage import open_store
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from tests.support.retrying_client import Refused, Unreachable, Voice
 from tests.support.thread_soak_oracle import Attempt, Life, faults_of, tasks_failed
 from tests.support.worker_killer import PAUSE_SECONDS, Reaper

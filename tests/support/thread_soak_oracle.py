@@ -11,7 +11,7 @@ from temporalio.service import RPCError
 
 from everlong.models import Entry, Kind, Message, ThreadStatus, thread_key
 from everlong.storage.journal import Journal
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from tests.support.soak_agent import answer_to, calls_of, result_of, tools_of
 
 _SPOKEN = (Kind.MESSAGE, Kind.REPLY, Kind.TOOL_RESULT, Kind.FAILURE)

@@ -20,7 +20,7 @@ from everlong.client.time_travel import messages
 from everlong.client.wait import wait_for_status
 from everlong.models import AGENT_WORKFLOW, Message, ThreadStatus
 from everlong.storage import BlobStore
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 
 
 @dataclasses.dataclass

@@ -16,7 +16,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
 from everlong import Agent, Reply, Tool, limits, tool
-from everlong.activities import AgentActivities, chatting
+from everlong.activities import AgentActivities, model_calls
 from everlong.models import (
     HELD,
     Collect,
@@ -33,8 +33,8 @@ from everlong.models import (
     thread_key,
 )
 from everlong.storage.journal import Journal
-from everlong.storage.opening import open_packs
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
+from everlong.storage.urls import open_packs
 from everlong.telemetry import Telemetry
 from everlong.testing import ScriptedModel
 from tests.support.fake_stores import CountingStore
@@ -298,7 +298,7 @@ async def test_contents_are_built_only_where_a_span_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: TracerProvider | None
 ) -> None:
     built: list[object] = []
-    monkeypatch.setattr(chatting, "contents", built.append)
+    monkeypatch.setattr(model_calls, "contents", built.append)
     telemetry = Telemetry(provider, record_contents=True)
     activities = AgentActivities(open_packs(tmp_path.as_uri()), [answering()], telemetry=telemetry)
     turn = await ActivityEnvironment().run(

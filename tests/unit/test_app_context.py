@@ -9,7 +9,7 @@ from everlong.admin.web import AppContext
 from everlong.admin.web import context as context_module
 from everlong.errors import ServerUnreachable
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 
 
 async def test_a_server_that_never_answers_keeps_nobody_waiting_without_end(

@@ -25,7 +25,7 @@ from everlong.storage.cache import CachedBlobStore
 from everlong.storage.journal import Journal
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import object_key
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from everlong.storage.segments import MESSAGE_KINDS, parsed_compaction
 from tests.support.sample_archive import NAMESPACE, NOW_MS, Life, lived
 from tests.support.sample_payloads import flipped, noise

@@ -16,8 +16,8 @@ from everlong.archive.schema import Row
 from everlong.errors import BlobCorrupt, ConfigError, EverlongError, UnknownVersion
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.packstore import PackStore
-from everlong.storage.threads import in_thread
+from everlong.storage.pack_store import PackStore
+from everlong.storage.thread_pool import in_thread
 from tests.support.sample_archive import Life, lived
 from tests.support.sample_payloads import KEY_1, flipped
 

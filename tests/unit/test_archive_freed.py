@@ -10,7 +10,7 @@ from everlong.errors import BlobCorrupt, KeyMissing, RefRefused, UnknownVersion
 from everlong.policy import Retention
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from everlong.sweep.listing import parse_key
 from tests.support.fake_namespace import MadeUp
 from tests.support.sample_archive import NOW_MS, lived

@@ -17,7 +17,7 @@ from everlong.archive import writer as archive_writer
 from everlong.errors import BlobCorrupt, EverlongError, StoreUnavailable, UnknownVersion
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from tests.support.sample_archive import Life, lived
 from tests.support.sample_payloads import KEY_1, flipped
 from tests.unit.test_archive_freed import keys_of, record

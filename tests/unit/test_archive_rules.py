@@ -24,7 +24,7 @@ from everlong.models import Counters, Kind, Message, ThreadStatus
 from everlong.storage import BlobStore
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from tests.support.sample_archive import NAMESPACE, Life, lived
 from tests.support.sample_payloads import KEY_1, KEY_2
 from tests.unit.test_archive_freed import record

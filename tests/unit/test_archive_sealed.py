@@ -15,7 +15,7 @@ from everlong.archive import manifest as manifests
 from everlong.errors import BlobCorrupt, EverlongError, KeyMissing, RefRefused
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from tests.support.sample_archive import lived
 from tests.support.sample_payloads import KEY_1, KEY_2
 

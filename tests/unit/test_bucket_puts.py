@@ -12,10 +12,10 @@ from obstore.exceptions import AlreadyExistsError
 
 from everlong.errors import StoreUnavailable
 from everlong.storage import BlobStore, buckets, open_store
-from everlong.storage.blobs import FAILED_PUTS_MAX
+from everlong.storage.base import FAILED_PUTS_MAX
 from everlong.storage.buckets import BucketBlobStore
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 
 CONDITIONAL, PLAIN = "conditional", "plain"
 LISTING = b"<ListBucketResult><Name>b</Name><IsTruncated>false</IsTruncated></ListBucketResult>"

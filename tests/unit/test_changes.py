@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from everlong.models import Counters, ThreadState
-from everlong.models.changes import with_values
+from everlong.models.state import with_values
 
 
 def test_a_copy_with_other_values_is_what_replace_makes() -> None:

@@ -34,7 +34,7 @@ from everlong.errors import ConfigError
 from everlong.models import CHECK, SweepOptions, SweepReport
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from everlong.sweep import Sweep
 from everlong.testing import workload
 from tests.support.fake_namespace import AT_ONCE, NAMESPACE, MadeUp

@@ -24,7 +24,7 @@ from everlong.errors import ConfigError, StoreUnavailable
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import seal
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from tests.support.fake_stores import CountingStore
 from tests.support.team_codecs import Cipher, Xor
 

@@ -11,7 +11,7 @@ import pytest
 from everlong.admin.web import codec_server as web
 from everlong.admin.web.auth import Role
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from tests.support.admin_client import ROLES, bearer, browsing, make_context
 
 JSON = {"content-type": "application/json"}

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from everlong.errors import BlobMissing
-from everlong.storage.blobs import BlobInfo, BlobStore
+from everlong.storage.base import BlobInfo, BlobStore
 from everlong.storage.memory import MemoryBlobStore
 from everlong.testing.contract import BlobStoreContract
 
 SUITE = """
 import pytest
-from everlong.storage.files import FileBlobStore
+from everlong.storage.file import FileBlobStore
 from everlong.testing.contract import BlobStoreContract
 
 class TestMyStore(BlobStoreContract):

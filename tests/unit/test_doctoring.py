@@ -28,9 +28,9 @@ from everlong.doctor.workers import (
 from everlong.errors import ServerUnreachable, SetupRefused, StoreUnavailable
 from everlong.models import CHECK, Checked, Seen
 from everlong.models.search_attributes import SEARCH_ATTRIBUTES
-from everlong.storage.blobs import BlobInfo
+from everlong.storage.base import BlobInfo
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.opening import open_packs
+from everlong.storage.urls import open_packs
 from everlong.versions import SDK_TESTED, Versions, fits, versions
 from tests.support.sample_payloads import KEY_1, activity, payload
 from tests.unit.test_cli import everlong

@@ -34,7 +34,7 @@ from everlong.config import Settings, load_settings
 from everlong.errors import ConfigError, ServerUnreachable
 from everlong.interceptors.drain import DrainReader, RunDrain, holds_ref, plain_bytes_max
 from everlong.interceptors.history import RunHistory
-from everlong.storage.counting import counting
+from everlong.storage.instrumented import counting
 from everlong.storage.memory import MemoryBlobStore
 from everlong.sweep.codec_usage import CodecUsage, CodecUsageReader
 from everlong.sweep.history_reader import Histories, Run

@@ -15,18 +15,18 @@ import pytest
 
 from everlong.errors import ConfigError, StoreUnavailable, UnknownStoreScheme
 from everlong.models import Kind
-from everlong.storage import files, open_store
-from everlong.storage.files import FileBlobStore
+from everlong.storage import file, open_store
+from everlong.storage.file import FileBlobStore
 from everlong.storage.objects import thread_key
+from everlong.storage.pack_store import PackStore
 from everlong.storage.packs import Pack
-from everlong.storage.packstore import PackStore
 
 WRITER = """
 import asyncio, sys
 from everlong.models import Kind
 from everlong.storage import open_store
 from everlong.storage.objects import thread_key
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 async def main():
     packs = PackStore(open_store(sys.argv[1]))
     for i in range(100_000):
@@ -233,7 +233,7 @@ async def test_a_file_system_without_unnamed_files_gets_scratch_files(
 async def test_the_directories_that_a_file_store_remembers_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_SYNCED_MAX", 3)
+    monkeypatch.setattr(file, "_SYNCED_MAX", 3)
     store = FileBlobStore(tmp_path)
     for number in range(8):
         await store.put(f"v1/{number}/a", b"a")

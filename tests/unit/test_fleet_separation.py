@@ -23,7 +23,7 @@ from everlong.storage import BlobStore, open_store
 from everlong.storage.journal import Journal
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from tests.support.sample_archive import Life, lived
 from tests.support.sample_payloads import KEY_1, KEY_2, noise, payload
 

@@ -15,14 +15,14 @@ from everlong import limits
 from everlong.codecs import EverlongCodec
 from everlong.codecs.refs import PackRef
 from everlong.errors import BlobCorrupt, ObjectTooLarge
+from everlong.storage import pack_store
 from everlong.storage import packs as packs_module
-from everlong.storage import packstore
 from everlong.storage.byte_budget import ByteBudget
-from everlong.storage.files import FileBlobStore
+from everlong.storage.file import FileBlobStore
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.opening import open_packs
+from everlong.storage.pack_store import PackStore
 from everlong.storage.packs import ENVELOPE_BYTES_MAX, FRAME_BYTES, Pack, build_pack, whole
-from everlong.storage.packstore import PackStore
+from everlong.storage.urls import open_packs
 from tests.support import forged_packs
 from tests.support.forged_packs import MIB, THREAD, forge, put
 from tests.support.sample_payloads import noise, payload, text, workflow
@@ -170,7 +170,7 @@ async def test_a_store_with_a_budget_reads_no_more_at_a_time(tmp_path: Path) -> 
 async def test_packs_that_are_more_than_a_server_holds_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packstore, "_HEADS_BYTES", 200_000)
+    monkeypatch.setattr(pack_store, "_HEADS_BYTES", 200_000)
     ref = forged_packs.many_sources(tmp_path, 100, 1, 100)
     packs = PackStore(FileBlobStore(tmp_path), budget=ByteBudget(MIB))
     with pytest.raises(BlobCorrupt, match="would be inflated"):

@@ -17,7 +17,7 @@ from everlong.storage.journal import Journal
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import thread_key
-from everlong.storage.packstore import PackStore, pack_key
+from everlong.storage.pack_store import PackStore, pack_key
 from everlong.storage.segments import MESSAGE_KINDS
 from tests.golden import generate
 

@@ -26,7 +26,7 @@ from everlong.storage.journal import Journal
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import object_key
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from everlong.storage.segments import from_plaintext, to_plaintext
 from tests.support.fake_stores import CountingStore
 from tests.support.journal_builder import (

@@ -12,7 +12,7 @@ from everlong.storage.journal import Journal
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import object_key, thread_key
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from everlong.storage.segments import to_plaintext
 from tests.support.fake_stores import CountingStore
 from tests.support.journal_builder import entry, grown, journal, newest_segment, noisy, texts

@@ -277,8 +277,7 @@ VENDORS = {
     "storage/packs": {"zstandard"},
     "storage/buckets": {"obstore"},
     "storage/aws": {"obstore", "botocore"},
-    "storage/clouds": {"obstore"},
-    "storage/faults": {"obstore"},
+    "storage/bucket_urls": {"obstore"},
 }
 
 
@@ -311,7 +310,7 @@ def imports(path: Path) -> frozenset[str]:
 
 
 def own_module(dotted: str) -> str:
-    """`everlong.storage.files.FileBlobStore` -> `storage/files`."""
+    """`everlong.storage.file.FileBlobStore` -> `storage/file`."""
     parts = dotted.split(".")[1:]
     while parts:
         stem = ROOT.joinpath(*parts)

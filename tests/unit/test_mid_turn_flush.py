@@ -25,7 +25,7 @@ from everlong.models import (
     Turn,
     note,
 )
-from everlong.storage.opening import open_packs
+from everlong.storage.urls import open_packs
 from everlong.telemetry import Telemetry
 from everlong.telemetry.spans import APPROVAL, TurnSpan
 from everlong.testing import ScriptedModel

@@ -17,7 +17,7 @@ from everlong.codecs.offload import Offloader, retry_store_call
 from everlong.codecs.refs import ENCODING as REF_ENCODING
 from everlong.errors import StoreUnavailable
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from tests.support.sample_payloads import activity, noise, payload, stored, text, workflow
 
 SMALL = payload(noise(20_000))

@@ -9,7 +9,7 @@ from everlong.storage.journal import Journal
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import thread_key
-from everlong.storage.packstore import PackStore, pack_key
+from everlong.storage.pack_store import PackStore, pack_key
 
 THREAD = thread_key("default", "ops-7")
 BODY = b"what a body says" * 40
@@ -73,7 +73,7 @@ async def test_a_body_is_not_read_once_its_key_is_gone() -> None:
 
 
 async def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("everlong.storage.packstore._PARSED_BYTES_MAX", 64 * 1024)
+    monkeypatch.setattr("everlong.storage.pack_store._PARSED_BYTES_MAX", 64 * 1024)
     packs = cached(MemoryBlobStore())
     written = [
         await packs.write_body(THREAD, Kind.SEGMENT, BODY + bytes(str(each), "ascii"))

@@ -9,12 +9,12 @@ import pytest
 
 from bench.evidence_corpus import transcript
 from bench.evidence_measure import compacted, measured
-from everlong.activities import builtins
-from everlong.activities.builtins import Session, in_session, recall
+from everlong.activities import builtin_tools
+from everlong.activities.builtin_tools import Session, in_session, recall
 from everlong.compaction import Item
 from everlong.models import Kind, Message, SegmentRef, new_entry, thread_key
 from everlong.storage.history import Past, Reader, message_entry
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from tests.support.fake_stores import CountingStore
 
 THREAD = thread_key("default", "recalled")
@@ -58,8 +58,8 @@ class Journalled:
 
 @pytest.fixture
 def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builtins, "_SEARCH_BYTES_MAX", 40_000)
-    monkeypatch.setattr(builtins, "_SEARCH_ENTRIES_MAX", 64)
+    monkeypatch.setattr(builtin_tools, "_SEARCH_BYTES_MAX", 40_000)
+    monkeypatch.setattr(builtin_tools, "_SEARCH_ENTRIES_MAX", 64)
 
 
 def arguments_in(hint: str) -> dict[str, object]:

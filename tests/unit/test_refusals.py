@@ -17,8 +17,8 @@ from everlong.storage.journal import Journal
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import seal, thread_key
+from everlong.storage.pack_store import PackStore, pack_key
 from everlong.storage.packs import Contents, Extent, build_pack
-from everlong.storage.packstore import PackStore, pack_key
 from everlong.storage.segments import to_plaintext
 from tests.support.sample_payloads import KEY_1, noise, payload, workflow
 

@@ -15,8 +15,8 @@ from everlong.models import Kind, Ref, thread_key
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import object_key
+from everlong.storage.pack_store import PackStore
 from everlong.storage.packs import Pack
-from everlong.storage.packstore import PackStore
 
 THREAD: Final = thread_key("default", "ops-7")
 OTHER: Final = thread_key("default", "ops-8")

@@ -7,7 +7,7 @@ from everlong.codecs.encoder import ThreadMemory
 from everlong.codecs.offload import Offloader
 from everlong.policy import QUARANTINE_SECONDS_MIN, Retention, parse_retention, parse_seconds
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.packstore import PackStore, pack_key
+from everlong.storage.pack_store import PackStore, pack_key
 from tests.support.journal_builder import THREAD
 from tests.support.sample_payloads import noise, payload, text
 

@@ -178,7 +178,7 @@ store = everlong.open_store(pathlib.Path(folder).as_uri())
 asyncio.run(store.put("key", b"bytes"))
 assert asyncio.run(store.get("key")) == b"bytes"
 """,
-    "other clouds": "import everlong.storage.clouds",
+    "other clouds": "import everlong.storage.bucket_urls",
 }
 
 

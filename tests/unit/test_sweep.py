@@ -16,10 +16,10 @@ from everlong.codecs.refs import parse_ref
 from everlong.errors import BlobMissing, ConfigError
 from everlong.models import Kind, Ref, SweepOptions, thread_key
 from everlong.policy import Retention
-from everlong.storage.files import FileBlobStore
+from everlong.storage.file import FileBlobStore
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.opening import open_packs
-from everlong.storage.packstore import PackStore, pack_key
+from everlong.storage.pack_store import PackStore, pack_key
+from everlong.storage.urls import open_packs
 from everlong.sweep import Sweep
 from everlong.sweep.links import Link, find_links
 from tests.support.fake_namespace import AT_ONCE, NAMESPACE, MadeUp, lived

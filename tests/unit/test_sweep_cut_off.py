@@ -14,10 +14,10 @@ from everlong.codecs import EverlongCodec
 from everlong.errors import BlobMissing, StoreUnavailable
 from everlong.models import SweepOptions
 from everlong.policy import Retention
-from everlong.storage.blobs import BlobInfo
-from everlong.storage.files import FileBlobStore
+from everlong.storage.base import BlobInfo
+from everlong.storage.file import FileBlobStore
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from everlong.storage.quarantine import PREFIX, RestoringBlobStore
 from everlong.sweep import Sweep
 from everlong.sweep.index import SweepIndex

@@ -23,12 +23,12 @@ from everlong.codecs import EverlongCodec
 from everlong.models import SweepOptions, SweepReport, thread_key
 from everlong.policy import Retention
 from everlong.storage import quarantine
-from everlong.storage.blobs import BlobInfo, BlobStore
-from everlong.storage.files import FileBlobStore
+from everlong.storage.base import BlobInfo, BlobStore
+from everlong.storage.file import FileBlobStore
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.opening import open_packs
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
+from everlong.storage.urls import open_packs
 from everlong.sweep import Sweep
 from tests.support.fake_namespace import AT_ONCE, NAMESPACE, MadeUp, MadeUpRun
 

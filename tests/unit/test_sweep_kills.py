@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from everlong import limits
-from everlong.storage.blobs import BlobInfo
+from everlong.storage.base import BlobInfo
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.opening import open_packs
+from everlong.storage.urls import open_packs
 from tests.support.fake_namespace import AT_ONCE, MadeUp, lived
 
 

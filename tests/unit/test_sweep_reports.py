@@ -15,7 +15,7 @@ from everlong.errors import ConfigError, SweepIncomplete
 from everlong.models import SweepOptions, SweepReport, Tally
 from everlong.storage import quarantine
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from everlong.sweep import Records, Sweep
 from everlong.sweep.history_reader import Run
 from tests.support.fake_namespace import AT_ONCE, MadeUp, MadeUpRun

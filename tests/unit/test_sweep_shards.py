@@ -9,11 +9,10 @@ from everlong import limits
 from everlong.codecs import EverlongCodec
 from everlong.errors import StoreUnavailable
 from everlong.models import SweepOptions, SweepReport
-from everlong.storage.blobs import BlobInfo
-from everlong.storage.counting import CountedBlobStore
+from everlong.storage.base import BlobInfo, OutOfOrder
+from everlong.storage.instrumented import CountedBlobStore
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.packstore import PackStore
-from everlong.storage.ranges import OutOfOrder
+from everlong.storage.pack_store import PackStore
 from everlong.sweep import Sweep
 from tests.support.fake_namespace import AT_ONCE, MadeUp, lived
 from tests.support.fake_stores import OrderedStore

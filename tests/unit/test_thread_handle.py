@@ -13,7 +13,7 @@ from everlong import EverlongPlugin
 from everlong.errors import DecisionRefused, PluginNotOnClient
 from everlong.models import Control
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from tests.support.fake_visibility import FakeVisibility, Thread
 
 # Modules that a program needs only once it asks a thread.

@@ -33,7 +33,7 @@ from everlong.models.thread_ids import (
     show_id,
 )
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from everlong.workflows.transitions import child_id
 
 ROOT = Path(everlong.__file__).parent
@@ -149,7 +149,7 @@ DOORS = {
     "client/updates.py": "delivers what `client/delivery.py` has checked",
     "doctor/workers.py": "everlong.Doctor, under an id of its own",
     "client/sweeps.py": "the schedule of everlong.Sweeper, under a fixed id",
-    "workflows/calls.py": "sub-agents: `child_id`",
+    "workflows/tool_calls.py": "sub-agents: `child_id`",
     "interceptors/headers.py": "Temporal's own client with the plugin: checks them all",
     "interceptors/replay.py": "passes a child's start on",
 }

@@ -30,7 +30,7 @@ from everlong.models import (
 )
 from everlong.storage.journal import Journal
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 
 KEY = thread_key("default", "t")
 CALL = ToolCall(id="c1", tool="restart", arguments='{"service": "api"}')

@@ -17,8 +17,8 @@ from everlong.codecs.refs import ENCODING, parse_ref
 from everlong.storage import keys
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import thread_key
+from everlong.storage.pack_store import pack_key
 from everlong.storage.packs import build_pack, whole
-from everlong.storage.packstore import pack_key
 from tests.support.sample_payloads import KEY_1, stored, workflow
 
 PAGE: Final = (Path(__file__).parents[2] / "docs" / "wire-format.md").read_text()

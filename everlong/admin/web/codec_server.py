@@ -44,7 +44,7 @@ from everlong.config import is_loopback
 from everlong.errors import ConfigError, EverlongError, StoreUnavailable
 from everlong.storage import BlobStore
 from everlong.storage.byte_budget import ByteBudget
-from everlong.storage.packstore import PackStore, pack_key
+from everlong.storage.pack_store import PackStore, pack_key
 
 logger = logging.getLogger(__name__)
 

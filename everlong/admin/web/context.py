@@ -17,7 +17,7 @@ from everlong.client.sweeps import read_last_sweep
 from everlong.client.threads import Directory
 from everlong.errors import EverlongError, ServerUnreachable
 from everlong.models import SweepOptions, SweepReport
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 
 # A probe writes and deletes an object: once in a while is enough, however many look.
 _HEALTH_SECONDS: Final = 15.0

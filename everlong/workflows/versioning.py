@@ -22,7 +22,7 @@ from everlong.models import (
     ThreadStatus,
 )
 from everlong.workflows.agent import AgentWorkflow
-from everlong.workflows.checking import DoctorWorkflow
+from everlong.workflows.doctor import DoctorWorkflow
 from everlong.workflows.sweeper import SweeperWorkflow
 
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from everlong.errors import BlobMissing, StoreUnavailable
 from everlong.limits import MIB
-from everlong.storage.blobs import BlobInfo, check_bounded, checked_key
+from everlong.storage.base import BlobInfo, check_bounded, checked_key
 
 # Unfinished writes lie here, out of every listing. A writer that was killed leaves its file behind;
 # one that is older than an hour belongs to nobody.

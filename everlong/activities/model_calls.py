@@ -1,20 +1,141 @@
 """Model calls, told of by the GenAI conventions."""
 
+import asyncio
+import dataclasses
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from opentelemetry.trace import SpanKind
 from pydantic_core import to_json
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
 
 from everlong import limits
-from everlong.activities.builtins import BUILTINS
-from everlong.activities.replies import check_costs, checked
-from everlong.activities.user_code import bounded
+from everlong.activities.builtin_tools import BUILTINS, builtin
+from everlong.activities.tool_calls import ToolThreads, bounded
 from everlong.agents import Agent, Reply
-from everlong.models import Context, Message
+from everlong.models import (
+    CallOptions,
+    Context,
+    Message,
+    ModelCall,
+    StepInfo,
+    ToolCall,
+    WantedCall,
+    call_digest,
+    printable,
+)
+from everlong.telemetry.resumes import ResumeSummary
 from everlong.telemetry.spans import AGENT, CHAT, PROVIDER, get_error_type
 from everlong.telemetry.steps import StepRecorder, get_provider_and_model
+
+# What comes back from a model: checked, journalled, and looked up again when its tools run.
+
+# A model that says nothing is asked again: it may have been cut off. Then the turn ends.
+_EMPTY_REPLIES_MAX = 3
+
+
+def checked(reply: Reply) -> Message:
+    """Return a reply as a message that can be stored, or raise what is wrong with it."""
+    message = Message(
+        role="assistant",
+        text=_utf8(reply.text or ""),  # Providers give None beside tool calls.
+        tool_calls=tuple(
+            ToolCall(id=_utf8(call.id), tool=_utf8(call.tool), arguments=_utf8(call.arguments))
+            for call in reply.tool_calls
+        ),
+        native=reply.native,
+    )
+    calls = message.tool_calls
+    if not calls and not message.text.strip():
+        raise ApplicationError(
+            "it answered with nothing",
+            type="EmptyReply",
+            non_retryable=activity.info().attempt >= _EMPTY_REPLIES_MAX,
+        )
+    if len(calls) > limits.TOOL_CALLS_MAX:
+        raise ValueError(f"it asked for {len(calls)} tools; {limits.TOOL_CALLS_MAX} is the most")
+    if len({call.id for call in calls}) != len(calls):
+        raise ValueError("it gave two tool calls the same id")
+    names = [name for call in calls for name in (call.id, call.tool)]
+    if any(not name or len(name) > limits.CALL_NAME_CHARS_MAX for name in names):
+        raise ValueError(
+            f"it gave a tool call no id or name, or one over {limits.CALL_NAME_CHARS_MAX} characters"
+        )
+    check_costs(reply)
+    size_bytes = len(to_json(message))
+    if size_bytes > limits.TEXT_BYTES_MAX:
+        raise ValueError(f"its reply has {size_bytes} bytes; {limits.TEXT_BYTES_MAX} is the most")
+    return message
+
+
+def check_costs(reply: Reply) -> None:
+    """Raise if what a reply says that it has cost cannot be counted."""
+    if reply.tokens < 0 or not 0 <= reply.cost_usd < math.inf:
+        raise ValueError(f"it says that it took {reply.tokens} tokens and {reply.cost_usd} dollars")
+
+
+async def all_wanted(
+    agent: Agent, calls: Sequence[ToolCall], threads: ToolThreads
+) -> tuple[WantedCall, ...]:
+    """Return calls as the workflow hears of them.
+
+    What says whether one needs approval may be a team's own function, so it has a thread, and a bound.
+    """
+    if not any(_has_rule(agent, call) for call in calls):
+        return tuple(_wanted(agent, call) for call in calls)
+    try:
+        async with asyncio.timeout(limits.APPROVAL_RULE_SECONDS_MAX):
+            return tuple([await threads.run(partial(_wanted, agent, call)) for call in calls])
+    except TimeoutError:
+        activity.logger.warning("needs_approval takes too long; a person is asked")
+        return tuple(_wanted(agent, call, unsure=True) for call in calls)
+
+
+def _has_rule(agent: Agent, call: ToolCall) -> bool:
+    """Tell whether a function decides if a call needs approval."""
+    tool = builtin(call.tool) or agent.tool(call.tool)
+    return tool is not None and not isinstance(tool.needs_approval, bool)
+
+
+def _wanted(agent: Agent, call: ToolCall, *, unsure: bool = False) -> WantedCall:
+    tool = builtin(call.tool) or agent.tool(call.tool)
+    if tool is None:
+        options = CallOptions()
+    elif unsure:
+        ruled = tool.needs_approval is not False
+        options = dataclasses.replace(tool.call_options, needs_approval=ruled)
+    else:
+        options = tool.options(call.arguments)
+    asks = options.needs_approval
+    return WantedCall(
+        call_id=call.id,
+        tool=call.tool,
+        preview=printable(call.arguments, limits.CALL_PREVIEW_CHARS_MAX) if asks else "",
+        digest=call_digest(call.tool, call.arguments),
+        options=options,
+    )
+
+
+def step_info(call: ModelCall, context_bytes: int, resumed: ResumeSummary) -> StepInfo:
+    """Return what the journal says of a model call, beside the reply."""
+    return StepInfo(
+        number=call.steps,
+        thread_bytes=call.thread_bytes,
+        context_bytes=context_bytes,
+        resume_ms=round(resumed.ms, 1),
+        resume_cause=resumed.cause,
+        resume_events=resumed.events,
+    )
+
+
+def _utf8(text: str) -> str:
+    """Replace lone surrogates, as from undecodable bytes: they cannot be stored."""
+    return text.encode(errors="replace").decode()
+
 
 _ROLES: Final = {"failure": "user"}
 

@@ -4,13 +4,16 @@ An object is complete before its name appears, and a name always stands for the 
 names are made from digests. So a `put` of a name that exists may replace the object or leave it.
 """
 
+import asyncio
 import collections
 import dataclasses
 import re
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
+from everlong import limits
 from everlong.errors import InvalidKey, ObjectTooLarge
 
 # About 400 bytes each for keys of the usual length, so 0.4 MB.
@@ -121,3 +124,63 @@ def checked_key(key: str) -> str:
             f"'-', joined by '/', none beginning with '.', {KEY_CHARS_MAX} characters at most"
         )
     return key
+
+
+# Listing a part of a store, in the order of its keys.
+#
+# A store that lists in order can be listed in several streams at once, and a listing that was cut off
+# goes on after the last key. A store that cannot is listed in one stream.
+
+
+class OutOfOrder(Exception):
+    """A store returned keys that are out of order or out of range. Its ranges prove nothing."""
+
+
+@runtime_checkable
+class ListsRanges(Protocol):
+    """A `BlobStore` that can list a range of keys."""
+
+    @property
+    def lists_ranges(self) -> bool:
+        """Whether the store behind it lists in order."""
+        ...
+
+    def list_range(self, folder: str, after: str, before: str) -> AsyncGenerator[BlobInfo, None]:
+        """Yield the objects of a folder with `after < key < before`, in the order of their keys.
+
+        Raises `OutOfOrder` on the first key that shows that the store does not keep to that.
+        """
+        ...
+
+
+def ranges_of(store: BlobStore) -> ListsRanges | None:
+    """Return a store as one that lists ranges; None if it cannot."""
+    return store if isinstance(store, ListsRanges) and store.lists_ranges else None
+
+
+# Files into a store: what is too large to hold in memory, such as an archive.
+#
+# A store that can takes the file from disk. Any other gets its bytes, up to what an object may hold.
+
+
+@runtime_checkable
+class TakesFiles(Protocol):
+    """A `BlobStore` that stores a file without reading it into memory."""
+
+    async def put_file(self, key: str, path: Path) -> None:
+        """Store what is in a file; when this returns, it is durable."""
+        ...
+
+
+async def put_file(store: BlobStore, key: str, path: Path) -> None:
+    """Store what is in a file; when this returns, it is durable."""
+    if isinstance(store, TakesFiles):
+        await store.put_file(key, path)
+        return
+    size_bytes = (await asyncio.to_thread(path.stat)).st_size
+    if size_bytes > limits.OBJECT_BYTES_MAX:
+        raise ObjectTooLarge(
+            f"blob {key!r} would have {size_bytes} bytes, and {store!r} takes files only by way of "
+            f"memory, up to {limits.OBJECT_BYTES_MAX}. Give that store a `put_file` of its own."
+        )
+    await store.put(key, await asyncio.to_thread(path.read_bytes))

@@ -35,10 +35,10 @@ from everlong.models import (
     ToolRun,
     error_result,
 )
-from everlong.models.changes import with_values
 from everlong.models.search_attributes import start_attributes
+from everlong.models.state import with_values
 from everlong.workflows import approvals, transitions
-from everlong.workflows.executing import Executor, LeftWhileHeld, attempts, reason_of
+from everlong.workflows.activity_executor import Executor, LeftWhileHeld, attempts, reason_of
 
 if TYPE_CHECKING:
     from everlong.workflows.thread import Thread

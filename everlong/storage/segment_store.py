@@ -16,7 +16,7 @@ from everlong import limits
 from everlong.errors import BlobCorrupt, RefRefused
 from everlong.models import Entry, Kind, Ref, Segment, SegmentRef, Totals, add_up, seq_after
 from everlong.storage.objects import object_key
-from everlong.storage.packstore import PackStore, gathered
+from everlong.storage.pack_store import PackStore, gathered
 from everlong.storage.segments import from_plaintext, overlapping, placed, to_plaintext
 
 

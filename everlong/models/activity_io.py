@@ -12,9 +12,8 @@ from everlong.models.journal import (
     SegmentRef,
     SnapshotRef,
 )
-from everlong.models.sent import Sent
-from everlong.models.thread import SendMessage
-from everlong.models.tools import ToolResult, WantedCall
+from everlong.models.state import SendMessage
+from everlong.models.tools import Sent, ToolResult, WantedCall
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from everlong.models import (
 )
 from everlong.storage.history import Past, Reader
 from everlong.storage.segments import MESSAGE_KINDS
-from everlong.storage.threads import in_thread
+from everlong.storage.thread_pool import in_thread
 
 # What one answer of recall shows: 4,000 tokens.
 RECALL_BYTES_MAX: Final = 16 * limits.KIB

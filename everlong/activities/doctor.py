@@ -15,7 +15,7 @@ from everlong import limits
 from everlong.doctor import probes
 from everlong.errors import EverlongError, InvalidKey
 from everlong.models import CHECK, Check, Checked, Seen, printable
-from everlong.storage.packstore import PackStore
+from everlong.storage.pack_store import PackStore
 from everlong.versions import versions
 
 _STORE_CHARS_MAX: Final = 300

@@ -12,7 +12,7 @@ from temporalio.common import RawValue, SearchAttributeUpdate
 
 from everlong.models import CARD_MEMO, Approval, ThreadCard, ThreadState, ThreadStatus
 from everlong.models import search_attributes as attributes
-from everlong.models.changes import with_values
+from everlong.models.state import with_values
 from everlong.workflows import approvals, sizes, transitions
 from everlong.workflows.thread import Thread
 

@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from everlong.errors import BlobMissing
-from everlong.storage.blobs import BlobInfo, BlobStore, get_bounded
-from everlong.storage.ranges import OutOfOrder, ranges_of
-from everlong.storage.uploading import put_file
+from everlong.storage.base import BlobInfo, BlobStore, OutOfOrder, get_bounded, put_file, ranges_of
 
 
 @dataclasses.dataclass

@@ -21,7 +21,7 @@ from everlong.models import (
     RUN_TOOL,
     printable,
 )
-from everlong.models.changes import with_values
+from everlong.models.state import with_values
 from everlong.workflows import approvals
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from everlong.errors import (
     UnknownVersion,
 )
 from everlong.models import Kind, Ref, printable
-from everlong.storage.blobs import BlobStore, FailedPuts, get_bounded
+from everlong.storage.base import BlobStore, FailedPuts, get_bounded
 from everlong.storage.byte_budget import ByteBudget
-from everlong.storage.counting import READS
+from everlong.storage.instrumented import READS
 from everlong.storage.keys import Keyring, Keys
 from everlong.storage.objects import JOURNAL_LEVEL, thread_prefix
 from everlong.storage.packs import (
@@ -39,7 +39,7 @@ from everlong.storage.packs import (
     whole,
     without_ends,
 )
-from everlong.storage.threads import in_thread
+from everlong.storage.thread_pool import in_thread
 
 T = TypeVar("T")
 
