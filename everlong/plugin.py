@@ -64,17 +64,17 @@ _LOG: Final = logging.getLogger(__name__)
 
 _WORKFLOWS: Final[list[type]] = [AgentWorkflow, DoctorWorkflow, SweeperWorkflow]
 _OWN_WORKFLOWS: Final = frozenset({*_WORKFLOWS, *VERSIONED.values()})
-# What the extra `admin` brings, and archives need.
+# Packages of the extra `admin` that archives need.
 _ARCHIVE_PACKAGES: Final = ("pyarrow", "duckdb")
-# SDK 1.35 added this option. Since then `async with worker` waits for the clean-up of plugins.
+# SDK 1.35 added this option. Since then, `async with worker` waits for the clean-up of plugins.
 _SDK_AWAITS_CLEAN_UP: Final = "plugin_shutdown_timeout" in WorkerConfig.__annotations__
-# The SDK's own default, where it waits.
+# The SDK's default since 1.35.
 _CLEAN_UP_SECONDS_MAX: Final = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
 class _WorkerParts:
-    """What each worker has for itself: it asks that worker's client, and ends with that worker."""
+    """Parts of one worker. They use that worker's client, and end with the worker."""
 
     prefetcher: Prefetcher
     drain_reader: DrainReader
@@ -85,34 +85,32 @@ class EverlongPlugin(PackSource, SimplePlugin):
 
     Args:
         store: A URL (`file:///dir`, `s3://bucket/prefix`, `memory:`) or a `BlobStore`.
-        agents: Agents that workers made from this client run, with their sub-agents. None are needed
-            for the codec alone.
-        policy: For agents that have no policy of their own.
+        agents: Agents that workers of this client run, with their sub-agents. The codec needs none.
+        policy: Default policy of agents that set none.
         mode: `read` decodes all that Everlong wrote, and writes plain payloads: for the first phase
-            of a rollout, and for the way back. They are plain also where there are keys. A run that
-            holds refs goes on offloading until it ends; `everlong drain` says how many such runs
-            there are.
+            of a rollout, and for a rollback. Payloads are plain even if there are keys. A run that
+            holds refs goes on offloading until it ends; `everlong drain` counts such runs.
         keys: Keys by id (32 bytes each), the first of which writes, or a callable that returns them.
-            All that is stored, and every payload, is sealed with AES-256-GCM.
-        accept_unsealed: With keys, also read what was stored before there were any.
-        outer_codec: A team's codec that has to stay around Everlong's, applied to refs and inline
+            All stored objects and all payloads are sealed with AES-256-GCM.
+        accept_unsealed: With keys, also read objects that were stored without keys.
+        outer_codec: A user's codec that must stay around Everlong's, applied to refs and inline
             payloads. It needs `keys`, since bodies in the store do not pass through it. A codec that
             the client's data converter has already stays inside.
-        cache_dir: A directory in which stored objects are kept for the next read, also by other
-            processes. They are always kept in memory, within a bound.
-        inline_bytes_max: Payloads above this, after compression, go to the store.
-        encoder_bytes_max: Memory by which the encoder knows what the threads of this process have
-            stored. 128 MiB by default; 20 KB a thread, and 300 KB a long one, is the least that helps.
+        cache_dir: A directory for cached objects, shared with other processes. Objects are also cached
+            in memory, within a bound.
+        inline_bytes_max: Payloads above this size, after compression, go to the store.
+        encoder_bytes_max: Memory in which the encoder keeps what the threads of this process have
+            stored. 128 MiB by default. At least 20 KB a thread, and 300 KB a long one, to be of use.
         decode_bytes_max: Bytes that the payloads of one call may decode to together, 512 MiB by default;
-            more is refused. A process that others feed, as a server, does well with less.
-        sticky_seconds: How long a workflow task waits for the worker that has its workflow in memory,
-            before any worker may take it. For every worker made from this client, unless its `Worker`
-            is given a value of its own. If None, workers that run nothing but agents have
-            `limits.STICKY_SECONDS`, and others have the SDK's default.
+            more is rejected. Set less in a server that decodes payloads of untrusted clients.
+        sticky_seconds: Time that a workflow task waits for the worker that has its workflow cached,
+            before any worker may take it. Applies to every worker of this client whose `Worker` sets no
+            value. If None, workers that run only agents use `limits.STICKY_SECONDS`, and others the
+            SDK's default.
         nexus_offload: Offload Nexus payloads too; the other namespace then needs the same store.
-        tracer_provider: Where spans go; OpenTelemetry's global provider if not given.
-        meter_provider: Where metrics go; the global one if not given.
-        record_contents: Put what models and tools read and write into their spans.
+        tracer_provider: Provider for spans; OpenTelemetry's global provider if None.
+        meter_provider: Provider for metrics; OpenTelemetry's global provider if None.
+        record_contents: Record the inputs and outputs of models and tools in their spans.
 
     """
 
@@ -178,7 +176,7 @@ class EverlongPlugin(PackSource, SimplePlugin):
         )
         self._resumes = ResumeLog(telemetry)
         self._parts: ContextVar[_WorkerParts] = ContextVar("everlong_worker_parts")
-        """Those of the worker whose task this is."""
+        """Parts of the worker that the current task belongs to."""
         self._workers: list[Worker] = []
         self._has_foreign_runner = False
         self._activities = AgentActivities(
@@ -213,7 +211,7 @@ class EverlongPlugin(PackSource, SimplePlugin):
             ],
             workflows=lambda existing: _append_missing(existing, _WORKFLOWS if agents else []),
             activities=lambda existing: _append_missing(existing, activities if agents else []),
-            # A sandbox imports the modules of these types, and ours only if it passes them through.
+            # A sandbox imports the modules of these types. It can import ours only if they pass through.
             workflow_failure_exception_types=lambda existing: _append_missing(
                 existing, [LimitReached] if sdk_internals.is_on(sdk_internals.PASSTHROUGH) else []
             ),
@@ -221,7 +219,7 @@ class EverlongPlugin(PackSource, SimplePlugin):
 
     def configure_worker(self, config: WorkerConfig) -> WorkerConfig:
         """See `temporalio.worker.Plugin`."""
-        # Asked of the client's plugins, not its codec: another plugin may have wrapped that.
+        # Checks the client's plugins, not its codec: another plugin may have wrapped the codec.
         plugins = config["client"].config()["plugins"]
         if not any(plugin is self for plugin in plugins):
             raise PluginNotOnClient(
@@ -234,9 +232,9 @@ class EverlongPlugin(PackSource, SimplePlugin):
         deployment = config.get("deployment_config")
         if deployment is not None and deployment.use_worker_versioning:
             swapped = (VERSIONED.get(each, each) for each in config["workflows"])
-            config["workflows"] = list(dict.fromkeys(swapped))  # The plugin may be applied twice.
+            config["workflows"] = list(dict.fromkeys(swapped))  # The SDK may apply a plugin twice.
         config["workflow_runner"] = self._install_hooks(config["workflow_runner"])
-        # Workflows that a plugin after this one adds are not seen here.
+        # Workflows of plugins that come after this one are not in the list yet.
         runs_only_agents = self._has_agents and _OWN_WORKFLOWS.issuperset(config["workflows"])
         worker_options.set_defaults(
             config, only_agents=runs_only_agents, sticky_seconds=self._sticky_seconds
@@ -247,9 +245,9 @@ class EverlongPlugin(PackSource, SimplePlugin):
         return config
 
     def check_client(self, client: Client) -> None:
-        """Refuse a client whose codec hides Everlong's, or has taken its place.
+        """Reject a client whose codec hides or replaces Everlong's.
 
-        Plugins that come later may change the data converter, so this can be seen only on the client.
+        Later plugins may change the data converter, so only the finished client shows its codec.
         """
         check_order(client.data_converter.payload_codec)
 
@@ -261,11 +259,11 @@ class EverlongPlugin(PackSource, SimplePlugin):
         """See `temporalio.worker.Plugin`."""
         sdk_internals.probe_worker(worker)
         self._workers.append(worker)
-        # A task: a slow codec, or its key service, does not keep the worker from starting.
+        # A task, so that a slow codec or key service does not delay the worker's start.
         inspection = asyncio.create_task(self._inspect_codec(worker.client))
         # Don't inherit the caller's read counter or trace context.
         counted, traced = READS.set(None), context.attach(Context())
-        # The SDK makes workflow instances in tasks of this worker, which inherit the variable.
+        # The SDK creates workflow instances in tasks of this worker, which inherit the context variable.
         around = self._wrap_codec(self.codec)
         own = _WorkerParts(
             Prefetcher(
@@ -288,19 +286,19 @@ class EverlongPlugin(PackSource, SimplePlugin):
             await _await_clean_up(self._clean_up(own, tasks))
 
     async def _watch_attributes(self, worker: Worker) -> asyncio.Task[None]:
-        """Find out whether the server has our search attributes, and ask again while it has not."""
+        """Ask whether the server has our search attributes, and keep asking until it has."""
         found = self._activities.attribute_namespaces.add
         watch = AttributeWatch(lambda: worker.client, found)
-        # The first answer is waited for, so that a thread's first step shows already.
+        # Awaits the first answer, so that a thread's first step can set its attributes.
         return asyncio.create_task(watch.run(await watch.ask()))
 
     async def _clean_up(self, own: _WorkerParts, tasks: Sequence[asyncio.Task[None]]) -> None:
-        """End what belongs to a worker that has ended."""
+        """Stop the tasks and parts of a worker that has ended."""
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await own.prefetcher.stop()
-        if not self._workers:  # They share the models' connections.
+        if not self._workers:  # All workers share the models' connections.
             await self._activities.close()
 
     def configure_replayer(self, config: ReplayerConfig) -> ReplayerConfig:
@@ -316,7 +314,7 @@ class EverlongPlugin(PackSource, SimplePlugin):
         return config
 
     def _configure_converter(self, converter: DataConverter | None) -> DataConverter:
-        """Wrap the codec that is there. The SDK may apply a plugin twice, so ours stays as it is."""
+        """Wrap the converter's codec. Does nothing the second time: the SDK may apply a plugin twice."""
         converter = converter or DataConverter.default
         found = converter.payload_codec
         ours = own_codec(found)
@@ -334,7 +332,7 @@ class EverlongPlugin(PackSource, SimplePlugin):
         )
 
     def _wrap_codec(self, codec: EverlongCodec) -> EverlongCodec | OuterCodec:
-        """Return the codec with the team's outer codec around it, if there is one."""
+        """Return the codec inside of the outer codec, if there is one."""
         return codec if self._outer_codec is None else OuterCodec(codec, self._outer_codec)
 
     async def _inspect_codec(self, client: Client) -> None:
@@ -387,9 +385,9 @@ class EverlongPlugin(PackSource, SimplePlugin):
         return self._has_foreign_runner or not sdk_internals.is_on(sdk_internals.HOOKS)
 
     def _evict(self, run_id: str) -> None:
-        """Have a run leave the cache. A worker that does not have it ignores that."""
+        """Evict a run from the cache of the worker that has it. Other workers ignore the request."""
         for worker in list(self._workers):
-            # Core logs an error for a worker that runs activities only.
+            # Core logs an error if a worker without workflows is asked.
             if worker.config(active_config=True)["workflows"]:
                 sdk_internals.evict(worker, run_id)
 
@@ -409,12 +407,12 @@ async def _await_clean_up(clean_up: Coroutine[Any, Any, None]) -> None:
     except asyncio.CancelledError:
         if (current := asyncio.current_task()) is not None:
             current.uncancel()
-        # A second cancellation is passed on, and ends the clean-up.
+        # A second cancellation propagates and ends the clean-up.
         try:
             async with asyncio.timeout(_CLEAN_UP_SECONDS_MAX):
                 await task
         except TimeoutError:
-            _LOG.warning("a worker's clean-up was given up after %.0f s", _CLEAN_UP_SECONDS_MAX)
+            _LOG.warning("a worker's clean-up did not finish within %.0f s", _CLEAN_UP_SECONDS_MAX)
 
 
 def _check_outer(codec: PayloadCodec, *, has_keys: bool) -> None:
@@ -432,6 +430,6 @@ def _check_outer(codec: PayloadCodec, *, has_keys: bool) -> None:
 
 
 def _append_missing(existing: Sequence[T] | None, added: Sequence[T]) -> list[T]:
-    """Append what is not there yet: the SDK may apply a plugin twice."""
+    """Append the items that are missing. The SDK may apply a plugin twice."""
     present = list(existing or ())
     return present + [item for item in added if item not in present]

@@ -1,1 +1,1 @@
-"""Hooks into the SDK: what each activation does, and the spans that come of it."""
+"""Interceptors and activation hooks: Everlong's code around the SDK's workflow tasks and calls."""

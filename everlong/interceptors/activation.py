@@ -1,8 +1,8 @@
-"""The activation hook: sees every workflow activation and its completion, outside the sandbox.
+"""Activation hooks: called around every workflow activation, outside the sandbox.
 
-The SDK's interceptors run after decoding and have no call for an activation, so the workflow runners
-are rebuilt with instances that report to hooks (`sdk_internals`). If the SDK's API has another shape,
-the hooks are off, and workflows run as they do without Everlong's hooks.
+The SDK's interceptors run after decoding and have no call for an activation. So the workflow runners
+are rebuilt with instances that call hooks (`sdk_internals`). If the SDK's API has another shape, the
+hooks are off, and workflows run as they do without Everlong.
 """
 
 import dataclasses
@@ -39,38 +39,43 @@ from everlong.storage.instrumented import READS
 
 logger = logging.getLogger(__name__)
 
+# Core's id for a query outside of a workflow task. Only such a query makes an instance run ahead.
+LEGACY_QUERY_ID: Final = "legacy_query"
+# Jobs that bring no events.
+_ASIDE: Final = frozenset({"query_workflow", "remove_from_cache"})
+
 
 class ActivationHook:
-    """Watches one workflow instance, from its creation until it leaves the worker's cache.
+    """Observes one workflow instance, from its creation until it leaves the worker's cache.
 
-    Made in the worker's event loop, then called in the SDK's workflow threads, one activation at a
+    Created in the worker's event loop, then called in the SDK's workflow threads, one activation at a
     time.
     """
 
     def before_activation(self, activation: WorkflowActivation) -> None:
-        """Take note of an activation that is about to be carried out."""
+        """Observe an activation that is about to run."""
 
     def after_activation(
         self, activation: WorkflowActivation, completion: WorkflowActivationCompletion
     ) -> None:
-        """Take note of an activation that has been carried out."""
+        """Observe an activation that has run, and its completion."""
 
 
 NewHooks: TypeAlias = Callable[[workflow.Info, RunHistory], Sequence[ActivationHook]]
 Evict: TypeAlias = Callable[[str], None]
-"""Have a run leave the cache of the worker that has it."""
+"""Evicts a run from the cache of the worker that holds it."""
 
 
 def ignore_eviction(run_id: str) -> None:
-    """Do nothing: a `Replayer` answers no queries."""
+    """Do nothing. For a `Replayer`, which answers no queries."""
 
 
 def install_hooks(
     runner: WorkflowRunner, new_hooks: NewHooks | None, evict: Evict = ignore_eviction
 ) -> WorkflowRunner:
-    """Return the runner with hooks, or with none for a `Replayer`.
+    """Return the runner with hooks. A `Replayer` passes None: it only drops recorded values.
 
-    One that has hooks, or that we do not know, stays as it is.
+    A runner that has hooks already, or that is not the SDK's, is returned unchanged.
     """
 
     def new_instance(
@@ -80,7 +85,7 @@ def install_hooks(
         history = RunHistory()
         with sdk_internals.guard(HOOKS):
             details = _add_interceptor(details, history)
-        instance = create(details)  # Not guarded: it may raise what a team's own code does.
+        instance = create(details)  # Not guarded: a user's workflow code may raise here.
         if sdk_internals.is_on(HOOKS):
             with sdk_internals.guard(HOOKS):
                 return _wrap_instance(instance, history, new_hooks, evict)
@@ -90,9 +95,9 @@ def install_hooks(
 
 
 def pass_package_through(runner: WorkflowRunner) -> WorkflowRunner:
-    """Return the runner with our package passed through its sandbox, if it has one.
+    """Return the runner with `everlong` passed through its sandbox, if it has one.
 
-    Our modules are deterministic where workflows import them, and costly to import again for each.
+    The modules that workflows import are deterministic, and importing them for each workflow is slow.
     """
     return sdk_internals.pass_through(runner, "everlong")
 
@@ -100,7 +105,8 @@ def pass_package_through(runner: WorkflowRunner) -> WorkflowRunner:
 def _add_interceptor(
     details: WorkflowInstanceDetails, history: RunHistory
 ) -> WorkflowInstanceDetails:
-    # The outbound half of the first is the innermost: others have seen the arguments by then.
+    # Order matters: the first interceptor's outbound half is the innermost, so all others see the
+    # arguments before they are dropped.
     classes: list[type[WorkflowInboundInterceptor]] = [
         ReplayInterceptor,
         *details.interceptor_classes,
@@ -124,15 +130,60 @@ def _wrap_instance(
     # The sandbox creates an instance with attempt -1 to validate a workflow; it never runs.
     if info.attempt == -1:
         return instance
-    # This is the task that has just decoded the first activation.
+    # This task has just decoded the first activation, so its read counter holds those reads.
     history.reads = READS.get() or history.reads
     hooks = new_hooks(info, history) if new_hooks else ()
     return _HookedInstance(instance, history, hooks, evict)
 
 
+class RunAheadDetector:
+    """Detects a workflow instance that a query has run ahead of its history.
+
+    On SDK 1.33 to 1.35, a query that a cold worker answers while a workflow task is scheduled but not
+    yet started makes Core deliver the events of that task to the workflow. A later job, such as an
+    update, is then applied after those events, but every replay applies it before them. So the history
+    could not be replayed (the SDK's issue 1591 is one case). Such an instance answers its query and must
+    be evicted: another instance then runs the task from the beginning.
+
+    Core sends an instance that runs ahead these activations: a replay up to the last task, the events of
+    the task that has not been started, and then the query.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[int, int, int] | None = None
+        self._is_ahead = False
+
+    def observe(self, activation: WorkflowActivation) -> bool:
+        """Return whether this activation brings events of a task that has not been started.
+
+        The event that starts a task gives the activation its time and history size. Without that
+        event, Core repeats the time and size of the previous task. The time alone is not enough: after
+        the server's clock has stepped back, Core repeats the last time for each task until the clock
+        has caught up. The size grows with each task. A server that does not send the size (0) is too
+        old for updates, and only updates break an instance that runs ahead.
+        """
+        if {job.WhichOneof("variant") for job in activation.jobs} <= _ASIDE:
+            return False
+        length, size_bytes = activation.history_length, activation.history_size_bytes
+        last = self._last
+        self._last = (length, size_bytes, activation.timestamp.ToNanoseconds())
+        if last is None or activation.is_replaying or not size_bytes or self._last[1:] != last[1:]:
+            self._is_ahead = False
+        else:
+            # Further activations of the same events keep the instance ahead.
+            self._is_ahead = self._is_ahead or length > last[0]
+        return self._is_ahead
+
+    def must_evict(self, activation: WorkflowActivation) -> bool:
+        """Return whether this activation is the query that made the instance run ahead."""
+        return self._is_ahead and any(
+            job.query_workflow.query_id == LEGACY_QUERY_ID for job in activation.jobs
+        )
+
+
 @sdk_internals.delegate_rest
 class _HookedInstance(WorkflowInstance):
-    """Delegates to an instance and reports what it did."""
+    """Delegates to an instance, and calls the hooks around each activation."""
 
     def __init__(
         self,
@@ -159,7 +210,7 @@ class _HookedInstance(WorkflowInstance):
         self._notify(lambda hook: hook.before_activation(act))
         ahead = settled = False
         with sdk_internals.guard(HOOKS):
-            # Alone: a count that lacks an activation would differ from that of a replay.
+            # Guarded alone: a count that skips an activation would differ from the count of a replay.
             self._history.consumption.count_jobs(act)
         with sdk_internals.guard(HOOKS):
             if self._history.drain is not None:
@@ -167,7 +218,7 @@ class _HookedInstance(WorkflowInstance):
             ahead = self._run_ahead.observe(act)
             if self._run_ahead.must_evict(act):
                 self._evict(act.run_id)
-            # Asked before this activation adds commands of its own.
+            # Asked before this activation adds its own commands.
             settled = act.is_replaying and self._history.holds_all()
             if not act.is_replaying:
                 self._history.release()
@@ -188,7 +239,7 @@ class _HookedInstance(WorkflowInstance):
         ahead: bool,
         settled: bool,
     ) -> None:
-        """Drop what history holds from a completion, and set the bounds for encoding the rest."""
+        """Drop recorded values from a completion, and set the budget for encoding the rest."""
         if act.is_replaying:
             drop_recorded(completion, self._history)
         self._budget = self._open_budget(act, ahead=ahead, settled=settled)
@@ -204,7 +255,7 @@ class _HookedInstance(WorkflowInstance):
             return self._task_budget.open_for_answers(
                 act.history_length, alone=alone, run_id=act.run_id
             )
-        # The commands of a run that is ahead are not carried out, so they are not stored either.
+        # Core discards the commands of an instance that has run ahead, so they are not stored.
         repeats = act.is_replaying and not self._history.went_beyond
         return self._task_budget.open(
             act.history_length,
@@ -219,12 +270,12 @@ class _HookedInstance(WorkflowInstance):
             try:
                 call(hook)
             except Exception:
-                # What watches a workflow must not fail it.
-                logger.exception("the activation hook failed")
+                # A hook must not fail the workflow.
+                logger.exception("an activation hook failed")
 
     def get_serialization_context(self, command_info: Any, *others: Any, **named: Any) -> Any:
-        # The SDK asks for this in the task that decodes an activation or encodes the completion,
-        # before each payload.
+        # The SDK calls this before each payload, in the task that decodes the activation or encodes the
+        # completion. So the context variables reach the codec.
         READS.set(self._history.reads)
         ends = ends_workflow(command_info, self._fails)
         self._budget.leaving = self._answers_operation and ends
@@ -240,54 +291,3 @@ class _HookedInstance(WorkflowInstance):
 
     def get_info(self) -> workflow.Info:
         return self._instance.get_info()
-
-
-# Detection of a workflow instance that a query has run ahead of its history.
-#
-# On SDK 1.33 to 1.35, a query that a cold worker answers while a workflow task is scheduled but not yet
-# started makes Core hand the events of that task to the workflow. What comes later, an update say,
-# is then applied after them; every replay applies it before them, so the history could not be replayed
-# (the SDK's issue 1591 is a case of it). Such an instance answers its query and has to leave the cache:
-# the task is then carried out by another, from the beginning.
-#
-# Core sends an instance that is ahead these activations: a replay up to the last task, the events of the
-# task that has not been started, and then the query.
-#
-# The id that Core gives to a query that is not part of a workflow task: only such a query runs ahead.
-LEGACY_QUERY_ID: Final = "legacy_query"
-_ASIDE: Final = frozenset({"query_workflow", "remove_from_cache"})
-
-
-class RunAheadDetector:
-    """Watches the activations of one workflow instance."""
-
-    def __init__(self) -> None:
-        self._last: tuple[int, int, int] | None = None
-        self._is_ahead = False
-
-    def observe(self, activation: WorkflowActivation) -> bool:
-        """Whether this activation brings events of a task that has not been started.
-
-        The event that starts a task gives it a time and the size of the history. Events without that
-        one come with the time and the size of the task before. The time alone shows nothing: after the
-        server's clock has stepped back, Core repeats the last time for each task until the clock has
-        caught up. The size grows with each task. A server that does not send it (0) is too old for
-        updates, which are what an instance that is ahead gets wrong.
-        """
-        if {job.WhichOneof("variant") for job in activation.jobs} <= _ASIDE:
-            return False
-        length, size_bytes = activation.history_length, activation.history_size_bytes
-        last = self._last
-        self._last = (length, size_bytes, activation.timestamp.ToNanoseconds())
-        if last is None or activation.is_replaying or not size_bytes or self._last[1:] != last[1:]:
-            self._is_ahead = False
-        else:
-            # One that is ahead stays so in further activations of the same events.
-            self._is_ahead = self._is_ahead or length > last[0]
-        return self._is_ahead
-
-    def must_evict(self, activation: WorkflowActivation) -> bool:
-        """Whether this activation is the query that has run the instance ahead of its history."""
-        return self._is_ahead and any(
-            job.query_workflow.query_id == LEGACY_QUERY_ID for job in activation.jobs
-        )

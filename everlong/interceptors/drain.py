@@ -1,18 +1,18 @@
 """Drain: with `mode="read"`, a run whose history holds refs goes on offloading until it ends.
 
-Without that, a loop that passes its list to every step would write the whole list into its history
-again, and the server would terminate the run or refuse the payload for ever. New runs write plain.
-Large values that stayed inline, compressed, count as refs do (`codecs.codec.is_held`).
+Otherwise a loop that passes its list to every step would write the whole list into its history again,
+and the server would terminate the run or reject the payload on every attempt. New runs write plain
+payloads. Large values that stayed inline, compressed, count as refs (`codecs.codec.is_held`).
 
-The activation hook decides for a run, since the codec gets no run id. A run drains once a ref was seen:
-in an activation, in the history that a replay reads, or in what the worker has written for it. While
-the history of a replayed run has not been read, the codec waits for it. After a bounded time it
-offloads what is large, since plain lists could end the run, and leaves what is small plain, since a
-worker without the plugin may have to read it.
+The activation hook decides for each run, since the codec gets no run id. A run drains once a ref was
+seen: in an activation, in the history that a replay reads, or in a payload that the worker has written
+for it. While the history of a replayed run has not been read, the codec waits for it. After a bounded
+time the codec offloads large values, since plain lists could end the run, and leaves small values plain,
+since a worker without the plugin may have to read them.
 
-An activity cannot see the history. Its input may hold a ref, which the codec notices, and the commands
-of a run that is known to drain carry a header (`DRAIN_HEADER`), by which it offloads its result. A
-child has the same header, for its result only: the child is a new run, which writes plain.
+An activity cannot see the history. The codec notices refs in its input, and the commands of a draining
+run carry a header (`DRAIN_HEADER`) that makes the activity offload its result. A child workflow gets the
+same header for its result only: the child itself is a new run, which writes plain.
 """
 
 import asyncio
@@ -44,17 +44,17 @@ logger = logging.getLogger(__name__)
 _YES: Final = Payload(metadata={"encoding": b"json/plain"}, data=b"true")
 _PAGE_EVENTS: Final = 256
 _POLL_SECONDS: Final = 0.02
-# A prefetch that was refused has not let the activation wait.
+# A scan shorter than this was a refused prefetch, for which the activation did not wait.
 _REFUSED_SECONDS_MAX: Final = 0.1
-# The name under which workflow code, in its sandbox, finds `RunHistory.holds_refs`.
+# Name of the extern function through which sandboxed workflow code calls `RunHistory.holds_refs`.
 HOLDS_REFS: Final = "__everlong_holds_refs"
 
 
 class DrainReader:
-    """Reads histories for the draining runs of one worker that a prefetch has not read.
+    """Reads the histories of one worker's runs that no prefetch has searched for refs.
 
-    With an outer codec no ref can be seen in a history before that layer is removed, which a prefetch
-    does not do. Then the histories of all runs that begin with a replay are read here.
+    An outer codec hides refs, and a prefetch does not remove that layer. With an outer codec, the
+    histories of all runs that begin with a replay are therefore read here.
     """
 
     def __init__(self, client: Client, outer: OuterCodec | None = None) -> None:
@@ -64,11 +64,11 @@ class DrainReader:
         self._slots = asyncio.Semaphore(limits.DRAIN_READS_MAX)
 
     def watch(self, info: workflow.Info, history: RunHistory) -> None:
-        """Decide for a run, by what its activations and its history hold, whether it drains."""
+        """Attach a `RunDrain` to a run's history."""
         history.drain = RunDrain(self, info, history)
 
     async def read(self, info: workflow.Info, drain: "RunDrain") -> None:
-        """Show a run's history to its drain, up to the first ref."""
+        """Pass a run's history to its drain, up to the first ref."""
         handle = self._client.get_workflow_handle(info.workflow_id, run_id=info.run_id)
         async with self._slots:
             async for event in handle.fetch_history_events(page_size=_PAGE_EVENTS):
@@ -80,7 +80,7 @@ class DrainReader:
                     return
 
     async def _hides_ref(self, outer: OuterCodec, workflow_id: str, event: HistoryEvent) -> bool:
-        """Return whether a payload of an event holds a ref inside the outer codec, or may hold one."""
+        """Return whether an event holds a ref under the outer codec, or may hold one."""
         context = WorkflowSerializationContext(
             namespace=self._client.namespace, workflow_id=workflow_id
         )
@@ -89,9 +89,9 @@ class DrainReader:
             for payload in walk_encoded_payloads(event):
                 if any(map(is_held, await codec.unwrap([payload]))):
                     return True
-        except Exception as error:  # noqa: BLE001 - a team's codec may raise anything
+        except Exception as error:  # noqa: BLE001 - a user's codec may raise anything
             logger.warning(
-                "the outer codec does not decode a payload in the history of workflow %s (%s): the run "
+                "the outer codec cannot decode a payload in the history of workflow %s (%s): the run "
                 "goes on offloading, as if it held refs",
                 workflow_id,
                 type(error).__name__,
@@ -101,10 +101,10 @@ class DrainReader:
 
 
 class RunDrain:
-    """Whether one run drains; see `codecs.budget.Drain`.
+    """Decides whether one run drains; implements `codecs.budget.Drain`.
 
-    Events are noted and `decide` is awaited in the worker's event loop; `is_draining` is also asked in
-    the SDK's workflow threads.
+    `note` and `decide` run in the worker's event loop. `is_draining` is also read in the SDK's workflow
+    threads.
     """
 
     def __init__(self, drains: DrainReader, info: workflow.Info, history: RunHistory) -> None:
@@ -119,7 +119,7 @@ class RunDrain:
         self._loop = asyncio.get_running_loop()
 
     def begin(self, *, replaying: bool) -> None:
-        """Take note of an activation. A run that does not begin with a replay has no history yet."""
+        """Observe an activation. A run that does not begin with a replay has no history yet."""
         if self._has_begun:
             return
         self._has_begun = True
@@ -128,11 +128,11 @@ class RunDrain:
         refused = history.has_ended and history.scan_seconds < _REFUSED_SECONDS_MAX
         reads = refused or self._drains.is_hidden
         if replaying and reads and self._is_unknown and not in_event_loop():
-            # As long as a replay waits for a prefetch, so that commands get their header.
+            # Waits as long as a replay waits for a prefetch, so that commands get their header.
             reading = asyncio.run_coroutine_threadsafe(self._read(), self._loop)
             try:
                 reading.result(limits.HISTORY_SECONDS_MAX)
-            except Exception as error:  # noqa: BLE001 - `decide` tries again; the hooks stay on
+            except Exception as error:  # noqa: BLE001 - `decide` retries; the hooks must stay on
                 logger.debug("a history was not read in time: %s", type(error).__name__)
 
     def note(self, event: HistoryEvent) -> None:
@@ -161,7 +161,7 @@ class RunDrain:
     async def decide(self) -> bool:
         """See `Drain`."""
         if self._is_unknown and time.monotonic() >= self._retry_at:
-            # One wait for all payloads of a completion, not one for each.
+            # All payloads of a completion share one wait.
             self._retry_at = time.monotonic() + limits.DRAIN_RETRY_SECONDS
             try:
                 async with asyncio.timeout(limits.DRAIN_SECONDS_MAX):
@@ -177,7 +177,7 @@ class RunDrain:
         return self.is_draining
 
     async def _read(self) -> None:
-        # Set by the prefetch and by an earlier reader, in other tasks and threads.
+        # Both flags are set in other tasks and threads: by the prefetch and by an earlier reader.
         while self._is_unknown and (self._is_reading or not self._history.has_ended):  # noqa: ASYNC110
             await asyncio.sleep(_POLL_SECONDS)
         if self._is_unknown:
@@ -190,14 +190,15 @@ class RunDrain:
 
 
 class DrainInterceptor(worker.Interceptor):
-    """Has an activity offload its result if the workflow's side has asked for it."""
+    """Makes an activity offload its result if its command carries the header."""
 
     def intercept_activity(
         self,
         next: worker.ActivityInboundInterceptor,  # noqa: A002
     ) -> worker.ActivityInboundInterceptor:
         """See `temporalio.worker.Interceptor`."""
-        # Called in the task that encodes the result. Interceptors may run what follows in another.
+        # Called in the task that encodes the result. Other interceptors may run `execute_activity` in
+        # another task, where the context variable would be lost. So the result object is kept here.
         return _ResultInbound(next, ActivityResult.current())
 
 
@@ -215,22 +216,23 @@ class _ResultInbound(worker.ActivityInboundInterceptor):
 
 
 def holds_ref(event: HistoryEvent) -> bool:
-    """Return whether a payload of an event lies in the store, or would be large if it were plain."""
-    # A search in bytes takes microseconds; most events end here. A ref's encoding begins with it too.
+    """Return whether a payload of an event is in the store, or would be large if it were plain."""
+    # Searching the bytes takes microseconds and rules out most events. A ref's encoding has the same
+    # prefix.
     return INLINE_ENCODING in event.SerializeToString() and any(
         map(is_held, walk_encoded_payloads(event))
     )
 
 
 def mark_result(call: Any) -> Any:
-    """Return an outbound call of a draining run, with the header that has its result offloaded."""
+    """Return an outbound call, with the drain header if the run is known to drain."""
     if not workflow.extern_functions()[HOLDS_REFS]():
         return call
     return dataclasses.replace(call, headers={**call.headers, DRAIN_HEADER: _YES})
 
 
 def keep_drain_header(headers: Mapping[str, Payload]) -> dict[str, Payload]:
-    """Return the headers of a run that continues this one: its result goes where this one's would."""
+    """Return the headers of the next run: its result goes to the same history as this run's."""
     mark = workflow.info().headers.get(DRAIN_HEADER)
     return {**headers, DRAIN_HEADER: mark} if mark is not None else dict(headers)
 
@@ -241,17 +243,17 @@ def returns_to_drain(info: workflow.Info) -> bool:
 
 
 def continues_as_new(completion: WorkflowActivationCompletion) -> bool:
-    """Return whether a completion ends the run and begins the next."""
+    """Return whether a completion continues as new."""
     commands = completion.successful.commands
     return any(each.HasField("continue_as_new_workflow_execution") for each in commands)
 
 
 def plain_bytes_max(command_info: Any, *, ends: bool, rolls: bool, has_parent: bool) -> int:
-    """Return up to which size a draining run leaves values plain that another run will hold.
+    """Return the size up to which a draining run leaves a value plain for another run's history.
 
     Arguments of the next run, and the result of a run without a parent, are written once. Children
-    and signals may be many, and stay in this run's history too: for those it is no more than what
-    stays inline anyway. Results of children go into their parent's history, which may drain.
+    and signals may be many, and stay in this run's history too: their bound is the size that stays
+    inline anyway. A child's result goes into its parent's history, which may drain.
     """
     if ends:
         return 0 if has_parent else limits.DRAIN_HANDOVER_BYTES_MAX

@@ -1,7 +1,7 @@
-"""When something was sent: a header from the client's side to the workflow's.
+"""Client interceptors: headers on calls to workflows, and the check of new thread ids.
 
-With it the time from a person's word to the thread's acting on it can be measured, queues, crashes
-and replays included. Only our own updates have it: a header is a part of the history.
+A header is part of the history. So the client adds one only to Everlong's own updates (the time of
+sending) and to workflows that answer a Nexus operation (a mark that keeps their result inline).
 """
 
 import dataclasses
@@ -22,12 +22,18 @@ from everlong.models.thread_ids import check_new_id
 from everlong.telemetry.spans import format_traceparent
 
 SENT_HEADER: Final = "everlong-sent"
+NEXUS_HEADER: Final = "everlong-nexus"
+_YES: Final = Payload(metadata={"encoding": b"json/plain"}, data=b"true")
 _UPDATES: Final = frozenset({SEND_UPDATE, DECIDE_UPDATE})
 _SENT: Final = TypeAdapter(Sent)
 
 
 class SentTimeInterceptor(client.Interceptor, worker.Interceptor):
-    """Puts the header there, and reads it."""
+    """Carries the time of sending from the client to the update handler.
+
+    With it the time from a message or decision to the thread's step can be measured, including queues,
+    crashes and replays.
+    """
 
     def intercept_client(self, next: client.OutboundInterceptor) -> client.OutboundInterceptor:  # noqa: A002
         """See `temporalio.client.Interceptor`."""
@@ -58,8 +64,8 @@ class _SentTimeOutbound(client.OutboundInterceptor):
 
 class _SentTimeInbound(worker.WorkflowInboundInterceptor):
     async def handle_update_handler(self, input: worker.HandleUpdateInput) -> Any:  # noqa: A002
-        # Not reset: each update has a task and a context of its own. A run that is evicted ends its
-        # handlers in another context, where a reset fails.
+        # Not reset: each update has its own task and context. On eviction, handlers end in another
+        # context, where a reset would fail.
         SENT.set(_read_sent_header(input.headers))
         return await super().handle_update_handler(input)
 
@@ -74,7 +80,7 @@ def _add_sent_header(update: Any) -> Any:
 
 
 def _read_sent_header(headers: Mapping[str, Payload]) -> Sent | None:
-    """Return what a header says; nothing for one that is missing or not ours to read."""
+    """Return the content of the header; None if it is missing or has another format."""
     payload = headers.get(SENT_HEADER)
     if payload is None:
         return None
@@ -84,18 +90,13 @@ def _read_sent_header(headers: Mapping[str, Payload]) -> Sent | None:
         return None
 
 
-# Nexus: what a workflow returns to another namespace is not offloaded.
-#
-# Most Nexus payloads have a context that says so. One kind has not: where an operation is answered by a
-# workflow, the server copies that workflow's result, as it is encoded, into the caller's history. Such
-# a workflow is marked by a header when it is started, and the mark follows it over continue-as-new.
-#
-NEXUS_HEADER: Final = "everlong-nexus"
-_YES: Final = Payload(metadata={"encoding": b"json/plain"}, data=b"true")
-
-
 class NexusInterceptor(client.Interceptor):
-    """Marks the workflows that answer a Nexus operation."""
+    """Marks the workflows that answer a Nexus operation, so that their result is not offloaded.
+
+    Most Nexus payloads have a serialization context that identifies them. The result of a workflow that
+    answers an operation has none, and the server copies it, as encoded, into the caller's history, in
+    another namespace. So such a workflow gets a header at its start, which continue-as-new keeps.
+    """
 
     def intercept_client(self, next: client.OutboundInterceptor) -> client.OutboundInterceptor:  # noqa: A002
         """See `temporalio.client.Interceptor`."""
@@ -113,37 +114,36 @@ class _NexusMarkOutbound(client.OutboundInterceptor):
 
 
 def keep_nexus_header(headers: Mapping[str, Payload]) -> dict[str, Payload]:
-    """Return the headers of a run that continues this one, with its mark if it has one."""
+    """Return the headers of the next run, with the Nexus mark if this run has it."""
     mark = workflow.info().headers.get(NEXUS_HEADER)
     return {**headers, NEXUS_HEADER: mark} if mark is not None else dict(headers)
 
 
 def answers_operation(info: workflow.Info) -> bool:
-    """Tell whether a workflow's result goes to the caller of a Nexus operation."""
+    """Return whether a workflow's result goes to the caller of a Nexus operation."""
     return NEXUS_HEADER in info.headers
 
 
 def fails_workflow(completion: WorkflowActivationCompletion) -> bool:
-    """Tell whether a completion holds the workflow's failure."""
+    """Return whether a completion fails the workflow."""
     commands = completion.successful.commands
     return any(command.HasField("fail_workflow_execution") for command in commands)
 
 
 def ends_workflow(command_info: Any, fails: bool) -> bool:
-    """Tell whether a payload is of the workflow's result, or may be of its failure."""
+    """Return whether a payload belongs to the workflow's result, or may belong to its failure."""
     if command_info is None:
         return fails
     command_type = getattr(command_info, "command_type", None)
     return bool(command_type == CommandType.COMMAND_TYPE_COMPLETE_WORKFLOW_EXECUTION)
 
 
-# Checks the ids of new threads that a program starts with Temporal's own client.
-#
-# A client without the plugin, and Temporal's command line, start threads under any id; those are opened
-# and governed all the same.
-#
 class ThreadIdInterceptor(client.Interceptor):
-    """Refuses to start a thread under an id that a new thread may not have."""
+    """Rejects invalid ids of new threads that a program starts with Temporal's client.
+
+    A client without the plugin and Temporal's CLI can start threads under any id. Everlong handles those
+    threads like all others.
+    """
 
     def intercept_client(self, next: client.OutboundInterceptor) -> client.OutboundInterceptor:  # noqa: A002
         """See `temporalio.client.Interceptor`."""

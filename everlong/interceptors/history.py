@@ -1,9 +1,9 @@
-"""What of a workflow's commands its history holds already.
+"""History of a run: which commands it has recorded, and which bytes workflow code has consumed.
 
-Core discards a command that a replay issues again, if history has the event that it led to. If not,
-as when new code goes further than the old did, Core keeps the command and sends it once the replay is
-over. So a value may be dropped only where the event is known to be there. The events are counted as
-the history is read, and each command takes the next one of its kind and id.
+On a replay, Core discards a command if history has its event. If it has not, as when new code issues
+more commands than the old code did, Core sends the command after the replay. So a value may be dropped
+only if its event is known to exist. Events are counted as the history is read, and each command takes
+the next event of its kind and id.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from everlong.interceptors.sdk_internals import (
 )
 from everlong.storage.instrumented import Reads
 
-# The command that an event comes from, and how to tell one from another of the same kind.
+# Event attributes -> the command that led to the event, and the id among commands of that kind.
 _EVENTS: Final[dict[str, tuple[str, Callable[[Any], str]]]] = {
     "activity_task_scheduled_event_attributes": (
         "schedule_activity",
@@ -62,29 +62,31 @@ _EVENTS: Final[dict[str, tuple[str, Callable[[Any], str]]]] = {
         lambda _: "",
     ),
 }
+# Queries are in no history; the arguments of the run start the next run too.
+_NOT_CONSUMED: Final = frozenset({"initialize_workflow", "query_workflow"})
 _COMMANDS: Final = {command for command, _ in _EVENTS.values()}
 
 
 @dataclasses.dataclass
 class PendingTask:
-    """What a history says of the workflow task that is under way, and of those before it."""
+    """State of the current workflow task, as far as the history has been read."""
 
     scheduled_ns: int = 0
-    """When it was first wanted: tasks that failed or timed out since are tries of the same."""
+    """Time of the first attempt. Tasks that failed or timed out are attempts of the same task."""
     attempt: int = 1
     failed: bool = False
-    """Whether a try failed: code or a codec raised."""
+    """Whether an attempt failed: workflow code or a codec raised."""
     was_reset: bool = False
-    """Whether somebody has set the workflow back to this point."""
+    """Whether the workflow was reset to this point."""
     timed_out: bool = False
-    """Whether the worker of a try was gone, or died during it."""
+    """Whether an attempt timed out: its worker had gone, or died during the attempt."""
 
     def advance(self, event: HistoryEvent) -> "PendingTask":
-        """Return what is known after one more event."""
+        """Return the state after the next event."""
         kind = event.WhichOneof("attributes")
         if kind == "workflow_task_scheduled_event_attributes":
             self.scheduled_ns = self.scheduled_ns or event.event_time.ToNanoseconds()
-            # The server begins to count anew after some failures, and leaves others out of history.
+            # The server restarts its count after some failures, and leaves others out of history.
             attempt = event.workflow_task_scheduled_event_attributes.attempt
             self.attempt = max(self.attempt, attempt)
         elif kind == "workflow_task_failed_event_attributes":
@@ -102,38 +104,77 @@ class PendingTask:
         return self
 
 
-class RunHistory:
-    """The events of one run that commands led to, as far as they have been read.
+class Consumption:
+    """Counts the payload bytes that a workflow instance has consumed, and that a replay must read again.
 
-    Filled in the worker's event loop, asked in the SDK's workflow threads. The counters are kept for
-    the replay only: a worker keeps the instance in its cache for as long as it can.
+    The count decides when a workflow continues as new (`everlong.workflows.should_continue_as_new`), so
+    it must be the same in every replay. It counts the decoded bytes of jobs. It leaves out jobs that are
+    in no history (queries, and updates that were not accepted), and the arguments of the run, since the
+    next run would start with them too.
     """
 
     def __init__(self) -> None:
-        # None after `release`. The event loop adds to the counter that it has just looked up, so what
-        # it adds while a workflow thread releases goes into a counter that is not kept.
+        self._bytes = 0
+        self._offered: dict[str, int] = {}
+
+    def consumed_bytes(self) -> int:
+        """Return the bytes up to and including the current activation."""
+        return self._bytes
+
+    def count_jobs(self, activation: WorkflowActivation) -> None:
+        """Count the payloads of an activation's jobs."""
+        self._offered = {}
+        for job in activation.jobs:
+            kind = job.WhichOneof("variant")
+            if kind is None or kind in _NOT_CONSUMED:
+                continue
+            size_bytes = sum(len(each.data) for each in walk_encoded_payloads(getattr(job, kind)))
+            if kind == "do_update":
+                # A rejected update leaves no event: a replay would not count it.
+                self._offered[job.do_update.protocol_instance_id] = size_bytes
+            else:
+                self._bytes += size_bytes
+
+    def count_accepted_updates(self, completion: WorkflowActivationCompletion) -> None:
+        """Count the updates that a completion accepts."""
+        for command in completion.successful.commands:
+            if command.HasField("update_response") and command.update_response.HasField("accepted"):
+                instance_id = command.update_response.protocol_instance_id
+                self._bytes += self._offered.pop(instance_id, 0)
+
+
+class RunHistory:
+    """The history of one run, as far as it has been read, and the reads of its payloads.
+
+    Filled in the worker's event loop, queried in the SDK's workflow threads. The counters of events are
+    kept only during the replay, since the instance stays in the worker's cache.
+    """
+
+    def __init__(self) -> None:
+        # None after `release`. The event loop may add to a counter that a workflow thread has just
+        # released; that counter is not used any more.
         self._events: collections.Counter[tuple[str, str]] | None = collections.Counter()
         self._taken: collections.Counter[tuple[str, str]] = collections.Counter()
         self._unseen: set[tuple[str, str]] = set()
         self._ended = threading.Event()
         self._complete = False
         self.went_beyond = False
-        """Whether a command was issued that history does not have: it will be sent."""
+        """Whether the replay issued a command that history does not have. Core will send it."""
         self.task = PendingTask()
         self.reads = Reads()
-        """What the workflow's own payloads took to read."""
+        """Reads for the workflow's own payloads."""
         self.prefetched = Reads()
-        """What was read ahead of them."""
+        """Reads of the prefetch."""
         self.scan_seconds = 0.0
-        """How long the replay waited until the history had been read here."""
+        """Time in seconds that the replay waited for the history to be read."""
         self.was_evicted = False
-        """Whether this worker had the run before, and dropped it."""
+        """Whether this worker had the run in its cache before, and evicted it."""
         self.last_worker = LastWorker()
         self.is_worker_lost: Future[bool] = Future()
-        """Whether the last worker is gone without having been shut down, once that is known."""
+        """Whether the last worker went away without a shutdown. Set once that is known."""
         self.consumption = Consumption()
         self.drain: Drain | None = None
-        """Where the worker has `mode="read"`: whether the run goes on offloading."""
+        """With `mode="read"`: decides whether the run goes on offloading."""
 
     def add(self, event: HistoryEvent) -> None:
         """Count an event of the history."""
@@ -149,15 +190,15 @@ class RunHistory:
             events[command, id_of(getattr(event, kind))] += 1
 
     def finish(self, *, complete: bool) -> None:
-        """Tell that no more of the history will be read."""
+        """Set that no more of the history will be read."""
         self._complete = complete
         self._ended.set()
 
     @property
     def cause(self) -> str:
-        """Why the run has to be replayed, by its history and this worker's memory.
+        """Cause of the replay, by the history and this worker's evictions.
 
-        Empty if neither tells: then it depends on what became of the last worker.
+        Empty if neither shows it. Then the cause depends on the state of the last worker.
         """
         if self.task.timed_out:
             return "crash"
@@ -170,7 +211,7 @@ class RunHistory:
         return "eviction" if self.was_evicted else ""
 
     def settle_worker(self, *, is_lost: bool) -> None:
-        """Say what became of the last worker. The first answer counts."""
+        """Set whether the last worker is lost. The first call counts."""
         if not self.is_worker_lost.done():
             self.is_worker_lost.set_result(is_lost)
 
@@ -180,7 +221,7 @@ class RunHistory:
         return self._ended.is_set()
 
     def holds_refs(self) -> bool:
-        """Tell whether the run is known to drain: it offloads though its worker writes plain."""
+        """Return whether the run is known to drain: it offloads although its worker writes plain."""
         return self.drain is not None and self.drain.holds_refs
 
     @property
@@ -189,13 +230,13 @@ class RunHistory:
         return self._complete
 
     def wait(self, seconds: float) -> None:
-        """Wait until the history has been read, or the time is over."""
+        """Wait until the history has been read, for at most `seconds`."""
         started = time.monotonic()
         self._ended.wait(seconds)
         self.scan_seconds = time.monotonic() - started
 
     def take(self, command: str, command_id: str = "") -> bool:
-        """Tell whether the next command of this kind and id is known to be in history."""
+        """Return whether the next command of this kind and id is known to be in history."""
         if self._events is None:
             return False
         key = (command, command_id)
@@ -208,9 +249,9 @@ class RunHistory:
         return False
 
     def holds_all(self) -> bool:
-        """Whether history is known by now to hold all commands that were taken.
+        """Return whether history is known to hold all commands taken so far.
 
-        Only the workflow's thread may ask: it is the one that takes.
+        Call it only in the workflow's thread, which is the thread that takes.
         """
         events = self._events
         if events is None:
@@ -219,10 +260,10 @@ class RunHistory:
         return not self._unseen
 
     def release(self) -> None:
-        """Drop the counters: the replay is over.
+        """Drop the counters after the replay.
 
-        If Core should replay to this instance again, no command counts as history. So their values
-        are kept, and Core discards what it does not need.
+        If Core replays to this instance again, no command counts as recorded. Their values are then
+        kept, and Core discards those that it does not need.
         """
         if self._events is not None:
             self._events = None
@@ -230,7 +271,7 @@ class RunHistory:
             self._unseen.clear()
 
     def take_command(self, command: WorkflowCommand) -> bool:
-        """Do the same for a command as it is sent to Core."""
+        """Call `take` for a command of a completion. False for kinds that carry no values."""
         kind = command.WhichOneof("variant") or ""
         if kind not in _COMMANDS:
             return False
@@ -242,51 +283,8 @@ class RunHistory:
         return self.take(kind, command.update_response.protocol_instance_id if is_answer else "")
 
 
-# Consumption: payload bytes that workflow code has been handed, which a replay has to read again.
-#
-# The count decides when a workflow continues as new (`everlong.workflows.should_continue_as_new`), so it
-# is the same in every replay. It counts decoded bytes of the jobs of activations. It leaves out what no
-# history holds, queries and updates that were not accepted; and what the run was started with, since the
-# next run would be started with it too.
-#
-_NOT_CONSUMED: Final = frozenset({"initialize_workflow", "query_workflow"})
-
-
-class Consumption:
-    """Counts the payload bytes of one workflow instance, activation by activation."""
-
-    def __init__(self) -> None:
-        self._bytes = 0
-        self._offered: dict[str, int] = {}
-
-    def consumed_bytes(self) -> int:
-        """Return the bytes up to and including the activation that is being carried out."""
-        return self._bytes
-
-    def count_jobs(self, activation: WorkflowActivation) -> None:
-        """Count what an activation is about to hand over."""
-        self._offered = {}
-        for job in activation.jobs:
-            kind = job.WhichOneof("variant")
-            if kind is None or kind in _NOT_CONSUMED:
-                continue
-            size_bytes = sum(len(each.data) for each in walk_encoded_payloads(getattr(job, kind)))
-            if kind == "do_update":
-                # A rejected update leaves no event: a replay would not count it.
-                self._offered[job.do_update.protocol_instance_id] = size_bytes
-            else:
-                self._bytes += size_bytes
-
-    def count_accepted_updates(self, completion: WorkflowActivationCompletion) -> None:
-        """Count the updates that were accepted."""
-        for command in completion.successful.commands:
-            if command.HasField("update_response") and command.update_response.HasField("accepted"):
-                instance_id = command.update_response.protocol_instance_id
-                self._bytes += self._offered.pop(instance_id, 0)
-
-
 def in_event_loop() -> bool:
-    """Return whether this is the event loop's own thread: so it is in the SDK's debug mode."""
+    """Return whether workflow code runs in the event loop's thread, as in the SDK's debug mode."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

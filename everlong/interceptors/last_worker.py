@@ -1,14 +1,14 @@
-"""The worker that had a run last, and whether it is gone without having been shut down.
+"""The last worker of a run, and the look-up whether it went away without a shutdown.
 
-A worker that is killed leaves no event in the history of a thread at rest. The server sends the next
-query or task to another worker: at once if no worker has polled the sticky queue for 10 s, else after
-the sticky timeout, and of these only the timeout of a task is an event. But a worker that shuts down
-tells the server. The server then drops its sticky queue with the pollers, and lists the worker as shut
-down, if it takes heartbeats of workers. Of a worker that was killed, the pollers are listed for 5
-minutes more, and the worker as running until its heartbeats are forgotten.
+A killed worker leaves no event in the history of an idle thread. The server sends the next query or task
+to another worker: at once if no worker has polled the sticky queue for 10 s, else after the sticky
+timeout. Only the timeout of a task is an event. But a worker that shuts down reports that to the
+server, which then drops its sticky queue with the pollers and, if worker heartbeats are enabled, lists
+the worker as shut down. After a kill, the pollers stay listed for 5 minutes, and the worker is listed as
+running until its heartbeats expire.
 
-Two moves of a run look like a crash and are none, since its last worker goes on polling: a rollout
-with worker versioning, and any task where workers keep no workflows in memory.
+Two moves of a run look like a crash but are not, since the last worker goes on polling: a rollout with
+worker versioning, and any task of workers without a workflow cache.
 """
 
 import asyncio
@@ -29,25 +29,25 @@ logger = logging.getLogger(__name__)
 
 _LOOKUP_TIMEOUT: Final = timedelta(seconds=5)
 _LISTED_MAX: Final = 100
-# Requests at a time, for different workers. At 10 ms each, that is 800 workers a second.
+# Concurrent requests, each for another worker. At 10 ms each, that is 800 workers a second.
 _REQUESTS_MAX: Final = 8
-# In a storm of resumes, the threads of one dead worker share one request.
+# When a worker has died, the resumes of all its threads share one request.
 _KEPT_SECONDS: Final = 10.0
 _KEPT_WORKERS_MAX: Final = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class ThisWorker:
-    """The settings of the worker that resumes runs, as far as they tell why a run moves to it."""
+    """Settings of the resuming worker that may explain why a run moved to it."""
 
     version: tuple[str, str] = ("", "")
-    """The deployment's name and the build id; empty without worker versioning."""
+    """Deployment name and build id; empty without worker versioning."""
     has_cache: bool = True
-    """Whether the worker keeps workflows in memory. Without a cache, it has no sticky queue either."""
+    """Whether the worker caches workflows. Without a cache it has no sticky queue."""
 
     @classmethod
     def from_config(cls, config: WorkerConfig) -> Self:
-        """Return the settings that a worker was made with."""
+        """Return the settings of a worker's configuration."""
         deployment = config.get("deployment_config")
         version = ("", "")
         if deployment is not None and deployment.use_worker_versioning:
@@ -57,20 +57,20 @@ class ThisWorker:
 
 @dataclasses.dataclass
 class LastWorker:
-    """The worker that completed the last workflow task of a history, as far as it has been read."""
+    """The worker that completed the last workflow task in the history read so far."""
 
     identity: str = ""
     completed_ns: int = 0
-    """When it completed that task."""
+    """Time at which the worker completed that task, in Unix nanoseconds."""
     version: tuple[str, str] = ("", "")
-    """Its deployment's name and build id; empty without worker versioning."""
+    """Deployment name and build id of the worker; empty without worker versioning."""
     is_closed: bool = False
-    """Whether the run has ended. Workers drop such runs, so a later query is always a resume."""
+    """Whether the run has ended. Workers evict such runs, so a later query is always a resume."""
     _queue: TaskQueue | None = None
     _queue_owner: str = ""
 
     def add_event(self, kind: str, event: HistoryEvent) -> None:
-        """Take in the next event; `kind` names its attributes."""
+        """Update from the next event; `kind` is the field name of its attributes."""
         if kind == "workflow_task_completed_event_attributes":
             completed = event.workflow_task_completed_event_attributes
             version = completed.deployment_version
@@ -80,14 +80,14 @@ class LastWorker:
         elif kind == "workflow_task_scheduled_event_attributes":
             queue = event.workflow_task_scheduled_event_attributes.task_queue
             if queue.kind == TaskQueueKind.TASK_QUEUE_KIND_STICKY:
-                # It belongs to the worker that completed the task before this one.
+                # The queue belongs to the worker that completed the previous task.
                 self._queue, self._queue_owner = queue, self.identity
         elif kind in _ENDS:
             self.is_closed = True
 
     @property
     def sticky_queue(self) -> TaskQueue | None:
-        """The worker's sticky queue. None if no event names it: it has done one task of the run."""
+        """The worker's sticky queue; None if no event names it, since it has done only one task."""
         return self._queue if self.identity and self._queue_owner == self.identity else None
 
 
@@ -99,7 +99,7 @@ _ENDS: Final = frozenset(
 
 @dataclasses.dataclass
 class _Answer:
-    """The server's answer about one worker. The lock is held while the server is asked."""
+    """The server's answer about one worker. The lock is held during the request."""
 
     asked_at: float = float("-inf")
     is_lost: bool = False
@@ -107,7 +107,7 @@ class _Answer:
 
 
 class WorkerLookup:
-    """Asks the server about last workers, for all resumes of a worker. Used in its event loop."""
+    """Asks the server about last workers, for all resumes of this worker. Used in its event loop."""
 
     def __init__(self, client: Client, this_worker: ThisWorker | None = None) -> None:
         self._client = client
@@ -116,9 +116,9 @@ class WorkerLookup:
         self._requests = asyncio.Semaphore(_REQUESTS_MAX)
 
     async def is_lost(self, worker: LastWorker) -> bool:
-        """Return whether a worker that did not get a run's task has not been shut down either.
+        """Return whether the last worker of a run went away without a shutdown.
 
-        False if the server cannot say, or if the run may have moved here without a crash.
+        False if the server does not know, or if the run may have moved here without a crash.
         """
         queue = worker.sticky_queue
         name = worker.identity if queue is None else queue.name
@@ -136,7 +136,7 @@ class WorkerLookup:
             return answer.is_lost
 
     def _get_answer(self, name: str) -> _Answer:
-        """Return what is known of a worker. The least recently used answers are dropped."""
+        """Return the cached answer about a worker. The least recently used answers are dropped."""
         answer = self._answers.pop(name, _Answer())
         self._answers[name] = answer
         while len(self._answers) > _KEPT_WORKERS_MAX:
@@ -148,8 +148,8 @@ class WorkerLookup:
             if queue is None:
                 return await self._is_listed_as_running(worker)
             return await self._has_pollers(queue)
-        except Exception as error:  # noqa: BLE001 - a server may refuse it; the resume goes on
-            logger.debug("what became of a run's last worker: %s", type(error).__name__)
+        except Exception as error:  # noqa: BLE001 - a server may reject the request; the resume goes on
+            logger.debug("the look-up of a run's last worker failed: %s", type(error).__name__)
             return False
 
     async def _has_pollers(self, queue: TaskQueue) -> bool:
@@ -165,7 +165,7 @@ class WorkerLookup:
 
     async def _is_listed_as_running(self, worker: LastWorker) -> bool:
         if '"' in worker.identity or "\\" in worker.identity:
-            return False  # It cannot be put into a query.
+            return False  # The identity cannot be quoted in a query.
         listed = await self._client.workflow_service.list_workers(
             ListWorkersRequest(
                 namespace=self._client.namespace,
@@ -174,8 +174,8 @@ class WorkerLookup:
             ),
             timeout=_LOOKUP_TIMEOUT,
         )
-        # A process that was started again may have the same identity: the last to start before the
-        # task was completed is the one that had the run.
+        # A restarted process may have the same identity. The run was on the last process that started
+        # before the task was completed.
         beats = [each.worker_heartbeat for each in listed.workers_info]
         earlier = [beat for beat in beats if beat.start_time.ToNanoseconds() <= worker.completed_ns]
         if not earlier:

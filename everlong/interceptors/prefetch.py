@@ -1,9 +1,9 @@
-"""Prefetch on resume: what a replay will consume is fetched at once, not one after another.
+"""Prefetch on resume: fetches the payloads of a replay concurrently.
 
-The SDK decodes the payloads of a replay in turn. At 60 ms a GET, 250 results take longer than a
-workflow task has, so the workflow would never resume. When a replay begins, the refs in its history
-that workflow code consumes (results, signals, updates; not recorded inputs) are fetched into the
-cache, some at a time. It only warms the cache: whatever goes wrong is noticed by the decode itself.
+The SDK decodes the payloads of a replay one after another. At 60 ms a GET, 250 results take longer than
+the timeout of a workflow task, so the workflow would never resume. When a replay begins, the refs in its
+history that workflow code consumes (results, signals, updates; not recorded inputs) are fetched into the
+cache, with bounded concurrency. The prefetch only warms the cache: the decode reports any fault itself.
 """
 
 import asyncio
@@ -27,9 +27,9 @@ from everlong.storage.instrumented import READS
 
 logger = logging.getLogger(__name__)
 
-# The server says so in its log if it is asked for more at a time.
+# The server logs a warning for larger pages.
 _PAGE_EVENTS: Final = 256
-# What a replay hands to workflow code. Inputs of activities and children are not among them.
+# Events whose payloads a replay passes to workflow code. Inputs of activities and children are not.
 _CONSUMED: Final = (
     "workflow_execution_started_event_attributes",
     "activity_task_completed_event_attributes",
@@ -48,23 +48,23 @@ _CONSUMED: Final = (
 
 
 class Warmer(Protocol):
-    """What can fetch the bytes behind a payload ahead of time."""
+    """Fetches the bytes behind a payload into the cache."""
 
     def with_context(self, context: SerializationContext) -> Self:
         """Return a warmer for the payloads of one workflow."""
         ...
 
     def is_wanted(self, payload: Payload) -> bool:
-        """Return whether there may be something to fetch for a payload."""
+        """Return whether a payload may have bytes to fetch."""
         ...
 
     async def warm(self, payload: Payload) -> int | None:
-        """Fetch it; return the bytes that it took, None if there was nothing to fetch."""
+        """Fetch the bytes of a payload; return their number, None if there was nothing to fetch."""
         ...
 
 
 class Prefetcher:
-    """Runs the prefetches of a worker's resumes, in its event loop."""
+    """Runs the prefetches for a worker's resumes, in its event loop."""
 
     def __init__(
         self, client: Client, warmer: Warmer, this_worker: ThisWorker | None = None
@@ -73,11 +73,11 @@ class Prefetcher:
         self._warmer = warmer
         self._workers = WorkerLookup(client, this_worker)
         self._tasks: set[asyncio.Task[None]] = set()
-        # A set of their own: look-ups wait for the server, and must not keep others from prefetching.
+        # Counted apart: look-ups wait for the server and must not take the slots of prefetches.
         self._lookups: set[asyncio.Task[bool]] = set()
 
     def start(self, workflow_id: str, run_id: str, history: RunHistory) -> None:
-        """Begin to read the history of a run, and to fetch what its replay will consume."""
+        """Start reading the history of a run and fetching the payloads that its replay consumes."""
         if len(self._tasks) >= limits.PREFETCHES_MAX:
             history.finish(complete=False)
             history.settle_worker(is_lost=False)
@@ -87,8 +87,8 @@ class Prefetcher:
         task.add_done_callback(self._tasks.discard)
 
     async def stop(self) -> None:
-        """Give up what is under way."""
-        # In this order: a prefetch may start a look-up until it has ended.
+        """Cancel all prefetches and look-ups."""
+        # Order matters: a running prefetch may still start a look-up.
         await _cancel(self._tasks)
         await _cancel(self._lookups)
 
@@ -97,11 +97,11 @@ class Prefetcher:
         try:
             async with asyncio.timeout(limits.PREFETCH_SECONDS_MAX):
                 await self._fetch(workflow_id, run_id, history)
-        except Exception as error:  # noqa: BLE001 - the decode meets the same fault, and reports it
+        except Exception as error:  # noqa: BLE001 - the decode meets the same fault and reports it
             logger.debug("a prefetch ended early: %s", type(error).__name__)
         finally:
             history.finish(complete=history.is_complete)
-            if not history.is_complete:  # Else a look-up has been started.
+            if not history.is_complete:  # Otherwise a look-up has been started.
                 history.settle_worker(is_lost=False)
 
     async def _fetch(self, workflow_id: str, run_id: str, history: RunHistory) -> None:
@@ -124,7 +124,8 @@ class Prefetcher:
                     else:
                         left_bytes -= taken_bytes
                 except Exception as error:  # noqa: BLE001 - an outer codec may raise anything
-                    # Here, or the group would give up the history too, by which replays write nothing.
+                    # Caught here, or the group would also cancel reading the history, without which a
+                    # replay writes.
                     logger.debug("not prefetched: %s", type(error).__name__)
 
         handle = self.client.get_workflow_handle(workflow_id, run_id=run_id)
@@ -138,13 +139,13 @@ class Prefetcher:
             self._start_lookup(history)
 
     def _start_lookup(self, history: RunHistory) -> None:
-        """Begin to find out what became of the run's last worker, if the history does not say."""
+        """Start a look-up of the run's last worker, if the history does not show the cause."""
         if history.cause or len(self._lookups) >= limits.LOOKUPS_MAX:
             history.settle_worker(is_lost=False)
             return
 
         def settle(ended: asyncio.Task[bool]) -> None:
-            # Here and not in the task, which may be cancelled before it has begun.
+            # In a callback, since the task may be cancelled before it begins.
             self._lookups.discard(ended)
             history.settle_worker(is_lost=not ended.cancelled() and ended.result())
 
@@ -156,7 +157,7 @@ class Prefetcher:
         try:
             async with asyncio.timeout(limits.LOOKUP_SECONDS_MAX):
                 return await self._workers.is_lost(history.last_worker)
-        except Exception as error:  # noqa: BLE001 - the cause is not known, and the resume goes on
+        except Exception as error:  # noqa: BLE001 - the cause stays unknown, and the resume goes on
             logger.debug("the look-up of a run's last worker ended early: %s", type(error).__name__)
             return False
 
@@ -185,13 +186,13 @@ class PrefetchHook(ActivationHook):
                 self._prefetcher.start, self._info.workflow_id, self._info.run_id, self._history
             )
             if not in_event_loop():
-                # What is not known to be in history by then is converted again, and not dropped.
+                # Commands that are not known to be in history by then are converted again, not dropped.
                 self._history.wait(limits.HISTORY_SECONDS_MAX)
         self._first = False
 
 
 def walk_consumed_payloads(event: HistoryEvent) -> Iterator[Payload]:
-    """Yield the payloads of an event that a replay decodes."""
+    """Yield the payloads of an event that workflow code consumes in a replay."""
     kind = event.WhichOneof("attributes")
     if kind in _CONSUMED:
         yield from walk_encoded_payloads(getattr(event, kind))

@@ -1,10 +1,11 @@
-"""A replay writes nothing, unless it issues more than the server takes in one completion.
+"""Replay interceptor: drops recorded values, so that a replay writes nothing to the store.
 
-The SDK converts and encodes every command again when it replays, though Core discards those that it
-finds in history. So while replaying, arguments that history is known to hold are dropped before they
-are converted, and other values that it holds are taken out of the completion. What it may not hold
-is kept, for Core may send it; the codec keeps it inline where it fits. Local activities are left
-alone, since Core may run them again; their arguments never leave the worker.
+The SDK converts and encodes every command again on a replay, although Core discards the commands that
+history holds. So arguments that history is known to hold are dropped before conversion, and other
+recorded values are removed from the completion. A value that history may not hold is kept, since Core
+may send it; the codec keeps it inline if it fits, and stores it only if the completion would exceed the
+server's limit. Local activities are left alone: Core may run them again, and their arguments never leave
+the worker.
 """
 
 import dataclasses
@@ -27,20 +28,21 @@ from everlong.interceptors.headers import keep_nexus_header
 from everlong.interceptors.history import RunHistory
 from everlong.interceptors.sdk_internals import WorkflowActivationCompletion
 
-# The name under which workflow code, in its sandbox, finds `RunHistory.take`.
+# Name of the extern function through which sandboxed workflow code calls `RunHistory.take`.
 TAKE: Final = "__everlong_take"
-# Those whose arguments the interceptor drops. Of what is left of them, nothing is dropped later.
+# Commands whose arguments the interceptor drops. `drop_recorded` skips them: `take` may be called only
+# once for each command.
 _INTERCEPTED: Final = {
     "schedule_activity",
     "start_child_workflow_execution",
     "continue_as_new_workflow_execution",
 }
-# A payload that says nothing, and that any codec takes.
+# An empty payload that any codec accepts.
 _NOTHING: Final = Payload(metadata={"encoding": b"binary/null"})
 
 
 class ReplayInterceptor(WorkflowInboundInterceptor):
-    """Puts the outbound half into the chain. The first of the chain has the innermost."""
+    """Adds the outbound half to the chain. It must be the first interceptor, to be the innermost."""
 
     def init(self, outbound: WorkflowOutboundInterceptor) -> None:
         """See `WorkflowInboundInterceptor`."""
@@ -48,11 +50,11 @@ class ReplayInterceptor(WorkflowInboundInterceptor):
 
 
 class _ReplayOutbound(WorkflowOutboundInterceptor):
-    """Drops the arguments that go out. What other interceptors see of them is untouched."""
+    """Drops recorded arguments. Other interceptors are outside of this one and see them all."""
 
     def start_activity(self, input: StartActivityInput) -> workflow.ActivityHandle[Any]:  # noqa: A002
         input = drain.mark_result(input)  # noqa: A001
-        # Asked first: without ids of its own, all activities are left to `drop_recorded`.
+        # Called first: it may switch the feature off, and then `drop_recorded` handles all activities.
         next_id = sdk_internals.next_activity_id()
         if sdk_internals.is_on(sdk_internals.ACTIVITY_IDS):
             input = _drop_args(input, "schedule_activity", input.activity_id or next_id)  # noqa: A001
@@ -78,18 +80,18 @@ class _ReplayOutbound(WorkflowOutboundInterceptor):
         super().continue_as_new(dataclasses.replace(dropped, headers=headers))
 
 
-def _drop_args(call: Any, command: str, command_id: str, **beside: None) -> Any:
+def _drop_args(call: Any, command: str, command_id: str, **dropped: None) -> Any:
     if not workflow.unsafe.is_replaying():
         return call
     is_recorded = workflow.extern_functions()[TAKE](command, command_id)
-    return dataclasses.replace(call, args=[], **beside) if is_recorded else call
+    return dataclasses.replace(call, args=[], **dropped) if is_recorded else call
 
 
 def drop_recorded(completion: WorkflowActivationCompletion, history: RunHistory) -> None:
-    """Take out what history holds and no outbound interceptor sees: results, failures, memos."""
+    """Remove recorded values that no outbound interceptor sees: results, failures, memos."""
     intercepted = _INTERCEPTED
     if not sdk_internals.is_on(sdk_internals.ACTIVITY_IDS):
-        # A command has its id, so its arguments, though converted by now, are not written again.
+        # The command has its id by now, so its converted arguments can still be dropped unwritten.
         intercepted = _INTERCEPTED - {"schedule_activity"}
     for command in completion.successful.commands:
         if command.WhichOneof("variant") in intercepted:

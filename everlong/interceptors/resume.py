@@ -1,19 +1,19 @@
-"""The resume span: one for every time that a worker picks up a thread it has no memory of.
+"""Resume spans, and the spans of continue-as-new.
 
-A resume is an instance whose first activation replays. It ends with the first activation that does
-not (`live`), with a query that it answers (`query`), or because the worker dropped the thread
-before it got there (`evicted`). A first execution and a warm step are not resumes.
+A resume is a workflow instance whose first activation replays. It ends with the first activation that
+does not replay (`live`), with a query that it answers (`query`), or because the worker evicted the run
+before either (`evicted`). A first execution and a step on a warm worker are not resumes.
 
-What caused a resume is kept apart from what it served, which is how it ends: a query may be the first
-to reach a thread after a crash. The causes are those of `RunHistory.cause`; if that is empty, `crash` if
+The cause of a resume is recorded apart from its end, since a query may be the first to reach a thread
+after a crash. The causes are those of `RunHistory.cause`; if that is empty, `crash` if
 the run's last worker was lost (`last_worker`), else `new_worker`.
 
-The parts of a resume are children of its span, one after another, and together they are the span:
-history (from the server's start of the task until the worker has it), scan (the wait until the worker
-has read the history itself), read (payloads from the store), replay (all else up to the activation
-that ends the resume) and command (that activation). The attribute `<part>_seconds` is the length of the
-child. Reads between replayed activations are drawn as one, before the replay. The time in the queue
-comes before the resume, as a span of its own.
+The parts of a resume are child spans, one after another, that add up to the resume: history (from the
+server's start of the task until the worker has it), scan (the wait until the worker has read the history
+itself), read (payloads from the store), replay (all else up to the activation that ends the resume) and
+command (that activation). The attribute `<part>_seconds` is the duration of the child. Reads between
+replayed activations are shown as one span, before the replay. The time in the queue comes before the
+resume, as its own span.
 """
 
 import dataclasses
@@ -47,46 +47,86 @@ from everlong.telemetry.spans import (
     TurnSpan,
 )
 
-# The server's clock may be off from ours. A task that seems to have started longer ago than any
-# task timeout (10 s by default) would make nonsense of the span.
+# The server's clock may differ from ours. A start that is longer ago than any task timeout (10 s by
+# default) is not believed.
 _TASK_AGE_NS_MAX: Final = 60 * 10**9
 
-
 PARTS: Final = ("history", "scan", "read", "replay", "command")
-"""The children of a resume, in order."""
+"""Child spans of a resume, in order."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Times:
-    """When a resume began, and how long its parts took."""
+    """Start of a resume, and the durations of its parts."""
 
     queued_ns: int
-    """Before it began."""
+    """Time in the queue, before the start."""
     started_ns: int
     parts_ns: Sequence[int]
-    """As in `PARTS`. Their sum is the whole."""
+    """Durations in the order of `PARTS`. They add up to the resume."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StartArgument:
+    """The fields of a thread's start argument that spans need."""
+
+    agent: str = ""
+    turn_number: int = 0
+    """Number of the turn that the run continues; 0 if it continues none."""
+    turn_ms: int = 0
+    """Start of that turn, or of its part in the previous run, in Unix milliseconds."""
+    carried_after: str = ""
+    """Id of the run before the previous one."""
+
+
+def parse_start(init: InitializeWorkflow) -> StartArgument:
+    """Parse the start argument of a thread's run. Other workflows and formats give the defaults."""
+    if init.workflow_type != AGENT_WORKFLOW or not init.arguments:
+        return StartArgument()
+    try:
+        start: dict[str, Any] = json.loads(init.arguments[0].data)
+        state: dict[str, Any] = start.get("state") or {}
+        answered = int((state.get("counters") or {}).get("answered", 0))
+        return StartArgument(
+            agent=str(start["agent"]),
+            turn_number=answered + 1 if state.get("in_turn") else 0,
+            turn_ms=int(state.get("turn_ms", 0)),
+            carried_after=str(state.get("carried_after", "")),
+        )
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return StartArgument()  # A user's converter may write another format than JSON.
+
+
+def build_run_attributes(info: workflow.Info, agent: str) -> Attributes:
+    """Return the attributes that identify a run's spans."""
+    found = {
+        THREAD: info.workflow_id,
+        RUN: info.run_id,
+        "everlong.workflow.type": info.workflow_type,
+    }
+    return {**found, AGENT: agent} if agent else found
 
 
 @dataclasses.dataclass(frozen=True)
 class ResumeLog:
-    """What a worker remembers of resumes, for all runs."""
+    """Evictions and last resumes of all runs of a process."""
 
     telemetry: Telemetry
     evicted: RecentRuns[bool] = dataclasses.field(default_factory=RecentRuns)
-    """Runs that this worker had, and dropped."""
+    """Runs that a worker of this process has evicted."""
     last: RecentRuns[ResumeSummary] = dataclasses.field(default_factory=RecentRuns)
-    """The last resume of a run, for the run to publish and to journal."""
+    """Last resume of each run. The next model call takes it, to publish and journal it."""
 
 
 class ResumeHook(ActivationHook):
-    """Watches one workflow instance and emits its resume span, if it is a resume."""
+    """Emits the resume span of one workflow instance, if it resumes."""
 
     def __init__(self, resumes: ResumeLog, info: workflow.Info, history: RunHistory) -> None:
         self._resumes = resumes
         self._info = info
         self._history = history
         history.was_evicted = bool(resumes.evicted.pop(info.run_id))
-        # The first payloads have been read by now.
+        # The payloads of the first activation have been read by now.
         self._arrived_ns = time.time_ns() - int(history.reads.seconds * 1e9)
         self._first_misses = history.reads.misses
         self._activating_ns = 0
@@ -124,7 +164,7 @@ class ResumeHook(ActivationHook):
     def _finish(self, end: str, activation: WorkflowActivation) -> None:
         self._done = True
         if not self._activations_replayed:
-            return  # Nothing was replayed: a first execution.
+            return  # A first execution: nothing was replayed.
         times = self._times(end, activation, time.time_ns())
         attributes = self._attributes(end, activation, times)
 
@@ -136,7 +176,7 @@ class ResumeHook(ActivationHook):
         if self._history.cause or end == "evicted":
             emit(lost.done() and lost.result())
         else:
-            # Mostly it is known by now. If not, the event loop emits the span once it is.
+            # Usually the look-up is done by now. If not, the event loop emits the span afterwards.
             lost.add_done_callback(lambda done: emit(done.result()))
 
     def _emit(self, end: str, cause: str, attributes: Attributes, times: _Times) -> None:
@@ -168,7 +208,7 @@ class ResumeHook(ActivationHook):
         labels = {"cause": cause, "end": end}
         telemetry.meters.record("everlong.resume.duration", seconds, labels, context)
         if end != "evicted":
-            # After a query too: the next step finds the thread in memory and is no resume.
+            # Also after a query: the next step finds the run in the cache and is no resume.
             resumed = ResumeSummary(seconds * 1000, cause, self._events_replayed)
             self._resumes.last.put(self._info.run_id, resumed)
 
@@ -192,9 +232,9 @@ class ResumeHook(ActivationHook):
         )
 
     def _started_ns(self, activation: WorkflowActivation) -> int:
-        """Return when the server started the task, if its clock can be believed.
+        """Return when the server started the task, if its clock is plausible.
 
-        That comes before the worker saw it: the history that has to arrive first is a part of it.
+        That is earlier than the worker's first sight of the task, since the history must arrive first.
         """
         started_ns = activation.timestamp.ToNanoseconds()
         is_sound = 0 < self._arrived_ns - started_ns < _TASK_AGE_NS_MAX
@@ -203,8 +243,8 @@ class ResumeHook(ActivationHook):
     def _attributes(self, end: str, activation: WorkflowActivation, times: _Times) -> Attributes:
         history, reads = self._history, self._history.reads
         task, prefetched = history.task, history.prefetched
-        # What is read ahead is in the cache when the replay asks for it. Neither that, nor what the
-        # first payloads have put there, was in the cache when the resume began.
+        # The replay finds prefetched objects in the cache, and those that the first activation read. Neither
+        # were in the cache when the resume began, so they do not count as hits.
         again = prefetched.hits + prefetched.misses
         hits = prefetched.hits - self._first_misses if again else 0
         return {
@@ -227,54 +267,13 @@ class ResumeHook(ActivationHook):
         }
 
 
-# What a run says of the one before it, when it begins: that it ended, and the turn's part in it.
-#
-# It is told here, since only a run that has begun is sure to have been wanted. A first task that
-# is tried again tells of the same spans.
-#
-@dataclasses.dataclass(frozen=True)
-class StartArgument:
-    """What a thread's run was started with, as far as spans have to know."""
-
-    agent: str = ""
-    turn_number: int = 0
-    """Of the turn that it goes on with; 0 if there is none."""
-    turn_ms: int = 0
-    """When that turn began, or its part in the last run."""
-    carried_after: str = ""
-    """The run before the last."""
-
-
-def parse_start(init: InitializeWorkflow) -> StartArgument:
-    """Read the argument of a thread's run. Of another workflow, or in another form, nothing is known."""
-    if init.workflow_type != AGENT_WORKFLOW or not init.arguments:
-        return StartArgument()
-    try:
-        start: dict[str, Any] = json.loads(init.arguments[0].data)
-        state: dict[str, Any] = start.get("state") or {}
-        answered = int((state.get("counters") or {}).get("answered", 0))
-        return StartArgument(
-            agent=str(start["agent"]),
-            turn_number=answered + 1 if state.get("in_turn") else 0,
-            turn_ms=int(state.get("turn_ms", 0)),
-            carried_after=str(state.get("carried_after", "")),
-        )
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return StartArgument()  # A team's converter writes no JSON.
-
-
-def build_run_attributes(info: workflow.Info, agent: str) -> Attributes:
-    """Return the attributes by which a run's spans are found."""
-    found = {
-        THREAD: info.workflow_id,
-        RUN: info.run_id,
-        "everlong.workflow.type": info.workflow_type,
-    }
-    return {**found, AGENT: agent} if agent else found
-
-
 class ContinueAsNewHook(ActivationHook):
-    """Watches for the first activation of a run that continues another."""
+    """Emits the last spans of the previous run, on the first activation of a run that continues it.
+
+    Those are the continue-as-new span and the part of the turn in that run. The new run emits them,
+    since only its start proves that the previous run was continued. A retried first task emits the same
+    spans again, with the same ids.
+    """
 
     def __init__(self, spans: Spans, info: workflow.Info) -> None:
         self._spans = spans
@@ -286,16 +285,14 @@ class ContinueAsNewHook(ActivationHook):
         if self._first and not activation.is_replaying:
             for job in activation.jobs:
                 if job.HasField("initialize_workflow"):
-                    self._tell(job.initialize_workflow)
+                    self._emit(job.initialize_workflow)
         self._first = False
 
-    def _tell(self, init: InitializeWorkflow) -> None:
+    def _emit(self, init: InitializeWorkflow) -> None:
         last_run = init.continued_from_execution_run_id
         rolled = ContinueAsNewInitiator.CONTINUE_AS_NEW_INITIATOR_WORKFLOW
-        if (
-            not last_run or init.continued_initiator != rolled
-        ):  # Retries and crons are none of ours.
-            return
+        if not last_run or init.continued_initiator != rolled:
+            return  # A first run, a retry or a cron run.
         now_ns = time.time_ns()
         began_ns = min(init.start_time.ToNanoseconds(), now_ns)
         started = parse_start(init)
