@@ -347,9 +347,9 @@ class EverlongPlugin(PackSource, SimplePlugin):
             _LOG.warning("%s. %s", found.warning, INSPECTION_REMEDY)
 
     async def _archive_due(self, client: Client, packs: PackStore) -> ArchivedThreads:
-        """Archive what is due. Archives need packages that a worker may do without."""
+        """Archive the threads that are due. Archives need packages that a worker may lack."""
         try:
-            # Here, since a worker that sweeps nothing need not wait for it.
+            # Imported here, so that a worker that never sweeps does not pay for it.
             from everlong.client.due import archive_before_sweep
 
             return await archive_before_sweep(client, packs, self._resumes.telemetry.spans)
@@ -358,7 +358,7 @@ class EverlongPlugin(PackSource, SimplePlugin):
                 raise
             return ArchivedThreads(
                 failed=(
-                    "threads that a limit has ended to be archived are not archived by this worker: "
+                    "this worker cannot archive threads that a limit has ended with the action archive: "
                     f"it lacks {error.name!r}. Install it with: pip install 'everlong[admin]'",
                 )
             )

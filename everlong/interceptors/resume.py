@@ -243,8 +243,8 @@ class ResumeHook(ActivationHook):
     def _attributes(self, end: str, activation: WorkflowActivation, times: _Times) -> Attributes:
         history, reads = self._history, self._history.reads
         task, prefetched = history.task, history.prefetched
-        # The replay finds prefetched objects in the cache, and those that the first activation read. Neither
-        # were in the cache when the resume began, so they do not count as hits.
+        # The replay finds prefetched objects in the cache, and those that the first activation read.
+        # Neither were in the cache when the resume began, so they do not count as hits.
         again = prefetched.hits + prefetched.misses
         hits = prefetched.hits - self._first_misses if again else 0
         return {
