@@ -1,4 +1,4 @@
-"""All approvals that wait for a person, over all threads, oldest first."""
+"""Pending approvals over all threads, oldest first."""
 
 import asyncio
 import dataclasses
@@ -7,7 +7,7 @@ from typing import Final
 from temporalio.client import Client
 
 from everlong import limits
-from everlong.admin.entries import EntrySummary, summary_of
+from everlong.admin.entries import EntrySummary, summarise_entry
 from everlong.client.lookup import ANSWER_SECONDS_MAX
 from everlong.client.status import arguments_of, journal_of, pending, status
 from everlong.client.visibility import ThreadRow, read_rows
@@ -20,44 +20,44 @@ _QUERY: Final = (
     "EverlongPendingApprovals > 0"
 )
 THREADS_MAX: Final = 100
-"""Threads that are asked. Each is a query of its worker, 8 at a time: some seconds if all are cold."""
+"""Most threads to query. Each is a query of its worker, 8 at a time: seconds if all are cold."""
 _AT_ONCE: Final = 8
 ARGUMENTS_BYTES_MAX: Final = 32 * limits.KIB
-"""Of one call: more than somebody reads before they decide."""
+"""Most bytes of one call's arguments: more than a person reads before deciding."""
 _CONTEXT_ENTRIES: Final = 6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WaitingApproval:
-    """A call that waits for a person, and what came before it."""
+    """A pending approval, with the call's arguments and the entries before it."""
 
     thread_id: str
     agent: str
     approval: Approval
     arguments: str
-    """Whole, up to 32 KiB; their beginning, where `problem` says so."""
+    """The whole arguments, up to 32 KiB; only their beginning if `problem` says so."""
     arguments_bytes: int
     context: tuple[EntrySummary, ...]
-    """The last entries of the thread before somebody was asked."""
+    """Last entries of the thread before the request."""
     problem: str = ""
-    """Why the arguments or the context cannot be shown."""
+    """Why the arguments or the context cannot be shown; empty if they can."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ApprovalPage:
-    """What waits, oldest first."""
+    """Pending approvals, oldest first."""
 
     waiting: tuple[WaitingApproval, ...]
     threads: int
-    """Threads in which something waits, by visibility, which is a second or so behind."""
+    """Threads with pending approvals, by visibility, which lags by a second or so."""
     not_asked: int
-    """Of these, those beyond the first 100."""
+    """Number of threads beyond the first 100, which were not queried."""
     problems: dict[str, str]
-    """Threads that did not answer, and why."""
+    """Threads that did not answer, with the reason."""
 
 
 async def list_approvals(client: Client, packs: PackStore) -> ApprovalPage:
-    """Return all approvals that wait. Threads in which none waits are not asked."""
+    """Return all pending approvals. Only threads that have some are queried."""
     rows: list[ThreadRow] = []
     token = b""
     while len(rows) < 10 * THREADS_MAX:
@@ -74,7 +74,7 @@ async def list_approvals(client: Client, packs: PackStore) -> ApprovalPage:
         async with places:
             try:
                 async with asyncio.timeout(ANSWER_SECONDS_MAX):
-                    return await _of_thread(client, packs, row)
+                    return await _load_thread_approvals(client, packs, row)
             except TimeoutError:
                 problems[row.thread_id] = str(
                     NoWorker(f"thread {row.thread_id!r} did not answer in time")
@@ -98,23 +98,25 @@ async def list_approvals(client: Client, packs: PackStore) -> ApprovalPage:
 async def list_thread_approvals(
     client: Client, packs: PackStore, thread_id: str
 ) -> tuple[WaitingApproval, ...]:
-    """Return the approvals of one thread, with whole arguments and context."""
+    """Return the pending approvals of one thread, with whole arguments and context."""
     return tuple(
         [
-            await _shown(client, packs, thread_id, "", approval)
+            await _load_approval(client, packs, thread_id, "", approval)
             for approval in await pending(client, thread_id)
         ]
     )
 
 
-async def _of_thread(client: Client, packs: PackStore, row: ThreadRow) -> list[WaitingApproval]:
+async def _load_thread_approvals(
+    client: Client, packs: PackStore, row: ThreadRow
+) -> list[WaitingApproval]:
     return [
-        await _shown(client, packs, row.thread_id, row.agent, approval)
+        await _load_approval(client, packs, row.thread_id, row.agent, approval)
         for approval in await pending(client, row.thread_id)
     ]
 
 
-async def _shown(
+async def _load_approval(
     client: Client, packs: PackStore, thread_id: str, agent: str, approval: Approval
 ) -> WaitingApproval:
     arguments, problem = approval.arguments, ""
@@ -124,10 +126,10 @@ async def _shown(
     except EverlongError as error:
         problem = f"Only the beginning of the arguments can be shown: {error}"
     try:
-        context = await _context(client, packs, thread_id, approval)
+        context = await _load_context(client, packs, thread_id, approval)
     except EverlongError as error:
         problem = problem or f"What came before cannot be shown: {error}"
-    # A lone surrogate, which JSON may hold, is shown and not replaced: these are what is decided about.
+    # JSON may hold lone surrogates. They are shown escaped, not replaced: the person decides about them.
     data = arguments.encode(errors="backslashreplace")
     return WaitingApproval(
         thread_id=thread_id,
@@ -140,13 +142,13 @@ async def _shown(
     )
 
 
-async def _context(
+async def _load_context(
     client: Client, packs: PackStore, thread_id: str, approval: Approval
 ) -> tuple[EntrySummary, ...]:
-    """Return what came before the call, up to the reply that asks for it."""
+    """Return the entries before the call, up to the reply that requests it."""
     seq = int(approval.id.partition("-")[0])
     head = (await status(client, thread_id)).head
     entries = await journal_of(client, packs, thread_id).read(
         head, max(1, seq - _CONTEXT_ENTRIES + 1), seq
     )
-    return tuple(map(summary_of, entries))
+    return tuple(map(summarise_entry, entries))

@@ -1,4 +1,4 @@
-"""How things are printed for people."""
+"""Terminal output: consoles, tables, progress."""
 
 import contextlib
 import shutil
@@ -13,26 +13,26 @@ from rich.table import Table
 
 out = Console(highlight=False, emoji=False)
 err = Console(stderr=True, highlight=False, emoji=False)
-# As wide as any table of ours would like to be.
+# Wider than any table.
 _PIPE_CHARS: Final = 1000
 
 
 def plain(text: str) -> str:
-    """Return a text that others wrote, without what could steer a terminal."""
+    """Replace control characters in untrusted text, so that it cannot control the terminal."""
     return "".join(
         c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
     )
 
 
 def print_table(table: Table) -> None:
-    """Print a table: for a person as wide as their terminal is, for a pipe with nothing cut off."""
+    """Print a table, fitted to a terminal; into a pipe, without truncation."""
     wide = Console(file=out.file, width=_PIPE_CHARS, highlight=False, emoji=False)
     (out if out.is_terminal else wide).print(table)
 
 
 @contextlib.contextmanager
 def show_progress(is_silent: bool) -> Iterator[Status]:
-    """Show a line that says what is being done, on a terminal and unless it is to be silent."""
+    """Show a status line on a terminal, unless silent."""
     status = err.status("connecting …")
     if is_silent or not err.is_terminal:
         yield status
@@ -42,7 +42,7 @@ def show_progress(is_silent: bool) -> Iterator[Status]:
 
 
 def command() -> str:
-    """Return how this program is called from here: not every shell has it on its PATH."""
+    """Return the command that runs this program here: it may not be on the PATH."""
     if shutil.which("everlong"):
         return "everlong"
     program = Path(sys.argv[0])

@@ -1,4 +1,4 @@
-"""A journal in pages, and the body of one entry on demand. What it costs depends on the page alone."""
+"""Journal pages, and the body of one entry. The cost depends on the page, not on the journal."""
 
 import dataclasses
 import json
@@ -17,9 +17,9 @@ from everlong.storage.pack_store import PackStore
 from everlong.storage.segments import MESSAGE_KINDS
 
 ENTRIES_MAX: Final = 200
-"""Of one page: seven segments of 32 entries, and their folds."""
+"""Most entries of a page: seven segments of 32, and their folds."""
 SLICE_CHARS_MAX: Final = 64 * limits.KIB
-# What a download gives at once.
+# Size of one part of a download.
 _PART_CHARS: Final = 256 * limits.KIB
 
 Form: TypeAlias = Literal["text", "json"]
@@ -33,29 +33,29 @@ class EntrySummary:
     kind: Kind
     time_ms: int
     size_bytes: int
-    """Of the whole body, as JSON."""
+    """Size of the whole body as JSON."""
     summary: str
-    """What it says, its beginning. Of a body that is stored by itself: the first characters."""
+    """Beginning of its text; for a body stored in a pack of its own, the ref's preview."""
     is_stored: bool
-    """Whether the body lies behind a ref, so that it has to be fetched to be seen whole."""
+    """Whether the body is behind a ref, and must be fetched to be shown whole."""
     tokens: int = 0
     cost_usd: float = 0.0
     by: str = ""
-    """Who decided, paused, configured, ..."""
+    """Person who decided, paused, configured, ..."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EntryPage:
-    """Some entries of a journal, in order."""
+    """Consecutive entries of a journal."""
 
     thread_id: str
     entries: tuple[EntrySummary, ...]
     last_seq: int
-    """Of the newest entry in the journal."""
+    """Seq of the newest entry in the journal."""
     not_journalled: int
-    """Entries that wait for their place in it."""
+    """Entries that are not written to the journal yet."""
     unavailable: str
-    """Why newer entries may be missing: nobody runs the thread."""
+    """Why newer entries may be missing: no worker answers for the thread. Empty otherwise."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,12 +67,12 @@ class BodySlice:
     form: Form
     text: str
     start: int
-    """Of the first character here."""
+    """Offset of the first character."""
     total_chars: int
     next_start: int | None
-    """Where the next part begins; None at the end."""
+    """Offset of the next part; None at the end."""
     calls: tuple[str, ...] = ()
-    """Of a reply: the tools that it calls. The form `json` has their arguments."""
+    """Tools that a reply calls. The form `json` has their arguments."""
 
 
 async def load_entry_page(
@@ -85,7 +85,7 @@ async def load_entry_page(
     limit: int = 50,
     found: Standing | None = None,
 ) -> EntryPage:
-    """Return entries before or after a seq, or the newest ones, each on one line."""
+    """Return entries before or after a seq, or the newest, each summarised on one line."""
     found = found or await standing(client, packs, thread_id)
     limit = max(1, min(limit, ENTRIES_MAX))
     if after is not None:
@@ -97,42 +97,42 @@ async def load_entry_page(
     entries: list[Entry] = []
     if found.head is not None and first <= last:
         entries = await found.journal.read(found.head, first, last)
-    said = await _messages(found, [entry for entry in entries if _is_mute(entry)])
+    said = await _load_messages(found, [entry for entry in entries if _lacks_preview(entry)])
     return EntryPage(
         thread_id=thread_id,
-        entries=tuple(summary_of(entry, said.get(entry.seq)) for entry in entries),
+        entries=tuple(summarise_entry(entry, said.get(entry.seq)) for entry in entries),
         last_seq=found.last_seq,
         not_journalled=found.status.tail_entries if found.status else 0,
         unavailable=found.unavailable,
     )
 
 
-def _is_mute(entry: Entry) -> bool:
-    """Tell whether an entry says nothing of its message: in an archive, or revived from one."""
+def _lacks_preview(entry: Entry) -> bool:
+    """Return whether an entry has no preview of its message: archived and revived entries have none."""
     has_preview = entry.ref is not None and entry.ref.preview != ""
     return entry.kind in MESSAGE_KINDS and entry.body is None and not has_preview
 
 
-async def _messages(found: Standing, entries: list[Entry]) -> dict[int, Message]:
-    """Return the messages of entries, as far as a model is shown them, by their seq."""
+async def _load_messages(found: Standing, entries: list[Entry]) -> dict[int, Message]:
+    """Return the messages of entries by seq, shortened as a model sees them."""
     try:
         messages = await found.journal.messages(entries)
     except StoreError:
         if found.archive is not None:
             raise
-        return {}  # Whoever opens the entry is told.
+        return {}  # Opening the entry reports the error.
     return {entry.seq: each for entry, each in zip(entries, messages, strict=True)}
 
 
-def summary_of(entry: Entry, message: Message | None = None) -> EntrySummary:
-    """Return an entry on one line, from what it holds itself, or from its message."""
+def summarise_entry(entry: Entry, message: Message | None = None) -> EntrySummary:
+    """Summarise an entry on one line, from its message if given, else from its own fields."""
     data = entry.data or {}
     return EntrySummary(
         seq=entry.seq,
         kind=entry.kind,
         time_ms=entry.time_ms,
         size_bytes=entry.size_bytes if entry.original is None else entry.original.size_bytes,
-        summary=one_line(message_text(message) if message else _said(entry)),
+        summary=one_line(message_text(message) if message else _preview_text(entry)),
         is_stored=entry.ref is not None,
         tokens=entry.tokens,
         cost_usd=entry.cost_usd,
@@ -140,7 +140,7 @@ def summary_of(entry: Entry, message: Message | None = None) -> EntrySummary:
     )
 
 
-def _said(entry: Entry) -> str:
+def _preview_text(entry: Entry) -> str:
     if entry.kind not in MESSAGE_KINDS:
         return note_text(entry)
     if entry.body is not None:
@@ -158,8 +158,8 @@ async def load_entry_body(
     length: int = SLICE_CHARS_MAX,
     form: Form = "text",
 ) -> BodySlice:
-    """Return a part of an entry's body: of its text, or of all that is stored, as JSON."""
-    entry, text, calls = await _whole(client, packs, thread_id, seq, form)
+    """Return a part of an entry's body: its text, or everything stored, as JSON."""
+    entry, text, calls = await _load_body(client, packs, thread_id, seq, form)
     start = max(0, min(start, len(text)))
     end = min(len(text), start + max(1, min(length, SLICE_CHARS_MAX)))
     return BodySlice(
@@ -177,8 +177,8 @@ async def load_entry_body(
 async def open_entry_body(
     client: Client, packs: PackStore, thread_id: str, seq: int, form: Form = "text"
 ) -> AsyncIterator[bytes]:
-    """Return the whole body of an entry in parts. An entry that is not there raises at once."""
-    _, text, _ = await _whole(client, packs, thread_id, seq, form)
+    """Return the whole body of an entry in parts. A missing entry raises before the first part."""
+    _, text, _ = await _load_body(client, packs, thread_id, seq, form)
 
     async def parts() -> AsyncIterator[bytes]:
         for start in range(0, len(text), _PART_CHARS):
@@ -187,17 +187,17 @@ async def open_entry_body(
     return parts()
 
 
-async def _whole(
+async def _load_body(
     client: Client, packs: PackStore, thread_id: str, seq: int, form: Form
 ) -> tuple[Entry, str, tuple[str, ...]]:
     found = await standing(client, packs, thread_id)
     entries = await found.journal.read(checked_head(found, seq), seq, seq)
     if not entries:
         raise EntryNotFound(f"the journal of thread {thread_id!r} has no entry {seq}")
-    return await _text_of(found.journal, entries[0], form)
+    return await _render_body(found.journal, entries[0], form)
 
 
-async def _text_of(
+async def _render_body(
     journal: JournalReader, entry: Entry, form: Form
 ) -> tuple[Entry, str, tuple[str, ...]]:
     if entry.kind not in MESSAGE_KINDS:

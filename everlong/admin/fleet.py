@@ -1,4 +1,4 @@
-"""All threads together: what they take up, how they grow, what is wrong. From visibility alone."""
+"""Fleet view: size, growth, status and failure loops of all threads, from visibility alone."""
 
 import asyncio
 import contextlib
@@ -22,58 +22,60 @@ from everlong.storage.pack_store import PackStore
 
 TOP_MAX: Final = 10
 LOOPS: Final = frozenset({"same_failure_max", "no_progress_steps_max", "failed_turns_max"})
-"""Limits that a thread reaches which does the same again and again."""
+"""Limits that stop failure loops: a thread in one of them repeats itself."""
 _LOOPS_MAX: Final = 100
 _STORE_SECONDS_MAX: Final = 5.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FleetView:
-    """All threads of the namespace at one moment."""
+    """All threads of a namespace at one moment."""
 
     threads: int
-    """How many threads all of this is about."""
+    """Number of threads in these figures."""
     open_threads: int
     by_status: dict[str, int]
     stored_bytes: int
-    """By all threads that are known, those that have ended too."""
+    """Stored bytes of all known threads, ended ones included."""
     growth_bytes_per_hour: float
     largest: tuple[ThreadRow, ...]
     growing: tuple[ThreadRow, ...]
-    """Those that grow fastest."""
+    """Fastest growing threads."""
     pending: int
     oldest_asked_ms: int | None
     resume_p50_ms: float | None
-    """Of the last resume of each thread that runs; None if none has said."""
+    """Median over the last resume of each running thread; None without any."""
     resume_p95_ms: float | None
     loops: tuple[ThreadRow, ...]
-    """Threads that a limit on repeated failures has paused or ended."""
+    """Threads that a limit on repeated failures paused or ended."""
     steps: int
     tokens: int
     cost_usd: float
     naive_bytes: int
-    """What the model calls read in all: what passing contexts by value would have sent and kept."""
+    """Bytes that all model calls read: a loop that passes contexts by value would have stored them."""
     saved_bytes: int
-    """That, without what is stored instead."""
+    """`naive_bytes` minus the bytes that are stored instead."""
     read_ms: int
     is_complete: bool
     problem: str
     last_sweep: SweepReport | None = None
-    """Of the newest sweep that came to its end."""
+    """Report of the newest completed sweep."""
     all_threads: int = 0
-    """How many threads there are, as far as that is known."""
+    """Number of threads in the namespace, as far as known."""
 
 
 async def load_fleet(directory: Directory, last_sweep: SweepReport | None = None) -> FleetView:
-    """Return how all threads are, by what was read of them last, and what is known of sweeps."""
+    """Load the fleet view from the directory's last reading."""
     await directory.look()
     if directory.index is not None:
-        found = await _indexed(directory, directory.index)
+        found = await _load_indexed(directory, directory.index)
         all_threads = found.threads
-        with contextlib.suppress(EverlongError):  # `problem` says that the server does not answer.
+        with contextlib.suppress(
+            EverlongError
+        ):  # `problem` already reports the unreachable server.
             all_threads = await directory.count()
     else:
-        found = fleet_of(
+        found = summarise_rows(
             await directory.rows(),
             read_ms=directory.read_ms,
             is_complete=directory.is_complete,
@@ -83,19 +85,19 @@ async def load_fleet(directory: Directory, last_sweep: SweepReport | None = None
     return dataclasses.replace(found, last_sweep=last_sweep, all_threads=all_threads)
 
 
-# What an index adds up changes only when it is read: its figures are another object then.
-_INDEXED: Final[WeakKeyDictionary[ThreadIndex, tuple[IndexFigures, FleetView]]] = (
+# Views by index, computed once for each reading: every reading makes a new figures object.
+_INDEX_VIEWS: Final[WeakKeyDictionary[ThreadIndex, tuple[IndexFigures, FleetView]]] = (
     WeakKeyDictionary()
 )
 
 
-async def _indexed(directory: Directory, index: ThreadIndex) -> FleetView:
-    """Return what an index adds up, as it was read last."""
+async def _load_indexed(directory: Directory, index: ThreadIndex) -> FleetView:
+    """Return the view of an index, from the cache unless the index was read again."""
     figures = directory.figures
-    known = _INDEXED.get(index)
+    known = _INDEX_VIEWS.get(index)
     if known is None or known[0] is not figures:
-        known = (figures, await asyncio.to_thread(_indexed_fleet, directory, index))
-        _INDEXED[index] = known
+        known = (figures, await asyncio.to_thread(_summarise_index, directory, index))
+        _INDEX_VIEWS[index] = known
     return dataclasses.replace(
         known[1],
         read_ms=directory.read_ms,
@@ -104,8 +106,8 @@ async def _indexed(directory: Directory, index: ThreadIndex) -> FleetView:
     )
 
 
-def _indexed_fleet(directory: Directory, index: ThreadIndex) -> FleetView:
-    """Return what an index adds up."""
+def _summarise_index(directory: Directory, index: ThreadIndex) -> FleetView:
+    """Compute the view of an index."""
     sums = directory.figures
     p50_ms, p95_ms = index.resume_quantiles((0.5, 0.95))
     return FleetView(
@@ -132,15 +134,15 @@ def _indexed_fleet(directory: Directory, index: ThreadIndex) -> FleetView:
     )
 
 
-def fleet_of(
+def summarise_rows(
     rows: Sequence[ThreadRow], *, read_ms: int = 0, is_complete: bool = True, problem: str = ""
 ) -> FleetView:
-    """Add up rows."""
+    """Compute the view of rows."""
     living = [row for row in rows if row.is_open]
     cards = [row.card for row in rows if row.card is not None]
     resumes = sorted(row.last_resume_ms for row in living if row.last_resume_ms > 0)
     asked = [row.asked_ms for row in living if row.asked_ms is not None and row.pending]
-    # Of threads whose cards say both, so that the two can be compared.
+    # Both sums are over the same threads, those with a card, so that they can be compared.
     naive_bytes = sum(card.read_bytes for card in cards)
     kept_bytes = sum(card.stored_bytes for card in cards)
     return FleetView(
@@ -169,7 +171,7 @@ def fleet_of(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoreHealth:
-    """Whether the store takes and gives bytes, and how long that takes."""
+    """Result and duration of a store check."""
 
     status: str
     """`ok`, `warning` or `failed`."""
@@ -180,7 +182,7 @@ class StoreHealth:
 
 
 async def check_store_health(packs: PackStore) -> StoreHealth:
-    """Write, read and delete a small object, as `everlong doctor` does."""
+    """Write, read, list and delete a small object, as `everlong doctor` does."""
     began = time.monotonic()
     try:
         async with asyncio.timeout(_STORE_SECONDS_MAX):
@@ -201,7 +203,7 @@ async def check_store_health(packs: PackStore) -> StoreHealth:
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
-    """Return the least of the sorted values that at least that share of them does not exceed."""
+    """Return the smallest sorted value that at least `share` of the values do not exceed."""
     if not values:
         return None
     return values[max(0, math.ceil(share * len(values)) - 1)]

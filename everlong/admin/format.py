@@ -1,4 +1,4 @@
-"""Words for what threads hold: the same on a terminal and on a page."""
+"""Formatting of sizes, counts and journal entries, the same on a terminal and on a page."""
 
 import json
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ _BARS: Final = "▁▂▃▄▅▆▇█"
 
 
 def bytes_text(size_bytes: int) -> str:
-    """Return a size as people read it: `512 B`, `1.2 MiB`."""
+    """Return a size with its unit: `512 B`, `1.2 MiB`."""
     if size_bytes < limits.KIB:
         return f"{size_bytes} B"
     size = float(size_bytes)
@@ -24,12 +24,12 @@ def bytes_text(size_bytes: int) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """Return a number of things: `1 run`, `2,000 runs`."""
+    """Return a count with its noun: `1 run`, `2,000 runs`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def spark_text(values: Sequence[int]) -> str:
-    """Return values as a line of bars; fewer than two show nothing."""
+    """Return values as a sparkline; empty for fewer than two values."""
     if len(values) < 2:
         return ""
     low, high = min(values), max(values)
@@ -38,21 +38,21 @@ def spark_text(values: Sequence[int]) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return the beginning of a text on one line."""
+    """Return the beginning of a text, on one line."""
     flat = " ".join(text[: 4 * _LINE_CHARS_MAX].split())
     cut = len(flat) > _LINE_CHARS_MAX or len(text) > 4 * _LINE_CHARS_MAX
     return f"{flat[: _LINE_CHARS_MAX - 1]}…" if cut else flat
 
 
 def message_text(message: Message) -> str:
-    """Return a message in short: what it says and what it calls."""
+    """Return a short form of a message: its text and its tool calls."""
     calls = [f"-> {call.tool} {call.arguments[:_LINE_CHARS_MAX]}" for call in message.tool_calls]
     name = f"{message.tool}: " if message.tool else ""
     return f"{name}{message.text[: 4 * _LINE_CHARS_MAX]} {' '.join(calls)}"
 
 
 def note_text(entry: Entry) -> str:
-    """Return in words what an entry that is no message holds."""
+    """Return the text of an entry that is not a message."""
     data = entry.data or {}
     match entry.kind:
         case Kind.ASKED:
@@ -76,7 +76,7 @@ def note_text(entry: Entry) -> str:
 
 
 def setting_text(value: object) -> str:
-    """Return the value of a policy's field as `limits` takes it."""
+    """Return the value of a policy field as `everlong limits` takes it."""
     if value is None:
         return "none"
     return value if isinstance(value, str) else json.dumps(value)

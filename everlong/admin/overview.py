@@ -1,7 +1,7 @@
-"""One thread as a whole: how it is, what it takes up by class, its limits, what waits for a person.
+"""Overview of one thread: state, sizes by class, limits as gauges, pending approvals.
 
-Nothing here grows with its journal: what is stored is counted by the thread itself, and only `size`
-looks at the objects.
+The cost does not grow with the journal: the thread itself counts the bytes that it stores, and only
+`client.size` lists objects.
 """
 
 import contextlib
@@ -23,31 +23,31 @@ from everlong.storage.pack_store import PackStore
 
 Unit: TypeAlias = Literal["bytes", "tokens", "usd", "steps", "turns", "events"]
 _DAY_MS: Final = 24 * 3600 * 1000
-# Over less than this, a rate says little.
+# A rate over a shorter time is too noisy to extrapolate.
 _WINDOW_MS_MIN: Final = 10 * 60 * 1000
-# Limits of what only grows. The others come and go, so that no day can be named.
+# Limits on totals that only grow. The other values also fall, so no date can be predicted for them.
 _GROWING: Final = frozenset({"steps_max", "tokens_max", "cost_usd_max", "thread_bytes_max"})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gauge:
-    """How much of one limit is used."""
+    """Use of one limit."""
 
     name: str
-    """The policy's field, as in `steps_max`; `operational_state` is a bound that is not policy."""
+    """Policy field, such as `steps_max`; or `operational_state`, a fixed bound outside the policy."""
     value: float
     bound: float | None
-    """None if the limit was lifted."""
+    """None if the policy sets no limit."""
     unit: Unit
     action: str
-    """What happens at the bound: `pause`, `stop`, `archive`, `compact`, `roll` or `fail`."""
+    """Action at the bound: `pause`, `stop`, `archive`, `compact`, `roll` or `fail`."""
     share: float
-    """Of the bound, 0 to 1; 0 without a bound."""
+    """Used share of the bound, 0 to 1; 0 without a bound."""
     days_left: float | None = None
-    """At the rate so far; None if it does not grow, or nothing can be said yet."""
+    """Days until the bound at the present rate; None without growth or with too short a history."""
 
 
-def gauges(
+def measure_limits(
     status: ThreadStatus,
     run_events: int,
     *,
@@ -55,10 +55,13 @@ def gauges(
     now_ms: int,
     card: ThreadCard | None = None,
 ) -> tuple[Gauge, ...]:
-    """Return the gauges of a thread. `began_ms` is when it began to count."""
+    """Return the gauges of a thread. `began_ms` is the time of its first entry."""
     per_day = _Rates(status, began_ms, now_ms, card)
     return (
-        *(dataclasses.replace(each, days_left=per_day.days_left(each)) for each in _gauges(status)),
+        *(
+            dataclasses.replace(each, days_left=per_day.days_left(each))
+            for each in _policy_gauges(status)
+        ),
         _gauge("operational_state", status.state_bytes, limits.STATE_BYTES_MAX, "bytes", "fail"),
         _gauge(
             "compact_at_bytes",
@@ -71,7 +74,7 @@ def gauges(
     )
 
 
-def _gauges(status: ThreadStatus) -> Iterator[Gauge]:
+def _policy_gauges(status: ThreadStatus) -> Iterator[Gauge]:
     counters, streaks, policy = status.counters, status.streaks, status.policy
     values: tuple[tuple[str, float, Unit], ...] = (
         ("steps_max", counters.steps, "steps"),
@@ -93,17 +96,17 @@ def _gauge(name: str, value: float, bound: float | None, unit: Unit, action: str
 
 
 class _Rates:
-    """How fast a thread uses up its limits: since it began, or of bytes since its trend does."""
+    """Rates at which a thread uses its limits: since its first entry or, for bytes, over its trend."""
 
     def __init__(
         self, status: ThreadStatus, began_ms: int | None, now_ms: int, card: ThreadCard | None
     ) -> None:
         self._age_ms = 0 if began_ms is None else now_ms - began_ms
         self._is_open = status.status not in ("stopped", "archived", "paused")
-        self._bytes_per_ms = _slope(card, status.counters.written_bytes, now_ms)
+        self._bytes_per_ms = _bytes_per_ms(card, status.counters.written_bytes, now_ms)
 
     def days_left(self, gauge: Gauge) -> float | None:
-        """Return in how many days a limit is reached, if it goes on like this."""
+        """Return the days until a limit is reached at the present rate."""
         if gauge.name not in _GROWING or gauge.bound is None or not self._is_open:
             return None
         rate = gauge.value / self._age_ms if self._age_ms >= _WINDOW_MS_MIN else 0.0
@@ -114,7 +117,7 @@ class _Rates:
         return round(max(0.0, gauge.bound - gauge.value) / rate / _DAY_MS, 1)
 
 
-def _slope(card: ThreadCard | None, stored_bytes: int, now_ms: int) -> float | None:
+def _bytes_per_ms(card: ThreadCard | None, stored_bytes: int, now_ms: int) -> float | None:
     """Return bytes per millisecond since the oldest sample of the trend."""
     if card is None or not card.trend:
         return None
@@ -126,43 +129,43 @@ def _slope(card: ThreadCard | None, stored_bytes: int, now_ms: int) -> float | N
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StateSizes:
-    """What a thread takes up, by class."""
+    """Bytes of a thread, by class."""
 
     operational_bytes: int
-    """Carried from run to run."""
+    """Operational state, carried from run to run."""
     context_bytes: int
-    """Of the last model call."""
+    """Context of the last model call."""
     stored_bytes: int
-    """In the store, written by the thread's own steps."""
+    """Bytes that the thread's own steps wrote to the store."""
     history_bytes: int
-    """Of the newest run."""
+    """History of the newest run."""
     history_events: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ThreadOverview:
-    """A thread at one moment."""
+    """One thread at one moment, as its page shows it."""
 
     thread_id: str
     row: ThreadRow
     status: ThreadStatus | None
-    """None if nobody runs the thread."""
+    """None if no worker answers for the thread."""
     sizes: StateSizes
     gauges: tuple[Gauge, ...]
-    """Empty without a status, and of a thread that is gone."""
+    """Empty without a status, and for a thread that only its archive knows."""
     approvals: tuple[Approval, ...]
     last_seq: int
-    """Of the newest entry in its journal; without a status, when the newest run began."""
+    """Seq of the newest journal entry; without a status, as of the start of the newest run."""
     began_ms: int | None
-    """When its first entry was made; of a fork, when it was forked."""
+    """Time of the first entry; for a fork, time of the fork."""
     unavailable: str
-    """Why there is no status; empty if there is one."""
+    """Reason for a missing status; empty if there is a status."""
     archive: str = ""
-    """Its newest archive that can be read, if it has ended and there is one."""
+    """Newest readable archive of an ended thread; empty if there is none."""
     unreadable_archives: tuple[str, ...] = ()
-    """Newer archives that cannot be read, and why."""
+    """Newer archives that cannot be read, each with the reason."""
     is_gone: bool = False
-    """Whether the server has forgotten the thread, so that all of this is read from its archive."""
+    """Whether the server has no history of the thread, so that all fields come from its archive."""
 
 
 async def load_overview(
@@ -172,25 +175,25 @@ async def load_overview(
     *,
     seconds_max: float = ANSWER_SECONDS_MAX,
 ) -> ThreadOverview:
-    """Return a thread as a whole. Without a worker: what visibility and the store know."""
+    """Load the overview of a thread; without a worker, from visibility and the store alone."""
     found = await standing(client, packs, thread_id, seconds_max)
     status = found.status
-    began_ms, problem = await _began(found)
+    began_ms, problem = await _load_began(found)
     waiting: tuple[Approval, ...] = ()
     is_gone = found.archive is not None
     if status is not None and status.pending and not is_gone:
-        with contextlib.suppress(EverlongError):  # The next look shows them.
+        with contextlib.suppress(EverlongError):  # The next refresh shows them.
             waiting = tuple(await pending(client, thread_id))
     shown: tuple[Gauge, ...] = ()
     if status is not None and not is_gone:
-        shown = gauges(
+        shown = measure_limits(
             status,
             found.run_events,
             began_ms=began_ms,
             now_ms=time.time_ns() // 1_000_000,
             card=found.row.card,
         )
-    archive, unreadable = await _archive(client, packs, found)
+    archive, unreadable = await _find_archive(client, packs, found)
     return ThreadOverview(
         thread_id=thread_id,
         row=found.row,
@@ -207,12 +210,12 @@ async def load_overview(
     )
 
 
-async def _archive(
+async def _find_archive(
     client: Client, packs: PackStore, found: Standing
 ) -> tuple[str, tuple[str, ...]]:
-    """Return the newest archive that can be read, and newer ones that cannot.
+    """Return the newest readable archive, and newer archives that cannot be read.
 
-    Of a thread that runs none is looked for, since a page looks every few seconds.
+    Skipped for a running thread: a page refreshes every few seconds, and this lists the store.
     """
     if found.archive is not None:
         return found.archive.archive_id, found.passed_over
@@ -220,14 +223,14 @@ async def _archive(
         return "", ()
     try:
         newest = await manifests.find_newest(packs, thread_key(client.namespace, found.thread_id))
-    except EverlongError:  # The page is there without it.
+    except EverlongError:  # The page works without it.
         return "", ()
     archive_id = "" if newest.manifest is None else newest.manifest.archive_id
     return archive_id, tuple(map(str, newest.passed_over))
 
 
-async def _began(found: Standing) -> tuple[int | None, str]:
-    """Return when the thread's own first entry was made, or why that cannot be read."""
+async def _load_began(found: Standing) -> tuple[int | None, str]:
+    """Return the time of the thread's own first entry, or why it cannot be read."""
     if found.head is None:
         return None, ""
     if found.row.card is not None and found.row.card.since_ms is not None:

@@ -1,4 +1,4 @@
-"""What an action would do, before it is done. Nothing is stored, and no thread is told anything."""
+"""Previews: what an action would do, in words. Computing one writes nothing and signals no thread."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -30,24 +30,24 @@ Action: TypeAlias = Literal[
     "decide",
 ]
 ACTIONS: Final[tuple[str, ...]] = get_args(Action)
-# Of what is stored, by `make bench-archive`; and what a file takes beside its entries.
+# Archive size as a share of the stored bytes (`make bench-archive`), plus a file's fixed cost.
 _ARCHIVE_SHARE: Final = 0.7
 _ARCHIVE_BYTES_MIN: Final = 4096
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Preview:
-    """What an action would do to a thread."""
+    """Effect of an action on a thread."""
 
     action: Action
     sentence: str
-    """In words, for a person."""
+    """The effect, in words for a person."""
     before_bytes: int | None = None
     after_bytes: int | None = None
-    """Of what the action changes: the context, or what is stored."""
+    """Size of the context or the stored bytes, whichever the action changes."""
     is_reversible: bool = True
     confirm: str = ""
-    """What somebody has to type to confirm it; empty if nothing need be confirmed."""
+    """Text to type as confirmation; empty if none is needed."""
     warnings: tuple[str, ...] = ()
 
 
@@ -58,27 +58,27 @@ async def preview_action(
     action: Action,
     arguments: Mapping[str, Any] | None = None,
 ) -> Preview:
-    """Say what an action would do. Arguments are those of the action: `seq`, `changes`, ..."""
+    """Return what an action would do. `arguments` are the action's own: `seq`, `changes`, ..."""
     found = await standing(client, packs, thread_id)
     given = arguments or {}
     if action == "compact":
-        return await _compact(client, packs, found)
+        return await _preview_compact(client, packs, found)
     if action == "fork":
-        return await _fork(client, packs, found, given)
+        return await _preview_fork(client, packs, found, given)
     if action == "limits":
-        return _limits(found, given)
+        return _preview_limits(found, given)
     if action == "archive":
-        return await _archive(client, packs, found, given)
+        return await _preview_archive(client, packs, found, given)
     if action == "revive":
-        return await _revive(client, packs, found, given)
+        return await _preview_revive(client, packs, found, given)
     if action == "decide":
-        return await _decide(client, found, given)
-    return _simple(found, action)
+        return await _preview_decide(client, found, given)
+    return _preview_control(found, action)
 
 
-async def _compact(client: Client, packs: PackStore, found: Standing) -> Preview:
+async def _preview_compact(client: Client, packs: PackStore, found: Standing) -> Preview:
     if found.status is None or found.head is None:
-        return _nothing(found, "compact", "has no context yet")
+        return _no_change(found, "compact", "has no context yet")
     past = await Past.open(client, packs, found.thread_id)
     before_bytes, after_bytes = await past.compacted(found.last_seq)
     if after_bytes >= before_bytes:
@@ -91,7 +91,7 @@ async def _compact(client: Client, packs: PackStore, found: Standing) -> Preview
             sentence=sentence,
             before_bytes=before_bytes,
             after_bytes=before_bytes,
-            warnings=_ended(found),
+            warnings=_ended_warnings(found),
         )
     sentence = (
         f"At its next safe point the thread shortens what its model reads from "
@@ -103,15 +103,15 @@ async def _compact(client: Client, packs: PackStore, found: Standing) -> Preview
         sentence=sentence,
         before_bytes=before_bytes,
         after_bytes=after_bytes,
-        is_reversible=False,  # And not confirmed: nothing is lost.
-        warnings=_ended(found),
+        is_reversible=False,  # Yet no confirmation: nothing is lost.
+        warnings=_ended_warnings(found),
     )
 
 
-async def _fork(
+async def _preview_fork(
     client: Client, packs: PackStore, found: Standing, given: Mapping[str, Any]
 ) -> Preview:
-    seq = _seq(given, found.last_seq)
+    seq = _parse_seq(given, found.last_seq)
     past = await Past.open(client, packs, found.thread_id)
     scene = await past.scene(seq)
     sentence = (
@@ -128,7 +128,7 @@ async def _fork(
     )
 
 
-def _limits(found: Standing, given: Mapping[str, Any]) -> Preview:
+def _preview_limits(found: Standing, given: Mapping[str, Any]) -> Preview:
     changes = given.get("changes") or {}
     if found.status is None:
         raise NoWorker(found.unavailable)
@@ -143,7 +143,7 @@ def _limits(found: Standing, given: Mapping[str, Any]) -> Preview:
         if getattr(policy, name) != getattr(changed, name)
     ]
     hit = limit_hit(changed, usage_of(found.status))
-    warnings = list(_ended(found))
+    warnings = list(_ended_warnings(found))
     if hit is not None:
         warnings.append(f"{hit.reason} would be reached at once: the thread would {hit.action}.")
     sentence = f"Changes {', '.join(words)}." if words else "Nothing would change."
@@ -151,13 +151,13 @@ def _limits(found: Standing, given: Mapping[str, Any]) -> Preview:
         action="limits",
         sentence=sentence,
         is_reversible=hit is None or hit.action == "pause",
-        confirm=_word(found, "limits") if hit is not None and hit.action != "pause" else "",
+        confirm=_confirmation(found, "limits") if hit is not None and hit.action != "pause" else "",
         warnings=tuple(warnings),
     )
 
 
 def usage_of(status: ThreadStatus) -> Usage:
-    """Return what a thread has used of its limits, as far as its status says."""
+    """Return how much of its limits a thread has used, by its status."""
     counters, streaks = status.counters, status.streaks
     return Usage(
         steps=counters.steps,
@@ -171,7 +171,7 @@ def usage_of(status: ThreadStatus) -> Usage:
     )
 
 
-async def _archive(
+async def _preview_archive(
     client: Client, packs: PackStore, found: Standing, given: Mapping[str, Any]
 ) -> Preview:
     then = given.get("then", "keep")
@@ -179,28 +179,28 @@ async def _archive(
         raise ControlRefused(f"after an archive comes one of {', '.join(get_args(Then))}")
     if found.archive is not None:
         sentence = (
-            f"Temporal has forgotten the thread, and archive {found.archive.archive_id} has it: that is "
-            "read back once more, and nothing is written."
+            f"Temporal has deleted the thread's histories, and archive {found.archive.archive_id} has "
+            "it: that archive is verified again, and nothing is written."
         )
         return Preview(action="archive", sentence=sentence)
     plan = await plan_archive(client, packs, found.thread_id, then)
     before_bytes = plan.size.blob_bytes if plan.size else found.row.stored_bytes
-    file_bytes = await _archive_bytes(client, packs, found)
+    file_bytes = await _estimate_archive_bytes(client, packs, found)
     frees = then == "free" and not plan.refused
     written_bytes = 0 if plan.existing else file_bytes
     is_final = plan.ends or frees
     return Preview(
         action="archive",
-        sentence=_archive_sentence(plan, file_bytes),
+        sentence=_describe_archive(plan, file_bytes),
         before_bytes=before_bytes,
         after_bytes=file_bytes if frees else before_bytes + written_bytes,
         is_reversible=not is_final,
-        confirm=_word(found, "archive") if is_final else "",
+        confirm=_confirmation(found, "archive") if is_final else "",
         warnings=_archive_warnings(found, plan),
     )
 
 
-def _archive_sentence(plan: ArchivePlan, file_bytes: int) -> str:
+def _describe_archive(plan: ArchivePlan, file_bytes: int) -> str:
     sentence = (
         f"Writes the whole journal ({plan.entries:,} entries) as one Parquet file of about "
         f"{bytes_text(file_bytes)}, and reads it back to verify it."
@@ -213,18 +213,18 @@ def _archive_sentence(plan: ArchivePlan, file_bytes: int) -> str:
     if plan.ends:
         sentence += " Before that the thread ends, as archived."
     if plan.refused:
-        sentence += " To delete its histories is refused."
+        sentence += " Its histories cannot be deleted."
     elif plan.then == "free":
         runs = counted(plan.runs_deleted, "run")
         sentence += (
             f" Then its histories are deleted ({runs}), and the next sweeps free its packs after their "
-            "time of grace."
+            "grace period."
         )
     return sentence
 
 
 def _archive_warnings(found: Standing, plan: ArchivePlan) -> tuple[str, ...]:
-    warnings = list(_at_work(found)) if plan.ends else []
+    warnings = list(_unfinished_warnings(found)) if plan.ends else []
     if plan.refused:
         warnings.append(f"{plan.refused[:1].upper()}{plan.refused[1:]}")
     elif plan.left_out:
@@ -234,15 +234,15 @@ def _archive_warnings(found: Standing, plan: ArchivePlan) -> tuple[str, ...]:
     return tuple(warnings)
 
 
-async def _archive_bytes(client: Client, packs: PackStore, found: Standing) -> int:
-    """Return about how large an archive would be: as the last one was, or as they mostly are."""
+async def _estimate_archive_bytes(client: Client, packs: PackStore, found: Standing) -> int:
+    """Estimate the size of an archive, from the last archive or from the measured share."""
     last = await manifests.load_newest(packs, thread_key(client.namespace, found.thread_id))
     if last is not None and last.entries:
         return last.size_bytes * found.last_seq // last.entries
     return _ARCHIVE_BYTES_MIN + int(_ARCHIVE_SHARE * found.row.stored_bytes)
 
 
-async def _revive(
+async def _preview_revive(
     client: Client, packs: PackStore, found: Standing, given: Mapping[str, Any]
 ) -> Preview:
     archive_id = given.get("archive_id") or None
@@ -250,7 +250,7 @@ async def _revive(
     if archive is None:
         raise ArchiveNotFound(f"thread {found.thread_id!r} has no archive")
     manifest, past = archive.manifest, Past.archived(archive)
-    seq = _seq(given, manifest.entries)
+    seq = _parse_seq(given, manifest.entries)
     scene = await past.scene(seq)
     sentence = (
         f"A new thread begins as archive {manifest.archive_id} has it, up to entry {seq:,}: its model "
@@ -261,7 +261,7 @@ async def _revive(
         action="revive",
         sentence=sentence,
         before_bytes=manifest.size_bytes,
-        # The same again, about, in packs, for as much of it as is revived.
+        # The revived part takes about the same space again, in packs.
         after_bytes=manifest.size_bytes + manifest.size_bytes * seq // max(1, manifest.entries),
         warnings=(
             *(("The thread itself still runs.",) if found.row.is_open else ()),
@@ -270,34 +270,40 @@ async def _revive(
     )
 
 
-def _seq(given: Mapping[str, Any], default: int) -> int:
+def _parse_seq(given: Mapping[str, Any], default: int) -> int:
     seq = given.get("seq") or default
     if isinstance(seq, bool) or not isinstance(seq, int):
         raise ControlRefused("an entry is named by its number")
     return seq
 
 
-async def _decide(client: Client, found: Standing, given: Mapping[str, Any]) -> Preview:
+async def _preview_decide(client: Client, found: Standing, given: Mapping[str, Any]) -> Preview:
     approval_id = given.get("approval_id")
     if not approval_id:
-        raise DecisionRefused("say which approval, by its id")
+        raise DecisionRefused("name the approval by its id")
     if not found.row.is_open:
-        raise DecisionRefused(f"thread {found.thread_id!r} has ended: it waits for no decision")
-    # Without a worker nobody knows what waits.
+        raise DecisionRefused(f"thread {found.thread_id!r} has ended and takes no decision")
+    # Only a worker knows which approvals are pending.
     if found.status is not None:
         ids = [each.id for each in await pending(client, found.thread_id)]
         if approval_id not in ids:
             raise DecisionRefused(
-                f"there is no approval {approval_id!r}; those that wait are {ids}"
+                f"there is no approval {approval_id!r}; pending approvals are {ids}"
             )
-    does = "runs" if given.get("approve") else "does not run; the model is told so, and why"
-    sentence = f"The call {approval_id} {does}. A decision cannot be taken back."
-    return Preview(action="decide", sentence=sentence, is_reversible=False, warnings=_ended(found))
+    does = (
+        "runs"
+        if given.get("approve")
+        else "does not run; the model sees the refusal and its reason"
+    )
+    sentence = f"The call {approval_id} {does}. A decision is final."
+    return Preview(
+        action="decide", sentence=sentence, is_reversible=False, warnings=_ended_warnings(found)
+    )
 
 
-def _simple(found: Standing, action: Action) -> Preview:
+def _preview_control(found: Standing, action: Action) -> Preview:
     status = found.status
-    warnings = _ended(found)
+    warnings = _ended_warnings(found)
     if action == "pause":
         sentence = (
             "The thread takes no more steps. What is under way ends; messages are still queued."
@@ -311,7 +317,8 @@ def _simple(found: Standing, action: Action) -> Preview:
         elif status is not None and (hit := limit_hit(status.policy, usage_of(status))):
             warnings = (
                 *warnings,
-                f"{hit.reason} is still reached: it would {hit.action} again. Raise the limit first.",
+                f"{hit.reason} is still reached: the thread would {hit.action} again. "
+                "Raise the limit first.",
             )
     else:
         sentence = "The thread ends at its next safe point. Its journal stays, and can be forked."
@@ -319,19 +326,19 @@ def _simple(found: Standing, action: Action) -> Preview:
             action="stop",
             sentence=sentence,
             is_reversible=False,
-            confirm=_word(found, "stop"),
-            warnings=warnings + _at_work(found),
+            confirm=_confirmation(found, "stop"),
+            warnings=warnings + _unfinished_warnings(found),
         )
     return Preview(action=action, sentence=sentence, warnings=warnings)
 
 
-def _word(found: Standing, action: Action) -> str:
-    """Return what a person types to confirm an action: the thread's id, if it can be typed."""
+def _confirmation(found: Standing, action: Action) -> str:
+    """Return the text that confirms an action: the thread's id if it can be typed, else the action."""
     thread_id = found.thread_id
     return thread_id if show_id(thread_id) == thread_id else action
 
 
-def _nothing(found: Standing, action: Action, why: str) -> Preview:
+def _no_change(found: Standing, action: Action, why: str) -> Preview:
     return Preview(
         action=action,
         sentence=f"The thread {why}. Nothing would change.",
@@ -339,33 +346,35 @@ def _nothing(found: Standing, action: Action, why: str) -> Preview:
     )
 
 
-def _ended(found: Standing) -> tuple[str, ...]:
+def _ended_warnings(found: Standing) -> tuple[str, ...]:
     if not found.row.is_open:
-        return ("The thread has ended: it takes nothing more.",)
+        return ("The thread has ended and accepts no more changes.",)
     return (found.unavailable,) if found.unavailable else ()
 
 
-def _at_work(found: Standing) -> tuple[str, ...]:
+def _unfinished_warnings(found: Standing) -> tuple[str, ...]:
     status = found.status
     if status is None:
         return ()
     warnings = []
     if status.waiting_messages:
-        warnings.append(f"{status.waiting_messages} messages wait, and would not be answered.")
+        warnings.append(
+            f"{status.waiting_messages} messages are waiting and would not be answered."
+        )
     if status.pending:
-        warnings.append(f"{status.pending} approvals wait, and would never be decided.")
+        warnings.append(f"{status.pending} approvals are pending and would never be decided.")
     if status.children:
-        warnings.append(f"{len(status.children)} sub-agents are at work for it.")
+        warnings.append(f"{len(status.children)} sub-agents are working for it.")
     return tuple(warnings)
 
 
 def plan_lines(plan: ArchivePlan) -> list[str]:
-    """Return in words what an archive would do."""
+    """Return the lines that `everlong archive --dry-run` prints."""
     if plan.size is None:
-        return ["the server has no history of the thread; its newest archive is read back"]
+        return ["the server has no history of the thread; its newest archive is verified"]
     entries = f"{plan.entries:,} entries of thread {show_id(plan.thread_id)} ({plan.status})"
     if plan.existing:
-        lines = [f"archive {plan.existing} has the {entries}, and is read back"]
+        lines = [f"archive {plan.existing} has the {entries}, and is verified"]
     else:
         lines = [f"{entries} are archived"]
     if plan.ends:
@@ -376,7 +385,7 @@ def plan_lines(plan: ArchivePlan) -> list[str]:
         lines.append(f"then deleting its histories is refused: {plan.refused}")
     elif plan.then == "free":
         lines.append(
-            f"then {counted(plan.runs_deleted, 'run')} are deleted, for good, and a sweep may free "
+            f"then {counted(plan.runs_deleted, 'run')} are deleted permanently, and a sweep may free "
             f"{plan.size.blobs:,} objects of {bytes_text(plan.size.blob_bytes)}"
         )
     return [*lines, "nothing was done"]

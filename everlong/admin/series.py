@@ -1,7 +1,7 @@
-"""How a thread's size has grown, and what its resumes took, from samples of its journal.
+"""Time series of one thread: stored bytes, context and resume times, sampled from its journal.
 
-Every reply says how large the thread was, so a few of them are enough: what is read has a bound, however
-long the journal is.
+Every reply entry records the thread's sizes, so a few samples suffice: the number of entries read is
+bounded, however long the journal is.
 """
 
 import dataclasses
@@ -16,81 +16,82 @@ from everlong.models import Entry, seq_after
 from everlong.storage.pack_store import PackStore, gathered
 
 POINTS_MAX: Final = 120
-# Read around each sample. A step with one tool has two entries, so this holds a reply nearly always.
+# Entries read for each sample. A step with one tool has two entries, so a window nearly always holds
+# a reply.
 _WINDOW_ENTRIES: Final = 8
-# The newest entries are read all: for what happened lately, and for resumes.
+# The newest entries are all read: for recent detail, and for resumes.
 _RECENT_ENTRIES: Final = 400
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Point:
-    """A thread at one of its model calls."""
+    """Sizes of a thread at one model call."""
 
     seq: int
     time_ms: int
     step: int
     """Model calls before this one."""
     stored_bytes: int
-    """Stored by the thread before it."""
+    """Bytes that the thread had stored before this call."""
     context_bytes: int
     tokens: int = 0
     cost_usd: float = 0.0
     resume_ms: float = 0.0
-    """What the resume right before it took; 0 if there was none."""
+    """Duration of the resume right before this call; 0 without one."""
     resume_cause: str = ""
     resume_events: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Series:
-    """How a thread has grown."""
+    """Growth of a thread."""
 
     points: tuple[Point, ...]
     """Oldest first."""
     resumes: tuple[Point, ...]
-    """Those of the newest entries that came after a resume, oldest first."""
+    """Points among the newest entries that follow a resume, oldest first."""
     entries: int
-    """How many the journal holds."""
+    """Number of entries in the journal."""
     is_sampled: bool
-    """Whether there are more points than these."""
+    """Whether points were left out."""
 
 
 async def load_series(
     client: Client, packs: PackStore, thread_id: str, *, points_max: int = POINTS_MAX
 ) -> Series:
-    """Return how a thread has grown: at most about `points_max` points, evenly spread over its life."""
+    """Load the growth of a thread: about `points_max` points at most, evenly spread over its life."""
     found = await standing(client, packs, thread_id)
     journal, head = found.journal, found.head
     if head is None:
         return Series(points=(), resumes=(), entries=0, is_sampled=False)
     last_seq = seq_after(head) - 1
     recent_seq = max(1, last_seq - _RECENT_ENTRIES + 1)
-    # First, alone: the samples then find the folds that it has read in the cache.
-    recent = points_of(await journal.read(head, recent_seq, last_seq))
+    # Before the samples, not with them: it fills the cache with the folds that they need.
+    recent = extract_points(await journal.read(head, recent_seq, last_seq))
     windows = await gathered(
         [
             partial(journal.read, head, seq, min(seq + _WINDOW_ENTRIES, recent_seq) - 1)
-            for seq in sample_seqs(recent_seq - 1, points_max // 2)
+            for seq in choose_samples(recent_seq - 1, points_max // 2)
         ]
     )
-    older = [point for window in windows for point in points_of(window)[:1]]
-    newer = thinned(recent, max(1, points_max - len(older)))
+    older = [point for window in windows for point in extract_points(window)[:1]]
+    newer = thin_points(recent, max(1, points_max - len(older)))
     return Series(
-        points=own([*older, *newer]),
-        resumes=tuple(point for point in own(recent) if point.resume_ms),
+        points=drop_parent_points([*older, *newer]),
+        resumes=tuple(point for point in drop_parent_points(recent) if point.resume_ms),
         entries=last_seq,
         is_sampled=recent_seq > 1 or len(newer) < len(recent),
     )
 
 
-def sample_seqs(last_seq: int, count: int) -> list[int]:
-    """Return where to look in the entries 1 to `last_seq`: at most `count` places, evenly spread."""
+def choose_samples(last_seq: int, count: int) -> list[int]:
+    """Return at most `count` seqs to sample, evenly spread over 1 to `last_seq`."""
     step = max(_WINDOW_ENTRIES, -(-last_seq // max(1, count)))
     return list(range(1, last_seq + 1, step))
 
 
-def points_of(entries: Iterable[Entry]) -> list[Point]:
-    """Return a point for each reply."""
+def extract_points(entries: Iterable[Entry]) -> list[Point]:
+    """Return one point for each reply."""
     return [
         Point(
             seq=entry.seq,
@@ -109,17 +110,17 @@ def points_of(entries: Iterable[Entry]) -> list[Point]:
     ]
 
 
-def own(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Return the points of the thread itself. Of a fork, those before it are the other thread's.
+def drop_parent_points(points: Sequence[Point]) -> tuple[Point, ...]:
+    """Drop a fork's points that belong to the thread it was forked from.
 
-    Steps only grow within a thread, and are counted anew in a fork.
+    Step numbers only grow within a thread, and a fork counts from 0 again.
     """
     begins = [at for at in range(1, len(points)) if points[at].step <= points[at - 1].step]
     return tuple(points[begins[-1] :] if begins else points)
 
 
-def thinned(points: Sequence[Point], count: int) -> list[Point]:
-    """Return at most `count` of the points, evenly spread, the newest always among them."""
+def thin_points(points: Sequence[Point], count: int) -> list[Point]:
+    """Return at most `count` points, evenly spread, the newest always included."""
     if len(points) <= count:
         return list(points)
     step = len(points) / count

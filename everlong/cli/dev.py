@@ -215,7 +215,7 @@ def serve(
     # Here, since a worker need not wait for a web server's imports.
     import uvicorn
 
-    from everlong.admin.fleet_metrics import measuring
+    from everlong.admin.fleet_metrics import refresh_metrics
     from everlong.admin.web import AppContext, check_exposure, create_admin_app, open_access
     from everlong.admin.web.server import HEAD_BYTES_MAX, BoundedProtocol, return_large_blocks
 
@@ -245,7 +245,7 @@ def serve(
 
     @contextlib.asynccontextmanager
     async def telling() -> AsyncIterator[None]:
-        gauges = measuring(connect_server, providers.meters)
+        gauges = refresh_metrics(connect_server, providers.meters)
         try:
             async with gauges if providers.has_metrics else contextlib.nullcontext():
                 yield

@@ -1,6 +1,7 @@
-"""Archives of threads: written, read back, listed; what follows comes after that, never before.
+"""Archives of threads: write, plan, list and export them, and free an archived thread.
 
-Any of it can be done again after a crash. An archive of the same journal is not written twice.
+The order is the invariant: an archive is verified before its thread's histories are deleted. Every step
+can be repeated after a crash, and the same journal is not archived twice.
 """
 
 import asyncio
@@ -49,33 +50,33 @@ from everlong.telemetry.spans import AGENT, ARCHIVE, THREAD
 T = TypeVar("T")
 
 Then: TypeAlias = Literal["keep", "close", "free"]
-"""What becomes of the thread: it goes on; it ends; it ends, and its histories are deleted, so that a
-sweep frees its packs."""
+"""The thread after its archive: it continues (`keep`); it ends (`close`); or it ends and its histories
+are deleted, so that a sweep frees its packs (`free`)."""
 
-# A step that is under way may take 600 s; nobody at a terminal waits for longer than some of it.
+# A running step may take 600 s; a person at a terminal does not wait that long.
 CLOSE_SECONDS_MAX: Final = 300.0
 _RESET_PAUSE_SECONDS: Final = 0.1
-# A thread that ends in one of these ways has journalled all that it had.
+# A thread that ends in one of these ways has journalled all its entries.
 _ENDED_WHOLE: Final = frozenset({"stopped", "archived", "canceled"})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ArchiveResult:
-    """What came of archiving a thread."""
+    """Result of archiving a thread."""
 
     manifest: Manifest
     then: Then
     is_new: bool
-    """False if there was an archive of the same journal already, which was read back again."""
+    """False if an archive of the same journal existed, and was verified again."""
     is_closed: bool
     """Whether the thread has ended."""
     left_out: int = 0
-    """Entries and messages that a thread had not journalled when it was terminated: they are in its
-    histories alone, as long as these last."""
+    """Entries and messages that a terminated thread had not journalled. Only its histories hold them,
+    until their retention ends."""
     runs_deleted: int = 0
     seconds: float = 0.0
     passed_over: tuple[str, ...] = ()
-    """Archives of the thread that cannot be read, and why. They are left where they are."""
+    """Archives of the thread that cannot be read, each with the reason. They are not deleted."""
 
 
 async def archive(
@@ -90,27 +91,31 @@ async def archive(
     seconds_max: float = CLOSE_SECONDS_MAX,
     spans: Spans | None = None,
 ) -> ArchiveResult:
-    """Write a thread's journal as one Parquet file, read it back, and do with the thread as asked.
+    """Write a thread's journal as one Parquet file, verify it, then treat the thread as `then` says.
 
-    `keep` archives what the journal holds now. Of a thread that the server has no history of any more,
-    the newest archive is returned as it is.
+    `keep` archives the journal as it is now. If the server has no history of the thread any more, its
+    newest archive is verified and returned.
     """
     started = time.monotonic()
     spans = spans or Telemetry().spans
     span = spans.start(ARCHIVE, {THREAD: thread_id, "everlong.archive.then": then})
     with spans.use(span):
         try:
-            found, run_id = await _settled(client, thread_id, then, by, reason, seconds_max)
+            found, run_id = await _prepare_thread(client, thread_id, then, by, reason, seconds_max)
         except ThreadNotFound:
-            done = await _gone(client, packs, thread_id, then)
+            done = await _verify_newest(client, packs, thread_id, then)
             if done is None:
                 raise
             return done
         unreadable: list[Unreadable] = []
-        manifest = await _existing(client, packs, thread_id, found, on_progress, unreadable.append)
+        manifest = await _find_verified(
+            client, packs, thread_id, found, on_progress, unreadable.append
+        )
         is_new = manifest is None
         if manifest is None:
-            manifest = await _written(client, packs, thread_id, found, by, reason, on_progress)
+            manifest = await _write_archive(
+                client, packs, thread_id, found, by, reason, on_progress
+            )
         span.set_attributes(
             {
                 AGENT: manifest.agent,
@@ -121,8 +126,8 @@ async def archive(
         ended = bool(run_id)
         runs_deleted = 0
         if not ended:
-            # Also if the archive is not new: whoever wrote it may have been killed before this.
-            await _noted(client, thread_id, manifest, by, reason)
+            # Also if the archive is not new: its writer may have crashed before this step.
+            await _record_archive(client, thread_id, manifest, by, reason)
         if then == "free":
             runs_deleted = await _free(client, packs, manifest, found, run_id, by, reason)
     return ArchiveResult(
@@ -130,27 +135,27 @@ async def archive(
         then=then,
         is_new=is_new,
         is_closed=ended,
-        left_out=not_journalled(found) if ended else 0,
+        left_out=count_unjournalled(found) if ended else 0,
         runs_deleted=runs_deleted,
         seconds=time.monotonic() - started,
         passed_over=tuple(map(str, unreadable)),
     )
 
 
-async def _settled(
+async def _prepare_thread(
     client: Client, thread_id: str, then: Then, by: str, reason: str, seconds_max: float
 ) -> tuple[ThreadStatus, str]:
-    """Return how the thread is once it is as the archive needs it, and the run that it ended with."""
+    """End the thread if asked; return its status, and its last run if it has ended."""
     run_id = await _ended_run(client, thread_id)
     if not run_id and then != "keep":
-        with contextlib.suppress(ThreadEnded):  # By itself, or somebody else was faster.
+        with contextlib.suppress(ThreadEnded):  # It ended by itself, or another caller ended it.
             await stop(client, thread_id, by, reason, archive=True)
         run_id = await _wait_for_end(client, thread_id, seconds_max)
     return await status(client, thread_id), run_id
 
 
 async def _ended_run(client: Client, thread_id: str) -> str:
-    """Return the newest run of a thread that has ended; nothing if it has not."""
+    """Return the newest run of a thread if it has ended, else an empty string."""
     with translated(thread_id):
         description = await client.get_workflow_handle(thread_id).describe()
     return description.run_id if ended_as(description) else ""
@@ -165,7 +170,7 @@ async def _wait_for_end(client: Client, thread_id: str, seconds_max: float) -> s
                     await follower.next()
                 if run_id := await _ended_run(client, thread_id):
                     return run_id
-                # A reset has begun another run meanwhile.
+                # A reset has started another run.
                 await asyncio.sleep(_RESET_PAUSE_SECONDS)
     except TimeoutError:
         raise NotAnswered(
@@ -174,7 +179,7 @@ async def _wait_for_end(client: Client, thread_id: str, seconds_max: float) -> s
         ) from None
 
 
-async def _existing(
+async def _find_verified(
     client: Client,
     packs: PackStore,
     thread_id: str,
@@ -182,14 +187,14 @@ async def _existing(
     on_progress: Progress,
     on_unreadable: Callable[[Unreadable], None],
 ) -> Manifest | None:
-    """Return an archive of the same journal, read back; None if there is none.
+    """Return a verified archive of the same journal, or None.
 
-    One that is damaged is left where it is, and another one is written.
+    A damaged archive is kept, and the caller writes another.
     """
     journal = journal_of(client, packs, thread_id)
     thread = thread_key(client.namespace, thread_id)
     async for manifest in manifests.iter_readable(packs, thread, on_unreadable):
-        if not is_of(manifest, found):
+        if not has_same_journal(manifest, found):
             continue
         try:
             await writer.verify(packs, journal, found.head, manifest, on_progress)
@@ -200,7 +205,7 @@ async def _existing(
     return None
 
 
-async def _written(
+async def _write_archive(
     client: Client,
     packs: PackStore,
     thread_id: str,
@@ -235,34 +240,34 @@ async def find_archive(
     thread: str,
     found: ThreadStatus,
 ) -> Manifest | None:
-    """Return the newest archive of the same journal that can be read, if there is one."""
+    """Return the newest readable archive of the same journal, or None."""
     async for manifest in manifests.iter_readable(packs, thread, _ignore):
-        if is_of(manifest, found):
+        if has_same_journal(manifest, found):
             return manifest
     return None
 
 
 def _ignore(_: Unreadable) -> None:
-    """Do nothing: the caller asks only for what can be read."""
+    """Ignore an unreadable archive: the caller wants readable ones only."""
 
 
-def is_of(manifest: Manifest, found: ThreadStatus) -> bool:
-    """Tell whether an archive is of the journal as it is, and of a thread in the same state."""
+def has_same_journal(manifest: Manifest, found: ThreadStatus) -> bool:
+    """Return whether an archive has the thread's present journal and status."""
     return (manifest.head, manifest.status) == (manifests.head_digest(found.head), found.status)
 
 
-def not_journalled(found: ThreadStatus) -> int:
-    """Return how many entries and messages of a thread are not in its journal."""
+def count_unjournalled(found: ThreadStatus) -> int:
+    """Return the number of entries and messages that are not in the journal."""
     return found.tail_entries + found.waiting_messages
 
 
 def why_not_freed(thread_id: str, found: ThreadStatus) -> str:
-    """Return why the histories of a thread that has ended are not deleted; nothing if they may be."""
+    """Return why an ended thread's histories must not be deleted; empty if they may be."""
     counters = found.counters
-    if count := not_journalled(found):
+    if count := count_unjournalled(found):
         what = f"before its last {count} entries and messages were journalled"
     elif found.status not in _ENDED_WHOLE and counters.answered < counters.messages:
-        # What tools had returned in it is in no journal.
+        # The tool results of an unfinished turn are in no journal.
         what = f"in the middle of a turn ({found.status})"
     else:
         return ""
@@ -281,11 +286,11 @@ async def _free(
     by: str,
     reason: str,
 ) -> int:
-    """Say who frees a thread and why, as the archive may be somebody else's; then delete its runs."""
+    """Record who frees the thread and why (it may not be who archived it); then delete its runs."""
     thread_id = manifest.thread_id
     if why := why_not_freed(thread_id, found):
         raise ControlRefused(f"{why} It is archived as {manifest.archive_id}.")
-    runs = await ended_runs(client, thread_id, run_id)
+    runs = await list_ended_runs(client, thread_id, run_id)
     record = Freed(
         archive_id=manifest.archive_id,
         thread_id=thread_id,
@@ -296,7 +301,7 @@ async def _free(
         reason=printable(reason, limits.REASON_CHARS_MAX),
     )
     await freed.write(packs, record)
-    # A sweep takes from no thread that it has not seen, and here its last history goes.
+    # A sweep deletes nothing of a thread that it has never seen, and this deletes its last history.
     await record_seen(bare(packs.store), await Histories(client).namespace_id(), thread_id)
     await delete_runs(client, thread_id, runs)
     return len(runs)
@@ -306,17 +311,19 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-async def _noted(client: Client, thread_id: str, manifest: Manifest, by: str, reason: str) -> None:
-    """Have the journal of a thread that goes on say who archived it, and why."""
+async def _record_archive(
+    client: Client, thread_id: str, manifest: Manifest, by: str, reason: str
+) -> None:
+    """Record in the journal of a running thread who archived it, and why."""
     why = f"{reason} ({manifest.archive_id})" if reason else manifest.archive_id
-    with contextlib.suppress(ThreadEnded):  # Then the archive alone says who and why.
+    with contextlib.suppress(ThreadEnded):  # Then only the archive records it.
         await note(client, thread_id, "archive", by, why)
 
 
-async def _gone(
+async def _verify_newest(
     client: Client, packs: PackStore, thread_id: str, then: Then
 ) -> ArchiveResult | None:
-    """Return the archive of a thread that the server has forgotten, read back, if it has one."""
+    """Verify and return the newest archive of a thread that the server has no history of."""
     found = await archive_of(client, packs, thread_id)
     if found is None:
         return None
@@ -332,20 +339,20 @@ async def _gone(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ArchivePage:
-    """Some archives of a store, the newest first."""
+    """A page of archives, newest first."""
 
     archives: tuple[Manifest, ...]
     freed: tuple[Freed, ...] = ()
-    """Who freed threads of which these are left, and why: of each, who did it last."""
+    """Records of freed threads, with person and reason; the newest record of each thread."""
     next: str = ""
-    """Give this as `before` for the older ones; empty if there are none."""
+    """Value of `before` for the next page; empty on the last."""
     unreadable: tuple[str, ...] = ()
-    """Archives of which something cannot be read, and why."""
+    """Archives that cannot be read, wholly or in part, each with the reason."""
 
 
 ARCHIVES_PAGE: Final = 50
 ARCHIVES_PAGE_MAX: Final = 500
-# One takes 10 to 50 ms of a bucket, so 500 take a second or two.
+# A read from a bucket takes 10 to 50 ms, so 500 manifests take one or two seconds.
 _MANIFESTS_AT_ONCE: Final = 16
 
 
@@ -357,14 +364,14 @@ async def list_archives(
     before: str = "",
     count_max: int = ARCHIVES_PAGE,
 ) -> ArchivePage:
-    """List the archives of a namespace, or of a thread. Of each, its manifest is read."""
+    """List the archives of a namespace or of one thread, reading each manifest."""
     count_max = max(1, min(count_max, ARCHIVES_PAGE_MAX))
     thread = None if thread_id is None else thread_key(client.namespace, thread_id)
     newest, more = await manifests.list_newest(packs.store, thread, before, count_max)
-    found, unreadable = await _each(
-        (each.archive_id, _listed(packs, each, client.namespace)) for each in newest
+    found, unreadable = await _read_all(
+        (each.archive_id, _read_manifest(packs, each, client.namespace)) for each in newest
     )
-    told, untold = await _each(
+    told, untold = await _read_all(
         (each.archive_id, freed.read(packs, *each)) for each in newest if each.freed_id
     )
     return ArchivePage(
@@ -375,22 +382,24 @@ async def list_archives(
     )
 
 
-async def _listed(packs: PackStore, each: manifests.Listed, namespace: str) -> Manifest | None:
-    """Read a manifest; None if it is another namespace's, whose keys may be others."""
+async def _read_manifest(
+    packs: PackStore, each: manifests.Listed, namespace: str
+) -> Manifest | None:
+    """Read a manifest; None if it belongs to another namespace, whose keys may differ."""
     manifest, data = await manifests.fetch(packs, each.thread, each.archive_id)
     if manifest.namespace != namespace:
         return None
     return await manifests.check_tag(packs, manifest, data)
 
 
-async def _each(reads: Iterator[tuple[str, Awaitable[T]]]) -> tuple[list[T], list[str]]:
-    """Await what is read of archives, a few at a time; return it, and what cannot be read and why."""
+async def _read_all(reads: Iterator[tuple[str, Awaitable[T]]]) -> tuple[list[T], list[str]]:
+    """Await reads, a few at a time; return their values, and the unreadable ones with the reason."""
     found: list[T] = []
     unreadable: list[str] = []
     while some := list(itertools.islice(reads, _MANIFESTS_AT_ONCE)):
         read = await asyncio.gather(*(each for _, each in some), return_exceptions=True)
         for (archive_id, _), each in zip(some, read, strict=True):
-            if isinstance(each, ArchiveNotFound):  # It was deleted since it was listed.
+            if isinstance(each, ArchiveNotFound):  # Deleted after it was listed.
                 continue
             if isinstance(each, EverlongError) and not isinstance(each, StoreUnavailable):
                 unreadable.append(f"{archive_id}: {each}")
@@ -406,31 +415,31 @@ _ENDED = frozenset({"stopped", "archived", "terminated", "failed", "canceled", "
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ArchivePlan:
-    """What archiving a thread would do."""
+    """Effect that archiving a thread would have."""
 
     thread_id: str
     then: Then
     status: str
     entries: int
     left_out: int
-    """Entries and messages that are not journalled, and would not be in the archive. A thread that is
-    asked to end journals them first."""
+    """Entries and messages that would not be in the archive, as they are not journalled. 0 if the thread
+    would be ended first: it journals them then."""
     size: ThreadSize | None
-    """What the thread takes up; None if the server does not know it any more."""
+    """Size of the thread; None if the server has no history of it."""
     existing: str
-    """An archive of the same journal, which would be read back; empty if one would be written."""
+    """Archive of the same journal, which would be verified; empty if one would be written."""
     ends: bool
     """Whether the thread would be ended."""
     runs_deleted: int
     """Runs whose histories would be deleted."""
     refused: str
-    """Why they would not be, though that is asked for; empty if they would."""
+    """Why the histories would not be deleted although asked; empty otherwise."""
 
 
 async def plan_archive(
     client: Client, packs: PackStore, thread_id: str, then: Then = "keep"
 ) -> ArchivePlan:
-    """Return what `archive` would do. Nothing is written."""
+    """Return what `archive` would do, writing nothing."""
     past = await Past.open(client, packs, thread_id)
     found, is_gone = past.status, past.archive is not None
     ends = then != "keep" and not is_gone and found.status not in _ENDED
@@ -441,16 +450,16 @@ async def plan_archive(
         then=then,
         status=found.status,
         entries=seq_after(found.head) - 1,
-        left_out=0 if ends or is_gone else not_journalled(found),
+        left_out=0 if ends or is_gone else count_unjournalled(found),
         size=None if is_gone else await measure_size(client, packs.store, thread_id),
-        existing="" if ends else await _existing_id(client, packs, thread_id, found),
+        existing="" if ends else await _find_existing_id(client, packs, thread_id, found),
         ends=ends,
         runs_deleted=await _count_runs(client, thread_id) if frees and not refused else 0,
         refused=refused,
     )
 
 
-async def _existing_id(
+async def _find_existing_id(
     client: Client, packs: PackStore, thread_id: str, found: ThreadStatus
 ) -> str:
     existing = await find_archive(packs, thread_key(client.namespace, thread_id), found)
@@ -460,25 +469,25 @@ async def _existing_id(
 async def _count_runs(client: Client, thread_id: str) -> int:
     with translated(thread_id):
         description = await client.get_workflow_handle(thread_id).describe()
-    return len(await runs_of(client, thread_id, description.run_id))
+    return len(await list_run_ids(client, thread_id, description.run_id))
 
 
 def check_export(path: Path) -> None:
-    """Refuse a path that an archive cannot be exported to, before anything is done."""
+    """Reject a path that an archive cannot be exported to, before any work is done."""
     writer.check_target(path)
 
 
 async def export_archive(packs: PackStore, manifest: Manifest, path: Path) -> int:
-    """Write an archive to disk as a plain Parquet file, for any tool; return its rows."""
+    """Write an archive to disk as a plain Parquet file; return its number of rows."""
     return await writer.export(packs, manifest, path)
 
 
-# A run id takes 100 bytes in memory: 10 MB. A thread that rolls each hour has so many in 11 years.
+# 100 bytes of memory each: 10 MB. A thread that rolls every hour has this many in 11 years.
 _RUNS_MAX: Final = 100_000
 
 
-async def ended_runs(client: Client, thread_id: str, run_id: str) -> list[str]:
-    """Return all runs of a thread, the newest first. It has to have ended with the one that is given."""
+async def list_ended_runs(client: Client, thread_id: str, run_id: str) -> list[str]:
+    """Return all runs of a thread, newest first. Refused unless it ended with the given run."""
     with translated(thread_id):
         description = await client.get_workflow_handle(thread_id).describe()
     if not ended_as(description):
@@ -488,21 +497,21 @@ async def ended_runs(client: Client, thread_id: str, run_id: str) -> list[str]:
             f"thread {thread_id!r} has gone on since it was archived; its histories are not deleted. "
             "Archive it again."
         )
-    return await runs_of(client, thread_id, run_id)
+    return await list_run_ids(client, thread_id, run_id)
 
 
 async def delete_runs(client: Client, thread_id: str, runs: Sequence[str]) -> None:
-    """Delete the histories of runs, given with the newest first.
+    """Delete the histories of runs, given newest first.
 
-    The newest goes last: as long as it is there, whoever does this again finds the others. The server
-    takes some seconds to do it; until then, all of it can be read as before.
+    The newest is deleted last: while it exists, a repeated call finds the others. The server deletes
+    asynchronously, so histories stay readable for some seconds.
     """
     for run_id in reversed(runs):
         await _delete(client, thread_id, run_id)
 
 
-async def runs_of(client: Client, thread_id: str, newest: str) -> list[str]:
-    """Return the ids of all runs, the newest first: those it continues, and branches of resets."""
+async def list_run_ids(client: Client, thread_id: str, newest: str) -> list[str]:
+    """Return the ids of all runs, newest first: the chain of continued runs, and branches of resets."""
     runs = {newest: None}
     run_id = newest
     while len(runs) < _RUNS_MAX:
@@ -511,7 +520,7 @@ async def runs_of(client: Client, thread_id: str, newest: str) -> list[str]:
         except RPCError as error:
             if error.status != RPCStatusCode.NOT_FOUND:
                 raise translated_rpc(error, thread_id) from error
-            break  # Its retention is over, or it was deleted before.
+            break  # Its retention has ended, or it is deleted already.
         if not run_id:
             break
         runs[run_id] = None
@@ -524,7 +533,7 @@ async def runs_of(client: Client, thread_id: str, newest: str) -> list[str]:
 
 
 async def _delete(client: Client, thread_id: str, run_id: str) -> None:
-    # Always a run by its id: without one, a thread that has come into being since would be meant.
+    # Always by run id: without one, the server would delete a thread that was started since.
     run = WorkflowExecution(workflow_id=thread_id, run_id=run_id)
     request = DeleteWorkflowExecutionRequest(namespace=client.namespace, workflow_execution=run)
     try:

@@ -1,4 +1,7 @@
-"""Threads that a limit has ended to be archived, and that have no archive yet."""
+"""Due archives: archives threads that a limit ended with the action `archive`.
+
+A thread is due until an archive of its end exists, so a failure only delays it to the next call.
+"""
 
 import dataclasses
 import logging
@@ -23,12 +26,12 @@ from everlong.telemetry import Spans
 
 logger = logging.getLogger(__name__)
 
-# In one call. Whoever calls comes again: a sweep does, after an hour at most.
+# In one call. The caller repeats it: sweeps run at least every hour.
 DUE_MAX: Final = 20
 _WARNING_CHARS_MAX: Final = 600
-# Each one that fails has cost a few calls, or a write of its archive.
+# A failed thread costs a few calls, or one write of its archive.
 _FAILED_MAX: Final = 200
-# Each one that is looked at is one listing of the store, a manifest, and a page of its history.
+# Checking a thread costs one listing of the store, a manifest, and a page of its history.
 _LOOKED_AT_MAX: Final = 10_000
 _ENDED: Final = (
     f"WorkflowType = '{AGENT_WORKFLOW}' AND ExecutionStatus = 'Completed' "
@@ -38,29 +41,29 @@ _ENDED: Final = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DueArchives:
-    """What was archived of what was due."""
+    """Result of archiving due threads."""
 
     archived: tuple[Manifest, ...]
     failed: tuple[str, ...] = ()
-    """Threads that could not be archived or looked at, and why. They stay due."""
+    """Threads that could not be checked or archived, each with the reason. They stay due."""
     unreadable: tuple[str, ...] = ()
-    """Archives that cannot be read and were passed over, with their threads, and why."""
+    """Archives that could not be read and were skipped, each with its thread and the reason."""
     is_complete: bool = True
-    """Whether nothing else is due. False also if there were more threads than are looked at."""
+    """Whether nothing else is due. False also if there were more threads than one call checks."""
 
 
 async def archive_due(
     client: Client, packs: PackStore, *, count_max: int = DUE_MAX, spans: Spans | None = None
 ) -> DueArchives:
-    """Archive threads that have ended as `archived` and have no archive, at most so many of them."""
+    """Archive at most `count_max` threads that ended as `archived` and have no archive."""
     done: list[Manifest] = []
     failed: list[str] = []
     unreadable: list[str] = []
     looked_at = 0
     is_complete = True
-    async for thread in _ended(client):
+    async for thread in _list_ended(client):
         looked_at += 1
-        # Those that fail are there again the next time, and do not keep others from their turn.
+        # Failed threads are listed again next time, so they must not use up the whole call.
         if looked_at > _LOOKED_AT_MAX or len(failed) == _FAILED_MAX:
             is_complete = False
             break
@@ -70,12 +73,12 @@ async def archive_due(
                 is_complete = False
                 break
             if is_due:
-                done.append(await _archived(client, packs, thread, spans))
+                done.append(await _archive_thread(client, packs, thread, spans))
         except EverlongError as error:
             failed.append(f"{show_id(thread.id)}: {error}")
-        except ModuleNotFoundError:  # Of what no thread can be archived with.
+        except ModuleNotFoundError:  # Without pyarrow, no thread can be archived.
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, the others are due as well.
+        except Exception as error:  # noqa: BLE001 - one thread's error must not stop the others.
             failed.append(f"{show_id(thread.id)}: {type(error).__name__}")
     return DueArchives(
         archived=tuple(done),
@@ -85,12 +88,12 @@ async def archive_due(
     )
 
 
-async def _archived(
+async def _archive_thread(
     client: Client, packs: PackStore, thread: WorkflowExecution, spans: Spans | None
 ) -> Manifest:
     limit = thread.typed_search_attributes.get(REASON, "")
     reason = f"limit {limit}" if limit else ""
-    # It has ended. Were it reset at this moment, it would go on: nobody has asked to end it again.
+    # `keep`: a thread that was reset a moment ago continues, and must not be ended again.
     found = await archive(
         client, packs, thread.id, then="keep", by="policy", reason=reason, spans=spans
     )
@@ -100,14 +103,14 @@ async def _archived(
 async def _is_due(
     client: Client, packs: PackStore, thread: WorkflowExecution, unreadable: list[str]
 ) -> bool:
-    """Whether a thread has no archive of its end: one of an earlier end does not count.
+    """Return whether a thread has no archive of its end; an archive of an earlier end does not count.
 
-    Any archive of the same journal counts, not only the newest by its name. So one that cannot be read
-    does not have the thread archived again by each sweep.
+    Any readable archive of the same journal counts, not only the newest: otherwise an unreadable newest
+    one would make every sweep archive the thread again.
     """
 
     def note(found: manifests.Unreadable) -> None:
-        text = f"thread {show_id(thread.id)}: an archive cannot be read and is passed over: {found}"
+        text = f"thread {show_id(thread.id)}: an archive cannot be read and is skipped: {found}"
         logger.warning("%s", printable(text, _WARNING_CHARS_MAX))
         unreadable.append(text)
 
@@ -122,9 +125,9 @@ async def _is_due(
                 head = manifests.head_digest(await head_of(client, thread.id))
             if manifest.head == head:
                 return False
-        # A reset leaves the run that had ended, and the thread goes on in another.
+        # After a reset, the ended run is still listed while the thread continues in another.
         return await _newest_run(client, thread.id) == thread.run_id
-    except ThreadNotFound:  # Visibility lags behind: it lists for a while what has been freed.
+    except ThreadNotFound:  # Visibility lags: it still lists a thread that was freed.
         return False
 
 
@@ -133,7 +136,7 @@ async def _newest_run(client: Client, thread_id: str) -> str:
         return (await client.get_workflow_handle(thread_id).describe()).run_id
 
 
-async def _ended(client: Client) -> AsyncIterator[WorkflowExecution]:
+async def _list_ended(client: Client) -> AsyncIterator[WorkflowExecution]:
     try:
         async for thread in client.list_workflows(_ENDED, limit=_LOOKED_AT_MAX + 1):
             yield thread
@@ -146,7 +149,7 @@ async def _ended(client: Client) -> AsyncIterator[WorkflowExecution]:
         raise translated_rpc(error, "") from error
 
 
-# In one sweep. The next one takes the rest, long before Temporal deletes the histories.
+# In one sweep. The next archives the rest, long before Temporal deletes the histories.
 _ARCHIVES_MAX: Final = 1000
 _REASON_CHARS_MAX: Final = 400
 
@@ -154,12 +157,12 @@ _REASON_CHARS_MAX: Final = 400
 async def archive_before_sweep(
     client: Client, packs: PackStore, spans: Spans | None = None
 ) -> ArchivedThreads:
-    """Archive what is due. What fails is told, and due again in the next sweep: nothing of it goes."""
+    """Archive due threads before a sweep. Failures are reported, and those threads stay due."""
     try:
         found = await archive_due(client, packs, count_max=_ARCHIVES_MAX, spans=spans)
     except EverlongError as error:
         return ArchivedThreads(failed=(printable(str(error), _REASON_CHARS_MAX),))
-    more = () if found.is_complete else ("there are more that are due: the next sweep goes on",)
+    more = () if found.is_complete else ("more threads are due: the next sweep archives them",)
     reasons = [
         printable(each, _REASON_CHARS_MAX)
         for each in (*more, *found.failed, *found.unreadable)[:SWEEP_REASONS_MAX]

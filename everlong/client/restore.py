@@ -1,4 +1,4 @@
-"""Threads from archives: a new thread that begins as an archived one, with packs of its own."""
+"""Revival of archives: starts a new thread, with packs of its own, from an archived one."""
 
 import logging
 import time
@@ -32,11 +32,11 @@ async def revive(
     on_progress: Progress = writer.ignore_progress,
     on_warning: Callable[[str], None] = logger.warning,
 ) -> ThreadStart:
-    """Start a thread whose past is an archive, or its entries up to `seq`; return how it was started.
+    """Start a thread from an archive, or from its entries up to `seq`; return the start arguments.
 
-    It is the newest archive that can be read, unless one is named; `on_warning` is called with the
-    name of a newer one that cannot. As with a fork, the new thread waits for a message, and what counts
-    against the policy's limits begins again at 0.
+    The newest readable archive is used unless `archive_id` names one; `on_warning` reports newer
+    archives that cannot be read. As with a fork, the new thread waits for a message, and its use of the
+    policy's limits starts at 0.
     """
     check_new_id(new_id)
     archive = await archive_of(client, packs, thread_id, archive_id)
@@ -53,14 +53,14 @@ async def revive(
     last_seq = archive.manifest.entries if seq is None else seq
     Past.archived(archive).head_with(last_seq)
     await check_free(client, packs, new_id)
-    # All of it, once: of what follows, each part is read as far as it is needed.
+    # Verify the whole file once: later steps read only the parts that they need.
     archive = await writer.verify(packs, None, None, archive.manifest)
     past = Past.archived(archive)
     scene, totals = await past.scene(last_seq), await past.totals(last_seq)
     forked = Forked(thread_id=thread_id, seq=last_seq, by=by, reason=reason)
     entry = note(last_seq + 1, Kind.FORK, forked, time.time_ns() // 1_000_000)
     new_key = thread_key(client.namespace, new_id)
-    # All that the new thread's state will name is durable before it starts.
+    # Everything that the new thread's state names is durable before the thread starts.
     revived = await restore.restore_journal(packs, new_key, archive, entry, on_progress)
     policy, changes = policy_for(past.status, agent)
     start = ThreadStart(

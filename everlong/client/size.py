@@ -1,4 +1,4 @@
-"""What a thread takes up."""
+"""Size of a thread: histories on the server, objects in the store."""
 
 import dataclasses
 from typing import Final
@@ -12,26 +12,26 @@ from everlong.models import thread_key
 from everlong.storage import BlobStore
 from everlong.storage.objects import thread_prefix
 
-# Each run is two calls of the server: a second or two for all of them.
+# Two server calls for each run: a second or two for all of them.
 _RUNS_MAX: Final = 100
 
 
 @dataclasses.dataclass(frozen=True)
 class ThreadSize:
-    """What a thread takes up."""
+    """Size of a thread."""
 
     runs: int
     events: int
     history_bytes: int
-    """All runs that the server still keeps, or the newest 100 of them."""
+    """Sum over the runs that the server still has, at most the newest 100."""
     blobs: int
     blob_bytes: int
     is_partial: bool = False
-    """Whether there are more runs, so that `runs`, `events` and `history_bytes` are the least."""
+    """Whether there are more runs, so that `runs`, `events` and `history_bytes` are lower bounds."""
 
 
 async def measure_size(client: Client, store: BlobStore, thread_id: str) -> ThreadSize:
-    """Measure a thread: the histories of the newest runs that the server keeps, and its blobs."""
+    """Measure a thread: the histories of its newest runs, and its objects."""
     runs = events = history_bytes = 0
     run_id: str | None = None  # The newest run.
     while run_id != "" and runs < _RUNS_MAX:
@@ -40,7 +40,7 @@ async def measure_size(client: Client, store: BlobStore, thread_id: str) -> Thre
             run_id = await previous_run(client, thread_id, description.run_id)
         except RPCError as error:
             if runs and error.status == RPCStatusCode.NOT_FOUND:
-                run_id = ""  # Its retention is over.
+                run_id = ""  # Its retention has ended.
                 break
             raise translated_rpc(error, thread_id) from error
         info = description.raw_description.workflow_execution_info

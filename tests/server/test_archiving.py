@@ -238,7 +238,7 @@ async def test_a_kill_before_any_step_of_freeing_is_put_right_by_doing_it_again(
         (writer, "put_file", 0),
         (writer, "verify", 0),
         (manifests, "dump", 0),
-        (archives, "ended_runs", 1),
+        (archives, "list_ended_runs", 1),
         (freed, "write", 1),
         (archives, "delete_runs", 1),
         (archives, "_delete", 1),
@@ -291,7 +291,7 @@ async def test_histories_of_a_thread_that_has_gone_on_are_not_deleted(
     await say(threads, thread_id, "hello")
     await archive(client, packs, thread_id, then="close")
     with pytest.raises(ControlRefused, match="has gone on since"):
-        await archives.ended_runs(client, thread_id, "an earlier run")
+        await archives.list_ended_runs(client, thread_id, "an earlier run")
     assert (await read_status(client, thread_id)).status == "archived"
 
 

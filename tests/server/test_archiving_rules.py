@@ -75,7 +75,7 @@ async def refused_to_free(threads: Threads, thread_id: str, words: str, left_out
     assert "deleting its histories is refused" in "\n".join(plan_lines(plan))
     told = await preview_action(client, packs, thread_id, "archive", {"then": "free"})
     assert (told.is_reversible, told.confirm) == (True, "")
-    assert "To delete its histories is refused." in told.sentence
+    assert "Its histories cannot be deleted." in told.sentence
     assert any(words in each for each in told.warnings)
     with pytest.raises(ControlRefused, match=words):
         await archive(client, packs, thread_id, then="free", by="bob")

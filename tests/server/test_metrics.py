@@ -12,7 +12,7 @@ from temporalio.client import Client
 from temporalio.worker import Worker
 
 from everlong import Agent, EverlongPlugin, Reply, tool
-from everlong.admin.fleet_metrics import Fleet, measure
+from everlong.admin.fleet_metrics import FleetFigures, measure
 from everlong.client.delivery import send
 from everlong.client.wait import wait_for_status
 from everlong.config import Settings, embedded, load_settings
@@ -99,7 +99,7 @@ async def test_metrics_of_core_and_ours_are_on_one_endpoint(
     assert described.run_id not in text
 
 
-async def fleet_of(client: Client, done: Callable[[Fleet], bool]) -> Fleet:
+async def summarise_rows(client: Client, done: Callable[[FleetFigures], bool]) -> FleetFigures:
     """Measure until visibility has caught up."""
     for _ in range(200):
         fleet = await measure(client)
@@ -109,7 +109,7 @@ async def fleet_of(client: Client, done: Callable[[Fleet], bool]) -> Fleet:
     raise AssertionError(fleet)
 
 
-async def settled(client: Client) -> Fleet:
+async def settled(client: Client) -> FleetFigures:
     """Measure the threads that other tests left, once the server's list has caught up with them."""
     fleet = await measure(client)
     for _ in range(20):
@@ -126,7 +126,7 @@ async def test_all_threads_are_counted_without_asking_them(drive: Drive) -> None
         before = await settled(thread.threads.client)
         await thread.send()
         [first, second] = await thread.pending(2)
-        asking = await fleet_of(
+        asking = await summarise_rows(
             thread.threads.client, lambda fleet: fleet.pending >= before.pending + 2
         )
         assert asking.by_status["approval"] == before.by_status["approval"] + 1
@@ -135,12 +135,14 @@ async def test_all_threads_are_counted_without_asking_them(drive: Drive) -> None
         await thread.answered()
         await thread.handle.signal("pause")
         paused = before.by_status["paused"] + 1
-        after = await fleet_of(
+        after = await summarise_rows(
             thread.threads.client, lambda fleet: fleet.by_status["paused"] == paused
         )
         assert after.pending == before.pending
         await thread.handle.terminate()
-        await fleet_of(thread.threads.client, lambda fleet: fleet.by_status["paused"] == paused - 1)
+        await summarise_rows(
+            thread.threads.client, lambda fleet: fleet.by_status["paused"] == paused - 1
+        )
 
 
 def measured(tmp_path: Path, address: str, port: int) -> Settings:

@@ -74,7 +74,7 @@ class Ended:
         self.newest_runs: dict[str, str] = {}
         self.fails: set[str] = set()
         self.asked: list[str] = []
-        monkeypatch.setattr(due, "_ended", self._ended)
+        monkeypatch.setattr(due, "_list_ended", self._ended)
         monkeypatch.setattr(due, "head_of", self._head_of)
         monkeypatch.setattr(due, "_newest_run", self._newest_run)
         monkeypatch.setattr(due, "archive", self._archive)
@@ -168,7 +168,7 @@ async def test_an_archive_that_cannot_be_read_has_no_sweep_archive_again_and_is_
         assert (archived(found), found.failed, ended_threads.asked) == ([], (), [])
         [told] = found.unreadable
         assert told.startswith(
-            f"thread ops-7: an archive cannot be read and is passed over: {name}"
+            f"thread ops-7: an archive cannot be read and is skipped: {name}"
         )
     assert name in caplog.text
     # It is in the report of the sweep, which people see.
@@ -293,7 +293,7 @@ def test_a_plan_says_in_words_what_would_be_done() -> None:
     words = "\n".join(plan_lines(plan(runs_deleted=3, ends=True)))
     assert "4 entries of thread ops-7 (archived) are archived" in words
     assert "asked to end first" in words
-    assert "then 3 runs are deleted, for good, and a sweep may free 3 objects of 5.0 MiB" in words
+    assert "then 3 runs are deleted permanently, and a sweep may free 3 objects of 5.0 MiB" in words
     words = "\n".join(plan_lines(plan(refused="it was ended before", left_out=2, existing="a1")))
     assert "archive a1 has the 4 entries" in words
     assert "2 more are not journalled, and not in the archive" in words

@@ -25,7 +25,7 @@ ALL = 10**9
 SMALL = Policy(compact_at_bytes=4 * KIB, compact_to_bytes=2 * KIB)
 
 
-def summary_of(base: Snapshot, now_ms: int = 0) -> str:
+def summarise_entry(base: Snapshot, now_ms: int = 0) -> str:
     first = shown(base, now_ms=now_ms)[0]
     assert first.role == "summary"
     return first.text
@@ -127,7 +127,7 @@ def test_entries_of_the_step_under_way_are_left_as_they_are() -> None:
     thread.result(f"{seq}-0", "first")
     base = compact(None, thread.items, SMALL, thread.now_ms, keep_from_seq=seq)
     assert base.upto_seq == seq - 1
-    assert "now" not in summary_of(base)
+    assert "now" not in summarise_entry(base)
     *_, reply, first, second = shown(base, thread.items)
     assert [call.id for call in reply.tool_calls] == [first.call_id, second.call_id]
     assert first.text == "first"
@@ -163,7 +163,7 @@ def test_every_call_that_left_the_window_is_a_line_with_its_seq_and_outcome() ->
     for n in range(20):
         thread.step(f"cat {n}.txt", "done " * 400)
     base = compact(None, thread.items, Policy(compact_to_bytes=16 * KIB), 0, keep_from_seq=ALL)
-    text = summary_of(base)
+    text = summarise_entry(base)
     for n in range(100):
         assert f"\n{3 + 2 * n} bash grep -n step{n} src/app/checkout.py -> 2kB" in text
     assert "bash make deploy -> error: no such target\n" in text
@@ -178,7 +178,7 @@ def test_calls_that_repeat_are_one_line_with_all_their_seqs() -> None:
     for n in range(100):
         thread.step(f"cat {n}.txt", "done " * 100)
     base = compact(None, thread.items, Policy(compact_to_bytes=16 * KIB), 0, keep_from_seq=ALL)
-    assert "\n11,9,7,5,3 bash systemctl status web -> active\n" in summary_of(base)
+    assert "\n11,9,7,5,3 bash systemctl status web -> active\n" in summarise_entry(base)
 
 
 def test_what_a_person_decided_is_among_the_decisions_and_what_waits_is_open() -> None:
@@ -189,15 +189,15 @@ def test_what_a_person_decided_is_among_the_decisions_and_what_waits_is_open() -
     thread.note(Kind.DECIDED, id="2-1", approve=False, by="nobody", escalated=True)
     thread.note(Kind.DECIDED, id="2-0", approve=True, by="Dana", reason="the tests pass")
     base = compact(None, thread.items, SMALL, 0, keep_from_seq=ALL)
-    text = summary_of(base)
+    text = summarise_entry(base)
     opened, _, decided = text.partition("Decided:\n")
     assert '3 approval 2-1: page {"who": "ops"}\n' in opened
     assert decided.startswith('5 Dana approved deploy {"env": "prod"} (2-0): the tests pass\n')
     assert "2-0: deploy" not in text
     thread.note(Kind.DECIDED, id="2-1", approve=False, by="deadline")
     base = compact(base, thread.items, SMALL, 0, keep_from_seq=ALL)
-    assert '6 deadline denied page {"who": "ops"} (2-1)\n' in summary_of(base)
-    assert "Open:" not in summary_of(base)
+    assert '6 deadline denied page {"who": "ops"} (2-1)\n' in summarise_entry(base)
+    assert "Open:" not in summarise_entry(base)
 
 
 def test_an_ask_is_open_until_somebody_says_that_it_is_done() -> None:
@@ -205,19 +205,19 @@ def test_an_ask_is_open_until_somebody_says_that_it_is_done() -> None:
     thread.says("The query was slow.")
     thread.user("And now?")
     base = compact(None, thread.items, SMALL, 0, keep_from_seq=ALL)
-    assert "Open:\n1 user: Later on, please rotate the staging key.\n" in summary_of(base)
+    assert "Open:\n1 user: Later on, please rotate the staging key.\n" in summarise_entry(base)
     thread.says("The staging key is rotated, as you had asked for later: done.")
     thread.user("Thanks.")
     base = compact(base, thread.items, SMALL, 0, keep_from_seq=ALL)
-    assert "Open:" not in summary_of(base)
-    assert "rotate the staging key." in summary_of(base)
+    assert "Open:" not in summarise_entry(base)
+    assert "rotate the staging key." in summarise_entry(base)
 
 
 @pytest.mark.guarantee(60)
 def test_what_does_not_fit_is_named_with_the_entries_that_recall_can_open() -> None:
     thread = long_thread(steps=200)
     base = compact(None, thread.items, SMALL, 0, keep_from_seq=ALL)
-    last = summary_of(base).splitlines()[-1]
+    last = summarise_entry(base).splitlines()[-1]
     assert last.startswith("[Left out for space, up to entry ")
     assert "tool calls" in last
     assert "Later on, please rotate the staging key." in shown(base)[1].text
@@ -232,8 +232,8 @@ def test_facts_stay_word_by_word_until_they_expire() -> None:
     for _ in range(5):
         base = compact(base, (), SMALL, 2, keep_from_seq=ALL)
     line = "- region: eu-west-1, never us-east-1\n"
-    assert line in summary_of(base, 4_999_999)
-    assert line not in summary_of(base, 5_000_000)
+    assert line in summarise_entry(base, 4_999_999)
+    assert line not in summarise_entry(base, 5_000_000)
     assert compact(base, (), SMALL, 5_000_000, keep_from_seq=ALL).facts == ()
 
 
@@ -261,9 +261,9 @@ def test_frame_and_marks_are_within_what_is_set_aside_for_them_for_any_seq() -> 
         upto_seq=seq, time_ms=0, budget_bytes=2 * KIB, dropped=dict.fromkeys(kinds, seq)
     )
     assert len(kinds) == 9
-    assert len(summary_of(base).encode()) <= FRAME_BYTES_MAX
+    assert len(summarise_entry(base).encode()) <= FRAME_BYTES_MAX
     with_summary = dataclasses.replace(base, summary="s", summary_seq=seq)
-    more = len(summary_of(with_summary)) - len(summary_of(base))
+    more = len(summarise_entry(with_summary)) - len(summarise_entry(base))
     assert more - 1 <= SUMMARY_FRAME_BYTES_MAX
     assert len(mark(seq, seq)) <= MARK_BYTES_MAX
 
@@ -273,7 +273,7 @@ def test_a_models_summary_is_bounded_and_the_evidence_stays() -> None:
     base = compact(
         None, thread.items, Policy(), thread.now_ms, keep_from_seq=ALL, summary="so it was " * 9000
     )
-    text = summary_of(base)
+    text = summarise_entry(base)
     assert f"Summary, up to entry {base.upto_seq}:\nso it was so it was" in text
     assert len(base.summary.encode()) <= Policy().compact_to_bytes // 4
     assert "-> 2kB" in text
@@ -351,7 +351,7 @@ def test_what_is_said_not_to_be_done_stays_open() -> None:
     thread.says("I took care of it: the wildcard certificate is renewed and done.")
     for _ in range(5):
         thread.user("thanks " * 200)
-    text = summary_of(compact(None, thread.items, SMALL, 0, keep_from_seq=ALL))
+    text = summarise_entry(compact(None, thread.items, SMALL, 0, keep_from_seq=ALL))
     listed = text.split("Log:")[0]
     assert "Later, rotate the staging credentials." in listed
     assert "Later, renew the wildcard certificate." not in listed
@@ -365,7 +365,7 @@ def test_an_approval_that_a_fork_broke_off_is_not_open_any_more() -> None:
     thread.note(Kind.FORK, thread_id="a", seq=3)
     thread.user("do something else")
     thread.says("fine")
-    text = summary_of(compact(None, thread.items, SMALL, 0, keep_from_seq=ALL))
+    text = summarise_entry(compact(None, thread.items, SMALL, 0, keep_from_seq=ALL))
     assert "Open:" not in text
     assert "approval 2-1-5f0c: restart" in text
 
@@ -379,7 +379,7 @@ def test_equal_calls_beyond_those_that_are_named_are_counted() -> None:
     for _ in range(5):
         thread.user("next " * 100)
     base = compact(base, thread.items[base.upto_seq :], SMALL, 0, keep_from_seq=ALL)
-    [line] = [line for line in summary_of(base).splitlines() if "systemctl" in line]
+    [line] = [line for line in summarise_entry(base).splitlines() if "systemctl" in line]
     *seqs, more = line.split(" ")[0].split(",")
     assert (len(seqs), more) == (13, "+27")
 

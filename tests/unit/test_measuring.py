@@ -12,11 +12,11 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoint
 
 from everlong.admin import fleet_metrics
-from everlong.admin.fleet_metrics import Fleet
+from everlong.admin.fleet_metrics import FleetFigures
 from everlong.errors import ServerUnreachable
 from everlong.telemetry import METRICS, Meters
 
-FLEET = Fleet(
+FLEET = FleetFigures(
     by_status={"active": 3, "approval": 2, "paused": 0},
     stored_bytes=700,
     stored_bytes_max=400,
@@ -59,12 +59,12 @@ async def nobody() -> Any:
 async def test_every_gauge_of_the_admin_server_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     asked_at = datetime.now(UTC) - timedelta(minutes=5)
 
-    async def measure(_: object) -> Fleet:
+    async def measure(_: object) -> FleetFigures:
         return dataclasses.replace(FLEET, asked_at=asked_at)
 
     monkeypatch.setattr(fleet_metrics, "measure", measure)
     gauges = Gauges()
-    async with fleet_metrics.measuring(nobody, gauges.meters):
+    async with fleet_metrics.refresh_metrics(nobody, gauges.meters):
         await gauges.until(bool)
         shown = gauges.shown()
     gauges.provider.shutdown()
@@ -95,7 +95,7 @@ async def test_when_the_server_is_away_gauges_are_away_and_it_is_said_once(
             raise ServerUnreachable("no Temporal server answers")
         return object()
 
-    async def measure(_: object) -> Fleet:
+    async def measure(_: object) -> FleetFigures:
         nonlocal calls
         calls += 1
         if not is_up:
@@ -105,7 +105,7 @@ async def test_when_the_server_is_away_gauges_are_away_and_it_is_said_once(
     monkeypatch.setattr(fleet_metrics, "measure", measure)
     gauges = Gauges()
     with caplog.at_level(logging.WARNING):
-        async with fleet_metrics.measuring(connect, gauges.meters, refresh_seconds=0.01):
+        async with fleet_metrics.refresh_metrics(connect, gauges.meters, refresh_seconds=0.01):
             await gauges.until(lambda shown: calls > 3 and not shown)
             assert [message.partition(": ")[2] for message in caplog.messages] == [
                 "ServerUnreachable: no Temporal server answers"
@@ -122,7 +122,7 @@ async def test_when_the_server_is_away_gauges_are_away_and_it_is_said_once(
 async def test_a_server_that_does_not_answer_is_given_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def measure(_: object) -> Fleet:
+    async def measure(_: object) -> FleetFigures:
         await asyncio.Event().wait()
         return FLEET
 
@@ -130,6 +130,6 @@ async def test_a_server_that_does_not_answer_is_given_up(
     monkeypatch.setattr(fleet_metrics, "_REFRESH_SECONDS_MAX", 0.01)
     gauges = Gauges()
     with caplog.at_level(logging.WARNING):
-        async with fleet_metrics.measuring(nobody, gauges.meters, refresh_seconds=0.01):
+        async with fleet_metrics.refresh_metrics(nobody, gauges.meters, refresh_seconds=0.01):
             await gauges.until(lambda shown: "TimeoutError" in caplog.text and not shown)
     gauges.provider.shutdown()

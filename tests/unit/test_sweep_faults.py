@@ -180,9 +180,9 @@ async def test_one_thread_that_cannot_be_archived_does_not_keep_the_others(
             raise OSError(28, "No space left on device")
         return thread.id
 
-    monkeypatch.setattr(due, "_ended", ended)
+    monkeypatch.setattr(due, "_list_ended", ended)
     monkeypatch.setattr(due, "_is_due", is_due)
-    monkeypatch.setattr(due, "_archived", archived)
+    monkeypatch.setattr(due, "_archive_thread", archived)
     found = await due.archive_before_sweep(None, PackStore(MemoryBlobStore()))  # type: ignore[arg-type]
     assert found.archived == 2
     assert found.failed == ("ops-0: OSError",)

@@ -8,8 +8,8 @@ import pytest
 from temporalio.api.enums.v1 import WorkflowExecutionStatus
 from temporalio.api.workflow.v1 import WorkflowExecutionInfo
 
-from everlong.admin.fleet import fleet_of, quantile
-from everlong.admin.overview import gauges
+from everlong.admin.fleet import quantile, summarise_rows
+from everlong.admin.overview import measure_limits
 from everlong.client import threads as module
 from everlong.client.threads import Directory
 from everlong.client.visibility import RowsPage, ThreadRow, row_of
@@ -177,7 +177,8 @@ def test_gauges_say_how_much_is_used_and_how_many_days_are_left() -> None:
     )
     card = ThreadCard(ms=0, trend=((10 * DAY_MS - DAY_MS, 1_000_000),))
     shown = {
-        each.name: each for each in gauges(status, 40, began_ms=0, now_ms=10 * DAY_MS, card=card)
+        each.name: each
+        for each in measure_limits(status, 40, began_ms=0, now_ms=10 * DAY_MS, card=card)
     }
     assert shown["steps_max"].share == pytest.approx(0.01)
     # 1,000 in ten days, and 99,000 are left.
@@ -187,7 +188,9 @@ def test_gauges_say_how_much_is_used_and_how_many_days_are_left() -> None:
     assert shown["context_bytes_max"].days_left is None
     assert shown["run_events_max"].value == 40
     paused = dataclasses.replace(status, status="paused")
-    assert all(each.days_left is None for each in gauges(paused, 40, began_ms=0, now_ms=DAY_MS))
+    assert all(
+        each.days_left is None for each in measure_limits(paused, 40, began_ms=0, now_ms=DAY_MS)
+    )
 
 
 def test_a_fleet_adds_up() -> None:
@@ -195,7 +198,7 @@ def test_a_fleet_adds_up() -> None:
         ThreadCard(ms=0, steps=3, stored_bytes=10, read_bytes=400, tokens=7, cost_usd=0.5),
         ThreadCard(ms=0, steps=1, stored_bytes=30, read_bytes=100),
     ]
-    view = fleet_of(
+    view = summarise_rows(
         [
             row(
                 "a", stored_bytes=10, card=cards[0], last_resume_ms=20.0, growth_bytes_per_hour=5.0
