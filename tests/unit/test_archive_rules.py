@@ -235,7 +235,7 @@ async def test_a_manifest_that_cannot_be_read_now_is_told_and_holds_up_nobody(
             raise StoreUnavailable("the store is away")
         return await ids(store, thread)
 
-    monkeypatch.setattr(manifests, "ids", away)
+    monkeypatch.setattr(manifests, "list_ids", away)
     ended_threads.add("ops-7")
     ended_threads.add("other")
     found = await ended_threads.archive()
