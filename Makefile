@@ -1,7 +1,7 @@
 # `make help` lists the targets. Only Python 3.11+ and make are needed; uv is used if it is there.
 PYTHON ?= python3
-# Tests wait more than they compute: three processes keep two cores busy.
-PYTEST_WORKERS ?= 3
+# Tests wait more than they compute: four processes keep two cores busy.
+PYTEST_WORKERS ?= 4
 # Long tests first; tests with a server one by one (tests/support/scheduler.py).
 PYTEST_SPREAD := -n $(PYTEST_WORKERS) --dist loadscope --no-loadscope-reorder
 UV ?= uv
@@ -21,7 +21,7 @@ demo: $(DEMO_READY) ## Run an agent for 60 steps, kill its worker, resume it, an
 
 # Tests start some 200 processes, and each test process collects all tests: without byte code on disk, each of them
 # compiles all modules again. So the variable that keeps Python from writing it is emptied.
-# Three processes share the cores, and a test may fail because it waited for them. What fails is run once more, alone,
+# Four processes share the cores, and a test may fail because it waited for them. What fails is run once more, alone,
 # and has to pass then: both runs are in the output. Other ends than failed tests are final.
 test: $(READY) ## Run all tests, against a real Temporal server
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest $(PYTEST_SPREAD) || { \

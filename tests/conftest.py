@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 SandboxRestrictions.default.passthrough_modules.update(
     ("pytest", "_pytest", "pytest_asyncio", "pluggy", "pygments", "iniconfig", "py", "hypothesis")
 )
-# Folders whose tests need a server.
+# Folders whose tests need a server, those with the longest tests first.
 SERVER = ("faults", "server", "browser")
 
 
@@ -54,11 +54,9 @@ def folder_of(item: pytest.Item) -> str:
     return item.path.relative_to(HERE).parts[0]
 
 
-def rank(item: pytest.Item) -> tuple[bool, int]:
-    """Order tests: those marked `slow`, then those with a server, then all others."""
+def rank(item: pytest.Item) -> int:
     folder = folder_of(item)
-    place = SERVER.index(folder) if folder in SERVER else len(SERVER)
-    return item.get_closest_marker("slow") is None, place
+    return SERVER.index(folder) if folder in SERVER else len(SERVER)
 
 
 @pytest.hookimpl(optionalhook=True)

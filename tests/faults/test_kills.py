@@ -18,6 +18,7 @@ from everlong.models import Message
 from everlong.storage import open_store
 from everlong.testing import workload
 from everlong.worker import READY
+from tests.support.scale import scaled
 from tests.support.scripted_agents import pages_answer
 from tests.support.threads import Threads, open_threads
 
@@ -88,7 +89,7 @@ async def test_worker_killed_again_and_again(settings: Settings, thread_id: str)
     """
     source = random.Random(7)
     async with threads_of(settings) as threads:
-        for attempt in range(4):
+        for attempt in range(scaled(2, 4)):
             with worker(settings, "steady", f"worker-{attempt}") as process:
                 if attempt == 0:
                     await threads.start(thread_id, Policy(run_events_max=50), agent="steady")

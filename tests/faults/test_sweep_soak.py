@@ -3,6 +3,7 @@
 import pytest
 
 from everlong import limits
+from tests.support.scale import scaled
 from tests.support.sweep_soak import lower_limits, run
 
 
@@ -12,7 +13,7 @@ async def test_sweeps_under_load_lose_nothing_and_free_the_rest(
 ) -> None:
     for name, value in lower_limits().items():
         monkeypatch.setattr(limits, name, value)
-    outcome = await run(5, 10.0, lambda _: None)
+    outcome = await run(scaled(3, 5), scaled(6, 10), lambda _: None)
     assert outcome.faults == []
     assert outcome.messages > 0
     assert outcome.kills.total() > 0

@@ -15,6 +15,9 @@ from bench.thread_kills import (
 )
 from everlong.embedded import TemporalServer
 from everlong.models import Kind
+from tests.support.scale import scaled
+
+TURNS = scaled(3, 5)
 
 
 @pytest.mark.guarantee(46)
@@ -22,13 +25,13 @@ async def test_a_message_after_a_kill_between_steps_is_acted_on_at_once(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
     async with open_harness(server.address, tmp_path) as harness:
-        seconds = await killed_between_steps(harness, thread_id, turns=5)
+        seconds = await killed_between_steps(harness, thread_id, turns=TURNS)
         await harness.start_worker()
         said = await spoken(harness, thread_id)
     print(f"from the kill to the model call: {sorted(seconds)}")  # noqa: T201 - pytest shows it
     assert statistics.median(seconds) <= BETWEEN_SECONDS_MAX
     replies = [text for kind, text in said if kind == Kind.REPLY]
-    asked = ["say 1", *(f"say {n}" for turn in range(5) for n in (2, 100 + turn))]
+    asked = ["say 1", *(f"say {n}" for turn in range(TURNS) for n in (2, 100 + turn))]
     assert replies == [f"done: {text}" for text in asked]
 
 

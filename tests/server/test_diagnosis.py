@@ -13,8 +13,9 @@ from temporalio.converter import DataConverter, PayloadCodec
 from temporalio.worker import Worker
 
 from everlong import Agent, EverlongPlugin, Reply, tool
+from everlong.client import diagnosis
 from everlong.client.delivery import send
-from everlong.client.diagnosis import EVERY_SECONDS, Diagnosis, diagnose
+from everlong.client.diagnosis import Diagnosis, diagnose
 from everlong.client.packs import packs_of
 from everlong.client.status import status
 from everlong.client.wait import ask
@@ -31,6 +32,13 @@ from tests.support.scripted_agents import call, pages_answer, reading_agent, res
 Keys = dict[str, bytes] | None
 SECONDS_MAX = 10.0
 """By when a caller has to know."""
+
+
+@pytest.fixture
+def short_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Diagnose after a second, and every second: the same looks in less time."""
+    for name in ("FIRST_SECONDS", "SECOND_SECONDS", "EVERY_SECONDS"):
+        monkeypatch.setattr(diagnosis, name, 1.0)
 
 
 async def connect(
@@ -106,6 +114,7 @@ async def test_a_worker_with_other_keys_is_named(
     assert "key 'first'" in said
 
 
+@pytest.mark.usefixtures("short_looks")
 async def test_a_caller_is_told_once_and_answered_once_the_keys_agree(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -115,7 +124,7 @@ async def test_a_caller_is_told_once_and_answered_once_the_keys_agree(
         async with Worker(wrong, task_queue=thread_id, identity="it"):
             told, answer = await stack.enter_async_context(asking(client, thread_id))
             said = await told.first()
-            await asyncio.sleep(EVERY_SECONDS)
+            await asyncio.sleep(2 * diagnosis.EVERY_SECONDS)
             assert told.texts == [said]
         right = await connect(server, store, {"first": KEY_1}, [reading_agent(1)])
         async with Worker(right, task_queue=thread_id):
@@ -208,6 +217,7 @@ async def test_a_task_queue_without_workers_is_named(
             await answer
 
 
+@pytest.mark.usefixtures("short_looks")
 async def test_a_thread_whose_worker_is_gone_is_not_called_busy_without_end(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -225,7 +235,7 @@ async def test_a_thread_whose_worker_is_gone_is_not_called_busy_without_end(
 @tool
 async def slow() -> str:
     """Take long."""
-    await asyncio.sleep(8)
+    await asyncio.sleep(3)
     return "done"
 
 
@@ -233,6 +243,7 @@ def slow_script(turn: Sequence[Message]) -> Reply:
     return Reply(text="done") if results(turn) else Reply(tool_calls=(call(0, "slow"),))
 
 
+@pytest.mark.usefixtures("short_looks")
 @pytest.mark.guarantee(44)
 async def test_a_worker_without_a_free_slot_is_busy_and_not_missing(
     server: TemporalServer, store: BlobStore, thread_id: str
@@ -277,10 +288,11 @@ class Slow(PayloadCodec):
         return list(payloads)
 
     async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
-        await asyncio.sleep(6)
+        await asyncio.sleep(4)
         return list(payloads)
 
 
+@pytest.mark.usefixtures("short_looks")
 async def test_a_worker_without_a_slot_for_workflow_tasks_is_busy_and_not_missing(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:
@@ -309,6 +321,7 @@ async def test_a_worker_without_a_slot_for_workflow_tasks_is_busy_and_not_missin
     assert "workflow task yet: it is busy" in said
 
 
+@pytest.mark.usefixtures("short_looks")
 async def test_a_thread_at_work_is_not_diagnosed(
     server: TemporalServer, store: BlobStore, thread_id: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""The admin server without a network: an application, and a browser or a program that talks to it."""
+"""In-process clients of the admin server, without a network: a browser or an API program."""
 
 import asyncio
 import contextlib
@@ -18,12 +18,12 @@ from everlong.storage.pack_store import PackStore
 HOST = "http://127.0.0.1:8234"
 TOKENS = {role: f"{role}-token-of-sixteen" for role in Role}
 """A token for each role; the name of each is its role with a capital."""
-# As a browser sends it with what our own pages ask for.
+# The header that a browser sends with requests of our own pages.
 OWN = {"sec-fetch-site": "same-origin", "origin": HOST}
 
 
 def roles() -> Access:
-    """Return access for one person of each role."""
+    """Return an access list with one person for each role."""
     return Access(
         grants=tuple(Grant(name=role.capitalize(), role=role, token=TOKENS[role]) for role in Role)
     )
@@ -51,8 +51,8 @@ def make_context(
     )
 
 
-# One for each loop, since it takes a quarter of a second to make: without a server, and open or with
-# one person of each role.
+# An application takes 0.25 s to create, so each event loop keeps one: without a Temporal server, and
+# either open to all or with one person for each role.
 _APPS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[bool, FastAPI]] = WeakKeyDictionary()
 ROLES = roles()
 
@@ -78,7 +78,7 @@ async def browsing(
     address: str = "127.0.0.1",
     cors_origins: Sequence[str] = (),
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """Give somebody who talks to the server. An error that it does not expect fails the test."""
+    """Yield an HTTP client of the server. An unexpected error in the server fails the test."""
     app = _app(context, access, cors_origins)
     transport = httpx.ASGITransport(app, client=(address, 50_000))
     async with httpx.AsyncClient(transport=transport, base_url=host) as client:

@@ -1,4 +1,4 @@
-"""Entries with their messages, as compaction takes them, and conversations to draw from."""
+"""Builder and hypothesis strategy of conversations, as entries with messages for compaction."""
 
 import json
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ ROLES = {
 
 
 class Thread:
-    """A conversation in the making: each entry is a second after the one before."""
+    """Conversation builder. Each entry is one second later than the previous one."""
 
     def __init__(self) -> None:
         self.items: list[Item] = []
@@ -78,7 +78,7 @@ def shown(
 
 
 def assert_paired(messages: Sequence[Message]) -> None:
-    """Every call is answered directly after its reply, in order, and nothing else is answered."""
+    """Assert that each reply is followed by the results of its calls, in order, and no others."""
     waiting: list[str] = []
     for message in messages:
         if message.role == "tool":
@@ -114,7 +114,7 @@ arguments = st.one_of(
 
 @st.composite
 def conversations(draw: st.DrawFn, steps_max: int = 12) -> list[Item]:
-    """Draw entries of any shape and in any order: calls unanswered, results of nobody."""
+    """Draw entries of any kind in any order, with unanswered calls and results without a call."""
     thread = Thread()
     for _ in range(draw(st.integers(0, steps_max))):
         kind = draw(st.sampled_from([*Kind]))

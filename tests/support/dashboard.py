@@ -1,4 +1,4 @@
-"""The dashboard on a stage: a real Temporal server, a worker, a file store, and a browser before it."""
+"""Dashboard under test: a real Temporal server, a worker, a file store and a Chromium browser."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ WAIT_MS = 30_000
 
 @dataclasses.dataclass
 class Stage:
-    """What a test works with."""
+    """Running dashboard with its server, worker and store."""
 
     url: str
     threads: Threads
@@ -45,7 +45,7 @@ class Stage:
         return self.threads.client
 
     def make_context(self, directory: Directory | None = None) -> AppContext:
-        """Return another context of the same server, with a directory of its own."""
+        """Return another context of the same server, with its own directory."""
 
         async def connect() -> Client:
             return self.client
@@ -58,11 +58,11 @@ class Stage:
         return await self.threads.send(thread_id, text, name)
 
     async def said(self, thread_id: str, text: str) -> ThreadStatus:
-        """Send a message, and wait until it is answered."""
+        """Send a message and wait for the answer."""
         return await self.threads.answered(thread_id, await self.send(thread_id, text))
 
     async def listed(self, thread_id: str, status: str = "", seconds: float = 60) -> None:
-        """Wait until visibility, and so the list, has a thread."""
+        """Wait until visibility, and so the list, shows a thread."""
 
         async def is_listed() -> bool:
             await self.context.directory.read()
@@ -73,7 +73,7 @@ class Stage:
 
 
 async def until(is_so: Callable[[], Awaitable[bool]], seconds: float = 60) -> None:
-    """Wait for something, with a deadline."""
+    """Poll a condition until it holds, or fail at the deadline."""
     deadline = time.monotonic() + seconds
     while not await is_so():
         assert time.monotonic() < deadline, "it did not come about in time"
@@ -82,7 +82,7 @@ async def until(is_so: Callable[[], Awaitable[bool]], seconds: float = 60) -> No
 
 @contextlib.asynccontextmanager
 async def open_stage(folder: Path) -> AsyncIterator[Stage]:
-    """Set everything up, once for all tests."""
+    """Start server, worker and dashboard; all tests of a process share them."""
     server = await start_server(folder, dynamic_config=QUICK_DELETES, durable=False)
     agents = [agent(), agent("tight", Policy(failed_turns_max=1))]
     store = open_store((folder / "blobs").as_uri())
@@ -133,7 +133,7 @@ async def serving(app: FastAPI) -> AsyncIterator[str]:
 async def open_page(
     stage: Stage, *, url: str = "", width: int = 1360, height: int = 900, dark: bool = False
 ) -> AsyncIterator[Page]:
-    """Open a page in a browser of its own. Nothing may go wrong in it, nor leave this server."""
+    """Open a page in its own browser. Fails on script errors and on requests to other servers."""
     url = url or stage.url
     context = await stage.browser.new_context(
         base_url=url,
@@ -163,7 +163,7 @@ async def open_page(
 
 
 def screenshot(name: str) -> Path:
-    """Where a picture is kept."""
+    """Return the path of a screenshot."""
     root = Path(__file__).parents[2]
     folder = Path(os.environ.get("EVERLONG_SCREENSHOTS", root / "build" / "screenshots"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -171,8 +171,8 @@ def screenshot(name: str) -> Path:
 
 
 async def shoot(page: Page, name: str, *, whole: bool = True) -> None:
-    """Take a picture of a page."""
-    if whole:  # The bar stays where the page was scrolled to.
+    """Take a screenshot of a page."""
+    if whole:  # The bar is sticky, so scroll to the top first.
         await page.evaluate("scrollTo(0, 0)")
     await page.screenshot(path=screenshot(name), full_page=whole, animations="disabled")
 

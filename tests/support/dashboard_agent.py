@@ -1,4 +1,4 @@
-"""An agent that does what a message says: enough to fill every page."""
+"""Scripted agent whose messages produce every kind of entry that the pages show."""
 
 import asyncio
 from collections.abc import Sequence

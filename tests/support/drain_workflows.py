@@ -1,4 +1,4 @@
-"""A workflow that sends values by every way that leads to a result: for draining runs.
+"""Workflows that receive large values from every source of results, for tests of draining.
 
 Imported into the workflow sandbox: keep its imports few.
 """
@@ -26,7 +26,7 @@ class Returner:
 
 @workflow.defn
 class Feeder:
-    """First gives an activity a large input, which leaves a ref that no replay decodes.
+    """Gives an activity a large input first, which leaves a ref that no replay decodes.
 
     Then, at each `go`, gets large results for small inputs: from an activity, a local activity, a
     child, and a child that has continued as new.

@@ -1,6 +1,7 @@
-"""A worker with room for one thread, exporting by the environment: what it does is seen from outside.
+"""Worker process with a cache of one thread that exports telemetry as its environment says.
 
-`address queue store`. Its agent reads as many pages as it is told, or deploys once it is approved.
+Arguments: `address queue store`. Its agent reads as many pages as a message asks for, or deploys once
+approved.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ READY = "seen worker ready"
 @tool
 def read_page(page: int) -> str:
     """Read a page."""
-    # More than stays inside a journal entry, so that each result is an object of its own.
+    # Too large for a journal entry, so each result is its own object.
     return workload.passage(page, 2 * limits.STEP_RESULTS_BYTES_MAX)
 
 

@@ -1,4 +1,4 @@
-"""Threads that are only listed: enough of them to turn pages."""
+"""Fake directory of threads for the list pages: rows without workflows."""
 
 import random
 import time
@@ -16,7 +16,7 @@ HOUR_MS = 3_600_000
 
 
 def row(number: int, now_ms: int) -> ThreadRow:
-    """Return a thread that looks like one."""
+    """Return a plausible row, the same for the same number."""
     chance = random.Random(number)
     status = chance.choice(STATUSES)
     is_open = status in ("active", "approval", "paused")
@@ -62,7 +62,7 @@ def rows(count: int) -> list[ThreadRow]:
 
 
 class FedDirectory(Directory):
-    """A directory whose threads a test gives it."""
+    """Directory that lists the rows it was given."""
 
     def __init__(self, listed: Sequence[ThreadRow]) -> None:
         async def connect() -> Client:

@@ -1,4 +1,4 @@
-"""A namespace that is made up, for tests of sweeps: runs, what they name, and what that leads to."""
+"""Fake namespace for tests of sweeps: runs, keys in their histories, and an oracle of reachable keys."""
 
 import dataclasses
 import random
@@ -40,7 +40,7 @@ _WHOLE = TypeAdapter(Segment)
 
 @dataclasses.dataclass
 class MadeUpRun:
-    """One run, and the keys that it needs."""
+    """Run with the keys that its history names."""
 
     run: Run
     payloads: list[Payload] = dataclasses.field(default_factory=list)
@@ -71,7 +71,7 @@ class MadeUp:
         self.described: list[str] = []
         self._numbers = 0
 
-    # What a sweep asks.
+    # The interface that a sweep reads.
 
     async def namespace_id(self) -> str:
         return "11111111-2222-3333-4444-555555555555"
@@ -129,7 +129,7 @@ class MadeUp:
         action = ScheduleAction(start_workflow=start)
         return DescribeScheduleResponse(schedule=Schedule(action=action))
 
-    # What happens there.
+    # Events of a namespace.
 
     def start(self, workflow_id: str, root: str = "", first: Payload | None = None) -> MadeUpRun:
         self._numbers += 1
@@ -153,13 +153,13 @@ class MadeUp:
         return done
 
     async def large(self, workflow_id: str) -> Payload:
-        """A payload that goes to the store: half of it is mostly in an earlier pack already."""
+        """Store a payload. Half of these payloads mostly repeat an earlier pack."""
         shared = text(9000, self.source.randrange(2))
         new = noise(2000, self.source.randrange(10**6)).hex().encode()
         return await self.encoded(workflow_id, payload(b'"' + shared.hex().encode() + new + b'"'))
 
     async def append(self, run: MadeUpRun, text_bytes: int = 40) -> Payload:
-        """Add to the journal of a run's thread; return what names the new head."""
+        """Append to the journal of a run's thread; return the payload that names the new head."""
         journal = Journal(self.packs, thread_key(NAMESPACE, run.run.workflow_id))
         seq = 1 if run.head is None else run.head.first_seq + run.head.count
         kind = Kind.MESSAGE if seq % 2 else Kind.TOOL_RESULT
@@ -180,12 +180,12 @@ class MadeUp:
         forked.head = head
         return forked
 
-    # What has to be there.
+    # The oracle.
 
     async def reachable(self) -> set[str]:
-        """The keys that something leads to, found in another way than a sweep's.
+        """Return the reachable keys, computed by another algorithm than the sweep's.
 
-        A name counts in every place: equal content has equal names, and two forks may have that.
+        A name counts in every thread: equal content has equal names, also in two forks.
         """
         found: set[str] = set()
         held = [each for run in self.all.values() for each in (*run.payloads, run.heartbeat)]
@@ -210,7 +210,7 @@ class MadeUp:
         return found
 
     async def _journal(self, place: SegmentRef) -> set[str]:
-        """What a segment leads to. A fork may use only its beginning: what it holds counts whole."""
+        """Yield what a segment leads to. It counts whole, though a fork may use only its beginning."""
         found = {object_key(place.ref)}
         data = await self.packs.read_body(place.ref)
         segment = _WHOLE.validate_json(data[data.rfind(b"\n") + 1 :])
@@ -253,7 +253,7 @@ def _event(number: int, result: Payload, *, ends: bool) -> HistoryEvent:
 
 
 async def lived(store: BlobStore, seed: int, steps: int = 40) -> MadeUp:
-    """A namespace after some steps: threads that write, roll, fork and end; and what they left."""
+    """Return a namespace after random steps: threads that wrote, rolled, forked and ended."""
     world = MadeUp(store, seed)
     source = world.source
     for number in range(2):
@@ -272,11 +272,11 @@ async def _step(world: MadeUp, source: random.Random, step: int) -> None:
             run.payloads.append(await world.large(workflow_id))
         case 2 | 3 | 4:
             run.payloads.append(await world.append(run, source.choice([20, 400, 2000])))
-        case 5:  # Written, and the worker died.
+        case 5:  # The worker died after the write.
             await world.large(workflow_id)
         case 6:
             await world.append(dataclasses.replace(run), 300)
-        case 7:  # A roll: the next run begins with the head, and large lists.
+        case 7:  # A roll: the next run begins with the head and large lists.
             world.close(run)
             first = await world.named(workflow_id, run.head) if run.head else None
             world.start(workflow_id, run.run.root, first).head = run.head

@@ -1,4 +1,4 @@
-"""An HTTP server on loopback that speaks the formats of OpenAI and Anthropic, as it is told to."""
+"""Fake model provider: an HTTP server on loopback with the formats of OpenAI and Anthropic."""
 
 import asyncio
 import dataclasses
@@ -11,7 +11,7 @@ Json = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Response:
-    """What the server answers. `hang`: it takes the request and never answers."""
+    """Response of the server. With `hang` it accepts the request and never answers."""
 
     status: int = 200
     body: Json | bytes = b""
@@ -27,7 +27,7 @@ class Request:
 
 
 class ProviderServer:
-    """Gives its responses in order, and the last one again and again. Keeps what it was asked."""
+    """Server that gives its responses in order, repeats the last one, and records requests."""
 
     def __init__(self, *responses: Response | Json) -> None:
         self._responses = [
@@ -49,7 +49,7 @@ class ProviderServer:
 
     @property
     def connections(self) -> int:
-        """How many clients are connected."""
+        """Number of connected clients."""
         return len(self._tasks)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -65,7 +65,7 @@ class ProviderServer:
                 writer.write(_encoded(response, stream=bool(request.body.get("stream"))))
                 await writer.drain()
         except (OSError, asyncio.CancelledError):
-            pass  # The client has gone, or the test has ended.
+            pass  # The client disconnected, or the test ended.
         finally:
             self._tasks.discard(task)
             writer.transport.abort()
@@ -96,7 +96,7 @@ def _encoded(response: Response, stream: bool) -> bytes:
 
 
 def streamed(message: Json) -> bytes:
-    """The same reply of Anthropic's, as it is streamed."""
+    """Return a reply of Anthropic's as a stream of events."""
     events: list[Json] = [
         {"type": "message_start", "message": {**message, "content": [], "stop_reason": None}}
     ]
@@ -130,7 +130,7 @@ Calls = Sequence[tuple[str, str, str]]
 
 
 def chat(text: str | None = None, calls: Calls = (), finish: str | None = None) -> Json:
-    """A reply of OpenAI's chat completions."""
+    """Return a reply of OpenAI's chat completions."""
     message: Json = {"role": "assistant", "content": text}
     if calls:
         message["tool_calls"] = [
@@ -155,7 +155,7 @@ def chat(text: str | None = None, calls: Calls = (), finish: str | None = None) 
 def responses(
     text: str = "", calls: Calls = (), reasoning: str = "", status: str = "completed"
 ) -> Json:
-    """A reply of OpenAI's responses API. `reasoning`: encrypted thinking that comes with it."""
+    """Return a reply of OpenAI's responses API. `reasoning` is its encrypted reasoning."""
     output: list[Json] = []
     if reasoning:
         output.append(
@@ -206,7 +206,7 @@ def responses(
 def anthropic(
     text: str = "", calls: Calls = (), thinking: tuple[str, str] | None = None, stop: str = ""
 ) -> Json:
-    """A reply of Anthropic's messages API. `thinking`: what was thought, and its signature."""
+    """Return a reply of Anthropic's messages API. `thinking` is a text and its signature."""
     content: list[Json] = []
     if thinking:
         content.append({"type": "thinking", "thinking": thinking[0], "signature": thinking[1]})
@@ -228,9 +228,9 @@ def anthropic(
     }
 
 
-def error(status: int, message: str = "as told", **headers: str) -> Response:
-    """An error in the shape that both providers use."""
-    body = {"type": "error", "error": {"type": "told", "message": message, "code": None}}
+def error(status: int, message: str = "scripted", **headers: str) -> Response:
+    """Return an error in the shape that both providers use."""
+    body = {"type": "error", "error": {"type": "scripted", "message": message, "code": None}}
     return Response(
         status=status,
         body=body,

@@ -1,4 +1,4 @@
-"""Blob stores that count or fail, for the tests."""
+"""Blob stores that count calls, delay them, or fail."""
 
 import asyncio
 import bisect
@@ -12,7 +12,7 @@ from everlong.storage.memory import MemoryBlobStore
 
 
 class CountingStore(MemoryBlobStore):
-    """Counts what is asked of it."""
+    """Memory store that counts its calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class CountingStore(MemoryBlobStore):
 
 
 class SlowStore(CountingStore):
-    """Takes a while for each call, and notes how many GETs were under way at once."""
+    """Delays each call, and records how many GETs were under way at once."""
 
     def __init__(self, get_seconds: float = 0.0, put_seconds: float = 0.0) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class SlowStore(CountingStore):
 
 
 class FlakyStore(FileBlobStore):
-    """A file store that takes and gives nothing while `down` is set."""
+    """File store that is unavailable while `down` is set."""
 
     down = False
 
@@ -75,7 +75,7 @@ class FlakyStore(FileBlobStore):
 
 
 class OrderedStore(MemoryBlobStore):
-    """Lists ranges in the order of its keys, as S3 does, and counts the requests that takes."""
+    """Lists ranges in key order, as S3 does, and counts the list requests."""
 
     page = 1000
 
@@ -117,7 +117,7 @@ class OrderedStore(MemoryBlobStore):
             page = self._sorted[first : first + self.page]
             self.list_requests += 1
             for key in page:
-                # Also keys of other folders end the listing: a real one would not have them.
+                # Keys of other folders end the listing too: a real range has none.
                 if key >= before or not key.startswith(folder):
                     return
                 self.listed.append(key)

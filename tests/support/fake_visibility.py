@@ -1,7 +1,7 @@
-"""A client whose server lists as many threads as a test wants: SQLite answers the queries of visibility.
+"""Fake client whose visibility queries are answered by SQLite, for lists of many threads.
 
-It has what the list of threads asks for: list, count, describe and the names of search attributes. Every
-call is counted.
+It implements what the list of threads calls: list, count, describe and the names of search attributes.
+Every call is counted.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ _COLUMNS = "WorkflowId, RunId, WorkflowType, ExecutionStatus, StartTime, CloseTi
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Thread:
-    """One execution as a server has it."""
+    """Execution as a server stores it."""
 
     thread_id: str
     run_id: str = ""
@@ -50,7 +50,7 @@ class Thread:
 
 
 class FakeVisibility:
-    """Stands for a `Client`, its services and its server."""
+    """Fake of a `Client`, its services and its server."""
 
     namespace = "default"
 

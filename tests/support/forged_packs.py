@@ -1,4 +1,4 @@
-"""Forged packs and payloads: what an attacker can make who may write to the store, and has no keys."""
+"""Forged packs and payloads of an attacker who can write to the store but has no keys."""
 
 import struct
 import zlib
@@ -37,7 +37,7 @@ def forge(
     dictionary: tuple[int, int, int] = (0, 0, 0),
     envelope: bytes = b"\0",
 ) -> Forged:
-    """Return a pack with any manifest. Frames: compression, plain bytes, stored bytes."""
+    """Return a pack with any manifest. A frame is compression, plain bytes and stored bytes."""
     if crc is None:
         crc = crc_of_zeros(size_bytes)
     counts = (len(envelope), len(sources), len(frames), len(extents))
@@ -59,7 +59,7 @@ def crc_of_zeros(size_bytes: int) -> int:
 
 
 def put(root: Path, pack: Forged) -> bytes:
-    """Put a pack into a file store; return its name."""
+    """Write a pack into a file store; return its name."""
     path = root / pack_key(THREAD, pack[0])
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(pack[1])
@@ -67,12 +67,12 @@ def put(root: Path, pack: Forged) -> bytes:
 
 
 def zeros(number: int = 0, frames: int = 1) -> Forged:
-    """Return a pack of so many MiB of zeros. Each number gives another one."""
+    """Return a pack of `frames` MiB of zeros, another one for each number."""
     return forge(size_bytes=0, frames=[(1, FRAME_BYTES, ZEROS)] * frames, envelope=b"%d" % number)
 
 
 def repeated_source(root: Path, times: int, used_bytes: int) -> PackRef:
-    """Name one source many times; use a part of each of its two frames, each time."""
+    """Return a ref whose pack names one source many times, and uses a part of its frames each time."""
     source = put(root, zeros(frames=2))
     extents = [
         (number, frame * FRAME_BYTES, used_bytes)
@@ -85,7 +85,7 @@ def repeated_source(root: Path, times: int, used_bytes: int) -> PackRef:
 
 
 def many_sources(root: Path, count: int, frames: int, used_bytes: int) -> PackRef:
-    """Name many sources, each of them once; use a part of each of their frames."""
+    """Return a ref whose pack names many sources once, and uses a part of each of their frames."""
     sources = [put(root, zeros(number, frames)) for number in range(count)]
     extents = [
         (number, frame * FRAME_BYTES, used_bytes)
@@ -98,7 +98,7 @@ def many_sources(root: Path, count: int, frames: int, used_bytes: int) -> PackRe
 
 
 def one_frame(root: Path, size_bytes: int) -> PackRef:
-    """Repeat one frame until the data is that large."""
+    """Return a ref whose pack repeats one frame up to a size."""
     extents = [
         (0, 0, min(FRAME_BYTES, size_bytes - at)) for at in range(0, size_bytes, FRAME_BYTES)
     ]
@@ -107,7 +107,7 @@ def one_frame(root: Path, size_bytes: int) -> PackRef:
 
 
 def sparse_file(root: Path, size_bytes: int) -> PackRef:
-    """Put an object that is far larger than what its ref claims, at no cost."""
+    """Write an object that is far larger than its ref claims, as a sparse file."""
     name = _digest(b"sparse %d" % size_bytes)
     path = root / pack_key(THREAD, name)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ def sparse_file(root: Path, size_bytes: int) -> PackRef:
 
 
 def large_sources(root: Path, count: int, stored_bytes: int) -> PackRef:
-    """Name sources that are large in the store themselves, in metadata or in frames, and hardly used."""
+    """Return a ref whose pack names large sources and uses hardly any of their bytes."""
     sources = []
     for number in range(count):
         filler = b"%08d" % number + bytes(stored_bytes)
@@ -133,7 +133,7 @@ def large_sources(root: Path, count: int, stored_bytes: int) -> PackRef:
 
 
 def inline_bomb(size_bytes: int) -> Payload:
-    """Return an inline payload of so many zeros, compressed to a few KiB."""
+    """Return an inline payload of zeros, compressed to a few KiB."""
     plain = Payload(metadata={"encoding": b"binary/plain"}, data=bytes(size_bytes))
     text = plain.SerializeToString()
     body = zstandard.ZstdCompressor().compress(text)
@@ -160,5 +160,5 @@ def peak_bytes(pid: int) -> int:
 
 
 def reset_peak(pid: int) -> None:
-    """Let the peak begin again at what the process has now."""
+    """Reset the peak to the current resident memory."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")

@@ -1,4 +1,4 @@
-"""An agent for the tests of what people ask of threads: it asks, remembers, fails and echoes."""
+"""Scripted agent for tests of the admin surface: it asks for approval, remembers, fails and echoes."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ def restart(service: str) -> str:
 
 
 def script(turn: Sequence[Message]) -> Reply:
-    """Do what the message begins with."""
+    """Act by the first word of the message."""
     word, _, rest = turn[0].text.partition(" ")
     if word == "fail":
         raise ModelRefused("the provider will not")

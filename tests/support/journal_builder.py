@@ -1,4 +1,4 @@
-"""Journals for the tests: entries, and many of them."""
+"""Builders of journals and their entries."""
 
 from typing import Final
 
@@ -13,7 +13,7 @@ THREAD: Final = thread_key("default", "ops-7")
 
 
 def entry(seq: int, text: str = "hello", kind: Kind = Kind.MESSAGE) -> Entry:
-    """Return an entry with its message in it, however long that is."""
+    """Return an entry with its message inside, of any length."""
     roles = {Kind.MESSAGE: "user", Kind.REPLY: "assistant", Kind.TOOL_RESULT: "tool"}
     message = Message(role=roles.get(kind, "failure"), text=text)
     return new_entry(seq, kind, message, 1_763_276_400_000 + seq)
@@ -30,7 +30,7 @@ def journal(store: MemoryBlobStore | None = None, thread_id: str = "ops-7") -> J
 
 
 async def grown(into: Journal, upto: int, each: int = 1) -> SegmentRef:
-    """Append entries 1 to `upto`, so many at a time; return the head."""
+    """Append entries 1 to `upto`, `each` at a time; return the head."""
     head: SegmentRef | None = None
     for first in range(1, upto + 1, each):
         last = min(upto, first + each - 1)
@@ -42,7 +42,7 @@ async def grown(into: Journal, upto: int, each: int = 1) -> SegmentRef:
 
 
 async def texts(of: Journal, head: SegmentRef, first_seq: int = 1) -> list[str]:
-    """Return the texts of all messages from a seq on."""
+    """Return the texts of all messages from `first_seq` on."""
     entries = await of.read(head, first_seq)
     return [message.text for message in await of.messages(entries)]
 

@@ -1,4 +1,4 @@
-"""Threads with a past, written straight into the store: a life of weeks in a second."""
+"""Threads with long journals that are written straight into the store."""
 
 import random
 import time
@@ -24,7 +24,7 @@ from everlong.models import (
 from everlong.storage.journal import Journal
 from tests.support.dashboard import Stage
 
-# At once, so that a long journal is written in a second or two.
+# Entries of one append: a long journal takes a second or two.
 BATCH = 500
 EVERY_MS = 30_000
 ASKS = ("query_metrics", "read_log", "list_deploys", "diff_config")
@@ -37,7 +37,7 @@ RESULTS = (
 
 
 async def live_through(stage: Stage, thread_id: str, count: int, compacted_seq: int) -> str:
-    """Start a thread whose journal has so many entries; return the address of its page."""
+    """Start a thread whose journal has `count` entries; return the path of its page."""
     packs, thread = stage.threads.plugin.packs, thread_key(stage.client.namespace, thread_id)
     journal = Journal(packs, thread)
     began_ms = time.time_ns() // 1_000_000 - count * EVERY_MS
@@ -82,7 +82,7 @@ async def live_through(stage: Stage, thread_id: str, count: int, compacted_seq: 
 
 
 class _Sizes:
-    """What the thread has grown to."""
+    """Sizes of the thread so far."""
 
     def __init__(self) -> None:
         self.chance = random.Random(7)
@@ -98,7 +98,7 @@ class _Sizes:
 
 
 def entry(seq: int, began_ms: int, sizes: _Sizes) -> Entry:
-    """Every other entry is a reply, which says how large the thread was."""
+    """Return an entry. Every second one is a reply, which records the sizes."""
     time_ms = began_ms + seq * EVERY_MS
     asked = ASKS[seq // 2 % 4]
     if seq == 1:

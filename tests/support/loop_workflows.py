@@ -1,4 +1,4 @@
-"""Workflows of the kind that bloats: they pass all that they have so far to every step."""
+"""List-passing workflows: each step sends everything so far, so a plain history grows quadratically."""
 
 import asyncio
 import dataclasses
@@ -13,7 +13,7 @@ TIMEOUT = timedelta(seconds=30)
 
 
 def noise(seed: str, size: int) -> str:
-    """Text that does not repeat and shrinks only by half."""
+    """Return text that does not repeat and compresses to a half."""
     return hashlib.shake_256(seed.encode()).hexdigest((size + 1) // 2)[:size]
 
 
@@ -112,7 +112,7 @@ class Gatherer:
 
 @workflow.defn
 class Fan:
-    """Schedules all its activities in one task, with a large input each."""
+    """Schedules all activities in one task, each with a large input."""
 
     @workflow.run
     async def run(self, count: int, size: int) -> int:

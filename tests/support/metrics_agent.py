@@ -24,7 +24,7 @@ def restart() -> str:
 
 @tool(attempts_max=1)
 def broken() -> str:
-    """Do what cannot be done."""
+    """Fail."""
     raise RuntimeError("it is broken")
 
 

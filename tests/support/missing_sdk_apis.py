@@ -1,4 +1,4 @@
-"""The SDK without one of the private APIs that Everlong uses."""
+"""Patches that remove one of the SDK's private APIs that Everlong uses."""
 
 import dataclasses
 import importlib
@@ -20,7 +20,7 @@ Remove: TypeAlias = Callable[[pytest.MonkeyPatch], None]
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """The warnings about features that were switched off."""
+    """Return the warnings about features that were switched off."""
     return [
         record.getMessage()
         for record in caplog.records
@@ -34,7 +34,7 @@ def _remove_runtime(patch: pytest.MonkeyPatch) -> None:
 
 
 def _remove_seqs(patch: pytest.MonkeyPatch) -> None:
-    """Have workflow instances count under another name."""
+    """Rename the counters of workflow instances."""
 
     def get(self: object) -> dict[str, int]:
         raise AttributeError("no _curr_seqs")
@@ -50,7 +50,7 @@ def _remove_seqs(patch: pytest.MonkeyPatch) -> None:
 
 
 def _shift_seqs(patch: pytest.MonkeyPatch) -> None:
-    """Have the count be one ahead of the ids that activities get."""
+    """Shift the counters by one from the ids of activities."""
 
     def next_seq(self: Any, kind: str) -> int:
         self._curr_seqs[kind] = self._curr_seqs.get(kind, 1) + 1
@@ -60,7 +60,7 @@ def _shift_seqs(patch: pytest.MonkeyPatch) -> None:
 
 
 def _remove_module(name: str) -> Remove:
-    """Have a module be missing for Everlong; the SDK itself goes on with it."""
+    """Hide a module from Everlong's imports; the SDK itself keeps it."""
 
     def import_module(wanted: str) -> ModuleType:
         if wanted == name:
@@ -76,7 +76,7 @@ def _remove_eviction(patch: pytest.MonkeyPatch) -> None:
 
 
 def _thaw_runner(patch: pytest.MonkeyPatch) -> None:
-    """Have the sandboxed runner be a dataclass that is not frozen, which no frozen one can extend."""
+    """Make the sandboxed runner a dataclass that is not frozen, which a frozen one cannot extend."""
 
     @dataclasses.dataclass
     class Thawed:

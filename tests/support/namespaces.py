@@ -1,4 +1,4 @@
-"""For tests of sweeps: a namespace of their own, and what a store holds."""
+"""Temporal namespaces for tests that need their own, and sweeps of them."""
 
 import asyncio
 import time
@@ -28,13 +28,13 @@ QUICK_DELETES = {
     "history.transferProcessorEnsureCloseBeforeDelete": "false",
     "history.visibilityProcessorEnsureCloseBeforeDelete": "false",
 }
-"""For a server that forgets a workflow in a second, and not in half a minute."""
+"""Server settings that delete a workflow within a second instead of half a minute."""
 AT_ONCE = Retention(payload_seconds=0, journal_seconds=0, quarantine_seconds=0)
-"""Everything that is not reachable goes, and goes for good in the next sweep."""
+"""Retention that quarantines all unreachable objects, and deletes them in the next sweep."""
 
 
 async def new_namespace(address: str, *, attributes: bool = False) -> str:
-    """Register a namespace: a sweep looks at all of one."""
+    """Register an empty namespace and wait until it is usable."""
     name = f"sweep-{uuid.uuid4().hex[:8]}"
     client = await Client.connect(address, lazy=True)
     request = RegisterNamespaceRequest(namespace=name)
@@ -64,7 +64,7 @@ async def new_namespace(address: str, *, attributes: bool = False) -> str:
 
 
 async def end(client: Client, workflow_id: str) -> None:
-    """Terminate a workflow, and wait until that is listed. Deleted before, it may be listed on."""
+    """Terminate a workflow and wait until visibility shows it: deleted earlier, it may stay listed."""
     await client.get_workflow_handle(workflow_id).terminate()
     query = f"WorkflowId = {quoted(workflow_id)} AND ExecutionStatus = 'Running'"
 
@@ -75,7 +75,7 @@ async def end(client: Client, workflow_id: str) -> None:
 
 
 async def delete(client: Client, workflow_id: str) -> None:
-    """Have the server forget a workflow, all runs of it that visibility knows of."""
+    """Delete all runs of a workflow that visibility lists."""
     async for run in client.list_workflows(f"WorkflowId = '{workflow_id}'"):
         await client.workflow_service.delete_workflow_execution(
             DeleteWorkflowExecutionRequest(

@@ -1,4 +1,4 @@
-"""A Nexus service, its handler, and a workflow that calls it.
+"""Nexus service, its handler, and a workflow that calls it.
 
 Imported into the workflow sandbox: keep its imports few.
 """
@@ -29,7 +29,7 @@ def digest(data: bytes) -> str:
 
 @nexusrpc.service
 class Factory:
-    """Each kind of operation once: `_run` marks those that a workflow answers, `_runs` a chain."""
+    """One operation of each kind. `_run`: a workflow answers; `_runs`: a chain of runs answers."""
 
     reverse: nexusrpc.Operation[bytes, bytes]
     reverse_run: nexusrpc.Operation[bytes, bytes]
@@ -42,7 +42,7 @@ class Factory:
 
 @workflow.defn
 class Reversing:
-    """Continues as new so many times before it answers."""
+    """Continues as new the given number of times before it answers."""
 
     @workflow.run
     async def run(self, sent: bytes, more: int) -> bytes:
@@ -101,7 +101,7 @@ class FactoryHandler:
     async def produce_run(
         self, ctx: nexus.WorkflowRunOperationContext, size_bytes: int
     ) -> nexus.WorkflowHandle[bytes]:
-        # The caller knows this id, and can look at the run behind its operation.
+        # The caller knows this id and reads the run of its operation.
         return await ctx.start_workflow(Producing.run, size_bytes, id=f"producing-{size_bytes}")
 
     @nexus.workflow_run_operation
@@ -136,7 +136,7 @@ class Caller:
 
 
 def refused_details(error: BaseException | None) -> bytes:
-    """Return the detail of the application error that a Nexus failure was caused by."""
+    """Return the detail of the application error that caused a Nexus failure."""
     for _ in range(5):
         if isinstance(error, ApplicationError) and error.details:
             detail: bytes = error.details[0]

@@ -1,4 +1,4 @@
-"""A real receiver of OTLP on loopback, over HTTP and over gRPC, that keeps what arrives."""
+"""OTLP receiver on loopback, over HTTP and gRPC, that keeps all spans and metrics."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ from opentelemetry.proto.trace.v1 import trace_pb2
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """A span as it arrived."""
+    """Received span."""
 
     name: str
     trace_id: str
@@ -46,7 +46,7 @@ class Exemplar:
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """A value of a metric under one set of labels: the sum, for a histogram."""
+    """Value of a metric for one set of labels; the sum for a histogram."""
 
     labels: dict[str, Any]
     value: float
@@ -68,7 +68,7 @@ class Metric:
 
 
 class Received:
-    """What has arrived so far."""
+    """Spans and metrics received so far."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
@@ -79,12 +79,12 @@ class Received:
         self.url = ""
 
     def span(self, name: str) -> Span:
-        """The one span of a name."""
+        """Return the only span of a name."""
         [found] = [span for span in self.spans if span.name == name]
         return found
 
     def metric(self, name: str) -> Metric:
-        """A metric as it was exported last."""
+        """Return the newest export of a metric."""
         return [metric for metric in self.exports if metric.name == name][-1]
 
     def metric_names(self) -> set[str]:

@@ -1,4 +1,4 @@
-"""A model of the packs that plans lead to, to check what the encoder remembers against."""
+"""Reference model of packs, to check the encoder's plans and its memory against."""
 
 import zlib
 
@@ -16,14 +16,14 @@ THREAD = thread_key("default", "ops-7")
 
 
 class Store:
-    """Packs that are durable, and the payload that a plan stands for."""
+    """Durable packs, and the payloads that plans describe."""
 
     def __init__(self) -> None:
         self.packs: dict[bytes, bytes] = {}
         self.streams: dict[bytes, bytes] = {}
 
     def payload(self, plan: Plan) -> bytes:
-        """Build the pack, and read it back with what it needs of the others."""
+        """Build the pack, and read the payload back through it and its sources."""
         name, data = build_pack(plan.contents, THREAD, None)
         reading = self._read(Pack(data, name, THREAD, None))
         assert plan.packs == 1 + len(reading.sources)
@@ -51,7 +51,7 @@ class Store:
 
 
 def check(store: Store, memory: ThreadMemory, plan: Plan, data: bytes) -> None:
-    """See that a plan gives its payload, within the bounds."""
+    """Assert that a plan gives its payload, within the bounds."""
     if plan.same_as is not None:
         assert store.read(plan.same_as.name).data == data
         return
@@ -72,7 +72,7 @@ def check(store: Store, memory: ThreadMemory, plan: Plan, data: bytes) -> None:
 
 
 def check_memory(store: Store, memory: ThreadMemory) -> None:
-    """See that all that is remembered lies where it is said to lie."""
+    """Assert that each remembered chunk is at its remembered place."""
     lists = sum(recent.is_list for recent in memory._recent)
     assert lists <= limits.ENCODER_LISTS_MAX
     assert len(memory._recent) - lists <= limits.ENCODER_SINGLES_MAX
@@ -91,7 +91,7 @@ def check_memory(store: Store, memory: ThreadMemory) -> None:
 
 
 def planned(memory: ThreadMemory, data: bytes, now: float = 0.0, key_id: str = "") -> Plan:
-    """Plan and commit under a name of its own."""
+    """Plan a payload and commit it under a new name."""
     plan = memory.plan(b"", data, key_id, now)
     if plan.same_as is None:
         name = noise(32, zlib.crc32(data) + int(now) + hash(key_id))

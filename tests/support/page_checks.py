@@ -1,4 +1,4 @@
-"""What holds for any page: names for all that can be used, contrast, nothing wider than the screen."""
+"""Checks that hold for any page: accessible names, contrast, and no horizontal scrolling."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ WIDTH = "document.documentElement.scrollWidth - document.documentElement.clientW
 
 
 async def check_page(page: Page) -> None:
-    """Check what holds for any page, as it is shown now."""
+    """Assert them for a page as it is shown now."""
     unnamed, faint = await page.evaluate(NAMES), await page.evaluate(CONTRAST)
     assert unnamed == [], unnamed
     assert faint == [], faint

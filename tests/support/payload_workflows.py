@@ -1,4 +1,4 @@
-"""Every road that a payload can take through Temporal, as small workflows and activities.
+"""Small workflows and activities for every path of a payload through Temporal.
 
 Imported into the workflow sandbox: keep its imports few.
 """
@@ -58,7 +58,7 @@ def encodings_in(messages: Sequence[Message]) -> set[bytes]:
 
 
 class Xor(PayloadCodec):
-    """A team's own codec, which stands for one that encrypts."""
+    """Codec of a team's own; stands in for encryption."""
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
         return [
@@ -89,7 +89,7 @@ async def refuse(value: Value) -> NoReturn:
 
 @activity.defn
 async def beat(value: Value) -> Value:
-    """Leave the value in a heartbeat, and read it back at the second attempt."""
+    """Heartbeat the value, and read it back in the second attempt."""
     info = activity.info()
     if info.attempt == 1:
         activity.heartbeat(value)
@@ -118,7 +118,7 @@ class Echo:
 
 @workflow.defn
 class Pick:
-    """Several arguments: returns the one that is asked for."""
+    """Takes several arguments and returns the chosen one."""
 
     @workflow.run
     async def run(self, index: int, first: Value, second: Value, third: Value) -> Value:
@@ -127,7 +127,7 @@ class Pick:
 
 @workflow.defn
 class OneActivity:
-    """Runs one activity. What it returns, or the first detail of its failure, is the result."""
+    """Runs one activity; returns its result, or the first detail of its failure."""
 
     @workflow.run
     async def run(self, name: str, value: Value) -> Value:
@@ -159,7 +159,7 @@ class OneLocalActivity:
 
 @workflow.defn
 class Parent:
-    """A child's result is encoded under the child's id, and read by its parent."""
+    """Runs a child, whose result is encoded under the child's id and read by its parent."""
 
     @workflow.run
     async def run(self, value: Value) -> Value:
@@ -202,7 +202,7 @@ class Sender:
 
 @workflow.defn
 class Remember:
-    """Returns a memo from its start, and leaves the same value in another one."""
+    """Returns a memo from its start, and writes the same value to another one."""
 
     @workflow.run
     async def run(self) -> Value:
@@ -230,7 +230,7 @@ class Failing:
 
 @workflow.defn
 class Last:
-    """Returns what the run before it returned, or else its argument."""
+    """Returns the result of the previous run, or its argument without one."""
 
     @workflow.run
     async def run(self, value: Value) -> Value:
@@ -253,13 +253,13 @@ class AnyWorkflow:
 
 @activity.defn
 async def annotate(notes: list[str]) -> str:
-    """Stand in for a model that reads all there is and adds to it."""
+    """Stand in for a model that reads all notes and adds one."""
     return hashlib.sha256("".join(notes).encode()).hexdigest() + letters(notes[-1][:50], 30_000)
 
 
 @workflow.defn
 class Notebook:
-    """A team's list-passing loop: each step sends all notes to an activity."""
+    """List-passing loop of a team: each step sends all notes to an activity."""
 
     @workflow.init
     def __init__(self, title: str) -> None:

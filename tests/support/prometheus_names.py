@@ -1,4 +1,4 @@
-"""What Prometheus calls our metrics, and those of SDK Core that alerts and the dashboard use."""
+"""Prometheus names of our metrics, and of SDK Core's that alerts and dashboards use."""
 
 import re
 from typing import Final
@@ -26,7 +26,7 @@ CORE: Final = {
 
 
 def base_name(metric: Metric) -> str:
-    """Return a metric's name in Prometheus, without what its kind adds. `{annotations}` vanish."""
+    """Return a metric's Prometheus name without the suffix of its kind; `{annotations}` are dropped."""
     unit = _UNITS[metric.unit] if not metric.unit.startswith("{") else ""
     return "_".join(filter(None, (_plain(metric.name), unit)))
 

@@ -1,7 +1,7 @@
-"""Fuzzer of queries: statements that no one would write, through the real engine.
+"""Fuzzer of queries: random and malformed statements through the real engine.
 
-Each has to end with a result or `QueryRefused`, in its time. This process must not grow, and no process
-of a query may be left. `make fuzz-queries` runs many; `tests/unit/test_query_fuzz.py` a few.
+Each must end with a result or `QueryRefused` within its time limit. This process must not grow, and no
+query process may remain. `make fuzz-queries` runs many; `tests/unit/test_query_fuzz.py` a few.
 """
 
 import argparse
@@ -162,7 +162,7 @@ def statements(seed: int) -> Iterator[str]:
 
 
 def _nested(chance: random.Random) -> str:
-    """One piece within itself, some times or as often as fits, closed or not."""
+    """Nest one piece within itself, a few times or as often as fits, closed or not."""
     piece = chance.choice(NESTED)
     count = chance.choice((2, 5, 9, 20, 100, 1_000, STATEMENT_CHARS_MAX))
     count = min(count, (STATEMENT_CHARS_MAX - 20) // len(piece))
@@ -220,7 +220,7 @@ def _expression(chance: random.Random, depth: int) -> str:
 
 @dataclasses.dataclass
 class Report:
-    """What came of a run."""
+    """Result of a fuzzing run."""
 
     ended: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     seconds_max: float = 0.0
@@ -231,7 +231,7 @@ class Report:
 
 
 async def fuzz(seed: int, count: int, folder: Path) -> Report:
-    """Run so many statements."""
+    """Run `count` statements."""
     report = Report()
     source = statements(seed)
     before = _rss_bytes()
@@ -257,10 +257,10 @@ async def fuzz(seed: int, count: int, folder: Path) -> Report:
 
 
 def children(parent: int | str = "self") -> list[int]:
-    """Return the processes of queries that a process has started and that are still there."""
+    """Return the running query processes of a process."""
     found: list[int] = []
     for thread in Path(f"/proc/{parent}/task").iterdir():
-        with contextlib.suppress(OSError):  # A thread that has ended since.
+        with contextlib.suppress(OSError):  # The thread ended meanwhile.
             pids = (thread / "children").read_text().split()
             found += [int(pid) for pid in pids if _is_query(pid)]
     return found

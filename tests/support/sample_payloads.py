@@ -1,4 +1,4 @@
-"""Payloads for the tests of the codec, and ways to damage what is stored."""
+"""Sample payloads for tests of the codec, and damage to stored bytes."""
 
 import hashlib
 import random
@@ -23,7 +23,7 @@ def noise(size_bytes: int, seed: int = 0) -> bytes:
 
 @lru_cache(maxsize=512)
 def text(size_bytes: int, seed: int = 0) -> bytes:
-    """Return bytes as an agent's tools give them: zstd shrinks them about 4 times."""
+    """Return bytes like an agent's tool results: zstd compresses them about 4 times."""
     return workload.passage(seed, size_bytes).encode()
 
 
@@ -60,11 +60,11 @@ def flipped(data: bytes, bit: int) -> bytes:
 
 
 def bits(data: bytes, most: int, seed: int = 0) -> list[int]:
-    """Return all bits of what is small, and a sample of those of what is large."""
+    """Return all bit positions of small data, or a sample for large data."""
     every = range(8 * len(data))
     return list(every) if len(every) <= most else random.Random(seed).sample(every, most)
 
 
 async def stored(store: MemoryBlobStore) -> dict[str, bytes]:
-    """Return all that a store holds, by key."""
+    """Return all objects of a store, by key."""
     return {info.key: await store.get(info.key) async for info in store.list("")}

@@ -1,4 +1,4 @@
-"""Sizes of tests: the suite takes the short one, `make test-full` the full one."""
+"""Sizes of tests: short in `make test`, full in `make test-full`."""
 
 import os
 
@@ -6,5 +6,5 @@ IS_FULL = os.environ.get("EVERLONG_FULL_TESTS") == "1"
 
 
 def scaled(short: int, full: int) -> int:
-    """Return how many steps or examples a test takes."""
+    """Return the number of steps, kills or examples of a test."""
     return full if IS_FULL else short

@@ -20,13 +20,13 @@ def results(turn: Sequence[Message]) -> list[str]:
 
 
 def calls_done(turn: Sequence[Message]) -> int:
-    """How many calls of the turn have a result, by the number of the last: older ones may be gone."""
+    """Return how many calls of the turn have a result, by the last one's number."""
     last = next((message for message in reversed(turn) if message.role == "tool"), None)
     return 0 if last is None else int(last.call_id.removeprefix("call-")) + 1
 
 
 def reading_agent(pages: int, name: str = "ops", policy: Policy | None = None) -> Agent:
-    """Reads that many pages of the workload, one a step, then says how many."""
+    """Return an agent that reads `pages` pages, one each step, then says how many."""
 
     def script(turn: Sequence[Message]) -> Reply:
         page = calls_done(turn)
@@ -40,7 +40,7 @@ def reading_agent(pages: int, name: str = "ops", policy: Policy | None = None) -
 
 
 def one_call(name: str) -> ScriptedModel:
-    """Calls one tool and repeats what it returned."""
+    """Return a model that calls one tool and repeats its result."""
 
     def script(turn: Sequence[Message]) -> Reply:
         seen = results(turn)
@@ -61,7 +61,7 @@ def read_page(page: int) -> str:
 
 @tool
 def gated_page(page: int) -> str:
-    """Read a page; page 5 says that it has begun, and waits for a file to appear."""
+    """Read a page. Page 5 creates a file when it begins, and waits for another file."""
     gate = Path(os.environ["TEST_GATE"])
     if page == 5:
         (gate / "begun").touch()

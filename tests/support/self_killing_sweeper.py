@@ -1,7 +1,7 @@
-"""A sweeper that kills itself, in a process of its own.
+"""Sweeper process that kills itself.
 
-It dies at the n-th call of a phase, before or after that is done, and writes down which one it was.
-If it lives on to the end of the sweep, it writes how many calls each phase had.
+It dies at the n-th call of a phase, before or after the call, and records which one it was. If it
+survives the sweep, it records how many calls each phase had.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ PHASES = (
 
 
 class Fate:
-    """Counts calls by phase, and ends the process at one of them."""
+    """Counts calls by phase, and kills the process at one of them."""
 
     def __init__(self, told: Path, phase: str, number: int, *, after: bool) -> None:
         self._told = told
@@ -51,11 +51,11 @@ class Fate:
         self._copied: set[str] = set()
 
     def marks(self) -> None:
-        """The runs are listed: a mark begins."""
+        """Note that a mark begins: the runs are listed."""
         self._marks += 1
 
     def before(self, phase: str) -> bool:
-        """Count a call; return whether the process ends after it."""
+        """Count a call; return whether the process dies after it."""
         self.calls[phase] += 1
         if (phase, self.calls[phase]) != self._end:
             return False
@@ -75,7 +75,7 @@ class Fate:
         return "marking" if self._marks <= 1 else "exact mark"
 
     def phase_of(self, call: str, key: str, data: bytes = b"") -> str:
-        """What a call to the store is for."""
+        """Return the phase of a call to the store."""
         if key.startswith("sweep/"):
             if "/log/" in key and call == "put":
                 self._action = json.loads(data)["action"]
@@ -95,7 +95,7 @@ class Fate:
 
 
 class MortalStore(FileBlobStore):
-    """Its calls are counted."""
+    """File store whose calls are counted."""
 
     fate: Fate | None = None
 
@@ -145,7 +145,7 @@ class MortalStore(FileBlobStore):
 
 
 class MortalHistories(Histories):
-    """Its calls are counted too."""
+    """Histories whose calls are counted."""
 
     def __init__(self, client: Client, fate: Fate) -> None:
         super().__init__(client)
@@ -191,7 +191,7 @@ async def _sweep(address: str, root: Path, index_dir: Path, fate: Fate) -> None:
 def live(
     address: str, root: Path, index_dir: Path, told: Path, phase: str, number: int, after: bool
 ) -> None:
-    """Sweep once, and die at a call of a phase, if there are so many."""
+    """Sweep once; die at the given call of a phase, if the sweep makes that many."""
     fate = Fate(told, phase, number, after=after)
     try:
         asyncio.run(_sweep(address, root, index_dir, fate))

@@ -1,4 +1,4 @@
-"""The demo's agent with fewer pages to read."""
+"""Agent of the demo with fewer pages to read."""
 
 from collections.abc import Sequence
 from typing import Final

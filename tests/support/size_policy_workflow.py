@@ -1,4 +1,4 @@
-"""A loop that continues as new by `should_continue_as_new`.
+"""Loop workflow that continues as new by `should_continue_as_new`.
 
 Imported into the workflow sandbox: keep its imports few.
 """
@@ -13,13 +13,13 @@ from tests.support.loop_workflows import numbered_result
 
 RESULT_BYTES = 40_000
 STEPS = 12
-# Four results of 40,000 bytes are beyond it, and three are not.
+# Four results of 40,000 bytes exceed it; three do not.
 POLICY = Policy(run_offloaded_bytes_max=140_000)
 
 
 @workflow.defn
 class SizedLoop:
-    """Continues as new by the policy, and returns after which steps it did."""
+    """Continues as new by the policy; returns the steps after which it did."""
 
     def __init__(self) -> None:
         self._notes = 0

@@ -1,6 +1,6 @@
-"""Agents whose turn takes a slow tool and an approval, one with enough steps for a roll; and such turns.
+"""Agents whose turn has a slow tool and an approval; one has enough steps for a roll.
 
-The turns are waited for while their worker is killed, and the server counts the requests meanwhile.
+`wait_through` runs such turns, kills their worker, and counts the requests that the server received.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ async def look(item: int) -> str:
 
 @tool
 async def wait_long() -> str:
-    """Take as long as the test wants."""
+    """Take as long as `TEST_SLOW_SECONDS` says."""
     await asyncio.sleep(float(os.environ["TEST_SLOW_SECONDS"]))
     return "waited"
 
@@ -68,14 +68,14 @@ slow = Agent(
     tools=[look, wait_long, restart],
     policy=Policy(run_events_max=50),
 )
-# Without a roll, a caller waits by its update until the answer.
+# Without a roll, the caller's update waits until the answer.
 steady = Agent(name="steady", model=ScriptedModel(_script), tools=[look, wait_long, restart])
 _AGENTS = ["tests.support.slow_turn_agents:slow", "tests.support.slow_turn_agents:steady"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Waited:
-    """How a turn of each agent was waited for."""
+    """How the wait for a turn of each agent went."""
 
     answers: list[str]
     runs: list[int]
@@ -89,7 +89,7 @@ class Waited:
 
 
 async def wait_through(folder: Path, approval_seconds: float) -> Waited:
-    """Ask, kill the worker while a person is waited for, approve on another worker, get the answer."""
+    """Ask, kill the worker during the approval, approve on another worker, and return the answers."""
     metrics_port = free_port()
     server = await start_server(folder, durable=False, metrics_port=metrics_port)
     with server.process:
@@ -137,7 +137,7 @@ async def _wait_through(
 
 
 def requests(metrics_port: int) -> collections.Counter[str]:
-    """Return what clients and workers have asked of a server so far, by its own count."""
+    """Return the server's own count of requests by clients and workers."""
     url = f"http://127.0.0.1:{metrics_port}/metrics"
     with urllib.request.urlopen(url) as response:
         lines = response.read().decode().splitlines()
@@ -150,7 +150,7 @@ def requests(metrics_port: int) -> collections.Counter[str]:
 
 
 async def _asks(client: Client, thread_id: str) -> bool:
-    """Whether the thread asks a person, by its search attributes: that is no query."""
+    """Check by search attributes, without a query, whether the thread waits for approval."""
     try:
         found = await client.get_workflow_handle(thread_id).describe()
     except Exception:  # noqa: BLE001 - it may not have been started yet

@@ -1,4 +1,4 @@
-"""The agent of the interleavings, importable by a worker process: `tests.support.soak_agent:soak`."""
+"""Agent of the soak tests. Worker processes import it: `tests.support.soak_agent:soak`."""
 
 import asyncio
 import hashlib
@@ -13,13 +13,13 @@ TOOLS = {"w": "work", "a": "act"}
 
 
 def calls_of(text: str) -> list[list[str]]:
-    """The call ids of each step that a message asks for: `m3 w wa` are `m3.0.0`, `m3.1.0`, `m3.1.1`."""
+    """Return call ids by step of a message: `m3 w wa` are `m3.0.0`, `m3.1.0`, `m3.1.1`."""
     name, *steps = text.split()
     return [[f"{name}.{step}.{n}" for n in range(len(kinds))] for step, kinds in enumerate(steps)]
 
 
 def tools_of(text: str) -> list[list[str]]:
-    """The tool of each of these calls."""
+    """Return the tool of each of these calls."""
     _, *steps = text.split()
     return [[TOOLS[kind] for kind in kinds] for kinds in steps]
 
@@ -29,7 +29,7 @@ def answer_to(text: str) -> str:
 
 
 def result_of(name: str) -> str:
-    """What a tool returns for a call: mostly small, now and then too long to stay in its entry."""
+    """Return the result of a call: mostly small, sometimes too long for its entry."""
     source = random.Random(name)
     size = source.choices([40, 900, 6_000, 60_000], [45, 25, 22, 8])[0]
     return f"{name} done {hashlib.shake_256(name.encode()).hexdigest(size // 2)}"
@@ -48,13 +48,13 @@ async def work(name: str) -> str:
 
 @tool(needs_approval=True)
 async def act(name: str) -> str:
-    """Do something that a person has to agree to."""
+    """Do something that needs approval."""
     await _take_a_while(name, 0.15)
     return result_of(name)
 
 
 class Obedient:
-    """Takes the steps that the newest message asks for, one reply each, then answers."""
+    """Model that takes the steps of the newest message, one reply each, then answers."""
 
     async def reply(
         self, instructions: str, messages: Sequence[Message], tools: Sequence[Tool]

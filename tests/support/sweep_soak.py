@@ -1,4 +1,4 @@
-"""Threads that write, compact, fork, roll and are archived while sweeps run all the time.
+"""Soak test of sweeps: threads write, compact, fork, roll and are archived during sweeps.
 
 `make soak-sweep` runs it. One sweeper survives; others are processes that are killed at calls of each
 phase of a sweep, always in the phase with the fewest kills so far. At the end every payload, journal and
@@ -51,11 +51,11 @@ INLINE_BYTES_MAX = 512
 ENCODER_SECONDS, ENCODER_PACK_SECONDS = 1.5, 3.0
 NOTHING = dataclasses.replace(AT_ONCE, archive_seconds=0)
 PAUSE_SECONDS_MAX = 3.0
-# More than live at once: where runs wait for a place, Core 1.35 once did not let its worker end.
+# More than run at once: with runs waiting for a cache slot, Core 1.35 once kept its worker alive.
 CACHED = 200
-"""Between two sweeps of the one that lives on: the others need something to take."""
+"""Pause between sweeps of the surviving sweeper, so that the others find something to delete."""
 KILLERS = 2
-# A process that has imported everything, of which each mortal sweeper is a fork.
+# Fork server with all imports done; each self-killing sweeper is a fork of it.
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.support.self_killing_sweeper"])
 THENS: tuple[Then, ...] = ("keep", "close", "free")
@@ -65,7 +65,7 @@ READ_SECONDS_MAX = 120.0
 
 @dataclasses.dataclass
 class Outcome:
-    """What a soak did and found."""
+    """Counts and faults of a soak."""
 
     threads: int = 0
     messages: int = 0
@@ -107,7 +107,7 @@ class Outcome:
 
 
 class Soak:
-    """Some threads, a worker and its sweepers."""
+    """Threads, a worker and sweepers on one server."""
 
     def __init__(self, client: Client, address: str, root: Path, threads: int) -> None:
         self.outcome = Outcome()
@@ -149,7 +149,7 @@ class Soak:
                     if self._source.random() < 0.08 and not await self._archive(thread_id):
                         break
                 except (NoWorker, NotAnswered, ServerUnreachable, RPCError) as error:
-                    # The machine is slow. Whatever is missing is found in the end.
+                    # The machine is slow; the final check finds what is missing.
                     self.outcome.slow[type(error).__name__] += 1
                     break
             if thread_id not in self._ended and self._source.random() < 0.3:
@@ -180,7 +180,7 @@ class Soak:
         return new_id
 
     async def _archive(self, thread_id: str) -> bool:
-        """Archive a thread; return whether it goes on."""
+        """Archive a thread; return whether it continues."""
         then: Then = self._source.choice(THENS)
         if then == "free":
             self._ended.add(thread_id)
@@ -191,9 +191,9 @@ class Soak:
         return then == "keep"
 
     async def _end(self, thread_id: str) -> None:
-        """Have Temporal forget a thread, and all of its runs."""
+        """Delete a thread from Temporal, with all of its runs."""
         self._ended.add(thread_id)
-        with contextlib.suppress(RPCError):  # It has ended, with its archive.
+        with contextlib.suppress(RPCError):  # It ended with its archive.
             await self.client.get_workflow_handle(thread_id).terminate()
         await delete(self.client, thread_id)
         self.outcome.deleted += 1
@@ -207,7 +207,7 @@ class Soak:
             await asyncio.sleep(self._source.uniform(0, PAUSE_SECONDS_MAX))
 
     async def _swept(self, retention: Retention) -> SweepReport:
-        """Sweep. Nobody else uses the store, so also what a thread left that was gone too soon goes."""
+        """Sweep the whole store: no other namespace uses it, so leftovers of deleted threads go too."""
         store = open_store(self._url)
         index_dir = self._root / "index"
         return await sweep(self.client, store, retention, index_dir=index_dir, whole_store=True)
@@ -241,9 +241,9 @@ class Soak:
                 self.outcome.faults.append(f"a sweeper ended with {process.exitcode}")
 
     def _next_end(self) -> tuple[str, int]:
-        """Choose a call of some phase, often of the one that has seen fewest kills.
+        """Choose a call of a phase, mostly of the phase with the fewest kills.
 
-        It is one of as many as whole sweeps had of that phase. A sweep that has no such call lives on.
+        Its number is within the calls that whole sweeps made. A sweep without such a call survives.
         """
         fewest = min(self.outcome.kills[each] for each in PHASES)
         rare = [each for each in PHASES if self.outcome.kills[each] == fewest]
@@ -252,7 +252,7 @@ class Soak:
         return phase, self._source.randrange(1, max(1, often) + 1)
 
     async def check(self) -> None:
-        """Read all that Temporal keeps, from the bare store and without a cache."""
+        """Read everything that Temporal's histories name, from the bare store without a cache."""
         last = await self._swept(SHORT)
         self.outcome.add(last)
         self.outcome.faults += [f"incomplete: {reason}" for reason in last.incomplete]
@@ -260,7 +260,7 @@ class Soak:
         codec = EverlongCodec(packs)
         threads: set[str] = set()
         async for run in self.client.list_workflows():
-            if run.id in self._ended:  # The server may not have come to it yet.
+            if run.id in self._ended:  # The server may not have deleted it yet.
                 continue
             self.outcome.runs += 1
             if "thread-" in run.id:
@@ -327,7 +327,7 @@ async def _connect(address: str, root: Path) -> Client:
 
 
 async def run(threads: int, seconds: float, tell: Callable[[str], None]) -> Outcome:
-    """Live through one soak, on a server of its own."""
+    """Run one soak on its own server."""
     with tempfile.TemporaryDirectory(prefix="everlong-soak-") as folder:
         root = Path(folder)
         server = await start_server(root, dynamic_config=QUICK_DELETES)
@@ -337,7 +337,7 @@ async def run(threads: int, seconds: float, tell: Callable[[str], None]) -> Outc
             async with Worker(client, task_queue=QUEUE, max_cached_workflows=CACHED):
                 await living.live(seconds)
             tell("reading everything")
-            # With a client, a worker and a store that know nothing.
+            # With a fresh client, worker and store.
             living.client = await _connect(server.address, root)
             async with Worker(living.client, task_queue=QUEUE, max_cached_workflows=CACHED):
                 await living.check()
@@ -347,7 +347,7 @@ async def run(threads: int, seconds: float, tell: Callable[[str], None]) -> Outc
 
 
 def lower_limits() -> dict[str, float]:
-    """What an encoder remembers has to be shorter than the quarantine."""
+    """Return limits for a short soak: encoders must forget before the quarantine ends."""
     return {
         "ENCODER_SECONDS_MAX": ENCODER_SECONDS,
         "ENCODER_PACK_SECONDS_MAX": ENCODER_PACK_SECONDS,

@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback that misbehaves as it is told: it hangs, cuts, resets, or is slow."""
+"""TCP proxy on loopback with faults to switch on: it hangs, cuts, resets or delays connections."""
 
 import asyncio
 import contextlib
@@ -10,18 +10,18 @@ _CHUNK: Final = 16 * 1024
 
 
 class Proxy:
-    """Passes connections on to an endpoint. What is set below holds from the next bytes on."""
+    """Forwards connections to an endpoint. A changed attribute applies from the next bytes on."""
 
     def __init__(self, endpoint: str, tls: ssl.SSLContext | None = None) -> None:
         self._target = urlsplit(endpoint)
         self._tls = tls
         self._tasks: set[asyncio.Task[None]] = set()
         self.connections = 0
-        self.hang = False  # Take requests and never answer.
+        self.hang = False  # Accept requests and never answer.
         self.refuse = False  # Close each new connection at once.
-        self.cut_after: int | None = None  # Close a connection after so many bytes of answers.
-        self.cuts_left = 0  # How many connections are cut.
-        self.stall_after: int | None = None  # Answer so many bytes of a connection, and no more.
+        self.cut_after: int | None = None  # Close a connection after this many bytes of answers.
+        self.cuts_left = 0  # Number of connections to cut.
+        self.stall_after: int | None = None  # Answer this many bytes of a connection, then no more.
         self.upload_bytes_per_second: int | None = None
 
     async def __aenter__(self) -> Self:
@@ -37,7 +37,7 @@ class Proxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def drop(self) -> None:
-        """Close the connections that are open now."""
+        """Close all open connections."""
         for task in self._tasks:
             task.cancel()
 
@@ -50,7 +50,7 @@ class Proxy:
             if not self.refuse:
                 await self._pass_on(reader, writer)
         except (OSError, asyncio.CancelledError):
-            pass  # A connection that ends is what this is for.
+            pass  # Cut connections are expected here.
         finally:
             self._tasks.discard(task)
             writer.transport.abort()

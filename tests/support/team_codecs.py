@@ -1,4 +1,4 @@
-"""Codecs that a team may have of its own, and ways to put them around Everlong's."""
+"""Codecs of a team's own, and ways to combine them with Everlong's."""
 
 import dataclasses
 import os
@@ -36,7 +36,7 @@ class Cipher(PayloadCodec):
 
 
 class Marking(PayloadCodec):
-    """Not an encryption: equal input gives equal output."""
+    """Codec that only marks payloads: equal input gives equal output."""
 
     async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
         return [
@@ -69,7 +69,7 @@ class Chain(PayloadCodec):
 
 
 class CodecPlugin(SimplePlugin):
-    """Another plugin, which puts a codec around whatever codec it finds."""
+    """Plugin that wraps a codec around the one that it finds."""
 
     def __init__(self, codec: PayloadCodec, *, replaces: bool = False) -> None:
         def changed(converter: DataConverter | None) -> DataConverter:
@@ -104,7 +104,7 @@ def make_xor() -> PayloadCodec:
 
 
 def make_nothing() -> None:
-    """A factory that forgot to return its codec."""
+    """Factory that forgets to return its codec."""
 
 
 def make_trouble() -> PayloadCodec:

@@ -1,4 +1,4 @@
-"""Looking at what was told: spans by name, and metrics by label."""
+"""Reads exported telemetry: spans by name, metrics by label."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -14,7 +14,7 @@ def named(threads: Threads, name: str) -> list[ReadableSpan]:
 
 
 def values(threads: Threads, name: str) -> dict[frozenset[tuple[str, Any]], Any]:
-    """Each value of a metric by its labels: the sum, for a histogram."""
+    """Return each value of a metric by its labels; the sum for a histogram."""
     data = threads.metrics.get_metrics_data()
     points: Iterable[Any] = [
         point

@@ -1,4 +1,4 @@
-"""A thread as a test drives it, and what has to be true of any thread afterwards."""
+"""Driver of one thread for tests, with invariants that it checks of every thread at the end."""
 
 import asyncio
 import contextlib
@@ -42,7 +42,7 @@ MESSAGES = {Kind.MESSAGE, Kind.REPLY, Kind.TOOL_RESULT, Kind.FAILURE}
 
 
 def calls_then_says(*calls: ToolCall) -> ScriptedModel:
-    """Asks for these tools in one reply, and answers with what they returned."""
+    """Return a model that calls these tools in one reply, and answers with their results."""
 
     def script(turn: Sequence[Message]) -> Reply:
         seen = results(turn)
@@ -53,7 +53,7 @@ def calls_then_says(*calls: ToolCall) -> ScriptedModel:
 
 @dataclasses.dataclass
 class Driven:
-    """One thread, by its id."""
+    """One thread that a test drives."""
 
     threads: Threads
     thread_id: str
@@ -65,7 +65,7 @@ class Driven:
     def other(self, thread_id: str) -> "Driven":
         return Driven(self.threads, thread_id)
 
-    # What people do.
+    # What users do.
 
     async def send(self, text: str = "go") -> int:
         return await self.threads.send(self.thread_id, text)
@@ -91,10 +91,10 @@ class Driven:
         status: ThreadStatus = await asyncio.wait_for(self.handle.result(), seconds)
         return status
 
-    # What they see.
+    # What users see.
 
     async def query(self, name: str, result_type: Any) -> Any:
-        """Ask the thread. A server under load may think for a moment that there is no worker."""
+        """Query the thread. Retries, since a server under load may see no worker for a moment."""
         deadline = time.monotonic() + 90
         while True:
             try:
@@ -127,18 +127,18 @@ class Driven:
         return await self.until(lambda found: found.counters.answered >= number)
 
     async def answer(self, number: int = 1) -> str:
-        """Wait for the turn of a message to end, and return how it ended."""
+        """Wait for the end of a message's turn; return its answer."""
         status = await self.answered(number)
         [seq] = [each.seq for each in status.answers if each.number == number]
         return (await self.messages())[seq].text
 
     async def pending(self, count: int = 1) -> list[Approval]:
-        """Wait until so many approvals wait."""
+        """Wait until the given number of approvals are pending."""
         await self.until(lambda found: found.pending == count)
         found: list[Approval] = await self.query(PENDING_QUERY, list[Approval])
         return found
 
-    # What is left of it.
+    # What the thread stored.
 
     @property
     def journal(self) -> Journal:
@@ -160,7 +160,7 @@ class Driven:
         return {entry.seq: message for entry, message in zip(spoken, found, strict=True)}
 
     async def told(self) -> list[str]:
-        """Return what tools have returned, in the order of the journal."""
+        """Return the results of tools, in journal order."""
         messages = (await self.messages(whole=True)).values()
         return [message.text for message in messages if message.role == "tool"]
 
@@ -176,19 +176,19 @@ class Driven:
         return found
 
     async def attributes(self) -> dict[str, Any]:
-        """Return the search attributes, once the server shows those that were written last."""
+        """Return the search attributes, once the server shows the newest ones."""
         found = (await self.handle.describe()).typed_search_attributes
         return {pair.key.name: pair.value for pair in found}
 
     async def check(self) -> None:
-        """Assert what is true of every thread: a whole journal, a small state, runs that replay."""
+        """Assert the invariants of every thread: a whole journal, a small state, runs that replay."""
         status = await self.status()
         assert status.state_bytes <= limits.STATE_BYTES_MAX
         asked: list[str] = []
         for message in (await self.messages()).values():
             if message.role == "tool":
                 assert asked, "a result without a call"
-                # In call order; a turn that was broken off leaves calls without a result.
+                # In call order. A turn that was broken off leaves calls without a result.
                 while asked.pop(0) != message.call_id:
                     assert asked, "a result that was not asked for, or out of order"
             else:
@@ -210,7 +210,7 @@ async def driven(
     task_queue: str = "",
     **worker: object,
 ) -> AsyncIterator[Driven]:
-    """Run a worker with these agents; the thread is of `ops`. Check it at the end."""
+    """Run a worker with these agents, start a thread of `ops`, and check its invariants at the end."""
     async with open_threads(server.address, store, *agents) as threads:
         threads.task_queue = task_queue or threads.task_queue
         async with threads.worker(**worker):

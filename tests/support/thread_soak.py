@@ -1,7 +1,7 @@
 """Soak test of threads under random messages, worker kills and rolls: `make soak`.
 
-A life is one thread and a random script, from a seed. Many live at once, on a few worker processes that
-are killed, or frozen for a while, at random moments. At the end the journal has to tell what was done.
+A life is one thread and a random script from a seed. Many threads run at once, on a few worker processes
+that are killed or frozen at random moments. At the end each journal must hold exactly what was done.
 """
 
 import argparse
@@ -31,8 +31,8 @@ from tests.support.worker_killer import PAUSE_SECONDS, Reaper
 
 ACTIONS = 15
 LIFE_SECONDS_MAX = 300.0
-# What a message asks for: w is a tool, a one that needs approval, and letters side by side are calls
-# of one reply.
+# Steps that a message asks for: `w` is a tool, `a` a tool that needs approval; adjacent letters are
+# calls of one reply.
 PLANS = ["", "", "w", "w", "a", "a", "wa", "aa", "a w", "w w", "w wa"]
 CONFIGURATIONS: list[dict[str, Any]] = [
     {"run_events_max": 50},
@@ -47,7 +47,7 @@ CONFIGURATIONS: list[dict[str, Any]] = [
 
 
 class Script:
-    """The life of one thread: what is said to it, in which order, with which pauses."""
+    """Random script of one thread: messages, decisions and signals, with pauses."""
 
     def __init__(self, voice: Voice, seed: str) -> None:
         self.life = Life(voice.thread_id, seed)
@@ -56,7 +56,7 @@ class Script:
         self._people = 0
 
     async def live(self) -> ThreadStatus:
-        """Say all of it, see that everything comes to an end, and stop the thread."""
+        """Run the script, wait until every turn has ended, and stop the thread."""
         actions: list[tuple[int, Callable[[], Awaitable[None]]]] = [
             (3, self._send),
             (4, self._decide),
@@ -75,7 +75,7 @@ class Script:
         return await self._voice.stop()
 
     async def _send(self) -> None:
-        """One message, or a few at the same moment."""
+        """Send one message, or a few at the same moment."""
         texts: list[str] = []
         for _ in range(self._source.choice([1, 1, 1, 1, 3])):
             texts.append(f"m{len(self.life.sent) + len(texts)} {self._source.choice(PLANS)}")
@@ -84,7 +84,7 @@ class Script:
             self.life.sent.append((number, text.strip()))
 
     async def _decide(self) -> None:
-        """Decide one that waits; now and then two people do, or one that does not wait."""
+        """Decide a pending approval; sometimes twice, or one that is not pending."""
         waiting = await self._voice.pending()
         known = [attempt.approval for attempt in self.life.attempts]
         if not waiting:
@@ -126,9 +126,9 @@ class Script:
             self.life.configures += 1
 
     async def _finish(self) -> None:
-        """Let the thread come to an end with everything."""
+        """Unpause, decide what is pending, and wait until the thread is idle."""
         await self._voice.signal(UNPAUSE_SIGNAL)
-        while True:  # The life as a whole has a time limit.
+        while True:  # The script as a whole has a time limit.
             with contextlib.suppress(Unreachable):
                 status = await self._voice.status()
                 if status.pause is not None and status.pause.limit is not None:
@@ -142,7 +142,7 @@ class Script:
 
 @dataclasses.dataclass
 class Campaign:
-    """Many lives at once."""
+    """Many scripted threads at once."""
 
     address: str
     settings: Settings
@@ -161,7 +161,7 @@ class Campaign:
     totals: Counter[str] = dataclasses.field(default_factory=Counter)
 
     async def run(self) -> None:
-        """Live all of them, while workers die. What went wrong is in `faults` then."""
+        """Run all scripts while workers are killed. Faults are collected in `faults`."""
         store = open_store(self.settings.store)
         client = await Client.connect(self.address, plugins=[EverlongPlugin(store=store)])
         limit = asyncio.Semaphore(self.at_once)
@@ -187,7 +187,7 @@ class Campaign:
             async with asyncio.timeout(LIFE_SECONDS_MAX):
                 status = await script.live()
             found = await faults_of(script.life, status, packs, client.namespace)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is told with its seed
+        except Exception as error:  # noqa: BLE001 - any error is reported with its seed
             found = [f"{type(error).__name__}: {error}"]
         found += await tasks_failed(client, voice.thread_id, frozen, self.keep)
         for fault in found:
@@ -214,7 +214,7 @@ class Campaign:
 
 
 def worker_settings(address: str, data_dir: Path, task_queue: str) -> Settings:
-    """Settings for worker processes, which have to find `tests` in the current directory."""
+    """Return settings for worker processes, which import `tests` from the current directory."""
     base = load_settings({"EVERLONG_DATA_DIR": str(data_dir), "EVERLONG_TASK_QUEUE": task_queue})
     return embedded(base, address)
 

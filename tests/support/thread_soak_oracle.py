@@ -1,4 +1,4 @@
-"""What a thread's journal must tell, given what was said to the thread."""
+"""Oracle of the soak: compares a thread's journal with what was sent to the thread."""
 
 import dataclasses
 from collections import Counter
@@ -15,13 +15,13 @@ from everlong.storage.pack_store import PackStore
 from tests.support.soak_agent import answer_to, calls_of, result_of, tools_of
 
 _SPOKEN = (Kind.MESSAGE, Kind.REPLY, Kind.TOOL_RESULT, Kind.FAILURE)
-# Something arrived while a run was about to end: the task is made again, with it.
+# A message arrived while a run was about to end: the server repeats the task with it.
 _HARMLESS = WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_UNHANDLED_COMMAND
 
 
 @dataclasses.dataclass
 class Attempt:
-    """Somebody's try to decide."""
+    """Attempt to decide an approval."""
 
     approval: str
     by: str
@@ -32,7 +32,7 @@ class Attempt:
 
 @dataclasses.dataclass
 class Life:
-    """All that was said to a thread."""
+    """Everything that was sent to a thread."""
 
     thread_id: str
     seed: str
@@ -47,7 +47,7 @@ class Life:
 async def faults_of(
     life: Life, status: ThreadStatus, packs: PackStore, namespace: str
 ) -> list[str]:
-    """Return what the journal of a stopped thread has wrong."""
+    """Return the faults in the journal of a stopped thread."""
     journal = Journal(packs, thread_key(namespace, life.thread_id))
     entries = await journal.read(status.head)
     spoken = [entry for entry in entries if entry.kind in _SPOKEN]
@@ -70,7 +70,7 @@ def _sequence(entries: Sequence[Entry]) -> Iterator[str]:
 def _conversation(
     life: Life, said: Sequence[tuple[Entry, Message]], entries: Sequence[Entry]
 ) -> Iterator[str]:
-    """Every message once, in the order of its number, and after it its steps and one answer."""
+    """Check that each message is there once, in order, followed by its steps and one answer."""
     numbers = sorted(number for number, _ in life.sent)
     if numbers != list(range(1, len(numbers) + 1)):
         yield f"the numbers of messages are {numbers}"
@@ -99,7 +99,7 @@ def _turn(text: str) -> Iterator[tuple[str, ...]]:
 
 
 def _told(entry: Entry, message: Message, decided: dict[str, bool]) -> tuple[str, ...]:
-    """What an entry tells, in the words of `_turn`; a result that is not right is shown as it is."""
+    """Return an entry in the notation of `_turn`; a wrong result appears as it is."""
     if entry.kind == Kind.MESSAGE:
         return ("message", message.text)
     if entry.kind == Kind.REPLY and message.tool_calls:
@@ -115,7 +115,7 @@ def _told(entry: Entry, message: Message, decided: dict[str, bool]) -> tuple[str
 
 
 def _decisions(entries: Sequence[Entry]) -> dict[str, bool]:
-    """What was decided about each call, by the name that the model gave it."""
+    """Return the decision about each call, by the model's name of the call."""
     names = {data["id"]: str(data["arguments"]) for data in _data(entries, Kind.ASKED)}
     return {
         names[data["id"]].split('"')[3]: bool(data["approve"])
@@ -131,7 +131,7 @@ def _data(entries: Sequence[Entry], kind: Kind) -> list[dict[str, object]]:
 def _approvals(
     life: Life, said: Sequence[tuple[Entry, Message]], entries: Sequence[Entry]
 ) -> Iterator[str]:
-    """Every call that needs it is asked for once, and decided once, by whoever was told so."""
+    """Check that each call that needs approval is asked for once, and decided once, by who succeeded."""
     wanted = [
         f"{entry.seq}-{number}"
         for entry, message in said
@@ -152,7 +152,7 @@ def _approvals(
 
 
 def _place(approval: object) -> str:
-    """Where the call of an approval stands: its reply, and its number there."""
+    """Return the position of an approval's call: its reply, and its number there."""
     return "-".join(str(approval).split("-")[:2])
 
 
@@ -190,10 +190,10 @@ def _counters(life: Life, status: ThreadStatus, entries: Sequence[Entry]) -> Ite
 async def tasks_failed(
     client: Client, thread_id: str, frozen: Collection[int], keep: Path | None = None
 ) -> list[str]:
-    """Return how workflow tasks of a thread failed, in all its runs. None should.
+    """Return the failed workflow tasks of a thread, in all its runs. None should fail.
 
-    A process that stood still takes its own tasks for deadlocked, and is right to give them up.
-    Where something else failed, the histories can be kept.
+    A frozen process sees its own tasks as deadlocked, and rightly gives them up. For other failures the
+    histories can be kept.
     """
     found: Counter[str] = Counter()
     run_id: str | None = None  # The newest.

@@ -25,7 +25,7 @@ from everlong.storage.pack_store import PackStore
 
 @dataclasses.dataclass
 class Threads:
-    """A client with the plugin, and the threads that a test makes with it."""
+    """Client with the plugin, and operations on the threads that a test starts."""
 
     client: Client
     plugin: EverlongPlugin

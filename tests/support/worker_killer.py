@@ -1,4 +1,4 @@
-"""Worker processes that die, or stand still for a while, at random moments."""
+"""Killer of worker processes: kills or freezes them at random moments."""
 
 import asyncio
 import contextlib
@@ -13,12 +13,12 @@ from everlong.worker import READY
 
 WORKERS = 2
 PAUSE_SECONDS = (3.0, 7.0)
-# Longer than heartbeats and sticky queues wait: what it does afterwards comes too late.
+# Longer than heartbeat and sticky timeouts: what the worker does afterwards comes too late.
 FROZEN_SECONDS = 7.0
 
 
 class Reaper:
-    """Keeps a few workers running, and ends one every few seconds."""
+    """Keeps a few workers running, and kills or freezes one every few seconds."""
 
     def __init__(
         self,
