@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from temporalio.worker.workflow_sandbox import SandboxRestrictions
-from xdist.remote import Producer
+from xdist.remote import Producer  # type: ignore[import-untyped] # it has no stubs
 
 from everlong.embedded import TemporalServer, start_server
 from everlong.interceptors import sdk_internals

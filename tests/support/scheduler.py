@@ -4,13 +4,13 @@ import functools
 from pathlib import Path
 from typing import Final
 
-from xdist.scheduler import LoadScopeScheduling
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped] # it has no stubs
 
 _ROOT: Final = Path(__file__).parents[2]
 _DIVISIBLE: Final = ("tests/faults/", "tests/server/")
 
 
-class Scheduler(LoadScopeScheduling):
+class Scheduler(LoadScopeScheduling):  # type: ignore[misc] # untyped, as above
     """Gives a free process the next test with a server, or the next file of others.
 
     Files of unit tests stay whole, since sending tests one by one costs more than they take. So do files
