@@ -1,4 +1,7 @@
-"""The `everlong` command. It reads arguments and prints; the work is done elsewhere."""
+"""The `everlong` command: parses arguments, calls the layers below, prints.
+
+Each module holds the commands of one subject, as a Typer app called `commands`.
+"""
 
 from everlong.cli import (
     approvals,
@@ -13,7 +16,7 @@ from everlong.cli import (
 )
 from everlong.cli.app import app, run
 
-# As the help lists them.
+# The order of the help.
 for part in (dev, doctor, threads, approvals, control, history, archives, sweep, query):
     app.add_typer(part.commands)
 

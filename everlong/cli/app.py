@@ -1,4 +1,7 @@
-"""The command itself, and what its parts share: arguments, and how it ends."""
+"""The root of the `everlong` command, and what all its commands share: arguments, errors, exit.
+
+Every command raises errors of `everlong.errors`; `run` alone turns them into a message and an exit code.
+"""
 
 import asyncio
 import contextlib
@@ -19,7 +22,7 @@ from everlong.connection import connect
 from everlong.errors import ConfigError, EverlongError
 from everlong.models.thread_ids import check_id, is_new_id
 
-# Of the newest threads, those that fit: a shell waits for it.
+# Shell completion offers ids of the newest threads only, since the shell blocks until it returns.
 _COMPLETE_ROWS: Final = 500
 _COMPLETE_SECONDS_MAX: Final = 2.0
 
@@ -33,24 +36,24 @@ app = typer.Typer(
 
 
 def complete_thread_id(incomplete: str) -> list[str]:
-    """Return ids that begin like this, for the shell. Whatever fails, it completes nothing."""
+    """Return the thread ids with this prefix, for shell completion; none if anything fails."""
     try:
-        return asyncio.run(_ids(incomplete))
-    except Exception:  # noqa: BLE001 - somebody is typing.
+        return asyncio.run(_list_ids(incomplete))
+    except Exception:  # noqa: BLE001 - an error message would land in the line that the user types.
         return []
 
 
-async def _ids(incomplete: str) -> list[str]:
+async def _list_ids(incomplete: str) -> list[str]:
     async with asyncio.timeout(_COMPLETE_SECONDS_MAX):
         client = await connect(load_settings())
         page = await read_rows(client, size=_COMPLETE_ROWS)
     ids = {row.thread_id for row in page.rows if row.thread_id.startswith(incomplete)}
-    # A shell would break others up, and a line break would look like two ids.
+    # Other ids are left out: a shell would split them at spaces, and a line break looks like two ids.
     return sorted(filter(is_new_id, ids))
 
 
-def _existing(thread_id: str | None) -> str | None:
-    """Refuse what no thread can be called: an argument that is not UTF-8, or that is too long."""
+def _check_thread_id(thread_id: str | None) -> str | None:
+    """Reject ids that no thread can have: not UTF-8, or too long."""
     if thread_id is not None:
         check_id(thread_id)
     return thread_id
@@ -61,18 +64,18 @@ ThreadId = Annotated[
     typer.Argument(
         help="The thread's id, which is its workflow id.",
         autocompletion=complete_thread_id,
-        callback=_existing,
+        callback=_check_thread_id,
     ),
 ]
 OptionalThreadId = Annotated[
     str | None,
-    typer.Argument(help="Only those of this thread; all if left out.", callback=_existing),
+    typer.Argument(help="Only this thread; all threads by default.", callback=_check_thread_id),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-By = Annotated[str, typer.Option(help="Who asks for it; by default your user name.")]
-Reason = Annotated[str, typer.Option(help="Why, for those who read the journal.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what it would do, and do nothing.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask first.")]
+By = Annotated[str, typer.Option(help="Your name, for the journal; by default your user name.")]
+Reason = Annotated[str, typer.Option(help="Your reason, for the journal.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would happen; change nothing.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -87,37 +90,37 @@ def main(
         bool, typer.Option("--version", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Run agents for months, and see what they take up."""
+    """Run agents for months, and see how much state they use."""
 
 
-def name_of(by: str) -> str:
-    """Return who does something: the name that was given, or the one that the system knows."""
+def resolve_name(by: str) -> str:
+    """Return the name given with `--by`, or else the name of the system's user."""
     if by:
         return by
     try:
         return getpass.getuser()
     except (KeyError, OSError):
-        raise ConfigError("the system does not know your name here. Give it: --by NAME") from None
+        raise ConfigError("the system has no user name for this process. Add --by NAME") from None
 
 
 def confirm(what: str, *, yes: bool) -> None:
-    """Ask whether to go on with what cannot be undone. Programs, which have no terminal, know."""
+    """Ask for confirmation of what cannot be undone, unless `yes` is set or there is no terminal."""
     if yes or not sys.stdin.isatty():
         return
-    typer.confirm(f"{what} Go on?", abort=True)
+    typer.confirm(f"{what} Continue?", abort=True)
 
 
 def run_with_client(work: Callable[[Client], Awaitable[None]]) -> None:
-    """Connect to the server of the environment, and run `work` with the client."""
+    """Connect to the configured server, and run `work` with the client."""
 
-    async def connected() -> None:
+    async def connect_and_work() -> None:
         await work(await connect(load_settings()))
 
-    asyncio.run(connected())
+    asyncio.run(connect_and_work())
 
 
 def run() -> NoReturn:
-    """Run the command; an error of our own is a message and an exit code, not a stack trace."""
+    """Run the command and exit. An `EverlongError` becomes a message and its exit code."""
     try:
         app()
         code = 0
@@ -126,9 +129,9 @@ def run() -> NoReturn:
     except EverlongError as error:
         err.print(f"error: {plain(str(error))}", markup=False, soft_wrap=True)
         code = error.exit_code
-    with contextlib.suppress(BrokenPipeError):  # Whoever read our output has had enough.
+    with contextlib.suppress(BrokenPipeError):  # The reader of our output has closed the pipe.
         sys.stdout.flush()
         sys.stderr.flush()
-    # All is closed by now. What is left is the SDK's native threads, which have crashed the
-    # interpreter while it was taking itself apart, and tools that hang, which would hold it up.
+    # Everything is closed by now. Skip the interpreter's shutdown: the SDK's native threads have
+    # crashed it, and tools that hang would block it.
     os._exit(code)

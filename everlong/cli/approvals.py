@@ -13,7 +13,7 @@ from everlong.cli.app import (
     OptionalThreadId,
     Reason,
     ThreadId,
-    name_of,
+    resolve_name,
     run_with_client,
 )
 from everlong.cli.output import approval_text, arguments_text, print_json, print_lines
@@ -33,14 +33,14 @@ def approvals(
     thread_id: OptionalThreadId = None,
     as_json: Json = False,
 ) -> None:
-    """List the tool calls that wait for a person. With --json, a thread's arguments are whole.
+    """List the tool calls that wait for approval.
 
-    Those of all threads end at 32 KiB. Examples: everlong approvals. Of one thread: everlong approvals
-    ops-7
+    With --json and a thread id, arguments are complete; across all threads they are cut at 32 KiB.
+    Examples: everlong approvals. For one thread: everlong approvals ops-7
     """
     settings = load_settings()
     if thread_id is None:
-        run_with_client(lambda client: _all_approvals(client, as_json))
+        run_with_client(lambda client: _list_all(client, as_json))
         return
 
     async def work(client: Client) -> None:
@@ -57,12 +57,12 @@ def approvals(
             if whole != approval.arguments:
                 print_lines([arguments_text(whole)])
         if not waiting:
-            print_lines(["nothing waits for a person"])
+            print_lines(["no tool call waits for approval"])
 
     run_with_client(work)
 
 
-async def _all_approvals(client: Client, as_json: bool) -> None:
+async def _list_all(client: Client, as_json: bool) -> None:
     page = await list_approvals(client, open_configured_packs(load_settings()))
     if as_json:
         print_json(page)
@@ -72,18 +72,18 @@ async def _all_approvals(client: Client, as_json: bool) -> None:
         if each.arguments != each.approval.arguments:
             print_lines([arguments_text(each.arguments)])
         if each.problem:
-            print_lines([f"  not all of it can be shown: {each.problem}"])
+            print_lines([f"  the arguments cannot be shown in full: {each.problem}"])
     for thread_id, problem in page.problems.items():
-        print_lines([f"{show_id(thread_id)}  cannot be asked: {problem}"])
+        print_lines([f"{show_id(thread_id)}  does not answer: {problem}"])
     if page.not_asked:
-        print_lines([f"{page.not_asked} more threads wait; decide about these first"])
+        print_lines([f"{page.not_asked} more threads wait for approval; decide on these first"])
     if not page.waiting and not page.problems:
-        print_lines(["nothing waits for a person"])
+        print_lines(["no tool call waits for approval"])
 
 
 @commands.command()
 def approve(thread_id: ThreadId, approval_id: ApprovalId, by: By = "", reason: Reason = "") -> None:
-    """Let a tool call run that waits for it.
+    """Approve a tool call, so that it runs.
 
     Example: everlong approve ops-7 12-1-5f0c --reason 'traffic is drained'
     """
@@ -92,7 +92,7 @@ def approve(thread_id: ThreadId, approval_id: ApprovalId, by: By = "", reason: R
 
 @commands.command()
 def deny(thread_id: ThreadId, approval_id: ApprovalId, by: By = "", reason: Reason = "") -> None:
-    """Deny a tool call. The model is told so, and why, and goes on without it.
+    """Deny a tool call. The model sees the denial and the reason, and continues without the result.
 
     Example: everlong deny ops-7 12-1-5f0c --reason 'not during the sale'
     """
@@ -100,7 +100,7 @@ def deny(thread_id: ThreadId, approval_id: ApprovalId, by: By = "", reason: Reas
 
 
 def _decide(thread_id: str, approval_id: str, approve: bool, by: str, reason: str) -> None:
-    name = name_of(by)
+    name = resolve_name(by)
 
     async def work(client: Client) -> None:
         await decide(client, thread_id, approval_id, approve, name, reason)

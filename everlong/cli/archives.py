@@ -1,4 +1,4 @@
-"""Commands for archives: write one, list them, begin a thread from one."""
+"""Commands for archives: write one, list them, start a thread from one."""
 
 import asyncio
 import dataclasses
@@ -14,7 +14,16 @@ from rich.table import Column, Table
 from everlong.admin.console import command, err, plain, print_table
 from everlong.admin.format import bytes_text, counted
 from everlong.admin.preview import plan_lines
-from everlong.cli.app import By, Json, OptionalThreadId, Reason, ThreadId, Yes, confirm, name_of
+from everlong.cli.app import (
+    By,
+    Json,
+    OptionalThreadId,
+    Reason,
+    ThreadId,
+    Yes,
+    confirm,
+    resolve_name,
+)
 from everlong.cli.output import print_json, print_lines, time_text
 from everlong.client.archives import (
     ArchivePage,
@@ -34,7 +43,7 @@ commands = typer.Typer()
 
 
 class Then(StrEnum):
-    """What becomes of a thread that was archived."""
+    """What happens to the thread after it was archived."""
 
     keep = "keep"
     close = "close"
@@ -42,8 +51,8 @@ class Then(StrEnum):
 
 
 _FINAL: Final = {
-    Then.close: "will end, if it has not yet, and cannot be started again.",
-    Then.free: "will end, if it has not yet, and its histories will be deleted.",
+    Then.close: "will end, unless it has already, and cannot be started again.",
+    Then.free: "will end, unless it has already, and its histories will be deleted.",
 }
 
 
@@ -64,28 +73,28 @@ def archive(
     then: Annotated[
         Then,
         typer.Option(
-            help="keep: the thread goes on. close: it ends first. free: its histories are deleted "
-            "too, so that a sweep frees its packs."
+            help="keep: the thread continues. close: it ends first. free: it ends, and its histories "
+            "are deleted, so that a sweep can free its packs."
         ),
     ] = Then.keep,
     export: Annotated[
         Path | None,
         typer.Option(
-            help="Also write a plain Parquet file, for any tool, where there is none yet."
+            help="Also write a plain Parquet file for other tools. The file must not exist yet."
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option(help="Only say what would be done.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Print what would happen; change nothing.")] = False,
     by: By = "",
     reason: Reason = "",
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Write a thread's journal as one Parquet file, and read it back.
+    """Write a thread's journal to one Parquet file, and verify it by reading it back.
 
-    With --then close or free it asks first, at a terminal. Example: everlong archive ops-7 --then close
-    --reason 'the incident is over'
+    With --then close or free, it asks for confirmation at a terminal. Example: everlong archive ops-7
+    --then close --reason 'the incident is over'
     """
-    wish = _Wish(thread_id, then, name_of(by), reason, export, dry_run, as_json)
+    wish = _Wish(thread_id, then, resolve_name(by), reason, export, dry_run, as_json)
     if export is not None:
         check_export(export)
     if then in _FINAL and not dry_run:
@@ -96,7 +105,7 @@ def archive(
 @commands.command()
 def archives(
     thread_id: OptionalThreadId = None,
-    before: Annotated[str, typer.Option(help="Only those before this one, to page on.")] = "",
+    before: Annotated[str, typer.Option(help="Only archives before this one, for paging.")] = "",
     as_json: Json = False,
 ) -> None:
     """List archives, the newest first.
@@ -111,7 +120,7 @@ def revive(
     thread_id: ThreadId,
     new_id: Annotated[str, typer.Argument(help="The id of the new thread.")],
     archive_id: Annotated[
-        str | None, typer.Option("--archive", help="As `archives` lists it; by default the newest.")
+        str | None, typer.Option("--archive", help="An id from `archives`; by default the newest.")
     ] = None,
     at: Annotated[int | None, typer.Option(min=1, help="Only up to this entry.")] = None,
     agent: Annotated[
@@ -121,7 +130,7 @@ def revive(
     reason: Reason = "",
     as_json: Json = False,
 ) -> None:
-    """Start a thread whose past is an archive. It has packs of its own.
+    """Start a new thread from an archive. It shares no packs with the archived thread.
 
     Example: everlong revive ops-7 ops-7-again --reason 'it is back'
     """
@@ -139,9 +148,9 @@ def revive(
                 archive_id=archive_id,
                 seq=at,
                 agent=agent,
-                by=name_of(by),
+                by=resolve_name(by),
                 reason=reason,
-                on_progress=lambda *each: _tell(line, *each),
+                on_progress=lambda *each: _show_progress(line, *each),
                 on_warning=_warn,
             )
         if as_json:
@@ -149,8 +158,8 @@ def revive(
             return
         print_lines(
             [
-                f"thread {new_id} ({start.agent}) begins as {show_id(thread_id)} was archived. Talk to "
-                "it with:",
+                f"thread {new_id} ({start.agent}) continues from the archive of {show_id(thread_id)}. "
+                "Send it a message:",
                 f"  {command()} send {quote_id(new_id)} 'Where were we?'",
             ]
         )
@@ -176,7 +185,7 @@ async def _archive(settings: Settings, wish: _Wish) -> None:
             then=wish.then.value,
             by=wish.by,
             reason=wish.reason,
-            on_progress=lambda *each: _tell(line, *each),
+            on_progress=lambda *each: _show_progress(line, *each),
         )
         if wish.export is not None:
             await export_archive(packs, done.manifest, wish.export)
@@ -190,31 +199,31 @@ def _warn(text: str) -> None:
     err.print(plain(f"warning: {text}"), markup=False, soft_wrap=True)
 
 
-def _tell(line: Status, what: str, done: int, total: int) -> None:
+def _show_progress(line: Status, what: str, done: int, total: int) -> None:
     line.update(f"{done:,} of {total:,} entries are {what}")
 
 
 def archived_lines(done: ArchiveResult, export: Path | None) -> list[str]:
-    """Return what was done, in words."""
+    """Return the lines that report an archive."""
     manifest = done.manifest
     size = bytes_text(manifest.size_bytes)
-    how = "written and read back" if done.is_new else "there already, and was read back"
+    how = "written and verified" if done.is_new else "existed already, and verified"
     lines = [
         f"archive {manifest.archive_id} of thread {show_id(manifest.thread_id)}: "
         f"{manifest.entries:,} entries in {size}, {how} in {done.seconds:.1f} s"
     ]
     if done.left_out:
         lines.append(
-            f"{done.left_out} entries and messages were never journalled, and are not in it"
+            f"{done.left_out} entries and messages were never journalled; the archive lacks them"
         )
     if done.runs_deleted:
         runs = counted(done.runs_deleted, "run")
         lines.append(f"deleted: {runs}; a sweep frees the thread's packs")
     else:
-        lines.append("the thread has ended" if done.is_closed else "the thread goes on")
+        lines.append("the thread has ended" if done.is_closed else "the thread continues")
     if export is not None:
         lines.append(f"a plain copy is in {export}")
-    lines += [f"an archive cannot be read, and is passed over: {each}" for each in done.passed_over]
+    lines += [f"skipped an archive that cannot be read: {each}" for each in done.passed_over]
     return lines
 
 
@@ -236,7 +245,7 @@ async def _archives(settings: Settings, thread_id: str | None, before: str, as_j
         "until",
         "by",
     )
-    freed = {each.archive_id: each.by or "somebody" for each in page.freed}
+    freed = {each.archive_id: each.by or "an unknown user" for each in page.freed}
     for each in page.archives:
         table.add_row(
             each.archive_id,
@@ -255,16 +264,16 @@ async def _archives(settings: Settings, thread_id: str | None, before: str, as_j
     for line in page.unreadable:
         err.print(plain(line), markup=False, soft_wrap=True)
     if page.next:
-        err.print(f"older ones: --before {page.next}", markup=False)
+        err.print(f"older archives: --before {page.next}", markup=False)
 
 
 def _by_text(by: str, freed_by: str) -> str:
-    """Return who archived a thread, and who freed it, if somebody did."""
+    """Return who archived a thread and, if it was freed, who freed it."""
     return "; ".join(filter(None, [by, freed_by and f"freed by {freed_by}"]))
 
 
 def _none_text(page: ArchivePage, thread_id: str | None) -> str:
     whose = f" of thread {show_id(thread_id)}" if thread_id else ""
     if page.next:
-        return f"there is no archive{whose} among the newest here; there are older ones"
-    return f"there is no archive{whose}"
+        return f"no archive{whose} among the newest; there are older ones"
+    return f"no archive{whose}"

@@ -1,4 +1,4 @@
-"""Commands that govern a thread: decide, limit, pause, compact, stop."""
+"""Commands that control a thread: limits, pause, unpause, compact, stop."""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ from everlong.cli.app import (
     ThreadId,
     Yes,
     confirm,
-    name_of,
+    resolve_name,
     run_with_client,
 )
 from everlong.cli.output import print_json, print_lines
@@ -47,13 +47,13 @@ class _Signal(Protocol):
 def limits(
     thread_id: ThreadId,
     changes: Annotated[
-        list[str] | None, typer.Argument(help="NAME=VALUE; none lifts a limit that may be lifted.")
+        list[str] | None, typer.Argument(help="NAME=VALUE; NAME=none removes an optional limit.")
     ] = None,
     by: By = "",
     reason: Reason = "",
     as_json: Json = False,
 ) -> None:
-    """Show the policy of a thread, or change it while the thread lives.
+    """Show the policy of a thread, or change it while the thread runs.
 
     Example: everlong limits ops-7 steps_max=500 cost_usd_max=20 on_limit=stop
     """
@@ -61,7 +61,7 @@ def limits(
 
     async def work(client: Client) -> None:
         if wanted:
-            await configure(client, thread_id, wanted, by=name_of(by), reason=reason)
+            await configure(client, thread_id, wanted, by=resolve_name(by), reason=reason)
         policy = (await status(client, thread_id)).policy
         if as_json:
             print_json(policy)
@@ -73,7 +73,7 @@ def limits(
 
 @commands.command()
 def pause(thread_id: ThreadId, by: By = "", reason: Reason = "") -> None:
-    """Have a thread take no more steps. What is under way ends; messages are still queued.
+    """Pause a thread: it takes no more steps. The step under way finishes; messages are queued.
 
     Example: everlong pause ops-7 --reason 'wrong cluster'
     """
@@ -82,16 +82,16 @@ def pause(thread_id: ThreadId, by: By = "", reason: Reason = "") -> None:
 
 @commands.command()
 def unpause(thread_id: ThreadId, by: By = "", reason: Reason = "") -> None:
-    """Let a paused thread go on. A limit that is still reached pauses it again: raise it first.
+    """Let a paused thread continue. If a limit paused it, raise the limit first.
 
     Example: everlong limits ops-7 steps_max=500 && everlong unpause ops-7
     """
-    _signal(unpause_thread, thread_id, by, reason, "goes on")
+    _signal(unpause_thread, thread_id, by, reason, "continues")
 
 
 @commands.command()
 def compact(thread_id: ThreadId, by: By = "", reason: Reason = "", dry_run: DryRun = False) -> None:
-    """Have a thread shorten its context at its next safe point. The journal keeps everything.
+    """Compact a thread's context at its next safe point. The journal keeps every entry.
 
     Example: everlong compact ops-7 --dry-run
     """
@@ -109,9 +109,9 @@ def stop(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Stop a thread at its next safe point. Its journal stays; it takes no more messages.
+    """Stop a thread at its next safe point. It takes no more messages; its journal stays.
 
-    At a terminal it asks first. Example: everlong stop ops-7 --reason 'done'
+    At a terminal it asks for confirmation. Example: everlong stop ops-7 --reason 'done'
     """
     if dry_run:
         _preview(thread_id, "stop")
@@ -131,12 +131,12 @@ def _preview(thread_id: str, action: Action) -> None:
 
 
 def parse_changes(changes: Sequence[str]) -> dict[str, Any]:
-    """Return fields of a policy from `NAME=VALUE`. A value is JSON, or else a word."""
+    """Return policy fields from `NAME=VALUE`. A value is JSON or, if it does not parse, a string."""
     found: dict[str, Any] = {}
     for change in changes:
         name, equals, text = change.partition("=")
         if not equals or not name or not text:
-            raise ConfigError(f"{change!r} is no change; write NAME=VALUE, as in steps_max=500")
+            raise ConfigError(f"{change!r} is not NAME=VALUE; write it as in steps_max=500")
         try:
             found[name] = None if text.lower() == "none" else json.loads(text)
         except ValueError:
@@ -145,7 +145,7 @@ def parse_changes(changes: Sequence[str]) -> dict[str, Any]:
 
 
 def policy_lines(policy: Policy) -> list[str]:
-    """Return the fields of a policy; those with a star are not at their default."""
+    """Return a line for each field of a policy, with a star where it differs from the default."""
     changed = policy.differences()
     names = [field.name for field in dataclasses.fields(policy)]
     width = max(map(len, names))
@@ -156,7 +156,7 @@ def policy_lines(policy: Policy) -> list[str]:
 
 
 def _signal(signal: _Signal, thread_id: str, by: str, reason: str, what: str) -> None:
-    name = name_of(by)
+    name = resolve_name(by)
 
     async def work(client: Client) -> None:
         await signal(client, thread_id, by=name, reason=reason)

@@ -1,4 +1,4 @@
-"""Commands that run something: the demo, the embedded stack, a worker, the codec server."""
+"""Commands that run processes: the demo, the embedded stack, a worker, the admin server."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from temporalio.client import Client
 
 from everlong import limits, worker_options
 from everlong.admin.console import command, out
-from everlong.cli.sweep import index_dir_of, retention_of
+from everlong.cli.sweep import choose_index_dir, read_retention
 from everlong.config import (
     Settings,
     environment_without_temporal,
@@ -42,19 +42,19 @@ UiPort = Annotated[
     int | None,
     typer.Option(min=1, max=65535, help="Port for the Temporal UI; 8233, or a free one."),
 ]
-DataDir = Annotated[Path | None, typer.Option(help="Where everything is kept.")]
+DataDir = Annotated[Path | None, typer.Option(help="Directory for all data.")]
 
 
 def _worker_option(allowed: worker_options.Range, text: str) -> Any:
-    """Return an option of `everlong worker`, with its bounds."""
+    """Return an option of `everlong worker` with its bounds."""
     return typer.Option(min=allowed.least, max=allowed.most, help=text)
 
 
 @commands.command()
 def demo(port: Port = None, ui_port: UiPort = None, data_dir: DataDir = None) -> None:
-    """Run an agent for 60 steps, kill its worker, resume it, and show what it took.
+    """Run an agent for 60 steps, kill its worker, resume it, and print the figures.
 
-    Needs no API key and no network. Exits with 0 only if what it shows is true.
+    Needs no API key and no network. It checks every figure, and exits with 0 only if all hold.
     """
     settings = _embedded_settings(data_dir or Path(".everlong/demo"))
     if _run(run_demo(settings, port=port, ui_port=ui_port)):
@@ -65,7 +65,7 @@ def demo(port: Port = None, ui_port: UiPort = None, data_dir: DataDir = None) ->
 def dev(
     agents: Annotated[
         list[str] | None,
-        typer.Argument(help="Agents to run, as module:agent. Default: the demo's."),
+        typer.Argument(help="Agents to run, as module:agent. Default: the demo's agent."),
     ] = None,
     port: Port = None,
     ui_port: UiPort = None,
@@ -73,8 +73,8 @@ def dev(
 ) -> None:
     """Start Temporal, a blob store and a worker on this machine, until Ctrl-C.
 
-    Its data stays in the data directory, its blob store too (EVERLONG_STORE is not read), and the
-    next start goes on with it.
+    All data, blobs included, stays in the data directory, and the next start uses it again.
+    EVERLONG_STORE is ignored.
     """
     settings = _embedded_settings(data_dir)
     if _run(_dev(settings, agents or ["everlong.demo:agent"], port, ui_port)):
@@ -87,7 +87,7 @@ def worker(
     deployment: Annotated[
         str,
         typer.Option(
-            help="Worker deployment, for worker versioning; or EVERLONG_DEPLOYMENT. It takes no "
+            help="Worker deployment, for worker versioning; or EVERLONG_DEPLOYMENT. It gets no "
             "threads until one of its versions is current."
         ),
     ] = "",
@@ -98,8 +98,8 @@ def worker(
         int | None,
         _worker_option(
             worker_options.WORKFLOW_TASKS,
-            "Workflow tasks at a time: steps of threads, without their model calls and tools. Fewer "
-            "make tasks wait at the server, where they time out; more make each of them slower. "
+            "Concurrent workflow tasks: steps of threads, without their model calls and tools. With "
+            "fewer, tasks wait at the server and may time out; with more, each one is slower. "
             f"Default: {limits.WORKFLOW_TASKS}.",
         ),
     ] = None,
@@ -107,16 +107,16 @@ def worker(
         int | None,
         _worker_option(
             worker_options.ACTIVITIES,
-            "Model calls and tools at a time. They mostly wait: raise it if slots are used up while the "
-            "processor is idle, lower it if tools need much memory. Default: 100.",
+            "Concurrent model calls and tools. They mostly wait: raise it if slots are used up while "
+            "the processor is idle, lower it if tools need much memory. Default: 100.",
         ),
     ] = None,
     cached_threads: Annotated[
         int | None,
         _worker_option(
             worker_options.CACHED_THREADS,
-            "Threads that stay in memory between their steps; one that does not is replayed. Raise it "
-            "above the number of threads that are active at once, lower it if memory is short. "
+            "Threads kept in memory between their steps; others are replayed. Raise it above the number "
+            "of threads that are active at once, lower it if memory is short. "
             "Default: 1000.",
         ),
     ] = None,
@@ -124,41 +124,41 @@ def worker(
         float | None,
         _worker_option(
             worker_options.STICKY_SECONDS,
-            "Time that a task waits for the worker that has its thread in memory, before any worker may "
-            "take it. Shorter: threads of a killed worker go on sooner. Longer: fewer replays while "
-            f"workers are busy. Default: {limits.STICKY_SECONDS:g}.",
+            "Seconds that a task waits for the worker that has its thread in memory, before any worker "
+            "may take it. Shorter: threads of a killed worker resume sooner. Longer: fewer replays "
+            f"while workers are busy. Default: {limits.STICKY_SECONDS:g}.",
         ),
     ] = None,
     workflow_pollers: Annotated[
         int | None,
         _worker_option(
             worker_options.WORKFLOW_POLLERS,
-            "Requests that wait for workflow tasks at the same time. One in 20 of them, and one at "
-            "least, takes up threads that are not in memory; with fewer, a busy worker takes up new "
-            f"threads faster than it gets on with those it has. Default: {limits.WORKFLOW_POLLERS}.",
+            "Concurrent polls for workflow tasks. One in 20 of them, and at least one, accepts threads "
+            "that are not in memory; with fewer polls, a busy worker accepts new threads faster than it "
+            f"advances those it has. Default: {limits.WORKFLOW_POLLERS}.",
         ),
     ] = None,
     activity_pollers: Annotated[
         int | None,
         _worker_option(
             worker_options.ACTIVITY_POLLERS,
-            "Requests that wait for model calls and tools at the same time. Raise it if those wait in "
-            "the queue while slots are free. Default: 5.",
+            "Concurrent polls for model calls and tools. Raise it if they wait in the queue while slots "
+            "are free. Default: 5.",
         ),
     ] = None,
     identity: Annotated[
         str,
         typer.Option(
-            help="The worker's name in histories, in lists of pollers and in everlong doctor. Give each "
-            "worker its own. Default: process id and host.",
+            help="The worker's name in histories, lists of pollers and everlong doctor. Must be unique. "
+            "Default: process id and host.",
         ),
     ] = "",
 ) -> None:
-    """Run agents against the Temporal server of the environment, until Ctrl-C.
+    """Run agents on the configured Temporal server, until Ctrl-C.
 
-    TEMPORAL_ADDRESS, EVERLONG_STORE, EVERLONG_TASK_QUEUE, OTEL_TRACES_EXPORTER and
-    OTEL_METRICS_EXPORTER are read. Each option can be set by a variable too: EVERLONG_WORKFLOW_TASKS
-    for --workflow-tasks, and so on. An option wins over its variable.
+    It reads TEMPORAL_ADDRESS, EVERLONG_STORE, EVERLONG_TASK_QUEUE, OTEL_TRACES_EXPORTER and
+    OTEL_METRICS_EXPORTER. Each option has a variable, as EVERLONG_WORKFLOW_TASKS for --workflow-tasks;
+    the option wins.
     """
     settings = load_settings()
     given = {
@@ -188,22 +188,22 @@ def serve(
         typer.Option(help="The Temporal UI's origin, as in http://127.0.0.1:8233. Repeatable."),
     ] = None,
     temporal_ui: Annotated[
-        str, typer.Option(help="Where the Temporal UI is, for links; or EVERLONG_TEMPORAL_UI.")
+        str, typer.Option(help="URL of the Temporal UI, for links; or EVERLONG_TEMPORAL_UI.")
     ] = "",
     allow_anonymous: Annotated[
         bool,
         typer.Option(
-            help="Listen beyond loopback without a token. Only requests that name localhost "
-            "or 127.0.0.1 are answered then."
+            help="Listen beyond loopback without a token. Only requests with the host localhost "
+            "or 127.0.0.1 are then answered."
         ),
     ] = False,
     codec: Annotated[
         str,
         typer.Option(
             metavar="MODULE:NAME",
-            help="The payload codec that your workers have inside Everlong's, as acme.codecs:make: "
-            "a PayloadCodec, or a function without arguments that returns one. Without it, values that "
-            "this codec has encrypted stay encrypted here. Or EVERLONG_CODEC.",
+            help="The payload codec that your workers use inside Everlong's, as acme.codecs:make: a "
+            "PayloadCodec, or a function without arguments that returns one. Without it, values that "
+            "the codec has encrypted stay encrypted here. Or EVERLONG_CODEC.",
         ),
     ] = "",
 ) -> None:
@@ -212,7 +212,7 @@ def serve(
     Open http://127.0.0.1:8234. Or: temporal workflow show --codec-endpoint http://127.0.0.1:8234 -w
     THREAD
     """
-    # Here, since a worker need not wait for a web server's imports.
+    # Imported here: other commands should not wait for a web server's imports.
     import uvicorn
 
     from everlong.admin.fleet_metrics import refresh_metrics
@@ -226,7 +226,10 @@ def serve(
     access = open_access(settings)
     check_exposure(host, is_guarded=not access.is_open, allow_anonymous=allow_anonymous)
     if not is_free(port, host):
-        raise PortInUse(f"port {port} is in use. Stop what listens there, or choose another.")
+        raise PortInUse(
+            f"port {port} is in use. Stop the process that listens there, or choose another port "
+            "with --port."
+        )
     packs = open_configured_packs(
         settings,
         memory_bytes_max=limits.SERVER_CACHE_BYTES_MAX,
@@ -234,7 +237,7 @@ def serve(
     )
 
     async def connect_server() -> Client:
-        # Its own payloads are small: a thread's state, answers to queries.
+        # The admin server only decodes small payloads: a thread's state, answers to queries.
         return await connect(
             settings, store=packs.store, decode_bytes_max=limits.SERVER_DECODE_BYTES_MAX
         )
@@ -244,7 +247,7 @@ def serve(
     providers.install()
 
     @contextlib.asynccontextmanager
-    async def telling() -> AsyncIterator[None]:
+    async def publish_gauges() -> AsyncIterator[None]:
         gauges = refresh_metrics(connect_server, providers.meters)
         try:
             async with gauges if providers.has_metrics else contextlib.nullcontext():
@@ -257,15 +260,15 @@ def serve(
         packs,
         task_queue=settings.task_queue,
         temporal_ui=temporal_ui or settings.temporal_ui,
-        sweeps=SweepOptions(retention=retention_of(settings.retention)),
-        index_dir=index_dir_of(settings),
+        sweeps=SweepOptions(retention=read_retention(settings.retention)),
+        index_dir=choose_index_dir(settings),
         inner_codec=inner,
     )
     web = create_admin_app(
         context,
         access,
         cors_origins=cors_origin or (),
-        beside=telling,
+        beside=publish_gauges,
     )
     uvicorn.run(
         web,
@@ -273,7 +276,7 @@ def serve(
         port=port,
         access_log=False,
         log_config=_log_config(uvicorn.config.LOGGING_CONFIG),
-        # Whom a request comes from is who connects: a header that anybody may send does not change it.
+        # The peer of the connection is the client: any client could forge a forwarding header.
         proxy_headers=False,
         ws="none",
         http=BoundedProtocol,
@@ -282,7 +285,7 @@ def serve(
 
 
 def _log_config(servers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the web server's configuration of logs, and ours beside it: a line for each request."""
+    """Return the web server's log configuration with our logger added: one line for each request."""
     handler = {
         "class": "logging.StreamHandler",
         "formatter": "everlong",
@@ -320,7 +323,7 @@ async def _dev(
 
 
 def _embedded_settings(data_dir: Path | None) -> Settings:
-    """Return settings for the embedded stack: the user's own cluster is none of its business."""
+    """Return settings for the embedded stack, without the user's own Temporal connection."""
     settings = load_settings(environment_without_temporal())
     if data_dir is not None:
         settings = dataclasses.replace(settings, data_dir=data_dir.absolute())
@@ -328,7 +331,7 @@ def _embedded_settings(data_dir: Path | None) -> Settings:
 
 
 def _run(work: Coroutine[Any, Any, None]) -> bool:
-    """Run work; return whether Ctrl-C or SIGTERM ended it. It cleans up after itself first."""
+    """Run work to its end, clean-up included; return whether Ctrl-C or SIGTERM cancelled it."""
 
     async def until_stopped() -> bool:
         task = asyncio.ensure_future(work)

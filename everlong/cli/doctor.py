@@ -1,4 +1,4 @@
-"""Commands that prepare a server and look for what is wrong: setup, doctor."""
+"""Commands for the installation: setup prepares a server, doctor checks it, drain says when to leave."""
 
 import asyncio
 import dataclasses
@@ -25,7 +25,7 @@ from everlong.storage.pack_store import PackStore
 
 commands = typer.Typer()
 
-# A server that is there takes the connection within a second; one behind a firewall never answers.
+# A reachable server accepts the connection within a second; one behind a firewall never answers.
 _CONNECT_SECONDS_MAX: Final = 10.0
 NOT_DRAINED: Final = 13
 _COLOURS: Final = {"ok": "green", "skipped": "dim", "warning": "yellow", "failed": "red"}
@@ -33,18 +33,18 @@ _COLOURS: Final = {"ok": "green", "skipped": "dim", "warning": "yellow", "failed
 
 @commands.command()
 def setup(as_json: Json = False) -> None:
-    """Add Everlong's search attributes to the namespace, so that threads can be found.
+    """Add Everlong's search attributes to the namespace, so that threads can be listed.
 
-    Those that are there stay. It takes an administrator of the server. Example: everlong setup
+    Existing ones are kept. Requires administrator rights on the server. Example: everlong setup
     """
     asyncio.run(_setup(load_settings(), as_json))
 
 
 @commands.command()
 def doctor(as_json: Json = False) -> None:
-    """Check the server, the store, the keys, the clocks and the workers, and say what to mend.
+    """Check the server, the store, the keys, the clocks and the workers, and suggest fixes.
 
-    Exits with 1 if a check failed. What it writes, it deletes. Example: everlong doctor --json
+    Exits with 1 if a check failed. It deletes what it writes. Example: everlong doctor --json
     """
     findings = asyncio.run(_doctor(load_settings(), as_json))
     if any(each.status == "failed" for each in findings):
@@ -52,7 +52,7 @@ def doctor(as_json: Json = False) -> None:
 
 
 async def _setup(settings: Settings, as_json: bool) -> None:
-    client = await _connect_alone(settings)
+    client = await _connect_without_store(settings)
     done = await set_up(client)
     if as_json:
         print_json(
@@ -63,10 +63,12 @@ async def _setup(settings: Settings, as_json: bool) -> None:
         )
         return
     for name, status in done.items():
-        word = "added" if status == "added" else "already there"
+        word = "added" if status == "added" else "exists"
         print_lines([f"{name:<27} {SEARCH_ATTRIBUTES[name]:<9} {word}"])
     if "added" in done.values():
-        print_lines(["Workers that run already look for them when they start: start them again."])
+        print_lines(
+            ["Restart running workers: they look for search attributes only when they start."]
+        )
 
 
 async def _doctor(settings: Settings, as_json: bool) -> list[Finding]:
@@ -78,7 +80,7 @@ async def _doctor(settings: Settings, as_json: bool) -> list[Finding]:
         packs = error
     try:
         if isinstance(packs, EverlongError):
-            client = await _connect_alone(settings)
+            client = await _connect_without_store(settings)
         else:
             async with asyncio.timeout(_CONNECT_SECONDS_MAX):
                 client = await connect(settings)
@@ -100,8 +102,8 @@ async def _doctor(settings: Settings, as_json: bool) -> list[Finding]:
         print_json(findings)
     else:
         counts = Counter(each.status for each in findings)
-        said = ", ".join(f"{count} {status}" for status, count in counts.items())
-        print_lines([f"{len(findings)} checks: {said}"])
+        summary = ", ".join(f"{count} {status}" for status, count in counts.items())
+        print_lines([f"{len(findings)} checks: {summary}"])
     return findings
 
 
@@ -113,14 +115,14 @@ def _print_finding(finding: Finding) -> None:
         out.print(Text(plain(f"{'':<8} fix: {finding.fix}")), soft_wrap=True)
 
 
-async def _connect_alone(settings: Settings) -> Client:
-    """Connect without the store and its keys, for what needs neither."""
-    alone = dataclasses.replace(
+async def _connect_without_store(settings: Settings) -> Client:
+    """Connect without the store and its keys, for commands that need neither."""
+    reduced = dataclasses.replace(
         settings, store="memory:", keys="", outer_codec="", codec="", cache_dir=""
     )
     try:
         async with asyncio.timeout(_CONNECT_SECONDS_MAX):
-            return await connect(alone)
+            return await connect(reduced)
     except TimeoutError:
         raise _no_answer(settings) from None
 
@@ -128,24 +130,24 @@ async def _connect_alone(settings: Settings) -> Client:
 def _no_answer(settings: Settings) -> ServerUnreachable:
     return ServerUnreachable(
         f"no Temporal server answers at {settings.temporal.get('target_host')} within "
-        f"{_CONNECT_SECONDS_MAX:.0f} s. Check TEMPORAL_ADDRESS, and the network between here and there."
+        f"{_CONNECT_SECONDS_MAX:.0f} s. Check TEMPORAL_ADDRESS, and the network to that address."
     )
 
 
 @commands.command()
 def drain(
     query: Annotated[
-        str, typer.Option(help="A visibility query, as WorkflowType = 'Loop'; then no schedules.")
+        str, typer.Option(help="A visibility query, as in WorkflowType = 'Loop'; skips schedules.")
     ] = "",
     only_open: Annotated[
-        bool, typer.Option("--open", help="Only open runs: closed ones may be many.")
+        bool, typer.Option("--open", help="Only open runs; there may be many closed ones.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Count the runs that hold Everlong payloads: those cannot be read without the plugin.
+    """Count the runs with Everlong payloads, which cannot be read once the plugin is removed.
 
-    It reads histories and changes nothing. Exits with 0 if no open run and no schedule holds any, and
-    with 13 otherwise. Example: everlong drain --json
+    It reads histories and changes nothing. Exits with 0 if no open run and no schedule has any, and with
+    13 otherwise. Example: everlong drain --json
     """
     report = asyncio.run(_drain(load_settings(), query, only_open, as_json))
     if not report.is_drained:
@@ -153,8 +155,8 @@ def drain(
 
 
 async def _drain(settings: Settings, query: str, only_open: bool, as_json: bool) -> DrainReport:
-    # Payloads are only looked at as they are stored, so neither the store nor the keys are needed. An
-    # outer codec is: refs are inside it, and the plugin takes one only with keys.
+    # Payloads are inspected without decoding, so neither the store nor the keys are needed. An outer
+    # codec is, because it wraps the refs; and the plugin takes an outer codec only with keys.
     keys = settings.keys if settings.outer_codec else ""
     client = await connect(dataclasses.replace(settings, store="memory:", keys=keys, cache_dir=""))
     with show_progress(as_json) as status:
@@ -162,7 +164,7 @@ async def _drain(settings: Settings, query: str, only_open: bool, as_json: bool)
             client,
             query=query,
             only_open=only_open,
-            tell=lambda text: status.update(f"looked at {text} …"),
+            tell=lambda text: status.update(f"read {text} …"),
         )
     if as_json:
         print_json({**dataclasses.asdict(report), "is_drained": report.is_drained})
@@ -181,22 +183,24 @@ def _print_drain(report: DrainReport, *, only_open: bool, with_schedules: bool) 
         print_lines(["Drained: no open run needs the plugin."])
         if report.closed_runs.holding:
             print_lines(
-                ["Closed runs that hold payloads are readable with it only, until they expire."]
+                ["Closed runs with payloads stay readable only with the plugin, until they expire."]
             )
         return
     if report.examples:
         print_lines(
-            ["Open runs that hold payloads:", *(f"  {show_id(each)}" for each in report.examples)]
+            ["Open runs with payloads:", *(f"  {show_id(each)}" for each in report.examples)]
         )
     if report.schedules.holding:
         print_lines(
-            ["A schedule hands its payloads to each run: update it by a client in mode read."]
+            [
+                "A schedule passes its payloads to each run: update it from a client with mode='read'."
+            ]
         )
-    print_lines(["Not drained: keep the plugin, with mode='read', and ask again later."])
+    print_lines(["Not drained: keep the plugin, with mode='read', and run this again later."])
 
 
 def _drain_line(name: str, count: HoldingCount) -> str:
     return (
-        f"{name:<12} {count.looked_at:>7} looked at: {count.refs} with refs to the store, "
+        f"{name:<12} {count.looked_at:>7} read: {count.refs} with refs to the store, "
         f"{count.inline} with compressed or sealed payloads only"
     )

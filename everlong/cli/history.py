@@ -1,4 +1,4 @@
-"""Commands for a thread's past: what changed between two entries, and forks."""
+"""Commands for a thread's history: the difference between two entries, and forks."""
 
 import asyncio
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import typer
 
 from everlong.admin.console import command, out
 from everlong.admin.format import bytes_text, message_text, note_text, one_line
-from everlong.cli.app import By, Json, ThreadId, name_of
+from everlong.cli.app import By, Json, ThreadId, resolve_name
 from everlong.cli.output import (
     approval_text,
     fact_text,
@@ -26,7 +26,7 @@ from everlong.models.thread_ids import quote_id, show_id
 
 commands = typer.Typer()
 
-Seq = Annotated[int, typer.Argument(min=1, help="An entry, as `journal` numbers them.")]
+Seq = Annotated[int, typer.Argument(min=1, help="An entry's number, as `journal` lists it.")]
 
 
 @commands.command()
@@ -49,13 +49,13 @@ def fork(
     by: By = "",
     as_json: Json = False,
 ) -> None:
-    """Start a thread whose past is another one's up to an entry. The other one goes on as it is.
+    """Start a new thread from another thread's state after an entry. The other thread is unchanged.
 
-    What counts against limits begins anew, so a thread that a limit has ended can be gone on from.
+    Counters start at zero, so a thread that a limit has ended can be continued as a fork.
 
     Example: everlong fork ops-7 120 ops-7-retry
     """
-    asyncio.run(_fork(load_settings(), thread_id, seq, new_id, agent, name_of(by), as_json))
+    asyncio.run(_fork(load_settings(), thread_id, seq, new_id, agent, resolve_name(by), as_json))
 
 
 async def _diff(settings: Settings, thread_id: str, first: int, last: int, as_json: bool) -> None:
@@ -68,7 +68,7 @@ async def _diff(settings: Settings, thread_id: str, first: int, last: int, as_js
 
 
 def diff_lines(diff: ThreadDiff) -> Iterator[str]:
-    """Yield what changed: a plus for what came, a minus for what went."""
+    """Yield the changes as lines, with a plus for additions and a minus for removals."""
     before, after = map(bytes_text, diff.context_bytes)
     yield f"{show_id(diff.thread_id)}, entries {diff.first_seq} to {diff.last_seq}"
     yield f"done      {totals_text(diff.totals)}"
@@ -111,8 +111,8 @@ async def _fork(
         print_json(start)
         return
     out.print(
-        f"thread {new_id} ({start.agent}) begins as {show_id(thread_id)} up to entry {seq}. Talk to it "
-        "with:\n"
+        f"thread {new_id} ({start.agent}) continues from {show_id(thread_id)} after entry {seq}. Send "
+        "it a message:\n"
         f"  {command()} send {quote_id(new_id)} 'What if we try it the other way?'",
         markup=False,
         soft_wrap=True,

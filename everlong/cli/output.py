@@ -1,4 +1,7 @@
-"""How threads are printed: for people in short lines, for programs as JSON."""
+"""Output of the commands: lines and tables for people, JSON for programs.
+
+Text from agents, tools and users passes through `plain`, so that it cannot control the terminal.
+"""
 
 import dataclasses
 import datetime
@@ -34,12 +37,12 @@ _DAY: Final = 24 * _HOUR
 
 
 def print_json(value: Any) -> None:
-    """Print a dataclass, or what consists of them, as JSON."""
+    """Print a value as JSON; dataclasses in it become objects."""
     typer.echo(json.dumps(value, indent=2, default=_as_fields))
 
 
 async def print_json_items(values: AsyncIterator[Any]) -> None:
-    """Print an array, each item as soon as it is there."""
+    """Print a JSON array, each item as soon as it arrives."""
     before = "["
     async for value in values:
         typer.echo(before + json.dumps(value, indent=2, default=_as_fields), nl=False)
@@ -52,13 +55,13 @@ def _as_fields(value: Any) -> Any:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Print lines that others may have written parts of: nothing in them steers the terminal."""
+    """Print lines, without the control characters that text from outside may contain."""
     for line in lines:
         out.print(plain(line), markup=False, soft_wrap=True)
 
 
 def time_text(time_ms: int) -> str:
-    """Return a time as it is here."""
+    """Return a time in the local time zone."""
     return (
         datetime.datetime.fromtimestamp(time_ms / 1000).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     )
@@ -67,7 +70,7 @@ def time_text(time_ms: int) -> str:
 def show_table(
     thread_id: str, status: ThreadStatus, size: ThreadSize, approvals: Sequence[Approval]
 ) -> Table:
-    """Return what `show` prints."""
+    """Return the table of `everlong show`."""
     counters = status.counters
     view = Table(title=escape(plain(f"{show_id(thread_id)} ({status.agent})")), show_header=False)
     rows = [
@@ -98,13 +101,13 @@ def show_table(
 def archive_table(
     manifest: Manifest, status: ThreadStatus, passed_over: Sequence[str] = ()
 ) -> Table:
-    """Return what `show` prints of a thread that is only in its archive."""
+    """Return the table of `everlong show` for a thread that exists only as an archive."""
     counters = status.counters
     view = Table(
         title=escape(plain(f"{show_id(manifest.thread_id)} ({status.agent})")), show_header=False
     )
     rows = [
-        ("status", f"{status.status}; the server has no history of it any more"),
+        ("status", f"{status.status}; the server no longer has its history"),
         ("ended by", status.ended.reason if status.ended else ""),
         ("archive", f"{manifest.archive_id}, {bytes_text(manifest.size_bytes)}"),
         ("not readable", "\n".join(passed_over)),
@@ -130,7 +133,7 @@ def _pause_text(status: ThreadStatus) -> str:
     pause = status.pause
     if pause is None:
         return ""
-    by = f"by {pause.by}" if pause.by else "by somebody"
+    by = f"by {pause.by}" if pause.by else "by an unknown user"
     reason = f": {pause.reason}" if pause.reason else ""
     hint = ". Raise the limit, then unpause" if pause.limit else ""
     return f"{by}{reason}{hint}"
@@ -153,7 +156,7 @@ def _context_text(status: ThreadStatus) -> str:
 
 
 def approval_text(approval: Approval) -> str:
-    """Return a line about a call that waits for a person."""
+    """Return a line about a tool call that waits for approval."""
     text = (
         f"{approval.id}  {approval.tool} {approval.arguments}  since {time_text(approval.asked_ms)}"
     )
@@ -166,11 +169,11 @@ def approval_text(approval: Approval) -> str:
 
 
 def arguments_text(arguments: str) -> str:
-    """Return a call's arguments, indented: no line of theirs looks like one of ours."""
+    """Return a call's arguments, indented so that none of their lines looks like our output."""
     data = arguments.encode(errors="replace")
     shown = plain(data[:_ARGUMENTS_BYTES_MAX].decode(errors="ignore"))
     left_bytes = len(data) - _ARGUMENTS_BYTES_MAX
-    cut = f"… and {left_bytes} bytes more, which --json prints" if left_bytes > 0 else ""
+    cut = f"… and {left_bytes} more bytes; --json prints them" if left_bytes > 0 else ""
     return "    " + f"{shown}{cut}".replace("\n", "\n    ")
 
 
@@ -191,7 +194,7 @@ def fact_text(fact: Fact) -> str:
 
 
 def totals_text(totals: Totals) -> str:
-    """Return what a thread has done, on one line."""
+    """Return a thread's counters on one line."""
     parts = [
         f"{totals.messages} messages",
         f"{totals.steps} model calls",
@@ -206,18 +209,20 @@ def totals_text(totals: Totals) -> str:
 
 
 def page_lines(page: ThreadPage, *, is_search: bool = False) -> list[str]:
-    """Return what `threads` says of a page: which threads it has, and how to see others."""
+    """Return the lines below the table of `everlong threads`: what it shows, and how to see more."""
     first, last = page.offset + 1, page.offset + len(page.rows)
     shown = f"{first} to {last} of {page.total}" if page.rows else "none"
     if page.source == "memory":
         counts = ", ".join(f"{count} {name}" for name, count in page.by_status.items())
-        more = "" if page.is_complete else "; there are more than are listed"
+        more = "" if page.is_complete else "; not all threads are listed"
         return [f"threads {shown}; in all: {counts or 'none'}{more}"]
     lines = [f"threads {shown}; in all: {page.all_threads:,}", f"listed: {page.order}"]
     if page.source == "index" and not page.is_complete:
         lines[-1] += f" of {page.all_threads:,}"
     if page.source == "server" and is_search:
-        lines.append("ids that contain it elsewhere: add --sort=id, which reads all threads")
+        lines.append(
+            "only ids that begin with the text; --sort=id finds it anywhere, reading all ids"
+        )
     if page.next_cursor:
         lines.append(f"more: --cursor {page.next_cursor}")
     if page.problem:
@@ -226,7 +231,7 @@ def page_lines(page: ThreadPage, *, is_search: bool = False) -> list[str]:
 
 
 def threads_table(page: ThreadPage, *, is_wide: bool = True) -> Table:
-    """Return what `threads` prints; where there is little room, less of it."""
+    """Return the table of `everlong threads`; a narrow terminal gets fewer columns."""
     table = Table()
     for name in ("thread", "agent", "status") if is_wide else ("thread", "status"):
         table.add_column(name, no_wrap=name == "thread", overflow="fold")
@@ -241,7 +246,7 @@ def threads_table(page: ThreadPage, *, is_wide: bool = True) -> Table:
     return table
 
 
-def _of_card(text: Callable[[ThreadCard], str]) -> Callable[[ThreadRow], str]:
+def _from_card(text: Callable[[ThreadCard], str]) -> Callable[[ThreadRow], str]:
     return lambda row: "" if row.card is None else text(row.card)
 
 
@@ -250,21 +255,21 @@ def _bytes_or_none(size_bytes: float) -> str:
 
 
 _COLUMNS: Final[Sequence[tuple[str, Callable[[ThreadRow], str]]]] = (
-    ("operational", _of_card(lambda card: bytes_text(card.operational_bytes))),
-    ("context", _of_card(lambda card: bytes_text(card.context_bytes))),
+    ("operational", _from_card(lambda card: bytes_text(card.operational_bytes))),
+    ("context", _from_card(lambda card: bytes_text(card.context_bytes))),
     ("stored", lambda row: bytes_text(row.stored_bytes)),
-    ("trend", _of_card(lambda card: spark_text([size for _, size in card.trend]))),
+    ("trend", _from_card(lambda card: spark_text([size for _, size in card.trend]))),
     ("growth/h", lambda row: _bytes_or_none(row.growth_bytes_per_hour)),
-    ("steps", _of_card(lambda card: f"{card.steps:,}")),
+    ("steps", _from_card(lambda card: f"{card.steps:,}")),
     ("resume", lambda row: f"{row.last_resume_ms:,.0f} ms" if row.last_resume_ms else ""),
-    ("lag", _of_card(lambda card: _bytes_or_none(card.lag_bytes))),
+    ("lag", _from_card(lambda card: _bytes_or_none(card.lag_bytes))),
     ("waits", lambda row: str(row.pending) if row.pending else ""),
 )
 _NARROW: Final = frozenset({"stored", "growth/h", "steps", "waits"})
 
 
 def fleet_rows(view: FleetView, health: StoreHealth) -> list[tuple[str, str]]:
-    """Return what `fleet` prints."""
+    """Return the rows of `everlong fleet`: a name and its text each."""
     counts = ", ".join(f"{count} {name}" for name, count in view.by_status.items())
     resume = ""
     if view.resume_p50_ms is not None:
@@ -280,8 +285,8 @@ def fleet_rows(view: FleetView, health: StoreHealth) -> list[tuple[str, str]]:
         ("resumes", resume),
         ("approvals", _approvals_text(view)),
         ("failure loops", _loops_text(view)),
-        ("grow fastest", _names(view.growing, lambda row: row.growth_bytes_per_hour, "/h")),
-        ("largest", _names(view.largest, lambda row: row.stored_bytes, "")),
+        ("grow fastest", _top_text(view.growing, lambda row: row.growth_bytes_per_hour, "/h")),
+        ("largest", _top_text(view.largest, lambda row: row.stored_bytes, "")),
         ("store", f"{health.status}: {health.text}"),
         ("last sweep", _sweep_text(view)),
     ]
@@ -292,7 +297,7 @@ def _more_text(view: FleetView) -> str:
         return ""
     if view.all_threads <= view.threads:
         return ", and more"
-    return f"; the newest of {view.all_threads:,}, and all figures are about these"
+    return f"; the newest of {view.all_threads:,}. All figures cover these only"
 
 
 def _sweep_text(view: FleetView) -> str:
@@ -313,21 +318,21 @@ def _saved_text(view: FleetView) -> str:
         return ""
     share = view.saved_bytes / view.naive_bytes
     read = bytes_text(view.naive_bytes)
-    return f"{bytes_text(view.saved_bytes)} ({share:.0%}) of {read} that model calls have read"
+    return f"{bytes_text(view.saved_bytes)} ({share:.0%}) of {read} read by model calls"
 
 
 def _approvals_text(view: FleetView) -> str:
     if not view.pending:
-        return "none wait"
+        return "none pending"
     since = "" if view.oldest_asked_ms is None else f", oldest {_age(view.oldest_asked_ms)}"
-    return f"{view.pending} wait{since}"
+    return f"{view.pending} pending{since}"
 
 
 def _loops_text(view: FleetView) -> str:
     return ", ".join(f"{show_id(row.thread_id)} ({row.reason})" for row in view.loops[:5]) or "none"
 
 
-def _names(rows: Sequence[ThreadRow], key: Callable[[ThreadRow], float], per: str) -> str:
+def _top_text(rows: Sequence[ThreadRow], key: Callable[[ThreadRow], float], per: str) -> str:
     return ", ".join(
         f"{show_id(row.thread_id)} {bytes_text(int(key(row)))}{per}" for row in rows[:5]
     )

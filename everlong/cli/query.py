@@ -1,4 +1,4 @@
-"""The command for queries: SQL over journals and archives."""
+"""The command `query`: SQL over journals and archives."""
 
 import asyncio
 import csv
@@ -24,11 +24,11 @@ from everlong.queries import LIBRARY
 from everlong.queries.query import QueryResult, find_named_query, run_query
 
 commands = typer.Typer()
-# What a spreadsheet takes for the beginning of a formula.
+# First characters that make a spreadsheet read a cell as a formula.
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
 
-def _existing(threads: list[str] | None) -> list[str] | None:
+def _check_thread_ids(threads: list[str] | None) -> list[str] | None:
     for thread_id in threads or ():
         check_id(thread_id)
     return threads
@@ -39,16 +39,16 @@ def query(
     sql: Annotated[
         str | None, typer.Argument(help="One SELECT over entries, threads and resumes.")
     ] = None,
-    run: Annotated[str | None, typer.Option(help="Run a query of the library by its name.")] = None,
+    run: Annotated[str | None, typer.Option(help="Run a library query by name.")] = None,
     thread: Annotated[
         list[str] | None,
-        typer.Option(help="Only this thread; may be given again.", callback=_existing),
+        typer.Option(help="Only this thread; repeatable.", callback=_check_thread_ids),
     ] = None,
     show_list: Annotated[bool, typer.Option("--list", help="List the library.")] = False,
     as_json: Json = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
 ) -> None:
-    """Ask journals and archives in SQL. It reads, and changes nothing.
+    """Query journals and archives in SQL. Read-only.
 
     Example: everlong query "select tool, count(*) from entries group by tool" --thread ops-7
     """
@@ -59,7 +59,7 @@ def query(
             print_lines(f"{each.name:<16}  {each.about}\n  {each.sql}" for each in LIBRARY)
         return
     if (sql is None) == (run is None):
-        raise ConfigError("give a statement, or the name of one with --run; --list shows them")
+        raise ConfigError("give either a SELECT statement or --run NAME; --list shows the names")
     statement = sql if run is None else find_named_query(run).sql
     asyncio.run(_query(statement or "", thread or [], as_json, as_csv))
 
@@ -78,7 +78,7 @@ async def _query(sql: str, threads: list[str], as_json: bool, as_csv: bool) -> N
     for line in found.left_out:
         err.print(f"left out: {plain(line)}", markup=False, soft_wrap=True)
     if found.truncated:
-        err.print(f"there are more than these {len(found.rows):,} rows", markup=False)
+        err.print(f"only the first {len(found.rows):,} rows are shown", markup=False)
     read = found.read
     err.print(
         f"{len(found.rows):,} rows in {found.seconds:.1f} s, from {read.entries:,} entries of "
@@ -88,7 +88,7 @@ async def _query(sql: str, threads: list[str], as_json: bool, as_csv: bool) -> N
 
 
 def result_table(found: QueryResult) -> Table:
-    """Return a result as people read it: a value has one line."""
+    """Return a result as a table for people: each value is cut to one line."""
     table = Table(*(escape(plain(each)) for each in found.columns))
     for row in found.rows:
         table.add_row(*(escape(plain(one_line(_text(value)))) for value in row))
@@ -96,25 +96,25 @@ def result_table(found: QueryResult) -> Table:
 
 
 def print_csv(found: QueryResult) -> None:
-    """Print a result as CSV: for a program as it is, for a terminal without what could steer it."""
+    """Print a result as CSV; on a terminal without control characters."""
     text = csv_text(found)
     typer.echo(plain(text) if sys.stdout.isatty() else text, nl=False)
 
 
 def csv_text(found: QueryResult) -> str:
-    """Return a result as CSV, as the dashboard gives it."""
+    """Return a result as CSV, the same as the dashboard's download."""
     return "".join(_csv_line(row) for row in (found.columns, *found.rows))
 
 
 def _csv_line(row: Sequence[Any]) -> str:
     text = io.StringIO()
-    # With the end of line that has both characters: so a text with either of them is quoted.
+    # The writer quotes text that contains a character of its line terminator: with CRLF, CR and LF both.
     csv.writer(text, lineterminator="\r\n").writerow([_cell(value) for value in row])
     return text.getvalue().removesuffix("\r\n") + "\n"
 
 
 def _cell(value: Any) -> str:
-    """Return a value for a spreadsheet. Others wrote what is in here: a formula is made a text."""
+    """Return a cell. Text that a spreadsheet would run as a formula is escaped: it may be hostile."""
     text = _text(value)
     return f"'{text}" if isinstance(value, str) and text.startswith(_FORMULA) else text
 

@@ -1,4 +1,4 @@
-"""The command that frees what nothing reaches any more: sweep."""
+"""The command `sweep`: frees stored objects that nothing references any more."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ from rich.table import Table
 
 from everlong.admin.console import err, out, plain, show_progress
 from everlong.admin.format import bytes_text
-from everlong.cli.app import By, Json, Reason, name_of
+from everlong.cli.app import By, Json, Reason, resolve_name
 from everlong.cli.output import print_json, print_lines, time_text
 from everlong.client.sweeps import (
     list_quarantined,
@@ -28,7 +28,7 @@ from everlong.models.thread_ids import show_id
 from everlong.policy import Retention, parse_retention, parse_seconds
 
 commands = typer.Typer()
-# As `SweepOptions` takes them.
+# The bounds of `SweepOptions`.
 _NAME_CHARS_MAX: Final = 64
 _REASON_CHARS_MAX: Final = 300
 
@@ -36,16 +36,16 @@ _REASON_CHARS_MAX: Final = 300
 @commands.command()
 def sweep(
     keys: Annotated[
-        list[str] | None, typer.Argument(help="With --quarantine restore: what to put back.")
+        list[str] | None, typer.Argument(help="With --quarantine restore: the keys to restore.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Tell what would go, and change nothing.")
+        bool, typer.Option("--dry-run", help="Print what would be freed; change nothing.")
     ] = False,
     every: Annotated[
-        str, typer.Option(help="Have workers sweep this often, as 6h; `off` ends that.")
+        str, typer.Option(help="Schedule sweeps on workers, as in 6h; `off` removes the schedule.")
     ] = "",
     retention: Annotated[
-        str, typer.Option(help="As payload=1d,journal=1d,archive=never,quarantine=7d.")
+        str, typer.Option(help="As in payload=1d,journal=1d,archive=never,quarantine=7d.")
     ] = "",
     whole_store: Annotated[
         bool,
@@ -54,33 +54,33 @@ def sweep(
         ),
     ] = False,
     encoding: Annotated[
-        list[str] | None, typer.Option(help="An encoding of your own converter that is legible.")
+        list[str] | None, typer.Option(help="A plain-text encoding of your own payload converter.")
     ] = None,
     quarantine: Annotated[
-        str, typer.Option(help="list: what lies in quarantine. restore: put KEYS back.")
+        str, typer.Option(help="list: show the quarantine. restore: put KEYS back.")
     ] = "",
     by: By = "",
     reason: Reason = "",
     as_json: Json = False,
 ) -> None:
-    """Free what no history that Temporal keeps reaches any more; first it goes into quarantine.
+    """Free stored objects that no retained history references. They go to quarantine first.
 
-    Exits with 12 if something could not be read: then nothing is deleted for good.
+    Exits with 12 if something could not be read: then nothing is permanently deleted.
     Example: everlong sweep --dry-run
     """
     given = {"--dry-run": dry_run, "--every": every, "--retention": retention}
     given |= {"--whole-store": whole_store, "--encoding": encoding}
-    _check_together(quarantine, keys or [], given)
+    _check_options(quarantine, keys or [], given)
     settings = load_settings()
     if quarantine:
         asyncio.run(_quarantine(settings, quarantine, keys or [], as_json))
         return
     options = SweepOptions(
-        retention=retention_of(retention or settings.retention),
+        retention=read_retention(retention or settings.retention),
         dry_run=dry_run,
         whole_store=whole_store,
         encodings=tuple(encoding or ()),
-        by=_who(by),
+        by=_resolve_operator(by),
         reason=reason[:_REASON_CHARS_MAX],
     )
     if every:
@@ -89,30 +89,30 @@ def sweep(
     report = asyncio.run(_sweep(settings, options, as_json))
     if report.incomplete:
         raise SweepIncomplete(
-            "nothing was deleted for good, since not everything that is kept could be read: "
+            "nothing was permanently deleted, because not everything could be read: "
             f"{report.incomplete[0]}"
         )
 
 
-def _check_together(quarantine: str, keys: list[str], given: Mapping[str, object]) -> None:
-    """Refuse what makes no sense together: somebody wants something else than would be done."""
+def _check_options(quarantine: str, keys: list[str], given: Mapping[str, object]) -> None:
+    """Reject options that contradict each other: the user expects something else than would happen."""
     if keys and quarantine != "restore":
-        raise ConfigError("KEYS are what to put back: everlong sweep --quarantine restore KEY...")
+        raise ConfigError("KEYS need --quarantine: everlong sweep --quarantine restore KEY...")
     others = [name for name, value in given.items() if value]
     if quarantine and others:
         raise ConfigError(
-            f"--quarantine does not sweep, so {others[0]} says nothing: leave one out"
+            f"--quarantine does not sweep, so {others[0]} has no effect: leave one of them out"
         )
     if given["--every"] and given["--dry-run"]:
         raise ConfigError(
-            "--every would have workers do nothing but dry runs: leave --dry-run out, or --every"
+            "--every with --dry-run would schedule sweeps that free nothing: leave one of them out"
         )
 
 
-def _who(by: str) -> str:
-    """Return who sweeps. A timer in a container may have no name, and sweeps all the same."""
+def _resolve_operator(by: str) -> str:
+    """Return the operator's name, or an empty one: a cron job in a container may have no user."""
     with contextlib.suppress(ConfigError):
-        return name_of(by)[:_NAME_CHARS_MAX]
+        return resolve_name(by)[:_NAME_CHARS_MAX]
     return ""
 
 
@@ -123,7 +123,7 @@ async def _sweep(settings: Settings, options: SweepOptions, as_json: bool) -> Sw
             client,
             open_configured_packs(settings),
             options,
-            index_dir=index_dir_of(settings),
+            index_dir=choose_index_dir(settings),
             on_progress=lambda text: status.update(f"{text} …"),
         )
     if as_json:
@@ -134,11 +134,11 @@ async def _sweep(settings: Settings, options: SweepOptions, as_json: bool) -> Sw
 
 
 async def _schedule(settings: Settings, every: str, options: SweepOptions, as_json: bool) -> None:
-    seconds = None if every == "off" else _seconds(every)
+    seconds = None if every == "off" else _read_interval(every)
     client = await connect(settings)
     if seconds is None:
         was_there = await unschedule_sweeps(client)
-        text = "workers sweep no more" if was_there else "there was no schedule"
+        text = "the schedule was removed" if was_there else "there was no schedule"
     else:
         await schedule_sweeps(client, seconds, options, task_queue=settings.task_queue)
         text = f"workers on task queue {settings.task_queue} sweep every {every}"
@@ -164,9 +164,11 @@ async def _quarantine(settings: Settings, action: str, keys: list[str], as_json:
         if as_json:
             print_json(restored)
         else:
-            print_lines([f"{each.original} is back" for each in restored])
+            print_lines([f"{each.original} is restored" for each in restored])
     else:
-        raise ConfigError("write --quarantine list, or --quarantine restore KEY...")
+        raise ConfigError(
+            "--quarantine takes list, or restore with KEYS: --quarantine restore KEY..."
+        )
 
 
 def _print(report: SweepReport) -> None:
@@ -175,12 +177,12 @@ def _print(report: SweepReport) -> None:
         ("stored", report.stored),
         ("reachable", report.reachable),
         ("archives", report.archives),
-        ("not reachable, and young", report.young),
-        ("of threads not seen here", report.foreign),
+        ("unreachable, but too young", report.young),
+        ("of threads not listed here", report.foreign),
         (f"{would}quarantined", report.quarantined),
         *((f"  of class {name}", tally) for name, tally in report.classes.items()),
-        (f"{would}put back", report.restored),
-        (f"{would}deleted for good", report.purged),
+        (f"{would}restored", report.restored),
+        (f"{would}permanently deleted", report.purged),
         ("in quarantine now", report.in_quarantine),
     ]
     table = Table("", "objects", "bytes", box=None)
@@ -196,31 +198,34 @@ def _print(report: SweepReport) -> None:
     print_lines([f"{read} in {report.seconds:.1f} s"])
     if report.clock_ahead_seconds:
         ahead = f"this clock is {report.clock_ahead_seconds:.0f} s ahead of the store's"
-        err.print(plain(f"{ahead}, whose time counted: set it"), markup=False, soft_wrap=True)
+        text = f"{ahead}; ages were taken by the store's clock. Correct this machine's clock"
+        err.print(plain(text), markup=False, soft_wrap=True)
     if report.archived:
-        print_lines([f"archived {report.archived} threads that a limit had ended for that"])
+        print_lines(
+            [f"archived {report.archived} threads that a limit with on_limit=archive ended"]
+        )
     for reason in report.not_archived:
         err.print(plain(f"not archived: {reason}"), markup=False, soft_wrap=True)
     for reason in report.incomplete[1:]:
         err.print(plain(f"also: {reason}"), markup=False, soft_wrap=True)
 
 
-def index_dir_of(settings: Settings) -> Path | None:
-    """Return where to remember what was read: only in a directory that is ours already."""
+def choose_index_dir(settings: Settings) -> Path | None:
+    """Return where the sweep keeps its index: the cache, or a data directory that exists already."""
     if settings.cache_dir:
         return Path(settings.cache_dir)
     return settings.data_dir if settings.data_dir.is_dir() else None
 
 
-def retention_of(text: str) -> Retention:
-    """Return how long what is kept, or say what cannot be read."""
+def read_retention(text: str) -> Retention:
+    """Parse a retention setting; raise `ConfigError` if it is malformed."""
     try:
         return parse_retention(text)
     except ValueError as error:
-        raise ConfigError(f"the retention cannot be read: {error}") from None
+        raise ConfigError(f"the retention is malformed: {error}") from None
 
 
-def _seconds(text: str) -> float:
+def _read_interval(text: str) -> float:
     try:
         return parse_seconds(text)
     except ValueError as error:

@@ -15,7 +15,7 @@ from temporalio.client import Client
 from everlong.admin.console import err, out, plain, print_table
 from everlong.admin.fleet import check_store_health, load_fleet
 from everlong.admin.format import bytes_text, message_text, one_line
-from everlong.cli.app import By, Json, ThreadId, name_of
+from everlong.cli.app import By, Json, ThreadId, resolve_name
 from everlong.cli.output import (
     approval_text,
     archive_table,
@@ -52,44 +52,44 @@ from everlong.storage.segments import MESSAGE_KINDS
 commands = typer.Typer()
 
 _SORTS: Final[tuple[str, ...]] = get_args(Sort)
-# What all columns of `threads` need, with ids of 24 characters.
+# Width of the full table of `threads`, with ids of 24 characters.
 _WIDE_CHARS: Final = 140
 _JOURNAL_ENTRIES = 50
-# Read at a time if messages are whole: one may have 64 MiB.
+# Entries read at a time with complete messages: one message may have 64 MiB.
 _WHOLE_ENTRIES = 64
 
 
 @commands.command()
 def threads(
-    text: Annotated[str, typer.Argument(help="Part of an id; all threads if left out.")] = "",
+    text: Annotated[str, typer.Argument(help="Part of an id; all threads by default.")] = "",
     status: Annotated[
-        str, typer.Option(help="Only those: active, approval, paused, stopped, ...")
+        str, typer.Option(help="Only this status: active, approval, paused, stopped, ...")
     ] = "",
-    agent: Annotated[str, typer.Option(help="Only this agent's.")] = "",
+    agent: Annotated[str, typer.Option(help="Only threads of this agent.")] = "",
     sort: Annotated[
         str, typer.Option(help="stored, growth, steps, resume, lag, pending, ...; - is descending.")
     ] = "-started",
     limit: Annotated[int, typer.Option(min=1, max=PAGE_LIMIT_MAX)] = 50,
     offset: Annotated[int, typer.Option(min=0)] = 0,
-    cursor: Annotated[str, typer.Option(help="Go on where the page before says.")] = "",
+    cursor: Annotated[str, typer.Option(help="Continue at the cursor of the previous page.")] = "",
     as_json: Json = False,
 ) -> None:
-    """List threads: status, sizes, growth, approvals. No thread is asked, so none resumes.
+    """List threads: status, sizes, growth, approvals. It queries no thread, so none resumes.
 
-    Beyond 20,000 threads, TEXT is the beginning of an id, and the server is asked for one page. Any
-    order but the newest first reads all threads, and looks inside ids too.
+    Beyond 20,000 threads, TEXT matches only the beginning of ids, and one page is read from the server.
+    Any order but the newest first reads all threads, and TEXT then matches anywhere in an id.
 
     Example: everlong threads --status paused --sort=-stored
     """
     if sort not in _SORTS:
-        raise ConfigError(f"{sort[:20]!r} is no order; give one of {', '.join(_SORTS)}")
-    wanted = _Wanted(text, status, agent, sort, offset, limit, cursor)
-    asyncio.run(_threads(load_settings(), wanted, as_json))
+        raise ConfigError(f"--sort cannot be {sort[:20]!r}; use one of {', '.join(_SORTS)}")
+    request = _PageRequest(text, status, agent, sort, offset, limit, cursor)
+    asyncio.run(_threads(load_settings(), request, as_json))
 
 
 @commands.command()
 def fleet(as_json: Json = False) -> None:
-    """Show all threads together: bytes, growth, resumes, failure loops, the store, the last sweep.
+    """Show totals of all threads: bytes, growth, resumes, failure loops, store, last sweep.
 
     Example: everlong fleet --json
     """
@@ -101,18 +101,18 @@ def runs(
     thread_id: ThreadId,
     limit: Annotated[int, typer.Option(min=1, max=RUNS_MAX)] = 20,
     from_run: Annotated[
-        str, typer.Option("--from", help="Begin with this run, to page on to older ones.")
+        str, typer.Option("--from", help="Start at this run; older runs follow.")
     ] = "",
     as_json: Json = False,
 ) -> None:
-    """List a thread's runs, newest first: events, bytes, and where the Temporal UI shows them.
+    """List a thread's runs, newest first: events, bytes, and links to the Temporal UI.
 
     Example: everlong runs ops-7
     """
     asyncio.run(_runs(load_settings(), thread_id, from_run, limit, as_json))
 
 
-class _Wanted(NamedTuple):
+class _PageRequest(NamedTuple):
     """Arguments of `Directory.page`."""
 
     text: str
@@ -125,33 +125,33 @@ class _Wanted(NamedTuple):
 
     @property
     def needs_index(self) -> bool:
-        """Whether the server cannot list a page of a large fleet."""
+        """Whether a large fleet has to be read whole: the server can only list the newest first."""
         return self.sort != "-started" or bool(self.offset)
 
 
-async def _threads(settings: Settings, wanted: _Wanted, as_json: bool) -> None:
+async def _threads(settings: Settings, request: _PageRequest, as_json: bool) -> None:
     client = await connect(settings)
-    directory = await _directory(client, index=wanted.needs_index)
-    page = await directory.page(*wanted)  # type: ignore[arg-type] # `sort` is one of Sort
+    directory = await _read_directory(client, index=request.needs_index)
+    page = await directory.page(*request)  # type: ignore[arg-type] # `sort` is one of Sort
     if page.source == "index" and not page.read_ms:  # No id begins with the text.
         with err.status("reading threads"):
             await directory.read()
-        page = await directory.page(*wanted)  # type: ignore[arg-type] # `sort` is one of Sort
+        page = await directory.page(*request)  # type: ignore[arg-type] # `sort` is one of Sort
     if as_json:
         print_json(page)
         return
     is_wide = not out.is_terminal or out.width >= _WIDE_CHARS
     print_table(threads_table(page, is_wide=is_wide))
-    for line in page_lines(page, is_search=bool(wanted.text)):
+    for line in page_lines(page, is_search=bool(request.text)):
         err.print(plain(line), markup=False)
 
 
 async def _fleet(settings: Settings, as_json: bool) -> None:
     client = await connect(settings)
     packs = open_configured_packs(settings)
-    directory = await _directory(client)
+    directory = await _read_directory(client)
     last_sweep = None
-    with contextlib.suppress(StoreError):  # What is wrong with the store is said below.
+    with contextlib.suppress(StoreError):  # `check_store_health` below reports it.
         last_sweep = await read_last_sweep(client, packs)
     view = await load_fleet(directory, last_sweep)
     health = await check_store_health(packs)
@@ -184,14 +184,14 @@ async def _runs(
             ]
         )
     if page.next_run_id:
-        err.print(f"older ones: --from {page.next_run_id}", markup=False)
+        err.print(f"older runs: --from {page.next_run_id}", markup=False)
 
 
-async def _directory(client: Client, *, index: bool = True) -> Directory:
-    async def connected() -> Client:
+async def _read_directory(client: Client, *, index: bool = True) -> Directory:
+    async def get_client() -> Client:
         return client
 
-    directory = Directory(connected)
+    directory = Directory(get_client)
     with err.status("reading threads"):
         await directory.read(index=index)
     return directory
@@ -210,24 +210,24 @@ def send(
 ) -> None:
     """Send a message to a thread and print the answer.
 
-    Examples: everlong send ops-7 'Why is checkout slow?' --agent ops. A long one: everlong send ops-7
+    Examples: everlong send ops-7 'Why is checkout slow?' --agent ops. From a file: everlong send ops-7
     - --no-wait < report.txt
     """
     if text == "-":
         text = sys.stdin.buffer.read().decode(errors="replace")
     seconds_max = timeout if wait else 0.0
-    asyncio.run(_send(load_settings(), thread_id, text, agent, _sender(by), seconds_max))
+    asyncio.run(_send(load_settings(), thread_id, text, agent, _resolve_sender(by), seconds_max))
 
 
 @commands.command()
 def show(
     thread_id: ThreadId,
     at: Annotated[
-        int | None, typer.Option(help="As it was after this entry, with what the model read.")
+        int | None, typer.Option(help="The state after this entry, with the model's context.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show how far a thread is and what it takes up, now or at an entry of its journal.
+    """Show a thread's status, counters and sizes, now or after an entry of its journal.
 
     Example: everlong show ops-7 --at 120
     """
@@ -247,17 +247,17 @@ def journal(
     last: Annotated[int | None, typer.Option("--to", min=1, help="Last entry.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List what happened in a thread. With --json, messages are whole.
+    """List the entries of a thread's journal. With --json, messages are complete.
 
     Example: everlong journal ops-7 --from 100 --to 120 --json
     """
     asyncio.run(_journal(load_settings(), thread_id, first, last, as_json))
 
 
-def _sender(by: str) -> str:
-    """Return who sends a message. Nobody has to say so."""
+def _resolve_sender(by: str) -> str:
+    """Return the sender's name, or an empty one: messages may be anonymous."""
     try:
-        return name_of(by)
+        return resolve_name(by)
     except ConfigError:
         return ""
 
@@ -272,13 +272,13 @@ async def _send(
 ) -> None:
     client = await connect(settings)
     packs = open_configured_packs(settings)
-    said: list[str] = []
+    printed: list[str] = []
 
     def print_wait(text: str) -> None:
         """Print what the thread waits for, once for each change."""
-        if said[-1:] != [text]:
+        if printed[-1:] != [text]:
             err.print(plain(f"{show_id(thread_id)} waits: {text}"), markup=False, soft_wrap=True)
-        said[:] = [text]
+        printed[:] = [text]
 
     number = await send_message(
         client,
@@ -302,18 +302,18 @@ async def _send(
             number,
             seconds_max=seconds_max,
             on_progress=lambda progress: line.update(
-                escape(plain(f"{queued}; {_waiting_for(thread_id, progress)}"))
+                escape(plain(f"{queued}; {_progress_text(thread_id, progress)}"))
             ),
             on_wait=print_wait,
         )
     out.print(plain(answer), markup=False, soft_wrap=True)
 
 
-def _waiting_for(thread_id: str, progress: Progress) -> str:
+def _progress_text(thread_id: str, progress: Progress) -> str:
     if progress.held_by:
         return f"held by {progress.held_by}"
     if progress.status == "approval":
-        return f"waiting for a person: everlong approvals {quote_id(thread_id)}"
+        return f"waiting for approval: everlong approvals {quote_id(thread_id)}"
     return "waiting for the answer"
 
 
@@ -368,33 +368,33 @@ async def _journal(
     since = max(1, upto - _JOURNAL_ENTRIES + 1) if first is None else first
     if first is not None and first > upto:
         raise EntryNotFound(
-            f"the journal of thread {thread_id!r} holds {last_seq} entries, and none from {first} to "
-            f"{last or last_seq}"
+            f"the journal of thread {thread_id!r} has no entries from {first} to {last or last_seq}: "
+            f"its last entry is {last_seq}"
         )
-    found = _entries(past.journal, status.head, since, upto, whole=as_json)
+    found = _read_entries(past.journal, status.head, since, upto, whole=as_json)
     if as_json:
         await print_json_items(_entry_fields(*each) async for each in found)
         return
     async for each in found:
         print_lines([entry_text(*each)])
-    waiting = f", {status.tail_entries} more are not journalled yet" if status.tail_entries else ""
+    more = f", {status.tail_entries} more are not journalled yet" if status.tail_entries else ""
     if past.archive is not None:
-        waiting = f", from archive {past.archive.archive_id}"
-    err.print(f"entries {since} to {upto} of {last_seq}{waiting}; --from and --to show others")
+        more = f", from archive {past.archive.archive_id}"
+    err.print(f"entries {since} to {upto} of {last_seq}{more}; --from and --to show others")
 
 
-async def _entries(
+async def _read_entries(
     thread: JournalReader, head: SegmentRef | None, first_seq: int, last_seq: int, *, whole: bool
 ) -> AsyncIterator[tuple[Entry, Message | None]]:
     """Yield entries with their messages, reading a bounded number of them at a time."""
     step = _WHOLE_ENTRIES if whole else SCAN_ENTRIES
     for from_seq in range(first_seq, last_seq + 1, step):
         entries = await thread.read(head, from_seq, min(last_seq, from_seq + step - 1))
-        spoken = [each for each in entries if each.kind in MESSAGE_KINDS]
-        messages = await thread.messages(spoken, whole=whole)
-        said = {each.seq: message for each, message in zip(spoken, messages, strict=True)}
+        with_message = [each for each in entries if each.kind in MESSAGE_KINDS]
+        messages = await thread.messages(with_message, whole=whole)
+        by_seq = {each.seq: message for each, message in zip(with_message, messages, strict=True)}
         for entry in entries:
-            yield entry, said.get(entry.seq)
+            yield entry, by_seq.get(entry.seq)
 
 
 def _entry_fields(entry: Entry, message: Message | None) -> dict[str, object]:

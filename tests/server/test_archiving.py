@@ -352,7 +352,7 @@ async def test_the_commands_archive_show_and_revive(
         plan = await cli("archive", thread_id, "--then", "free", "--dry-run")
         assert "asked to end first" in plan
         assert "nothing was done" in plan
-        assert "there is no archive" in await cli("archives", thread_id)
+        assert "no archive of thread" in await cli("archives", thread_id)
         export = tmp_path / "plain.parquet"
         done = await cli.json("archive", thread_id, "--then", "free", "--export", str(export))
         assert done["runs_deleted"] >= 1
@@ -361,7 +361,7 @@ async def test_the_commands_archive_show_and_revive(
         assert archive_id in await cli("archives")
         forget(monkeypatch, thread_id)
         shown = await cli("show", thread_id)
-        assert "the server has no history of it any more" in shown
+        assert "the server no longer has its history" in shown
         assert (await cli.json("show", thread_id))["archive"]["archive_id"] == archive_id
         assert "you said hello" in await cli("journal", thread_id)
         whole = await cli.json("journal", thread_id)

@@ -231,7 +231,7 @@ async def test_the_command_sweeps_and_puts_back(
     [copy] = json.loads(text)
     assert ref.digest in copy["original"]
     code, text, _ = await command("--quarantine", "restore", copy["original"])
-    assert (code, text) == (0, f"{copy['original']} is back\n")
+    assert (code, text) == (0, f"{copy['original']} is restored\n")
     assert await packs.read_body(ref) == b"nobody's"
     for key in await stored(threads.store):
         if ref.digest not in key:

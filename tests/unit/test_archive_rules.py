@@ -277,7 +277,7 @@ async def test_archives_are_listed_with_who_freed_the_thread() -> None:
     page = await archives.list_archives(elsewhere, packs, count_max=1)
     assert (page.archives, page.next) == ((), second.archive_id)
     assert "there are older ones" in commands._none_text(page, None)
-    assert commands._none_text(ArchivePage(archives=()), "x") == "there is no archive of thread x"
+    assert commands._none_text(ArchivePage(archives=()), "x") == "no archive of thread x"
     assert commands._by_text("ann", "bob") == "ann; freed by bob"
     assert commands._by_text("", "") == ""
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from everlong.admin.format import bytes_text, note_text
 from everlong.cli import app
-from everlong.cli.app import name_of
+from everlong.cli.app import resolve_name
 from everlong.cli.control import parse_changes
 from everlong.cli.output import arguments_text, print_lines, show_table
 from everlong.client.size import ThreadSize
@@ -218,9 +218,9 @@ def test_somebody_the_system_does_not_know_has_to_say_who(monkeypatch: pytest.Mo
         raise KeyError("uid not found")
 
     monkeypatch.setattr("getpass.getuser", unknown)
-    assert name_of("ann") == "ann"
+    assert resolve_name("ann") == "ann"
     with pytest.raises(ConfigError, match="--by NAME"):
-        name_of("")
+        resolve_name("")
 
 
 def test_what_others_wrote_does_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -245,7 +245,7 @@ def test_arguments_are_printed_within_a_bound_and_look_like_no_other_line() -> N
     text = arguments_text('{"x": "\x1b[2J",\n9-1-abcd  restart {}}')
     assert text == '    {"x": "\N{REPLACEMENT CHARACTER}[2J",\n    9-1-abcd  restart {}}'
     long_text = arguments_text("é" * 3000)
-    assert long_text == "    " + "é" * 2048 + "… and 1904 bytes more, which --json prints"
+    assert long_text == "    " + "é" * 2048 + "… and 1904 more bytes; --json prints them"
 
 
 def test_a_size_that_is_partial_says_so() -> None:

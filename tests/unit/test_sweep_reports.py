@@ -224,5 +224,5 @@ def test_the_command_tells_what_was_not_read_and_what_was_done(told: Told) -> No
     )
     text, error = told.command()
     assert isinstance(error, SweepIncomplete)
-    assert "nothing was deleted for good" in str(error)
+    assert "nothing was permanently deleted" in str(error)
     assert "of class payload" in text
