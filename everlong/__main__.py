@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; without its packages, say how to get them."""
+    """Run the command line, or print how to install the packages that it needs."""
     try:
         from everlong.cli import run
     except ModuleNotFoundError as error:

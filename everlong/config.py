@@ -1,7 +1,7 @@
-"""Settings from the environment. The one place that reads it; everything else gets arguments.
+"""Settings, read from the environment. No other module reads it; everything else takes arguments.
 
-The connection to Temporal is the SDK's own environment configuration (`TEMPORAL_ADDRESS`,
-`TEMPORAL_NAMESPACE`, profiles, TLS, API key). What is Everlong's begins with `EVERLONG_`.
+The connection to Temporal comes from the SDK's own environment configuration (`TEMPORAL_ADDRESS`,
+`TEMPORAL_NAMESPACE`, profiles, TLS, API key). Everlong's own variables begin with `EVERLONG_`.
 """
 
 import dataclasses
@@ -23,93 +23,95 @@ EMBEDDED_NAMESPACE: Final = "default"
 LOOPBACK: Final = "127.0.0.1"
 METRICS_PORT_DEFAULT: Final = 9464
 _PORT_MAX: Final = 65_535
-# OpenTelemetry's own name for it.
+# The name that OpenTelemetry's GenAI conventions define.
 _CAPTURE: Final = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a worker or a command needs to know."""
+    """All settings of a worker or a command."""
 
     data_dir: Path
-    """`EVERLONG_DATA_DIR`: where `everlong dev` keeps its files."""
+    """`EVERLONG_DATA_DIR`: the directory of `everlong dev`."""
     store: str
-    """`EVERLONG_STORE`: URL of the blob store; by default the one of `everlong dev`, if there is one.
-    Empty if neither is there: nobody gets a store in some directory by accident."""
+    """`EVERLONG_STORE`: URL of the blob store; by default the store of `everlong dev`, if it exists.
+    Empty otherwise: a store is never created by accident in the current directory."""
     task_queue: str
-    """`EVERLONG_TASK_QUEUE`: where threads and workers meet."""
+    """`EVERLONG_TASK_QUEUE`: task queue of threads and workers."""
     deployment: str
-    """`EVERLONG_DEPLOYMENT`: the worker deployment that `everlong worker` belongs to. Empty: none, and
-    no worker versioning."""
+    """`EVERLONG_DEPLOYMENT`: the worker deployment of `everlong worker`. Empty: no worker versioning."""
     build_id: str
     """`EVERLONG_BUILD_ID`: the worker's version within that deployment."""
     worker: WorkerOptions
-    """How much `everlong worker` does at a time."""
+    """Concurrency, caching and polling of `everlong worker`."""
     inline_bytes_max: int
-    """`EVERLONG_INLINE_BYTES_MAX`: larger payloads go to the store."""
+    """`EVERLONG_INLINE_BYTES_MAX`: payloads above this size go to the store."""
     encoder_bytes_max: int
-    """`EVERLONG_ENCODER_BYTES_MAX`: memory by which the encoder knows what threads have stored."""
+    """`EVERLONG_ENCODER_BYTES_MAX`: memory in which the encoder tracks what each thread has stored."""
     traces_exporter: str
     """`OTEL_TRACES_EXPORTER`: none (the default), console or otlp."""
     metrics_exporter: str
-    """`OTEL_METRICS_EXPORTER`: none (the default), console, otlp, prometheus, or some of them with
-    commas between."""
+    """`OTEL_METRICS_EXPORTER`: none (the default), or a comma-separated list of console, otlp and
+    prometheus."""
     traces_protocol: str
     """`OTEL_EXPORTER_OTLP_TRACES_PROTOCOL`, or `OTEL_EXPORTER_OTLP_PROTOCOL`: http/protobuf or grpc."""
     metrics_protocol: str
     """`OTEL_EXPORTER_OTLP_METRICS_PROTOCOL`, or `OTEL_EXPORTER_OTLP_PROTOCOL`."""
     metrics_host: str
-    """`OTEL_EXPORTER_PROMETHEUS_HOST`: where Prometheus comes for metrics; loopback by default."""
+    """`OTEL_EXPORTER_PROMETHEUS_HOST`: address of the Prometheus endpoint; loopback by default."""
     metrics_port: int
-    """`OTEL_EXPORTER_PROMETHEUS_PORT`: 9464 by default. Each process of a host needs its own."""
+    """`OTEL_EXPORTER_PROMETHEUS_PORT`: 9464 by default. Each process on a host needs its own port."""
     metrics_anonymous: bool
-    """`EVERLONG_METRICS_ANONYMOUS`: show metrics beyond loopback to everybody who asks."""
+    """`EVERLONG_METRICS_ANONYMOUS`: serve metrics beyond loopback without a token."""
     record_contents: bool
-    """`OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT`: put what models and tools read and write
-    into their spans. Off by default."""
+    """`OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT`: record the inputs and outputs of models and
+    tools in their spans. Off by default."""
     cache_dir: str
-    """`EVERLONG_CACHE_DIR`: a directory for copies of stored objects; in memory only if empty."""
+    """`EVERLONG_CACHE_DIR`: directory of the disk cache for stored objects. Empty: memory only."""
     retention: str
-    """`EVERLONG_RETENTION`: how long a sweep keeps what nothing reaches, as
+    """`EVERLONG_RETENTION`: how long a sweep keeps unreachable objects, as
     `payload=1d,journal=1d,archive=never,quarantine=7d`."""
     keys: str = dataclasses.field(repr=False)
-    """`EVERLONG_KEYS`: `id:base64` of 32 bytes, comma-separated; the first writes. Empty: none."""
+    """`EVERLONG_KEYS`: comma-separated `id:base64` of 32 bytes; the first key writes. Empty: none."""
     accept_unsealed: bool
-    """`EVERLONG_ACCEPT_UNSEALED`: with keys, also read what was stored before there were any."""
+    """`EVERLONG_ACCEPT_UNSEALED`: with keys, also read objects that were stored without a key."""
     outer_codec: str
-    """`EVERLONG_OUTER_CODEC`: `module:name` of a payload codec, or of what makes one, that is around
-    Everlong's. It needs keys. Empty: none."""
+    """`EVERLONG_OUTER_CODEC`: `module:name` of a payload codec around Everlong's, or of a callable that
+    returns one. It needs keys. Empty: none."""
     codec: str
-    """`EVERLONG_CODEC`: `module:name` of a payload codec, or of a function that returns one, that is
-    inside Everlong's: it encodes first, as the codec of a team's own workers does. Empty: none."""
+    """`EVERLONG_CODEC`: `module:name` of a payload codec inside Everlong's, or of a callable that
+    returns one. It encodes first, like the codec of a team's own workers. Empty: none."""
     token: str = dataclasses.field(repr=False)
-    """`EVERLONG_TOKEN`: what `everlong serve` and the metrics ask for beyond loopback."""
+    """`EVERLONG_TOKEN`: bearer token for `everlong serve` and the metrics beyond loopback."""
     tokens: str = dataclasses.field(repr=False)
-    """`EVERLONG_TOKENS`: `name:role:token`, comma-separated, for `everlong serve`."""
+    """`EVERLONG_TOKENS`: comma-separated `name:role:token`, for `everlong serve`."""
     hosts: str
-    """`EVERLONG_HOSTS`: names that browsers reach `everlong serve` by, comma-separated."""
+    """`EVERLONG_HOSTS`: comma-separated host names of `everlong serve`, as browsers use them."""
     trust_user_header: str
-    """`EVERLONG_TRUST_USER_HEADER`: header in which a proxy names the user. Empty: none is believed."""
+    """`EVERLONG_TRUST_USER_HEADER`: header in which a proxy names the user. Empty: none is trusted."""
     trust_role_header: str
-    """`EVERLONG_TRUST_ROLE_HEADER`: header in which it names their role."""
+    """`EVERLONG_TRUST_ROLE_HEADER`: header in which the proxy names the user's role."""
     trust_role_default: str
-    """`EVERLONG_TRUST_ROLE_DEFAULT`: their role if it names none; viewer by default."""
+    """`EVERLONG_TRUST_ROLE_DEFAULT`: role of users without that header; viewer by default."""
     trusted_proxies: str
-    """`EVERLONG_TRUSTED_PROXIES`: addresses or networks of the proxy, comma-separated."""
+    """`EVERLONG_TRUSTED_PROXIES`: comma-separated addresses or networks of the proxy."""
     temporal_ui: str
-    """`EVERLONG_TEMPORAL_UI`: where the Temporal UI is, for links to runs."""
+    """`EVERLONG_TEMPORAL_UI`: URL of the Temporal UI, for links to runs."""
     temporal: ClientConnectConfig = dataclasses.field(repr=False)
     """Arguments of `Client.connect`."""
 
 
 def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
-    """Read and check the settings. An environment can be given, for tests and child processes."""
+    """Read and check the settings, from `environ` if given, else from the process's environment."""
     env = dict(os.environ if environ is None else environ)
     data_dir = Path(env.get("EVERLONG_DATA_DIR") or DATA_DIR_DEFAULT).absolute()
     try:
         temporal = ClientConfig.load_client_connect_config(override_env_vars=env)
     except RuntimeError as error:
-        raise ConfigError(f"the Temporal configuration cannot be read: {error}") from error
+        raise ConfigError(
+            f"the Temporal connection settings cannot be read: {error}. Check the TEMPORAL_* variables "
+            "and the profile file."
+        ) from error
     temporal.setdefault("target_host", f"{LOOPBACK}:7233")
     is_silent = _flag(env, "OTEL_SDK_DISABLED")
     protocol = env.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "http/protobuf"
@@ -149,7 +151,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
 
 
 def store_url(data_dir: Path) -> str:
-    """Return the URL of the blob store that lies in a data directory."""
+    """Return the URL of the blob store inside a data directory."""
     return (data_dir / "blobs").absolute().as_uri()
 
 
@@ -157,47 +159,46 @@ def _dev_store(data_dir: Path) -> str:
     return store_url(data_dir) if (data_dir / "blobs").is_dir() else ""
 
 
-def checked_store(settings: Settings) -> str:
-    """Return the store's URL, or say that there is none."""
+def require_store(settings: Settings) -> str:
+    """Return the store's URL; raise `ConfigError` if none is configured."""
     if not settings.store:
         raise ConfigError(
             "no blob store is set. Set EVERLONG_STORE=s3://bucket/prefix or file:///absolute/dir, or "
-            "run this where "
-            f"`everlong dev` has run: there is none in {settings.data_dir}."
+            f"run this where `everlong dev` has run: there is no store in {settings.data_dir}."
         )
     return settings.store
 
 
-def checked_deployment(settings: Settings) -> tuple[str, str] | None:
+def require_deployment(settings: Settings) -> tuple[str, str] | None:
     """Return the worker's deployment and build id, or None without worker versioning."""
     if not settings.deployment and not settings.build_id:
         return None
     if not settings.deployment or not settings.build_id:
         missing = "EVERLONG_BUILD_ID" if settings.deployment else "EVERLONG_DEPLOYMENT"
         raise ConfigError(
-            f"{missing} is not set. Worker versioning takes a deployment's name (EVERLONG_DEPLOYMENT) "
-            "and a build id (EVERLONG_BUILD_ID); without versioning, set neither."
+            f"{missing} is not set. Worker versioning needs a deployment name (EVERLONG_DEPLOYMENT) and "
+            "a build id (EVERLONG_BUILD_ID); without versioning, set neither."
         )
     if "." in settings.deployment:
         raise ConfigError(
-            f"EVERLONG_DEPLOYMENT is {settings.deployment[:60]!r}; a deployment's name has no dot"
+            f"EVERLONG_DEPLOYMENT is {settings.deployment[:60]!r}; a deployment name cannot have a dot"
         )
     return settings.deployment, settings.build_id
 
 
-def checked_metrics_host(settings: Settings) -> str:
-    """Return the address to show metrics on, or say what to set before they are shown to others."""
+def require_metrics_host(settings: Settings) -> str:
+    """Return the address of the metrics endpoint; raise `ConfigError` if it would be unprotected."""
     if settings.token or settings.metrics_anonymous or is_loopback(settings.metrics_host):
         return settings.metrics_host
     raise ConfigError(
-        f"listening on {settings.metrics_host} would show metrics to everyone on the network. Set "
+        f"listening on {settings.metrics_host} would expose metrics to everyone on the network. Set "
         "EVERLONG_TOKEN, which Prometheus then sends as a bearer token, or "
-        "EVERLONG_METRICS_ANONYMOUS=1 if something else guards the port."
+        "EVERLONG_METRICS_ANONYMOUS=1 if a firewall or proxy protects the port."
     )
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether a host to listen on is reachable from this machine only."""
+    """Return whether a listening host is reachable from this machine only."""
     if host == "localhost":
         return True
     try:
@@ -206,28 +207,28 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def embedded(settings: Settings, address: str) -> Settings:
-    """Return settings for the embedded server, whatever cluster the environment points to."""
+def point_to_embedded(settings: Settings, address: str) -> Settings:
+    """Return settings that point to the embedded server, whatever cluster the environment names."""
     return dataclasses.replace(
         settings,
         store=store_url(settings.data_dir),
-        # On loopback, as all of the embedded stack; its processes get no token.
+        # Loopback, like the rest of the embedded stack: its processes get no token.
         metrics_host=LOOPBACK,
         temporal=ClientConnectConfig(target_host=address, namespace=EMBEDDED_NAMESPACE),
     )
 
 
 def environment_without_temporal() -> dict[str, str]:
-    """Return the environment without the user's own profile, TLS and API key.
+    """Return the environment without the user's own Temporal profile, TLS settings and API key.
 
-    They are for another server than the embedded one, and it need not matter if they are wrong.
+    Those are for another server than the embedded one; errors in them must not stop it.
     """
     kept = {key: value for key, value in os.environ.items() if not key.startswith("TEMPORAL_")}
     return {**kept, "TEMPORAL_CONFIG_FILE": os.devnull}
 
 
 def embedded_environment(settings: Settings) -> dict[str, str]:
-    """Return the environment that gives a child process the settings that `embedded` returned."""
+    """Return the environment for a child process that should load these settings."""
     return {
         **environment_without_temporal(),
         "TEMPORAL_ADDRESS": settings.temporal["target_host"],
@@ -235,7 +236,7 @@ def embedded_environment(settings: Settings) -> dict[str, str]:
         "EVERLONG_DATA_DIR": str(settings.data_dir),
         "EVERLONG_STORE": settings.store,
         "EVERLONG_TASK_QUEUE": settings.task_queue,
-        # No command sets a current version on the embedded server.
+        # No worker versioning: no command sets a current version on the embedded server.
         "EVERLONG_DEPLOYMENT": "",
         "EVERLONG_BUILD_ID": "",
         "EVERLONG_INLINE_BYTES_MAX": str(settings.inline_bytes_max),

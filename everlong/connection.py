@@ -1,4 +1,4 @@
-"""From settings to a connected client, to the store, and to where spans and metrics go."""
+"""Connections made from settings: the Temporal client, the blob store, the telemetry providers."""
 
 import dataclasses
 import importlib
@@ -14,7 +14,7 @@ from temporalio.runtime import Runtime
 from everlong import limits
 from everlong.agents import Agent
 from everlong.codecs.converter import ExplainingPayloadConverter
-from everlong.config import Settings, checked_metrics_host, checked_store
+from everlong.config import Settings, require_metrics_host, require_store
 from everlong.errors import ConfigError, ServerUnreachable
 from everlong.models import printable
 from everlong.plugin import EverlongPlugin
@@ -36,13 +36,13 @@ async def connect(
     store: BlobStore | None = None,
     decode_bytes_max: int = limits.DECODE_BYTES_MAX,
 ) -> Client:
-    """Connect to Temporal with the plugin, or say which address did not answer.
+    """Connect to Temporal with the plugin; raise `ServerUnreachable` if no server answers.
 
-    A `store` that is open already is used instead of the one that the settings name.
+    An open `store` replaces the one that the settings name.
     """
     inner = load_codec(settings.codec, "EVERLONG_CODEC")
     plugin = EverlongPlugin(
-        store=checked_store(settings) if store is None else store,
+        store=require_store(settings) if store is None else store,
         agents=agents,
         keys=_keys(settings),
         accept_unsealed=settings.accept_unsealed,
@@ -56,7 +56,7 @@ async def connect(
         meter_provider=meter_provider,
         record_contents=settings.record_contents,
     )
-    # The plugin puts its own codec around the one that it finds, as on a team's workers.
+    # As on a team's workers, the plugin wraps its codec around the one that it finds here.
     converter = dataclasses.replace(DataConverter.default, payload_codec=inner)
     if not agents:
         converter = dataclasses.replace(
@@ -79,9 +79,9 @@ def open_configured_packs(
     memory_bytes_max: int = limits.CACHE_MEMORY_BYTES_MAX,
     budget: ByteBudget | None = None,
 ) -> PackStore:
-    """Open the store of the settings, with its keys and its cache."""
+    """Open the configured store, with its keys and its cache."""
     return open_packs(
-        checked_store(settings),
+        require_store(settings),
         keys=_keys(settings),
         accept_unsealed=settings.accept_unsealed,
         cache_dir=settings.cache_dir or None,
@@ -91,9 +91,9 @@ def open_configured_packs(
 
 
 def open_configured_providers(settings: Settings, service_name: str) -> Providers:
-    """Open what the settings say of spans and metrics. Shut it down before you exit."""
+    """Open the configured span and metric providers. Shut them down before the process exits."""
     wants_prometheus = "prometheus" in settings.metrics_exporter
-    host = checked_metrics_host(settings) if wants_prometheus else settings.metrics_host
+    host = require_metrics_host(settings) if wants_prometheus else settings.metrics_host
     return open_providers(
         ExportSettings(
             service_name=service_name,
@@ -110,13 +110,13 @@ def open_configured_providers(settings: Settings, service_name: str) -> Provider
 
 
 def load_codec(path: str, setting: str) -> PayloadCodec | None:
-    """Return the codec that `module:name` leads to, or what that returns when it is called.
+    """Return the codec at `module:name`, calling it first if it is a factory; None for an empty path.
 
-    `setting` is where the path was given, for messages. An empty path is no codec.
+    `setting` names the option or variable that holds the path, for error messages.
     """
     if not path:
         return None
-    found = _found(path, setting)
+    found = _import_name(path, setting)
     if isinstance(found, PayloadCodec):
         return found
     name = path.partition(":")[2]
@@ -124,17 +124,17 @@ def load_codec(path: str, setting: str) -> PayloadCodec | None:
         raise _not_loaded(path, setting, f"{name!r} is a {type(found).__name__} and not callable")
     try:
         codec = found()
-    except Exception as error:  # It is the team's: it may raise anything.
+    except Exception as error:  # The team's code may raise anything.
         why = f"calling {name!r} without arguments failed ({type(error).__name__})"
         raise _not_loaded(path, setting, why) from error
     if not isinstance(codec, PayloadCodec):
         returned = type(codec).__name__
-        raise _not_loaded(path, setting, f"{name!r} returned a {returned} and no PayloadCodec")
+        raise _not_loaded(path, setting, f"{name!r} returned a {returned}, not a PayloadCodec")
     return codec
 
 
-def _found(path: str, setting: str) -> object:
-    """Return what `module:name` leads to."""
+def _import_name(path: str, setting: str) -> object:
+    """Return the object at `module:name`."""
     module_name, colon, name = path.partition(":")
     if not colon or not module_name or not name:
         raise _not_loaded(path, setting, "it has no module or no name")
@@ -142,10 +142,10 @@ def _found(path: str, setting: str) -> object:
         sys.path.insert(0, "")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # It is the team's: it may raise anything.
+    except Exception as error:  # The team's code may raise anything.
         why = f"the module {module_name!r} cannot be imported ({type(error).__name__})"
         if isinstance(error, ModuleNotFoundError):
-            why = f"there is no module {error.name!r} on the path of this process"
+            why = f"there is no module {error.name!r} on Python's path"
         raise _not_loaded(path, setting, why) from error
     if not hasattr(module, name):
         raise _not_loaded(path, setting, f"the module {module_name!r} has no {name!r}")

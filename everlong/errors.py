@@ -1,59 +1,59 @@
-"""Every error that Everlong raises on purpose.
+"""The errors that Everlong raises on purpose, as one tree.
 
     EverlongError
     ├── ConfigError                 permanent, exit 2: a setting or an argument is wrong
-    │   ├── UnknownStoreScheme      a store URL that names no store of ours
+    │   ├── UnknownStoreScheme      the scheme of a store URL is not supported
     │   ├── PluginNotOnClient       the plugin is on the Worker but not on its Client
-    │   └── AgentNotFound           `module:agent` does not lead to an Agent
-    ├── StackError                  exit 3: the embedded stack cannot start or go on
-    │   ├── TemporalBinaryMissing   permanent
+    │   └── AgentNotFound           `module:agent` does not name an Agent
+    ├── StackError                  exit 3: the embedded stack cannot start or continue
+    │   ├── TemporalBinaryMissing   permanent: the `temporal` program is not installed
     │   ├── PortInUse               permanent until the port is free
     │   ├── DataDirUnusable         permanent: not writable, or in use by another stack
     │   └── ProcessFailed           a server or worker ended by itself, or did not start
     ├── ServerUnreachable           exit 4, retryable: no Temporal server answers at the address
-    ├── ThreadError                 exit 6: what was asked of a thread cannot be had
-    │   ├── ThreadNotFound          permanent: no thread of that name
-    │   ├── ThreadEnded             permanent: it was stopped, archived or terminated
-    │   ├── ThreadExists            permanent: a fork would take the id of another thread
-    │   ├── ThreadIdRefused         permanent: a new thread cannot be given this id
-    │   ├── ArchiveNotFound         permanent: the thread has no archive, or none of that id
-    │   ├── ThreadPaused            until somebody unpauses it; the message stays queued
-    │   ├── EntryNotFound           permanent: the journal has no entry of that seq
+    ├── ThreadError                 exit 6: a request to a thread failed
+    │   ├── ThreadNotFound          permanent: no thread has this id
+    │   ├── ThreadEnded             permanent: the thread was stopped, archived or terminated
+    │   ├── ThreadExists            permanent: the id of a new thread is taken
+    │   ├── ThreadIdRefused         permanent: the id is not valid for a new thread
+    │   ├── ArchiveNotFound         permanent: the thread has no archive, or none with this id
+    │   ├── ThreadPaused            until an operator unpauses the thread; the message stays queued
+    │   ├── EntryNotFound           permanent: the journal has no entry with this seq
     │   ├── MessageRefused          permanent: empty, too long, or the thread is stopping
-    │   ├── DecisionRefused         permanent: unknown, decided already, or not for them to decide
-    │   ├── ControlRefused          permanent: a policy, a name or a reason that does not fit
+    │   ├── DecisionRefused         permanent: unknown, decided already, or not an approver
+    │   ├── ControlRefused          permanent: an invalid policy, name or reason
     │   ├── TurnFailed              permanent: the turn ended without an answer
-    │   ├── NoWorker                retryable: nobody runs the thread
-    │   └── NotAnswered             the thread is still at work, or has ended before that
-    ├── StoreError                  exit 5: what holds the bytes
-    │   ├── StoreUnavailable        retryable: an outage, a full disk, refused access
+    │   ├── NoWorker                retryable: no worker runs the thread
+    │   └── NotAnswered             the thread is still working, or ended before it answered
+    ├── StoreError                  exit 5: stored bytes, or the store itself
+    │   ├── StoreUnavailable        retryable: an outage, a full disk, denied access
     │   ├── InvalidKey              permanent: a key that could escape the store
-    │   ├── ObjectTooLarge          permanent: more than this version would read again
+    │   ├── ObjectTooLarge          permanent: larger than this version reads back
     │   ├── BlobMissing             holds the thread until the bytes are restored
     │   ├── BlobCorrupt             holds the thread until the bytes are restored
     │   ├── KeyMissing              holds the thread until the key is configured again
-    │   ├── RefRefused              a ref that nobody with the key wrote; holds what reads it
+    │   ├── RefRefused              the ref was not written with a known key; holds its reader
     │   ├── PayloadTooLarge         permanent: must stay in history, and is too large for it
     │   └── UnknownVersion          holds the thread until a newer Everlong reads it
     ├── LimitReached                permanent, exit 7: policy stopped the run, with a reason
     ├── ModelUnavailable            exit 9, retryable: a rate limit, an outage, an unreadable reply
-    ├── ModelRefused                exit 9, permanent: the key, the request or its content
-    ├── SetupRefused                exit 10: the server does not take our search attributes
-    ├── QueryRefused                exit 11, permanent: not one SELECT, or more than its bounds
-    ├── SweepIncomplete             exit 12: a history cannot be read, so nothing was deleted
-    └── CheckFailed                 permanent, exit 8: what the demo shows is not true
+    ├── ModelRefused                exit 9, permanent: the API key, the request or its content
+    ├── SetupRefused                exit 10: the server rejects Everlong's search attributes
+    ├── QueryRefused                exit 11, permanent: not a single SELECT, or over its bounds
+    ├── SweepIncomplete             exit 12: something could not be read, so nothing was deleted
+    └── CheckFailed                 permanent, exit 8: a claim of the demo does not hold
 
-A data fault (missing, corrupt, unknown version) never ends a thread: it is held, says what to
-restore, and goes on by itself once that has been done. How long a team's own activities are retried
-is theirs to say.
-A message names the thing and the remedy. It never holds payload bytes or secrets.
+*Permanent*: a retry fails the same way. *Retryable*: the same call may succeed later. *Holds*: a data
+fault never ends a thread; the thread stays where it is, names what to restore, and continues by itself
+afterwards. The retries of a team's own activities are the team's to configure.
+A message names the thing and the remedy. It never contains payload bytes or secrets.
 """
 
 from typing import ClassVar
 
 
 class EverlongError(Exception):
-    """The root of the tree. `exit_code` is what the command line exits with."""
+    """The root of the tree. `exit_code` is the exit code of the command line."""
 
     exit_code: ClassVar[int] = 1
 
@@ -65,19 +65,19 @@ class ConfigError(EverlongError):
 
 
 class UnknownStoreScheme(ConfigError):
-    """The URL names no store that this version has."""
+    """The store URL has a scheme that this version does not support."""
 
 
 class PluginNotOnClient(ConfigError):
-    """Payloads would silently not be encoded, because the converter comes from the client."""
+    """The plugin is missing on the client, whose converter encodes: payloads would not be encoded."""
 
 
 class AgentNotFound(ConfigError):
-    """A `module:agent` argument does not lead to an `everlong.Agent`."""
+    """A `module:agent` argument does not name an `everlong.Agent`."""
 
 
 class StackError(EverlongError):
-    """The embedded stack cannot start, or cannot go on."""
+    """The embedded stack cannot start or continue."""
 
     exit_code = 3
 
@@ -87,15 +87,15 @@ class TemporalBinaryMissing(StackError):
 
 
 class PortInUse(StackError):
-    """Somebody else listens on a port that was asked for."""
+    """Another process listens on the requested port."""
 
 
 class DataDirUnusable(StackError):
-    """The data directory cannot be written to, or another stack has it."""
+    """The data directory is not writable, or another stack uses it."""
 
 
 class ProcessFailed(StackError):
-    """A server or a worker ended though nobody stopped it, or is not ready in time."""
+    """A server or worker process ended by itself, or was not ready in time."""
 
 
 class ServerUnreachable(EverlongError):
@@ -105,13 +105,13 @@ class ServerUnreachable(EverlongError):
 
 
 class StoreError(EverlongError):
-    """Something is wrong with stored bytes, or with the place that holds them."""
+    """A fault of stored bytes, or of the store."""
 
     exit_code = 5
 
 
 class StoreUnavailable(StoreError):
-    """The store cannot be reached or refuses; the same call may succeed later."""
+    """The store cannot be reached, or denies access; the same call may succeed later."""
 
 
 class InvalidKey(StoreError):
@@ -119,7 +119,7 @@ class InvalidKey(StoreError):
 
 
 class ObjectTooLarge(StoreError):
-    """A plaintext over the bound up to which objects are read again; nothing was written."""
+    """A plaintext exceeds the size up to which objects are read back; nothing was written."""
 
 
 class BlobMissing(StoreError):
@@ -131,77 +131,77 @@ class BlobCorrupt(StoreError):
 
 
 class KeyMissing(StoreError):
-    """Bytes are sealed with a key that this process does not have."""
+    """Stored bytes are sealed with a key that this process does not have."""
 
 
 class RefRefused(StoreError):
-    """Keys are configured, and a ref does not prove that it was written with one of them."""
+    """Keys are configured, and the ref is not authenticated by any of them."""
 
 
 class PayloadTooLarge(StoreError):
-    """A payload that has to stay inline is larger than the server takes."""
+    """A payload that has to stay inline exceeds the server's limit."""
 
 
 class UnknownVersion(StoreError):
-    """The bytes have a format version that this Everlong does not read: mostly a newer one's."""
+    """The bytes have a format version that this Everlong cannot read, usually of a newer Everlong."""
 
 
 class ThreadError(EverlongError):
-    """What was asked of a thread cannot be had."""
+    """A request to a thread failed."""
 
     exit_code = 6
 
 
 class ThreadNotFound(ThreadError):
-    """There is no thread with this id in the namespace."""
+    """The namespace has no thread with this id."""
 
 
 class ThreadEnded(ThreadError):
-    """The thread takes nothing more. Its journal stays, and can be forked."""
+    """The thread has ended and accepts nothing more. Its journal stays, and can be forked."""
 
 
 class ThreadExists(ThreadError):
-    """There is a thread with this id, or was one; nothing was started."""
+    """A thread with this id exists or existed; nothing was started."""
 
 
 class ThreadIdRefused(ThreadError):
-    """A new thread cannot be given this id; the message says what an id may be. Nothing was started."""
+    """The id is not valid for a new thread; the message says which ids are. Nothing was started."""
 
 
 class ArchiveNotFound(ThreadError):
-    """The thread has no archive, or none of this id."""
+    """The thread has no archive, or none with this id."""
 
 
 class ThreadPaused(ThreadError):
-    """The thread takes no steps until somebody unpauses it. What was sent stays queued."""
+    """The thread takes no steps until an operator unpauses it. Messages stay queued."""
 
 
 class EntryNotFound(ThreadError):
-    """The journal has no entry of this seq, or not yet."""
+    """The journal has no entry with this seq, or not yet."""
 
 
 class MessageRefused(ThreadError):
-    """The thread did not take the message; the message says why."""
+    """The thread did not accept the message; the error says why."""
 
 
 class DecisionRefused(ThreadError):
-    """The thread did not take a decision about an approval; the message says why."""
+    """The thread did not accept a decision on an approval; the error says why."""
 
 
 class ControlRefused(ThreadError):
-    """The thread did not take a change of its policy, or who asked and why does not fit."""
+    """The thread did not accept a control request: the policy, the name or the reason is invalid."""
 
 
 class TurnFailed(ThreadError):
-    """The turn of a message ended without an answer; the message says why."""
+    """The turn of a message ended without an answer; the error says why."""
 
 
 class NoWorker(ThreadError):
-    """No worker has answered for the thread: none runs, or it cannot replay the thread."""
+    """No worker answers for the thread: none is running, or it cannot replay the thread."""
 
 
 class NotAnswered(ThreadError):
-    """The thread has not answered: not yet, or it has ended before that."""
+    """The thread has not answered yet, or ended before it answered."""
 
 
 class LimitReached(EverlongError):
@@ -211,46 +211,46 @@ class LimitReached(EverlongError):
 
 
 class ModelUnavailable(EverlongError):
-    """The provider of a model has given no reply that can be used; the same call may succeed later."""
+    """The model provider gave no usable reply; the same call may succeed later."""
 
     exit_code = 9
 
     def __init__(self, message: str, *, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
-        """How long the provider asks to wait; None if it does not say."""
+        """Seconds that the provider asks to wait; None if it does not say."""
 
 
 class ModelRefused(EverlongError):
-    """The provider of a model will not take this call, however often it is made."""
+    """The model provider rejects this call, and would reject it again."""
 
     exit_code = 9
 
     def __init__(self, message: str, *, context_too_large: bool = False) -> None:
         super().__init__(message)
         self.context_too_large = context_too_large
-        """Whether a smaller context would be taken."""
+        """Whether the provider would accept a smaller context."""
 
 
 class SetupRefused(EverlongError):
-    """The server does not take our search attributes; the message says why, and what to do."""
+    """The server rejects Everlong's search attributes; the message says why, and what to do."""
 
     exit_code = 10
 
 
 class QueryRefused(EverlongError):
-    """A query that is not run, or was stopped: it asks for what it may not, or for too much."""
+    """A query was rejected or stopped: it is not allowed, or it exceeds its bounds."""
 
     exit_code = 11
 
 
 class SweepIncomplete(EverlongError):
-    """Something that a history names cannot be read, so nothing was deleted. The report says what."""
+    """A sweep could not read everything, so it deleted nothing. The report lists what is missing."""
 
     exit_code = 12
 
 
 class CheckFailed(EverlongError):
-    """A claim that the demo makes did not hold."""
+    """A claim of the demo does not hold."""
 
     exit_code = 8

@@ -1,7 +1,7 @@
-"""Versions that run here, and whether this Everlong was tested with this SDK.
+"""Versions of Everlong, the SDK and Python in this process, and whether they were tested together.
 
-`pyproject.toml` lets newer minor versions of the SDK in. One that was not tested is used with a
-warning: Everlong tries the private APIs that it needs, and does without those that are missing.
+`pyproject.toml` allows newer minor versions of the SDK than were tested. Such a version is used with a
+warning: Everlong probes the private APIs that it needs, and switches off features that lack one.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from typing import Final
 
 SDK: Final = "temporalio"
 SDK_TESTED: Final = ">=1.33,<1.36"
-"""Versions of the SDK that the tests were run with: `make test-sdk` runs them with another one."""
+"""Tested versions of the SDK; `make test-sdk` runs the tests with another one."""
 _LOG: Final = logging.getLogger(__name__)
 # A bound of a range such as `<2,>=1.33`.
 _BOUND: Final = re.compile(r"(>=|<)\s*([0-9.]+)")
@@ -22,12 +22,12 @@ _BOUND: Final = re.compile(r"(>=|<)\s*([0-9.]+)")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Versions:
-    """What a process runs."""
+    """The versions in a process."""
 
     everlong: str
     sdk: str
     sdk_wanted: str
-    """Range that the package requires, as in `<2,>=1.33`; empty if it is not known."""
+    """Range that the package requires, as in `<2,>=1.33`; empty if unknown."""
     python: str
 
     @property
@@ -42,12 +42,12 @@ class Versions:
 
 
 def sdk_version() -> str:
-    """Return the version of the SDK that is installed."""
+    """Return the installed version of the SDK."""
     return _version(SDK)
 
 
 def versions() -> Versions:
-    """Return what this process runs."""
+    """Return the versions in this process."""
     return Versions(
         everlong=_version("everlong"),
         sdk=sdk_version(),
@@ -61,21 +61,21 @@ def warn_of_untested_sdk(sdk: str) -> None:
     """Log a warning, once in a process, if Everlong was not tested with this version of the SDK."""
     if not fits(sdk, SDK_TESTED):
         _LOG.warning(
-            "this everlong was tested with %s%s, and %s is installed. What it needs of the SDK is tried "
-            "at start: a feature that cannot work is switched off, with a warning of its own",
+            "this everlong was tested with %s%s, but %s is installed. Features that do not work with it "
+            "are switched off at start, each with a warning",
             *(SDK, SDK_TESTED, sdk),
         )
 
 
 def fits(version: str, wanted: str) -> bool:
-    """Return whether a version lies within bounds of the form `<2,>=1.33`."""
+    """Return whether a version satisfies bounds of the form `<2,>=1.33`."""
     number = _number(version)
     bounds = _BOUND.findall(wanted)
     return all((number >= _number(bound)) == (sign == ">=") for sign, bound in bounds)
 
 
 def _number(version: str) -> tuple[int, ...]:
-    """Return the numbers that a version begins with, without zeros at their end: 1.35 is 1.35.0."""
+    """Return the leading numbers of a version without trailing zeros, so that 1.35 equals 1.35.0."""
     found = re.match(r"\d+(\.\d+)*", version)
     numbers = [int(part) for part in found[0].split(".")] if found else []
     while numbers and not numbers[-1]:
@@ -86,7 +86,7 @@ def _number(version: str) -> tuple[int, ...]:
 def _version(package: str) -> str:
     try:
         return metadata.version(package)
-    except metadata.PackageNotFoundError:  # Run from a directory that nobody installed.
+    except metadata.PackageNotFoundError:  # Run from a checkout that is not installed.
         return "unknown"
 
 

@@ -1,4 +1,4 @@
-"""A worker that runs agents until it is told to stop."""
+"""The process of `everlong worker`: runs agents until SIGINT or SIGTERM."""
 
 import asyncio
 import importlib
@@ -12,27 +12,27 @@ from temporalio.common import WorkerDeploymentVersion
 from temporalio.worker import Worker, WorkerDeploymentConfig
 
 from everlong.agents import Agent
-from everlong.config import Settings, checked_deployment
+from everlong.config import Settings, require_deployment
 from everlong.connection import connect, open_configured_providers
 from everlong.errors import AgentNotFound, ServerUnreachable
 from everlong.models import printable
 
 READY: Final = "everlong worker ready"
 SERVICE_NAME: Final = "everlong-worker"
-# Steps under way may finish within this time after SIGTERM; what does not is tried again elsewhere.
+# After SIGTERM, steps under way have this long to finish; others are retried on another worker.
 _GRACE: Final = timedelta(seconds=10)
 
 
 def load_agent(path: str) -> Agent:
-    """Return the agent that `module:name` leads to; modules of the current directory included."""
+    """Return the agent at `module:name`; the module may be in the current directory."""
     module_name, _, name = path.partition(":")
     if not module_name or not name:
-        raise AgentNotFound(f"{path!r} does not name an agent; write module:agent, as in app:ops")
+        raise AgentNotFound(f"{path!r} is not module:agent; write it as in app:ops")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # The module is the user's: it may raise anything.
+    except Exception as error:  # The user's module may raise anything.
         raise AgentNotFound(
             f"importing {module_name!r} failed: {type(error).__name__}: {error}. Run this in the "
             "directory that holds the module, or install it."
@@ -45,7 +45,7 @@ def load_agent(path: str) -> Agent:
 
 async def run_worker(settings: Settings, agents: Sequence[Agent]) -> None:
     """Run agents until SIGINT or SIGTERM; then let the steps under way finish."""
-    deployment = _deployment_of(settings)
+    deployment = _make_deployment(settings)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -79,17 +79,17 @@ async def run_worker(settings: Settings, agents: Sequence[Agent]) -> None:
                 await stopping.wait()
         except RuntimeError as error:
             raise ServerUnreachable(
-                f"the worker cannot go on: {printable(str(error), 300)}. Check TEMPORAL_NAMESPACE "
+                f"the worker cannot continue: {printable(str(error), 300)}. Check TEMPORAL_NAMESPACE "
                 "and the server."
             ) from error
     finally:
-        # What waits is sent now: the command ends without the interpreter's own clean-up.
+        # Flush spans and metrics now: `cli.app.run` exits without the interpreter's clean-up.
         await asyncio.to_thread(providers.shutdown)
 
 
-def _deployment_of(settings: Settings) -> WorkerDeploymentConfig | None:
-    """Return the worker's version, if it has one. Our workflows declare how they move on."""
-    checked = checked_deployment(settings)
+def _make_deployment(settings: Settings) -> WorkerDeploymentConfig | None:
+    """Return the worker's version, if configured. The workflows declare their versioning behavior."""
+    checked = require_deployment(settings)
     if checked is None:
         return None
     name, build_id = checked

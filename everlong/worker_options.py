@@ -1,8 +1,8 @@
-"""Worker tuning: how much a worker does at a time, and the defaults of a worker that runs only agents.
+"""Worker options: concurrency, caching and polling, and their defaults for workers that run only agents.
 
-`everlong worker` takes each value as an option and as a variable. In a program, they are arguments of
-the SDK's `Worker`, except for the sticky timeout, which the plugin takes too. A value that is not given
-is the SDK's, or ours from `set_defaults`.
+`everlong worker` takes each option on its command line or as a variable. In a program, they are
+arguments of the SDK's `Worker`; the plugin also takes the sticky timeout. A value that is not given is
+the SDK's default, or ours from `set_defaults`.
 """
 
 import dataclasses
@@ -23,60 +23,60 @@ _SLOTS: Final = "max_concurrent_"
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The numbers that a setting may have."""
+    """The numbers that an option accepts, bounds included."""
 
     least: float
     most: float
 
     def check(self, name: str, value: float) -> None:
-        """Raise `ConfigError` if the value is outside."""
-        if not self.least <= value <= self.most:  # NaN is in no range.
+        """Raise `ConfigError` if the value is outside the range."""
+        if not self.least <= value <= self.most:  # False for NaN too.
             raise ConfigError(f"{name} is {value:g}; give {self}")
 
     def __str__(self) -> str:
         return f"{self.least:g} to {self.most:g}"
 
 
-# Two tasks, and two polls, are the SDK's minimum where threads are cached: one for each of the worker's
-# two queues. A thousand tasks need a thousand OS threads.
+# With a cache, the SDK needs at least two tasks and two polls: one for each of the worker's two queues.
+# Each task needs an OS thread, hence the upper bound.
 WORKFLOW_TASKS: Final = Range(2, 1000)
 ACTIVITIES: Final = Range(1, limits.TOOL_THREADS_MAX)
-# 0 switches the cache off: each task then replays its run from the start, for tests of replays.
+# 0 switches the cache off: each task then replays its run from the start. Replay tests use this.
 CACHED_THREADS: Final = Range(0, 100_000)
 WORKFLOW_POLLERS: Final = Range(2, 100)
 ACTIVITY_POLLERS: Final = Range(1, 100)
-# Below 0.1 s every pause of a worker is taken for its end. Above a minute the timeout protects nothing:
-# the server gives up a queue that nothing has polled for 10 s.
+# Below 0.1 s, a worker that merely pauses loses its threads. Above a minute, the timeout has no effect:
+# the server abandons a queue that was not polled for 10 s.
 STICKY_SECONDS: Final = Range(0.1, 60)
 IDENTITY_CHARS_MAX: Final = 200
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
-    """Settings of `everlong worker`. None stands for the default."""
+    """Options of `everlong worker`. None stands for the default."""
 
     workflow_tasks: int | None = None
-    """`EVERLONG_WORKFLOW_TASKS`: workflow tasks that run at the same time."""
+    """`EVERLONG_WORKFLOW_TASKS`: concurrent workflow tasks."""
     activities: int | None = None
-    """`EVERLONG_ACTIVITIES`: model calls and tools that run at the same time."""
+    """`EVERLONG_ACTIVITIES`: concurrent model calls and tools."""
     cached_threads: int | None = None
-    """`EVERLONG_CACHED_THREADS`: threads that stay in memory between their steps."""
+    """`EVERLONG_CACHED_THREADS`: threads kept in memory between their steps."""
     workflow_pollers: int | None = None
-    """`EVERLONG_WORKFLOW_POLLERS`: requests that wait for workflow tasks at the same time."""
+    """`EVERLONG_WORKFLOW_POLLERS`: concurrent polls for workflow tasks."""
     activity_pollers: int | None = None
-    """`EVERLONG_ACTIVITY_POLLERS`: requests that wait for activities at the same time."""
+    """`EVERLONG_ACTIVITY_POLLERS`: concurrent polls for activities."""
     sticky_seconds: float | None = None
-    """`EVERLONG_STICKY_SECONDS`: how long a task waits for the worker that has its thread in memory."""
+    """`EVERLONG_STICKY_SECONDS`: time that a task waits for the worker with its thread in memory."""
     identity: str = ""
     """`EVERLONG_IDENTITY`: the worker's name in histories and lists. Empty: process id and host."""
 
     def merge(self, given: Mapping[str, Any]) -> Self:
-        """Return the settings with those of `given` that are not None."""
+        """Return these options, replaced by those of `given` that are not None."""
         wanted = {name: value for name, value in given.items() if value is not None}
         return dataclasses.replace(self, **wanted)
 
     def to_arguments(self) -> dict[str, Any]:
-        """Return the arguments of `Worker`. The plugin sets the sticky timeout."""
+        """Return the arguments for the SDK's `Worker`. The plugin sets the sticky timeout."""
         given = {
             "max_concurrent_workflow_tasks": self.workflow_tasks,
             "max_concurrent_activities": self.activities,
@@ -89,20 +89,20 @@ class WorkerOptions:
 
 
 def load_worker_options(env: Mapping[str, str]) -> WorkerOptions:
-    """Read the variables of an environment."""
+    """Read the options from an environment."""
     return WorkerOptions(
-        workflow_tasks=_whole(env, "EVERLONG_WORKFLOW_TASKS", WORKFLOW_TASKS),
-        activities=_whole(env, "EVERLONG_ACTIVITIES", ACTIVITIES),
-        cached_threads=_whole(env, "EVERLONG_CACHED_THREADS", CACHED_THREADS),
-        workflow_pollers=_whole(env, "EVERLONG_WORKFLOW_POLLERS", WORKFLOW_POLLERS),
-        activity_pollers=_whole(env, "EVERLONG_ACTIVITY_POLLERS", ACTIVITY_POLLERS),
-        sticky_seconds=_seconds(env, "EVERLONG_STICKY_SECONDS", STICKY_SECONDS),
+        workflow_tasks=_read_int(env, "EVERLONG_WORKFLOW_TASKS", WORKFLOW_TASKS),
+        activities=_read_int(env, "EVERLONG_ACTIVITIES", ACTIVITIES),
+        cached_threads=_read_int(env, "EVERLONG_CACHED_THREADS", CACHED_THREADS),
+        workflow_pollers=_read_int(env, "EVERLONG_WORKFLOW_POLLERS", WORKFLOW_POLLERS),
+        activity_pollers=_read_int(env, "EVERLONG_ACTIVITY_POLLERS", ACTIVITY_POLLERS),
+        sticky_seconds=_read_seconds(env, "EVERLONG_STICKY_SECONDS", STICKY_SECONDS),
         identity=check_identity("EVERLONG_IDENTITY", env.get("EVERLONG_IDENTITY", "")),
     )
 
 
 def check_identity(name: str, text: str) -> str:
-    """Return the identity, or raise `ConfigError` if lists could not show it."""
+    """Return the identity; raise `ConfigError` if it is too long or not printable."""
     if len(text) > IDENTITY_CHARS_MAX or not text.isprintable():
         raise ConfigError(
             f"{name} has {len(text)} characters; give at most {IDENTITY_CHARS_MAX}, all printable"
@@ -111,11 +111,11 @@ def check_identity(name: str, text: str) -> str:
 
 
 def set_defaults(config: WorkerConfig, *, only_agents: bool, sticky_seconds: float | None) -> None:
-    """Give a worker's configuration our defaults, in place.
+    """Set our defaults in a worker's configuration, in place.
 
-    An argument that the team has given to its `Worker` stays; only a value other than the SDK's default
-    shows that it was given. The plugin's option comes next, for any worker. The defaults of agents are
-    for workers that run nothing else: a thread replays cheaply, a team's own workflow may not.
+    Precedence: arguments of the team's own `Worker`, recognised by a value other than the SDK's default;
+    then the plugin's option, for any worker; then the defaults for agents. The latter apply only to
+    workers that run nothing else: a thread replays cheaply, a team's own workflow may not.
     """
     wanted: dict[str, Any] = dict(_agent_defaults()) if only_agents else {}
     if sticky_seconds is not None:
@@ -123,14 +123,14 @@ def set_defaults(config: WorkerConfig, *, only_agents: bool, sticky_seconds: flo
     options: dict[str, Any] = config  # type: ignore[assignment] # names of its keys are variable here
     has_tuner = options.get("tuner") is not None
     for name, value in wanted.items():
-        # The SDK takes a tuner or numbers of slots, not both.
-        is_taken = has_tuner and name.startswith(_SLOTS)
-        if options.get(name) == _sdk_default(name) and not is_taken:
+        # The SDK accepts either a tuner or slot counts.
+        is_tuned = has_tuner and name.startswith(_SLOTS)
+        if options.get(name) == _sdk_default(name) and not is_tuned:
             options[name] = value
 
 
 def _agent_defaults() -> dict[str, Any]:
-    """Return the arguments of `Worker` that differ from the SDK's on a worker that runs only agents."""
+    """Return the arguments of `Worker` for workers that run only agents."""
     return {
         _STICKY: timedelta(seconds=limits.STICKY_SECONDS),
         f"{_SLOTS}workflow_tasks": limits.WORKFLOW_TASKS,
@@ -150,7 +150,7 @@ def _pollers(count: int | None) -> PollerBehaviorSimpleMaximum | None:
     return None if count is None else PollerBehaviorSimpleMaximum(maximum=count)
 
 
-def _whole(env: Mapping[str, str], name: str, allowed: Range) -> int | None:
+def _read_int(env: Mapping[str, str], name: str, allowed: Range) -> int | None:
     text = env.get(name, "")
     if not text:
         return None
@@ -162,7 +162,7 @@ def _whole(env: Mapping[str, str], name: str, allowed: Range) -> int | None:
     return value
 
 
-def _seconds(env: Mapping[str, str], name: str, allowed: Range) -> float | None:
+def _read_seconds(env: Mapping[str, str], name: str, allowed: Range) -> float | None:
     text = env.get(name, "")
     if not text:
         return None

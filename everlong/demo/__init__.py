@@ -1,4 +1,4 @@
-"""What `everlong demo` runs and checks. Its agents are `everlong.demo:agent` and `:runaway`."""
+"""The demo of `everlong demo`. Its agents are `everlong.demo:agent` and `everlong.demo:runaway`."""
 
 from everlong.demo.agent import agent, runaway
 

@@ -1,4 +1,4 @@
-"""The demo's agents: one that reads for 60 steps and then asks to act, and one that never ends."""
+"""The demo's agents: one reads for 60 steps and then requests an approval, the other never ends."""
 
 import json
 from collections.abc import Sequence
@@ -32,30 +32,30 @@ def restart(service: str) -> str:
 
 
 def script(turn: Sequence[Message]) -> Reply:
-    """Ask for the next page until there are enough, then to restart a service, then answer.
+    """Request pages until there are enough, then request a restart, then answer.
 
-    What comes next follows from the last result alone: older ones may have been compacted away.
+    The next step depends on the last result alone: older ones may have been compacted away.
     """
     last = turn[-1]
     page = int(last.call_id.removeprefix("call-")) + 1 if last.role == "tool" else 0
     if page < STEPS:
         wanted = search_logs if page % 3 else run_sql
-        return _calling(f"Page {page} next.", page, wanted.name, page=page)
+        return _call_tool(f"Page {page} next.", page, wanted.name, page=page)
     if page == STEPS:
-        return _calling("Billing leaks memory.", page, restart.name, service="billing")
+        return _call_tool("Billing leaks memory.", page, restart.name, service="billing")
     return Reply(text=f"Read {STEPS} pages; {last.text}.")
 
 
 def endless_script(turn: Sequence[Message]) -> Reply:
-    """Ask for the same page again and again, as a model does that has lost its way."""
+    """Request the same page for ever, like a model that is stuck."""
     number = sum(message.role == "tool" for message in turn)
-    return _calling("Once more.", number, search_logs.name, page=1)
+    return _call_tool("Once more.", number, search_logs.name, page=1)
 
 
-def expected_conversation(question: str, decided: Decided | None = None) -> list[Message]:
-    """Return what the thread must have said and seen: made here, without any thread.
+def build_expected_conversation(question: str, decided: Decided | None = None) -> list[Message]:
+    """Build the conversation that the thread's journal must hold, without running a thread.
 
-    The restart was approved, unless somebody has decided otherwise.
+    The restart counts as approved unless `decided` says otherwise.
     """
     conversation = [Message(role="user", text=question)]
     while True:
@@ -68,20 +68,20 @@ def expected_conversation(question: str, decided: Decided | None = None) -> list
             text = (
                 workload.result(arguments["page"])
                 if "page" in arguments
-                else _restarted(arguments["service"], decided)
+                else _restart_result(arguments["service"], decided)
             )
             message = Message(role="tool", text=text, call_id=call.id, tool=call.tool)
             conversation.append(message)
 
 
-def _restarted(service: str, decided: Decided | None) -> str:
+def _restart_result(service: str, decided: Decided | None) -> str:
     if decided is None or decided.approve:
         return f"{service} restarted"
     why = f": {printable(decided.reason, limits.REASON_CHARS_MAX)}" if decided.reason else ""
     return f"error: denied by {printable(decided.by, limits.CALL_NAME_CHARS_MAX)}{why}"
 
 
-def _calling(text: str, number: int, name: str, **arguments: object) -> Reply:
+def _call_tool(text: str, number: int, name: str, **arguments: object) -> Reply:
     call = ToolCall(id=f"call-{number}", tool=name, arguments=json.dumps(arguments))
     return Reply(text=text, tool_calls=(call,))
 

@@ -1,4 +1,4 @@
-"""The demo itself: run, kill, resume, measure, check."""
+"""The demo: runs a thread, kills its worker, resumes it, measures, and checks the figures."""
 
 import asyncio
 import dataclasses
@@ -27,8 +27,8 @@ from everlong.client.time_travel import journal, messages
 from everlong.client.wait import wait_for_progress
 from everlong.config import Settings
 from everlong.connection import connect, open_configured_packs
-from everlong.demo.agent import STEPS, agent, expected_conversation, runaway
-from everlong.demo.report import APPROVER, Report, false_claims, table
+from everlong.demo.agent import STEPS, agent, build_expected_conversation, runaway
+from everlong.demo.report import APPROVER, Report, find_false_claims, make_table
 from everlong.embedded import EmbeddedStack
 from everlong.errors import CheckFailed, DataDirUnusable, DecisionRefused
 from everlong.models import Decided, Kind, ThreadStatus
@@ -37,7 +37,7 @@ from everlong.telemetry.spans import RESUME as RESUME_SPAN
 
 QUESTION: Final = "What happened last night?"
 _AGENT_PATHS: Final = ("everlong.demo:agent", "everlong.demo:runaway")
-# Just before the first roll, so that the resume replays nearly as much as one ever does.
+# Just before the first continue-as-new, so that the resume replays nearly as much as any ever does.
 _KILL_AT_STEP: Final = 28
 _TURN_SECONDS_MAX: Final = 120.0
 _MARKER: Final = "everlong-demo"
@@ -45,43 +45,43 @@ _DECIDED: Final = TypeAdapter(Decided)
 
 
 async def run_demo(settings: Settings, *, port: int | None, ui_port: int | None) -> None:
-    """Run the demo in `settings.data_dir`; raise `CheckFailed` if what it shows is not true."""
-    # The resume span is read from the worker's own console exporter. Metrics would take ports.
+    """Run the demo in `settings.data_dir`; raise `CheckFailed` if a claim does not hold."""
+    # The resume span is read from the worker's console exporter. Metrics are off: they need ports.
     settings = dataclasses.replace(settings, traces_exporter="console", metrics_exporter="none")
     out.print("Starting the embedded stack: Temporal dev server, file blob store, worker ...")
     async with EmbeddedStack.open(
-        settings, _AGENT_PATHS, port=port, ui_port=ui_port, prepare=fresh_directory
+        settings, _AGENT_PATHS, port=port, ui_port=ui_port, prepare=empty_directory
     ) as stack:
         thread_id = f"demo-{uuid.uuid4().hex[:6]}"
         out.print(
-            f"Dashboard:   {stack.admin_url}    open it: the threads are there, live\n"
+            f"Dashboard:   {stack.admin_url}    open it to watch the threads live\n"
             f"Temporal UI: {stack.server.ui_url}\n"
             f"Thread:      {thread_id}",
             soft_wrap=True,
         )
         report = await _measure(stack, thread_id)
-        out.print(table(report))
+        out.print(make_table(report))
         [*_, decided] = [None, *report.decisions]
-        failed = false_claims(report, expected_conversation(QUESTION, decided))
+        failed = find_false_claims(report, build_expected_conversation(QUESTION, decided))
         if failed:
             raise CheckFailed("the demo's own check failed: " + "; ".join(failed))
-        out.print("Checked: every message is there once and in order, and the figures add up.")
-        await _say_what_next(stack, thread_id)
+        out.print("Checked: every message is there once and in order, and all figures hold.")
+        await _print_next_steps(stack, thread_id)
 
 
-def fresh_directory(data_dir: Path) -> None:
-    """Empty a directory that is locked. Only one that a demo made is ever emptied."""
+def empty_directory(data_dir: Path) -> None:
+    """Empty a locked data directory; raise `DataDirUnusable` if no demo has created it."""
     marker = data_dir / _MARKER
     found = [path for path in data_dir.iterdir() if path.name not in ("lock", _MARKER)]
     if found and not marker.exists():
         raise DataDirUnusable(
-            f"{data_dir} holds something that is not a demo's. Choose another directory with "
+            f"{data_dir} contains files that no demo has written. Choose another directory with "
             "--data-dir."
         )
     if found:
-        out.print(f"The data of the last demo, in {data_dir}, is removed.", soft_wrap=True)
+        out.print(f"Removing the data of the last demo in {data_dir}.", soft_wrap=True)
     try:
-        # The marker comes first, so that an interrupted demo is still known as one.
+        # The marker is written first, so that an interrupted demo is still recognised as one.
         marker.touch()
         for path in found:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -126,7 +126,7 @@ async def _measure(stack: EmbeddedStack, thread_id: str) -> Report:
         await until(lambda seen: seen.answered >= number)
         counters = (await read_status(client, thread_id)).counters
         progress.update(task, description="a second thread runs away")
-        stopped = await _run_away(client, f"{thread_id}-runaway", settings.task_queue)
+        stopped = await _run_runaway(client, f"{thread_id}-runaway", settings.task_queue)
     size = await measure_size(client, packs.store, thread_id)
     return Report(
         conversation=await messages(client, packs, thread_id),
@@ -134,7 +134,7 @@ async def _measure(stack: EmbeddedStack, thread_id: str) -> Report:
         blob_bytes=size.blob_bytes,
         context_bytes=counters.context_bytes,
         compactions=counters.compactions,
-        decisions=await _decisions(client, packs, thread_id),
+        decisions=await _read_decisions(client, packs, thread_id),
         by_person=_has_person(),
         runaway=stopped,
         runs=size.runs,
@@ -147,7 +147,7 @@ async def _measure(stack: EmbeddedStack, thread_id: str) -> Report:
 
 
 async def _decide(client: Client, thread_id: str, dashboard_url: str) -> None:
-    """Wait until the thread asks. Who is at the terminal decides; if nobody is, the demo agrees."""
+    """Wait for the approval request. The user at the terminal decides, or else the demo approves."""
     await wait_for_progress(
         client,
         thread_id,
@@ -155,16 +155,16 @@ async def _decide(client: Client, thread_id: str, dashboard_url: str) -> None:
         seconds_max=_TURN_SECONDS_MAX,
     )
     waiting = await pending(client, thread_id)
-    if not waiting:  # Somebody in the dashboard was faster.
+    if not waiting:  # A user has already decided in the dashboard.
         return
     [approval] = waiting
-    asks = f"It asks to run {approval.tool}({approval.arguments})"
+    asks = f"The agent asks to run {approval.tool}({approval.arguments})"
     if _has_person():
         prompt = (
-            f"{asks}, and waits for you. Decide here:\n  {dashboard_url}/approvals\n"
-            "or press Enter, and the demo approves it."
+            f"{asks}. Decide in the dashboard:\n  {dashboard_url}/approvals\n"
+            "or press Enter to approve it here."
         )
-        if await _decided_elsewhere(client, thread_id, prompt):
+        if await _wait_for_decision(client, thread_id, prompt):
             return
     else:
         out.print(f"{asks}: approved.", soft_wrap=True)
@@ -175,16 +175,16 @@ async def _decide(client: Client, thread_id: str, dashboard_url: str) -> None:
     except DecisionRefused:
         if await pending(client, thread_id):
             raise
-        # Somebody has decided meanwhile.
+        # A user has decided in the meantime.
 
 
 def _has_person() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-async def _decided_elsewhere(client: Client, thread_id: str, prompt: str) -> bool:
-    """Wait for a decision, or for Enter; return whether it was a decision."""
-    entered = asyncio.ensure_future(_entered(prompt))
+async def _wait_for_decision(client: Client, thread_id: str, prompt: str) -> bool:
+    """Wait for a decision or for Enter; return whether a decision came first."""
+    entered = asyncio.ensure_future(_wait_for_enter(prompt))
     decided = asyncio.ensure_future(
         wait_for_progress(client, thread_id, lambda seen: seen.pending == 0, seconds_max=None)
     )
@@ -196,8 +196,8 @@ async def _decided_elsewhere(client: Client, thread_id: str, prompt: str) -> boo
         decided.cancel()
 
 
-async def _entered(prompt: str) -> None:
-    """Ask for Enter and wait for it. What was typed before the prompt is dropped."""
+async def _wait_for_enter(prompt: str) -> None:
+    """Prompt for Enter and wait for it. Input from before the prompt is discarded."""
     loop, pressed = asyncio.get_running_loop(), asyncio.Event()
     termios.tcflush(sys.stdin, termios.TCIFLUSH)
     out.print(prompt, soft_wrap=True)
@@ -209,13 +209,13 @@ async def _entered(prompt: str) -> None:
         loop.remove_reader(sys.stdin)
 
 
-async def _decisions(client: Client, packs: PackStore, thread_id: str) -> list[Decided]:
+async def _read_decisions(client: Client, packs: PackStore, thread_id: str) -> list[Decided]:
     entries = await journal(client, packs, thread_id)
     return [_DECIDED.validate_python(entry.data) for entry in entries if entry.kind == Kind.DECIDED]
 
 
-async def _run_away(client: Client, thread_id: str, task_queue: str) -> ThreadStatus:
-    """Run an agent that asks for the same page for ever; return how it ended."""
+async def _run_runaway(client: Client, thread_id: str, task_queue: str) -> ThreadStatus:
+    """Run the agent that never ends; return its final status."""
     await send(client, thread_id, QUESTION, task_queue=task_queue, agent=runaway.name)
     handle = client.get_workflow_handle(thread_id, result_type=ThreadStatus)
     async with asyncio.timeout(_TURN_SECONDS_MAX):
@@ -234,23 +234,23 @@ def _progress() -> Progress:
     )
 
 
-async def _say_what_next(stack: EmbeddedStack, thread_id: str) -> None:
+async def _print_next_steps(stack: EmbeddedStack, thread_id: str) -> None:
     data_dir = stack.settings.data_dir
     workflow_url = f"{stack.server.ui_url}/namespaces/default/workflows/{thread_id}"
     if _has_person():
-        await _entered(
-            "\nThe stack is still up. Look at the thread, compact it, archive it:\n"
+        await _wait_for_enter(
+            "\nThe stack is still running. Inspect, compact or archive the thread in the dashboard:\n"
             f"  {stack.admin_url}\n"
-            f"and in the Temporal UI:\n  {workflow_url}\n"
-            "Press Enter to stop it."
+            f"or see its history in the Temporal UI:\n  {workflow_url}\n"
+            "Press Enter to stop the stack."
         )
     out.print(
-        "\nTo look further:\n"
+        "\nTo continue:\n"
         f"  {command()} dev --data-dir {data_dir}    starts this stack again, with the thread\n"
-        f"  {workflow_url}    is then its history\n"
+        f"  {workflow_url}    shows its history\n"
         "In a second terminal:\n"
         f"  export EVERLONG_DATA_DIR={data_dir}\n"
-        f"  {command()} show {thread_id}    how far the thread is, and what it takes up\n"
-        f"  {command()} send {thread_id} 'And the night before?'    goes on with it",
+        f"  {command()} show {thread_id}    prints the thread's status and sizes\n"
+        f"  {command()} send {thread_id} 'And the night before?'    continues the conversation",
         soft_wrap=True,
     )

@@ -1,6 +1,6 @@
-"""The embedded stack: the real Temporal dev server, a worker and a codec server as child processes.
+"""The embedded stack: Temporal's dev server, a worker and the admin server as child processes.
 
-The one place that starts and stops servers: `everlong dev`, `everlong demo` and the tests use it.
+`everlong dev`, `everlong demo` and the tests start and stop all their servers here.
 """
 
 from everlong.embedded.process import ManagedProcess

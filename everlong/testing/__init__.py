@@ -1,5 +1,5 @@
-"""Fakes that are meant to be used: a scripted model, and a workload of realistic size."""
+"""Test support for users: a scripted model, a synthetic workload, the contract of blob stores."""
 
-from everlong.testing.scripted import ScriptedModel
+from everlong.testing.scripted_model import ScriptedModel
 
 __all__ = ["ScriptedModel"]

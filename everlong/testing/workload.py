@@ -1,7 +1,7 @@
-"""The steps of an agent, of a realistic size and kind, the same on every machine.
+"""A synthetic workload: steps of an agent with realistic tool results, the same on every machine.
 
-Of every 20 tool results, 16 have 2 KiB, 3 have 32 KiB and 1 has 512 KiB, in a shuffled order. They hold
-log lines, JSON records and prose, which zstd shrinks about 4 times; no two are alike.
+In every block of 20 tool results, 16 have 2 KiB, 3 have 32 KiB and 1 has 512 KiB, shuffled. They consist
+of log lines, JSON records and prose, which zstd compresses about 4 times; no two are alike.
 """
 
 import itertools
@@ -44,24 +44,24 @@ _WEIGHTS: Final = list(itertools.accumulate(1 / (rank + 3) for rank in range(len
 
 
 def result_bytes(index: int, seed: int = SEED) -> int:
-    """Return the size of the result of that number."""
+    """Return the size of the tool result with this index."""
     block = list(_SIZES)
     random.Random(seed * 1009 + index // BLOCK).shuffle(block)  # noqa: S311
     return block[index % BLOCK]
 
 
 def result(index: int, seed: int = SEED) -> str:
-    """Return the result of that number: ASCII, exactly `result_bytes(index, seed)` long."""
+    """Return the tool result with this index: ASCII, exactly `result_bytes(index, seed)` long."""
     return passage(index, result_bytes(index, seed), seed)
 
 
 def step(
     index: int, seed: int = SEED, size_bytes: int | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what that step of an agent adds: its message with a tool call, and the tool's result.
+    """Return the two messages of a step: the assistant's with a tool call, and the tool's result.
 
-    The result has `size_bytes`, or `result_bytes(index, seed)` if no size is given. Steps of two
-    seeds have nothing in common but their vocabulary.
+    The result has `size_bytes`, or `result_bytes(index, seed)` if no size is given. Steps of different
+    seeds share only their vocabulary.
     """
     source = random.Random(f"{seed} step {index}")  # noqa: S311
     call_id = f"call_{source.getrandbits(64):016x}"
@@ -87,7 +87,7 @@ def step(
 
 
 def passage(index: int, wanted: int, seed: int = SEED) -> str:
-    """Return the text of that number: ASCII, exactly `wanted` characters long."""
+    """Return the text with this index: ASCII, exactly `wanted` characters long."""
     source = random.Random(seed * 1_000_003 + index)  # noqa: S311
     lines = [f"# result {index}"]
     length = len(lines[0])

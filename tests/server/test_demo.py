@@ -73,7 +73,7 @@ def test_the_demo_waits_for_a_person_and_takes_a_denial_as_well(tmp_path: Path) 
     try:
         url = terminal.wait_for(r"Dashboard: +(http://127\.0\.0\.1:\d+)")[1]
         thread_id = terminal.wait_for(r"Thread: +(demo-\w+)")[1]
-        terminal.wait_for(rf"waits for you(.|\s)+{url}/approvals")
+        terminal.wait_for(rf"Decide in the dashboard(.|\s)+{url}/approvals")
         deadline = time.monotonic() + 90  # Visibility is a second or so behind.
         while not (waiting := call(f"{url}/api/v1/approvals")["waiting"]):
             assert time.monotonic() < deadline
@@ -83,8 +83,8 @@ def test_the_demo_waits_for_a_person_and_takes_a_denial_as_well(tmp_path: Path) 
         assert approval["thread_id"] == thread_id
         decision = f"{url}/api/v1/threads/{thread_id}/approvals/{approval['approval']['id']}"
         call(decision, {"approve": False, "by": "ana", "reason": "not now"})
-        terminal.wait_for("restart waited for a person, and did not run")
-        terminal.wait_for("Press Enter to stop it")
+        terminal.wait_for("restart waited for approval, and did not run")
+        terminal.wait_for("Press Enter to stop the stack")
         rows = call(f"{url}/api/v1/threads")["rows"]
         assert isinstance(rows, list)
         assert {row["thread_id"] for row in rows} == {thread_id, f"{thread_id}-runaway"}

@@ -111,7 +111,7 @@ class Weed:
         deadline = time.monotonic() + _START_SECONDS_MAX
         while time.monotonic() < deadline:
             if self.process.returncode is not None:
-                raise self.process.died()
+                raise self.process.make_exit_error()
             with contextlib.suppress(BaseError, OSError):
                 client.put("ready/probe", b"x")
                 return

@@ -150,7 +150,7 @@ def test_a_store_url_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_one_port_for_two_things(tmp_path: Path) -> None:
     result = everlong("dev", "--port", "17233", "--ui-port", "17233", cwd=tmp_path)
-    fails(result, 2, "asked for twice")
+    fails(result, 2, "two different ports")
 
 
 def test_a_log_that_cannot_be_written(tmp_path: Path) -> None:

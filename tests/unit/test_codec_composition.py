@@ -267,7 +267,7 @@ async def test_the_command_loads_the_outer_codec_that_its_environment_names() ->
         ("tests.support.team_codecs:ENCRYPTED", "'ENCRYPTED' is a bytes and not callable"),
         (
             "tests.support.team_codecs:make_nothing",
-            "'make_nothing' returned a NoneType and no PayloadCodec",
+            "'make_nothing' returned a NoneType, not a PayloadCodec",
         ),
         (
             "tests.support.team_codecs:make_trouble",

@@ -4,11 +4,11 @@ import pytest
 
 from everlong import limits
 from everlong.config import (
-    checked_deployment,
-    checked_store,
-    embedded,
     embedded_environment,
     load_settings,
+    point_to_embedded,
+    require_deployment,
+    require_store,
 )
 from everlong.errors import ConfigError
 from everlong.worker import _deployment_of
@@ -23,10 +23,10 @@ def test_without_settings_everything_has_a_default(
     assert settings.temporal["target_host"] == "127.0.0.1:7233"
     assert settings.store == ""
     with pytest.raises(ConfigError, match="EVERLONG_STORE"):
-        checked_store(settings)
+        require_store(settings)
     (tmp_path / ".everlong/dev/blobs").mkdir(parents=True)
     found = load_settings({"TEMPORAL_CONFIG_FILE": "/dev/null"})
-    assert checked_store(found) == (tmp_path / ".everlong/dev/blobs").as_uri()
+    assert require_store(found) == (tmp_path / ".everlong/dev/blobs").as_uri()
     assert settings.task_queue == "everlong"
     assert settings.inline_bytes_max == limits.INLINE_BYTES_MAX
     assert settings.traces_exporter == "none"
@@ -77,12 +77,12 @@ def test_a_worker_has_a_version_only_if_the_environment_names_one() -> None:
     [
         ({"EVERLONG_DEPLOYMENT": "ops"}, "EVERLONG_BUILD_ID is not set"),
         ({"EVERLONG_BUILD_ID": "2"}, "EVERLONG_DEPLOYMENT is not set"),
-        ({"EVERLONG_DEPLOYMENT": "o.ps", "EVERLONG_BUILD_ID": "2"}, "has no dot"),
+        ({"EVERLONG_DEPLOYMENT": "o.ps", "EVERLONG_BUILD_ID": "2"}, "cannot have a dot"),
     ],
 )
 def test_half_a_version_is_refused(environment: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        checked_deployment(load_settings(environment))
+        require_deployment(load_settings(environment))
 
 
 @pytest.mark.guarantee(23)
@@ -98,7 +98,9 @@ def test_the_embedded_stack_ignores_the_users_cluster(
     monkeypatch.setenv("TEMPORAL_API_KEY", "for another server")
     monkeypatch.setenv("TEMPORAL_NAMESPACE", "prod")
     monkeypatch.setenv("TEMPORAL_TLS", "true")
-    settings = embedded(load_settings({"EVERLONG_DATA_DIR": str(tmp_path)}), "127.0.0.1:1234")
+    settings = point_to_embedded(
+        load_settings({"EVERLONG_DATA_DIR": str(tmp_path)}), "127.0.0.1:1234"
+    )
     environment = embedded_environment(settings)
     assert "TEMPORAL_API_KEY" not in environment
     child = load_settings(environment)

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from everlong.demo.agent import STEPS, expected_conversation
-from everlong.demo.report import APPROVER, RUNAWAY_LIMIT, Report, false_claims, naive_bytes
+from everlong.demo.agent import STEPS, build_expected_conversation
+from everlong.demo.report import APPROVER, RUNAWAY_LIMIT, Report, find_false_claims, naive_bytes
 from everlong.models import Counters, Decided, Message, ThreadStatus
 from everlong.policy import LimitHit
 from everlong.testing import workload
 
-EXPECTED = expected_conversation("What happened?")
+EXPECTED = build_expected_conversation("What happened?")
 RUNAWAY = ThreadStatus(
     agent="runaway",
     status="stopped",
@@ -41,7 +41,7 @@ TRUE = Report(
 
 
 def test_a_true_report_passes() -> None:
-    assert false_claims(TRUE, EXPECTED) == []
+    assert find_false_claims(TRUE, EXPECTED) == []
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_true_report_passes() -> None:
     ids=lambda change: ",".join(change),
 )
 def test_a_false_report_fails(change: dict[str, Any]) -> None:
-    assert false_claims(dataclasses.replace(TRUE, **change), EXPECTED)
+    assert find_false_claims(dataclasses.replace(TRUE, **change), EXPECTED)
 
 
 def test_the_script_asks_for_every_page_once_then_to_act_and_then_answers() -> None:
@@ -108,9 +108,9 @@ def test_a_person_may_decide_otherwise_and_the_report_is_true_all_the_same() -> 
     denied = Decided(
         id="130-1", tool="restart", asked_ms=1, approve=False, by="ana", reason="not now"
     )
-    expected = expected_conversation("What happened?", denied)
+    expected = build_expected_conversation("What happened?", denied)
     assert expected[-1].text == f"Read {STEPS} pages; error: denied by ana: not now."
     report = dataclasses.replace(TRUE, conversation=expected, decisions=[denied], by_person=True)
-    assert false_claims(report, expected) == []
-    assert false_claims(dataclasses.replace(report, by_person=False), expected)
-    assert false_claims(dataclasses.replace(report, conversation=EXPECTED), expected)
+    assert find_false_claims(report, expected) == []
+    assert find_false_claims(dataclasses.replace(report, by_person=False), expected)
+    assert find_false_claims(dataclasses.replace(report, conversation=EXPECTED), expected)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from everlong.embedded import ManagedProcess
-from everlong.embedded.stack import locked
+from everlong.embedded.stack import lock_data_dir
 from everlong.errors import DataDirUnusable, ProcessFailed
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
@@ -94,14 +94,18 @@ def test_a_process_does_not_outlive_a_parent_that_was_killed(tmp_path: Path) -> 
 
 @pytest.mark.guarantee(83)
 def test_a_data_directory_has_one_stack_at_a_time(tmp_path: Path) -> None:
-    with locked(tmp_path / "data"), pytest.raises(DataDirUnusable, match="another Everlong stack"):
-        with locked(tmp_path / "data"):
+    data = tmp_path / "data"
+    with lock_data_dir(data), pytest.raises(DataDirUnusable, match="another Everlong stack"):
+        with lock_data_dir(data):
             pass
-    with locked(tmp_path / "data"):
+    with lock_data_dir(data):
         pass
 
 
 def test_a_data_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(DataDirUnusable, match="EVERLONG_DATA_DIR"), locked(tmp_path / "file/data"):
+    with (
+        pytest.raises(DataDirUnusable, match="EVERLONG_DATA_DIR"),
+        lock_data_dir(tmp_path / "file/data"),
+    ):
         pass

@@ -10,7 +10,12 @@ import httpx
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 
-from everlong.config import checked_metrics_host, embedded, embedded_environment, load_settings
+from everlong.config import (
+    embedded_environment,
+    load_settings,
+    point_to_embedded,
+    require_metrics_host,
+)
 from everlong.connection import open_configured_providers
 from everlong.errors import ConfigError, PortInUse
 from everlong.telemetry import Meters, prometheus
@@ -132,7 +137,7 @@ def test_an_address_of_another_machine_is_a_clear_error() -> None:
 
 def exposed(**environment: str) -> str:
     settings = load_settings({"OTEL_EXPORTER_PROMETHEUS_HOST": "0.0.0.0", **environment})
-    return checked_metrics_host(settings)
+    return require_metrics_host(settings)
 
 
 def test_beyond_loopback_a_token_is_needed_or_a_word_that_it_is_not() -> None:
@@ -164,8 +169,8 @@ def test_the_embedded_stack_passes_on_what_is_exported_and_stays_on_loopback() -
         "OTEL_EXPORTER_PROMETHEUS_PORT": "9999",
         "EVERLONG_TOKEN": "t",
     }
-    settings = embedded(load_settings(environment), "127.0.0.1:7233")
+    settings = point_to_embedded(load_settings(environment), "127.0.0.1:7233")
     child = load_settings(embedded_environment(settings))
     assert (child.traces_exporter, child.metrics_exporter) == ("otlp", "otlp,prometheus")
     assert (child.traces_protocol, child.metrics_protocol) == ("grpc", "http/protobuf")
-    assert (checked_metrics_host(child), child.metrics_port) == ("127.0.0.1", 9999)
+    assert (require_metrics_host(child), child.metrics_port) == ("127.0.0.1", 9999)

@@ -1,4 +1,4 @@
-"""A model that follows a script. It needs no key and no network, and is the same on every run."""
+"""A model that follows a script: no API key, no network, the same replies on every run."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,9 +9,9 @@ from everlong.models import Message
 class ScriptedModel:
     """Replies with `script(turn)`, where `turn` is the conversation since the last user message.
 
-    With `whole=True` it is all of the context, as a provider would get it. The model keeps no state
-    of its own: what it says next depends on the conversation alone, so a step that is tried again
-    after a crash gets the same reply. Tokens and costs are those that the script puts in its `Reply`.
+    With `whole=True`, `turn` is the whole context, as a provider would get it. The model is stateless:
+    its reply depends on the conversation alone, so a step that is retried after a crash gets the same
+    reply. Tokens and costs are those of the script's `Reply`.
     """
 
     def __init__(
@@ -25,5 +25,5 @@ class ScriptedModel:
     ) -> Reply:
         """See `Model`."""
         users = [number for number, message in enumerate(messages) if message.role == "user"]
-        # Compaction may have left no user message: then the turn is all that there is.
+        # Compaction may have left no user message: then the turn is the whole context.
         return self._script(messages if self._whole or not users else messages[users[-1] :])
