@@ -7,8 +7,8 @@ COPY pyproject.toml README.md LICENSE constraints.txt ./
 RUN python -m pip install -c constraints.txt hatchling
 COPY everlong ./everlong
 RUN python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels .
-# The wheel is named by its path: by its name alone, pip could prefer a stranger's release. Only
-# binary wheels: the image has no compiler, and no setup script of a dependency runs.
+# The wheel is installed by path: by name, pip could prefer a release from PyPI. Only binary wheels:
+# the image has no compiler, and no setup script of a dependency runs.
 RUN python -m venv --without-pip /opt/everlong \
     && python -m pip --python /opt/everlong/bin/python install --only-binary=:all: \
     -c constraints.txt "$(echo /wheels/everlong-*.whl)[admin,agent,encryption]"

@@ -1,4 +1,4 @@
-# `make help` lists the targets. Only Python 3.11+ and make are needed; uv is used if it is there.
+# `make help` lists the targets. They need only Python 3.11+ and make; uv is used if it is installed.
 PYTHON ?= python3
 # Tests wait more than they compute: four processes keep two cores busy.
 PYTEST_WORKERS ?= 4
@@ -6,7 +6,7 @@ PYTEST_WORKERS ?= 4
 PYTEST_SPREAD := -n $(PYTEST_WORKERS) --dist loadscope --no-loadscope-reorder
 UV ?= uv
 BIN := .venv/bin
-# Stamps of what .venv has: all that the tests need, or only what the demo needs, which is a part of it.
+# Stamp files: .venv has the packages of the tests, or only those of the demo, which are a subset.
 READY := .venv/.installed
 DEMO_READY := .venv/.installed-demo
 
@@ -16,13 +16,13 @@ DEMO_READY := .venv/.installed-demo
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 18
 
-demo: $(DEMO_READY) ## Run an agent for 60 steps, kill its worker, resume it, and show what it took
+demo: $(DEMO_READY) ## Run an agent for 60 steps, kill its worker, resume it, and print the figures
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/everlong demo
 
-# Tests start some 200 processes, and each test process collects all tests: without byte code on disk, each of them
-# compiles all modules again. So the variable that keeps Python from writing it is emptied.
-# Four processes share the cores, and a test may fail because it waited for them. What fails is run once more, alone,
-# and has to pass then: both runs are in the output. Other ends than failed tests are final.
+# PYTHONDONTWRITEBYTECODE is cleared: the tests start some 200 processes, and without byte code on disk each of them
+# would compile all modules again.
+# The processes share the cores, so a test may fail because it was slow. Failed tests are run once more, one at a time,
+# and have to pass then; both runs are in the output. Exit codes other than 1 (failed tests) are final.
 test: $(READY) ## Run all tests, against a real Temporal server
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest $(PYTEST_SPREAD) || { \
 		test $$? -eq 1 && echo "Once more, alone, what failed:" && \
@@ -35,8 +35,8 @@ FULL_TESTS = $(shell grep -lrE 'scaled\(|mark\.full' tests --include='test_*.py'
 test-full: $(READY) ## Run the tests that make test leaves out or shortens, at their full size
 	PYTHONDONTWRITEBYTECODE= EVERLONG_FULL_TESTS=1 $(BIN)/pytest $(PYTEST_SPREAD) $(FULL_TESTS)
 
-# What depends on the SDK, its private APIs first. Packages are compiled when they are installed: the sandbox of a
-# workflow imports modules again, and from source this takes longer than some tests wait.
+# Tests that depend on the SDK, those of its private APIs first. Packages are compiled on installation: the workflow
+# sandbox imports modules again, and from source that takes longer than some tests wait.
 SDK ?=
 SDK_VENV = .venv-sdk-$(SDK)
 SDK_TESTS := \
@@ -65,13 +65,13 @@ test-sdk: ## Run the tests that depend on the Temporal SDK with another version 
 	fi
 	$(SDK_VENV)/bin/python -m pytest $(PYTEST_SPREAD) $(SDK_TESTS)
 
-# What depends on other packages: all tests that need no server, and stores, threads and the admin surface on servers.
+# Tests that depend on other packages: all tests without a server, and those of stores, threads and admin with one.
 LOWEST_TESTS := \
 	tests/contract tests/replay \
 	$(addprefix tests/server/test_,plugin.py replay.py resume.py codec_server.py thread.py approvals.py keys.py \
 		admin.py admin_api.py admin_archives.py archiving.py querying.py metrics.py seeing.py provider_thread.py \
 		stack.py)
-# Old versions use what newer ones of others deprecate: that is no failure.
+# Old versions of one package may use deprecated APIs of another: such warnings are not failures.
 LOWEST_PYTEST = .venv-lowest/bin/python -m pytest -W default::DeprecationWarning $(PYTEST_SPREAD)
 .PHONY: test-lowest
 test-lowest: ## Run tests with the lowest version of each dependency that pyproject.toml allows; needs uv
@@ -81,7 +81,7 @@ test-lowest: ## Run tests with the lowest version of each dependency that pyproj
 
 .PHONY: matrix package
 MATRIX ?=
-matrix: ## Install Everlong beside other plugins for Temporal, each in its own environment; needs uv
+matrix: ## Install Everlong together with other Temporal plugins, each in its own environment; needs uv
 	@UV="$(UV)" $(PYTHON) -m tools.matrix $(MATRIX)
 
 package: ## Build sdist and wheel, check them, and run the demo from the wheel in an empty environment
@@ -110,7 +110,7 @@ stored: $(READY) ## Write the golden files and stored histories again; only befo
 guarantees: $(READY) ## Generate docs/guarantee-tests.md from the markers of the tests
 	@$(BIN)/python -m tools.guarantees
 
-clean: ## Remove the virtual environment and what the demo and dev stack stored
+clean: ## Remove the virtual environment and the data of the demo and dev stack
 	rm -rf .venv .venv-* dist .everlong .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(DEMO_READY): pyproject.toml constraints.txt
@@ -142,48 +142,48 @@ bench-codec: $(READY) ## Measure the codec alone and through a server; BENCH=--l
 	@$(BIN)/python -m bench $(BENCH) $(if $(TRANSCRIPTS),--transcripts "$(TRANSCRIPTS)")
 
 .PHONY: bench-thread bench-telemetry bench-compaction soak
-bench-thread: $(READY) ## Measure threads: 2,000 steps, cold resumes, kills; BENCH=--quick for a look
+bench-thread: $(READY) ## Measure threads: 2,000 steps, cold resumes, kills; BENCH=--quick for a short run
 	@$(BIN)/python -m bench.thread $(BENCH)
 
-bench-telemetry: $(READY) ## Hold resume spans against an outside clock, and measure what telemetry costs
+bench-telemetry: $(READY) ## Compare resume spans with an external clock, and measure the overhead of telemetry
 	@$(BIN)/python -m bench.telemetry $(BENCH)
 
 .PHONY: bench-cost
-bench-cost: $(READY) ## Count billed actions and history events beside a plain loop; BENCH=--quick for a look
+bench-cost: $(READY) ## Count billed actions and history events, against a plain loop; BENCH=--quick for a short run
 	@$(BIN)/python -m bench.cost $(BENCH)
 
 .PHONY: bench-load
-bench-load: $(READY) ## Run 200 threads at once beside a plain loop, then a storm of resumes; BENCH="--threads 1000"
+bench-load: $(READY) ## Run 200 threads at once, against a plain loop, then a storm of resumes; BENCH="--threads 1000"
 	@$(BIN)/python -m bench.load $(BENCH)
 
 .PHONY: bench-sticky
-bench-sticky: $(READY) ## Measure both sides of the sticky timeout: kills and bursts; BENCH=--quick for a look
+bench-sticky: $(READY) ## Measure both sides of the sticky timeout: kills and bursts; BENCH=--quick for a short run
 	@$(BIN)/python -m bench.sticky $(BENCH)
 
 .PHONY: bench-admin fuzz-api
-bench-admin: $(READY) ## Measure the dashboard's lists with 10,000 and 100,000 threads; BENCH=--quick for a look
+bench-admin: $(READY) ## Measure the dashboard's lists with 10,000 and 100,000 threads; BENCH=--quick for a short run
 	@$(BIN)/python -m bench.admin $(BENCH)
 
 FUZZ ?= 100
-fuzz-api: $(READY) ## Send the API what its description allows and what it does not; FUZZ=100 a route
+fuzz-api: $(READY) ## Send valid and invalid requests to every API route; FUZZ=100 requests a route
 	EVERLONG_FUZZ_EXAMPLES=$(FUZZ) $(BIN)/pytest -q tests/server/test_api_schema.py
 
 FUZZ_QUERIES ?= --count 1000
 .PHONY: fuzz-queries
-fuzz-queries: $(READY) ## Run 1,000 statements that no one would write; FUZZ_QUERIES="--count 50 --seed 7"
+fuzz-queries: $(READY) ## Run 1,000 random SQL statements; FUZZ_QUERIES="--count 50 --seed 7"
 	@$(BIN)/python -m tests.support.query_fuzzer $(FUZZ_QUERIES)
 
 EVIDENCE ?=
-bench-compaction: $(READY) ## Measure what compaction keeps, on 40 transcripts
+bench-compaction: $(READY) ## Measure how much evidence compaction keeps, on 40 transcripts
 	@$(BIN)/python -m bench.evidence $(EVIDENCE)
 
 .PHONY: bench-archive
-bench-archive: $(READY) ## Measure an archive of 2,000 steps beside gzip'd JSON; BENCH="--steps 200" for a look
+bench-archive: $(READY) ## Measure an archive of 2,000 steps against gzip'd JSON; BENCH="--steps 200" for a short run
 	@$(BIN)/python -m bench.archive $(BENCH)
 
 SOAK ?= --count 1000
 .PHONY: bench-sweep
-bench-sweep: $(READY) ## List a million made-up objects, whole and cut off; BENCH="--s3 --objects 20000" for a real S3 server
+bench-sweep: $(READY) ## List a million synthetic objects, whole and interrupted; BENCH="--s3 --objects 20000" for a real S3 server
 	@$(BIN)/python -m bench.sweep_scale $(BENCH)
 
 .PHONY: soak-sweep
@@ -191,7 +191,7 @@ SWEEP_SOAK ?= --minutes 10
 soak-sweep: $(READY) ## Sweep for 10 minutes under 50 threads, with kills; SWEEP_SOAK="--minutes 1" for less
 	@$(BIN)/python -m tests.support.sweep_soak $(SWEEP_SOAK)
 
-soak: $(READY) ## Live through 1,000 random lives of threads, with kills; SOAK="--count 50" for fewer
+soak: $(READY) ## Run 1,000 random threads with kills; SOAK="--count 50" for fewer
 	@$(BIN)/python -m tests.support.thread_soak $(SOAK)
 
 .PHONY: screenshots

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Creates Temporal's two databases where they are missing and brings their schemas up to the version
-# of this image. Every step leaves what is already done alone, so each `up` may run it.
-# SQL_PASSWORD is read from the environment by the tool itself.
+# Creates Temporal's two databases if they are missing, and upgrades their schemas to the version of
+# this image. Every step is idempotent, so each `up` may run it.
+# The tool itself reads SQL_PASSWORD from the environment.
 set -eu
 
 schema=/etc/temporal/schema/postgresql/v12

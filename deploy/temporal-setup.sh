@@ -1,12 +1,12 @@
 #!/bin/sh
-# Creates the namespace and Everlong's search attributes. Both are left alone where they exist, so
-# each `up` may run it. The CLI reads TEMPORAL_ADDRESS from the environment.
+# Creates the namespace and Everlong's search attributes. Existing ones are not changed, so each `up`
+# may run it. The CLI reads TEMPORAL_ADDRESS from the environment.
 set -eu
 
 attempts_max=30
 
-# A server that has just opened its port, and a namespace that has just been created, are each
-# unknown to parts of the cluster for up to 10 s: 30 attempts, 2 s apart, give it a minute.
+# Parts of the cluster do not know a new server or a new namespace for up to 10 s: 30 attempts, 2 s
+# apart, give it a minute.
 retry() {
     attempt=1
     until "$@"; do

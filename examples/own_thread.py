@@ -1,4 +1,4 @@
-"""A team's own workflow around a thread: an agent that is asked the same thing every night.
+"""A team's own workflow around a thread: an agent that answers the same question every night.
 
 The loop is the team's; journal, context, compaction, limits and continue-as-new are Everlong's.
 Start a server with `everlong dev`, then: python examples/own_thread.py
@@ -46,11 +46,11 @@ watch = Agent(
 
 @workflow.defn
 class Nightly:
-    """One run of the thread. Its state is carried over, so that it can go on for years."""
+    """One run of the thread. Continue-as-new carries its state over, so it can run for years."""
 
     @workflow.run
     async def run(self, start: ThreadStart) -> str:
-        """Ask every night; return why it ended."""
+        """Ask every night; return why the thread ended."""
         thread = Thread(start)
         while thread.has_work or thread.state.counters.messages < NIGHTS:
             if not thread.has_work:
@@ -69,7 +69,7 @@ class Nightly:
 
 
 async def main(address: str, store: str) -> str:
-    """Run it once; print and return how it ended."""
+    """Run the workflow once; print and return its result."""
     plugin = EverlongPlugin(store=store, agents=[watch])
     client = await Client.connect(address, plugins=[plugin])
     async with Worker(client, task_queue="nightly", workflows=[Nightly]):

@@ -1,4 +1,4 @@
-"""A team's own list-passing loop, unchanged but for the plugin on its client.
+"""A team's own list-passing loop, unchanged except for the plugin on its client.
 
 Start a server with `everlong dev`, then: python examples/own_workflow.py
 """
@@ -18,7 +18,7 @@ from everlong import EverlongPlugin
 
 @activity.defn
 async def think(messages: list[str]) -> str:
-    """Stand in for a model that reads the whole conversation and says a lot."""
+    """Stand in for a model that reads the whole conversation and returns 20 KB."""
     return "".join(f"{uuid.uuid4()} " for _ in range(550))
 
 
@@ -28,7 +28,7 @@ class Loop:
 
     @workflow.run
     async def run(self, steps: int) -> int:
-        """Take steps; return how many characters were said."""
+        """Take steps; return the number of characters in all replies."""
         messages: list[str] = []
         for _ in range(steps):
             messages.append(

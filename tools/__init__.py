@@ -1,4 +1,4 @@
-"""Checks of the package itself: what it installs with, from which versions on, and from a wheel.
+"""Checks of the package: lowest dependency versions, neighbours that it installs with, the built wheel.
 
-They need nothing but Python, and uv where they say so. The Makefile runs them.
+They need only Python, and some of them uv. The Makefile runs them.
 """

@@ -1,4 +1,4 @@
-"""Virtual environments for the checks of the package, made by uv, or by pip where uv is missing."""
+"""Virtual environments for the checks of the package, created by uv, or by pip if uv is missing."""
 
 import os
 import shutil
@@ -13,11 +13,11 @@ STEP_SECONDS_MAX: Final = 600.0
 
 
 class StepFailed(Exception):
-    """A command did not end with 0. Its output is the message."""
+    """A command exited with an error. The message is its output."""
 
 
 def run(*command: str | Path, cwd: Path = ROOT, stdin: str = "", shown: bool = False) -> str:
-    """Run a command to its end; return what it printed. With `shown` it prints for itself."""
+    """Run a command; return its output. With `shown`, its output goes to the terminal instead."""
     try:
         done = subprocess.run(
             [str(word) for word in command],
@@ -37,12 +37,12 @@ def run(*command: str | Path, cwd: Path = ROOT, stdin: str = "", shown: bool = F
 
 
 def find_uv() -> str | None:
-    """Return the path of uv: the one that the variable UV names, or the one on PATH."""
+    """Return the path of uv, from the variable UV or from PATH."""
     return shutil.which(os.environ.get("UV") or "uv")
 
 
 def require_uv(what: str) -> str:
-    """Return the path of uv, or end with an explanation."""
+    """Return the path of uv, or exit with a message."""
     found = find_uv()
     if found is None:
         sys.exit(
@@ -53,7 +53,7 @@ def require_uv(what: str) -> str:
 
 
 def create(folder: Path) -> Path:
-    """Create an empty environment with this version of Python; return its interpreter."""
+    """Create an empty environment with this Python; return its interpreter."""
     uv = find_uv()
     if uv is None:
         run(sys.executable, "-m", "venv", "--clear", folder)
@@ -63,7 +63,7 @@ def create(folder: Path) -> Path:
 
 
 def install(python: Path, arguments: Sequence[str | Path]) -> None:
-    """Install packages into an environment. Arguments are those that pip and uv have in common."""
+    """Install packages into an environment, with arguments that both pip and uv accept."""
     uv = find_uv()
     if uv is None:
         run(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *arguments)
@@ -72,7 +72,7 @@ def install(python: Path, arguments: Sequence[str | Path]) -> None:
 
 
 def count_packages(python: Path) -> int:
-    """Return how many packages an environment has, without pip and what comes with it."""
+    """Return the number of packages in an environment, without pip, setuptools and wheel."""
     code = (
         "from importlib import metadata as m; "
         "print(len({d.name.lower() for d in m.distributions()} - {'pip', 'setuptools', 'wheel'}))"

