@@ -1,1 +1,1 @@
-"""Benchmarks of Everlong, each beside what it is compared with, in the same run (docs/benchmarks.md)."""
+"""Benchmarks. Each measures Everlong and its baseline in the same run (docs/benchmarks.md)."""

@@ -1,4 +1,4 @@
-"""Run the benchmark, print what it measured, and fail if a bound does not hold."""
+"""Runs the codec benchmark, prints the figures, and fails if a bound does not hold."""
 
 import argparse
 import asyncio
@@ -24,7 +24,7 @@ _NAMES: Final = {variant: variant.lower().replace(" ", "-") for variant in VARIA
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the parts that are asked for; return the exit code."""
+    """Run the requested parts; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--only", choices=_PARTS, help="one part (docs/benchmarks.md)")
     parser.add_argument(
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _measure(part: str, asked: argparse.Namespace) -> Report:
-    """Run one part, in the size that is asked for."""
+    """Run one part at the requested size."""
     run = {
         "codec": _measure_codec,
         "loop": _measure_loop,
@@ -96,7 +96,7 @@ async def _measure_server(asked: argparse.Namespace) -> Report:
 
 
 def _choose(asked: argparse.Namespace, quick: T, usual: T, long: T) -> T:
-    """Choose a size by the flags."""
+    """Choose the size that the flags request."""
     return quick if asked.quick else long if asked.long else usual
 
 
@@ -115,7 +115,7 @@ def in_files(folder: Path) -> dict[str, Place]:
 
 
 def in_bucket(folder: Path, stack: contextlib.ExitStack) -> dict[str, Place]:
-    """Start a real S3 server, to be stopped with the stack; return a prefix for each variant."""
+    """Start an S3 server, which `stack` stops; return a prefix for each variant."""
     data = folder / "weed"
     data.mkdir()
     weed = stack.enter_context(start_weed(data))

@@ -1,7 +1,7 @@
-"""`python -m bench.admin`: what the dashboard's lists and pages take, with 10,000 threads.
+"""`python -m bench.admin`: latency of the dashboard's lists and pages with 10,000 threads.
 
-Also what lists take with 100,000 threads beside 1,000, and what one thread's endpoints take with a
-journal of 200 and one of 20,000 entries.
+It also compares lists of 1,000 and 100,000 threads, and one thread's endpoints with journals of 200 and
+20,000 entries.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from temporalio.worker import Worker
 from bench.admin_fleet import fleets
 from bench.report import Report, finish, machine
 from bench.report import Series as Table
-from bench.synthetic_threads import populate, start_with_journal, until_listed
+from bench.synthetic_threads import populate, start_with_journal, wait_until_listed
 from everlong import Agent, EverlongPlugin, Reply
 from everlong.config import embedded, load_settings, store_url
 from everlong.embedded import TemporalServer, start_codec_server, start_server
@@ -34,14 +34,14 @@ from everlong.testing import ScriptedModel
 _PARTS: Final = ("lists", "journals", "fleet")
 _READY: Final = "Uvicorn running on"
 _FIRST_BYTE_MS_MAX: Final = 500.0
-# A page of a long journal takes more folds to find, and nothing else that grows with it.
+# Finding a page of a long journal reads more folds; nothing else grows with the journal.
 _RATIO_MAX: Final = 2.0
 _HTML: Final = {"accept": "text/html"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """How much is measured."""
+    """The size of the measurement."""
 
     threads: int = 10_000
     requests: int = 40
@@ -54,7 +54,7 @@ QUICK: Final = Size(threads=300, requests=5, short=100, long=1_000, fleets=(300,
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the parts that are asked for; return the exit code."""
+    """Run the requested parts; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.admin", description=__doc__)
     parser.add_argument("--only", choices=_PARTS, help="one part")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file too")
@@ -85,7 +85,7 @@ async def _measure(folder: Path, parts: Sequence[str], size: Size) -> list[Repor
 
 @contextlib.asynccontextmanager
 async def serving(server: TemporalServer, folder: Path) -> AsyncIterator[httpx.AsyncClient]:
-    """Start `everlong serve` on a store in that folder; give a client as soon as it listens."""
+    """Start `everlong serve` with a store in `folder`; yield an HTTP client once it listens."""
     (folder / "blobs").mkdir(exist_ok=True)
     settings = embedded(load_settings({"EVERLONG_DATA_DIR": str(folder)}), server.address)
     port = free_port()
@@ -96,13 +96,13 @@ async def serving(server: TemporalServer, folder: Path) -> AsyncIterator[httpx.A
 
 
 async def lists(server: TemporalServer, folder: Path, size: Size) -> Report:
-    """Measure the list of threads: right after the start, and later."""
+    """Measure the list of threads, right after the start and later."""
     report = Report(f"a list of {size.threads:,} threads")
     client = await connected(server, folder)
     began = time.monotonic()
     before = (await client.count_workflows("WorkflowType = 'everlong.Agent'")).count
     await populate(client, size.threads)
-    await until_listed(client, before + size.threads)
+    await wait_until_listed(client, before + size.threads)
     report.notes.append(f"the threads were started in {time.monotonic() - began:.0f} s")
     async with serving(server, folder) as browser:
         cold_ms = await first_byte_ms(browser, "/api/v1/threads?limit=100")
@@ -204,7 +204,7 @@ def _series(rows: Sequence[tuple[str, float, float, float]]) -> "Table":
 async def first_byte_ms(
     browser: httpx.AsyncClient, path: str, headers: dict[str, str] | None = None
 ) -> float:
-    """Return the time to the first byte of an answer, which has to be a good one."""
+    """Return the time to the first byte of a response; raise if its status is not 200."""
     began = time.perf_counter()
     async with browser.stream("GET", path, headers=headers) as answer:
         took = 1000 * (time.perf_counter() - began)
@@ -217,7 +217,7 @@ async def first_byte_ms(
 
 
 async def connected(server: TemporalServer, folder: Path) -> Client:
-    """Return a client on a store in that folder."""
+    """Return a Temporal client with a store in `folder`."""
     (folder / "blobs").mkdir(exist_ok=True)
     return await Client.connect(server.address, plugins=[EverlongPlugin(store=store_url(folder))])
 

@@ -1,6 +1,6 @@
-"""The list of threads beside one a hundred times as large: first bytes, memory, requests to the server.
+"""The list of threads, of a fleet and one a hundred times as large: latency, memory, server requests.
 
-A frontend that only lists stands for the server: what a real one takes for a query comes on top.
+A fake frontend that only lists replaces the server: a real server's query time comes on top.
 """
 
 import asyncio
@@ -36,8 +36,8 @@ from everlong.storage.memory import MemoryBlobStore
 
 FIRST_BYTE_MS_MAX: Final = 500.0
 RSS_MIB_MAX: Final = 300.0
-# A page takes a list, a count of what fits and one of all threads; an id takes a description too, and a
-# list with ended threads a second query for newer runs.
+# A page needs a list, a count of the matches and a count of all threads. An id also needs a description,
+# and a list with ended threads a second query for newer runs.
 REQUESTS_MAX: Final = 5
 _CARDS: Final = 997
 _ENDED_EVERY: Final = 10
@@ -50,17 +50,17 @@ _HTML: Final = {"accept": "text/html"}
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What one kind of request took."""
+    """Costs of one kind of request."""
 
     median_ms: float
     slowest_ms: float
     cpu_ms: float
-    """Of `everlong serve`, for one of them."""
+    """CPU time of `everlong serve` for one request."""
     requests: float
-    """To the server, for one of them."""
+    """Requests to the Temporal server for one request."""
 
 
-# Each is asked for with different numbers, so that no answer is one that the server gave before.
+# Each request uses a different number, so that no response comes from a cache.
 _ASKED: Final[Mapping[str, tuple[Callable[[int], str], dict[str, str]]]] = {
     "threads page": (lambda number: f"/?agent=ops&text=thread-00{number:03}", _HTML),
     "API list": (lambda number: f"/api/v1/threads?limit={100 - number}", {}),
@@ -91,7 +91,7 @@ _ASKED: Final[Mapping[str, tuple[Callable[[int], str], dict[str, str]]]] = {
 
 
 async def fleets(folder: Path, sizes: Sequence[int], asked: int) -> Report:
-    """Measure the list with each number of threads."""
+    """Measure the list for each fleet size."""
     report = Report("a list of " + " and of ".join(f"{each:,}" for each in sizes) + " threads")
     found: dict[int, dict[str, Measured]] = {}
     for size in sizes:
@@ -135,7 +135,7 @@ async def _measure(report: Report, folder: Path, size: int, asked: int) -> dict[
                 found[what] = await _ask(browser, pid, server, path, headers, asked)
                 slowest = found[what].slowest_ms
                 report.add(f"{size:,}: {what}, slowest", slowest, "ms", most=FIRST_BYTE_MS_MAX)
-                if size > ROWS_MAX:  # Of fewer threads nothing is asked, but in the background.
+                if size > ROWS_MAX:  # A small fleet is listed from memory.
                     made = found[what].requests
                     report.add(f"{size:,}: {what}, requests", made, most=REQUESTS_MAX)
             for name in ("VmRSS", "VmHWM"):
@@ -145,7 +145,7 @@ async def _measure(report: Report, folder: Path, size: int, asked: int) -> dict[
 
 
 async def _rows(size: int) -> list[Row]:
-    """Return executions of which the first began first. One in ten has ended."""
+    """Return executions, oldest first. One in ten has ended."""
     codec = EverlongPlugin(store=MemoryBlobStore()).codec
     converter = pydantic_data_converter.payload_converter
     memos = await codec.encode([converter.to_payload(card(number)) for number in range(_CARDS)])
@@ -231,7 +231,7 @@ async def _until_complete(browser: httpx.AsyncClient, threads: int) -> float:
         page = (await browser.get("/api/v1/threads?sort=-stored&limit=1")).json()
         if page["is_complete"] and page["total"] >= threads:
             return time.monotonic() - began
-        if page["read_ms"] and page["total"] < threads:  # It has read all that it will.
+        if page["read_ms"] and page["total"] < threads:  # The directory has read all that it will.
             return time.monotonic() - began
         await asyncio.sleep(_POLL_SECONDS)
     raise TimeoutError(f"the list is not complete after {_COMPLETE_SECONDS_MAX:.0f} s")

@@ -1,7 +1,7 @@
-"""Bytes that the codec writes for what a loop really sends: list, reply and result of each step.
+"""Write amplification: bytes that the codec writes for the list, reply and result of each step.
 
-Bounds are those of a loop of 400 steps: what is written follows what is new, and a cold read of the
-last list takes few GETs and little more than the list's own compressed bytes.
+The bounds hold for a loop of 400 steps: written bytes are proportional to new bytes, and a cold read of
+the last list takes few GETs and little more than the list's own compressed bytes.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ INTERLEAVED_LONG: Final = Scenario("8 long lists", mixed_turns, lists=8, steps_t
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """How much is measured."""
+    """The size of the measurement."""
 
     steps: Sequence[int] = (100, 200, 400)
     seeds: Sequence[int] = (7, 8)
@@ -62,7 +62,7 @@ QUICK: Final = Size(steps=(10, 20, 40), judged=False)
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """What was measured at one step of a run."""
+    """The figures at one step of a run."""
 
     scenario: str
     workers: int
@@ -75,7 +75,7 @@ class Point:
 
     @property
     def written_over_unique(self) -> float:
-        """Bytes written to the store over those that are new."""
+        """Ratio of the bytes written to the store to the new bytes."""
         return self.written_bytes / self.tally.unique_bytes
 
 
@@ -136,7 +136,7 @@ async def run_scenario(
 
 
 def show_progress(what: str, began: float) -> None:
-    """Say on stderr that a part of a long run is done."""
+    """Report the progress of a long run on stderr."""
     sys.stderr.write(f"{what}: {time.monotonic() - began:.1f} s\n")
     sys.stderr.flush()
 
@@ -174,7 +174,7 @@ def _judge(report: Report, what: str, points: Sequence[Point], size: Size) -> No
         "times",
         most=most(GROWTH_MAX),
     )
-    # The bound depends on the list, so the figure is how much of it is taken.
+    # The bound depends on the list's size, so the figure is the share of the bound.
     report.add(
         f"{what}: cold read of the last list, GETs over (24 + 3 per MiB)",
         max(point.cold.gets / point.cold.gets_max for point in points),

@@ -1,7 +1,7 @@
-"""What an archive takes and costs: a thread of 2,000 steps beside its packs and gzip'd JSON.
+"""Size and cost of an archive: a thread of 2,000 steps, against its packs and gzip'd JSON.
 
-No server is needed: the journal is made as a thread makes it. Other programs then open the file: plain
-DuckDB and pyarrow, in a process that has none of our code.
+It needs no server: the journal is written as a thread writes it. Plain DuckDB and pyarrow then open the
+file, in a process without Everlong.
 """
 
 import argparse
@@ -42,7 +42,7 @@ from everlong.testing import workload
 
 NAMESPACE: Final = "default"
 THREAD_ID: Final = "bench"
-# The archive is to be no larger than gzip of the same, and it is far from that.
+# The archive must not be larger than gzip of the same entries; it is far smaller.
 GZIP_RATIO_MAX: Final = 1.0
 _PLAIN: Final = """
 import sys, time, duckdb, pyarrow.parquet as pq
@@ -62,7 +62,7 @@ print(count, size, table.num_rows, duck, arrow)
 
 @dataclasses.dataclass
 class Sizes:
-    """What the same entries take."""
+    """Sizes of the same entries in other formats."""
 
     json_bytes: int = 0
     gzip_bytes: int = 0
@@ -70,7 +70,7 @@ class Sizes:
 
 
 async def journalled(packs: PackStore, steps: int) -> SegmentRef:
-    """Return the head of a thread's journal after so many steps."""
+    """Write a journal of `steps` steps; return its head."""
     journal = Journal(packs, thread_key(NAMESPACE, THREAD_ID))
     head: SegmentRef | None = None
     for number in range(steps):
@@ -101,7 +101,7 @@ async def measured(packs: PackStore, head: SegmentRef, folder: Path) -> Sizes:
     with gzip.open(path, "wb") as file:
         async for rows in writer.journal_rows(journal, head):
             for row in rows:
-                # Each message once, as the archive has it.
+                # Each message once, as in the archive.
                 line = to_json(dataclasses.replace(row, shown=None)) + b"\n"
                 sizes.json_bytes += len(line)
                 file.write(line)
@@ -112,7 +112,7 @@ async def measured(packs: PackStore, head: SegmentRef, folder: Path) -> Sizes:
 
 
 def facts_of(head: SegmentRef, steps: int) -> Facts:
-    """Return what the archive says of its thread."""
+    """Return the archive's description of its thread."""
     status = ThreadStatus(
         agent="bench",
         status="archived",
@@ -135,7 +135,7 @@ def facts_of(head: SegmentRef, steps: int) -> Facts:
 
 @dataclasses.dataclass
 class Taken:
-    """What something took: the clock's time, and the processor's."""
+    """Wall-clock time and CPU time."""
 
     seconds: float
     cpu_seconds: float
@@ -145,7 +145,7 @@ class Taken:
 
 
 async def archived(packs: PackStore, head: SegmentRef, steps: int) -> tuple[Manifest, Taken, Taken]:
-    """Write an archive and read it back; return what each took."""
+    """Write an archive and verify it; return the timings of both."""
     times = [(time.monotonic(), time.process_time())]
 
     def progress(what: str, done: int, total: int) -> None:
@@ -163,7 +163,7 @@ async def archived(packs: PackStore, head: SegmentRef, steps: int) -> tuple[Mani
 
 
 async def revived(packs: PackStore, manifest: Manifest) -> float:
-    """Write the journal anew from the archive; return how long it took."""
+    """Restore the journal from the archive; return the seconds."""
     started = time.monotonic()
     archive = await StoredArchive.open(packs, manifest)
     last = note(manifest.entries + 1, Kind.FORK, {"thread_id": THREAD_ID, "seq": 1}, 1)
@@ -173,7 +173,7 @@ async def revived(packs: PackStore, manifest: Manifest) -> float:
 
 
 async def main(steps: int) -> None:
-    """Measure, and print."""
+    """Measure, and print the figures."""
     with tempfile.TemporaryDirectory(prefix="everlong-bench-") as name:
         folder = Path(name)
         packs = PackStore(open_store((folder / "blobs").as_uri()))

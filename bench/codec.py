@@ -1,4 +1,4 @@
-"""The codec alone: in memory, beside zstd at level 3 over the same bytes."""
+"""The codec alone, in memory, against zstd at level 3 over the same bytes."""
 
 import asyncio
 import dataclasses
@@ -20,7 +20,7 @@ from everlong.storage.memory import MemoryBlobStore
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """How much is measured. Bounds are for the full size; a small run judges only what always holds."""
+    """The size of the measurement. A small run judges only the bounds that hold at any size."""
 
     steps: int = 200
     body_bytes: int = 4 * MB
@@ -33,7 +33,7 @@ QUICK: Final = Size(steps=40, body_bytes=MB, repetitions=3, threads=4, judged=Fa
 
 
 async def measure_codec(size: Size) -> Report:
-    """Measure all of it."""
+    """Measure speed, stalls and memory."""
     report = Report(f"The codec alone: a message list that grows for {size.steps} steps")
     payloads: list[Payload] = []
     steps = await growth.grow(size.steps, payloads)
@@ -49,7 +49,7 @@ async def measure_codec(size: Size) -> Report:
 
 
 async def _measure_first(report: Report, body: bytes, size: Size) -> None:
-    """Time the first encode of bytes that nobody has seen."""
+    """Time the first encode of new bytes."""
     payload = json_payload(body)
     codecs = [new_codec() for _ in range(size.repetitions)]
     pair = await measure.in_turns(
@@ -66,7 +66,7 @@ async def _measure_first(report: Report, body: bytes, size: Size) -> None:
 
 
 async def _measure_warm(report: Report, body: bytes, size: Size) -> None:
-    """Time the encode of a payload that repeats the one before, but for a new hundredth at its end."""
+    """Time the encode of a payload that repeats the previous one, with 1% new bytes at its end."""
     codec = new_codec()
     await encode(codec, json_payload(body))
     current = body, json_payload(body)
@@ -91,7 +91,7 @@ async def _measure_warm(report: Report, body: bytes, size: Size) -> None:
 
 
 async def _measure_stalls(report: Report, body: bytes, size: Size) -> None:
-    """Watch the event loop while the codec works, and while zstd does the same work in a thread."""
+    """Measure stalls of the event loop while the codec runs, and while zstd runs in a thread."""
     payload = json_payload(body)
     warm = new_codec()
     await encode(warm, payload)
@@ -122,7 +122,7 @@ async def _measure_stalls(report: Report, body: bytes, size: Size) -> None:
 async def _measure_memory(
     report: Report, payloads: Sequence[Payload], body: bytes, size: Size
 ) -> None:
-    """Trace Python's allocations. What zstd and the chunker take for themselves is not seen."""
+    """Trace Python's allocations. Memory of zstd and the chunker is not included."""
     tracemalloc.start()
     try:
         inner = MemoryBlobStore()
@@ -158,6 +158,6 @@ def _reset_peak() -> int:
 
 
 def _retained(start: int, store: CountingStore) -> int:
-    """Return what is allocated since `start` and is not an object in the store."""
+    """Return the bytes allocated since `start`, without the objects in the store."""
     gc.collect()
     return tracemalloc.get_traced_memory()[0] - start - store.put_bytes

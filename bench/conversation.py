@@ -1,7 +1,7 @@
 """Conversations of an agent: the messages of each step, as the SDK's converter writes them.
 
 A list-passing loop sends three kinds of payloads in a step: the whole list to the model, the model's
-reply, and the result of each tool that the reply calls. `Turn` holds what such a step adds.
+reply, and the result of each tool that the reply calls. A `Turn` has the messages that a step adds.
 """
 
 import dataclasses
@@ -13,8 +13,8 @@ from typing import Any, Final
 from bench.payloads import json_value
 from everlong.testing import workload
 
-# Sizes of a real coding session of 453 model calls, in steps of 5% from the smallest to the largest
-# message: a reply has 942 bytes in the mean, and a tool's result 1,218.
+# Message sizes of a real coding session of 453 model calls, as quantiles in steps of 5%. The mean of
+# replies is 942 bytes, of tool results 1,218.
 _REPLY_BYTES: Final = (
     *(317, 455, 483, 501, 511, 521, 526, 538, 559, 584, 607),
     *(642, 694, 786, 878, 956, 1060, 1303, 1651, 2315, 21_922),
@@ -26,7 +26,9 @@ _RESULT_BYTES: Final = (
 # Four replies in five call a tool; after the others the user writes.
 _TOOL_SHARE: Final = 0.8
 _ENVELOPE_BYTES: Final = 130
-_REPLY_TEXT_FROM: Final = 500_000  # Texts of replies have other numbers than those of results.
+_REPLY_TEXT_FROM: Final = (
+    500_000  # Replies use other indices than results, so that their texts differ.
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Turn:
     """One step of a conversation: messages as JSON."""
 
     before: Sequence[bytes]
-    """Messages that join the list before the model is called: those of the user."""
+    """User messages, which join the list before the model is called."""
     reply: bytes
     results: Sequence[bytes]
 
@@ -84,7 +86,7 @@ def _turn(
 
 
 def _draw(source: random.Random, sizes: Sequence[int]) -> int:
-    """Draw from a distribution that is given by its quantiles: between two of them log-uniform."""
+    """Draw from a distribution given by its quantiles, log-uniform between two of them."""
     place = source.random() * (len(sizes) - 1)
     low, high = sizes[int(place)], sizes[int(place) + 1]
     return round(low * math.pow(high / low, place % 1))

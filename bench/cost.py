@@ -1,8 +1,8 @@
-"""`python -m bench.cost`: count what Temporal bills for a thread, beside a plain list-passing loop.
+"""`python -m bench.cost`: counts billed actions of a thread, against a plain list-passing loop.
 
 Both do the same work on the same server, one after the other: a model call with a tool call in each
-step, both of which return at once. Actions are counted as `bench.cost_actions` says. The bench waits by
-reading histories, which is not billed; it sends no query except where a person looks for an approval.
+step, both of which return at once. `bench.cost_actions` counts the actions. The benchmark waits by
+reading histories, which is not billed; it sends a query only where a user would look for an approval.
 """
 
 import argparse
@@ -43,7 +43,7 @@ from everlong.models.search_attributes import start_attributes
 from everlong.testing import ScriptedModel
 
 ACTIONS_MAX: Final = 50
-"""Billed actions of 20 fast steps. Their 41 activities, the start and the message are 43."""
+"""Bound on the billed actions of 20 fast steps: 41 activities, the start and the message are 43."""
 STEPS: Final = 20
 _WAIT_SECONDS_MAX: Final = 120.0
 _POLL_SECONDS: Final = 0.1
@@ -58,11 +58,11 @@ _SETTLED: Final = EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED
 _ROLLED: Final = EventType.EVENT_TYPE_WORKFLOW_EXECUTION_CONTINUED_AS_NEW
 
 
-# The work: `read 20` reads 20 pages, `publish` asks a person first, `say` answers at once.
+# The messages: `read 20` reads 20 pages, `publish` needs approval, `say` is answered at once.
 
 
 def next_call(text: str, done: int) -> str:
-    """Return the tool that a turn with so many results calls next; empty if it answers."""
+    """Return the tool that a turn with `done` results calls next; empty if it answers."""
     what, _, count = text.partition(" ")
     if what == "read" and done < int(count):
         return "read_page"
@@ -94,7 +94,7 @@ def _agent() -> Agent:
     return Agent(name="reader", model=ScriptedModel(_script), tools=[read_page, publish])
 
 
-# The plain loop does the same with a list of messages, which it passes whole to the model's activity.
+# The plain loop does the same with a list of messages, passed whole to the model's activity.
 
 
 @activity.defn
@@ -112,7 +112,7 @@ async def run_plain_tool(name: str, page: int) -> str:
 
 @workflow.defn
 class PlainLoop:
-    """Takes messages by signal. `run_steps` is how many steps a run has, 0 for no bound."""
+    """Takes messages by signal. A run has `run_steps` steps; 0 means unbounded."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
@@ -120,7 +120,7 @@ class PlainLoop:
 
     @workflow.run
     async def run(self, messages: list[dict[str, str]], run_steps: int) -> None:
-        """Answer message after message. The bench terminates it."""
+        """Answer messages until the benchmark terminates the workflow."""
         steps = 0
         while True:
             name = await workflow.execute_activity(
@@ -147,29 +147,29 @@ class PlainLoop:
 
     @workflow.signal
     def approve(self) -> None:
-        """Let the tool run that waits."""
+        """Approve the waiting tool call."""
         self._approved = True
 
 
 class Variant(Protocol):
-    """One of the two loops, and a client to talk to it."""
+    """One of the two loops, with its client."""
 
     name: str
     client: Client
 
     async def start(self, thread_id: str, text: str, *, rolls: bool = False) -> None:
-        """Start a thread with its first message; `rolls` ends a run every few steps."""
+        """Start a thread with its first message; with `rolls`, it continues as new every few steps."""
 
     async def send(self, thread_id: str, text: str) -> None:
         """Send one more message."""
 
     async def approve(self, thread_id: str) -> None:
-        """Approve the call that waits, as a person does who looks for it first."""
+        """Query the waiting call and approve it, as a user would."""
 
 
 @dataclasses.dataclass
 class EverlongVariant:
-    """The agent thread, with the default policy unless it is to roll or to rest."""
+    """The agent thread, with the default policy except where it has to roll or idle."""
 
     client: Client
     queue: str
@@ -185,7 +185,9 @@ class EverlongVariant:
             ThreadStart(agent="reader", policy=policy),
             id=thread_id,
             task_queue=self.queue,
-            search_attributes=start_attributes("reader"),  # As `service.send` starts one.
+            search_attributes=start_attributes(
+                "reader"
+            ),  # The same start as that of `service.send`.
         )
         await self.send(thread_id, text)
 
@@ -252,7 +254,7 @@ async def _plain(address: str) -> AsyncIterator[PlainVariant]:
 
 
 async def _settle(variant: Variant, thread_id: str, activities: int, rolls: int = 0) -> None:
-    """Wait until so many activities have ended, the workflow has seen it, and runs have rolled."""
+    """Wait until the activities have ended, the workflow has processed them, and runs have rolled."""
     async with asyncio.timeout(_WAIT_SECONDS_MAX):
         while True:
             runs = await histories(variant.client, thread_id)
@@ -270,12 +272,12 @@ async def _settle(variant: Variant, thread_id: str, activities: int, rolls: int 
 
 @dataclasses.dataclass
 class Costs:
-    """What one variant has cost."""
+    """Costs of one variant."""
 
     whole: Cost
-    """Of 20 fast steps: from the start to the answer."""
+    """Cost of 20 fast steps, from the start to the answer."""
     rows: dict[str, tuple[Cost, int]]
-    """By what was done, and how often."""
+    """Cost of each kind of work, and how often it was done."""
     requests: Counter[str]
     """All requests of the variant to the server."""
     counted: Cost
@@ -283,7 +285,7 @@ class Costs:
 
 
 class _Meter:
-    """Counts what threads of one variant cost."""
+    """Counts the costs of the threads of one variant."""
 
     def __init__(self, variant: Variant, metrics_port: int) -> None:
         self.variant = variant
@@ -301,7 +303,7 @@ class _Meter:
 
     @contextlib.asynccontextmanager
     async def counting(self, thread_id: str, *, new: bool = True) -> AsyncIterator[list[Cost]]:
-        """Give a list that has what the body cost the thread, once it is over."""
+        """Yield a list that gets the cost of the body once the body has ended."""
         before = Cost() if new else await cost_of(self.variant.client, thread_id)
         found: list[Cost] = []
         yield found
@@ -310,10 +312,10 @@ class _Meter:
         found.append(cost.with_requests(asked))
 
     async def _requests_of(self, activities: int) -> Counter[str]:
-        """Return the requests since the last time, once they hold the ends of so many activities.
+        """Return the requests since the last call, once they include the ends of these activities.
 
-        The server publishes its metrics about once a second. What came before those ends, heartbeats
-        and queries, is published with them.
+        The server publishes its metrics about once a second. Earlier heartbeats and queries are
+        published together with those ends.
         """
         async with asyncio.timeout(_METRICS_SECONDS_MAX):
             while True:
@@ -324,7 +326,7 @@ class _Meter:
                 await asyncio.sleep(_POLL_SECONDS)
 
     async def all(self) -> tuple[Counter[str], Cost]:
-        """Return all requests of this variant, and what all its histories say."""
+        """Return all requests of this variant, and the totals of its histories."""
         costs = [await cost_of(self.variant.client, thread_id) for thread_id in self.ids]
         actions: Counter[str] = sum((cost.actions for cost in costs), Counter())
         counted = Cost(actions, sum(cost.events for cost in costs), sum(c.runs for c in costs))
@@ -332,7 +334,7 @@ class _Meter:
 
 
 async def _turn(meter: _Meter, text: str, activities: int, *, rolls: int = 0) -> tuple[str, Cost]:
-    """Start a thread, wait for its answer, and return what it cost."""
+    """Start a thread, wait for its answer, and return the cost."""
     thread_id = meter.new_id()
     async with meter.counting(thread_id) as found:
         await meter.variant.start(thread_id, text, rolls=rolls > 0)
@@ -341,7 +343,7 @@ async def _turn(meter: _Meter, text: str, activities: int, *, rolls: int = 0) ->
 
 
 async def _approval(meter: _Meter) -> Cost:
-    """Return what an approved call costs more than one that needs no approval."""
+    """Return the extra cost of a call that needs approval."""
     _, free = await _turn(meter, "read 1", 3)
     thread_id = meter.new_id()
     async with meter.counting(thread_id) as found:
@@ -353,7 +355,7 @@ async def _approval(meter: _Meter) -> Cost:
 
 
 async def _idle(meter: _Meter, whole: Cost) -> Cost:
-    """Return what a thread costs that is left alone after its answer."""
+    """Return the cost of an idle thread after its answer."""
     thread_id = meter.new_id()
     variant = meter.variant
     async with meter.counting(thread_id) as found:
@@ -392,7 +394,7 @@ async def _measure_variant(variant: Variant, metrics_port: int, *, quick: bool) 
 
 
 async def measure_cost(address: str, metrics_port: int, folder: Path, *, quick: bool) -> Report:
-    """Measure both variants, one after the other: the server's metrics do not tell them apart."""
+    """Measure the variants one after the other: the server's metrics do not distinguish them."""
     async with _everlong(address, folder) as everlong:
         ours = await _measure_variant(everlong, metrics_port, quick=quick)
     async with _plain(address) as plain:
@@ -441,7 +443,7 @@ def _pair(cost: Cost, times: int = 1) -> tuple[float, float]:
 
 
 def _checks(costs: Costs) -> list[tuple[str, int, int]]:
-    """Return what histories and the server's request metrics both count: name, requests, events."""
+    """Return the operations that both histories and request metrics count: name, requests, events."""
     asked, counted = costs.requests, costs.counted.actions
     return [
         ("activities", asked[_ENDED], counted["activities"]),
@@ -451,7 +453,7 @@ def _checks(costs: Costs) -> list[tuple[str, int, int]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Count it; return the exit code, which is not 0 if a bound does not hold."""
+    """Run the benchmark; return the exit code, which is not 0 if a bound does not hold."""
     parser = argparse.ArgumentParser(prog="python -m bench.cost", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="without rolls and idle time")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file too")

@@ -1,4 +1,4 @@
-"""Billed actions: counted from histories, and from the server's own request metrics.
+"""Billed actions, counted from histories and from the server's request metrics.
 
 The rules are those that Temporal Cloud publishes (docs.temporal.io/cloud/actions, read in November
 2026). Most actions leave an event in a history. Queries and heartbeats leave none, so they are counted
@@ -27,7 +27,7 @@ _BILLED: Final = {
     EventType.EVENT_TYPE_WORKFLOW_EXECUTION_OPTIONS_UPDATED: "options",
     EventType.EVENT_TYPE_NEXUS_OPERATION_SCHEDULED: "Nexus operations",
 }
-# Two: for the intention, and for the child's start, whose own event is not billed again.
+# Two actions: the command, and the child's start, whose own event is not billed again.
 _CHILD: Final = EventType.EVENT_TYPE_START_CHILD_WORKFLOW_EXECUTION_INITIATED
 # All markers of one workflow task are one action.
 _MARKER: Final = EventType.EVENT_TYPE_MARKER_RECORDED
@@ -42,7 +42,7 @@ _LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What one workflow id has cost so far, all of its runs together."""
+    """Costs of one workflow id so far, over all its runs."""
 
     actions: Counter[str] = dataclasses.field(default_factory=Counter)
     """Billed actions by kind."""
@@ -56,7 +56,7 @@ class Cost:
         return self.actions.total()
 
     def since(self, earlier: "Cost") -> "Cost":
-        """Return what came after an earlier count, or what one thread cost more than another."""
+        """Return the difference to an earlier count, or to another thread's."""
         actions = Counter(self.actions)
         actions.subtract(earlier.actions)
         return Cost(actions, self.events - earlier.events, self.runs - earlier.runs)
@@ -82,7 +82,7 @@ def billed_events(events: Iterable[HistoryEvent]) -> Counter[str]:
         elif event.event_type == _MARKER:
             attributes = event.marker_recorded_event_attributes
             tasks_with_markers.add(attributes.workflow_task_completed_event_id)
-        # Attempts that failed leave no event of their own, only their number.
+        # Failed attempts leave no event, only the number of attempts.
         attempt = event.activity_task_started_event_attributes.attempt
         if attempt > 1:
             actions["retries"] += attempt - 1
@@ -105,14 +105,14 @@ async def histories(client: Client, workflow_id: str) -> list[Sequence[HistoryEv
 
 
 async def cost_of(client: Client, workflow_id: str) -> Cost:
-    """Return what a workflow id has cost so far, without queries and heartbeats."""
+    """Return the costs of a workflow id so far, without queries and heartbeats."""
     runs = await histories(client, workflow_id)
     actions: Counter[str] = sum((billed_events(events) for events in runs), Counter())
     return Cost(actions, sum(len(events) for events in runs), len(runs))
 
 
 def requests(metrics_port: int, namespace: str) -> Counter[str]:
-    """Return how often each operation was asked of the server's frontend, by its own metrics."""
+    """Return the number of requests for each operation, from the metrics of the server's frontend."""
     url = f"http://127.0.0.1:{metrics_port}/metrics"
     with urllib.request.urlopen(url, timeout=_SCRAPE_SECONDS_MAX) as answer:
         text = answer.read().decode()

@@ -1,4 +1,4 @@
-"""How much evidence survives compaction. Fails if a bound does not hold."""
+"""Measures how much evidence survives compaction, and fails if a bound does not hold."""
 
 import argparse
 import dataclasses
@@ -19,18 +19,18 @@ TRANSCRIPTS: Final = 40
 _DOCUMENT: Final = Path(__file__).parents[1] / "docs/compaction.md"
 _BEGIN: Final = "<!-- made by: make bench-compaction EVIDENCE=--write -->"
 _END: Final = "<!-- end -->"
-# What has to be kept of each kind, over all transcripts; the three of refs together.
+# Minimum share of each kind that must be kept, over all transcripts; the three kinds of refs together.
 BOUNDS: Final = {"asks": 1.0, "decisions": 1.0, "pairs": 1.0, "refs": 0.8, "numbers": 0.5}
 _REFS: Final = ("paths", "commands", "ids")
 _TOKENS_MAX: Final = 0.1
-# Tighter budgets, as a thread of constant budget has once it is long.
+# Tighter budgets, relative to the transcript: a long thread with a constant budget gets there.
 SHARES: Final = (0.075, 0.04, 0.025)
 _out = Console(highlight=False, emoji=False, width=128)
 
 
 @dataclasses.dataclass
 class Row:
-    """What was counted over some transcripts."""
+    """Counts over some transcripts."""
 
     counts: dict[str, Count] = dataclasses.field(
         default_factory=lambda: {kind: Count() for kind in KINDS}
@@ -66,9 +66,9 @@ class Evidence:
 
     rows: dict[str, Row] = dataclasses.field(default_factory=dict)
     cut: Row = dataclasses.field(default_factory=Row)
-    """The same, if only the end of the transcript is kept."""
+    """The same counts if only the end of the transcript is kept."""
     tight: dict[tuple[str, float], Row] = dataclasses.field(default_factory=dict)
-    """By whose words, and which share of the original is left."""
+    """Counts by the source of the phrases, and by the share of the original that is left."""
     stale_asks: Count = dataclasses.field(default_factory=Count)
     tokens: list[float] = dataclasses.field(default_factory=list)
     pieces: list[float] = dataclasses.field(default_factory=list)
@@ -103,7 +103,7 @@ class Evidence:
 def measure(
     transcripts: Iterable[Transcript], tight: Iterable[tuple[str, Transcript]] = ()
 ) -> Evidence:
-    """Compact transcripts, and count what is left of them; of some, at tighter budgets too."""
+    """Compact transcripts and count their remaining evidence, for some at tighter budgets too."""
     evidence = Evidence()
     for transcript in transcripts:
         evidence.add(transcript.domain, *survival(transcript))
@@ -115,7 +115,7 @@ def measure(
 
 
 def table(evidence: Evidence) -> str:
-    """Return the figures as a table in Markdown, with what they mean."""
+    """Return the figures as a table in Markdown, with an explanation."""
     lines = [
         "| transcripts | open asks | decisions | tool-call pairs | paths | commands | ids "
         "| paths, commands, ids | numbers | all else through recall |",
@@ -151,7 +151,7 @@ def write(evidence: Evidence, document: Path = _DOCUMENT) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure what is asked for; return the exit code."""
+    """Run the benchmark; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.evidence", description=__doc__)
     parser.add_argument("--count", type=int, default=TRANSCRIPTS, help="transcripts")
     parser.add_argument(

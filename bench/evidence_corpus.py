@@ -1,7 +1,7 @@
-"""A seeded corpus of long transcripts, each with what was planted in it.
+"""A seeded corpus of long transcripts, each with a list of the evidence planted in it.
 
-The generator notes what it plants at the moment it plants it. It imports nothing of compaction but
-the type of its input.
+The generator records each piece of evidence as it plants it. From compaction it imports only the type of
+its input.
 """
 
 import dataclasses
@@ -23,12 +23,12 @@ _STEP_MS: Final = 20_000
 
 @dataclasses.dataclass(frozen=True)
 class Planted:
-    """Something that was planted, and the entry that it stands in."""
+    """A planted piece of evidence, and its entry."""
 
     text: str
     seq: int
     key: int = 0
-    """Of a pair: the seq of its result."""
+    """For a pair, the seq of its result."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,17 +38,17 @@ class Pair:
     call_id: str
     reply_seq: int
     seq: int
-    """Of the result."""
+    """Seq of the result."""
     tool: str
     argument: str
-    """What the call is about."""
+    """Subject of the call."""
     outcome: str
-    """The words that say how it ended; `ok` for a long output."""
+    """Words for the outcome; `ok` for a long output."""
 
 
 @dataclasses.dataclass
 class Truth:
-    """What a transcript holds, as its generator knows."""
+    """The planted evidence of a transcript."""
 
     asks: list[Planted] = dataclasses.field(default_factory=list)
     closed: list[Planted] = dataclasses.field(default_factory=list)
@@ -56,11 +56,11 @@ class Truth:
     decisions: list[Planted] = dataclasses.field(default_factory=list)
     pairs: list[Pair] = dataclasses.field(default_factory=list)
     paths: dict[str, int] = dataclasses.field(default_factory=dict)
-    """By text, the first entry that it stands in."""
+    """First entry of each text."""
     commands: dict[str, int] = dataclasses.field(default_factory=dict)
     ids: dict[str, int] = dataclasses.field(default_factory=dict)
     numbers: dict[str, int] = dataclasses.field(default_factory=dict)
-    """Those outside long outputs."""
+    """Numbers outside long outputs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Transcript:
 
 
 def corpus(count: int = 40, seed: int = 4, forms: said.Forms = said.FORMS) -> Iterator[Transcript]:
-    """Yield so many transcripts, the kinds of work in turn; the same ones every time."""
+    """Yield `count` transcripts, with the kinds of work in turn; the same on every run."""
     for at in range(count):
         yield transcript(f"{seed}-{at}", DOMAINS[at % len(DOMAINS)], forms)
 
@@ -90,7 +90,7 @@ def transcript(name: str, domain: str, forms: said.Forms = said.FORMS) -> Transc
 
 
 class _Writer:
-    """Writes a transcript, and what it has planted."""
+    """Writes a transcript, and records the planted evidence."""
 
     def __init__(self, source: random.Random, domain: str, forms: said.Forms) -> None:
         self.random = source
@@ -169,7 +169,7 @@ class _Writer:
         self._add(Kind.REPLY, Message(role="assistant", text=text))
 
     def _lists(self) -> str:
-        """Now and then, lists under a heading: only that says what their lines are."""
+        """Sometimes add lists under a heading, which alone says what their lines mean."""
         text = ""
         if self.random.random() < 0.15:
             first, second = self.random.sample(self.words["options"], 2)
@@ -188,7 +188,7 @@ class _Writer:
         return ToolCall(id=identity, tool=tool, arguments=json.dumps(arguments)), key
 
     def _arguments(self) -> tuple[str, dict[str, object], str]:
-        """Return a tool, its arguments, and the one that the call is about."""
+        """Return a tool, its arguments, and the argument that is the call's subject."""
         tool, *names = self.random.choice(self.words["tools"]).split()
         values = [self._value(name) for name in names]
         return tool, dict(zip(names, values, strict=True)), values[0].splitlines()[0][:60]
@@ -275,7 +275,7 @@ class _Writer:
         return text
 
     def _once(self, forms: list[str]) -> str:
-        """Fill a form so that the sentence is a new one."""
+        """Fill a template so that the sentence is unique."""
         for _ in range(50):
             text = self._fill(self.random.choice(forms))
             if text not in self._said:
@@ -332,7 +332,7 @@ class _Writer:
         return self._take(Item(entry))
 
     def _take(self, item: Item) -> Entry:
-        """Add an entry; what was drawn for it and stands in it counts as planted."""
+        """Add an entry; the evidence that was drawn for it and occurs in it counts as planted."""
         self.items.append(item)
         whole, seq = text_of(item), item.entry.seq
         for drawn, planted in (
@@ -349,7 +349,7 @@ class _Writer:
 
 
 def text_of(item: Item) -> str:
-    """Return all that an entry says: its text, and the values of its arguments."""
+    """Return the text of an entry, and the values of its arguments."""
     if item.message is None:
         return json.dumps(item.entry.data)
     values = [json.loads(call.arguments).values() for call in item.message.tool_calls]

@@ -1,7 +1,7 @@
-"""More ways to say that something is decided or open.
+"""Held-out phrases for decisions and open asks.
 
-They were written after the cues of compaction had been fixed, and nothing was changed for them since:
-what survives of them is what to expect of words that nobody has thought of.
+They were written after the cues of compaction were final, and no cue was changed for them: their
+survival estimates that of any phrase that the cues were not written for.
 """
 
 from bench.evidence_phrases import Forms, lines

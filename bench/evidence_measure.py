@@ -1,7 +1,7 @@
-"""Transcripts that are compacted ten times, and what of their evidence a model can still read.
+"""Compacts transcripts ten times, and counts the evidence that a model can still read.
 
-Evidence counts as kept if it stands in the context word by word. What does not has to be found through
-`excerpt` and `grep`, which is what `recall` is made of, in the entries as they were journalled.
+Evidence counts as kept if it is in the context verbatim. Otherwise `excerpt` and `grep`, the parts of
+`recall`, have to find it in the journalled entries.
 """
 
 import dataclasses
@@ -18,9 +18,9 @@ from everlong.models import Kind, Message
 from everlong.policy import Policy
 
 ROUNDS: Final = 10
-# Of the bytes. It leaves room below a tenth for other ways to count tokens: see `pieces`.
+# Share of the bytes. It is below a tenth to leave room for other ways to count tokens: see `pieces`.
 SHARE: Final = 0.075
-# What truncation may keep, which is more.
+# Share that truncation may keep, which is more.
 TRUNCATED_SHARE: Final = 0.1
 KINDS: Final = ("asks", "decisions", "pairs", "paths", "commands", "ids", "numbers")
 RECALL_BYTES: Final = 16 * 1024
@@ -33,7 +33,7 @@ _PIECE: Final = re.compile(r" ?[A-Za-z]{1,8}|\d{1,3}|\s+| ?[^\sA-Za-z\d]+")
 
 @dataclasses.dataclass
 class Count:
-    """How many there are of a kind, how many are kept, and how many of the others can be recalled."""
+    """Pieces of evidence of a kind: all, kept, and recalled among the others."""
 
     there: int = 0
     kept: int = 0
@@ -53,7 +53,7 @@ class Count:
 
 @dataclasses.dataclass(frozen=True)
 class Survival:
-    """What compaction left of a transcript."""
+    """The remains of a transcript after compaction."""
 
     counts: dict[str, Count]
     missing: dict[str, list[str]]
@@ -69,14 +69,14 @@ class Survival:
     by_users: Count
     """Asks and decisions that users said themselves."""
     digest: str
-    """Of the bytes of all ten snapshots."""
+    """Digest of the bytes of all ten snapshots."""
 
 
 def pieces(messages: Sequence[Message]) -> int:
     """Count words of up to 8 letters, groups of 3 digits, and runs of other characters.
 
-    Tokenizers do so at most: they know many longer words. Ids and paths, of which a summary has more
-    than its share, are charged more by this count than by bytes.
+    This is an upper bound for tokenizers, which know many longer words. It charges more than bytes for
+    ids and paths, which are frequent in summaries.
     """
     return sum(len(_PIECE.findall(text)) for text in _texts(messages))
 
@@ -87,7 +87,7 @@ def whole_context(transcript: Transcript) -> list[Message]:
 
 
 def compacted(transcript: Transcript, budget: int) -> tuple[list[Message], str]:
-    """Let a transcript grow in ten chunks, compact after each; return what a model reads then."""
+    """Add a transcript in ten chunks, compacting after each; return the model's context."""
     base: Snapshot | None = None
     digest = hashlib.blake2b(digest_size=16)
     step = -(-len(transcript.items) // ROUNDS)
@@ -105,7 +105,7 @@ def compacted(transcript: Transcript, budget: int) -> tuple[list[Message], str]:
 
 
 def truncated(whole: Sequence[Message], budget: int) -> list[Message]:
-    """Return the last messages that fit: what is commonly done instead."""
+    """Return the last messages that fit: the usual alternative to compaction."""
     found: list[Message] = []
     for message in reversed(whole):
         budget -= compaction.size_of([message])
@@ -118,7 +118,7 @@ def truncated(whole: Sequence[Message], budget: int) -> list[Message]:
 def survival(
     transcript: Transcript, share: float = SHARE, *, recall: bool = True
 ) -> tuple[Survival, dict[str, Count]]:
-    """Return what compaction leaves of a transcript, and what cutting its beginning off leaves."""
+    """Return the remains of a transcript after compaction, and after truncation of its beginning."""
     whole = whole_context(transcript)
     budget = int(compaction.size_of(whole) * share)
     shown, digest = compacted(transcript, budget)
@@ -142,7 +142,7 @@ def survival(
 def measured(
     transcript: Transcript, messages: Sequence[Message], *, recall: bool = True
 ) -> tuple[dict[str, Count], dict[str, list[str]]]:
-    """Count what a context holds of a transcript's evidence, and look for the rest."""
+    """Count a transcript's evidence in a context, and look for the rest through recall."""
     truth, reader = transcript.truth, _Reader(messages)
     counts: dict[str, Count] = {}
     missing: dict[str, list[str]] = {}
@@ -169,7 +169,7 @@ def measured(
 
 
 def recalls(items: Sequence[Item], wanted: Planted) -> bool:
-    """Tell whether recall shows something: by its seq, page after page, and by searching for it."""
+    """Return whether recall finds a text, both by its seq page after page and by search."""
     text = text_of(items[wanted.seq - 1])
     pattern = wanted.text[: compaction.PATTERN_CHARS_MAX].replace("*", "\\*")
     if not compaction.grep(text, pattern, bytes_max=RECALL_BYTES):
@@ -181,13 +181,13 @@ def recalls(items: Sequence[Item], wanted: Planted) -> bool:
             return True
         if (more := re.search(r"offset=(\d+) shows more\]$", page)) is None:
             return False
-        # Half a page is read again, so that nothing is missed between two.
+        # Pages overlap by half, so that no match is missed between two.
         offset = int(more[1]) - RECALL_BYTES // 2
     return False
 
 
 class _Reader:
-    """Looks things up in what a model reads."""
+    """Searches the model's context."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self.text = "\n".join(_texts(messages))
@@ -199,7 +199,7 @@ class _Reader:
         self._answered = {message.call_id for message in messages if message.role == "tool"}
 
     def has(self, text: str) -> bool:
-        """Tell whether a text stands there, and not as a part of a longer word or number."""
+        """Return whether a text occurs, not as a part of a longer word or number."""
         at = self.text.find(text)
         while at >= 0:
             before, after = self.text[at - 1 : at], self.text[at + len(text) : at + len(text) + 1]
@@ -210,7 +210,7 @@ class _Reader:
         return False
 
     def has_pair(self, pair: Pair) -> bool:
-        """Tell whether a call is there with its outcome: as messages, or in a line."""
+        """Return whether a call occurs with its outcome, as messages or in a line."""
         if pair.call_id in self._asked and pair.call_id in self._answered:
             return True
         for line in self._lines.get(pair.seq, ()):
@@ -227,7 +227,7 @@ class _Reader:
 
 
 def _texts(messages: Sequence[Message]) -> list[str]:
-    """Return all that messages say. A seq is no number that somebody said."""
+    """Return the text of all messages, without seqs, which are not numbers of the conversation."""
     found = []
     for message in messages:
         found.append(_SEQS.sub("", message.text) if message.role == "summary" else message.text)

@@ -6,7 +6,7 @@ from typing import Final
 
 from bench.evidence_phrases import split
 
-# What made-up names consist of.
+# Syllables of synthetic names.
 _SYLLABLES: Final = split(
     "al; be; ca; di; eo; fu; ga; he; ii; jo; ka; le; mu; ni; oo; pe; ra; si; to; uu; ve; wa; zo"
 )

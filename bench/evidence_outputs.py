@@ -1,4 +1,4 @@
-"""What tools return in the corpus: logs, tables, diffs, JSON, pages; and what is planted in them."""
+"""Tool outputs of the corpus: logs, tables, diffs, JSON, pages, with planted evidence."""
 
 import json
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from bench.evidence_phrases import PEOPLE
 
 
 def short_output(world: World, numbers: Callable[[str], str]) -> str:
-    """Return a line or two; `numbers` notes each number that it is given."""
+    """Return a line or two; `numbers` records each number."""
     n = numbers(str(world.random.randint(1000, 99999)))
     f = numbers(f"{world.random.uniform(1, 900):.2f}")
     who = world.random.choice(PEOPLE)
@@ -28,7 +28,7 @@ def short_output(world: World, numbers: Callable[[str], str]) -> str:
 
 
 def failed_output(world: World) -> tuple[str, str]:
-    """Return what a failed call returns, and the words that say so."""
+    """Return the output of a failed call, and its words for the failure."""
     path, word = world.path(), world.word()
     reason = world.random.choice(
         [
@@ -53,7 +53,7 @@ def failed_output(world: World) -> tuple[str, str]:
 
 
 def long_output(world: World, lines: int) -> str:
-    """Return a dump of about so many lines, as this kind of work has them."""
+    """Return an output of about `lines` lines, typical for the kind of work."""
     return world.random.choice(_DUMPS[world.domain])(world, lines)
 
 
@@ -167,14 +167,14 @@ def _test_run(world: World, lines: int) -> str:
 
 
 def failures_of(text: str) -> str:
-    """Return what the last line of a test run says of failures; nothing if there were none."""
+    """Return the failures in the last line of a test run; empty if there were none."""
     last = text.rpartition("\n")[2]
     counted = last.removeprefix("===== ").partition(",")[0]
     return counted if last.startswith("=====") and counted != "0 failed" else ""
 
 
 def _session(world: World, lines: int) -> str:
-    """Return a terminal session: several commands and what they print."""
+    """Return a terminal session: several commands and their output."""
     found: list[str] = []
     for _ in range(max(2, lines // 20)):
         prompt = world.random.choice(
@@ -237,7 +237,7 @@ _DUMPS: Final[dict[str, list[Callable[[World, int], str]]]] = {
 
 
 def shell_line(world: World) -> str:
-    """Return a command such as people type."""
+    """Return a typical shell command."""
     draw, name, path = world.random, world.name(), world.path()
     count, port = draw.randint(2, 90), draw.randint(3000, 9000)
     quoted = f'"{path}"' if "\\" in path else path

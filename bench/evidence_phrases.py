@@ -1,7 +1,7 @@
-"""How people and agents say things, for the corpus of transcripts: many forms of one idea.
+"""Phrases of users and agents for the corpus of transcripts: many forms of each idea.
 
-Slots in braces are filled by the generator, which notes what it has planted. Nothing here knows how
-compaction looks for any of it.
+The generator fills the slots in braces, and records the planted evidence. This module does not
+depend on the cues of compaction.
 """
 
 import dataclasses

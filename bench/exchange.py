@@ -46,12 +46,12 @@ class Sides:
 
 @dataclasses.dataclass
 class Tally:
-    """Sizes of what was sent."""
+    """Sizes of the payloads that were sent."""
 
     steps: int = 0
     payloads: int = 0
     raw_bytes: int = 0
-    """Bytes of all payloads: what a plain loop puts into history."""
+    """Bytes of all payloads, which a plain loop puts into history."""
     unique_bytes: int = 0
     """Sum of zstd-3 of each step's new messages."""
     inline_bytes: int = 0
@@ -64,7 +64,7 @@ class Tally:
 
 @dataclasses.dataclass(frozen=True)
 class ColdRead:
-    """What a codec that has seen nothing takes to read a payload."""
+    """Costs of reading a payload with a new codec."""
 
     payload_bytes: int
     gets: int
@@ -93,7 +93,7 @@ class Loop:
         self._messages: list[bytes] = []
         self._calls = 0
         self.last_list = Payload()
-        """The list that was sent last, as history has it."""
+        """The list that was sent last, as it is in history."""
         self.last_data = b""
 
     async def take(self, turn: Turn) -> None:
@@ -109,7 +109,7 @@ class Loop:
         self._messages += [turn.reply, *turn.results]
 
     async def _call(self, activity: str, given: bytes | None, returned: bytes) -> Payload:
-        """Send an activity its input, and its result back. Return the input as history has it."""
+        """Send an activity its input, and its result back; return the input as it is in history."""
         self._calls += 1
         # The workflow's side knows no activity id unless the team's code sets one.
         scheduled = _context(self._workflow_id, activity, None)
@@ -149,12 +149,12 @@ class Loop:
 
 
 def gets_max(payload_bytes: int) -> int:
-    """Return the GETs of a cold read at most. They go 16 at a time, so a large list may take more."""
+    """Return the bound on GETs of a cold read. They run 16 at a time, so a large list may take more."""
     return _GETS_MAX + _GETS_PER_MIB * payload_bytes // MIB
 
 
 async def read_cold(store: CountingStore, loops: Sequence[Loop]) -> ColdRead:
-    """Read the largest of the loops' last lists with a codec that has seen nothing."""
+    """Read the largest of the loops' last lists with a new codec."""
     loop = max(loops, key=lambda each: len(each.last_data))
     again = store.reopened()
     [decoded] = await EverlongCodec(again).decode([loop.last_list])

@@ -1,4 +1,4 @@
-"""The SDK's own ExternalStorage, with its S3 driver, over objects that are only counted."""
+"""The SDK's own ExternalStorage with its S3 driver, on a bucket that only counts objects and bytes."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from temporalio.converter import DataConverter, ExternalStorage
 
 
 class CountingClient(S3StorageDriverClient):
-    """A client for the driver. It keeps the sizes of objects and drops their bytes."""
+    """A client for the driver that keeps the sizes of objects and discards their bytes."""
 
     def __init__(self) -> None:
         self.sizes: dict[str, int] = {}

@@ -1,7 +1,7 @@
-"""A Temporal frontend that only lists: as many threads as a measurement wants, without a database.
+"""A fake Temporal frontend that only lists: any number of threads, without a database server.
 
-It speaks gRPC, so that `everlong serve` and its SDK do all that they do with a real one. SQLite answers
-the queries of visibility, and rows are kept as the bytes that are sent. Every request is counted.
+It speaks gRPC, so `everlong serve` and its SDK do the same work as with a real server. SQLite answers
+visibility queries, and rows hold the serialized responses. Every request is counted.
 """
 
 import concurrent.futures
@@ -48,7 +48,7 @@ Row = tuple[str, str, str, str, int, int | None, str, str, bytes]
 
 
 class FakeFrontend:
-    """Executions, and the answers to what a list asks of them."""
+    """Executions, and the handlers of the requests that a list makes."""
 
     def __init__(self, rows: Iterable[Row]) -> None:
         self.calls: Counter[str] = Counter()
@@ -63,7 +63,7 @@ class FakeFrontend:
 
     @contextlib.contextmanager
     def serving(self, host: str) -> Iterator[str]:
-        """Listen on a free port meanwhile; give the address."""
+        """Listen on a free port while the body runs; yield the address."""
         answers: dict[str, Callable[[bytes], bytes]] = {
             f"{_WORKFLOWS}GetSystemInfo": lambda _: GetSystemInfoResponse().SerializeToString(),
             f"{_WORKFLOWS}ListWorkflowExecutions": self._list,
@@ -109,7 +109,7 @@ class FakeFrontend:
         )
         infos = [info for (info,) in found[:size]]
         more = str(start + size).encode() if len(found) > size else b""
-        # Repeated messages may be joined as bytes: those of each are a message with one of them.
+        # Serialized repeated fields can be concatenated: each row is a response with one execution.
         return (
             b"".join(infos)
             + ListWorkflowExecutionsResponse(next_page_token=more).SerializeToString()
@@ -144,7 +144,7 @@ class FakeFrontend:
 
 
 def listed_bytes(info: WorkflowExecutionInfo) -> bytes:
-    """Return an execution as it stands in an answer to a list."""
+    """Return an execution as it appears in the response to a list."""
     return ListWorkflowExecutionsResponse(executions=[info]).SerializeToString()
 
 

@@ -21,7 +21,7 @@ _TABLE_STEPS: Final = 20
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Step:
-    """What one payload of the growing list took."""
+    """Costs of one payload of the growing list."""
 
     payload_bytes: int
     unique_bytes: int
@@ -39,12 +39,12 @@ class Step:
 
     @property
     def offloaded(self) -> bool:
-        """Whether it went to the store: it was written there, or is read from there."""
+        """Whether the payload was offloaded: written to the store, or read from it."""
         return self.puts > 0 or self.gets > 0
 
 
 async def grow(count: int, kept: list[Payload]) -> list[Step]:
-    """Encode the list after each step, and read each payload with a codec that has seen nothing."""
+    """Encode the list after each step, and read each payload with a new codec."""
     store = CountingStore(MemoryBlobStore())
     codec = EverlongCodec(store)
     messages: list[Any] = []
@@ -102,7 +102,7 @@ async def _step(
 
 
 def series(steps: Sequence[Step]) -> Series:
-    """Return what steps wrote and read, a row for every block of them."""
+    """Return the bytes written and read, one row for each block of steps."""
     rows = []
     for end in range(_TABLE_STEPS, len(steps) + 1, _TABLE_STEPS):
         block = steps[end - _TABLE_STEPS : end]
@@ -167,7 +167,7 @@ def add_sizes(report: Report, steps: Sequence[Step], *, judged: bool) -> None:
 
 
 def add_rates(report: Report, steps: Sequence[Step]) -> None:
-    """Add speeds, of plain bytes, over the payloads that are offloaded."""
+    """Add speeds, in plain bytes, over the offloaded payloads."""
     large = [step for step in steps if step.offloaded] or list(steps)
     rates = {
         "encode, growing list, median step": "encode_seconds",

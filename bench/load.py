@@ -1,9 +1,9 @@
-"""Many threads at once on one worker, beside a plain list-passing loop, and a storm of resumes.
+"""Many threads at once on one worker, against a plain list-passing loop, and a storm of resumes.
 
-`make bench-load`. Both kinds take turns on the same server, each on a worker process of its own. Then
-the worker of the threads is killed, a new one starts, and each thread gets one message at the same
-moment. In the end both kinds work side by side, half of the threads each: a machine whose speed changes
-from minute to minute slows both down, so the ratio of their CPU time varies little.
+`make bench-load`. Both kinds take turns on the same server, each on its own worker process. Then the
+worker of the threads is killed, a new one starts, and each thread gets one message at the same moment.
+At the end both kinds run at the same time, with half of the threads each: a machine whose speed changes
+from minute to minute slows both down alike, so the ratio of their CPU times varies little.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from everlong.embedded import ManagedProcess, TemporalServer, start_server
 _ROOT: Final = Path(__file__).parents[1]
 _READY_SECONDS_MAX: Final = 60.0
 _TURN_SECONDS_MAX: Final = 900.0
-# Storms, and turns of both kinds at once: those differ less than turns do.
+# Number of storms, and of runs of both kinds at once, which vary less than turns do.
 _REPEATS_MAX: Final = 2
 _TASK_SECONDS: Final = 10.0
 """The server's default workflow task timeout."""
@@ -42,15 +42,15 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """What one kind of worker did in one turn."""
+    """Figures of one kind of worker in one turn."""
 
     seconds: float
     cpu_seconds: float
     """CPU of the worker process."""
     caller_seconds: float
-    """CPU of the process that asks."""
+    """CPU of the calling process."""
     server_seconds: float
-    """CPU of the server. Where both kinds work at once it is that of both."""
+    """CPU of the server; for both kinds together where they run at the same time."""
     memory_bytes: int
     """The worker's largest resident size."""
     calls: int
@@ -76,13 +76,13 @@ class Load:
 
 @dataclasses.dataclass(frozen=True)
 class Tasks:
-    """The workflow tasks of a storm, as histories have them."""
+    """The workflow tasks of a storm, from histories."""
 
     count: int
     timed_out: int
-    """Tasks that a worker had taken and did not complete in time."""
+    """Tasks that a worker took but did not complete in time."""
     sticky: int
-    """Tasks that waited in vain for the killed worker, or for a slot."""
+    """Tasks that timed out waiting for the killed worker, or for a slot."""
     slowest_seconds: float
 
 
@@ -126,7 +126,7 @@ async def measure_load(
     threads: int,
     calls: int,
 ) -> Load:
-    """Have all threads asked at once; return what that took."""
+    """Send a message to all threads at once; return the figures."""
     cpu_seconds, caller_seconds = _cpu_seconds(worker.pid), time.process_time()
     server_seconds = _cpu_seconds(harness.server_pid)
     started = time.monotonic()
@@ -203,7 +203,7 @@ async def _side_by_side(
     threads: int,
     steps: int,
 ) -> tuple[Load, Load]:
-    """Have both kinds work at the same time; return what each took."""
+    """Run both kinds at the same time; return the figures of each."""
     queue = f"load-pair-{uuid.uuid4().hex[:8]}"
     queues = f"{queue}-plain", f"{queue}-everlong"
     workers = [
@@ -246,7 +246,7 @@ def _caller(
             text,
             task_queue=queue,
             agent=AGENT,
-            on_wait=lambda _: None,  # That the worker is busy is the point.
+            on_wait=lambda _: None,  # The worker is busy on purpose.
         )
 
     return ask
@@ -255,7 +255,7 @@ def _caller(
 async def _storm(
     harness: ThreadHarness, client: Client, plugin: EverlongPlugin, queue: str, threads: int
 ) -> tuple[Load, Tasks]:
-    """Start a worker that knows nothing, and send one message to each thread at once."""
+    """Start a worker with empty caches, and send one message to each thread at once."""
     begun_ms = time.time_ns() // 1_000_000
     worker = await harness.start_worker("everlong", queue)
     load = await measure_load(harness, worker, _caller(client, plugin, queue, "read 0"), threads, 1)
@@ -264,7 +264,7 @@ async def _storm(
 
 
 async def _read_tasks(client: Client, thread_ids: Sequence[str], since_ms: int) -> Tasks:
-    """Read from the newest runs what became of their workflow tasks."""
+    """Read the outcomes of workflow tasks from the newest runs."""
     count = timed_out = sticky = 0
     slowest_ms = 0
     for thread_id in thread_ids:
@@ -307,7 +307,7 @@ def _load_report(
         report.series.append(Series(f"{threads} threads, {kind}", columns, rows))
     ours, plain = loads["everlong"], loads["plain"]
     pairs = list(zip(plain, ours, strict=True))
-    # Each kind has the same number of calls, so this is the ratio of calls over all of the turns.
+    # Both kinds make the same number of calls, so this is the ratio of rates over all turns.
     report.add(
         "model calls a second, of the plain loop's, over all turns",
         sum(each.seconds for each in plain) / sum(each.seconds for each in ours),
@@ -328,8 +328,8 @@ def _load_report(
     )
     report.add("callers that failed", sum(each.failed for each in ours), most=0)
     for kind, found_tasks in tasks.items():
-        # No bound: at 1,000 threads one task in 10,000 times out, in the first seconds, in which the
-        # server takes in all of the messages.
+        # No bound: at 1,000 threads one task in 10,000 times out, in the first seconds, while the server
+        # accepts all messages.
         report.add(f"{kind}: workflow tasks", max(each.count for each in found_tasks))
         report.add(f"{kind}: sticky time-outs", max(each.sticky for each in found_tasks))
         report.add(f"{kind}: tasks timed out", max(each.timed_out for each in found_tasks))
@@ -383,7 +383,7 @@ def _memory_bytes(pid: int) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run it; return the exit code."""
+    """Run the benchmark; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.load", description=__doc__)
     parser.add_argument("--threads", type=int, default=200, help="threads at once (200)")
     parser.add_argument("--steps", type=int, default=5, help="steps of a turn (5)")
@@ -403,7 +403,7 @@ def main(arguments: Sequence[str]) -> int:
 async def _run(
     folder: Path, threads: int, steps: int, turns: int, options: Sequence[str]
 ) -> list[Report]:
-    # A server that does not sync its disk: what is measured is the CPU that both kinds need.
+    # The server does not sync its disk: the benchmark measures CPU.
     server = await start_server(folder, durable=False)
     with server.process:
         return await measure(

@@ -25,14 +25,14 @@ with workflow.unsafe.imports_passed_through():
 PLAIN_LOOP: Final = "PlainLoop"
 AGENT: Final = "reader"
 RESULT_BYTES: Final = 2_000
-# As long as the heartbeat timeout of threads: the server keeps one timer for each activity, and those of
-# both kinds should come to their end within the same turn.
+# The same as the heartbeat timeout of threads: the server keeps a timer for each activity, and the
+# timers of both kinds should end within the same turn.
 _TIMEOUT: Final = timedelta(seconds=limits.HEARTBEAT_SECONDS)
 
 
 @functools.lru_cache(maxsize=64)
 def _page(number: int) -> str:
-    """Return a result; cached, so that neither kind of worker is charged for making it up."""
+    """Return a result, cached so that generating it is not charged to either kind of worker."""
     return workload.passage(number, RESULT_BYTES)
 
 
@@ -55,7 +55,7 @@ async def run_tool(call: dict[str, Any]) -> dict[str, Any]:
 
 @workflow.defn(name=PLAIN_LOOP)
 class PlainLoop:
-    """The loop that a team writes first: the whole list is the input of each model call."""
+    """A plain list-passing loop: the whole list is the input of each model call."""
 
     @workflow.run
     async def run(self, text: str) -> str:
@@ -101,7 +101,7 @@ class Reader:
 async def run(
     address: str, queue: str, kind: str, store_url: str, sticky: str = "", slots: str = ""
 ) -> None:
-    """Work until told to stop. `sticky` and `slots` are for trying other values than the defaults."""
+    """Work until SIGTERM. `sticky` and `slots` override the defaults."""
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     if kind == "plain":

@@ -1,4 +1,4 @@
-"""The loops that an agent begins with: a message list, passed whole to an activity at each step."""
+"""List-passing loops: each step passes the whole message list to an activity."""
 
 from datetime import timedelta
 from typing import Any, Final
@@ -19,7 +19,7 @@ Message = dict[str, Any]
 
 @activity.defn
 def call_tool(messages: list[str]) -> str:
-    """Return a result that no other step has."""
+    """Return a result that is unique to the step."""
     return workload.passage(len(messages), RESULT_BYTES)
 
 
@@ -37,7 +37,7 @@ def run_tool(index: int) -> Message:
 
 @workflow.defn(name=LIST_LOOP)
 class ListLoop:
-    """Takes steps up to the one that it was told last. It is terminated from outside."""
+    """Takes steps up to the last one that was signalled, until it is terminated."""
 
     def __init__(self) -> None:
         self._until = 0
@@ -57,7 +57,7 @@ class ListLoop:
 
     @workflow.signal(name=RUN_UNTIL)
     def run_until(self, step: int) -> None:
-        """Go on to that step, and wait there."""
+        """Continue up to `step`, and wait there."""
         self._until = step
 
 
@@ -87,12 +87,12 @@ class AgentLoop:
 
     @workflow.signal(name=RUN_UNTIL)
     def run_until(self, step: int) -> None:
-        """Go on to that step, and wait there."""
+        """Continue up to `step`, and wait there."""
         self._until = step
 
 
 def _tell(what: str, step: int) -> None:
-    """Tell it once. A clock has no place in workflow code; this one decides nothing."""
+    """Log the event once. Workflow code must not use the clock; here it has no influence."""
     if not workflow.unsafe.is_replaying():
         with workflow.unsafe.sandbox_unrestricted():
             worker_log.write(what, step)

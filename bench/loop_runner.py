@@ -1,4 +1,4 @@
-"""One runner of the benchmark through a server: a loop, its store, and a worker process of its own."""
+"""Runner of one loop through a Temporal server, with its own store and worker process."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ class Resume:
     """One cold resume: from the signal to the end of the next step."""
 
     seconds: float | None
-    """None if it was not done within the time that it is given."""
+    """None if it did not finish in time."""
     replay_puts: int
     """PUTs before the first live command."""
     puts: int
@@ -66,7 +66,7 @@ class LoopRunner:
 
     @property
     def handle(self) -> WorkflowHandle[Any, Any]:
-        """The loop, once it has begun."""
+        """The workflow handle of the loop, once it has begun."""
         if self._handle is None:
             raise RuntimeError(f"the loop of {self.name} has not begun: call begin() first")
         return self._handle
@@ -79,13 +79,13 @@ class LoopRunner:
         )
 
     async def advance(self, step: int) -> None:
-        """Take steps up to this one, and note how long each took, but for the first."""
+        """Take steps up to `step`, and record the duration of each except the first."""
         await self.handle.signal(RUN_UNTIL, step)
         worker = self._workers[-1]
         try:
             await worker.wait_for_output(worker_log.line_ending("done", step), _ROUND_SECONDS_MAX)
         except ProcessFailed as error:
-            # The log goes with its folder.
+            # The log file is deleted with its folder, so keep its end.
             error.add_note("\n".join(worker.output().splitlines()[-20:]))
             raise
         done = {event.size: event.at for event in self.events() if event.what == "done"}
@@ -94,7 +94,7 @@ class LoopRunner:
         self.step = step
 
     async def resume(self) -> Resume:
-        """Stop the worker, start another, and let it take one more step."""
+        """Replace the worker by a new one, and take one more step."""
         self._workers[-1].stop()
         worker = await self._start_worker()
         step = self.step + 1
@@ -109,12 +109,12 @@ class LoopRunner:
         return _resume(list(worker_log.parse_events(worker.output())), started, step)
 
     async def run_to_death(self) -> tuple[int, str]:
-        """Run on until the server ends the loop; return the step that it was in, and why."""
+        """Run until the server terminates the loop; return its last step and the reason."""
         await self.handle.signal(RUN_UNTIL, 10 * self.step)
         deadline = time.monotonic() + _ROUND_SECONDS_MAX
         while (await self.handle.describe()).status == WorkflowExecutionStatus.RUNNING:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"the loop of {self.name} still runs; it was to be terminated")
+                raise TimeoutError(f"the loop of {self.name} should have been terminated, but runs")
             await asyncio.sleep(0.2)
         step = max(event.size for event in self.events() if event.what == "live")
         reason = ""
@@ -123,12 +123,12 @@ class LoopRunner:
         return step, reason
 
     async def history_bytes(self) -> int:
-        """Return the size of the history, as the server counts it."""
+        """Return the history size that the server reports."""
         described = await self.handle.describe()
         return described.raw_description.workflow_execution_info.history_size_bytes
 
     def events(self) -> list[worker_log.Event]:
-        """Return what all workers of this runner have told so far."""
+        """Return the events in the logs of all workers so far."""
         return [
             event for worker in self._workers for event in worker_log.parse_events(worker.output())
         ]
@@ -159,10 +159,10 @@ class LoopRunner:
         return worker
 
 
-def _resume(told: Sequence[worker_log.Event], signalled: float, step: int) -> Resume:
-    live = [event.at for event in told if event.what == "live"]
-    done = [event.at for event in told if event.what == "done" and event.size == step]
-    counted = [event for event in told if not done or event.at <= done[0]]
+def _resume(events: Sequence[worker_log.Event], signalled: float, step: int) -> Resume:
+    live = [event.at for event in events if event.what == "live"]
+    done = [event.at for event in events if event.what == "done" and event.size == step]
+    counted = [event for event in events if not done or event.at <= done[0]]
     puts = [event.at for event in counted if event.what == "put"]
     gets = [event.size for event in counted if event.what == "get"]
     return Resume(

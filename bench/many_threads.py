@@ -1,7 +1,7 @@
-"""Many threads in one worker, in turns: what the bound on the encoder's memory costs in bytes.
+"""Many threads in one worker, in turns: extra bytes that the bound on the encoder's memory causes.
 
-The ideal is what the same threads write if each has an encoder of its own, which forgets nothing.
-Each run has a process of its own, so that its memory is not that of an earlier part.
+The ideal is the bytes that the same threads write if each has its own encoder without a bound. Each run
+has its own process, so that earlier runs do not affect its memory.
 """
 
 import asyncio
@@ -30,19 +30,19 @@ from everlong.testing import workload
 IDEAL_MAX: Final = 1.3
 _MESSAGE_BYTES: Final = 2 * limits.KIB
 _RUN_SECONDS_MAX: Final = 900.0
-# The name of the setting on the codec. Older code has the same bound, but fixed.
+# The codec's argument for the bound. In older versions the bound is fixed.
 _SETTING: Final = "encoder_bytes_max"
 
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """How much is measured."""
+    """The size of the measurement."""
 
     threads: int = 800
     list_bytes: int = 300_000
     rounds: int = 6
     bounds: Sequence[int] = (64 * limits.MIB, 512 * limits.MIB)
-    """Bounds on the encoder's memory that are measured beside the default, where it is a setting."""
+    """Bounds on the encoder's memory to measure in addition to the default, if it can be set."""
     judged: bool = True
 
 
@@ -52,18 +52,18 @@ QUICK: Final = Size(threads=20, list_bytes=60_000, rounds=3, bounds=(limits.MIB,
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What the threads took."""
+    """Costs of all threads."""
 
     written_bytes: int
     encoder_bytes: int | None
-    """Memory of the encoder, as it counts it itself."""
+    """Memory of the encoder, by its own count."""
     grown_bytes: int | None
-    """Memory that the process has more than before, without the store's objects."""
+    """Growth of the process's memory, without the store's objects."""
     seconds: float
 
 
 async def measure_many_threads(size: Size) -> Report:
-    """Measure the ideal, the default bound, and other bounds where they can be set."""
+    """Measure the ideal, the default bound, and other bounds if they can be set."""
     mb = size.list_bytes / MB
     report = Report(f"{size.threads} threads with lists of {mb:g} MB, in turns")
     ideal = await _run_apart(size, ideal=True)
@@ -85,7 +85,7 @@ async def measure_many_threads(size: Size) -> Report:
 
 
 def is_setting() -> bool:
-    """Tell whether the codec takes the bound on the encoder's memory as an argument."""
+    """Return whether the codec takes the bound on the encoder's memory as an argument."""
     return _SETTING in inspect.signature(EverlongCodec).parameters
 
 
@@ -103,7 +103,7 @@ async def _run_apart(size: Size, bound: int | None = None, *, ideal: bool = Fals
 
 
 def run_threads(size: Size, bound: int | None, ideal: bool) -> Run:
-    """Take all threads through all rounds: in turns, or for the ideal one after the other."""
+    """Run all rounds of all threads: in turns, or for the ideal one thread after the other."""
     return asyncio.run(_run_threads(size, bound, ideal))
 
 
@@ -115,7 +115,7 @@ async def _run_threads(size: Size, bound: int | None, ideal: bool) -> Run:
     before = _resident_bytes()
     if ideal:
         for thread in range(size.threads):
-            # A store of its own for each thread: objects need not stay in memory.
+            # Each thread has its own store, so that objects need not stay in memory.
             own = CountingStore(MemoryBlobStore())
             loop = Loop(Sides.of_one_worker(own), Tally(), f"thread-{thread}")
             for turn in turns:
@@ -128,7 +128,7 @@ async def _run_threads(size: Size, bound: int | None, ideal: bool) -> Run:
     for turn in turns:
         for loop in loops:
             await loop.take(turn)
-            loop.last_data = b""  # Else the benchmark itself would keep all lists.
+            loop.last_data = b""  # Otherwise the benchmark itself would keep all lists.
     gc.collect()
     after = _resident_bytes()
     grown = None if before is None or after is None else after - before - store.put_bytes
@@ -136,7 +136,7 @@ async def _run_threads(size: Size, bound: int | None, ideal: bool) -> Run:
 
 
 def _turns(size: Size) -> list[Turn]:
-    """Return what each thread does. All do the same: an encoder shares nothing between threads."""
+    """Return the turns of every thread. All do the same: an encoder shares nothing between threads."""
     first = [
         json_value({"role": "user", "content": workload.passage(index, _MESSAGE_BYTES)})
         for index in range(size.list_bytes // _MESSAGE_BYTES)
@@ -149,7 +149,7 @@ def _turns(size: Size) -> list[Turn]:
 
 
 def _encoder_bytes(codec: EverlongCodec) -> int | None:
-    """Return what the encoder says of its memory, where this version says so."""
+    """Return the memory that the encoder reports, if this version does."""
     memory = getattr(getattr(codec, "_offloader", None), "_memory", None)
     for name in ("cost_bytes", "_cost_bytes"):
         found = getattr(memory, name, None)
@@ -159,7 +159,7 @@ def _encoder_bytes(codec: EverlongCodec) -> int | None:
 
 
 def _resident_bytes() -> int | None:
-    """Return the memory of this process, where the system tells it."""
+    """Return the memory of this process, if the system reports it."""
     statm = Path("/proc/self/statm")
     if not statm.exists():
         return None

@@ -1,4 +1,4 @@
-"""Clocks. Two things that are compared are timed in turns, so that both meet the same neighbours."""
+"""Timers. Two candidates are timed in turns, so that other load on the machine affects both alike."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ _BEAT_SECONDS: Final = 0.002
 
 
 def compress(data: bytes) -> bytes:
-    """Compress with zstd at level 3, its default: what everything is compared with."""
+    """Compress with zstd at level 3, its default: the baseline of all comparisons."""
     return _ZSTD.compress(data)
 
 
@@ -28,29 +28,29 @@ def decompress(frame: bytes) -> bytes:
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """Seconds that two things took, one value for each repetition."""
+    """Durations of two candidates in seconds, one value for each repetition."""
 
     ours: Sequence[float]
     theirs: Sequence[float]
 
     @property
     def ours_median(self) -> float:
-        """The median of the first thing."""
+        """The median of the first candidate."""
         return statistics.median(self.ours)
 
     @property
     def theirs_median(self) -> float:
-        """The median of the second thing."""
+        """The median of the second candidate."""
         return statistics.median(self.theirs)
 
     @property
     def share(self) -> float:
-        """The median of the first as a share of the median of the second."""
+        """Ratio of the first median to the second."""
         return self.ours_median / self.theirs_median
 
     @property
     def share_fastest(self) -> float:
-        """The same of the fastest of each: what neighbours on the machine disturb least."""
+        """Ratio of the fastest values, which other load disturbs least."""
         return min(self.ours) / min(self.theirs)
 
 
@@ -61,7 +61,7 @@ async def in_turns(
     *,
     prepare: Callable[[int], object] = lambda _turn: None,
 ) -> Pair:
-    """Time two things in turns; in the odd ones the second goes first. `prepare` is not timed."""
+    """Time two candidates in turns; in odd turns the second goes first. `prepare` is not timed."""
     ours_seconds: list[float] = []
     theirs_seconds: list[float] = []
     gc.collect()
@@ -84,14 +84,14 @@ def _seconds(what: Callable[[int], object], turn: int) -> float:
 
 
 class Stalls:
-    """How long the event loop did not get to a task that only sleeps: the longest time of each watch."""
+    """Stalls of the event loop: the longest delay of a sleeping task in each watch."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
 
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
-        """Watch the event loop while the body runs."""
+        """Measure stalls while the body runs."""
         self.seconds.append(0.0)
         task = asyncio.create_task(self._beat())
         await asyncio.sleep(0)
@@ -103,7 +103,7 @@ class Stalls:
             await asyncio.gather(task, return_exceptions=True)
 
     async def _beat(self) -> None:
-        """Beat until cancelled: that is its only end."""
+        """Sleep in a loop until cancelled, and record delays."""
         while True:
             started = time.perf_counter()
             await asyncio.sleep(_BEAT_SECONDS)

@@ -1,7 +1,7 @@
 """Objects of a bucket or a directory, and the SDK's own storage driver on top of them.
 
-The SDK's driver comes with a client for aioboto3, which cannot be installed beside our boto3. So its
-client is written here over obstore, which Everlong's own S3 store uses too.
+The SDK's driver has a client for aioboto3, which cannot be installed together with our boto3. So this
+module has a client over obstore, which Everlong's own S3 store uses too.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ class Place:
     """Where one variant of the benchmark stores its objects."""
 
     url: str
-    """As `open_store` takes it: `file:///dir`, or `s3://bucket/prefix?endpoint=http://...`."""
+    """URL for `open_store`: `file:///dir`, or `s3://bucket/prefix?endpoint=http://...`."""
     environ: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
     """Credentials, as environment variables."""
 
@@ -45,7 +45,7 @@ def open_objects(place: Place) -> ObjectStore:
 
 
 async def stored(place: Place) -> tuple[int, int]:
-    """Return how many objects are there, and their bytes."""
+    """Return the number of objects, and their bytes."""
     sizes: list[int] = []
     async for batch in obstore.list(open_objects(place)):
         sizes += [meta["size"] for meta in batch if ".partial" not in meta["path"]]
@@ -53,7 +53,7 @@ async def stored(place: Place) -> tuple[int, int]:
 
 
 class ObstoreClient(S3StorageDriverClient):
-    """The client that the SDK's `S3StorageDriver` asks for. It tells what it does."""
+    """The client for the SDK's `S3StorageDriver`. It logs its requests."""
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects

@@ -1,6 +1,6 @@
-"""`python -m bench.otlp_receiver`: a receiver of OTLP in a process of its own.
+"""`python -m bench.otlp_receiver`: an OTLP receiver in its own process.
 
-It tells where it listens, and once it is stopped, how much has arrived.
+It prints its URL, and after SIGTERM the spans and metrics that it has received.
 """
 
 import json
@@ -13,15 +13,15 @@ RECEIVED = "received "
 
 
 def main() -> None:
-    """Receive until told to stop."""
+    """Receive until SIGTERM."""
     with http_receiver() as received:
-        print(f"{URL}{received.url}", flush=True)  # noqa: T201 - whoever started it reads this.
+        print(f"{URL}{received.url}", flush=True)  # noqa: T201 - the parent process reads it.
         signal.sigwait({signal.SIGTERM})
-        told = {"spans": len(received.spans), "metrics": sorted(received.metric_names())}
-        print(f"{RECEIVED}{json.dumps(told)}", flush=True)  # noqa: T201
+        summary = {"spans": len(received.spans), "metrics": sorted(received.metric_names())}
+        print(f"{RECEIVED}{json.dumps(summary)}", flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":
-    # Before there are threads, so that none of them gets it.
+    # Before other threads start: they inherit the mask, so only sigwait gets the signal.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     main()

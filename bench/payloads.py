@@ -1,6 +1,6 @@
-"""Payloads of an agent, and the codec called as the SDK calls it.
+"""Payloads of an agent, and calls of the codec as the SDK makes them.
 
-Only what users have is called: `EverlongCodec(store)`, `with_context`, `encode`, `decode`.
+Only the public API is used: `EverlongCodec(store)`, `with_context`, `encode`, `decode`.
 """
 
 from collections.abc import Sequence
@@ -14,16 +14,18 @@ from everlong.storage.memory import MemoryBlobStore
 from everlong.testing import workload
 
 MB: Final = 1_000_000
-_NEW_FROM: Final = 100_000  # Far from the steps of the growing list: nothing is in both.
+_NEW_FROM: Final = (
+    100_000  # Far beyond the steps of the growing list, so that they share no content.
+)
 
 
 def new_codec() -> EverlongCodec:
-    """Return a codec that has seen nothing, on an empty store."""
+    """Return a new codec on an empty store."""
     return EverlongCodec(MemoryBlobStore())
 
 
 async def encode(codec: EverlongCodec, payload: Payload, workflow_id: str = "bench") -> Payload:
-    """Encode as the SDK does: with a codec for the context of this one call."""
+    """Encode as the SDK does, with a codec for the context of this call."""
     [encoded] = await codec.with_context(_context(workflow_id)).encode([payload])
     return encoded
 
@@ -35,7 +37,7 @@ async def decode(codec: EverlongCodec, payload: Payload, workflow_id: str = "ben
 
 
 def json_payload(data: bytes) -> Payload:
-    """Return JSON as the SDK's converter hands it to a codec."""
+    """Return JSON as the SDK's converter passes it to a codec."""
     return Payload(metadata={"encoding": b"json/plain"}, data=data)
 
 
@@ -51,7 +53,7 @@ def json_value(value: Any) -> bytes:
 
 
 def new_bytes(size_bytes: int) -> bytes:
-    """Return that many bytes of an agent's messages."""
+    """Return `size_bytes` of an agent's messages."""
     found = b""
     for index in range(_NEW_FROM, _NEW_FROM + size_bytes):
         if len(found) >= size_bytes:
@@ -61,7 +63,7 @@ def new_bytes(size_bytes: int) -> bytes:
 
 
 def with_new_end(body: bytes, number: int) -> bytes:
-    """Return the body with a last hundredth that is in no other."""
+    """Return the body with a unique last hundredth."""
     new = len(body) // 100
     return body[:-new] + workload.passage(2 * _NEW_FROM + number, new).encode()
 

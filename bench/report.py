@@ -1,4 +1,4 @@
-"""What was measured: a table for people, and the same as JSON. What has no bound is not judged."""
+"""Reports of figures: tables for people, Markdown and JSON. Only figures with a bound can fail."""
 
 import dataclasses
 import datetime
@@ -22,13 +22,13 @@ _out = Console(highlight=False, emoji=False, width=128)
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
-    """What a figure may be: from `least` to `most`, either of which may be open."""
+    """The allowed range of a figure: from `least` to `most`, either of which may be open."""
 
     least: float | None = None
     most: float | None = None
 
     def holds(self, value: float) -> bool:
-        """Tell whether a value is within the bound."""
+        """Return whether a value is within the bound."""
         above = self.least is None or value >= self.least
         return above and (self.most is None or value <= self.most)
 
@@ -44,7 +44,7 @@ class Bound:
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """One measured value. None stands for what did not come to an end; a bound on it fails."""
+    """One measured value. None means that the measurement did not finish; its bound fails."""
 
     what: str
     value: float | None
@@ -66,7 +66,7 @@ class Figure:
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """A table of measured values that has more than one column."""
+    """A table of measured values."""
 
     title: str
     columns: Sequence[str]
@@ -91,17 +91,17 @@ class Report:
         least: float | None = None,
         most: float | None = None,
     ) -> None:
-        """Add a figure, with the bound that it is judged by, if any."""
+        """Add a figure, with its bound if it has one."""
         judged = least is not None or most is not None
         self.figures.append(Figure(what, value, unit, Bound(least, most) if judged else None))
 
     @property
     def failed(self) -> list[Figure]:
-        """The figures that are out of their bounds."""
+        """The figures outside their bounds."""
         return [figure for figure in self.figures if figure.ok is False]
 
     def show(self) -> None:
-        """Print all of it."""
+        """Print the report."""
         for series in self.series:
             _out.print(_table(series.title, series.columns, series.rows))
         if self.figures:
@@ -110,7 +110,7 @@ class Report:
             _out.print(f"- {note}")
 
     def as_markdown(self) -> str:
-        """Return all of it as Markdown, for docs/benchmarks.md."""
+        """Return the report as Markdown, for docs/benchmarks.md."""
         parts = [_markdown(series.title, series.columns, series.rows) for series in self.series]
         if self.figures:
             parts.append(_markdown(self.title, _COLUMNS, self._rows()))
@@ -123,7 +123,7 @@ class Report:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """Return all of it as JSON values."""
+        """Return the report as JSON values."""
         return {
             "title": self.title,
             "figures": [
@@ -142,7 +142,7 @@ class Report:
 
 
 def machine() -> dict[str, Cell]:
-    """Return what the figures depend on, apart from the code. Ask before the run: it has a load."""
+    """Return the machine that the figures depend on. Call it before the run, which adds load."""
     versions = {name: metadata.version(name) for name in ("everlong", "temporalio", "zstandard")}
     return {
         "cores": os.cpu_count(),
@@ -160,7 +160,7 @@ def finish(
     json_file: Path | None = None,
     markdown_file: Path | None = None,
 ) -> int:
-    """Print the reports, and write them to the files that are named; return the exit code."""
+    """Print the reports, and write them to the given files; return the exit code."""
     on = ", ".join(f"{name} {value}" for name, value in about.items())
     _out.print(on)
     for report in reports:
@@ -195,7 +195,7 @@ def _markdown(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]
 
 
 def _number(value: float | None) -> str:
-    """Return a number with as many digits as it deserves."""
+    """Return a number rounded to its significant digits."""
     if value is None:
         return "-"
     if float(value).is_integer() or abs(value) >= 1000:

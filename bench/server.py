@@ -1,6 +1,6 @@
-"""Through a real Temporal server: the same loop on three ways to keep its payloads.
+"""The same loop through a real Temporal server, with three ways to keep its payloads.
 
-The runners take a few steps each in turn, so that all of them meet the same neighbours.
+The runners take a few steps each in turn, so that other load on the machine affects all alike.
 """
 
 import contextlib
@@ -21,12 +21,12 @@ from bench.worker import EVERLONG, PLAIN, SDK, VARIANTS
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """How much is measured."""
+    """The size of the measurement."""
 
     steps: int = 60
     """Steps of every runner. A plain loop is terminated near 70."""
     steps_long: int = 0
-    """Steps of the runners that store elsewhere; then the plain loop runs to its end. 0: neither."""
+    """Steps of the runners with a store; then the plain loop runs until it is terminated. 0: neither."""
     round_steps: int = 10
     resumes: int = 3
     judged: bool = True
@@ -39,7 +39,7 @@ QUICK: Final = Size(steps=16, round_steps=8, resumes=1, judged=False)
 async def measure_server(
     address: str, places: Mapping[str, Place], folder: Path, size: Size
 ) -> Report:
-    """Measure all of it. Logs of the workers are left in the folder."""
+    """Measure all runners. Logs of the workers are left in the folder."""
     report = Report(f"Through a server: a list of results of {RESULT_BYTES:,} bytes, passed whole")
     client = await Client.connect(address)
     async with _start_loops(client, address, places, folder) as runners:
@@ -62,7 +62,7 @@ async def measure_server(
 async def _start_loops(
     client: Client, address: str, places: Mapping[str, Place], folder: Path
 ) -> AsyncIterator[Sequence[LoopRunner]]:
-    """Start all runners, and stop them whatever happens."""
+    """Start all runners, and stop them on exit."""
     async with contextlib.AsyncExitStack() as stack:
         runners = []
         for name in VARIANTS:
@@ -76,7 +76,7 @@ async def _start_loops(
 async def _measure_to(
     report: Report, runners: Sequence[LoopRunner], steps: int, size: Size
 ) -> None:
-    """Take the runners to that step, then resume each of them a few times."""
+    """Advance the runners to `steps`, then resume each of them a few times."""
     order = list(runners)
     for end in [*range(runners[0].step + size.round_steps, steps, size.round_steps), steps]:
         for runner in order:

@@ -1,8 +1,8 @@
-"""Random shapes of traffic, to find those that the encoder is weak at.
+"""Random shapes of traffic, to find those that the encoder handles badly.
 
-A shape is a thread with lists that are appended to, with other payloads in between: of any size, in
-any number, some of which join the list later, as results do. Lists are edited and compacted at times.
-What is written is compared with the new bytes times the logarithm of the steps.
+A shape is a thread with growing lists and other payloads in between: of any size and number, some of
+which join the list later, as results do. Lists are sometimes edited and compacted. The written bytes are
+compared with the new bytes times the logarithm of the steps.
 """
 
 import dataclasses
@@ -29,19 +29,19 @@ _SIZES: Final = {
     "1-512": (KIB, 512 * KIB),
     "128-512": (128 * KIB, 512 * KIB),
 }
-# Small messages are drawn more often: they cost little time, and take many steps.
+# Small messages are drawn more often: they are fast, and allow many steps.
 _WEIGHTS: Final = (3, 3, 1, 1)
 _OTHERS: Final = (0, 1, 2, 5, 10)
 _LISTS: Final = (1, 1, 2, 3, 8)
 _LIST_BYTES_MAX: Final = 24 * MIB
 _WORST: Final = 12
-# Letters of unequal frequency: zstd-3 halves them, and finds no two stretches alike.
+# Letters of unequal frequency: zstd-3 halves them, without finding repeated stretches.
 _LETTERS: Final = bytes(97 + min(15, int.bit_count(byte) * 2 + byte % 2) for byte in range(256))
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """What a thread sends. Sizes are log-uniform; shares are those of steps."""
+    """The traffic of a thread. Sizes are log-uniform; shares are shares of steps."""
 
     seed: int
     appended: str
@@ -55,21 +55,21 @@ class Shape:
     edits: float
     """Share of steps in which a message in the middle is replaced."""
     compactions: float
-    """Share of steps in which the older part of the list gives way to a summary."""
+    """Share of steps in which a summary replaces the older part of the list."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """How much is measured."""
+    """The size of the measurement."""
 
     shapes: int = 24
     steps: int = 200
     new_bytes_max: int = 16 * MIB
-    """A shape ends when it has sent so many new bytes."""
+    """New bytes after which a shape ends."""
     seed: int = 1
 
 
-# Shapes that an encoder was weak at. They are always run.
+# Shapes that an earlier encoder handled badly. They are always run.
 WEAK: Final = (
     Shape(1, "4-32", 5, "1-4", joining=True, lists=1, edits=0.0, compactions=0.0),
     Shape(2, "1-4", 2, "1-4", joining=True, lists=1, edits=0.0, compactions=0.0),
@@ -85,12 +85,12 @@ QUICK: Final = Size(shapes=6, steps=12, new_bytes_max=2 * MIB)
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a shape took."""
+    """Costs of a shape."""
 
     shape: Shape
     steps: int
     new_bytes: int
-    """zstd-3 of each new message or payload, summed."""
+    """Sum of zstd-3 of each new message or payload."""
     written_bytes: int
     gets: int
     gets_max: int
@@ -108,7 +108,7 @@ class Result:
 
 
 def draw_shape(seed: int) -> Shape:
-    """Return a random shape, the same one for a seed."""
+    """Return the random shape of a seed."""
     source = random.Random(f"shape {seed}")  # noqa: S311 - test data, not a secret
     return Shape(
         seed=seed,
@@ -128,7 +128,7 @@ def _draw_sizes(source: random.Random) -> str:
 
 
 async def run_shape(shape: Shape, steps: int, new_bytes_max: int) -> Result:
-    """Encode what a thread of that shape sends."""
+    """Encode the traffic of a shape."""
     thread = _Thread(shape)
     done = 0
     while done < steps and thread.raw_bytes < new_bytes_max:
@@ -176,7 +176,7 @@ class _Thread:
                 self._joining[lane].append(other)
 
     async def finish(self, steps: int) -> Result:
-        """Read the last list with a codec that has seen nothing."""
+        """Read the last list with a new codec."""
         again = self._store.reopened()
         decoded = await decode(EverlongCodec(again), self._last_encoded)
         data = self._last.data

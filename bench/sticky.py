@@ -1,8 +1,8 @@
-"""`python -m bench.sticky`: both sides of the sticky timeout, and how many workflow tasks at a time.
+"""`python -m bench.sticky`: both costs of the sticky timeout, and concurrent workflow tasks.
 
 A workflow task waits for the worker that has its thread in memory, for at most the sticky timeout. Then
-any worker may take it. A long timeout delays threads whose worker was killed. A short one takes a busy
-worker for a dead one: the task goes to a worker that has to replay the run.
+any worker may take it. A long timeout delays threads whose worker was killed. With a short one, a busy
+worker is treated as dead: the task goes to a worker that has to replay the run.
 """
 
 import argparse
@@ -44,23 +44,23 @@ _TIMED_OUT: Final = EventType.EVENT_TYPE_WORKFLOW_TASK_TIMED_OUT
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """How much is measured."""
+    """The size of the measurement."""
 
     seconds: Sequence[float] = (0.5, 1, 2, 3, 5, 10)
-    """Sticky timeouts."""
+    """Sticky timeouts, in seconds."""
     killed: int = 3
-    """Threads for each of them on the worker that is killed."""
+    """Threads for each timeout on the worker that is killed."""
     threads: int = 200
     """Threads of a burst."""
     steps: int = 5
-    """Steps of each: a model call and a tool. A last model call answers."""
+    """Steps of each thread: a model call and a tool. A last model call answers."""
     slots: int = limits.WORKFLOW_TASKS
-    """Workflow tasks that each of the two workers runs at a time while timeouts are compared."""
+    """Concurrent workflow tasks of each of the two workers while timeouts are compared."""
     slot_counts: Sequence[int] = (5, 10, 20, 100)
-    """Workflow tasks at a time that are compared, with the default sticky timeout."""
+    """Numbers of concurrent workflow tasks to compare, with the default sticky timeout."""
     abandoned_seconds: float | None = 12.0
-    """When a message is sent that need not wait, with the longest timeout: the server gives up a sticky
-    queue on which no poll has begun for 10 s."""
+    """Seconds after the kill at which a message need not wait, with the longest timeout: the server
+    abandons a sticky queue without a new poll for 10 s."""
 
 
 QUICK: Final = Size(
@@ -70,7 +70,7 @@ QUICK: Final = Size(
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """How a worker is made. Empty: the default."""
+    """Options of a worker. Empty: the default."""
 
     sticky_seconds: str
     workflow_tasks: str = ""
@@ -88,16 +88,16 @@ class Burst:
     worker_cpu_seconds: float
     tasks: int
     sticky_timeouts: int
-    """Tasks that the worker with the thread in memory did not take in time."""
+    """Tasks that the worker with the thread in memory did not start in time."""
     task_timeouts: int
-    """Tasks that a worker took and did not complete in time."""
+    """Tasks that a worker started but did not complete in time."""
     resumes: int
     """Replays from the start of a run."""
     replayed_events: int
     waits_seconds: Sequence[float] = dataclasses.field(repr=False)
-    """From a task's schedule to its start."""
+    """Seconds from a task's schedule to its start."""
     takes_seconds: Sequence[float] = dataclasses.field(repr=False)
-    """From its start to its completion."""
+    """Seconds from a task's start to its completion."""
 
 
 class Machines:
@@ -125,7 +125,7 @@ class Machines:
         return process
 
     def harness(self, case: Case) -> ThreadHarness:
-        """Return what sends messages to the threads of a case."""
+        """Return the harness that sends messages to the threads of a case."""
         harness = ThreadHarness(self._client, self._address, self._store_url, self._folder)
         harness.queue = case.queue
         return harness
@@ -133,7 +133,7 @@ class Machines:
 
 @contextlib.asynccontextmanager
 async def open_machines(address: str, folder: Path) -> AsyncIterator[Machines]:
-    """Make a store of its own; the processes are stopped whatever happens."""
+    """Open machines with their own store; the processes are stopped on exit."""
     url = (folder / f"blobs-{uuid.uuid4().hex[:8]}").as_uri()
     client = await Client.connect(address, plugins=[EverlongPlugin(store=url)])
     machines = Machines(address, folder, client, url)
@@ -147,9 +147,9 @@ async def open_machines(address: str, folder: Path) -> AsyncIterator[Machines]:
 async def measure_kills(
     address: str, folder: Path, size: Size, after_seconds: float = 0.0
 ) -> dict[float, list[float]]:
-    """Kill a process that has threads in memory, another one being up.
+    """Kill a process that has threads in memory, while another one is running.
 
-    Return for each timeout the seconds from a message, sent so long after the kill, to its model call.
+    Return, for each timeout, the seconds from a message after the kill to its model call.
     """
     cases = [Case(f"{seconds:g}") for seconds in size.seconds]
     async with open_machines(address, folder) as machines:
@@ -161,7 +161,7 @@ async def measure_kills(
         ]
         await asyncio.gather(*(harness.ask(name, "say 1") for harness, name in threads))
         other = await machines.start(cases)
-        # The keeper has them in memory, and polls again after this.
+        # The process to be killed has them in memory, and polls again after this.
         await asyncio.gather(*(harness.ask(name, "say 2") for harness, name in threads))
         keeper.kill()
         await asyncio.sleep(after_seconds)
@@ -206,24 +206,24 @@ async def _measure_burst(
     await asyncio.gather(*(_send(harness, name, message) for name in names))
     calls = size.steps + 1
 
-    def told(what: str) -> list[worker_log.Event]:
+    def read_events(what: str) -> list[worker_log.Event]:
         each = zip(pair, before, strict=True)
         return [event for process, start in each for event in _told(process, what, start)]
 
     async with asyncio.timeout(_BURST_SECONDS_MAX):
-        # Logs are read, and no queries sent: those take the slots of workflow tasks.
-        while len(told("model")) < calls * size.threads:  # noqa: ASYNC110 - other processes write them
+        # Read logs instead of sending queries, which would take slots of workflow tasks.
+        while len(read_events("model")) < calls * size.threads:  # noqa: ASYNC110 - other processes write them
             await asyncio.sleep(_POLL_SECONDS)
         histories = [await _rested(harness, name, calls) for name in names]
     used = sum(map(cpu_seconds, pair)) - used
-    # Threads that rest roll after a while, which would be work for the workers of the next burst.
+    # Idle threads continue as new after a while, which would add work to the next burst.
     await asyncio.gather(*(harness.client.get_workflow_handle(name).terminate() for name in names))
-    replayed = [event.size for event in told("replayed")]
+    replayed = [event.size for event in read_events("replayed")]
     return _summarise(histories, began, used, replayed)
 
 
 async def _send(harness: ThreadHarness, name: str, message: str) -> None:
-    """Start a thread with a message. A worker may take long to get to it."""
+    """Start a thread with a message. A busy worker may take long to accept it."""
     await harness.client.start_workflow(
         AGENT_WORKFLOW, ThreadStart(agent=AGENT), id=name, task_queue=harness.queue
     )
@@ -231,7 +231,7 @@ async def _send(harness: ThreadHarness, name: str, message: str) -> None:
     deadline = time.monotonic() + _BURST_SECONDS_MAX
     while True:
         try:
-            # With an id, a message that is sent again is the same message.
+            # The id makes retries idempotent.
             await handle.execute_update(SEND_UPDATE, SendMessage(text=message), id=f"{name}-first")
             return
         except WorkflowUpdateRPCTimeoutOrCancelledError:
@@ -264,12 +264,12 @@ def _summarise(
 
 
 def _told(process: ManagedProcess, what: str, start: int = 0) -> list[worker_log.Event]:
-    told = worker_log.parse_events(process.output()[start:])
-    return [event for event in told if event.what == what]
+    events = worker_log.parse_events(process.output()[start:])
+    return [event for event in events if event.what == what]
 
 
 def _log_chars(process: ManagedProcess) -> int:
-    """Return the length of the log up to its last whole line."""
+    """Return the length of the log up to its last complete line."""
     return process.output().rfind("\n") + 1
 
 
@@ -285,7 +285,7 @@ async def _rested(harness: ThreadHarness, name: str, calls: int) -> list[Run]:
 
 
 def _task_seconds(histories: Sequence[Sequence[Run]]) -> tuple[list[float], list[float]]:
-    """Return how long tasks waited for a worker, and how long workers took for them."""
+    """Return the wait times of tasks, and their execution times."""
     waits: list[float] = []
     takes: list[float] = []
     for run in (run for runs in histories for run in runs):
@@ -305,7 +305,7 @@ def _between(earlier: HistoryEvent, later: HistoryEvent) -> float:
 
 
 async def measure(address: str, folder: Path, size: Size) -> list[Report]:
-    """Measure both sides of the trade, then workflow tasks at a time."""
+    """Measure both costs of the sticky timeout, then numbers of concurrent workflow tasks."""
     kills = await measure_kills(address, folder, size)
     by_timeout = [Case(f"{seconds:g}", str(size.slots)) for seconds in size.seconds]
     by_slots = [Case("", str(count)) for count in size.slot_counts]
@@ -384,7 +384,7 @@ def _p95(values: Sequence[float]) -> float:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run it; return the exit code."""
+    """Run the benchmark; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.sticky", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file too")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="and as tables in Markdown")
@@ -398,7 +398,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def _measure(folder: Path, size: Size) -> list[Report]:
-    # Its disk is not what is measured.
+    # The benchmark does not measure the server's disk.
     server = await start_server(folder, durable=False)
     with server.process:
         return await measure(server.address, folder, size)

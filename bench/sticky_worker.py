@@ -1,7 +1,7 @@
-"""`python -m bench.sticky_worker ADDRESS URL QUEUE=STICKY_SECONDS=TASKS ...`: some workers in a process.
+"""`python -m bench.sticky_worker ADDRESS URL QUEUE=STICKY_SECONDS=TASKS ...`: several workers.
 
-Each has a task queue, a sticky timeout and a number of workflow tasks at a time of its own, or the
-default where one is empty. They share a process, so that a benchmark need not wait for many to start.
+Each has its own task queue, sticky timeout and number of concurrent workflow tasks, or the default where
+one is empty. They share a process, so that the benchmark need not wait for many to start.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from everlong import EverlongPlugin
 
 
 async def run(address: str, url: str, *cases: str) -> None:
-    """Work until told to stop."""
+    """Work until SIGTERM."""
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     provider = TracerProvider()

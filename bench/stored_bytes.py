@@ -1,7 +1,7 @@
-"""Bytes that a list-passing loop stores through a real worker that has only the plugin.
+"""Bytes that a list-passing loop stores through a real worker with the plugin.
 
 Each step sends the list, the model's reply and the tool's result, of 2, 32 or 512 KiB. The floor is
-zstd-3 of all messages as one stream: a store that holds everything once.
+zstd-3 of all messages as one stream: a store that holds every message once.
 """
 
 import dataclasses
@@ -29,12 +29,12 @@ FLOOR_MAX: Final = 2.2
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """How much is measured."""
+    """The size of the measurement."""
 
     steps: Sequence[int] = (200,)
     round_steps: int = 20
     seconds_max: float = 600.0
-    """After this long the loop is measured where it is, and the rest is left out."""
+    """Seconds after which the loop is measured at its current step, without the remaining ones."""
     judged: bool = True
 
 
@@ -77,7 +77,7 @@ async def measure_stored(address: str, folder: Path, size: Size) -> Report:
 
 
 async def _advance(runner: LoopRunner, steps: int, began: float, size: Size) -> bool:
-    """Take the loop to that step; tell whether it got there in time."""
+    """Advance the loop to `steps`; return whether it got there in time."""
     while runner.step < steps:
         try:
             await runner.advance(min(steps, runner.step + size.round_steps))

@@ -1,4 +1,4 @@
-"""Stores that count what is asked of them."""
+"""A store that counts its requests and bytes."""
 
 from collections.abc import AsyncIterator, Callable, Iterable
 
@@ -9,7 +9,7 @@ Notice = Callable[[str, int], None]
 
 
 class CountingStore:
-    """Passes on to another store, and counts PUTs and GETs that have succeeded, and their bytes."""
+    """Forwards to another store, and counts successful PUTs and GETs and their bytes."""
 
     def __init__(self, inner: BlobStore, notice: Notice = lambda _name, _size: None) -> None:
         self._inner = inner
@@ -21,7 +21,7 @@ class CountingStore:
         return repr(self._inner)
 
     def reopened(self) -> "CountingStore":
-        """Return the same objects behind another store, which has counted nothing yet."""
+        """Return a new counting store over the same objects, with its counts at zero."""
         return CountingStore(self._inner, self._notice)
 
     async def put(self, key: str, data: bytes) -> None:

@@ -1,8 +1,8 @@
 """`python -m bench.sweep_scale`: how a sweep lists a large store.
 
-A fake store makes up the listing of as many objects as asked for, page by page as S3 does, and holds
-none of them. Each measurement is a process of its own, so that its peak memory is its own. With `--s3`
-a real S3 server on this machine is listed instead, with objects of a few bytes.
+A fake store generates the listing of any number of objects, page by page as S3 does, without holding
+them. Each measurement runs in its own process, to measure its peak memory. With `--s3`, a real S3 server
+on this machine is listed instead, with objects of a few bytes.
 """
 
 import argparse
@@ -38,7 +38,7 @@ _SECONDS_MAX: Final = 3600.0
 
 
 class MadeUpStore(FileBlobStore):
-    """Objects of threads that are not there, and all else in a directory."""
+    """Synthetic objects of threads that do not exist; all other objects are in a directory."""
 
     def __init__(self, root: Path, objects: int, page_seconds: float, dies_after: float) -> None:
         super().__init__(root)
@@ -100,7 +100,7 @@ class MadeUpStore(FileBlobStore):
 
 
 class OneStream(MadeUpStore):
-    """The same, as a store that lists in no order."""
+    """The same store, with unordered listings."""
 
     @property
     def lists_ranges(self) -> bool:
@@ -163,7 +163,7 @@ def _compare(arguments: argparse.Namespace) -> None:
         _say("in 16 shards", _measured(data / "b", arguments))
         _say("killed half-way", _measured(data / "c", arguments, "--dies-after", half))
         _say("goes on, same disk", _measured(data / "c", arguments))
-        # At this size a listing is too short to be kept. A part is what a shard has in a few seconds.
+        # At this size a listing is too short to be kept. A part is a few seconds of a shard's listing.
         kept = ("--keep-seconds", "0", "--part", str(max(1000, arguments.objects // 100)))
         _say("killed half-way", _measured(data / "d", arguments, "--dies-after", half, *kept))
         _say("goes on, other disk", _measured(data / "d", arguments, "--index", "other", *kept))

@@ -1,4 +1,4 @@
-"""Threads to list and journals to read, without a model: what visibility and the store would hold."""
+"""Synthetic threads and journals, written to visibility and the store without a worker."""
 
 import asyncio
 import dataclasses
@@ -37,7 +37,7 @@ _AT_ONCE: Final = 32
 _LISTED_SECONDS_MAX: Final = 120.0
 _KIB: Final = 1024
 _HOUR_MS: Final = 3_600_000
-# An entry in twenty has a body of its own: a long tool result.
+# One entry in twenty is a long tool result, stored as a separate body.
 _LONG_EVERY: Final = 20
 _LONG_BYTES: Final = 6_000
 _APPEND_ENTRIES: Final = 32
@@ -47,7 +47,7 @@ _COMPACT_EVERY: Final = 5 * _APPEND_ENTRIES
 async def populate(
     client: Client, count: int, *, prefix: str = "thread", first: int = 0, digits: int = 5
 ) -> None:
-    """Start threads that nobody runs, with what a thread that has run for long says of itself."""
+    """Start threads without a worker, with the memo and search attributes of long-running ones."""
     places = asyncio.Semaphore(_AT_ONCE)
 
     async def start(number: int) -> None:
@@ -64,8 +64,8 @@ async def populate(
     await asyncio.gather(*(start(number) for number in range(first, first + count)))
 
 
-async def until_listed(client: Client, count: int) -> None:
-    """Wait until visibility lists that many threads."""
+async def wait_until_listed(client: Client, count: int) -> None:
+    """Wait until visibility lists `count` threads."""
     deadline = time.monotonic() + _LISTED_SECONDS_MAX
     query = f"WorkflowType = '{AGENT_WORKFLOW}'"
     while (found := (await client.count_workflows(query)).count) < count:
@@ -75,7 +75,7 @@ async def until_listed(client: Client, count: int) -> None:
 
 
 def card(number: int) -> ThreadCard:
-    """Return the card of a thread: sizes and trends that differ from thread to thread."""
+    """Return the card of a thread, with sizes and trends that depend on its number."""
     now_ms = time.time_ns() // 1_000_000
     stored = (number * 7919 % 4096 + 1) * 4 * _KIB
     return ThreadCard(
@@ -132,7 +132,7 @@ def attributes(number: int) -> TypedSearchAttributes:
 async def start_with_journal(
     client: Client, packs: PackStore, thread_id: str, entries: int, *, task_queue: str, agent: str
 ) -> SegmentRef:
-    """Start a thread that waits, with a journal of that many entries: turns with one tool each."""
+    """Start a waiting thread with a journal of `entries` entries: turns with one tool call each."""
     journal = Journal(packs, thread_key(client.namespace, thread_id))
     began_ms = time.time_ns() // 1_000_000 - 60_000 * entries
     head: SegmentRef | None = None
@@ -183,7 +183,7 @@ async def _entry(journal: Journal, seq: int, began_ms: int) -> tuple[Entry, int]
 
 
 async def _compaction(reader: Reader, seq: int, began_ms: int) -> tuple[Entry, int]:
-    """Store a snapshot of all entries before; return the entry that says so."""
+    """Store a snapshot of all earlier entries; return the compaction entry."""
     time_ms = began_ms + 60_000 * seq
     fact = Fact(key="owner", text=f"checkout belongs to team {seq % 7}", time_ms=time_ms)
     snapshot = Snapshot(upto_seq=seq - 1, time_ms=time_ms, budget_bytes=64 * _KIB, facts=(fact,))

@@ -1,4 +1,4 @@
-"""`python -m bench.telemetry`: hold spans against an outside clock, and measure what they cost."""
+"""`python -m bench.telemetry`: compares resume spans with an external clock, and measures overhead."""
 
 import argparse
 import asyncio
@@ -22,7 +22,7 @@ _PARTS: Final = ("resumes", "overhead")
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """How much is measured."""
+    """The size of the measurement."""
 
     turns: int = 20
     history_steps: int = 8
@@ -35,7 +35,7 @@ QUICK: Final = Size(turns=2, history_steps=3, messages=2, steps=10, judged=False
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the parts that are asked for; return the exit code."""
+    """Run the requested parts; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.telemetry", description=__doc__)
     parser.add_argument("--only", choices=_PARTS, help="one part")
     parser.add_argument("--repeat", type=int, default=1, metavar="N", help="runs of the overhead")
@@ -64,7 +64,7 @@ async def _measure(folder: Path, parts: Sequence[str], size: Size, repeat: int) 
 
 
 async def resumes(address: str, folder: Path, size: Size) -> list[Report]:
-    """Hold the spans of resumes against an outside clock, then draw one on a slow store."""
+    """Compare the spans of resumes with an external clock, then draw one with a slow store."""
     with http_receiver() as received:
         exports = {
             "OTEL_TRACES_EXPORTER": "otlp",

@@ -1,4 +1,4 @@
-"""A harness whose workers are the shipped ones, and export what the environment says."""
+"""A harness with the workers of `everlong worker`, which export telemetry by their environment."""
 
 import contextlib
 import os
@@ -22,14 +22,14 @@ _READY_SECONDS_MAX: Final = 60.0
 
 
 class TelemetryHarness(ThreadHarness):
-    """One task queue, whose workers export by the variables that are given."""
+    """One task queue, whose workers get the variables of `exports`."""
 
     exports: Mapping[str, str] = {}
 
     async def start_worker(self, sticky_seconds: str = "") -> ManagedProcess:
-        """Start one more worker, as `everlong worker` does; return once it polls."""
+        """Start another worker, as `everlong worker` does; return once it polls."""
         if sticky_seconds:
-            raise ValueError("the shipped worker has the plugin's sticky timeout")
+            raise ValueError("workers of this harness use the plugin's sticky timeout")
         environment = {
             **environment_without_otel(),
             "TEMPORAL_ADDRESS": self._address,
@@ -47,7 +47,7 @@ class TelemetryHarness(ThreadHarness):
 
 
 def environment_without_otel() -> dict[str, str]:
-    """Return the environment for a child, in which nothing is exported unless it is said."""
+    """Return the environment for a child process, without variables of OpenTelemetry and Everlong."""
     kept = {
         key: value
         for key, value in environment_without_temporal().items()
@@ -60,7 +60,7 @@ def environment_without_otel() -> dict[str, str]:
 async def open_telemetry_harness(
     address: str, folder: Path, exports: Mapping[str, str]
 ) -> AsyncIterator[TelemetryHarness]:
-    """Make a harness with a store of its own; its workers are stopped whatever happens."""
+    """Open a harness with its own store; its workers are stopped on exit."""
     url = (folder / f"blobs-{uuid.uuid4().hex[:8]}").as_uri()
     client = await Client.connect(address, plugins=[EverlongPlugin(store=url)])
     harness = TelemetryHarness(client, address, url, folder)
@@ -72,6 +72,6 @@ async def open_telemetry_harness(
 
 
 def cpu_seconds(process: ManagedProcess) -> float:
-    """Return what a process has had of the processors, its own calls of the kernel included."""
+    """Return the CPU time of a process, user and system."""
     fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,9 +1,9 @@
-"""What spans and metrics cost: a worker that exports beside two that do not, in turns.
+"""Overhead of spans and metrics: one worker that exports, against two that do not, in turns.
 
-Three threads live the same life, a block of steps each in turn, on three worker processes that differ
-in nothing but the export. A step is from a model call to the next, by the times of the server's events.
-Two equal processes differ by some percent for as long as they live, so there are several sets of them,
-and the second that does not export says how large that noise is.
+Three threads do the same work, a block of steps each in turn, on three worker processes that differ only
+in the export. A step lasts from one model call to the next, by the times of the server's events. Two
+equal processes differ by some percent for their whole life, so several sets of processes are used; the
+second worker without export shows the size of that noise.
 """
 
 import asyncio
@@ -40,13 +40,13 @@ _MODEL_LINE: Final = '"what": "model"'
 
 @dataclasses.dataclass
 class Variant:
-    """One of the workers, and the thread on it."""
+    """One of the workers, and its thread."""
 
     name: str
     harness: TelemetryHarness
     worker: ManagedProcess
     block: int
-    """Steps that it takes in its turn."""
+    """Steps in each turn."""
     calls: int = 0
 
     @property
@@ -55,7 +55,7 @@ class Variant:
         return f"{self.harness.queue}-thread"
 
     async def take(self, turn: int) -> None:
-        """Take the thread through a block of steps. Nothing is asked of it meanwhile."""
+        """Run a block of steps. The thread is not queried meanwhile."""
         first = turn * self.block
         number = await self.harness.send(
             self.thread_id, f"read {first} to {first + self.block - 1}"
@@ -64,17 +64,17 @@ class Variant:
         async with asyncio.timeout(_BLOCK_SECONDS_MAX):
             while self.worker.output().count(_MODEL_LINE) < self.calls:  # noqa: ASYNC110
                 await asyncio.sleep(_POLL_SECONDS)
-        await self.harness.answered(self.thread_id, number)
+        await self.harness.wait_for_answer(self.thread_id, number)
 
     async def step_seconds(self) -> list[float]:
-        """Return how long each step took, but for those of the first block."""
+        """Return the duration of each step, without the first block."""
         called = [
             event.event_time.ToNanoseconds()
             for run in await self.harness.runs(self.thread_id)
             for event in run.events
             if event.activity_task_scheduled_event_attributes.activity_type.name == CALL_MODEL
         ]
-        size = self.block + 1  # The last call of a block asks for no tool.
+        size = self.block + 1  # The last model call of a block calls no tool.
         return [
             (after - before) / 1e9
             for start in range(size, len(called), size)
@@ -84,39 +84,39 @@ class Variant:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What the steps of one run took, with the export and without."""
+    """Durations and CPU times of the steps of one run, with and without the export."""
 
     on: Sequence[float]
     off: Sequence[float]
     again: Sequence[float]
-    """Without, on the other worker."""
+    """Steps without the export, on the second such worker."""
     on_cpu_seconds: float
-    """Of the worker process, for a step."""
+    """CPU time of the worker process for each step."""
     off_cpu_seconds: float
     spans: int
     metrics: Sequence[str]
 
     @property
     def ratio(self) -> float:
-        """The median step with the export over the median step without."""
+        """Ratio of the median step with the export to the median step without."""
         return statistics.median(self.on) / statistics.median([*self.off, *self.again])
 
     @property
     def noise(self) -> float:
-        """The same of two workers that do not differ."""
+        """The same ratio for the two equal workers."""
         return statistics.median(self.again) / statistics.median(self.off)
 
 
 async def measure_cost(
     address: str, folder: Path, steps: int, block: int = BLOCK, sets: int = SETS
 ) -> Cost:
-    """Take new threads through so many steps, on several sets of new workers."""
+    """Run new threads on several sets of new workers."""
     seconds: dict[str, list[float]] = {name: [] for name in _ARMS}
     used: dict[str, float] = dict.fromkeys(_ARMS, 0.0)
     async with _receiver(folder) as (receiver, url):
         for number in range(sets):
             async with contextlib.AsyncExitStack() as stack:
-                # Not always the same first: what starts first may have the better place.
+                # The order changes: the process that starts first may have an advantage.
                 names = [_ARMS[(number + i) % len(_ARMS)] for i in range(len(_ARMS))]
                 variants = [
                     await stack.enter_async_context(
@@ -131,15 +131,15 @@ async def measure_cost(
                 for variant in variants:
                     seconds[variant.name] += await variant.step_seconds()
         receiver.stop()
-        told = _told(receiver)
+        received = _read_received(receiver)
     return Cost(
         on=seconds["on"],
         off=seconds["off"],
         again=seconds["again"],
         on_cpu_seconds=used["on"] / steps,
         off_cpu_seconds=(used["off"] + used["again"]) / (2 * steps),
-        spans=told["spans"],
-        metrics=told["metrics"],
+        spans=received["spans"],
+        metrics=received["metrics"],
     )
 
 
@@ -157,7 +157,7 @@ async def _alternate(variants: Sequence[Variant], turns: int) -> dict[str, float
 
 
 def exports_to(url: str) -> dict[str, str]:
-    """Return what makes a worker send all that it measures, as often as it does by default."""
+    """Return the variables that make a worker export all telemetry, at default intervals."""
     return {
         "OTEL_TRACES_EXPORTER": "otlp",
         "OTEL_METRICS_EXPORTER": "otlp",
@@ -182,16 +182,16 @@ async def _receiver(folder: Path) -> AsyncIterator[tuple[ManagedProcess, str]]:
         yield process, line.removeprefix(otlp_receiver.URL)
 
 
-def _told(receiver: ManagedProcess) -> dict[str, Any]:
+def _read_received(receiver: ManagedProcess) -> dict[str, Any]:
     [line] = [
         line for line in receiver.output().splitlines() if line.startswith(otlp_receiver.RECEIVED)
     ]
-    told: dict[str, Any] = json.loads(line.removeprefix(otlp_receiver.RECEIVED))
-    return told
+    received: dict[str, Any] = json.loads(line.removeprefix(otlp_receiver.RECEIVED))
+    return received
 
 
 def report_costs(costs: Sequence[Cost], *, judged: bool = True) -> Report:
-    """Return what the runs have shown."""
+    """Return the report of all runs."""
     steps = len(costs[0].on)
     report = Report(f"Spans and metrics on, over off; {steps} steps each")
     report.series.append(_table(costs))

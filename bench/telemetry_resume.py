@@ -1,8 +1,8 @@
-"""The resume span beside an outside clock.
+"""The resume span, compared with an external clock.
 
-The worker is killed, a new one is started, and a message makes the thread act. A client that watches
-the history by long poll sees the workflow task which resumed the thread come to its end, and looks at
-its own clock: from the server's start of the task until then is the outside figure.
+The worker is killed, a new one is started, and a message makes the thread act. A client that watches the
+history by long poll records when it sees the resuming workflow task completed. The external figure is
+the time from the server's start of that task until then.
 """
 
 import asyncio
@@ -28,63 +28,63 @@ OFF_SECONDS_MAX: Final = 0.03
 _QUEUE_OFF_SECONDS_MAX: Final = 0.001
 _SEEN_SECONDS_MAX: Final = 60.0
 _POLL_SECONDS: Final = 0.02
-# Random bytes as text: a message that can be sent as it is, and goes to the store also once compressed.
+# Random bytes as text: they do not compress, so the message goes to the store.
 _LARGE_BYTES: Final = 5_500
-# The run does not roll while it is measured: each resume has the whole of it to replay.
+# The run does not roll during the measurement, so each resume replays all of it.
 _POLICY: Final = Policy(run_events_max=5000, resume_seconds_max=60)
 
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """One resume: the span that arrived, and what was seen from outside."""
+    """One resume: its span, and the external times."""
 
     span: Span
     scheduled_ns: int
-    """When the server first wanted the task: a try that no worker took included."""
+    """When the server first scheduled the task, also if no worker took that attempt."""
     started_ns: int
     completed_ns: int
-    """By the server's clock."""
+    """Start of the task, by the server's clock."""
     seen_ns: int
-    """When the client saw that the task had been completed, by its own clock."""
+    """When the client saw the task completed, by the client's clock."""
 
     @property
     def outside_seconds(self) -> float:
-        """From the server's start of the task until its end was seen."""
+        """From the server's start of the task until the client saw its end."""
         return (self.seen_ns - self.started_ns) / 1e9
 
     @property
     def server_seconds(self) -> float:
-        """The same until the server had the completion, by the server's clock alone."""
+        """The same until the server had the completion, all by the server's clock."""
         return (self.completed_ns - self.started_ns) / 1e9
 
     @property
     def span_seconds(self) -> float:
-        """How long the span is."""
+        """Duration of the span."""
         return (self.span.end_ns - self.span.start_ns) / 1e9
 
     @property
     def off_seconds(self) -> float:
-        """What was seen from outside, beyond the span."""
+        """The external figure minus the span."""
         return self.outside_seconds - self.span_seconds
 
     def agrees(self, seconds: float) -> bool:
-        """Tell whether the span is as close to a figure as it has to be."""
+        """Return whether the span is close enough to a figure."""
         off_seconds = abs(seconds - self.span_seconds)
         return off_seconds <= max(OFF_SECONDS_MAX, SHARE_MAX * seconds)
 
     @property
     def queue_seconds(self) -> float:
-        """How long the task was in the queue, by the server's events."""
+        """Time of the task in the queue, by the server's events."""
         return (self.started_ns - self.scheduled_ns) / 1e9
 
     @property
     def queue_off_seconds(self) -> float:
-        """That, beyond what the span says of it."""
+        """That time minus the one in the span."""
         return self.queue_seconds - float(self.span.attributes["everlong.resume.queue_seconds"])
 
 
 class Watch:
-    """Reads a history by long poll, and notes when each event was seen."""
+    """Reads a history by long poll, and records when it saw each event."""
 
     def __init__(self, harness: TelemetryHarness, thread_id: str) -> None:
         self.seen: list[tuple[HistoryEvent, int]] = []
@@ -113,7 +113,7 @@ class Watch:
 
 
 async def prepare(harness: TelemetryHarness, thread_id: str, steps: int, messages: int) -> None:
-    """Give a thread a history: steps, and messages that lie in the store."""
+    """Give a thread a history of steps, and of messages in the store."""
     await harness.start_worker()
     await harness.start(thread_id, _POLICY)
     await harness.ask(thread_id, f"read 0 to {steps - 1}")
@@ -130,7 +130,7 @@ async def measure_spans(
     turns: int,
     judged: bool = True,
 ) -> Report:
-    """Kill the worker and resume the thread on a new one, so many times."""
+    """Kill the worker and resume the thread on a new one, `turns` times."""
     watch = Watch(harness, thread_id)
     watching = asyncio.create_task(watch.run())
     try:
@@ -145,7 +145,7 @@ async def measure_spans(
 async def _resume(
     harness: TelemetryHarness, thread_id: str, watch: Watch, received: Received, turn: int
 ) -> Pair:
-    await harness.until(thread_id, lambda status: status.status == "waiting")
+    await harness.wait_until(thread_id, lambda status: status.status == "waiting")
     events = await harness.run_events(thread_id)
     await _until(lambda: len(watch.seen) >= events)
     harness.workers[-1].kill()
@@ -154,7 +154,7 @@ async def _resume(
     await _until(lambda: watch.task_after(events) is not None)
     times = watch.task_after(events)
     assert times is not None  # noqa: S101 - it was there a line ago.
-    await harness.answered(thread_id, await sent)
+    await harness.wait_for_answer(thread_id, await sent)
     await _until(lambda: len(_spans(received, thread_id)) > turn)
     return Pair(_spans(received, thread_id)[turn], *times)
 
@@ -181,8 +181,8 @@ def _report(pairs: Sequence[Pair], judged: bool) -> Report:
     within = "spans within 10% or 30 ms of the"
     seen = sum(pair.agrees(pair.outside_seconds) for pair in pairs)
     report.add(f"{within} time that the client saw it", seen, f"of {count}", least=least)
-    told = sum(pair.agrees(pair.server_seconds) for pair in pairs)
-    report.add(f"{within} first new event's time", told, f"of {count}", least=least)
+    agreeing = sum(pair.agrees(pair.server_seconds) for pair in pairs)
+    report.add(f"{within} first new event's time", agreeing, f"of {count}", least=least)
     worst = max(pairs, key=lambda pair: abs(pair.off_seconds))
     report.add("outside beyond the span, worst", 1000 * worst.off_seconds, "ms")
     report.add("... median", 1000 * _median([pair.off_seconds for pair in pairs]), "ms")

@@ -1,6 +1,6 @@
-"""A resume on a slow store, drawn from the spans that arrived: its longest bar must be the store.
+"""A resume with a slow store, drawn from its exported spans: the longest bar must be the store's.
 
-The worker that resumes the thread waits before each read of its store. All else is as fast as it is.
+The worker that resumes the thread waits before each read of its store. Nothing else is slowed down.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _POLL_SECONDS: Final = 0.02
 
 
 def draw(spans: Sequence[Span]) -> list[str]:
-    """Draw spans as a waterfall, in the order of their starts: a name, a bar and milliseconds each."""
+    """Draw spans as a waterfall, ordered by start: name, bar and milliseconds."""
     if not spans:
         return []
     begins_ns = min(span.start_ns for span in spans)
@@ -30,7 +30,7 @@ def draw(spans: Sequence[Span]) -> list[str]:
     names = {span.span_id: span.name for span in spans}
     labels = [f"{'  ' if span.parent_id in names else ''}{span.name}" for span in spans]
     width = max(map(len, labels))
-    # Parents first where two start at once; of siblings, the one that ends first.
+    # Of two spans that start at once, parents come first, and siblings by their end.
     order = sorted(
         zip(spans, labels, strict=True),
         key=lambda each: (each[0].start_ns, each[0].parent_id in names, each[0].end_ns),
@@ -48,14 +48,14 @@ def draw(spans: Sequence[Span]) -> list[str]:
 async def measure_slow_store(
     harness: TelemetryHarness, thread_id: str, received: Received, *, judged: bool = True
 ) -> Report:
-    """Kill the worker, and resume the thread on one whose store is slow."""
-    await harness.until(thread_id, lambda status: status.status == "waiting")
+    """Kill the worker, and resume the thread on one with a slow store."""
+    await harness.wait_until(thread_id, lambda status: status.status == "waiting")
     before = len(_resumes(received, thread_id))
     harness.workers[-1].kill()
     harness.exports = {**harness.exports, READ_SECONDS: str(DELAY_SECONDS)}
     await harness.start_worker()
     number = await harness.send(thread_id, "say 0")
-    await harness.answered(thread_id, number)
+    await harness.wait_for_answer(thread_id, number)
     async with asyncio.timeout(_SEEN_SECONDS_MAX):
         while len(_resumes(received, thread_id)) <= before:  # noqa: ASYNC110 - another thread receives
             await asyncio.sleep(_POLL_SECONDS)
@@ -63,7 +63,7 @@ async def measure_slow_store(
 
 
 def _report(spans: Sequence[Span], resume: Span, judged: bool) -> Report:
-    """Draw one resume, and hold its children against its attributes."""
+    """Draw one resume, and compare its child spans with its attributes."""
     queue = [
         span
         for span in spans

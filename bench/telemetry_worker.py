@@ -1,4 +1,4 @@
-"""`python -m bench.telemetry_worker`: the shipped worker with the benchmark's agent, by its environment.
+"""`python -m bench.telemetry_worker`: the worker of `everlong worker` with the benchmark's agent.
 
 `BENCH_READ_SECONDS` delays each read of its store.
 """
@@ -19,7 +19,7 @@ READ_SECONDS: Final = "BENCH_READ_SECONDS"
 
 
 class SlowBlobStore(CountedBlobStore):
-    """A `BlobStore` that waits before it reads."""
+    """A `BlobStore` that waits before each read."""
 
     def __init__(self, store: BlobStore, read_seconds: float) -> None:
         super().__init__(store, lambda *_: None)

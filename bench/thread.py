@@ -1,4 +1,4 @@
-"""`python -m bench.thread`: measure the thread, and fail if a bound does not hold."""
+"""`python -m bench.thread`: measures threads, and fails if a bound does not hold."""
 
 import argparse
 import asyncio
@@ -23,7 +23,7 @@ _PARTS: Final = ("growth", "kills", "idle", "stored")
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """How much is measured."""
+    """The size of the measurement."""
 
     steps: int = 2000
     turns: int = 5
@@ -36,7 +36,7 @@ QUICK: Final = Size(steps=200, turns=1, idle_pages=8, stored_steps=40, judged=Fa
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the parts that are asked for; return the exit code."""
+    """Run the requested parts; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.thread", description=__doc__)
     parser.add_argument("--only", choices=_PARTS, help="one part; growth includes the resumes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file too")
@@ -58,7 +58,7 @@ async def _measure(folder: Path, parts: Sequence[str], size: Size) -> list[Repor
 
 
 async def measure(address: str, folder: Path, parts: Sequence[str], size: Size) -> list[Report]:
-    """Measure the parts, each on a task queue of its own."""
+    """Measure the parts, each on its own task queue."""
     reports: list[Report] = []
     if "growth" in parts:
         async with open_harness(address, folder) as harness:

@@ -1,7 +1,7 @@
-"""The agent of the thread's benchmark. It does what a message says, and tells of each model call.
+"""The agent of the thread benchmarks. It does what a message says, and logs each model call.
 
-`read 100 to 199` reads pages of the workload, one a step; `then publish` after it asks a person; `say 7`
-answers at once; `wait 7` answers once the file that `BENCH_GATE` names is there.
+`read 100 to 199` reads pages of the workload, one a step; `then publish` after it needs approval;
+`say 7` is answered at once; `wait 7` is answered once the file named by `BENCH_GATE` exists.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ def publish(page: int) -> str:
 
 
 class Obedient:
-    """Keeps no state of its own: a step that is tried again gets the same reply."""
+    """A stateless model: a step that is retried gets the same reply."""
 
     async def reply(
         self, instructions: str, messages: Sequence[Message], tools: Sequence[Tool]

@@ -1,7 +1,7 @@
-"""A long life of a thread: what its runs, its state and its steps take, from the first to the last.
+"""A long thread: sizes and costs of its runs, its state and its steps, from the first to the last.
 
-A step is a model call and the tool that it asks for. A message asks for a window of them, in which
-sizes of results are mixed as in every other window.
+A step is a model call and the tool that it calls. A message requests a window of steps, and each window
+has the same mix of result sizes.
 """
 
 import dataclasses
@@ -19,8 +19,8 @@ from everlong.workflows import transitions
 
 WINDOW: Final = 100
 """Steps of a window: a multiple of the workload's block."""
-# Beyond its bound a run has at most what one pass between two safe points takes: a model call or a
-# tool (3 events and a workflow task of 3), a flush and a compaction as much each, and its last event.
+# A run exceeds its bound by at most one pass between two safe points: a model call or a tool (3 events
+# and a workflow task of 3), a flush and a compaction of the same size each, and the last event.
 EVENTS_OVER_MAX: Final = 3 * 6 + 1
 GROWTH_MAX: Final = 1.1
 _BATCH: Final = 50
@@ -28,14 +28,14 @@ _BATCH: Final = 50
 
 @dataclasses.dataclass
 class Window:
-    """What the steps of a window took."""
+    """Costs of the steps of a window."""
 
     first: int
     steps: int
     seconds: float
     written_bytes: int
     state_bytes: int
-    """The most of all samples."""
+    """Maximum of all samples."""
     context_bytes: int
     compactions: int
     samples: int
@@ -43,7 +43,7 @@ class Window:
 
 
 async def live(harness: ThreadHarness, thread_id: str, steps: int, window: int) -> list[Window]:
-    """Take a thread through so many steps, and return what each window took."""
+    """Run a thread for `steps` steps; return the costs of each window."""
     windows: list[Window] = []
     before = None
     for first in range(0, steps, window):
@@ -76,7 +76,7 @@ async def live(harness: ThreadHarness, thread_id: str, steps: int, window: int) 
 
 
 async def pages_in_order(harness: ThreadHarness, thread_id: str, head_of: ThreadStatus) -> int:
-    """Return how many pages the journal holds, from the first on, each once and in order."""
+    """Return the number of pages in the journal, from the first on, each once and in order."""
     journal = Journal(PackStore(harness.store), thread_key(harness.client.namespace, thread_id))
     entries = await journal.read(head_of.head)
     if [entry.seq for entry in entries] != list(range(1, len(entries) + 1)):
@@ -96,11 +96,11 @@ async def pages_in_order(harness: ThreadHarness, thread_id: str, head_of: Thread
 async def measure_growth(
     harness: ThreadHarness, thread_id: str, steps: int, window: int = WINDOW
 ) -> Report:
-    """Measure a life of that many steps. It needs a worker."""
+    """Measure a thread of `steps` steps. It needs a worker."""
     report = Report(f"A thread of {steps:,} steps, default policy")
     windows = await live(harness, thread_id, steps, window)
     runs = await harness.runs(thread_id)
-    status = await harness.until(thread_id, lambda _: True)
+    status = await harness.wait_until(thread_id, lambda _: True)
     report.series.append(_table(windows))
     add_runs(report, runs)
     add_growth(report, windows)
@@ -121,7 +121,7 @@ _STATE: Final = limits.STATE_BYTES_MAX
 
 
 def add_runs(report: Report, runs: list[Run]) -> None:
-    """Add what the runs took. Each must be within the policy that it had."""
+    """Add the sizes of the runs. Each must be within its policy."""
     policy = Policy()
     states = [transitions.state_bytes(run.start.state) for run in runs]
     report.add("runs", len(runs), least=2)

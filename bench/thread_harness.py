@@ -1,4 +1,4 @@
-"""What the thread is measured on: a server, a store, worker processes, and what histories tell."""
+"""Harness of the thread benchmarks: a client, a store, worker processes, and readers of histories."""
 
 import asyncio
 import contextlib
@@ -39,12 +39,12 @@ _POLL_SECONDS: Final = 0.2
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One run of a thread, as its history has it."""
+    """One run of a thread, with its history."""
 
     run_id: str
     events: Sequence[HistoryEvent] = dataclasses.field(repr=False)
     history_bytes: int
-    """As the server counts them."""
+    """Size that the server reports."""
     start: ThreadStart
 
 
@@ -62,7 +62,7 @@ class ThreadHarness:
         self._folder = folder
 
     async def start_worker(self, sticky_seconds: str = "") -> ManagedProcess:
-        """Start one more worker, which knows nothing; return once it polls."""
+        """Start another worker, with empty caches; return once it polls."""
         arguments = [sys.executable, "-m", "bench.thread_worker"]
         arguments += [self._address, self.queue, self._store_url, sticky_seconds]
         name = f"{self.queue}-{len(self.workers)}"
@@ -77,12 +77,12 @@ class ThreadHarness:
         return worker
 
     def stop_workers(self) -> None:
-        """Stop all of them."""
+        """Stop all workers."""
         for worker in self.workers:
             worker.stop()
 
     async def start(self, thread_id: str, policy: Policy) -> None:
-        """Start a thread that has a policy of its own."""
+        """Start a thread with this policy."""
         await self.client.start_workflow(
             AGENT_WORKFLOW,
             ThreadStart(agent=AGENT, policy=policy),
@@ -114,26 +114,26 @@ class ThreadHarness:
         text: str,
         on_status: Callable[[ThreadStatus], None] = lambda _: None,
     ) -> ThreadStatus:
-        """Send a message and wait until it has been answered."""
+        """Send a message and wait for its answer."""
         number = await self.send(thread_id, text)
-        return await self.answered(thread_id, number, on_status)
+        return await self.wait_for_answer(thread_id, number, on_status)
 
-    async def answered(
+    async def wait_for_answer(
         self,
         thread_id: str,
         number: int,
         on_status: Callable[[ThreadStatus], None] = lambda _: None,
     ) -> ThreadStatus:
-        """Wait until the message of that number has been answered."""
-        return await self.until(thread_id, lambda s: s.counters.answered >= number, on_status)
+        """Wait until the message with this number has been answered."""
+        return await self.wait_until(thread_id, lambda s: s.counters.answered >= number, on_status)
 
-    async def until(
+    async def wait_until(
         self,
         thread_id: str,
         done: Callable[[ThreadStatus], bool],
         on_status: Callable[[ThreadStatus], None] = lambda _: None,
     ) -> ThreadStatus:
-        """Wait until the thread is as wanted. Queries add nothing to its history."""
+        """Wait until `done` holds for the status. Queries add nothing to the history."""
         handle = self.client.get_workflow_handle(thread_id)
         async with asyncio.timeout(_ANSWER_SECONDS_MAX):
             while True:
@@ -144,7 +144,7 @@ class ThreadHarness:
                 await asyncio.sleep(_POLL_SECONDS)
 
     async def run_events(self, thread_id: str) -> int:
-        """Return the length of the run under way."""
+        """Return the number of events of the current run."""
         described = await self.client.get_workflow_handle(thread_id).describe()
         return int(described.raw_description.workflow_execution_info.history_length)
 
@@ -166,7 +166,7 @@ class ThreadHarness:
 
 
 def model_calls(runs: Sequence[Run]) -> Iterator[tuple[HistoryEvent, int]]:
-    """Yield every event of a thread with the number of model calls that had ended before it."""
+    """Yield every event of a thread with the number of model calls that ended before it."""
     ended = 0
     for run in runs:
         scheduled = set()
@@ -179,7 +179,7 @@ def model_calls(runs: Sequence[Run]) -> Iterator[tuple[HistoryEvent, int]]:
 
 @contextlib.asynccontextmanager
 async def open_harness(address: str, folder: Path) -> AsyncIterator[ThreadHarness]:
-    """Make a harness in a folder of its own; its workers are stopped whatever happens."""
+    """Open a harness with its own store; its workers are stopped on exit."""
     url = (folder / f"blobs-{uuid.uuid4().hex[:8]}").as_uri()
     client = await Client.connect(address, plugins=[EverlongPlugin(store=url)])
     harness = ThreadHarness(client, address, url, folder)

@@ -1,4 +1,4 @@
-"""A thread that waits for a person, idle for long, and then approved: how much a resume replays."""
+"""A thread that is approved after a long idle time: the number of events that its resume replays."""
 
 import time
 from typing import Final
@@ -16,12 +16,12 @@ _RESUME_SECONDS_MAX: Final = 60.0
 async def approved_after_idling(
     harness: ThreadHarness, thread_id: str, pages: int
 ) -> tuple[int, float]:
-    """Return the events that the resume replayed, and the seconds from the approval to the next call."""
+    """Return the number of replayed events, and the seconds from the approval to the next model call."""
     await harness.start_worker()
     await harness.start(thread_id, Policy(idle_seconds=1.0))
     await harness.send(thread_id, f"read 0 to {pages - 1} then publish")
-    asked = await harness.until(thread_id, lambda status: status.pending == 1)
-    await harness.until(thread_id, lambda status: status.counters.runs > asked.counters.runs)
+    asked = await harness.wait_until(thread_id, lambda status: status.pending == 1)
+    await harness.wait_until(thread_id, lambda status: status.counters.runs > asked.counters.runs)
     handle = harness.client.get_workflow_handle(thread_id)
     [approval] = await handle.query(PENDING_QUERY, result_type=list[Approval])
     harness.stop_workers()
@@ -33,13 +33,13 @@ async def approved_after_idling(
     events = list(worker_log.parse_events(worker.output()))
     called = next(event.at for event in events if event.what == "model")
     replayed = next(event.size for event in events if event.what == "replayed")
-    await harness.until(thread_id, lambda status: status.counters.answered == 1)
+    await harness.wait_until(thread_id, lambda status: status.counters.answered == 1)
     worker.stop()
     return replayed, called - started
 
 
 async def measure_idle(harness: ThreadHarness, *, pages: int) -> Report:
-    """Measure it once: the figure is a count."""
+    """Measure once: the figure is a count, which does not vary."""
     report = Report(f"Approved after an idle time, {pages} steps into the thread")
     replayed, seconds = await approved_after_idling(harness, "idle", pages)
     report.add("events replayed", replayed, most=REPLAYED_MAX)

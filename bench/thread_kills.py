@@ -1,4 +1,4 @@
-"""SIGKILL of the worker that has a thread in memory, another worker up: how soon the thread goes on."""
+"""SIGKILL of the worker that has a thread in memory: the time until another worker continues it."""
 
 import asyncio
 import statistics
@@ -20,35 +20,35 @@ WITHIN_SECONDS_MAX: Final = 8.0
 # The SDK's own default.
 SDK_STICKY: Final = "10"
 _CALL_SECONDS_MAX: Final = 40.0
-# The SDK sends heartbeats no more often than this.
+# The SDK sends heartbeats at most this often.
 _HEARTBEATS_SECONDS: Final = 0.8 * limits.HEARTBEAT_SECONDS
 
 
 async def killed_between_steps(
     harness: ThreadHarness, thread_id: str, turns: int, sticky_seconds: str = ""
 ) -> list[float]:
-    """Kill the worker that has the thread, send a message at once, and time the model call."""
+    """Kill the worker with the thread, send a message at once, and time the model call."""
     seconds = []
     keeper = await harness.start_worker(sticky_seconds)
     await harness.ask(thread_id, "say 1")
     for turn in range(turns):
-        await harness.ask(thread_id, "say 2")  # Now the thread is in the keeper's memory.
+        await harness.ask(thread_id, "say 2")  # Now the keeper has the thread.
         other = await harness.start_worker(sticky_seconds)
         number = 100 + turn
         keeper.kill()
         killed = time.time()
         sent = await harness.send(thread_id, f"say {number}")
         seconds.append(await _called(other, number) - killed)
-        await harness.answered(thread_id, sent)
+        await harness.wait_for_answer(thread_id, sent)
         keeper = other
     keeper.stop()
     return seconds
 
 
 async def killed_within_a_call(harness: ThreadHarness, thread_id: str, turns: int) -> list[float]:
-    """Kill the worker whose model call is under way, and time the next try of another worker.
+    """Kill the worker during a model call, and time the next attempt on another worker.
 
-    The call is younger or older than a heartbeat interval at that time: that is most of the wait.
+    The age of the call relative to the heartbeat interval determines most of the wait.
     """
     seconds = []
     workers = [await harness.start_worker()]
@@ -64,14 +64,14 @@ async def killed_within_a_call(harness: ThreadHarness, thread_id: str, turns: in
         killed = time.time()
         seconds.append(await _called(workers[0], number) - killed)
         harness.gate.touch()
-        await harness.answered(thread_id, sent)
+        await harness.wait_for_answer(thread_id, sent)
     harness.stop_workers()
     return seconds
 
 
 async def spoken(harness: ThreadHarness, thread_id: str) -> list[tuple[Kind, str]]:
     """Return the messages of a thread's journal, in order. It needs a worker."""
-    status = await harness.until(thread_id, lambda _: True)
+    status = await harness.wait_until(thread_id, lambda _: True)
     journal = Journal(PackStore(harness.store), thread_key(harness.client.namespace, thread_id))
     entries = await journal.read(status.head)
     if [entry.seq for entry in entries] != list(range(1, len(entries) + 1)):
@@ -97,7 +97,7 @@ async def _called(worker: ManagedProcess, number: int) -> float:
 
 
 async def measure_kills(harness: ThreadHarness, *, turns: int) -> Report:
-    """Measure both kinds, and the first by the SDK's default once."""
+    """Measure both kinds of kills, and the first kind once with the SDK's default."""
     report = Report(f"SIGKILL of the worker, another one up; median of {turns}")
     between = await killed_between_steps(harness, "killed-between", turns)
     report.add(

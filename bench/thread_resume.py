@@ -1,7 +1,7 @@
-"""Cold resumes of an old thread and a young one, each by a worker process that knows nothing.
+"""Cold resumes of an old and a young thread, each on a worker process with empty caches.
 
-A resume replays the run under way, so the old thread is first taken to where its run is as long as
-the young one's. Then both get the same message, in turns.
+A resume replays the current run, so the old thread is first advanced until its run is as long as the
+young one's. Then both get the same message, in turns.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from everlong.storage.pack_store import PackStore
 
 RATIO_MAX: Final = 1.3
 _RESUME_SECONDS_MAX: Final = 60.0
-# A message that is answered at once takes about so many events.
+# About the number of events of a message that is answered at once.
 _CLOSE_EVENTS: Final = 5
 _STEPS_MAX: Final = 120
 
@@ -30,25 +30,25 @@ class Resume:
     """One cold resume."""
 
     replayed: int
-    """Events."""
+    """Number of events."""
     span_seconds: float
-    """The resume span: from the start of the workflow task until workflow code is live."""
+    """Resume span: from the start of the workflow task until workflow code is live."""
     send_seconds: float
-    """From outside: until the message is in the thread's history, and `send` returns its number."""
+    """External figure: until the message is in the thread's history and `send` returns its number."""
     model_seconds: float
-    """From sending the message to the model call."""
+    """Time from sending the message to the model call."""
     gets: int
-    """From the store, until the model is called."""
+    """Bytes read from the store until the model is called."""
     get_bytes: int
     needed_bytes: int
-    """What the store holds of the context: the snapshot and the entries after it."""
+    """Stored bytes of the context: the snapshot and the entries after it."""
     context_bytes: int
     """The context as the model reads it."""
 
 
 async def resume(harness: ThreadHarness, thread_id: str, number: int) -> Resume:
-    """Resume a thread on a new worker: no other one is there, and its cache is empty."""
-    before = await harness.until(thread_id, lambda status: status.status == "waiting")
+    """Resume a thread on a new worker with an empty cache, and no other worker running."""
+    before = await harness.wait_until(thread_id, lambda status: status.status == "waiting")
     needed_bytes = await stored_context(harness, thread_id, before)
     for worker in harness.workers:
         worker.stop()
@@ -60,7 +60,7 @@ async def resume(harness: ThreadHarness, thread_id: str, number: int) -> Resume:
     events = list(worker_log.parse_events(worker.output()))
     called = next(event.at for event in events if event.what == "model")
     gets = [event.size for event in events if event.what == "get" and event.at <= called]
-    after = await harness.until(thread_id, lambda status: status.status == "waiting")
+    after = await harness.wait_until(thread_id, lambda status: status.status == "waiting")
     sizes = {event.what: event.size for event in events}
     return Resume(
         replayed=sizes["replayed"],
@@ -75,7 +75,7 @@ async def resume(harness: ThreadHarness, thread_id: str, number: int) -> Resume:
 
 
 async def stored_context(harness: ThreadHarness, thread_id: str, status: ThreadStatus) -> int:
-    """Return the bytes that the store holds of a thread's context, by reading it."""
+    """Return the stored bytes of a thread's context, by reading it."""
     store = CountingStore(harness.store)
     packs = PackStore(store)
     journal = Journal(packs, thread_key(harness.client.namespace, thread_id))
@@ -89,7 +89,7 @@ async def stored_context(harness: ThreadHarness, thread_id: str, status: ThreadS
 
 
 async def level(harness: ThreadHarness, old: str, young: str, page: int) -> None:
-    """Take the old thread on, by single steps, until its run is as long as the young one's."""
+    """Advance the old thread by single steps until its run is as long as the young one's."""
     wanted = await harness.run_events(young)
     for number in range(_STEPS_MAX):
         events = await harness.run_events(old)

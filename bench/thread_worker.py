@@ -1,6 +1,6 @@
 """`python -m bench.thread_worker ADDRESS QUEUE URL [STICKY_SECONDS]`: a worker with the agent.
 
-It tells what it asks of the store, when the model is called, and how long a resume took.
+It logs its requests to the store, its model calls, and the duration of resumes.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from everlong.telemetry.spans import RESUME as RESUME_SPAN
 
 
 class ResumeLogExporter(SpanExporter):
-    """Tells of resumes: `resumed` with microseconds, and `replayed` with events."""
+    """Logs resumes: `resumed` with microseconds, and `replayed` with the number of events."""
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """See `SpanExporter`."""
@@ -33,7 +33,7 @@ class ResumeLogExporter(SpanExporter):
 
 
 async def run(address: str, queue: str, url: str, sticky_seconds: str = "") -> None:
-    """Work until told to stop."""
+    """Work until SIGTERM."""
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     provider = TracerProvider()

@@ -24,12 +24,12 @@ from everlong.storage.memory import MemoryBlobStore
 
 _ASSISTANT: Final = "assistant"
 _RESULT: Final = "toolResult"
-# Of shorter sessions the first list, which is written whole, is most of what is written.
+# In shorter sessions most of the written bytes are the first list, which is written whole.
 _JUDGED_CALLS_MIN: Final = 100
 
 
 def find_sessions(folder: Path) -> list[Path]:
-    """Return the session files below a directory: those that begin with a session header."""
+    """Return the files below a directory that begin with a session header."""
     found = []
     for path in sorted(folder.rglob("*.jsonl")):
         with path.open(encoding="utf-8") as lines:
@@ -72,7 +72,7 @@ def _branch(entries: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
         return listed
     by_id = {entry["id"]: entry for entry in listed if "id" in entry}
     branch: list[dict[str, Any]] = []
-    # At most as many as there are: a damaged file may have a cycle.
+    # Bounded by the number of entries: a damaged file may have a cycle.
     at = listed[-1] if listed else None
     while at is not None and len(branch) < len(listed):
         branch.append(at)
@@ -102,7 +102,7 @@ def _turns(messages: Sequence[dict[str, Any]]) -> Iterator[Turn]:
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """What one session took."""
+    """Costs of one session."""
 
     calls: int
     tally: Tally

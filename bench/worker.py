@@ -26,7 +26,7 @@ VARIANTS: Final = (PLAIN, SDK, EVERLONG)
 
 
 async def connect(variant: str, address: str, url: str) -> Client:
-    """Connect as the variant does. Everything but the storage is the SDK's default."""
+    """Connect with the storage of the variant. Everything else is the SDK's default."""
     if variant == SDK:
         client = ObstoreClient(open_objects(Place(url, os.environ)))
         driver = S3StorageDriver(client, bucket="bench")
@@ -41,7 +41,7 @@ async def connect(variant: str, address: str, url: str) -> Client:
 
 
 async def run(variant: str, address: str, queue: str, url: str) -> None:
-    """Work until told to stop."""
+    """Work until SIGTERM."""
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     client = await connect(variant, address, url)

@@ -1,4 +1,4 @@
-"""What a worker of the benchmark tells the process that started it: lines in its log."""
+"""Events in a worker's log, by which a benchmark's worker process reports to its parent."""
 
 import dataclasses
 import json
@@ -12,10 +12,10 @@ _MARK: Final = "bench: "
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """One line."""
+    """One event, on one line of the log."""
 
     at: float
-    """Seconds of the machine's clock, which both processes share."""
+    """Unix time in seconds, by the clock that both processes share."""
     what: str
     """`ready`; `live` and `done` of a step; `put`, `get` and `head` of the store."""
     size: int
@@ -23,20 +23,20 @@ class Event:
 
 
 def write(what: str, size: int = 0) -> None:
-    """Say that something has happened just now."""
+    """Write an event with the current time."""
     line = _MARK + json.dumps({"at": time.time(), "what": what, "size": size})
-    # One write: lines of several threads do not mix.
+    # One write, so that lines of several OS threads do not mix.
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 def line_ending(what: str, size: int = 0) -> str:
-    """Return the end of the line that `tell` writes, to wait for it."""
+    """Return the end of the line that `write` writes, to wait for it."""
     return f'"what": "{what}", "size": {size}}}'
 
 
 def parse_events(log: str) -> Iterator[Event]:
-    """Yield what a worker has told, in order. Other lines of the log are passed over."""
+    """Yield the events in a log, in order. Other lines are ignored."""
     for line in log.splitlines():
         if line.startswith(_MARK):
             yield Event(**json.loads(line.removeprefix(_MARK)))

@@ -11,7 +11,7 @@ from everlong.config import (
     require_store,
 )
 from everlong.errors import ConfigError
-from everlong.worker import _deployment_of
+from everlong.worker import _make_deployment
 
 
 @pytest.mark.guarantee(90)
@@ -63,8 +63,8 @@ def test_a_broken_temporal_config_file_is_a_clear_error(tmp_path: Path) -> None:
 
 
 def test_a_worker_has_a_version_only_if_the_environment_names_one() -> None:
-    assert _deployment_of(load_settings({})) is None
-    found = _deployment_of(
+    assert _make_deployment(load_settings({})) is None
+    found = _make_deployment(
         load_settings({"EVERLONG_DEPLOYMENT": "ops", "EVERLONG_BUILD_ID": "2.1"})
     )
     assert found is not None
