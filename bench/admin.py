@@ -25,7 +25,7 @@ from bench.report import Report, finish, machine
 from bench.report import Series as Table
 from bench.synthetic_threads import populate, start_with_journal, wait_until_listed
 from everlong import Agent, EverlongPlugin, Reply
-from everlong.config import embedded, load_settings, store_url
+from everlong.config import load_settings, point_to_embedded, store_url
 from everlong.embedded import TemporalServer, start_codec_server, start_server
 from everlong.embedded.server import LOOPBACK, free_port
 from everlong.storage.urls import open_packs
@@ -87,7 +87,7 @@ async def _measure(folder: Path, parts: Sequence[str], size: Size) -> list[Repor
 async def serving(server: TemporalServer, folder: Path) -> AsyncIterator[httpx.AsyncClient]:
     """Start `everlong serve` with a store in `folder`; yield an HTTP client once it listens."""
     (folder / "blobs").mkdir(exist_ok=True)
-    settings = embedded(load_settings({"EVERLONG_DATA_DIR": str(folder)}), server.address)
+    settings = point_to_embedded(load_settings({"EVERLONG_DATA_DIR": str(folder)}), server.address)
     port = free_port()
     with start_codec_server(settings, port, server.ui_port) as admin:
         await admin.wait_for_output(_READY, 60.0)

@@ -27,7 +27,7 @@ from bench.report import Series as Table
 from bench.synthetic_threads import attributes, card
 from everlong import EverlongPlugin
 from everlong.client.threads import ROWS_MAX
-from everlong.config import embedded, load_settings
+from everlong.config import load_settings, point_to_embedded
 from everlong.embedded import start_codec_server
 from everlong.embedded.server import LOOPBACK, free_port
 from everlong.models import AGENT_WORKFLOW, CARD_MEMO
@@ -191,7 +191,7 @@ async def _rows(size: int) -> list[Row]:
 @contextlib.asynccontextmanager
 async def _serving(address: str, folder: Path) -> AsyncIterator[tuple[httpx.AsyncClient, int]]:
     (folder / "blobs").mkdir()
-    settings = embedded(load_settings({"EVERLONG_DATA_DIR": str(folder)}), address)
+    settings = point_to_embedded(load_settings({"EVERLONG_DATA_DIR": str(folder)}), address)
     port = free_port()
     with start_codec_server(settings, port, ui_port=port) as admin:
         await admin.wait_for_output(_READY, 60.0)

@@ -12,7 +12,7 @@ import pytest
 
 from everlong import Policy
 from everlong.client.wait import wait_for_status
-from everlong.config import Settings, embedded, load_settings
+from everlong.config import Settings, load_settings, point_to_embedded
 from everlong.embedded import ManagedProcess, TemporalServer, start_server, start_worker
 from everlong.models import Message
 from everlong.storage import open_store
@@ -33,7 +33,7 @@ def settings(
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("TEST_GATE", str(tmp_path))
     base = load_settings({"EVERLONG_DATA_DIR": str(tmp_path), "EVERLONG_TASK_QUEUE": thread_id})
-    return embedded(base, server.address)
+    return point_to_embedded(base, server.address)
 
 
 @contextlib.contextmanager
@@ -110,7 +110,7 @@ async def test_server_killed_in_the_middle_of_a_run(
     data_dir = tmp_path / "own-server"
     data_dir.mkdir()
     own = await start_server(data_dir)
-    settings = embedded(settings, own.address)
+    settings = point_to_embedded(settings, own.address)
     with own.process, worker(settings, "steady", "worker") as process:
         async with threads_of(settings) as threads:
             await threads.send(thread_id, "read", agent="steady")

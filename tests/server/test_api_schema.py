@@ -17,7 +17,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from everlong import Agent, Reply, tool
-from everlong.config import embedded, load_settings, store_url
+from everlong.config import load_settings, point_to_embedded, store_url
 from everlong.embedded import TemporalServer, start_codec_server
 from everlong.embedded.server import LOOPBACK, free_port
 from everlong.storage import open_store
@@ -58,7 +58,7 @@ async def test_nothing_that_fits_the_description_or_not_is_answered_with_a_5xx(
     store = open_store(store_url(tmp_path))
     async with open_threads(server.address, store, asking_agent()) as threads:
         threads.task_queue = queue
-        with start_codec_server(embedded(found, server.address), port, 8233) as admin:
+        with start_codec_server(point_to_embedded(found, server.address), port, 8233) as admin:
             async with threads.worker():
                 await admin.wait_for_output("Uvicorn running on", 60)
                 thread_id = f"{THREAD}/{os.getpid()}"

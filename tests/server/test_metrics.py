@@ -15,7 +15,7 @@ from everlong import Agent, EverlongPlugin, Reply, tool
 from everlong.admin.fleet_metrics import FleetFigures, measure
 from everlong.client.delivery import send
 from everlong.client.wait import wait_for_status
-from everlong.config import Settings, embedded, load_settings
+from everlong.config import Settings, load_settings, point_to_embedded
 from everlong.embedded import TemporalServer, start_codec_server, start_worker
 from everlong.embedded.server import free_port
 from everlong.storage import BlobStore
@@ -150,7 +150,7 @@ def measured(tmp_path: Path, address: str, port: int) -> Settings:
     settings = load_settings(
         {"EVERLONG_DATA_DIR": str(tmp_path), "OTEL_METRICS_EXPORTER": "prometheus"}
     )
-    return embedded(dataclasses.replace(settings, metrics_port=port), address)
+    return point_to_embedded(dataclasses.replace(settings, metrics_port=port), address)
 
 
 async def test_a_worker_shows_its_metrics_until_it_stops(

@@ -18,7 +18,7 @@ from temporalio.client import Client
 from everlong import Agent, EverlongPlugin, Policy, Reply, ask, tool
 from everlong.client.control import decide
 from everlong.client.status import status
-from everlong.config import Settings, embedded, load_settings
+from everlong.config import Settings, load_settings, point_to_embedded
 from everlong.embedded import start_server, start_worker
 from everlong.embedded.server import free_port
 from everlong.models import Message, call_digest
@@ -94,7 +94,7 @@ async def wait_through(folder: Path, approval_seconds: float) -> Waited:
     server = await start_server(folder, durable=False, metrics_port=metrics_port)
     with server.process:
         base = load_settings({"EVERLONG_DATA_DIR": str(folder), "EVERLONG_TASK_QUEUE": "slow"})
-        settings = embedded(base, server.address)
+        settings = point_to_embedded(base, server.address)
         plugin = EverlongPlugin(store=open_store(settings.store))
         client = await Client.connect(server.address, plugins=[plugin])
         return await _wait_through(settings, client, metrics_port, approval_seconds)

@@ -20,7 +20,7 @@ from typing import Any
 from temporalio.client import Client
 
 from everlong import EverlongPlugin
-from everlong.config import Settings, embedded, load_settings
+from everlong.config import Settings, load_settings, point_to_embedded
 from everlong.embedded import start_server
 from everlong.models import COMPACT_SIGNAL, PAUSE_SIGNAL, UNPAUSE_SIGNAL, ThreadStatus
 from everlong.storage import open_store
@@ -216,7 +216,7 @@ class Campaign:
 def worker_settings(address: str, data_dir: Path, task_queue: str) -> Settings:
     """Return settings for worker processes, which import `tests` from the current directory."""
     base = load_settings({"EVERLONG_DATA_DIR": str(data_dir), "EVERLONG_TASK_QUEUE": task_queue})
-    return embedded(base, address)
+    return point_to_embedded(base, address)
 
 
 async def _soak(asked: argparse.Namespace) -> Campaign:

@@ -58,7 +58,7 @@ def test_a_bad_number_names_its_variable(value: str) -> None:
 def test_a_broken_temporal_config_file_is_a_clear_error(tmp_path: Path) -> None:
     broken = tmp_path / "temporal.toml"
     broken.write_text("this is = not [ toml")
-    with pytest.raises(ConfigError, match="Temporal configuration"):
+    with pytest.raises(ConfigError, match="Temporal connection settings"):
         load_settings({"TEMPORAL_CONFIG_FILE": str(broken)})
 
 
