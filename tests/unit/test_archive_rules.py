@@ -167,9 +167,7 @@ async def test_an_archive_that_cannot_be_read_has_no_sweep_archive_again_and_is_
         found = await ended_threads.archive()
         assert (archived(found), found.failed, ended_threads.asked) == ([], (), [])
         [told] = found.unreadable
-        assert told.startswith(
-            f"thread ops-7: an archive cannot be read and is skipped: {name}"
-        )
+        assert told.startswith(f"thread ops-7: an archive cannot be read and is skipped: {name}")
     assert name in caplog.text
     # It is in the report of the sweep, which people see.
     preserved = await due.archive_before_sweep(CLIENT, life.packs)
