@@ -17,8 +17,7 @@ from everlong.cli.app import (
     run_with_client,
 )
 from everlong.cli.output import approval_text, arguments_text, print_json, print_lines
-from everlong.client.control import decide
-from everlong.client.status import arguments_of, pending
+from everlong.client.thread import ThreadHandle
 from everlong.config import load_settings
 from everlong.connection import open_configured_packs
 from everlong.models.thread_ids import show_id
@@ -44,11 +43,8 @@ def approvals(
         return
 
     async def work(client: Client) -> None:
-        packs = open_configured_packs(settings)
-        waiting = [
-            (each, await arguments_of(client, packs, thread_id, each))
-            for each in await pending(client, thread_id)
-        ]
+        thread = ThreadHandle(client, thread_id, packs=open_configured_packs(settings))
+        waiting = [(each, await thread.arguments(each)) for each in await thread.approvals()]
         if as_json:
             print_json([dataclasses.replace(each, arguments=whole) for each, whole in waiting])
             return
@@ -103,7 +99,8 @@ def _decide(thread_id: str, approval_id: str, approve: bool, by: str, reason: st
     name = resolve_name(by)
 
     async def work(client: Client) -> None:
-        await decide(client, thread_id, approval_id, approve, name, reason)
+        thread = ThreadHandle(client, thread_id)
+        await thread.decide(approval_id, approve=approve, by=name, reason=reason)
         verdict = "approved" if approve else "denied"
         print_lines([f"{approval_id} on thread {show_id(thread_id)} is {verdict}, by {name}"])
 

@@ -33,8 +33,8 @@ from everlong.client.archives import (
     list_archives,
     plan_archive,
 )
-from everlong.client.archives import archive as archive_thread
 from everlong.client.restore import revive as revive_thread
+from everlong.client.thread import ThreadHandle
 from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
 from everlong.models.thread_ids import quote_id, show_id
@@ -178,10 +178,7 @@ async def _archive(settings: Settings, wish: _Wish) -> None:
             print_lines(plan_lines(plan))
         return
     with err.status(f"archiving {escape(plain(show_id(wish.thread_id)))}") as line:
-        done = await archive_thread(
-            client,
-            packs,
-            wish.thread_id,
+        done = await ThreadHandle(client, wish.thread_id, packs=packs).archive(
             then=wish.then.value,
             by=wish.by,
             reason=wish.reason,

@@ -22,12 +22,7 @@ from everlong.cli.app import (
     run_with_client,
 )
 from everlong.cli.output import print_json, print_lines
-from everlong.client.control import compact as compact_thread
-from everlong.client.control import configure
-from everlong.client.control import pause as pause_thread
-from everlong.client.control import stop as stop_thread
-from everlong.client.control import unpause as unpause_thread
-from everlong.client.status import status
+from everlong.client.thread import ThreadHandle
 from everlong.config import load_settings
 from everlong.connection import open_configured_packs
 from everlong.errors import ConfigError
@@ -39,7 +34,7 @@ commands = typer.Typer()
 
 class _Signal(Protocol):
     def __call__(
-        self, client: Client, thread_id: str, by: str = "", reason: str = ""
+        self, thread: ThreadHandle, /, *, by: str = "", reason: str = ""
     ) -> Awaitable[None]: ...
 
 
@@ -60,9 +55,10 @@ def limits(
     wanted = parse_changes(changes or [])
 
     async def work(client: Client) -> None:
+        thread = ThreadHandle(client, thread_id)
         if wanted:
-            await configure(client, thread_id, wanted, by=resolve_name(by), reason=reason)
-        policy = (await status(client, thread_id)).policy
+            await thread.configure(wanted, by=resolve_name(by), reason=reason)
+        policy = (await thread.status()).policy
         if as_json:
             print_json(policy)
         else:
@@ -77,7 +73,7 @@ def pause(thread_id: ThreadId, by: By = "", reason: Reason = "") -> None:
 
     Example: everlong pause ops-7 --reason 'wrong cluster'
     """
-    _signal(pause_thread, thread_id, by, reason, "takes no more steps")
+    _signal(ThreadHandle.pause, thread_id, by, reason, "takes no more steps")
 
 
 @commands.command()
@@ -86,7 +82,7 @@ def unpause(thread_id: ThreadId, by: By = "", reason: Reason = "") -> None:
 
     Example: everlong limits ops-7 steps_max=500 && everlong unpause ops-7
     """
-    _signal(unpause_thread, thread_id, by, reason, "continues")
+    _signal(ThreadHandle.unpause, thread_id, by, reason, "continues")
 
 
 @commands.command()
@@ -98,7 +94,7 @@ def compact(thread_id: ThreadId, by: By = "", reason: Reason = "", dry_run: DryR
     if dry_run:
         _preview(thread_id, "compact")
         return
-    _signal(compact_thread, thread_id, by, reason, "will compact at its next safe point")
+    _signal(ThreadHandle.compact, thread_id, by, reason, "will compact at its next safe point")
 
 
 @commands.command()
@@ -117,7 +113,7 @@ def stop(
         _preview(thread_id, "stop")
         return
     confirm(f"Thread {show_id(thread_id)} will end, and cannot be started again.", yes=yes)
-    _signal(stop_thread, thread_id, by, reason, "will stop at its next safe point")
+    _signal(ThreadHandle.stop, thread_id, by, reason, "will stop at its next safe point")
 
 
 def _preview(thread_id: str, action: Action) -> None:
@@ -159,7 +155,7 @@ def _signal(signal: _Signal, thread_id: str, by: str, reason: str, what: str) ->
     name = resolve_name(by)
 
     async def work(client: Client) -> None:
-        await signal(client, thread_id, by=name, reason=reason)
+        await signal(ThreadHandle(client, thread_id), by=name, reason=reason)
         print_lines([f"thread {show_id(thread_id)} {what}"])
 
     run_with_client(work)

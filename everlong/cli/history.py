@@ -17,8 +17,8 @@ from everlong.cli.output import (
     totals_text,
 )
 from everlong.client.fork import fork as fork_thread
+from everlong.client.thread import ThreadHandle
 from everlong.client.time_travel import ThreadDiff
-from everlong.client.time_travel import diff as diff_states
 from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
 from everlong.models import Kind
@@ -59,8 +59,8 @@ def fork(
 
 
 async def _diff(settings: Settings, thread_id: str, first: int, last: int, as_json: bool) -> None:
-    client = await connect(settings)
-    found = await diff_states(client, open_configured_packs(settings), thread_id, first, last)
+    packs = open_configured_packs(settings)
+    found = await ThreadHandle(await connect(settings), thread_id, packs=packs).diff(first, last)
     if as_json:
         print_json(found)
     else:

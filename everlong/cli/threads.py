@@ -31,16 +31,13 @@ from everlong.cli.output import (
     time_text,
     totals_text,
 )
-from everlong.client.delivery import send as send_message
 from everlong.client.progress import Progress
 from everlong.client.runs import RUNS_MAX
-from everlong.client.runs import runs as list_runs
-from everlong.client.size import measure_size
-from everlong.client.status import pending
 from everlong.client.sweeps import read_last_sweep
+from everlong.client.thread import ThreadHandle
 from everlong.client.threads import PAGE_LIMIT_MAX, Directory, Sort
-from everlong.client.time_travel import Past, state_at
-from everlong.client.wait import SCAN_ENTRIES, wait_for_answer
+from everlong.client.time_travel import Past
+from everlong.client.wait import SCAN_ENTRIES
 from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
 from everlong.errors import ConfigError, EntryNotFound, StoreError
@@ -168,10 +165,8 @@ async def _fleet(settings: Settings, as_json: bool) -> None:
 async def _runs(
     settings: Settings, thread_id: str, from_run: str, limit: int, as_json: bool
 ) -> None:
-    client = await connect(settings)
-    page = await list_runs(
-        client, thread_id, from_run_id=from_run, limit=limit, temporal_ui=settings.temporal_ui
-    )
+    thread = ThreadHandle(await connect(settings), thread_id)
+    page = await thread.runs(from_run_id=from_run, limit=limit, temporal_ui=settings.temporal_ui)
     if as_json:
         print_json(page)
         return
@@ -270,8 +265,12 @@ async def _send(
     by: str,
     seconds_max: float,
 ) -> None:
-    client = await connect(settings)
-    packs = open_configured_packs(settings)
+    thread = ThreadHandle(
+        await connect(settings),
+        thread_id,
+        packs=open_configured_packs(settings),
+        task_queue=settings.task_queue,
+    )
     printed: list[str] = []
 
     def print_wait(text: str) -> None:
@@ -280,25 +279,13 @@ async def _send(
             err.print(plain(f"{show_id(thread_id)} waits: {text}"), markup=False, soft_wrap=True)
         printed[:] = [text]
 
-    number = await send_message(
-        client,
-        thread_id,
-        text,
-        task_queue=settings.task_queue,
-        agent=agent,
-        packs=packs,
-        by=by,
-        on_wait=print_wait,
-    )
+    number = await thread.send(text, agent=agent, by=by, on_wait=print_wait)
     queued = f"message {number} is queued"
     if not seconds_max:
         print_lines([f"{queued} on thread {show_id(thread_id)}"])
         return
     with err.status(queued) as line:
-        answer = await wait_for_answer(
-            client,
-            packs,
-            thread_id,
+        answer = await thread.wait(
             number,
             seconds_max=seconds_max,
             on_progress=lambda progress: line.update(
@@ -329,8 +316,9 @@ async def _show(settings: Settings, thread_id: str, as_json: bool) -> None:
         else:
             print_table(archive_table(past.archive, status, past.passed_over))
         return
-    approvals = await pending(client, thread_id) if status.pending else []
-    size = await measure_size(client, packs.store, thread_id)
+    thread = ThreadHandle(client, thread_id, packs=packs)
+    approvals = await thread.approvals() if status.pending else []
+    size = await thread.size()
     if as_json:
         print_json(dataclasses.asdict(status) | {"size": size, "approvals": approvals})
     else:
@@ -338,8 +326,8 @@ async def _show(settings: Settings, thread_id: str, as_json: bool) -> None:
 
 
 async def _show_at(settings: Settings, thread_id: str, seq: int, as_json: bool) -> None:
-    client = await connect(settings)
-    view = await state_at(client, open_configured_packs(settings), thread_id, seq)
+    packs = open_configured_packs(settings)
+    view = await ThreadHandle(await connect(settings), thread_id, packs=packs).state_at(seq)
     if as_json:
         print_json(view)
         return

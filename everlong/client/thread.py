@@ -21,6 +21,7 @@ from everlong.models import Approval, Entry, Message, ThreadStatus, seq_after
 from everlong.storage.pack_store import PackStore
 
 if TYPE_CHECKING:
+    from everlong.archive import Progress as ArchiveProgress
     from everlong.client.archives import ArchiveResult, Then
     from everlong.client.size import ThreadSize
 
@@ -145,10 +146,16 @@ class ThreadHandle:
         )
 
     async def wait_until(
-        self, done: Callable[[Progress], bool], *, seconds_max: float | None = None
+        self,
+        done: Callable[[Progress], bool],
+        *,
+        seconds_max: float | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
     ) -> Progress:
         """Wait until the thread's progress satisfies `done`. Reads its history; asks no worker."""
-        return await wait.wait_for_progress(self.client, self.id, done, seconds_max=seconds_max)
+        return await wait.wait_for_progress(
+            self.client, self.id, done, seconds_max=seconds_max, on_progress=on_progress
+        )
 
     # The thread now.
 
@@ -168,9 +175,16 @@ class ThreadHandle:
         """Return what the thread waits for, if that is not its own work. Asks no worker."""
         return await diagnosis.diagnose(self.client, self.id)
 
-    async def runs(self, *, from_run_id: str = "", limit: int = 20) -> RunPage:
-        """Return the newest runs of the thread, or those from a run on backwards."""
-        return await runs.runs(self.client, self.id, from_run_id=from_run_id, limit=limit)
+    async def runs(
+        self, *, from_run_id: str = "", limit: int = 20, temporal_ui: str = ""
+    ) -> RunPage:
+        """Return the newest runs of the thread, or those from a run on backwards.
+
+        With the address of a Temporal UI, each run has a link to its history there.
+        """
+        return await runs.runs(
+            self.client, self.id, from_run_id=from_run_id, limit=limit, temporal_ui=temporal_ui
+        )
 
     async def size(self) -> "ThreadSize":
         """Measure the thread: its histories on the server and its objects in the store."""
@@ -228,16 +242,30 @@ class ThreadHandle:
         return ThreadHandle(self.client, new_id, packs=self._packs, task_queue=self.task_queue)
 
     async def archive(
-        self, *, then: "Then" = "keep", by: str = "", reason: str = ""
+        self,
+        *,
+        then: "Then" = "keep",
+        by: str = "",
+        reason: str = "",
+        on_progress: "ArchiveProgress | None" = None,
     ) -> "ArchiveResult":
         """Write the journal as one Parquet file; then keep the thread, close it, or free its packs.
 
         Needs the extra `everlong[admin]`.
         """
         # Imported here: it needs pyarrow, which a program that archives nothing may lack.
+        from everlong.archive.writer import ignore_progress
         from everlong.client.archives import archive
 
-        return await archive(self.client, self.packs, self.id, then=then, by=by, reason=reason)
+        return await archive(
+            self.client,
+            self.packs,
+            self.id,
+            then=then,
+            by=by,
+            reason=reason,
+            on_progress=on_progress or ignore_progress,
+        )
 
     # The journal.
 

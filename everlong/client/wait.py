@@ -170,10 +170,10 @@ async def wait_for_progress(
     done: Callable[[Progress], bool],
     *,
     seconds_max: float | None,
-    on_progress: Callable[[Progress], None] = _ignore,
+    on_progress: Callable[[Progress], None] | None = None,
 ) -> Progress:
     """Wait until a thread is as far as wanted, by its history alone."""
-    async for seen in _Wait(client, thread_id, seconds_max).progress(on_progress):
+    async for seen in _Wait(client, thread_id, seconds_max).progress(on_progress or _ignore):
         if done(seen):
             return seen
     raise AssertionError("a wait ends with an error only")

@@ -14,6 +14,7 @@ from everlong.admin.fleet import StoreHealth, check_store_health
 from everlong.admin.web.jobs import Jobs
 from everlong.client.query_cache import keep_answers
 from everlong.client.sweeps import read_last_sweep
+from everlong.client.thread import ThreadHandle
 from everlong.client.threads import Directory
 from everlong.errors import EverlongError, ServerUnreachable
 from everlong.models import SweepOptions, SweepReport
@@ -60,6 +61,12 @@ class AppContext:
         self._connecting = asyncio.Lock()
         self._health = _Kept(lambda: check_store_health(packs), _HEALTH_SECONDS)
         self._sweep = _Kept(self._last_sweep, _SWEEP_SECONDS)
+
+    async def thread(self, thread_id: str) -> ThreadHandle:
+        """Return the handle of a thread."""
+        return ThreadHandle(
+            await self.client(), thread_id, packs=self.packs, task_queue=self.task_queue
+        )
 
     async def client(self) -> Client:
         """Return the connection to Temporal; raise `ServerUnreachable` if there is no server."""

@@ -9,7 +9,6 @@ from everlong.admin.web.context import AppContext
 from everlong.admin.web.pages import filters
 from everlong.admin.web.pages.layout import Frame
 from everlong.admin.web.parameters import QueryId
-from everlong.client.time_travel import diff, state_at
 
 PAGE_ENTRIES: Final = 40
 # Messages of a context or a difference that are shown: the newest.
@@ -77,9 +76,9 @@ def routes(frame: Frame) -> APIRouter:
 
     @router.get("/fragments/past")
     async def past(thread_id: QueryId, seq: Seq) -> Response:
-        client = await context.client()
-        view = await state_at(client, context.packs, thread_id, seq, totals=False)
-        change = await diff(client, context.packs, thread_id, seq, entries_max=0)
+        handle = await context.thread(thread_id)
+        view = await handle.state_at(seq, totals=False)
+        change = await handle.diff(seq, entries_max=0)
         values = {
             "view": view,
             "shown": view.context[-_LISTED_MAX:],

@@ -15,7 +15,6 @@ from everlong.admin.web.pages.layout import Frame
 from everlong.admin.web.pages.renderer import etag_of, tagged
 from everlong.admin.web.parameters import RUN_ID, QueryId, ThreadId
 from everlong.client.runs import RunPage
-from everlong.client.runs import runs as list_runs
 from everlong.errors import EverlongError, ThreadNotFound
 from everlong.models import Pause, ThreadStatus
 from everlong.policy import LimitHit
@@ -96,11 +95,9 @@ def routes(frame: Frame) -> APIRouter:
     async def runs(
         request: Request, thread_id: QueryId, run: Annotated[str, Query(pattern=RUN_ID)] = ""
     ) -> Response:
-        client = await context.client()
+        handle = await context.thread(thread_id)
         try:
-            found = await list_runs(
-                client, thread_id, from_run_id=run, temporal_ui=context.temporal_ui
-            )
+            found = await handle.runs(from_run_id=run, temporal_ui=context.temporal_ui)
         except ThreadNotFound:  # Or the thread is, in its archive.
             found = RunPage(thread_id=thread_id, runs=(), next_run_id="")
         next_url = (

@@ -6,7 +6,6 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter
 from pydantic import Field
-from temporalio.client import Client
 
 from everlong.admin.preview import Action, Preview, preview_action
 from everlong.admin.web.auth import CurrentUser, needs
@@ -19,8 +18,7 @@ from everlong.admin.web.parameters import (
     Text,
     ThreadId,
 )
-from everlong.client.control import compact, configure, pause, stop, unpause
-from everlong.client.fork import fork as fork_thread
+from everlong.client.thread import ThreadHandle
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,10 +57,10 @@ class Done:
 
 
 _SIGNALS: Final[tuple[tuple[str, Callable[..., Awaitable[None]], str, str], ...]] = (
-    ("compact", compact, "Shorten the context at the next safe point", "will compact"),
-    ("pause", pause, "Take no more steps", "takes no more steps"),
-    ("unpause", unpause, "Go on", "goes on"),
-    ("stop", stop, "End at the next safe point", "will stop"),
+    ("compact", ThreadHandle.compact, "Shorten the context at the next safe point", "will compact"),
+    ("pause", ThreadHandle.pause, "Take no more steps", "takes no more steps"),
+    ("unpause", ThreadHandle.unpause, "Go on", "goes on"),
+    ("stop", ThreadHandle.stop, "End at the next safe point", "will stop"),
 )
 
 
@@ -91,7 +89,8 @@ def actions_router(context: AppContext) -> APIRouter:
     )
     async def set_limits(thread_id: ThreadId, ask: LimitsAsk, user: CurrentUser) -> Done:
         by = user.acts_as(ask.by)
-        await configure(await context.client(), thread_id, ask.changes, by=by, reason=ask.reason)
+        handle = await context.thread(thread_id)
+        await handle.configure(ask.changes, by=by, reason=ask.reason)
         names = ", ".join(sorted(ask.changes))
         return Done(thread_id=thread_id, action="limits", by=by, text=f"Changed: {names}.")
 
@@ -103,17 +102,8 @@ def actions_router(context: AppContext) -> APIRouter:
     )
     async def fork(thread_id: ThreadId, ask: ForkAsk, user: CurrentUser) -> Done:
         by = user.acts_as(ask.by)
-        await fork_thread(
-            await context.client(),
-            context.packs,
-            thread_id,
-            ask.seq,
-            ask.new_id,
-            task_queue=context.task_queue,
-            agent=ask.agent or None,
-            by=by,
-            reason=ask.reason,
-        )
+        handle = await context.thread(thread_id)
+        await handle.fork(ask.seq, ask.new_id, agent=ask.agent or None, by=by, reason=ask.reason)
         text = f"Thread {ask.new_id} begins after entry {ask.seq}."
         return Done(thread_id=thread_id, action="fork", by=by, text=text)
 
@@ -139,8 +129,7 @@ def _signalled(
 ) -> Callable[..., Awaitable[Done]]:
     async def act(thread_id: ThreadId, ask: Ask, user: CurrentUser) -> Done:
         by = user.acts_as(ask.by)
-        client: Client = await context.client()
-        await signal(client, thread_id, by=by, reason=ask.reason)
+        await signal(await context.thread(thread_id), by=by, reason=ask.reason)
         return Done(thread_id=thread_id, action=action, by=by, text=f"The thread {what}.")
 
     return act

@@ -18,7 +18,6 @@ from everlong.admin.web.parameters import (
     ThreadId,
 )
 from everlong.admin.web.routes.actions import Done
-from everlong.client.control import decide as decide_approval
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,9 +63,8 @@ def approvals_router(context: AppContext) -> APIRouter:
         user: CurrentUser,
     ) -> Done:
         by = user.acts_as(ask.by)
-        await decide_approval(
-            await context.client(), thread_id, approval_id, ask.approve, by, ask.reason
-        )
+        handle = await context.thread(thread_id)
+        await handle.decide(approval_id, approve=ask.approve, by=by, reason=ask.reason)
         text = "The call runs." if ask.approve else "The call does not run; the model is told why."
         return Done(thread_id=thread_id, action="decide", by=by, text=text)
 

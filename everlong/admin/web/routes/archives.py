@@ -21,7 +21,6 @@ from everlong.admin.web.parameters import (
 )
 from everlong.admin.web.routes.jobs import JOB_RESPONSES, run_job
 from everlong.client.archives import ArchivePage, ArchiveResult, Then, list_archives
-from everlong.client.archives import archive as archive_thread
 from everlong.client.restore import revive as revive_thread
 
 _ARCHIVES_PAGE: Final = 100
@@ -96,10 +95,8 @@ def archives_router(context: AppContext) -> APIRouter:
         by = user.acts_as(ask.by)
 
         async def work(tell: Tell) -> Outcome:
-            done = await archive_thread(
-                await context.client(),
-                context.packs,
-                thread_id,
+            handle = await context.thread(thread_id)
+            done = await handle.archive(
                 then=ask.then,
                 by=by,
                 reason=ask.reason,

@@ -23,8 +23,7 @@ from everlong.admin.web.parameters import (
     SeqQuery,
     ThreadId,
 )
-from everlong.client.time_travel import ThreadDiff, ThreadView, state_at
-from everlong.client.time_travel import diff as diff_states
+from everlong.client.time_travel import ThreadDiff, ThreadView
 
 _DIFF_ENTRIES_MAX = 200
 
@@ -98,7 +97,7 @@ def journal_router(context: AppContext) -> APIRouter:
         **needs("read"),
     )
     async def at(thread_id: ThreadId, seq: Seq) -> ThreadView:
-        return await state_at(await context.client(), context.packs, thread_id, seq, totals=False)
+        return await (await context.thread(thread_id)).state_at(seq, totals=False)
 
     @router.get(
         "/threads/{thread_id}/diff",
@@ -107,13 +106,7 @@ def journal_router(context: AppContext) -> APIRouter:
         **needs("read"),
     )
     async def diff(thread_id: ThreadId, first: SeqQuery, last: OptionalSeq = None) -> ThreadDiff:
-        return await diff_states(
-            await context.client(),
-            context.packs,
-            thread_id,
-            first,
-            last,
-            entries_max=_DIFF_ENTRIES_MAX,
-        )
+        handle = await context.thread(thread_id)
+        return await handle.diff(first, last, entries_max=_DIFF_ENTRIES_MAX)
 
     return router

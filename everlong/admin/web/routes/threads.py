@@ -17,10 +17,8 @@ from everlong.admin.web.parameters import (
     Text,
     ThreadId,
 )
-from everlong.client.delivery import send as send_message
 from everlong.client.runs import RUNS_MAX, RunPage
-from everlong.client.runs import runs as list_runs
-from everlong.client.size import ThreadSize, measure_size
+from everlong.client.size import ThreadSize
 from everlong.client.status import WORKER_SECONDS_MAX
 from everlong.client.threads import (
     CURSOR_CHARS_MAX,
@@ -97,7 +95,7 @@ def threads_router(context: AppContext) -> APIRouter:
         **needs("read"),
     )
     async def size(thread_id: ThreadId) -> ThreadSize:
-        return await measure_size(await context.client(), context.packs.store, thread_id)
+        return await (await context.thread(thread_id)).size()
 
     @router.get(
         "/threads/{thread_id}/series",
@@ -123,12 +121,9 @@ def threads_router(context: AppContext) -> APIRouter:
         from_run_id: Annotated[str, Query(pattern=RUN_ID)] = "",
         limit: Annotated[int, Query(ge=1, le=RUNS_MAX)] = 20,
     ) -> RunPage:
-        return await list_runs(
-            await context.client(),
-            thread_id,
-            from_run_id=from_run_id,
-            limit=limit,
-            temporal_ui=context.temporal_ui,
+        handle = await context.thread(thread_id)
+        return await handle.runs(
+            from_run_id=from_run_id, limit=limit, temporal_ui=context.temporal_ui
         )
 
     @router.post(
@@ -138,13 +133,10 @@ def threads_router(context: AppContext) -> APIRouter:
         **needs("send"),
     )
     async def send(thread_id: ThreadId, ask: SendAsk, user: CurrentUser) -> Sent:
-        number = await send_message(
-            await context.client(),
-            thread_id,
+        handle = await context.thread(thread_id)
+        number = await handle.send(
             ask.text,
-            task_queue=context.task_queue,
             agent=ask.agent or None,
-            packs=context.packs,
             message_id=ask.message_id,
             by=user.acts_as(ask.by),
             seconds_max=WORKER_SECONDS_MAX,
