@@ -38,9 +38,9 @@ _BEFORE_BYTES: Final = 128
 _AFTER: Final = re.compile(
     rb'"\s*,\s*"size_bytes"\s*:\s*\d+\s*,\s*"kind"\s*:\s*"(?P<kind>[a-z_]+)"'
     # An entry uses a part of what its ref names: that is a body, whatever lies beside it.
-    rb'(?:,"preview":"[^"\\]*"\},"part":(?P<part>\{))?'
+    rb'(?:(?:,"preview":"[^"\\]*")?\},"part":(?P<part>\{))?'
     rb'|"\s*,\s*"kind"\s*:\s*"(?P<sorted_kind>[a-z_]+)"'
-    rb'\s*,\s*"preview"\s*:\s*"(?:[^"\\]|\\.){0,800}"\s*,\s*"size_bytes"\s*:\s*\d+'
+    rb'(?:\s*,\s*"preview"\s*:\s*"(?:[^"\\]|\\.){0,800}")?\s*,\s*"size_bytes"\s*:\s*\d+'
     rb'\s*,\s*"thread"\s*:\s*"(?P<sorted_thread>[0-9a-f]{32})"'
 )
 # A claim of our driver for the SDK's external storage: a ref of 60 bytes or more.

@@ -195,12 +195,12 @@ async def test_a_short_result_is_no_object_unless_the_model_is_shown_a_part_of_i
     @tool
     def read() -> str:
         """Read a page."""
-        return "a page. " * 250
+        return "a page. " * 100
 
-    @tool(max_result_bytes=1024)
+    @tool(max_result_bytes=512)
     def glance() -> str:
         """Read the same page, and show the model a part of it."""
-        return "a page. " * 250
+        return "a page. " * 100
 
     packs = open_packs(tmp_path.as_uri())
 
@@ -225,7 +225,7 @@ async def test_a_short_result_is_no_object_unless_the_model_is_shown_a_part_of_i
     assert objects == 1
     assert entry.original is not None
     [whole] = await Journal(packs, entry.original.thread).messages([entry], whole=True)
-    assert whole.text == "a page. " * 250
+    assert whole.text == "a page. " * 100
     # As one of 20 calls of a step.
     objects, entry = await stored_by(read, limits.ENTRY_BODY_BYTES_MAX)
     assert objects == 1
