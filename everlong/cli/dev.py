@@ -216,14 +216,14 @@ def serve(
     import uvicorn
 
     from everlong.admin.fleet_metrics import refresh_metrics
-    from everlong.admin.web import AppContext, check_exposure, create_admin_app, open_access
+    from everlong.admin.web import AppContext, check_exposure, create_admin_app, load_access
     from everlong.admin.web.server import HEAD_BYTES_MAX, BoundedProtocol, return_large_blocks
 
     return_large_blocks()
     settings = load_settings()
     inner = load_codec(codec or settings.codec, "--codec" if codec else "EVERLONG_CODEC")
     settings = dataclasses.replace(settings, codec=codec or settings.codec)
-    access = open_access(settings)
+    access = load_access(settings)
     check_exposure(host, is_guarded=not access.is_open, allow_anonymous=allow_anonymous)
     if not is_free(port, host):
         raise PortInUse(
@@ -260,7 +260,7 @@ def serve(
         packs,
         task_queue=settings.task_queue,
         temporal_ui=temporal_ui or settings.temporal_ui,
-        sweeps=SweepOptions(retention=read_retention(settings.retention)),
+        sweep_options=SweepOptions(retention=read_retention(settings.retention)),
         index_dir=choose_index_dir(settings),
         inner_codec=inner,
     )
@@ -268,7 +268,7 @@ def serve(
         context,
         access,
         cors_origins=cors_origin or (),
-        beside=publish_gauges,
+        background=publish_gauges,
     )
     uvicorn.run(
         web,

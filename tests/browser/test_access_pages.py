@@ -39,9 +39,9 @@ async def test_a_token_lets_somebody_in_and_they_can_leave(stage: Stage, guarded
         await expect(page.get_by_role("navigation", name="Pages")).to_have_count(0)
         await check_page(page)
         await shoot(page, "login")
-        await page.get_by_label("Token").fill("not a token of this server")
+        await page.get_by_label("Token").fill("not valid on this server")
         await page.get_by_role("button", name="Log in").click()
-        await expect(page.get_by_role("alert")).to_contain_text("not a token of this server")
+        await expect(page.get_by_role("alert")).to_contain_text("not valid on this server")
         await page.get_by_label("Token").fill(TOKENS[Role.ADMIN])
         await page.get_by_role("button", name="Log in").click()
         await expect(page.get_by_role("heading", level=1)).to_have_text("Fleet")
@@ -96,7 +96,7 @@ async def test_a_thread_that_there_is_none_of(page: Page) -> None:
     response = await page.goto("/threads/nobody")
     assert response is not None
     assert response.status == 404
-    await expect(page.get_by_role("heading", name="Nothing is here")).to_be_visible()
+    await expect(page.get_by_role("heading", name="Not found")).to_be_visible()
     await expect(page.get_by_text("'nobody'")).to_be_visible()
     await check_page(page)
     await shoot(page, "error-404")
@@ -122,7 +122,7 @@ async def test_without_a_temporal_server_pages_say_what_to_do(stage: Stage) -> N
         await shoot(page, "error-503")
         # The list is a list all the same, and says that it is old.
         await page.goto("/")
-        await expect(page.get_by_text("What is shown may be old")).to_be_visible()
+        await expect(page.get_by_text("This list may be out of date")).to_be_visible()
         await check_page(page)
 
 

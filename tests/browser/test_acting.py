@@ -19,7 +19,7 @@ async def opened(page: Page, thread_id: str, button: str) -> Locator:
     await page.goto(f"/threads/{thread_id}")
     await page.get_by_role("button", name=button, exact=True).click()
     dialog = page.get_by_role("dialog")
-    await expect(dialog.locator(".preview")).not_to_contain_text("Looking at")
+    await expect(dialog.locator(".preview")).not_to_contain_text("Loading the preview")
     await expect(dialog.locator(".preview")).to_contain_text(re.compile("undone|Nothing is lost"))
     return dialog
 
@@ -44,7 +44,7 @@ async def test_compact_says_what_it_saves_and_does_it(stage: Stage, page: Page) 
     await stage.said("compact-1", "read 14")
     dialog = await opened(page, "compact-1", "Compact …")
     await expect(dialog.locator(".preview .bytes")).to_have_text(
-        re.compile(r"\d+\.\d KiB → \d+\.\d KiB\s*\d+% stays")
+        re.compile(r"\d+\.\d KiB → \d+\.\d KiB\s*\d+% remains")
     )
     await check_page(page)
     await shoot(page, "act-compact", whole=False)
@@ -70,7 +70,7 @@ async def test_pause_and_unpause(stage: Stage, page: Page) -> None:
     dialog = page.get_by_role("dialog")
     await expect(dialog.locator(".preview")).to_contain_text("goes on")
     await done(page, dialog, "Unpause", "goes on")
-    await expect(page.get_by_text("Waits for a message.")).to_be_visible()
+    await expect(page.get_by_text("Waiting for a message.")).to_be_visible()
     await stage.said("pause-1", "hello")
     assert ("pause", "ann", "the test wants it") in await controls(stage, "pause-1")
 

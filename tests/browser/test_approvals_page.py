@@ -127,5 +127,5 @@ async def test_approvals_that_come_are_shown_oldest_first(stage: Stage) -> None:
             await expect(card).to_have_count(0)
         await stage.threads.answered("order-1", first)
         await stage.threads.answered("order-2", second)
-        await expect(page.get_by_role("heading", name="Nothing waits")).to_be_visible()
+        await expect(page.get_by_role("heading", name="No pending approvals")).to_be_visible()
         await check_page(page)

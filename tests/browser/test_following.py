@@ -40,7 +40,7 @@ async def test_a_page_that_was_opened_before_the_first_entry_fills(
 ) -> None:
     await stage.threads.start("early-1")
     await page.goto("/threads/early-1")
-    await expect(page.get_by_text("Nothing is journalled yet")).to_be_visible()
+    await expect(page.get_by_text("The journal is empty")).to_be_visible()
     await expect(page.get_by_text("Time travel")).to_be_hidden()
     await stage.said("early-1", "hello")
     await expect(page.locator("[data-entries]")).to_contain_text("you said hello")
@@ -125,7 +125,7 @@ async def test_a_filter_is_chosen_with_the_keyboard_step_by_step(stage: Stage, p
 async def test_the_badge_follows_on_a_page_of_one_thread(stage: Stage, page: Page) -> None:
     await stage.said("badge-1", "hello")
     await page.goto("/threads/badge-1")
-    await expect(page.get_by_text("Waits for a message.")).to_be_visible()
+    await expect(page.get_by_text("Waiting for a message.")).to_be_visible()
     badge = page.locator("[data-badge-count]")
     before = int((await badge.text_content() or "0").replace(",", ""))
     await stage.send("badge-1", "restart billing")

@@ -19,7 +19,7 @@ async def shown(stage: Stage) -> str:
 async def test_a_thread_shows_its_sizes_limits_charts_and_journal(page: Page, shown: str) -> None:
     await page.goto(shown)
     await expect(page.get_by_role("heading", level=1)).to_have_text("shown-1")
-    await expect(page.get_by_text("Waits for a message.")).to_be_visible()
+    await expect(page.get_by_text("Waiting for a message.")).to_be_visible()
     figures = page.get_by_role("region", name="Sizes")
     for name in ("Operational state", "Context", "Stored", "History", "Steps"):
         await expect(figures.get_by_text(name, exact=True)).to_be_visible()
@@ -77,15 +77,15 @@ async def test_the_slider_shows_state_context_and_what_changed(stage: Stage, pag
     await page.goto("/threads/past-1")
     await page.get_by_text("Time travel").click()
     scene = page.locator("[data-scene]")
-    await expect(scene).to_contain_text("This is now.")
+    await expect(scene).to_contain_text("This is the newest entry.")
     slider = page.get_by_role("slider", name="Entry to look at")
     await slider.focus()
     await page.keyboard.press("Home")
     await expect(scene.get_by_text("After entry 1,")).to_be_visible()
     await expect(scene).to_contain_text("remember blue")
-    await expect(scene).to_contain_text("Came into the context")
+    await expect(scene).to_contain_text("Added to the context")
     await page.keyboard.press("End")
-    await expect(scene).to_contain_text("This is now.")
+    await expect(scene).to_contain_text("This is the newest entry.")
     number = page.get_by_label("Entry", exact=True)
     await number.fill("4")
     await expect(scene.get_by_text("After entry 4,")).to_be_visible()
@@ -137,7 +137,7 @@ async def test_an_open_page_follows_a_running_thread(stage: Stage, page: Page) -
     await expect(page.locator("[data-entries]")).to_contain_text("tick 1")
     await shoot(page, "thread-live", whole=False)
     await stage.threads.answered("follow-1", number)
-    await expect(page.get_by_text("Waits for a message.")).to_be_visible()
+    await expect(page.get_by_text("Waiting for a message.")).to_be_visible()
     await expect(page.locator("[data-key='19']")).to_be_visible()
     # What was opened stays open, and read.
     await expect(first.locator("[data-slice]")).to_contain_text("hello")
@@ -168,6 +168,8 @@ async def test_what_failed_is_told_with_what_to_do(stage: Stage, page: Page) -> 
     await expect(
         page.get_by_text("Paused by a limit. Failed turns in a row: 1 of 1.")
     ).to_be_visible()
-    await expect(page.get_by_text("Raise the limit, then unpause it.")).to_be_visible()
+    await expect(
+        page.get_by_text("Raise the limit first, then unpause the thread.")
+    ).to_be_visible()
     await check_page(page)
     await shoot(page, "thread-paused", whole=False)

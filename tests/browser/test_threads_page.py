@@ -82,7 +82,7 @@ async def test_ten_thousand_threads_are_listed_sorted_filtered_and_paged(
 
         await page.get_by_label("Search by thread id").fill("nothing like it")
         await page.get_by_role("button", name="Search").click()
-        await expect(page.get_by_role("heading", name="No thread fits")).to_be_visible()
+        await expect(page.get_by_role("heading", name="No matching threads")).to_be_visible()
 
 
 async def test_a_filter_that_is_chosen_before_the_script_is_there_counts(

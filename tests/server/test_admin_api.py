@@ -32,7 +32,7 @@ JSON = dict[str, Any]
 async def governed(threads: Threads, role: Role = Role.ADMIN) -> AsyncIterator[httpx.AsyncClient]:
     """Give somebody of a role who talks to the server of these threads."""
     context = make_context(threads.client, PackStore(threads.store), threads.task_queue)
-    async with context.opened(), browsing(context, ROLES) as client:
+    async with context.lifespan(), browsing(context, ROLES) as client:
         client.headers.update(bearer(role))
         yield client
 
@@ -221,10 +221,10 @@ async def test_a_page_that_refreshes_itself_queries_a_thread_only_after_news(
             )
             assert counts.queries == 0
             await until_text(lambda: refresh("/fragments/approvals"), thread_id)
-            assert "Waits for a person" in await refresh(thread)
+            assert "Pending approvals" in await refresh(thread)
             asked = counts.queries
             for _ in range(3):
-                assert "Waits for a person" in await refresh(thread)
+                assert "Pending approvals" in await refresh(thread)
                 assert thread_id in await refresh("/fragments/approvals")
             assert counts.queries == asked
             await pause(threads.client, thread_id, "ann")

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from everlong.admin.web import Access, create_admin_app, open_access
-from everlong.admin.web.auth import ARCHIVE_THEN, PERMISSIONS, Role, allowed_to, parse_tokens
+from everlong.admin.web import Access, create_admin_app, load_access
+from everlong.admin.web.auth import ARCHIVE_THEN, PERMISSIONS, Role, list_actions, parse_tokens
 from everlong.config import load_settings
 from everlong.errors import ConfigError
 from tests.support.admin_client import OWN, ROLES, TOKENS, bearer, browsing, make_context
@@ -71,14 +71,14 @@ async def test_no_route_answers_somebody_whom_nobody_knows() -> None:
 
 
 async def test_the_table_is_what_the_roles_are_meant_to_be() -> None:
-    assert set(allowed_to(Role.VIEWER)) == {"read", "decode", "query"}
-    assert set(allowed_to(Role.APPROVER)) == {"read", "decode", "query", "decide"}
-    operator = set(allowed_to(Role.OPERATOR))
+    assert set(list_actions(Role.VIEWER)) == {"read", "decode", "query"}
+    assert set(list_actions(Role.APPROVER)) == {"read", "decode", "query", "decide"}
+    operator = set(list_actions(Role.OPERATOR))
     assert "encode" in operator
     assert "decide" not in operator
     assert {"sweep", "archive-free"}.isdisjoint(operator)
     assert operator > {"read", "pause", "stop", "limits", "archive", "archive-close", "revive"}
-    assert set(allowed_to(Role.ADMIN)) == set(PERMISSIONS)
+    assert set(list_actions(Role.ADMIN)) == set(PERMISSIONS)
 
 
 async def test_every_route_of_the_server_is_public_on_purpose_or_described() -> None:
@@ -225,7 +225,7 @@ async def test_a_host_name_that_points_here_is_not_let_in_without_a_token(host: 
 
 
 def settings(**environ: str) -> Access:
-    return open_access(load_settings(environ))
+    return load_access(load_settings(environ))
 
 
 async def test_tokens_have_names_and_roles() -> None:
@@ -234,13 +234,13 @@ async def test_tokens_have_names_and_roles() -> None:
         EVERLONG_TOKENS="ana:approver:abcdefghijklmnop, bo:viewer:0123456789abcdef",
     )
     tokens = ("shared-by-everybody", "abcdefghijklmnop", "0123456789abcdef")
-    found = [access.by_token(each) for each in tokens]
+    found = [access.find_by_token(each) for each in tokens]
     assert [(user.name, user.role) for user in found if user] == [
         ("admin", Role.ADMIN),
         ("ana", Role.APPROVER),
         ("bo", Role.VIEWER),
     ]
-    assert access.by_token("") is None
+    assert access.find_by_token("") is None
 
 
 @pytest.mark.parametrize(
@@ -262,14 +262,14 @@ async def test_tokens_that_are_wrong_are_refused_without_being_repeated(text: st
 async def test_the_same_token_for_two_people_is_refused() -> None:
     with pytest.raises(ConfigError, match="twice"):
         parse_tokens("ana:viewer:abcdefghijklmnop,bo:admin:abcdefghijklmnop")
-    with pytest.raises(ConfigError, match="each person their own"):
+    with pytest.raises(ConfigError, match="a token of their own"):
         settings(EVERLONG_TOKEN="abcdefghijklmnop", EVERLONG_TOKENS="bo:viewer:abcdefghijklmnop")
 
 
 @pytest.mark.parametrize("token", ["t", "hunter2", "fifteen-letters", "a-lőng-token-of-ours"])
 async def test_the_shared_token_is_as_long_as_any_and_is_not_repeated(token: str) -> None:
     with pytest.raises(
-        ConfigError, match=r"EVERLONG_TOKEN has .*secrets\.token_urlsafe"
+        ConfigError, match=r"EVERLONG_TOKEN needs .*secrets\.token_urlsafe"
     ) as refused:
         settings(EVERLONG_TOKEN=token)
     assert token == "t" or token not in str(refused.value)
@@ -326,7 +326,7 @@ async def test_anybody_else_is_not_believed(address: str, headers: dict[str, str
 
 async def test_without_the_setting_no_header_is_believed() -> None:
     access = settings(EVERLONG_TOKEN="shared-by-everybody", EVERLONG_TRUSTED_PROXIES="10.0.0.9")
-    assert access.user({"x-forwarded-user": "ana"}, "10.0.0.9") is None
+    assert access.authenticate({"x-forwarded-user": "ana"}, "10.0.0.9") is None
 
 
 async def test_behind_a_proxy_changes_come_from_the_name_that_browsers_see() -> None:
@@ -343,11 +343,13 @@ async def test_behind_a_proxy_changes_come_from_the_name_that_browsers_see() -> 
 @pytest.mark.guarantee(93)
 async def test_who_has_a_name_cannot_act_as_another() -> None:
     access = ROLES
-    user = access.by_token(TOKENS[Role.OPERATOR])
+    user = access.find_by_token(TOKENS[Role.OPERATOR])
     assert user is not None
-    assert user.acts_as("Mallory") == "Operator"
-    nobody = Access().user({}, "127.0.0.1")
+    assert user.resolve_author("Mallory") == "Operator"
+    nobody = Access().authenticate({}, "127.0.0.1")
     assert nobody is not None
-    assert nobody.acts_as(" ana ") == "ana"
-    assert nobody.acts_as("ana\n\x1b[31m\u202e") == "ana  [31m"  # It stands in journals and logs.
-    assert nobody.acts_as("")  # The system's name for whoever runs it.
+    assert nobody.resolve_author(" ana ") == "ana"
+    assert (
+        nobody.resolve_author("ana\n\x1b[31m\u202e") == "ana  [31m"
+    )  # It stands in journals and logs.
+    assert nobody.resolve_author("")  # The system's name for whoever runs it.

@@ -15,7 +15,7 @@ from temporalio.api.common.v1 import Payload, Payloads
 from temporalio.api.sdk.v1.external_storage_pb2 import ExternalStorageReference
 from temporalio.converter import PayloadCodec
 
-from everlong.admin.web import check_exposure, create_app
+from everlong.admin.web import check_exposure, create_codec_app
 from everlong.admin.web import codec_server as web
 from everlong.codecs import EverlongCodec
 from everlong.codecs.codec import INLINE_ENCODING
@@ -63,7 +63,7 @@ async def browser(
     host: str = "127.0.0.1",
     inner: PayloadCodec | None = None,
 ) -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(store, token=token, cors_origins=[ORIGIN], inner=inner)
+    app = create_codec_app(store, token=token, cors_origins=[ORIGIN], inner=inner)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}:8234") as client:
         yield client
@@ -233,13 +233,13 @@ async def test_a_browser_may_send_what_the_ui_can_be_told_to_send() -> None:
     "origin", ["*", "null", "", "127.0.0.1:8233", "http://a/", "http://A", "ftp://a", "http://*.a"]
 )
 def test_an_origin_that_no_browser_sends_is_refused_at_the_start(origin: str) -> None:
-    with pytest.raises(ConfigError, match="is not an origin"):
-        create_app(MemoryBlobStore(), cors_origins=[origin])
+    with pytest.raises(ConfigError, match="is not a browser origin"):
+        create_codec_app(MemoryBlobStore(), cors_origins=[origin])
 
 
 @pytest.mark.parametrize("origin", ["https://ui.example.org", "http://[::1]:8233", ORIGIN])
 def test_an_origin_is_scheme_host_and_port(origin: str) -> None:
-    assert create_app(MemoryBlobStore(), cors_origins=[origin]).routes
+    assert create_codec_app(MemoryBlobStore(), cors_origins=[origin]).routes
 
 
 @pytest.mark.guarantee(87)

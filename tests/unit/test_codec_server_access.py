@@ -79,7 +79,7 @@ async def test_payloads_of_a_request_have_a_number_that_is_the_most(path: str) -
 async def test_nothing_is_parsed_of_what_has_too_many_parts(
     body: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(web, "_parsed", None)
+    monkeypatch.setattr(web, "_parse_payloads", None)
     async with browsing() as client:
         answer = await client.post("/decode", content=body, headers=JSON)
     assert answer.status_code == 413

@@ -5,8 +5,8 @@ from urllib.parse import quote
 
 import pytest
 
-from everlong.admin.web.auth import SESSIONS_MAX, SESSIONS_OF_ONE_MAX, Role, Sessions
-from everlong.admin.web.errors import status_of
+from everlong.admin.web.auth import SESSIONS_MAX, SESSIONS_PER_USER_MAX, Role, Sessions
+from everlong.admin.web.errors import http_status
 from everlong.errors import (
     BlobMissing,
     EntryNotFound,
@@ -37,10 +37,10 @@ async def test_every_answer_has_strict_headers(path: str) -> None:
 
 async def test_a_browser_asks_whether_its_scripts_are_the_newest_and_gets_them_once() -> None:
     async with browsing() as client:
-        first = await client.get("/static/acting.js")
+        first = await client.get("/static/actions.js")
         assert (first.status_code, first.headers["cache-control"]) == (200, "no-cache")
         again = await client.get(
-            "/static/acting.js", headers={"if-none-match": first.headers["etag"]}
+            "/static/actions.js", headers={"if-none-match": first.headers["etag"]}
         )
     assert (again.status_code, again.headers["cache-control"]) == (304, "no-cache")
 
@@ -67,7 +67,7 @@ async def test_a_request_that_is_refused_at_the_door_has_strict_headers_too() ->
 async def test_an_error_has_a_status_that_says_whose_turn_it_is(
     error: EverlongError, status: int
 ) -> None:
-    assert status_of(error) == status
+    assert http_status(error) == status
 
 
 @pytest.mark.guarantee(95)
@@ -260,7 +260,7 @@ async def test_who_logs_in_again_and_again_ends_nobodys_session_but_their_own() 
         sessions.open("ana", Role.VIEWER)
     assert sessions.find(first) is None
     assert sessions.find(second) is not None
-    assert len(sessions) == SESSIONS_OF_ONE_MAX + 1
+    assert len(sessions) == SESSIONS_PER_USER_MAX + 1
 
 
 async def test_a_session_ends_with_its_time(monkeypatch: pytest.MonkeyPatch) -> None:

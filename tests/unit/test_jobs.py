@@ -7,7 +7,7 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from everlong.admin.web.auth import Role
-from everlong.admin.web.jobs import KEPT_MAX, RUNNING_MAX, Jobs, Outcome, Tell
+from everlong.admin.web.jobs import KEPT_MAX, RUNNING_MAX, Jobs, OnProgress, Outcome
 from everlong.errors import ControlRefused
 from everlong.models import SweepReport
 from tests.support.admin_client import ROLES, bearer, browsing, make_context
@@ -15,8 +15,8 @@ from tests.support.admin_client import ROLES, bearer, browsing, make_context
 pytestmark = pytest.mark.guarantee(112)
 
 
-async def quick(tell: Tell) -> Outcome:
-    tell("at work")
+async def quick(on_progress: OnProgress) -> Outcome:
+    on_progress("at work")
     return Outcome(text="done")
 
 
@@ -25,14 +25,14 @@ async def test_a_job_that_is_quick_is_waited_for() -> None:
     job = await jobs.wait(jobs.start("archive", "a", "ann", quick).id)
     assert (job.state, job.text, job.by) == ("done", "done", "ann")
     assert job.ended_ms is not None
-    assert jobs.running() == ()
+    assert jobs.list_running() == ()
 
 
 async def test_a_job_that_is_slow_goes_on_without_its_request() -> None:
     jobs, go = Jobs(), asyncio.Event()
 
-    async def slow(tell: Tell) -> Outcome:
-        tell("half of it")
+    async def slow(on_progress: OnProgress) -> Outcome:
+        on_progress("half of it")
         await go.wait()
         return Outcome(text="all of it")
 
@@ -48,11 +48,11 @@ async def test_a_job_that_is_slow_goes_on_without_its_request() -> None:
 async def test_no_more_than_so_many_run_and_no_more_than_so_many_are_remembered() -> None:
     jobs = Jobs()
 
-    async def endless(_: Tell) -> Outcome:
+    async def endless(_: OnProgress) -> Outcome:
         await asyncio.Event().wait()
         raise AssertionError
 
-    async with jobs.opened():
+    async with jobs.lifespan():
         started = [jobs.start("archive", str(each), "", endless) for each in range(RUNNING_MAX)]
         with pytest.raises(HTTPException) as refused:
             jobs.start("archive", "one more", "", quick)
@@ -61,16 +61,16 @@ async def test_no_more_than_so_many_run_and_no_more_than_so_many_are_remembered(
     assert [job.error.type for job in ended if job and job.error] == RUNNING_MAX * ["GivenUp"]
     for each in range(KEPT_MAX + 5):
         await jobs.wait(jobs.start("archive", str(each), "", quick).id)
-    assert len(jobs.all()) <= KEPT_MAX + 1
+    assert len(jobs.list_all()) <= KEPT_MAX + 1
 
 
 async def test_what_a_job_failed_with_is_raised_to_who_waits_and_told_to_others() -> None:
     jobs = Jobs()
 
-    async def refuses(_: Tell) -> Outcome:
+    async def refuses(_: OnProgress) -> Outcome:
         raise ControlRefused("not that")
 
-    async def breaks(_: Tell) -> Outcome:
+    async def breaks(_: OnProgress) -> Outcome:
         raise RuntimeError("what a thread holds")
 
     job = jobs.start("archive", "a", "", refuses)
@@ -96,7 +96,7 @@ async def test_the_log_says_who_asked_for_what_and_what_came_of_it(
     job = await jobs.wait(jobs.start("sweep", "", "ann\nbob", quick).id)
     await jobs.wait(jobs.start("archive", "secret-id", "ann", quick).id)
     assert caplog.messages[:2] == [
-        f"job {job.id}: sweep, asked for by ann bob",
+        f"job {job.id}: sweep, requested by ann bob",
         f"job {job.id}: sweep done",
     ]
     assert "secret" not in caplog.text
@@ -115,4 +115,4 @@ async def test_a_sweep_says_who_asked_for_it(monkeypatch: pytest.MonkeyPatch) ->
     async with browsing(context, access=ROLES) as client:
         job = await client.post("/api/v1/sweep", json={"by": "x"}, headers=bearer(Role.ADMIN))
     assert (job.json()["by"], job.json()["state"]) == ("Admin", "done")
-    assert job.json()["text"].endswith("Asked for by Admin.")
+    assert job.json()["text"].endswith("Requested by Admin.")

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everlong.admin.web.pages import charts, filters
-from everlong.admin.web.pages.renderer import environment
-from everlong.admin.web.pages.threads import Asked, asked_for, heads
+from everlong.admin.web.pages.renderer import make_environment
+from everlong.admin.web.pages.threads import ListQuery, build_heads, parse_list_query
 
 
 @given(st.floats(min_value=0, max_value=1e15), st.booleans())
 def test_ticks_are_few_and_reach_the_highest_value(high: float, binary: bool) -> None:
-    found = charts.ticks(high, binary=binary)
+    found = charts.choose_ticks(high, binary=binary)
     assert found[0] == 0
     assert found[-1] >= high * (1 - 1e-6)
     assert 2 <= len(found) <= 6
@@ -33,7 +33,7 @@ def test_all_that_is_drawn_lies_in_the_chart(
     places: list[tuple[int, int]], bars: bool, is_time: bool
 ) -> None:
     samples = [charts.Sample(x, y, "", ()) for x, y in places]
-    drawn = charts.chart(samples, is_time=is_time, y_label=str, bars=bars)
+    drawn = charts.build_chart(samples, is_time=is_time, y_label=str, bars=bars)
     if len(places) == 1 and not bars:
         assert drawn is None
         return
@@ -48,7 +48,7 @@ def test_all_that_is_drawn_lies_in_the_chart(
 
 @pytest.mark.parametrize("steps", [(1, 2), (0, 3), (1, 7), (5, 5), (1, 1000)])
 def test_steps_are_whole_numbers_and_each_stands_once(steps: tuple[int, int]) -> None:
-    drawn = charts.chart([charts.Sample(x, 1, "", ()) for x in steps], y_label=str)
+    drawn = charts.build_chart([charts.Sample(x, 1, "", ()) for x in steps], y_label=str)
     assert drawn is not None
     labels = [tick.label for tick in drawn.x_ticks]
     assert len(set(labels)) == len(labels) <= 5
@@ -57,7 +57,7 @@ def test_steps_are_whole_numbers_and_each_stands_once(steps: tuple[int, int]) ->
 
 @given(SAMPLES)
 def test_a_spark_has_a_line_or_nothing(places: list[tuple[int, int]]) -> None:
-    drawn = charts.spark(places)
+    drawn = charts.build_spark(places)
     assert (drawn is None) == (len(places) < 2)
     if drawn is not None:
         numbers = [float(each) for each in drawn.line[1:].replace("L", " ").split()]
@@ -84,30 +84,30 @@ def test_every_thread_has_an_address_that_browsers_leave_alone(thread_id: str, u
     "wanted", ["//evil.example", "https://evil.example", "/\\evil.example", "evil", "/a\nb"]
 )
 def test_a_login_leads_to_no_other_server(wanted: str) -> None:
-    assert filters.local_path(wanted) == "/"
-    assert filters.local_path("/fleet?x=1") == "/fleet?x=1"
+    assert filters.check_local_path(wanted) == "/"
+    assert filters.check_local_path("/fleet?x=1") == "/fleet?x=1"
 
 
 @given(st.dictionaries(st.sampled_from(["text", "status", "agent", "sort", "offset"]), st.text()))
 def test_any_address_is_a_list(given_: dict[str, str]) -> None:
-    asked = asked_for(given_)
+    asked = parse_list_query(given_)
     assert 0 <= asked.offset < 10_000_000
     assert asked.url().startswith("/")
-    assert len(heads(asked)) == 11
+    assert len(build_heads(asked)) == 11
     # The list always says what it is sorted by.
-    assert len([head for head in heads(asked) if head.order]) == 1
+    assert len([head for head in build_heads(asked) if head.order]) == 1
 
 
 def test_a_second_press_on_a_head_turns_the_order_around() -> None:
-    asked = Asked("", "", "", "-stored", 50)
-    [stored] = [head for head in heads(asked) if head.label == "Stored"]
+    asked = ListQuery("", "", "", "-stored", 50)
+    [stored] = [head for head in build_heads(asked) if head.label == "Stored"]
     assert (stored.order, stored.url) == ("descending", "/?sort=stored")
-    [steps] = [head for head in heads(asked) if head.label == "Steps"]
+    [steps] = [head for head in build_heads(asked) if head.label == "Steps"]
     assert (steps.order, steps.url) == ("", "/?sort=-steps")
 
 
 def test_whatever_is_shown_is_escaped() -> None:
-    template = environment().from_string("{{ text }}{{ text | cut(8) }}{{ text | pretty }}")
+    template = make_environment().from_string("{{ text }}{{ text | cut(8) }}{{ text | pretty }}")
     assert "<" not in template.render(text="<b>&lt;" * 10)
 
 
@@ -115,14 +115,14 @@ def test_whatever_is_shown_is_escaped() -> None:
     ("days", "text"), [(None, ""), (0.5, "reached in about 12 h"), (49.0, "49 days left")]
 )
 def test_days_to_a_limit_in_words(days: float | None, text: str) -> None:
-    assert filters.days(days) == text
+    assert filters.format_days_left(days) == text
 
 
 def test_json_is_laid_out_and_anything_else_left_alone() -> None:
-    assert filters.pretty('{"a":[1]}') == '{\n  "a": [\n    1\n  ]\n}'
-    assert filters.pretty("{not json\n") == "{not json\n"
+    assert filters.indent_json('{"a":[1]}') == '{\n  "a": [\n    1\n  ]\n}'
+    assert filters.indent_json("{not json\n") == "{not json\n"
     for deep in ("[" * 100_000, "[" * 500 + "]" * 500):
-        assert filters.pretty(deep) == deep
+        assert filters.indent_json(deep) == deep
 
 
 JSON = st.recursive(
@@ -134,7 +134,7 @@ JSON = st.recursive(
 
 @given(JSON, st.booleans())
 def test_json_that_is_laid_out_means_the_same(value: Any, is_ascii: bool) -> None:
-    shown = filters.pretty(json.dumps(value, ensure_ascii=is_ascii))
+    shown = filters.indent_json(json.dumps(value, ensure_ascii=is_ascii))
     assert json.loads(shown) == value
     assert all(c.isprintable() or c == "\n" for c in shown)
     laid_out = json.dumps(value, indent=2, ensure_ascii=False)
@@ -156,7 +156,7 @@ def test_json_that_is_laid_out_means_the_same(value: Any, is_ascii: bool) -> Non
     ],
 )
 def test_arguments_are_shown_as_the_call_has_them(arguments: str, shown: str | None) -> None:
-    found = filters.pretty(arguments)
+    found = filters.indent_json(arguments)
     assert shown is None or found == shown
     assert not re.search("[\u202e\u200b\u2066\ufe0f\u3164\x1b\ud800]", found)
     for number in ("1e999", "-1E+5", "0.10", "12345678901234567890.0"):
@@ -164,6 +164,15 @@ def test_arguments_are_shown_as_the_call_has_them(arguments: str, shown: str | N
 
 
 def test_what_is_kept_in_a_page_has_names_that_no_place_in_it_changes() -> None:
-    assert filters.mark("ops-7", "1-1-ab") == filters.mark("ops-7", "1-1-ab")
-    assert len({filters.mark("a", "bc"), filters.mark("ab", "c"), filters.mark("\ud800", "")}) == 3
-    assert filters.mark("ops 7", "1").isalnum()
+    assert filters.make_mark("ops-7", "1-1-ab") == filters.make_mark("ops-7", "1-1-ab")
+    assert (
+        len(
+            {
+                filters.make_mark("a", "bc"),
+                filters.make_mark("ab", "c"),
+                filters.make_mark("\ud800", ""),
+            }
+        )
+        == 3
+    )
+    assert filters.make_mark("ops 7", "1").isalnum()

@@ -5,8 +5,8 @@ import pytest
 from fastapi import FastAPI
 from starlette.middleware import trustedhost
 
-from everlong.admin.web import Access, open_access
-from everlong.admin.web.auth import Role, place_of
+from everlong.admin.web import Access, load_access
+from everlong.admin.web.auth import Role, parse_netloc
 from everlong.admin.web.pages import pages_router
 from everlong.admin.web.security import Throttle
 from everlong.config import load_settings
@@ -38,7 +38,7 @@ async def test_an_origin_that_is_none_is_not_ours(origin: str) -> None:
 
 
 def behind(hosts: str) -> Access:
-    return open_access(load_settings({**PROXY, "EVERLONG_HOSTS": hosts}))
+    return load_access(load_settings({**PROXY, "EVERLONG_HOSTS": hosts}))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ async def test_behind_a_proxy_host_and_port_are_compared(
 async def test_a_host_that_is_none_is_refused_at_the_start(hosts: str) -> None:
     with pytest.raises(ConfigError, match="EVERLONG_HOSTS"):
         behind(hosts)
-    assert place_of(hosts) is None
+    assert parse_netloc(hosts) is None
 
 
 @pytest.mark.parametrize(
@@ -99,11 +99,11 @@ async def test_a_wrong_token_waits_wherever_it_is_tried(
 ) -> None:
     waits: list[bool] = []
 
-    async def wrong(_: Throttle) -> bool:
+    async def delay(_: Throttle) -> bool:
         waits.append(True)
         return len(waits) == 1  # There is room for one.
 
-    monkeypatch.setattr(Throttle, "wrong", wrong)
+    monkeypatch.setattr(Throttle, "delay", delay)
     body: dict[str, list[str]] | None = {"payloads": []} if method == "POST" else None
     async with browsing(access=ROLES) as client:
         # Those who show their own, or none, are not kept waiting.

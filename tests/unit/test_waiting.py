@@ -13,7 +13,7 @@ from everlong.admin.approvals import (
     WaitingApproval,
     list_thread_approvals,
 )
-from everlong.admin.web.pages.renderer import environment
+from everlong.admin.web.pages.renderer import make_environment
 from everlong.client.errors import translated_rpc
 from everlong.errors import BlobMissing, SetupRefused
 from everlong.models import Approval
@@ -72,7 +72,7 @@ async def test_a_call_has_names_of_its_own_wherever_it_stands_on_the_page(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     call = await look(monkeypatch, json.dumps({"to": "\u202eann"}, ensure_ascii=False))
-    template = environment().get_template("approvals_list.html")
+    template = make_environment().get_template("approvals_list.html")
     who = type("Who", (), {"may": lambda *_: True, "is_anonymous": True, "name": "ann"})()
     other = WaitingApproval(
         thread_id="ops-8",

@@ -1,4 +1,4 @@
-"""The whole server as one application: pages, API and codec behind one door."""
+"""The admin application: pages, JSON API and codec server, behind one chain of middleware."""
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -12,28 +12,33 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.staticfiles import StaticFiles
 
 from everlong import limits
-from everlong.admin.web.auth import Access, check_may, host_of
-from everlong.admin.web.codec_server import LOCAL_HOSTS, Admit, create_app, unknown
+from everlong.admin.web.auth import Access, check_permission, strip_port
+from everlong.admin.web.codec_server import (
+    LOCAL_HOSTS,
+    Authorize,
+    create_codec_app,
+    not_authenticated,
+)
 from everlong.admin.web.codec_server import REQUEST_BYTES_MAX as CODEC_BYTES_MAX
 from everlong.admin.web.context import AppContext
-from everlong.admin.web.errors import add_handlers
-from everlong.admin.web.gateway import Shell
+from everlong.admin.web.errors import add_error_handlers
+from everlong.admin.web.gateway import Gateway
 from everlong.admin.web.pages import pages_router
 from everlong.admin.web.routes import api_router
-from everlong.admin.web.routes.session import login_router
+from everlong.admin.web.routes.session import session_router
 from everlong.admin.web.security import (
-    TOO_MANY,
+    TOO_MANY_WRONG_TOKENS,
     Guard,
     Load,
     RequestLimits,
     Throttle,
-    is_wrong,
-    user_of,
+    has_wrong_token,
+    identify_user,
 )
 from everlong.versions import versions
 
 REQUEST_BYTES_MAX: Final = 4 * limits.MIB
-"""Of the API: a long message. What is longer is sent with the command line, which streams it."""
+"""Body of an API request: a long message. The command line streams longer ones."""
 _HERE: Final = Path(__file__).parent
 
 
@@ -42,31 +47,31 @@ def create_admin_app(
     access: Access,
     *,
     cors_origins: Sequence[str] = (),
-    beside: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext,
+    background: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext,
 ) -> FastAPI:
-    """Return the application. What is `beside` it is entered when the server starts."""
+    """Return the application. `background` is a context that is entered while the server runs."""
     throttle = Throttle()
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.openapi()  # Routes are built with it, so that the first request need not wait for them.
-        async with context.opened(), beside():
+        app.openapi()  # Builds the routes, so that the first request does not wait for them.
+        async with context.lifespan(), background():
             yield
 
-    # A page that points its own host name at 127.0.0.1 (DNS rebinding) is not let in.
-    is_named = access.is_open or access.proxy is not None
-    hosts = [*LOCAL_HOSTS, *map(host_of, access.hosts)] if is_named else ["*"]
+    # DNS rebinding: reject a page that points its own host name at 127.0.0.1.
+    checks_host = access.is_open or access.proxy is not None
+    hosts = [*LOCAL_HOSTS, *map(strip_port, access.hosts)] if checks_host else ["*"]
     load = Load()
-    codec = create_app(
+    codec = create_codec_app(
         context.packs,
         inner=context.inner_codec,
         cors_origins=cors_origins,
-        admit=_admission(access, throttle),
+        authorize=_make_codec_check(access, throttle),
     )
     bounded_codec = RequestLimits(codec, load, CODEC_BYTES_MAX)
     app = FastAPI(
         title="Everlong",
-        summary="Threads of long-running agents: what they are, and what may be done to them.",
+        summary="Threads of long-running agents: read, control and archive them.",
         version=versions().everlong,
         docs_url=None,
         redoc_url=None,
@@ -75,47 +80,47 @@ def create_admin_app(
         # The first is the outermost.
         middleware=[
             Middleware(
-                Shell, codec=TrustedHostMiddleware(bounded_codec, hosts, www_redirect=False)
+                Gateway, codec=TrustedHostMiddleware(bounded_codec, hosts, www_redirect=False)
             ),
             Middleware(RequestLimits, load=load, bytes_max=REQUEST_BYTES_MAX),
             Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False),
             Middleware(Guard, access=access, throttle=throttle),
         ],
     )
-    add_handlers(app)
+    add_error_handlers(app)
 
     @app.get("/healthz", include_in_schema=False)
     async def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
     app.include_router(api_router(context))
-    app.include_router(login_router(access, throttle))
+    app.include_router(session_router(access, throttle))
     app.include_router(pages_router(context))
     app.mount("/static", StaticFiles(directory=_HERE / "static", check_dir=False), name="static")
-    _describe(app)
+    _add_security_schemes(app)
     return app
 
 
-def _admission(access: Access, throttle: Throttle) -> Admit:
-    """Return who may use the codec. It lies beside the door, and asks the same."""
+def _make_codec_check(access: Access, throttle: Throttle) -> Authorize:
+    """Return the codec server's check of requests: they bypass the guard, so they authenticate here."""
 
-    async def admit(request: Request, action: str) -> None:
-        user = request.state.user = user_of(access, request)
-        if is_wrong(request, user) and not await throttle.wrong():
-            raise HTTPException(429, TOO_MANY)
+    async def authorize(request: Request, action: str) -> None:
+        user = request.state.user = identify_user(access, request)
+        if has_wrong_token(request, user) and not await throttle.delay():
+            raise HTTPException(429, TOO_MANY_WRONG_TOKENS)
         if user is None:
-            raise unknown()
-        check_may(user, action)
+            raise not_authenticated()
+        check_permission(user, action)
 
-    return admit
+    return authorize
 
 
-def _describe(app: FastAPI) -> None:
-    """Say in the description how to authenticate."""
-    made = app.openapi
+def _add_security_schemes(app: FastAPI) -> None:
+    """Add the ways to authenticate to the OpenAPI description."""
+    openapi = app.openapi
 
-    def described() -> dict[str, Any]:
-        schema = made()
+    def add_schemes() -> dict[str, Any]:
+        schema = openapi()
         components = schema.setdefault("components", {})
         components["securitySchemes"] = {
             "bearer": {"type": "http", "scheme": "bearer"},
@@ -124,4 +129,4 @@ def _describe(app: FastAPI) -> None:
         schema["security"] = [{}, {"bearer": []}, {"session": []}]
         return schema
 
-    app.openapi = described  # type: ignore[method-assign]
+    app.openapi = add_schemes  # type: ignore[method-assign]

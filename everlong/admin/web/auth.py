@@ -1,7 +1,8 @@
-"""Who somebody is: by a bearer token, a session, a proxy's header, or by being on this machine.
+"""Authentication and authorization of the admin server.
 
-Headers of a proxy are believed only where that was configured, and only from its addresses. With none of
-the three configured, everybody is let in who reaches the port: so that is loopback.
+A request is authenticated by a bearer token, by a session cookie, or by a proxy's header. Proxy headers
+are trusted only if that is configured, and only from the proxy's addresses. If none of the three is
+configured, every request is accepted, and `check_exposure` allows loopback only.
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ from everlong.models import printable
 
 
 class Role(StrEnum):
-    """What somebody is here. Each may read; an admin may do everything."""
+    """Role of a user. Every role may read; an admin may do everything."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"
@@ -39,11 +40,11 @@ _APPROVERS: Final = frozenset({Role.APPROVER, Role.ADMIN})
 _ADMINS: Final = frozenset({Role.ADMIN})
 
 PERMISSIONS: Final[Mapping[str, frozenset[Role]]] = {
-    # What threads hold: lists, journals, contexts, archives, and what an action would do.
+    # Contents of threads: lists, journals, contexts, archives, and previews of actions.
     "read": _ALL,
     "decode": _ALL,
     "query": _ALL,
-    # What is encoded may be written to the store.
+    # Encoding may write to the store.
     "encode": _OPERATORS,
     "send": _OPERATORS,
     "compact": _OPERATORS,
@@ -53,11 +54,11 @@ PERMISSIONS: Final[Mapping[str, frozenset[Role]]] = {
     "limits": _OPERATORS,
     "fork": _OPERATORS,
     "archive": _OPERATORS,
-    # As `stop`: the thread ends.
+    # Same roles as `stop`: the thread ends.
     "archive-close": _OPERATORS,
     "revive": _OPERATORS,
     "decide": _APPROVERS,
-    # They delete: a thread's histories, or what lies in the store.
+    # These delete a thread's histories, or objects in the store.
     "archive-free": _ADMINS,
     "sweep": _ADMINS,
 }
@@ -69,48 +70,51 @@ ARCHIVE_THEN: Final[Mapping[str, str]] = {
     "close": "archive-close",
     "free": "archive-free",
 }
-"""What becomes of an archived thread, and the action that one has to be allowed."""
+"""Permission that each `then` of an archive request needs."""
 
 
 def is_allowed(role: Role, action: str) -> bool:
-    """Tell whether a role may do something. What is not in the table, nobody may."""
+    """Return whether a role may do an action. No role may do an action that is not in the table."""
     return role in PERMISSIONS.get(action, frozenset())
 
 
-def allowed_to(role: Role) -> tuple[str, ...]:
-    """Return all that a role may do."""
+def list_actions(role: Role) -> tuple[str, ...]:
+    """Return all actions of a role."""
     return tuple(action for action, roles in PERMISSIONS.items() if role in roles)
 
 
 COOKIE: Final = "everlong_session"
 SESSIONS_MAX: Final = 1_000
-"""At 300 bytes each. Beyond it, the one that was used longest ago ends."""
-SESSIONS_OF_ONE_MAX: Final = 50
-"""Of one name: beyond it, one of their own ends, and nobody else's."""
+"""At 300 bytes each. Beyond it, the least recently used session ends."""
+SESSIONS_PER_USER_MAX: Final = 50
+"""Beyond it, the user's own least recently used session ends, never another user's."""
 SESSION_SECONDS_MAX: Final = 12 * 3600.0
-"""A working day; after that the token is asked for again."""
+"""A working day. Then the user logs in again."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Session:
-    """A browser that has shown a token."""
+    """A browser session that began with a valid token."""
 
     name: str
     role: Role
     ends: float
-    """By the monotonic clock."""
+    """End, by the monotonic clock."""
 
 
 class Sessions:
-    """The sessions that there are, by the random id in the browser's cookie."""
+    """Open sessions, by the random id in the browser's cookie.
+
+    They are kept in this process only: after a restart users log in again.
+    """
 
     def __init__(self) -> None:
         self._sessions: OrderedDict[str, Session] = OrderedDict()
 
     def open(self, name: str, role: Role) -> str:
-        """Begin a session; return its id."""
+        """Start a session and return its id."""
         theirs = [key for key, session in self._sessions.items() if session.name == name]
-        if len(theirs) >= SESSIONS_OF_ONE_MAX:
+        if len(theirs) >= SESSIONS_PER_USER_MAX:
             self.close(theirs[0])
         session_id = secrets.token_urlsafe(32)
         ends = time.monotonic() + SESSION_SECONDS_MAX
@@ -120,7 +124,7 @@ class Sessions:
         return session_id
 
     def find(self, session_id: str) -> Session | None:
-        """Return a session that has not ended."""
+        """Return a session that has not expired, or None."""
         session = self._sessions.get(session_id)
         if session is None:
             return None
@@ -131,7 +135,7 @@ class Sessions:
         return session
 
     def close(self, session_id: str) -> None:
-        """End a session, if there is one."""
+        """End a session, if it exists."""
         self._sessions.pop(session_id, None)
 
     def __len__(self) -> int:
@@ -142,34 +146,34 @@ Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 TOKENS_MAX: Final = 100
 TOKEN_CHARS_MIN: Final = 16
 NAME_CHARS_MAX: Final = 64
-"""As long as the journal takes a name."""
+"""The journal accepts no longer name."""
 _NAME: Final = re.compile(r"[^\s:,][^:,\x00-\x1f\x7f]{0,63}")
 _SHARED_NAME: Final = "admin"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class User:
-    """Somebody who was let in."""
+    """An authenticated user."""
 
     name: str
-    """Empty for somebody on this machine, who is asked for it."""
+    """Empty for a user on this machine without a token: each change then names its author."""
     role: Role
     via: Literal["token", "session", "proxy", "loopback"]
 
     def may(self, action: str) -> bool:
-        """Tell whether they may do something."""
+        """Return whether the user may do an action."""
         return is_allowed(self.role, action)
 
-    def acts_as(self, given: str) -> str:
-        """Return the name that a change is journalled with. Only who has none may say one."""
+    def resolve_author(self, given: str) -> str:
+        """Return the author to journal for a change. `given` counts only if the user has no name."""
         if self.name:
             return self.name
-        return printable(given.strip(), NAME_CHARS_MAX).strip() or _system_name()
+        return printable(given.strip(), NAME_CHARS_MAX).strip() or _system_user()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Grant:
-    """A token, and whom it stands for."""
+    """A token with the name and role of its user."""
 
     name: str
     role: Role
@@ -178,32 +182,32 @@ class Grant:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Proxy:
-    """Headers that are believed, and from where."""
+    """Trusted proxy headers, and the addresses that may send them."""
 
     user_header: str
     role_header: str
     role: Role
-    """Of those for whom the proxy names no role."""
+    """Default role, if the proxy sends none."""
     networks: tuple[Network, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Access:
-    """Whom to let in."""
+    """Configured tokens, proxy and hosts, and the open sessions."""
 
     grants: tuple[Grant, ...] = ()
     proxy: Proxy | None = None
     hosts: tuple[str, ...] = ()
-    """Names that browsers reach this server by, with a port if it is not the scheme's own."""
+    """Host names of this server in browsers, with a port if it is not the scheme's default."""
     sessions: Sessions = dataclasses.field(default_factory=Sessions)
 
     @property
     def is_open(self) -> bool:
-        """Whether everybody is let in who reaches the port."""
+        """Whether every request is accepted without authentication."""
         return not self.grants and self.proxy is None
 
-    def by_token(self, token: str) -> User | None:
-        """Return whom a token stands for. How long it takes tells nothing of how wrong it is."""
+    def find_by_token(self, token: str) -> User | None:
+        """Return the user of a token, or None. Compares in constant time."""
         found = None
         given = token.encode(errors="replace")
         for grant in self.grants:
@@ -211,17 +215,17 @@ class Access:
                 found = User(name=grant.name, role=grant.role, via="token")
         return found
 
-    def by_session(self, session_id: str) -> User | None:
-        """Return whose session that is."""
+    def find_by_session(self, session_id: str) -> User | None:
+        """Return the user of a session, or None."""
         session = self.sessions.find(session_id)
         if session is None:
             return None
         return User(name=session.name, role=session.role, via="session")
 
-    def by_proxy(self, headers: Mapping[str, str], address: str) -> User | None:
-        """Return whom a trusted proxy names."""
+    def find_by_proxy(self, headers: Mapping[str, str], address: str) -> User | None:
+        """Return the user that a trusted proxy names, or None."""
         proxy = self.proxy
-        if proxy is None or not _is_inside(address, proxy.networks):
+        if proxy is None or not _is_in_networks(address, proxy.networks):
             return None
         name = headers.get(proxy.user_header, "").strip()[:NAME_CHARS_MAX]
         if not name or not name.isprintable():
@@ -231,56 +235,60 @@ class Access:
             return None
         return User(name=name, role=Role(said) if said else proxy.role, via="proxy")
 
-    def user(self, headers: Mapping[str, str], address: str, session_id: str = "") -> User | None:
-        """Return who asks, by what their request says; None if nobody knows them."""
+    def authenticate(
+        self, headers: Mapping[str, str], address: str, session_id: str = ""
+    ) -> User | None:
+        """Return the user of a request, or None if the request is not authenticated."""
         if self.is_open:
             return User(name="", role=Role.ADMIN, via="loopback")
-        token = bearer_of(headers)
+        token = read_bearer_token(headers)
         if token is not None:
-            return self.by_token(token)
-        return self.by_proxy(headers, address) or self.by_session(session_id)
+            return self.find_by_token(token)
+        return self.find_by_proxy(headers, address) or self.find_by_session(session_id)
 
 
-def bearer_of(headers: Mapping[str, str]) -> str | None:
-    """Return the token that a request shows; None if it shows none."""
+def read_bearer_token(headers: Mapping[str, str]) -> str | None:
+    """Return the bearer token of a request, or None if it has none."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else None
 
 
-def open_access(settings: Settings) -> Access:
-    """Return whom the settings let in."""
+def load_access(settings: Settings) -> Access:
+    """Return the access that the settings configure."""
     grants = parse_tokens(settings.tokens)
     if settings.token:
         _check_token(settings.token, "EVERLONG_TOKEN")
         if any(grant.token == settings.token for grant in grants):
             raise ConfigError(
-                "EVERLONG_TOKENS has the token of EVERLONG_TOKEN, whose role is admin. Give each "
-                "person their own."
+                "EVERLONG_TOKENS contains the token of EVERLONG_TOKEN, whose role is admin. Give each "
+                "person a token of their own."
             )
         grants = (Grant(name=_SHARED_NAME, role=Role.ADMIN, token=settings.token), *grants)
-    hosts = tuple(_host(each.strip()) for each in settings.hosts.split(",") if each.strip())
-    return Access(grants=grants, proxy=_proxy(settings, hosts), hosts=hosts)
+    hosts = tuple(_parse_host(each.strip()) for each in settings.hosts.split(",") if each.strip())
+    return Access(grants=grants, proxy=_parse_proxy(settings, hosts), hosts=hosts)
 
 
 def parse_tokens(text: str) -> tuple[Grant, ...]:
     """Return the grants of `name:role:token`, comma-separated."""
     parts = [each.strip() for each in text.split(",") if each.strip()]
     if len(parts) > TOKENS_MAX:
-        raise ConfigError(f"EVERLONG_TOKENS has {len(parts)} tokens; {TOKENS_MAX} is the most")
-    grants = tuple(_grant(number, part) for number, part in enumerate(parts, 1))
+        raise ConfigError(
+            f"EVERLONG_TOKENS has {len(parts)} tokens; at most {TOKENS_MAX} are allowed"
+        )
+    grants = tuple(_parse_grant(number, part) for number, part in enumerate(parts, 1))
     if len({grant.token for grant in grants}) < len(grants):
-        raise ConfigError("EVERLONG_TOKENS has the same token twice; give each person their own")
+        raise ConfigError("EVERLONG_TOKENS has the same token twice. Give each person their own.")
     return grants
 
 
-def _grant(number: int, text: str) -> Grant:
-    # A token is never part of a message, so neither is an entry that does not parse.
+def _parse_grant(number: int, text: str) -> Grant:
+    # Messages never contain a token, so they do not quote an entry that does not parse.
     name, _, rest = text.partition(":")
     role, colon, token = rest.partition(":")
     if not colon or not _NAME.fullmatch(name) or role not in set(Role):
         raise ConfigError(
-            f"entry {number} of EVERLONG_TOKENS is not name:role:token, with a role of "
-            f"{', '.join(Role)}"
+            f"entry {number} of EVERLONG_TOKENS is not name:role:token. The role is one of "
+            f"{', '.join(Role)}."
         )
     _check_token(token, f"the token of {name!r} in EVERLONG_TOKENS")
     return Grant(name=name, role=Role(role), token=token)
@@ -289,57 +297,59 @@ def _grant(number: int, text: str) -> Grant:
 def _check_token(token: str, what: str) -> None:
     if len(token) < TOKEN_CHARS_MIN or not token.isascii() or not token.isprintable():
         raise ConfigError(
-            f"{what} has fewer than {TOKEN_CHARS_MIN} plain characters, or others among them. "
+            f"{what} needs at least {TOKEN_CHARS_MIN} characters, all of them printable ASCII. "
             "Make one with: python -c 'import secrets; print(secrets.token_urlsafe(32))'"
         )
 
 
-def _host(text: str) -> str:
-    if place_of(text) is None:
+def _parse_host(text: str) -> str:
+    if parse_netloc(text) is None:
         raise ConfigError(
-            f"{text[:50]!r} in EVERLONG_HOSTS is no name of a host; give some as ops.example.org, or "
-            "ops.example.org:8443"
+            f"{text[:50]!r} in EVERLONG_HOSTS is not a host name. Give names such as ops.example.org or "
+            "ops.example.org:8443."
         )
     return text.lower()
 
 
-def _proxy(settings: Settings, hosts: Sequence[str]) -> Proxy | None:
+def _parse_proxy(settings: Settings, hosts: Sequence[str]) -> Proxy | None:
     if not settings.trust_user_header:
         return None
     if not settings.trusted_proxies or not hosts:
-        # A page that points its own name at this port could send any header, as its own origin.
+        # DNS rebinding: a page that points its own host name at this port could send any header.
         raise ConfigError(
-            "EVERLONG_TRUST_USER_HEADER is set, so EVERLONG_TRUSTED_PROXIES has to name the addresses "
-            "that may send it, and EVERLONG_HOSTS the names that browsers reach the dashboard by."
+            "EVERLONG_TRUST_USER_HEADER is set. Set EVERLONG_TRUSTED_PROXIES to the addresses that may "
+            "send it, and EVERLONG_HOSTS to the dashboard's host names in browsers."
         )
     return Proxy(
         user_header=settings.trust_user_header.lower(),
         role_header=settings.trust_role_header.lower(),
-        role=_role(settings.trust_role_default),
-        networks=tuple(_network(each.strip()) for each in settings.trusted_proxies.split(",")),
+        role=_parse_role(settings.trust_role_default),
+        networks=tuple(
+            _parse_network(each.strip()) for each in settings.trusted_proxies.split(",")
+        ),
     )
 
 
-def _role(text: str) -> Role:
+def _parse_role(text: str) -> Role:
     try:
         return Role(text or Role.VIEWER)
     except ValueError:
         raise ConfigError(
-            f"EVERLONG_TRUST_ROLE_DEFAULT is {text[:20]!r}; give one of {', '.join(Role)}"
+            f"EVERLONG_TRUST_ROLE_DEFAULT is {text[:20]!r}. Give one of {', '.join(Role)}."
         ) from None
 
 
-def _network(text: str) -> Network:
+def _parse_network(text: str) -> Network:
     try:
         return ipaddress.ip_network(text)
     except ValueError:
         raise ConfigError(
-            f"{text[:50]!r} in EVERLONG_TRUSTED_PROXIES is no address; give some as 10.0.0.5 or "
-            "10.0.0.0/24"
+            f"{text[:50]!r} in EVERLONG_TRUSTED_PROXIES is not an address. Give addresses such as "
+            "10.0.0.5 or 10.0.0.0/24."
         ) from None
 
 
-def _is_inside(address: str, networks: Sequence[Network]) -> bool:
+def _is_in_networks(address: str, networks: Sequence[Network]) -> bool:
     try:
         found = ipaddress.ip_address(address)
     except ValueError:
@@ -347,18 +357,18 @@ def _is_inside(address: str, networks: Sequence[Network]) -> bool:
     return any(found in network for network in networks)
 
 
-def _system_name() -> str:
+def _system_user() -> str:
     try:
         return getpass.getuser()[:NAME_CHARS_MAX]
     except (KeyError, OSError):
-        return "somebody"
+        return "unknown"
 
 
 _PORTS: Final[Mapping[str, int]] = {"http": 80, "https": 443}
 
 
-def place_of(netloc: str, scheme: str = "https") -> tuple[str, int] | None:
-    """Return the host and the port of `host:port`, or the scheme's own port; None if it is neither."""
+def parse_netloc(netloc: str, scheme: str = "https") -> tuple[str, int] | None:
+    """Return host and port of `host[:port]`, by default the scheme's port; None if it is neither."""
     try:
         parts = urlsplit(f"//{netloc}")
         port = parts.port
@@ -369,44 +379,44 @@ def place_of(netloc: str, scheme: str = "https") -> tuple[str, int] | None:
     return parts.hostname, _PORTS[scheme] if port is None else port
 
 
-def host_of(netloc: str) -> str:
-    """Return `host:port` without the port, as a request's Host header is compared with it."""
-    place = place_of(netloc)
+def strip_port(netloc: str) -> str:
+    """Return `host:port` without the port, in the form of TrustedHostMiddleware."""
+    place = parse_netloc(netloc)
     host = place[0] if place else netloc
     return f"[{host}]" if ":" in host else host
 
 
-def needs(action: str) -> dict[str, Any]:
-    """Return what a route is declared with that only some roles may use."""
+def requires(action: str) -> dict[str, Any]:
+    """Return arguments for a route declaration that restrict it to the roles with a permission."""
     return {
-        "dependencies": [Depends(checking(action))],
+        "dependencies": [Depends(make_permission_check(action))],
         "openapi_extra": {"x-permission": action},
     }
 
 
-def checking(action: str) -> Callable[[Request], None]:
-    """Return a dependency that refuses those who may not do something."""
+def make_permission_check(action: str) -> Callable[[Request], None]:
+    """Return a FastAPI dependency that answers 403 to users without a permission."""
     if action not in PERMISSIONS:
-        raise ValueError(f"there is no permission {action!r}")
+        raise ValueError(f"unknown permission {action!r}")
 
     def check(request: Request) -> None:
-        check_may(getattr(request.state, "user", None), action)
+        check_permission(getattr(request.state, "user", None), action)
 
     return check
 
 
-def check_may(user: User | None, action: str) -> None:
-    """Refuse what somebody's role may not do."""
+def check_permission(user: User | None, action: str) -> None:
+    """Raise a 403 if the user's role may not do an action."""
     if user is None or not user.may(action):
-        role = "nobody" if user is None else user.role
+        role = "anonymous" if user is None else user.role
         wanted = " or ".join(sorted(PERMISSIONS[action]))
-        raise HTTPException(403, f"{role} may not {action}; that takes {wanted}.")
+        raise HTTPException(403, f"The role {role} may not {action}. Ask for the role {wanted}.")
 
 
-def current_user(request: Request) -> User:
-    """Return who asks. The guard has let them in."""
+def get_current_user(request: Request) -> User:
+    """Return the user, whom the guard has authenticated."""
     user: User = request.state.user
     return user
 
 
-CurrentUser = Annotated[User, Depends(current_user)]
+CurrentUser = Annotated[User, Depends(get_current_user)]

@@ -1,16 +1,16 @@
 """The codec server: shows real values in the Temporal UI and CLI.
 
-It speaks Temporal's codec protocol: POST `/encode`, `/decode` and `/download` with payloads as JSON,
-at any depth of the path, so that `/{namespace}/decode` is one of them. The namespace changes nothing:
-a ref says itself where it leads, and what is encoded here belongs to no thread. Anyone who reaches it
-reads payloads, so beyond loopback it wants a bearer token, and browsers are let in from named origins
-only.
+Implements Temporal's codec protocol: POST `/encode`, `/decode` and `/download` with payloads as JSON, at
+any depth of the path, such as `/{namespace}/decode`. The namespace is ignored: a ref contains its own
+location, and payloads that are encoded here belong to no thread. A client that reaches the server can
+read payloads. So beyond loopback the server requires a bearer token, and accepts browsers from the
+configured origins only.
 
 The CLI asks for whole values. The Temporal UI asks `/decode` to leave storage refs in place
-(`preserveStorageRefs`), so that a page of history does not fetch every blob, and `/download` for one
-of them when somebody presses its button. It shows that button for one kind of payload only, the
-SDK's `ExternalStorageReference`; any other ref would show as base64 and lead nowhere. So what is
-large is answered in that form, and what a page can show is decoded all the same.
+(`preserveStorageRefs`), so that a page of history does not fetch every blob, and `/download` when the
+user presses a ref's button. It shows that button for one kind of payload only, the SDK's
+`ExternalStorageReference`; any other ref would show as base64 without a way to open it. So large values
+are returned in that form, and smaller ones are decoded although the UI asks for refs.
 """
 
 import asyncio
@@ -51,75 +51,74 @@ logger = logging.getLogger(__name__)
 # A page of history in the UI holds at most a few thousand payloads of some KiB.
 REQUEST_BYTES_MAX: Final = 16 * limits.MIB
 PAYLOADS_MAX: Final = 10_000
-"""Of one request. Each takes up to 0.2 ms, however small it is: two seconds for all of them."""
-# Braces, colons and commas of the JSON, which base64 has none of. A payload has 8 or so.
+"""Payloads of one request. Each takes up to 0.2 ms, however small it is: two seconds in all."""
+# Braces, colons and commas of the JSON. Base64 contains none; a payload has about 8.
 _MARKS_MAX: Final = 16 * PAYLOADS_MAX
 _MARKS: Final = (b"{", b":", b",")
-# What is decoded before other requests get their turn.
+# Payloads that are decoded before other requests get a turn.
 _BATCH_PAYLOADS: Final = 200
-# What all payloads of a request may decode to: as many tool results as a page can show, and no bomb.
+# Decoded bytes of one request: as many tool results as a page can show, and no decompression bomb.
 RESPONSE_BYTES_MAX: Final = 64 * limits.MIB
-# What the UI gets as a value, and not as a placeholder: some 2,000 lines, which a page still shows.
+# Larger values are placeholders in the UI. This is some 2,000 lines, which a page still shows.
 SHOWN_BYTES_MAX: Final = 128 * limits.KIB
 CONVERSIONS_MAX: Final = 4
-"""Requests that are converted at a time. Others wait."""
+"""Concurrent conversions. Further requests wait."""
 CONVERSION_BYTES_MAX: Final = 144 * limits.MIB
-"""Memory that all conversions take together: one of the largest responses, and some small ones."""
-# JSON is parsed to a text, to objects and to payloads, one after another: 3.3 times its bytes for one
-# large payload, and 7 times for many small ones.
+"""Memory of all conversions together: one of the largest responses, and some small ones."""
+# JSON is parsed to text, then objects, then payloads: 3.3 times its bytes for one large payload, and 7
+# times for many small ones.
 _PARSE_FACTOR: Final = 7
-# Data is in memory twice: as it is read, and in its payload; or in its payload, and as it is sent.
+# Data is in memory twice: as read and in its payload, or in its payload and as sent.
 _DECODE_FACTOR: Final = 2
-_LEAST_BYTES: Final = 256 * limits.KIB
-# A request waits so long for its turn, and a store that does not answer keeps its place no longer.
+_HELD_BYTES_MIN: Final = 256 * limits.KIB
+# Time that a request waits for its turn, and that a store may take to answer.
 _WAIT_SECONDS_MAX: Final = 30.0
 _CONVERT_SECONDS_MAX: Final = 60.0
-# A client that takes longer over a response is cut off: others wait for the memory.
+# A slower client is disconnected: other requests wait for the memory of its response.
 _SEND_SECONDS_MAX: Final = 120.0
 # Divisible by 3, so that pieces of base64 can be joined.
 _PIECE_BYTES: Final = 192 * limits.KIB
 LOCAL_HOSTS: Final = ["127.0.0.1", "localhost", "[::1]"]
-"""Names that a server is reached by which lets everybody in."""
-# Where a placeholder keeps the ref that it stands for. As text: the UI reads metadata as UTF-8.
+"""Allowed host names of a server without authentication."""
+# Metadata key of a placeholder's ref. The value is text, since the UI reads metadata as UTF-8.
 _REF_KEY: Final = "everlong-ref"
 _ORIGIN: Final = re.compile(r"https?://[a-z0-9.-]+(:\d{1,5})?|https?://\[[0-9a-f:]+\](:\d{1,5})?")
 _Convert: TypeAlias = Callable[[Sequence[Payload], "_Memory"], Awaitable[list[Payload]]]
-Admit: TypeAlias = Callable[[Request, str], Awaitable[None]]
-"""Raises `HTTPException` for somebody who may not do the action that is named: decode or encode."""
+Authorize: TypeAlias = Callable[[Request, str], Awaitable[None]]
+"""Raises HTTPException if the request's user may not do the action, `decode` or `encode`."""
 _SDK_ENCODINGS: Final = frozenset(
     {b"binary/null", b"binary/plain", b"json/plain", b"json/protobuf", b"binary/protobuf"}
 )
 _WARNED: Final[set[bytes]] = set()
 _WARNED_MAX: Final = 16
-_BUSY: Final = "The server decodes as much as its memory allows. Try again."
-# What the UI sends; the last two only where it is told to pass its user's tokens on.
+_BUSY: Final = "The server is decoding as much as its memory allows. Try again in a moment."
+# Headers of the UI. It sends the last two only if it is configured to pass on its user's tokens.
 _HEADERS: Final = ("content-type", "x-namespace", "authorization", "authorization-extras")
 
 
-def create_app(
+def create_codec_app(
     store: BlobStore | PackStore,
     *,
     inner: PayloadCodec | None = None,
     token: str = "",
     cors_origins: Sequence[str] = (),
-    beside: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext,
-    admit: Admit | None = None,
+    background: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext,
+    authorize: Authorize | None = None,
 ) -> FastAPI:
-    """Return the codec server's application. An empty token lets everybody in who reaches it.
+    """Return the codec server's application. With an empty token it accepts every request.
 
-    `inner` is the codec that a team's workers have inside Everlong's.
-    What is `beside` it is entered when the server starts, and left before it ends. `admit` is asked
-    instead of the token, if it is given.
+    `inner` is the codec that the workers have inside Everlong's. `background` is a context
+    that is entered when the server starts and left before it ends. `authorize` replaces the token check.
     """
     app = FastAPI(
         title="Everlong codec server",
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
-        lifespan=lambda _: beside(),
+        lifespan=lambda _: background(),
     )
     codec = EverlongCodec(store, inner=inner)
-    app.include_router(_routes(codec, admit or partial(_admit, token)))
+    app.include_router(_routes(codec, authorize or partial(_check_token, token)))
 
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:
@@ -127,55 +126,55 @@ def create_app(
 
     @app.exception_handler(HTTPException)
     async def refuse(request: Request, error: HTTPException) -> Response:
-        # The CLI tries for 10 s and then speaks of a deadline, so what it was told stands here too.
+        # Log the reason: the CLI retries for 10 s and then reports only a deadline.
         route = request.scope["path"].rpartition("/")[2]
-        logger.warning("/%s refused with %d: %s", route, error.status_code, error.detail)
+        logger.warning("/%s answered %d: %s", route, error.status_code, error.detail)
         return await http_exception_handler(request, error)
 
-    if not token and admit is None:
-        # A page that points its own host name at 127.0.0.1 (DNS rebinding) is not let in either.
+    if not token and authorize is None:
+        # DNS rebinding: reject a page that points its own host name at 127.0.0.1.
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOCAL_HOSTS)
     if cors_origins:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=[_checked_origin(origin) for origin in cors_origins],
+            allow_origins=[_check_origin(origin) for origin in cors_origins],
             allow_methods=["POST"],
             allow_headers=_HEADERS,
-            # The UI can be told to send cookies, for a proxy with single sign-on that stands before us.
+            # The UI may send cookies, for a single sign-on proxy in front of this server.
             allow_credentials=True,
-            # A UI on another machine asks for this when the codec server is on the browser's own.
+            # A UI on another machine needs this when the codec server runs on the browser's machine.
             allow_private_network=True,
         )
     return app
 
 
 def check_exposure(host: str, *, is_guarded: bool, allow_anonymous: bool) -> None:
-    """Refuse to listen beyond loopback where everybody would be let in, unless told to."""
+    """Raise ConfigError if the server would accept unauthenticated requests beyond loopback."""
     if is_guarded or allow_anonymous or is_loopback(host):
         return
     raise ConfigError(
         f"listening on {host} would let everyone on the network read and change threads. Set "
-        "EVERLONG_TOKEN or EVERLONG_TOKENS, or pass --allow-anonymous if something else guards the port."
+        "EVERLONG_TOKEN or EVERLONG_TOKENS, or pass --allow-anonymous if a proxy protects the port."
     )
 
 
-def _checked_origin(origin: str) -> str:
+def _check_origin(origin: str) -> str:
     if not _ORIGIN.fullmatch(origin):
         raise ConfigError(
-            f"{origin!r} is not an origin that a browser sends. Give scheme, host and port in small "
-            "letters and nothing after them, as in http://127.0.0.1:8233."
+            f"{origin!r} is not a browser origin. Give scheme, host and port in lower case and nothing "
+            "after them, such as http://127.0.0.1:8233."
         )
     return origin
 
 
-def _routes(codec: EverlongCodec, admit: Admit) -> APIRouter:
+def _routes(codec: EverlongCodec, authorize: Authorize) -> APIRouter:
     router = APIRouter()
     conversions = _Conversions()
 
     async def answer(request: Request, action: str, convert: _Convert) -> Response:
-        await admit(request, action)
-        _check_type(request)
-        return await conversions.answer(request, await _read(request), convert)
+        await authorize(request, action)
+        _check_content_type(request)
+        return await conversions.answer(request, await _read_body(request), convert)
 
     @router.post("/encode")
     @router.post("/{mount:path}/encode")
@@ -185,66 +184,66 @@ def _routes(codec: EverlongCodec, admit: Admit) -> APIRouter:
     @router.post("/decode")
     @router.post("/{mount:path}/decode")
     async def decode(request: Request) -> Response:
-        for_page = request.query_params.get("preserveStorageRefs", "").lower() == "true"
-        return await answer(request, "decode", partial(_decode, codec, for_page=for_page))
+        for_ui = request.query_params.get("preserveStorageRefs", "").lower() == "true"
+        return await answer(request, "decode", partial(_decode, codec, for_ui=for_ui))
 
     @router.post("/download")
     @router.post("/{mount:path}/download")
     async def download(request: Request) -> Response:
-        # The UI adds preserveStorageRefs here too, where it means nothing.
+        # The UI adds preserveStorageRefs here too. It has no effect on a download.
         return await answer(request, "decode", partial(_download, codec))
 
     return router
 
 
 class _Memory:
-    """The share of the server's memory that one conversion holds."""
+    """Share of the memory budget that one conversion holds."""
 
     def __init__(self, budget: ByteBudget) -> None:
         self._budget = budget
         self._held = contextlib.AsyncExitStack()
 
     async def hold(self, size_bytes: int) -> None:
-        """Hold so many bytes, and nothing of before: what holds some and waits could wait for ever."""
+        """Hold so many bytes. Releases the bytes held before: waiting while holding could deadlock."""
         await self.release()
         try:
             async with asyncio.timeout(_WAIT_SECONDS_MAX):
                 await self._held.enter_async_context(
-                    self._budget.reserve(max(size_bytes, _LEAST_BYTES))
+                    self._budget.reserve(max(size_bytes, _HELD_BYTES_MIN))
                 )
         except TimeoutError:
             raise HTTPException(503, _BUSY, {"retry-after": "2"}) from None
 
     async def release(self) -> None:
-        """Give back what is held."""
+        """Release the held bytes."""
         await self._held.aclose()
 
 
 class _Conversions:
-    """Converts payloads for requests, a bounded number at a time and in bounded memory."""
+    """Converts payloads of requests, with bounded concurrency and memory."""
 
     def __init__(self) -> None:
         self._places = asyncio.Semaphore(CONVERSIONS_MAX)
         self._budget = ByteBudget(CONVERSION_BYTES_MAX)
 
     async def answer(self, request: Request, body: bytes, convert: _Convert) -> Response:
-        """Return the response to a body. It holds its share of memory until it is sent."""
+        """Return the response to a body. The response holds its share of memory until it is sent."""
         memory = _Memory(self._budget)
         try:
             async with self._places:
                 await memory.hold(_PARSE_FACTOR * len(body))
-                if await request.is_disconnected():  # It may have waited for long.
-                    raise HTTPException(408, "the client is gone")
-                # In a thread: however odd the JSON is, other requests are answered meanwhile.
-                payloads = await asyncio.to_thread(_parsed, body)
-                return _PayloadsResponse(await _converted(payloads, convert, memory), memory)
+                if await request.is_disconnected():  # It may have waited a long time.
+                    raise HTTPException(408, "the client has disconnected")
+                # In an OS thread: parsing hostile JSON must not block the event loop.
+                payloads = await asyncio.to_thread(_parse_payloads, body)
+                return _PayloadsResponse(await _run_conversion(payloads, convert, memory), memory)
         except BaseException:
             await memory.release()
             raise
 
 
 class _PayloadsResponse(Response):
-    """Payloads as JSON, written piece by piece: no more than one payload is in memory twice."""
+    """Payloads as JSON, sent in pieces, so that at most one payload is in memory twice."""
 
     media_type = "application/json"
 
@@ -260,20 +259,20 @@ class _PayloadsResponse(Response):
         try:
             async with asyncio.timeout(_SEND_SECONDS_MAX):
                 await send(start)
-                for piece in _joined(_as_json(self._payloads)):
+                for piece in _join_pieces(_write_json(self._payloads)):
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
                     await asyncio.sleep(0)
                 await send({"type": "http.response.body", "body": b""})
         except TimeoutError:
-            # The server closes a connection whose response is not complete.
-            logger.warning("a response was given up: its client did not read it in time")
+            # uvicorn closes the connection of an incomplete response.
+            logger.warning("a response was cancelled: the client did not read it in time")
         finally:
             self._payloads.clear()
             await self._memory.release()
 
 
-def _as_json(payloads: list[Payload]) -> Iterator[bytes]:
-    """Yield payloads as protobuf writes them in JSON. Each is dropped from the list before the next."""
+def _write_json(payloads: list[Payload]) -> Iterator[bytes]:
+    """Yield payloads in protobuf's JSON form. Removes each from the list before the next."""
     yield b'{"payloads": ['
     payloads.reverse()
     is_first = True
@@ -289,7 +288,7 @@ def _as_json(payloads: list[Payload]) -> Iterator[bytes]:
         rest = Payload(metadata=payload.metadata, external_payloads=payload.external_payloads)
         del payload
         text = json_format.MessageToJson(rest, indent=None)
-        # The data follows whatever the rest has.
+        # Append the data to the other fields.
         yield text[:-1].encode() + (b', "data": "' if text != "{}" else b'"data": "')
         view = memoryview(data)
         for at in range(0, len(view), _PIECE_BYTES):
@@ -298,8 +297,8 @@ def _as_json(payloads: list[Payload]) -> Iterator[bytes]:
     yield b"]}"
 
 
-def _joined(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield pieces that are worth sending: small ones are joined."""
+def _join_pieces(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Join small pieces, so that each is worth sending."""
     parts: list[bytes] = []
     size_bytes = 0
     for piece in pieces:
@@ -315,13 +314,13 @@ def _joined(pieces: Iterator[bytes]) -> Iterator[bytes]:
 async def _encode(
     codec: EverlongCodec, payloads: Sequence[Payload], memory: _Memory
 ) -> list[Payload]:
-    """Encode payloads: what is large is compressed and stored."""
+    """Encode payloads. Large ones are compressed and stored."""
     await memory.hold(2 * _DECODE_FACTOR * sum(payload.ByteSize() for payload in payloads))
-    return await _by_team(codec, codec.encode(payloads))
+    return await _run_codec(codec, codec.encode(payloads))
 
 
-async def _by_team(codec: EverlongCodec, work: Awaitable[list[Payload]]) -> list[Payload]:
-    """Return what a codec makes of payloads. A team's codec inside may raise anything."""
+async def _run_codec(codec: EverlongCodec, work: Awaitable[list[Payload]]) -> list[Payload]:
+    """Await a codec. Translates errors of the inner codec, which may raise anything."""
     try:
         return await work
     except (EverlongError, TimeoutError):
@@ -330,30 +329,30 @@ async def _by_team(codec: EverlongCodec, work: Awaitable[list[Payload]]) -> list
         if codec.inner is None:
             raise
         name = type(codec.inner).__name__
-        # Without its words, which may hold content.
+        # Without its message, which may hold content.
         raise HTTPException(
-            422, f"the payload codec {name} does not take these payloads ({type(error).__name__})"
+            422, f"the payload codec {name} cannot convert these payloads ({type(error).__name__})"
         ) from None
 
 
 async def _download(
     codec: EverlongCodec, payloads: Sequence[Payload], memory: _Memory
 ) -> list[Payload]:
-    """Return the values of refs, whole."""
-    if not all(is_ref(_unwrapped(payload)) for payload in payloads):
-        # Not 404: the UI takes that for a server without this endpoint.
+    """Return the whole values of refs."""
+    if not all(is_ref(_unwrap(payload)) for payload in payloads):
+        # Not 404: the UI would conclude that the server has no such endpoint.
         raise HTTPException(400, "these payloads are not all refs to Everlong's store")
     return await _decode(codec, payloads, memory)
 
 
 async def _decode(
-    codec: EverlongCodec, payloads: Sequence[Payload], memory: _Memory, *, for_page: bool = False
+    codec: EverlongCodec, payloads: Sequence[Payload], memory: _Memory, *, for_ui: bool = False
 ) -> list[Payload]:
-    """Decode payloads, but for large ones that are for a page: placeholders stand for those."""
-    payloads = [_unwrapped(payload) for payload in payloads]
+    """Decode payloads. For the UI, placeholders replace large ones."""
+    payloads = [_unwrap(payload) for payload in payloads]
     sizes = await asyncio.to_thread(lambda: list(map(plain_bytes, payloads)))
     kept = [
-        for_page and size_bytes > SHOWN_BYTES_MAX and is_ref(payload)
+        for_ui and size_bytes > SHOWN_BYTES_MAX and is_ref(payload)
         for payload, size_bytes in zip(payloads, sizes, strict=True)
     ]
     chosen_bytes = sum(size for size, keep in zip(sizes, kept, strict=True) if not keep)
@@ -365,41 +364,41 @@ async def _decode(
         )
     await memory.hold(_DECODE_FACTOR * chosen_bytes)
     chosen = [payload for payload, keep in zip(payloads, kept, strict=True) if not keep]
-    decoded = iter(await _in_batches(codec, chosen))
+    decoded = iter(await _decode_batches(codec, chosen))
     return [
         _placeholder(payload, size_bytes) if keep else next(decoded)
         for payload, size_bytes, keep in zip(payloads, sizes, kept, strict=True)
     ]
 
 
-async def _in_batches(codec: EverlongCodec, payloads: Sequence[Payload]) -> list[Payload]:
+async def _decode_batches(codec: EverlongCodec, payloads: Sequence[Payload]) -> list[Payload]:
     decoded: list[Payload] = []
     for start in range(0, len(payloads), _BATCH_PAYLOADS):
         batch = payloads[start : start + _BATCH_PAYLOADS]
-        decoded += await _by_team(codec, codec.decode(batch))
+        decoded += await _run_codec(codec, codec.decode(batch))
         for given, found in zip(batch, decoded[start:], strict=True):
             if is_encoded(given):
-                _warn_of_foreign(found.metadata.get("encoding", b""))
+                _warn_of_encoding(found.metadata.get("encoding", b""))
     return decoded
 
 
-def _warn_of_foreign(encoding: bytes) -> None:
-    """Log once that a value is shown as another codec, or a converter, has written it.
+def _warn_of_encoding(encoding: bytes) -> None:
+    """Log once for each encoding that the Temporal UI does not show.
 
-    It is no error: a team's converter may write what only its own UI shows.
+    This is not an error: a custom converter may write values for a UI of its own.
     """
     if encoding in _SDK_ENCODINGS or encoding in _WARNED or len(_WARNED) >= _WARNED_MAX:
         return
     _WARNED.add(encoding)
     logger.warning(
-        "values decode to the encoding %r, which Temporal's UI does not show. If your workers have a "
+        "values decode to the encoding %r, which the Temporal UI does not show. If your workers have a "
         "payload codec of their own, start everlong serve with --codec module:name (EVERLONG_CODEC).",
         encoding[:60].decode(errors="replace"),
     )
 
 
 def _placeholder(payload: Payload, size_bytes: int) -> Payload:
-    """Return what the UI shows for a large value, with a button that downloads it."""
+    """Return a payload that the UI shows as a reference with a download button."""
     ref = parse_ref(payload)
     key = pack_key(ref.thread, ref.pack)
     reference = ExternalStorageReference(
@@ -417,11 +416,10 @@ def _placeholder(payload: Payload, size_bytes: int) -> Payload:
     return placeholder
 
 
-def _unwrapped(payload: Payload) -> Payload:
-    """Return the ref that a placeholder stands for; any other payload as it is.
+def _unwrap(payload: Payload) -> Payload:
+    """Return the ref of a placeholder, and any other payload unchanged.
 
-    The UI sends the ref out of history. A client that keeps to the protocol may as well send what
-    `/decode` gave it.
+    The UI sends the ref of the history. Other clients may send the placeholder that `/decode` returned.
     """
     wrapped = payload.metadata.get(_REF_KEY)
     if wrapped is None:
@@ -432,7 +430,7 @@ def _unwrapped(payload: Payload) -> Payload:
         raise HTTPException(400, "a placeholder is damaged: its ref does not parse") from None
 
 
-async def _converted(
+async def _run_conversion(
     payloads: Sequence[Payload], convert: _Convert, memory: _Memory
 ) -> list[Payload]:
     try:
@@ -442,50 +440,50 @@ async def _converted(
         seconds = f"{_CONVERT_SECONDS_MAX:.0f} s"
         raise HTTPException(503, f"the blob store did not answer within {seconds}") from None
     except EverlongError as error:
-        # The UI asks again after a 5xx, and shows what it has after a 4xx.
+        # The UI retries after a 5xx, and shows the encoded value after a 4xx.
         status = 503 if isinstance(error, StoreUnavailable) else 422
         raise HTTPException(status, f"{type(error).__name__}: {error}") from error
 
 
-async def _admit(token: str, request: Request, _: str) -> None:
+async def _check_token(token: str, request: Request, _: str) -> None:
     given = request.headers.get("authorization", "")
     if token and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-        raise unknown()
+        raise not_authenticated()
 
 
-def unknown() -> HTTPException:
-    """Return the refusal of somebody whom nobody knows."""
+def not_authenticated() -> HTTPException:
+    """Return the 401 for a request without a valid token."""
     return HTTPException(401, "a bearer token is needed", {"WWW-Authenticate": "Bearer"})
 
 
-def _check_type(request: Request) -> None:
-    # A browser sends this type across origins only after a preflight, which CORS answers.
+def _check_content_type(request: Request) -> None:
+    # Browsers send this type across origins only after a CORS preflight.
     content_type = request.headers.get("content-type", "").partition(";")[0]
     if content_type.strip().lower() != "application/json":
         raise HTTPException(415, "send application/json")
 
 
-async def _read(request: Request) -> bytes:
+async def _read_body(request: Request) -> bytes:
     body = bytearray()
     async for part in request.stream():
         body += part
         if len(body) > REQUEST_BYTES_MAX:
-            raise HTTPException(413, f"more than {REQUEST_BYTES_MAX} bytes")
-    # Before anything is parsed: a megabyte may be a payload, or 300,000 of them.
+            raise HTTPException(413, f"the body has more than {REQUEST_BYTES_MAX} bytes")
+    # Before parsing: a megabyte may hold one payload, or 300,000.
     if sum(map(body.count, _MARKS)) > _MARKS_MAX:
-        raise _too_many()
+        raise _too_many_payloads()
     return bytes(body)
 
 
-def _parsed(body: bytes) -> Sequence[Payload]:
+def _parse_payloads(body: bytes) -> Sequence[Payload]:
     try:
         payloads = json_format.Parse(body, Payloads()).payloads
     except (json_format.ParseError, UnicodeDecodeError, RecursionError):
         raise HTTPException(400, "the body is not Temporal payloads as JSON") from None
     if len(payloads) > PAYLOADS_MAX:
-        raise _too_many()
+        raise _too_many_payloads()
     return payloads
 
 
-def _too_many() -> HTTPException:
+def _too_many_payloads() -> HTTPException:
     return HTTPException(413, f"more than {PAYLOADS_MAX} payloads. Ask for fewer at once.")

@@ -1,4 +1,4 @@
-"""What the requests of one server share: the connection, the store, the list of threads."""
+"""App context: the connection, store, jobs and list of threads that all requests of a server share."""
 
 import asyncio
 import contextlib
@@ -20,18 +20,18 @@ from everlong.errors import EverlongError, ServerUnreachable
 from everlong.models import SweepOptions, SweepReport
 from everlong.storage.pack_store import PackStore
 
-# A probe writes and deletes an object: once in a while is enough, however many look.
+# A probe writes and deletes an object, so its result is cached for all pages.
 _HEALTH_SECONDS: Final = 15.0
-# A listing and one small object.
+# Reading the last report takes a listing and one small object.
 _SWEEP_SECONDS: Final = 15.0
 CONNECT_SECONDS_MAX: Final = 10.0
-"""So long a request waits for the connection, whoever makes it. One that is there takes a second."""
+"""Time that a request waits for the connection. A reachable server takes a second."""
 
 T = TypeVar("T")
 
 
 class AppContext:
-    """What the API and the pages work with. It connects once somebody asks for threads."""
+    """Shared state of the API and the pages. Connects to Temporal on the first request that needs it."""
 
     def __init__(
         self,
@@ -40,27 +40,27 @@ class AppContext:
         *,
         task_queue: str,
         temporal_ui: str = "",
-        sweeps: SweepOptions | None = None,
+        sweep_options: SweepOptions | None = None,
         index_dir: Path | None = None,
         inner_codec: PayloadCodec | None = None,
     ) -> None:
         self.packs = packs
         self.task_queue = task_queue
-        self.sweeps = sweeps or SweepOptions()
-        """What sweeps are done with."""
+        self.sweep_options = sweep_options or SweepOptions()
+        """Options of the sweeps that this server runs."""
         self.index_dir = index_dir
-        """Where sweeps remember what they have read; None for nowhere."""
+        """Folder of the sweep index; None for no index."""
         self.inner_codec = inner_codec
-        """The codec that the workers have inside Everlong's; the connection has the same."""
+        """The workers' own codec, inside Everlong's. The connection uses the same."""
         self.jobs = Jobs()
         self.temporal_ui = temporal_ui
-        """Where the Temporal UI is, for links; empty if nobody said."""
+        """URL of the Temporal UI, for links; empty if it is not configured."""
         self.directory = Directory(self.client)
         self._connect = connect
         self._client: Client | None = None
         self._connecting = asyncio.Lock()
-        self._health = _Kept(lambda: check_store_health(packs), _HEALTH_SECONDS)
-        self._sweep = _Kept(self._last_sweep, _SWEEP_SECONDS)
+        self._health = _Cached(lambda: check_store_health(packs), _HEALTH_SECONDS)
+        self._sweep = _Cached(self._read_last_sweep, _SWEEP_SECONDS)
 
     async def thread(self, thread_id: str) -> ThreadHandle:
         """Return the handle of a thread."""
@@ -69,7 +69,7 @@ class AppContext:
         )
 
     async def client(self) -> Client:
-        """Return the connection to Temporal; raise `ServerUnreachable` if there is no server."""
+        """Return the connection to Temporal. Raises ServerUnreachable if the server does not answer."""
         if self._client is not None:
             return self._client
         try:
@@ -81,36 +81,36 @@ class AppContext:
                 return self._client
         except TimeoutError:
             raise ServerUnreachable(
-                f"the Temporal server did not answer within {CONNECT_SECONDS_MAX:.0f} s. Look whether "
-                "it runs, and whether TEMPORAL_ADDRESS leads to it."
+                f"the Temporal server did not answer within {CONNECT_SECONDS_MAX:.0f} s. Check that it "
+                "runs, and that TEMPORAL_ADDRESS is its address."
             ) from None
 
     async def store_health(self) -> StoreHealth:
-        """Return how the store is, as it was found within the last seconds."""
+        """Return the store's health, at most some seconds old."""
         return await self._health.get()
 
     async def last_sweep(self) -> SweepReport | None:
-        """Return the report of the newest sweep, as it was found within the last seconds."""
+        """Return the report of the newest sweep, at most some seconds old; None if there is none."""
         return await self._sweep.get()
 
     def forget_sweep(self) -> None:
-        """Look for the newest report again: there is one more."""
+        """Drop the cached report, since a sweep has written a new one."""
         self._sweep.forget()
 
-    async def _last_sweep(self) -> SweepReport | None:
-        with contextlib.suppress(EverlongError):  # What asks for it is there without it.
+    async def _read_last_sweep(self) -> SweepReport | None:
+        with contextlib.suppress(EverlongError):  # The fleet page shows the rest without it.
             return await read_last_sweep(await self.client(), self.packs)
         return None
 
     @contextlib.asynccontextmanager
-    async def opened(self) -> AsyncIterator[None]:
-        """Keep the list of threads fresh meanwhile; at the end, give up what is still under way."""
-        async with self.directory.kept_fresh(), self.jobs.opened():
+    async def lifespan(self) -> AsyncIterator[None]:
+        """Keep the list of threads up to date until the server stops, then cancel running jobs."""
+        async with self.directory.kept_fresh(), self.jobs.lifespan():
             yield
 
 
-class _Kept(Generic[T]):
-    """Something that is found out once in a while, however many ask."""
+class _Cached(Generic[T]):
+    """A value that is read again when it is older than `seconds`."""
 
     def __init__(self, find: Callable[[], Awaitable[T]], seconds: float) -> None:
         self._find = find

@@ -1,6 +1,6 @@
-"""Errors as answers: one shape for all, and a status that says whose turn it is.
+"""Error responses: one JSON shape for all errors, and a status that says who has to act.
 
-Input that does not fit is never a 5xx. What a validator was given is not repeated: it may be content.
+Invalid input is never a 5xx. Messages never repeat the input: it may be content of a thread.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ _LOG: Final = logging.getLogger(__name__)
 _MESSAGE_CHARS_MAX: Final = 2_000
 API_PREFIX: Final = "/api/"
 
-# The first that fits counts.
+# The first match counts.
 _STATUSES: Final[tuple[tuple[type[EverlongError], int], ...]] = (
     (ThreadNotFound, 404),
     (EntryNotFound, 404),
@@ -60,14 +60,14 @@ _STATUSES: Final[tuple[tuple[type[EverlongError], int], ...]] = (
     (ThreadError, 409),
     (ServerUnreachable, 503),
     (StoreUnavailable, 503),
-    # The bytes are gone or damaged: nothing that this server can mend by being asked again.
+    # The bytes are missing or damaged: a retry does not help.
     (BlobMissing, 410),
     (StoreError, 422),
     (ConfigError, 422),
     (SetupRefused, 409),
     (QueryRefused, 422),
 )
-_NAMES: Final = {
+_ERROR_TYPES: Final = {
     400: "BadRequest",
     401: "NotAuthenticated",
     403: "NotAllowed",
@@ -86,87 +86,87 @@ _NAMES: Final = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ErrorFields:
-    """What went wrong."""
+    """Type and message of an error."""
 
     type: str
-    """The error's name, as in docs/admin.md."""
+    """Name of the error, as in docs/admin.md."""
     message: str
     """What happened, to what, and what to do."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ErrorAnswer:
-    """What every answer that is not a success holds."""
+    """Body of every error response."""
 
     error: ErrorFields
 
 
-def status_of(error: EverlongError) -> int:
-    """Return the HTTP status for one of our errors."""
+def http_status(error: EverlongError) -> int:
+    """Return the HTTP status of an Everlong error."""
     return next((status for kind, status in _STATUSES if isinstance(error, kind)), 400)
 
 
-def refusal(
+def error_response(
     request: Request,
     status: int,
     kind: str,
     message: str,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Return the answer for an error: JSON for programs, a page for a browser that wants one."""
+    """Return the response for an error: a page if the client accepts HTML, otherwise JSON."""
     message = message.encode(errors="replace").decode()[:_MESSAGE_CHARS_MAX]
     wants_page = "text/html" in request.headers.get("accept", "")
     if wants_page and not request.scope["path"].startswith(API_PREFIX):
-        answer = error_page(request, status, kind, message)
+        response = error_page(request, status, kind, message)
     else:
-        answer = JSONResponse({"error": {"type": kind, "message": message}}, status)
+        response = JSONResponse({"error": {"type": kind, "message": message}}, status)
     for name, value in (headers or {}).items():
-        answer.headers[name] = value
+        response.headers[name] = value
     if status == 503:
-        answer.headers["retry-after"] = "2"
-    return answer
+        response.headers["retry-after"] = "2"
+    return response
 
 
-def add_handlers(app: FastAPI) -> None:
-    """Have an application answer all errors like this."""
+def add_error_handlers(app: FastAPI) -> None:
+    """Make an application answer all errors in the one shape."""
 
     @app.exception_handler(EverlongError)
-    async def ours(request: Request, error: EverlongError) -> Response:
-        return refusal(request, status_of(error), type(error).__name__, str(error))
+    async def handle_everlong_error(request: Request, error: EverlongError) -> Response:
+        return error_response(request, http_status(error), type(error).__name__, str(error))
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return refusal(request, 422, "DoesNotFit", validation_text(error))
+    async def handle_validation_error(request: Request, error: RequestValidationError) -> Response:
+        return error_response(request, 422, "DoesNotFit", describe_validation_error(error))
 
     @app.exception_handler(HTTPException)
-    async def http(request: Request, error: HTTPException) -> Response:
-        kind = _NAMES.get(error.status_code, "Refused")
-        return refusal(request, error.status_code, kind, str(error.detail), error.headers)
+    async def handle_http_error(request: Request, error: HTTPException) -> Response:
+        kind = _ERROR_TYPES.get(error.status_code, "Refused")
+        return error_response(request, error.status_code, kind, str(error.detail), error.headers)
 
 
-def validation_text(error: RequestValidationError) -> str:
-    """Return which fields do not fit and why, without what they held."""
-    told = [
+def describe_validation_error(error: RequestValidationError) -> str:
+    """Return which fields are invalid and why, without their values."""
+    problems = [
         f"{'.'.join(printable(str(part), 60) for part in each['loc'])}: {each['msg']}"
         for each in list(error.errors())[:8]
     ]
-    return "; ".join(told) or "the request does not fit"
+    return "; ".join(problems) or "the request is invalid"
 
 
-def unexpected(request: Request, error: Exception) -> Response:
-    """Log an error that nobody expects, and return the answer. Its words may hold content."""
-    _LOG.error("a request failed: %s", type(error).__name__, exc_info=_trace(error))
-    return refusal(
+def handle_unexpected(request: Request, error: Exception) -> Response:
+    """Log an unexpected error without its message, which may hold content, and return a 500."""
+    _LOG.error("a request failed: %s", type(error).__name__, exc_info=_redact(error))
+    return error_response(
         request,
         500,
         "InternalError",
-        "Something failed that Everlong does not know of. The server's log names it.",
+        "An unexpected error occurred. The server's log names it.",
     )
 
 
 class Redacted(Exception):
-    """Stands in a log for an error whose words, or those of its causes, may hold content."""
+    """Replaces an error in the log, since its message or its causes may hold content."""
 
 
-def _trace(error: Exception) -> Exception:
+def _redact(error: Exception) -> Exception:
     return Redacted(type(error).__name__).with_traceback(error.__traceback__)

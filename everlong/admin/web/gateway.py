@@ -1,6 +1,6 @@
-"""What lies around the application: headers of answers, a line in the log for each, paths, the codec.
+"""Gateway: the outermost middleware. Adds security headers, logs requests, routes to the codec server.
 
-A line names the route and who asked. It never has a thread's id, a query or a token.
+A log line names the route and the user. It never contains a thread id, a query or a token.
 """
 
 import logging
@@ -13,7 +13,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from everlong.admin.web.errors import refusal, unexpected
+from everlong.admin.web.errors import error_response, handle_unexpected
 
 _LOG: Final = logging.getLogger("everlong.admin.web.requests")
 _CODEC: Final = frozenset({"encode", "decode", "download"})
@@ -33,11 +33,11 @@ HEADERS: Final = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-"""Of every answer but the codec's: nothing from elsewhere, nothing inline, in nobody's frame."""
+"""On every response but the codec's: no content from other origins, no inline scripts, no frames."""
 
 
-class Shell:
-    """The outermost layer."""
+class Gateway:
+    """Routes a request to the codec server or to the application, and logs it."""
 
     def __init__(self, app: ASGIApp, codec: ASGIApp) -> None:
         self._app = app
@@ -49,46 +49,46 @@ class Shell:
             await self._app(scope, receive, send)
             return
         began = time.monotonic()
-        scope.setdefault("state", {})  # Who asks is written there, by the door or by the codec.
+        scope.setdefault("state", {})  # The guard or the codec server sets the user there.
         status = 0
         is_codec = _is_codec(scope)
 
-        async def noted(message: Message) -> None:
+        async def send_and_note(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 if not is_codec:
-                    _harden(message, scope["path"])
+                    _add_security_headers(message, scope["path"])
             await send(message)
 
         _keep_slashes(scope)
         try:
             if not _is_utf8(scope):
-                text = (
-                    "the address is not UTF-8; encode what stands in it as UTF-8, then by percents"
+                text = "The URL is not UTF-8. Percent-encode its parts as UTF-8."
+                await error_response(Request(scope), 400, "BadRequest", text)(
+                    scope, receive, send_and_note
                 )
-                await refusal(Request(scope), 400, "BadRequest", text)(scope, receive, noted)
                 return
-            await (self._codec if is_codec else self._app)(scope, receive, noted)
-        except Exception as error:  # noqa: BLE001 - left to others, its words would be logged.
-            answer = unexpected(Request(scope), error)
+            await (self._codec if is_codec else self._app)(scope, receive, send_and_note)
+        except Exception as error:  # noqa: BLE001 - the server would log its message, which may hold content.
+            response = handle_unexpected(Request(scope), error)
             if not status:
-                await answer(scope, receive, noted)
+                await response(scope, receive, send_and_note)
         finally:
-            is_dull = scope["path"].startswith(_STATIC) and status < 400
+            is_static = scope["path"].startswith(_STATIC) and status < 400
             _LOG.log(
-                logging.DEBUG if is_dull else logging.INFO,
+                logging.DEBUG if is_static else logging.INFO,
                 "%s %s %d %s %.0f ms",
                 scope["method"],
-                _route(scope, is_codec=is_codec),
+                _route_path(scope, is_codec=is_codec),
                 status,
-                _name(scope),
+                _user_name(scope),
                 1000 * (time.monotonic() - began),
             )
 
 
 def _is_codec(scope: Scope) -> bool:
-    """Tell whether a request is for the codec server, at whatever depth of the path."""
+    """Return whether a request is for the codec server, at any depth of the path."""
     path: str = scope["path"]
     return (
         scope["method"] in ("POST", "OPTIONS")
@@ -98,10 +98,10 @@ def _is_codec(scope: Scope) -> bool:
 
 
 def _keep_slashes(scope: MutableMapping[str, Any]) -> None:
-    """Keep the escaped slashes of a path: a thread's id is one segment, whatever it holds.
+    """Keep the escaped slashes of a path: a thread id is one segment, whatever it contains.
 
-    The server has undone all escapes by now. Here `%` and `/` stay escaped inside a segment, and
-    `ids.ThreadId` undoes that.
+    uvicorn has undone all escapes by now. This keeps `%` and `/` escaped inside a segment, and
+    `parameters.ThreadId` unescapes them.
     """
     raw = scope.get("raw_path") or b""
     if b"%2f" in raw.lower() or b"%25" in raw:
@@ -111,7 +111,7 @@ def _keep_slashes(scope: MutableMapping[str, Any]) -> None:
 
 
 def _is_utf8(scope: Scope) -> bool:
-    """Whether path and query are UTF-8. Otherwise U+FFFD would stand in an id, which is another id."""
+    """Return whether path and query are UTF-8. Otherwise an id would contain U+FFFD: another id."""
     try:
         unquote_to_bytes(scope.get("raw_path") or b"").decode()
         unquote_to_bytes(scope.get("query_string") or b"").decode()
@@ -120,25 +120,25 @@ def _is_utf8(scope: Scope) -> bool:
     return True
 
 
-def _harden(message: Message, path: str) -> None:
+def _add_security_headers(message: Message, path: str) -> None:
     headers = MutableHeaders(scope=message)
     for name, value in HEADERS.items():
         headers[name] = value
-    # Scripts import each other by name: a browser asks whether it has the newest of each.
+    # Scripts import each other by name, without a version: browsers revalidate each of them.
     headers["cache-control"] = "no-cache" if path.startswith(_STATIC) else "no-store"
 
 
-def _route(scope: Scope, *, is_codec: bool) -> str:
+def _route_path(scope: Scope, *, is_codec: bool) -> str:
     if is_codec:
         return f"/{scope['path'].rpartition('/')[2]}"
     if scope["path"].startswith(_STATIC):
         return _STATIC
     found: str = getattr(scope.get("route"), "path", "(none)")
-    # A route knows its path within the API only.
+    # A route of the API has its path without the prefix.
     is_inside = scope["path"].startswith(_API) and found.startswith("/")
     return found if not is_inside or found.startswith(_API) else f"{_API}{found[1:]}"
 
 
-def _name(scope: Scope) -> str:
+def _user_name(scope: Scope) -> str:
     user = scope.get("state", {}).get("user")
     return (user.name or user.via) if user is not None else "-"

@@ -1,7 +1,8 @@
-"""What takes longer than a request: archives, revivals, sweeps. It goes on when nobody waits for it.
+"""Jobs: archives, revivals and sweeps, which may take longer than a request.
 
-A job lives in this process and ends with it. Each of them can be asked for again then: an archive exists
-once it was read back, a revived thread starts last, and a sweep takes up what another has left.
+A job goes on when its client disconnects, and ends with this process. Each can be repeated then: an
+archive exists only after it was read back, a revival starts its thread last, and a sweep continues where
+an earlier one stopped.
 """
 
 import asyncio
@@ -21,33 +22,33 @@ from everlong.models import SweepReport, printable
 
 _LOG: Final = logging.getLogger(__name__)
 RUNNING_MAX: Final = 4
-"""An archive holds some tens of MB while it is written; a sweep, the names of all that is stored."""
+"""An archive takes tens of MB of memory while it is written; a sweep, the names of all objects."""
 KEPT_MAX: Final = 100
-"""Of those that have ended. A report has 10 KB, so that is 1 MB."""
+"""Ended jobs that are remembered. A report has 10 KB, so they take 1 MB."""
 WAIT_SECONDS: Final = 8.0
-"""A request waits so long for its job. Most are done by then, and no proxy gives up before."""
+"""Time that a request waits for its job. Most jobs end sooner, and no proxy times out earlier."""
 
 LongAction: TypeAlias = Literal["archive", "revive", "sweep"]
 JOB_SECONDS_MAX: Final = 6 * 3600.0
-"""The first sweep of a namespace reads all of its histories. Longer ones are for `everlong.Sweeper`."""
+"""The first sweep of a namespace reads all histories. `everlong.Sweeper` runs longer ones."""
 
 State: TypeAlias = Literal["running", "done", "failed"]
-Tell: TypeAlias = Callable[[str], None]
+OnProgress: TypeAlias = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a job."""
+    """Result of a job."""
 
     text: str
-    """In words."""
+    """Summary for people."""
     archived: ArchiveResult | None = None
     swept: SweepReport | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobError:
-    """Why a job failed."""
+    """Type and message of a job's error."""
 
     type: str
     message: str
@@ -55,16 +56,16 @@ class JobError:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """Something that was asked for, and how it goes."""
+    """A job and its state."""
 
     id: str
     action: LongAction
     thread_id: str
-    """Empty of a sweep."""
+    """Empty for a sweep."""
     by: str
     state: State
     text: str
-    """What it does now, or what came of it."""
+    """Progress of a running job, or the result of an ended one."""
     started_ms: int
     ended_ms: int | None = None
     archived: ArchiveResult | None = None
@@ -73,7 +74,7 @@ class Job:
 
 
 class Jobs:
-    """The jobs of one server."""
+    """Running jobs of one server, and the newest ended ones."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, Job] = {}
@@ -84,17 +85,17 @@ class Jobs:
         action: LongAction,
         thread_id: str,
         by: str,
-        work: Callable[[Tell], Awaitable[Outcome]],
+        work: Callable[[OnProgress], Awaitable[Outcome]],
     ) -> Job:
-        """Begin something; refuse what is under way already: a sweep, or the same of a thread."""
-        for other in self.running():
+        """Start a job. Answers 409 if the same action of the same thread runs already."""
+        for other in self.list_running():
             if (other.action, other.thread_id) == (action, thread_id):
                 raise HTTPException(
-                    409, f"This {action} is under way already, as job {other.id}. Wait for its end."
+                    409, f"This {action} is running already as job {other.id}. Wait until it ends."
                 )
         if len(self._tasks) >= RUNNING_MAX:
             raise HTTPException(
-                429, f"{RUNNING_MAX} archives, revivals and sweeps are under way. Try again later."
+                429, f"{RUNNING_MAX} archives, revivals or sweeps are running. Try again later."
             )
         job = Job(
             id=secrets.token_hex(8),
@@ -102,18 +103,18 @@ class Jobs:
             thread_id=thread_id,
             by=by,
             state="running",
-            text="begins",
+            text="starting",
             started_ms=_now_ms(),
         )
         self._jobs[job.id] = job
-        _LOG.info("job %s: %s, asked for by %s", job.id, action, printable(by, 64) or "-")
+        _LOG.info("job %s: %s, requested by %s", job.id, action, printable(by, 64) or "-")
         self._tasks[job.id] = asyncio.create_task(self._run(job.id, work))
         for old in [each for each in self._jobs if each not in self._tasks][:-KEPT_MAX]:
             del self._jobs[old]
         return job
 
     async def wait(self, job_id: str, seconds: float = WAIT_SECONDS) -> Job:
-        """Wait some time for a job; return how it is then. What it failed with is raised."""
+        """Wait up to `seconds` for a job, and return it. Raises the error of a job that failed."""
         task = self._tasks.get(job_id)
         if task is not None:
             await asyncio.wait([task], timeout=seconds)
@@ -122,20 +123,20 @@ class Jobs:
         return self._jobs[job_id]
 
     def find(self, job_id: str) -> Job | None:
-        """Return a job, as long as it is remembered."""
+        """Return a job, or None if it is not remembered."""
         return self._jobs.get(job_id)
 
-    def all(self) -> tuple[Job, ...]:
-        """Return all that are remembered, the newest first."""
+    def list_all(self) -> tuple[Job, ...]:
+        """Return all remembered jobs, newest first."""
         return tuple(reversed(self._jobs.values()))
 
-    def running(self) -> tuple[Job, ...]:
-        """Return those that are under way."""
+    def list_running(self) -> tuple[Job, ...]:
+        """Return the running jobs."""
         return tuple(self._jobs[job_id] for job_id in self._tasks)
 
     @contextlib.asynccontextmanager
-    async def opened(self) -> AsyncIterator[None]:
-        """Give up at the end what is still under way."""
+    async def lifespan(self) -> AsyncIterator[None]:
+        """Cancel the running jobs when the server stops."""
         try:
             yield
         finally:
@@ -143,14 +144,14 @@ class Jobs:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            for job_id in list(self._tasks):  # Given up before they began.
+            for job_id in list(self._tasks):  # Cancelled before they started.
                 del self._tasks[job_id]
-                self._give_up(job_id)
+                self._fail_as_stopped(job_id)
 
     async def _run(
-        self, job_id: str, work: Callable[[Tell], Awaitable[Outcome]]
+        self, job_id: str, work: Callable[[OnProgress], Awaitable[Outcome]]
     ) -> Exception | None:
-        """Work, and return what it failed with: nobody may be there to take it."""
+        """Run a job. Returns its error instead of raising it, since no request may be waiting."""
         try:
             async with asyncio.timeout(JOB_SECONDS_MAX):
                 outcome = await work(lambda text: self._change(job_id, text=text))
@@ -158,11 +159,13 @@ class Jobs:
             self._fail(job_id, type(error).__name__, str(error))
             return error
         except asyncio.CancelledError:
-            self._give_up(job_id)
+            self._fail_as_stopped(job_id)
             raise
-        except Exception as error:  # noqa: BLE001 - its words may hold content, so they go nowhere.
+        except Exception as error:  # noqa: BLE001 - its message may hold content, so it is not logged.
             _LOG.error("a job failed: %s", type(error).__name__)
-            self._fail(job_id, "InternalError", "It failed unexpectedly. The log names the error.")
+            self._fail(
+                job_id, "InternalError", "An unexpected error occurred. The server's log names it."
+            )
             return error
         finally:
             del self._tasks[job_id]
@@ -176,8 +179,8 @@ class Jobs:
         )
         return None
 
-    def _give_up(self, job_id: str) -> None:
-        self._fail(job_id, "GivenUp", "The server was stopped. Ask again.")
+    def _fail_as_stopped(self, job_id: str) -> None:
+        self._fail(job_id, "GivenUp", "The server was stopped. Start the job again.")
 
     def _fail(self, job_id: str, kind: str, message: str) -> None:
         error = JobError(type=kind, message=message)

@@ -1,8 +1,8 @@
-"""Connections to the admin server: how many, and how long a client may take over each part of a request.
+"""The server process: limits of connections, and settings of the C allocator.
 
-uvicorn bounds the time between two requests of a connection, and nothing else: a client that sends half
-of a request, or does not read its answer, keeps its connection for as long as it likes. An answer may
-take any time; only what the client itself has to do is bounded.
+uvicorn bounds only the time between two requests of a connection: a client that sends half of a request,
+or does not read its response, would keep its connection for ever. `BoundedProtocol` bounds the client's
+parts. The server itself may take any time for a response.
 """
 
 import asyncio
@@ -18,15 +18,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from everlong import limits
 
 CONNECTIONS_MAX: Final = 512
-"""At a time: half of the 1,024 files that a process may have open on most systems. A dashboard has 6."""
+"""Half of the 1,024 files that a process may have open on most systems. A dashboard takes 6."""
 HEAD_BYTES_MAX: Final = 32 * limits.KIB
-"""Of a request's line and headers. 512 connections hold 16 MiB of them at most."""
+"""Request line and headers. 512 connections hold at most 16 MiB of them."""
 HEAD_SECONDS_MAX: Final = 10.0
-"""From the first byte, or from the connection's beginning, until a request's headers are complete."""
+"""From the first byte, or from the start of the connection, until the headers are complete."""
 REQUEST_SECONDS_MAX: Final = 75.0
-"""From there until its body is complete. `request_limits` answers before, where a body is waited for."""
+"""From there until the body is complete. `RequestLimits` answers 408 before, if a route reads it."""
 STALL_SECONDS_MAX: Final = 60.0
-"""So long an answer waits for a client that does not read it."""
+"""Time that a response waits for a client that does not read it."""
 
 _Phase: TypeAlias = Literal["head", "body", "served", "idle"]
 _WAITING: Final = ("head", "idle")
@@ -34,11 +34,11 @@ _SECONDS: Final[dict[_Phase, float]] = {"head": HEAD_SECONDS_MAX, "body": REQUES
 
 
 class BoundedProtocol(H11Protocol):
-    """uvicorn's protocol for HTTP/1.1, with bounds on what a client keeps open.
+    """uvicorn's HTTP/1.1 protocol, with bounds on what a client keeps open.
 
-    Beyond `CONNECTIONS_MAX`, the connection is closed that has waited longest for the head of a request,
-    or else the one that has been idle for longest. So clients that send nothing, or half of something,
-    keep no other client out.
+    Beyond `CONNECTIONS_MAX`, it closes the connection that has waited longest for the head of a request,
+    or else the one that has been idle longest. So clients that send nothing, or half of a request, never
+    lock other clients out.
     """
 
     _phase: _Phase = "head"
@@ -82,9 +82,9 @@ class BoundedProtocol(H11Protocol):
             self._stall = None
 
     def drop(self) -> None:
-        """Close the connection at once, with what has not been sent."""
+        """Close the connection at once, and discard what has not been sent."""
         self._cancel()
-        # At once: the connection itself is gone one turn of the event loop later.
+        # Now: the event loop closes the connection itself one turn later.
         self.connections.discard(self)
         self.transport.abort()
 
@@ -98,7 +98,7 @@ class BoundedProtocol(H11Protocol):
         min(others, key=lambda each: (each._phase, each._since), default=self).drop()
 
     def _watch(self) -> None:
-        """Find out whose turn it is, and begin to count if it is the client's."""
+        """Find the phase of the request, and start the timer if the client has to act."""
         if self.transport.is_closing():
             self._cancel()
             return
@@ -135,13 +135,17 @@ _ARENAS: Final = 2
 
 
 def return_large_blocks() -> bool:
-    """Set the allocator up, and return whether that worked: it does with glibc, on Linux."""
+    """Make glibc return large freed blocks to the system. Returns whether that worked.
+
+    glibc keeps freed blocks of up to 32 MiB, in up to 8 arenas per processor. Without this, a server
+    that has decoded large payloads in several OS threads would keep hundreds of MiB.
+    """
     if not sys.platform.startswith("linux"):
         return False
     with contextlib.suppress(OSError, AttributeError):  # Another C library.
         mallopt = ctypes.CDLL(None).mallopt
         settings = {
-            _M_MMAP_THRESHOLD: _LARGE_BYTES,  # Fixed: by default it grows with what is freed.
+            _M_MMAP_THRESHOLD: _LARGE_BYTES,  # Fixed: the default grows with freed blocks.
             _M_TRIM_THRESHOLD: _LARGE_BYTES,
             _M_ARENA_MAX: _ARENAS,
         }

@@ -1,8 +1,8 @@
-"""The dashboard's pages. They show what the service says, and leave changes to the API."""
+"""The dashboard's pages, one module per page. Pages only read; changes go through the API."""
 
 from fastapi import APIRouter, Depends
 
-from everlong.admin.web.auth import checking
+from everlong.admin.web.auth import make_permission_check
 from everlong.admin.web.context import AppContext
 from everlong.admin.web.pages import (
     approvals,
@@ -15,7 +15,7 @@ from everlong.admin.web.pages import (
     threads,
 )
 from everlong.admin.web.pages.error import error_page
-from everlong.admin.web.pages.layout import Frame
+from everlong.admin.web.pages.layout import Layout
 from everlong.admin.web.pages.renderer import Renderer
 
 __all__ = ["error_page", "pages_router"]
@@ -23,11 +23,11 @@ __all__ = ["error_page", "pages_router"]
 
 def pages_router(context: AppContext) -> APIRouter:
     """Return the routes of all pages, `/login` among them."""
-    frame = Frame(context, Renderer())
+    layout = Layout(context, Renderer())
     router = APIRouter(include_in_schema=False)
-    # The guard has let them in; this dependency is the second check.
-    known = [Depends(checking("read"))]
+    # A second check after the guard: no page is shown without a user.
+    checks = [Depends(make_permission_check("read"))]
     for page in (threads, thread, journal, archives, approvals, fleet, query):
-        router.include_router(page.routes(frame), dependencies=known)
-    router.include_router(login.routes(frame))
+        router.include_router(page.routes(layout), dependencies=checks)
+    router.include_router(login.routes(layout))
     return router

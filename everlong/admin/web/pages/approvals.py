@@ -1,4 +1,4 @@
-"""All calls that wait for a person, oldest first, with what one has to know to decide."""
+"""The approvals page: pending calls, oldest first, with the context for a decision."""
 
 from typing import Any
 
@@ -6,33 +6,35 @@ from fastapi import APIRouter, Request, Response
 
 from everlong.admin.approvals import list_approvals
 from everlong.admin.web.pages import filters
-from everlong.admin.web.pages.layout import Frame
-from everlong.admin.web.pages.renderer import etag_of
+from everlong.admin.web.pages.layout import Layout
+from everlong.admin.web.pages.renderer import make_etag
 
 
-def routes(frame: Frame) -> APIRouter:
-    """Return the routes of approvals."""
+def routes(layout: Layout) -> APIRouter:
+    """Return the routes of the approvals page."""
     router = APIRouter()
-    context = frame.context
+    context = layout.context
 
-    async def values_of(request: Request) -> dict[str, Any]:
+    async def build_values(request: Request) -> dict[str, Any]:
         thread_id = request.query_params.get("thread", "")
         found = await list_approvals(await context.client(), context.packs)
-        # One thread's come first: somebody came from there.
+        # A link from a thread's page lists that thread's calls first.
         chosen = sorted(found.waiting, key=lambda each: each.thread_id != thread_id)
-        values = await frame.values(request, "approvals")
+        values = await layout.values(request, "approvals")
         return values | {"found": found, "waiting_list": chosen}
 
     @router.get("/approvals")
     async def approvals(request: Request) -> Response:
-        values = await values_of(request)
-        text = frame.renderer.text("approvals_list.html", values)
+        values = await build_values(request)
+        text = layout.renderer.render("approvals_list.html", values)
         thread_id = request.query_params.get("thread", "")
-        values["live_url"] = f"/fragments/approvals?thread={filters.query(thread_id)}"
-        return frame.renderer.page("approvals.html", values | {"etag": etag_of(text)})
+        values["live_url"] = f"/fragments/approvals?thread={filters.quote_query(thread_id)}"
+        return layout.renderer.render_page("approvals.html", values | {"etag": make_etag(text)})
 
     @router.get("/fragments/approvals")
-    async def listed(request: Request) -> Response:
-        return frame.renderer.fragment(request, "approvals_list.html", await values_of(request))
+    async def fragment(request: Request) -> Response:
+        return layout.renderer.render_fragment(
+            request, "approvals_list.html", await build_values(request)
+        )
 
     return router

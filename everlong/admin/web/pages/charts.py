@@ -1,6 +1,6 @@
-"""Where the lines, bars and ticks of charts lie. Pure geometry: templates draw it as inline SVG.
+"""Charts: geometry of lines, bars and ticks, which templates draw as inline SVG.
 
-Sizes that are attributes of SVG need no style attribute, which the pages' policy forbids.
+All sizes are SVG attributes: the pages' content security policy forbids style attributes.
 """
 
 import dataclasses
@@ -14,36 +14,36 @@ from everlong.admin.series import Series
 from everlong.admin.web.pages import filters
 from everlong.admin.web.pages.filters import Label
 
-# A chart's own units. It is scaled to the width that it gets.
+# In units of the SVG's view box, which is scaled to the page.
 WIDTH: Final = 560
 HEIGHT: Final = 210
 _LEFT, _RIGHT, _TOP, _BOTTOM = 72, 12, 12, 28
 _TICKS: Final = 4
-# Some places write times with AM and PM, which takes room.
+# Fewer, since some locales write times with AM and PM.
 _TIME_TICKS: Final = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Tick:
-    """A line of the grid and what stands beside it."""
+    """A grid line and its label."""
 
     at: float
     label: str
     ms: float | None = None
-    """On an axis of time. A script then makes the label a local one."""
+    """Time in ms on a time axis. A script then localises the label."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """A measured value: where it lies, and in words."""
+    """A measured value: position and text."""
 
     x: float
     y: float
     text: str
     row: tuple[str, ...]
-    """The same as cells of a table."""
+    """The value as table cells."""
     ms: float | None
-    """When it was measured, where that is told with it."""
+    """Time of the measurement in ms, where the text shows it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,11 +64,11 @@ class Chart:
     line: str
     area: str
     second: str = ""
-    """Another line on the same scale."""
+    """Path of a second line on the same scale."""
     bar_width: float = 0.0
-    """Bars instead of a line, if it is not 0."""
+    """Width of the bars; 0 for a line."""
     time_form: str = ""
-    """How exact the times of the axis are: `date`, `day`, `minute` or `second`."""
+    """Precision of the axis times: `date`, `day`, `minute` or `second`."""
     left: float = _LEFT
     right: float = WIDTH - _RIGHT
     floor: float = HEIGHT - _BOTTOM
@@ -78,7 +78,7 @@ class Chart:
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """A value at a place, and what a table says of it."""
+    """A value to draw, with its text and table cells."""
 
     x: float
     y: float
@@ -88,8 +88,10 @@ class Sample:
     ms: float | None = None
 
 
-def spark(trend: Sequence[tuple[int, int]], width: int = 84, height: int = 22) -> Spark | None:
-    """Return a small line of (time, value); None if there is nothing to draw."""
+def build_spark(
+    trend: Sequence[tuple[int, int]], width: int = 84, height: int = 22
+) -> Spark | None:
+    """Return a sparkline of (time, value) pairs; None for fewer than two."""
     if len(trend) < 2:
         return None
     first, last = trend[0][0], trend[-1][0]
@@ -99,11 +101,11 @@ def spark(trend: Sequence[tuple[int, int]], width: int = 84, height: int = 22) -
         (width * (ms - first) / x_span, height - 1.5 - (height - 3) * (value - low) / y_span)
         for ms, value in trend
     ]
-    line = _path(places)
+    line = _svg_path(places)
     return Spark(line, f"{line}L{width:g} {height:g}L0 {height:g}Z")
 
 
-def chart(
+def build_chart(
     samples: Sequence[Sample],
     *,
     y_label: Label,
@@ -111,15 +113,15 @@ def chart(
     binary: bool = True,
     bars: bool = False,
 ) -> Chart | None:
-    """Lay out a chart whose values begin at 0; None if there is too little to draw.
+    """Return a chart whose y axis begins at 0; None for too few samples.
 
-    Along its foot it has times, or whole numbers.
+    The x axis has times or whole numbers.
     """
     if len(samples) < (1 if bars else 2):
         return None
     x_low, x_high = min(s.x for s in samples), max(s.x for s in samples)
     tops = [s.y for s in samples] + [s.second for s in samples if s.second is not None]
-    steps = ticks(max(tops), binary=binary)
+    steps = choose_ticks(max(tops), binary=binary)
     y_high = steps[-1]
     inner = WIDTH - _LEFT - _RIGHT
     bar_width = max(1.5, min(18.0, inner / len(samples) * 0.7)) if bars else 0.0
@@ -133,7 +135,7 @@ def chart(
         return round(HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * value / y_high, 2)
 
     places = [(x_at(s.x), y_at(s.y)) for s in samples]
-    line = _path(places)
+    line = _svg_path(places)
     seconds = [(x_at(s.x), y_at(s.second)) for s in samples if s.second is not None]
     floor = HEIGHT - _BOTTOM
     return Chart(
@@ -145,14 +147,14 @@ def chart(
         y_ticks=tuple(Tick(y_at(value), y_label(value)) for value in steps),
         line=line,
         area=f"{line}L{places[-1][0]:g} {floor}L{places[0][0]:g} {floor}Z",
-        second=_path(seconds) if len(seconds) > 1 else "",
+        second=_svg_path(seconds) if len(seconds) > 1 else "",
         bar_width=bar_width,
-        time_form=filters.time_form(x_high - x_low) if is_time else "",
+        time_form=filters.choose_time_form(x_high - x_low) if is_time else "",
     )
 
 
-def ticks(high: float, *, binary: bool) -> list[float]:
-    """Return round numbers from 0 to at least `high`: of bytes, round in KiB or MiB."""
+def choose_ticks(high: float, *, binary: bool) -> list[float]:
+    """Return round numbers from 0 to at least `high`. Binary ones are round in KiB or MiB."""
     unit = 1.0
     while binary and high / unit >= limits.KIB:
         unit *= limits.KIB
@@ -168,7 +170,7 @@ def _round_up(step: float) -> float:
     return next(scale * mantissa for mantissa in (1, 2, 2.5, 5, 10) if scale * mantissa >= step)
 
 
-def _spread(low: float, high: float, parts: int) -> list[float]:
+def _spread_evenly(low: float, high: float, parts: int) -> list[float]:
     if high <= low:
         return [low]
     return [low + (high - low) * number / parts for number in range(parts + 1)]
@@ -176,66 +178,73 @@ def _spread(low: float, high: float, parts: int) -> list[float]:
 
 def _time_ticks(low: float, high: float, at: Callable[[float], float]) -> tuple[Tick, ...]:
     found = [
-        Tick(at(ms), filters.short_clock(ms, high - low), round(ms))
-        for ms in _spread(low, high, _TIME_TICKS)
+        Tick(at(ms), filters.format_axis_time(ms, high - low), round(ms))
+        for ms in _spread_evenly(low, high, _TIME_TICKS)
     ]
-    # Of a short time some would say the same.
+    # On a short axis several ticks would have the same label.
     return tuple({tick.label: tick for tick in reversed(found)}.values())[::-1]
 
 
 def _whole_ticks(low: float, high: float, at: Callable[[float], float]) -> tuple[Tick, ...]:
-    """Return ticks at whole numbers, and nowhere between them."""
-    values = sorted({round(value) for value in _spread(low, high, _TICKS)})
-    return tuple(Tick(at(value), filters.number(value)) for value in values)
+    """Return ticks at whole numbers only."""
+    values = sorted({round(value) for value in _spread_evenly(low, high, _TICKS)})
+    return tuple(Tick(at(value), filters.format_number(value)) for value in values)
 
 
-def _path(places: Sequence[tuple[float, float]]) -> str:
+def _svg_path(places: Sequence[tuple[float, float]]) -> str:
     return "M" + "L".join(f"{x:.2f} {y:.2f}" for x, y in places)
 
 
 @dataclasses.dataclass(frozen=True)
 class ThreadCharts:
-    """What is drawn of a thread; None where there is too little."""
+    """Charts of a thread: size over time and per step, and resumes; None for too few samples."""
 
     time: Chart | None = None
     step: Chart | None = None
     resumes: Chart | None = None
 
 
-def charts_of(series: Series | None) -> ThreadCharts:
-    """Return the charts of what was sampled."""
+def build_thread_charts(series: Series | None) -> ThreadCharts:
+    """Return the charts of a thread's series."""
     if series is None:
         return ThreadCharts()
     return ThreadCharts(
-        time=chart(
-            [_by_time(point) for point in series.points], is_time=True, y_label=filters.axis_size
+        time=build_chart(
+            [_sample_by_time(point) for point in series.points],
+            is_time=True,
+            y_label=filters.format_axis_size,
         ),
-        step=chart([_by_step(point) for point in series.points], y_label=filters.axis_size),
-        resumes=chart(
-            [_resume(number, point) for number, point in enumerate(series.resumes, 1)],
-            y_label=filters.took_or_zero,
+        step=build_chart(
+            [_sample_by_step(point) for point in series.points], y_label=filters.format_axis_size
+        ),
+        resumes=build_chart(
+            [_sample_resume(number, point) for number, point in enumerate(series.resumes, 1)],
+            y_label=filters.format_axis_ms,
             binary=False,
             bars=True,
         ),
     )
 
 
-def _by_time(point: SeriesPoint) -> Sample:
-    stored = filters.size(point.stored_bytes)
-    row = (stored, filters.size(point.context_bytes))
+def _sample_by_time(point: SeriesPoint) -> Sample:
+    stored = filters.format_size(point.stored_bytes)
+    row = (stored, filters.format_size(point.context_bytes))
     return Sample(point.time_ms, point.stored_bytes, stored, row, ms=point.time_ms)
 
 
-def _by_step(point: SeriesPoint) -> Sample:
-    stored, context = filters.size(point.stored_bytes), filters.size(point.context_bytes)
+def _sample_by_step(point: SeriesPoint) -> Sample:
+    stored, context = (
+        filters.format_size(point.stored_bytes),
+        filters.format_size(point.context_bytes),
+    )
     text = f"step {point.step}: {stored} stored, {context} context"
-    row = (filters.number(point.step), stored, context)
+    row = (filters.format_number(point.step), stored, context)
     return Sample(point.step, point.stored_bytes, text, row, second=point.context_bytes)
 
 
-def _resume(number: int, point: SeriesPoint) -> Sample:
-    took = filters.took(point.resume_ms)
+def _sample_resume(number: int, point: SeriesPoint) -> Sample:
+    took = filters.format_ms(point.resume_ms)
     cause = f", {point.resume_cause}" if point.resume_cause else ""
     text = f"{took} for {point.resume_events} events{cause}"
-    row = (took, filters.number(point.resume_events))
+    row = (took, filters.format_number(point.resume_events))
     return Sample(number, point.resume_ms, text, row, ms=point.time_ms)

@@ -1,4 +1,4 @@
-"""Pages for what went wrong: what it is, and what to do."""
+"""The error page: what happened, and what to do."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -7,31 +7,31 @@ from typing import Final
 
 from fastapi import Request, Response
 
-from everlong.admin.web.pages.filters import local_path
-from everlong.admin.web.pages.layout import visitor
+from everlong.admin.web.pages.filters import check_local_path
+from everlong.admin.web.pages.layout import find_visitor
 from everlong.admin.web.pages.renderer import Renderer
 
 _TITLES: Final[Mapping[int, tuple[str, str]]] = {
-    400: ("That does not fit", "Look at what was asked for, and ask again."),
-    401: ("Log in first", "This server wants a token."),
+    400: ("The request is invalid", "Check the address or the fields, and try again."),
+    401: ("Log in first", "This server needs a token."),
     403: (
-        "Not for your role",
-        "Ask whoever runs this server for another role: operators change threads, approvers decide, "
-        "admins sweep.",
+        "Your role may not do this",
+        "Ask the administrator of this server for another role: operators change threads, approvers "
+        "decide, admins sweep.",
     ),
-    404: ("Nothing is here", "The address may be wrong, or what it named is gone by now."),
-    409: ("Not any more", "It has changed since the page was shown. Look again."),
-    422: ("That does not fit", "Look at what was asked for, and ask again."),
-    429: ("Too many tries", "Wait for a minute."),
+    404: ("Not found", "The address may be wrong, or the thread or archive no longer exists."),
+    409: ("The state has changed", "It has changed since the page was loaded. Reload and check."),
+    422: ("The request is invalid", "Check the address or the fields, and try again."),
+    429: ("Too many requests", "Wait a minute, and try again."),
     503: (
-        "Not to be had right now",
-        "Look whether the Temporal server, the blob store and a worker run: everlong doctor says which "
-        "one does not. This page may simply be loaded again.",
+        "Temporarily unavailable",
+        "Check that the Temporal server, the blob store and a worker run: everlong doctor says which "
+        "one does not. Then reload this page.",
     ),
 }
-# What a framework says where nobody said more.
+# Standard phrases of the framework, which add nothing to the title.
 _PHRASES: Final = frozenset(status.phrase for status in HTTPStatus)
-_OTHER: Final = ("Something went wrong", "The log of this server has more.")
+_OTHER: Final = ("Unexpected error", "The server's log has the details.")
 
 
 @cache
@@ -40,12 +40,12 @@ def _renderer() -> Renderer:
 
 
 def error_page(request: Request, status: int, kind: str, message: str) -> Response:
-    """Return a page that says what went wrong, for a browser; for a part of a page, a line."""
+    """Return a page for an error, or one line if the request was for a fragment of a page."""
     title, advice = _TITLES.get(status, _OTHER)
     path = request.scope["path"]
     values = {
         "page": "",
-        "who": visitor(request),
+        "who": find_visitor(request),
         "namespace": "",
         "waiting": 0,
         "code": f"{status} · {kind}",
@@ -54,7 +54,10 @@ def error_page(request: Request, status: int, kind: str, message: str) -> Respon
         "advice": advice,
     }
     if status in (401, 429) and path == "/login":
-        again = {"next": local_path(request.query_params.get("next", "/")), "problem": message}
-        return _renderer().page("login.html", values | again, status)
-    is_part = path.startswith("/fragments/")
-    return _renderer().page("problem.html" if is_part else "error.html", values, status)
+        again = {
+            "next": check_local_path(request.query_params.get("next", "/")),
+            "problem": message,
+        }
+        return _renderer().render_page("login.html", values | again, status)
+    is_fragment = path.startswith("/fragments/")
+    return _renderer().render_page("problem.html" if is_fragment else "error.html", values, status)

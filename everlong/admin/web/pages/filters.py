@@ -1,4 +1,4 @@
-"""How sizes, times and statuses read on a page, and what a person can do about them."""
+"""Template filters: format sizes, times, statuses, JSON and URLs for pages."""
 
 import dataclasses
 import hashlib
@@ -16,15 +16,15 @@ from everlong.admin.format import bytes_text
 Label = Callable[[float], str]
 
 NONE: Final = "\N{EN DASH}"
-"""Where there is no figure."""
+"""Stands for a missing figure."""
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
-# Ids that a path holds as they are: browsers change dots and slashes on their way.
+# Ids that a path can hold unescaped: browsers normalise dots and slashes in others.
 _PLAIN_ID: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.~-]*")
-# What of a JSON text is laid out for reading; beyond that it is shown as it is.
+# Longer or deeper JSON is shown as it is, without indentation.
 _PRETTY_CHARS_MAX: Final = 256 * limits.KIB
 _PRETTY_DEPTH_MAX: Final = 32
 _PART: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\],:]|[^\s"{}\[\],:]+')
-# Fillers, blanks and selectors: Unicode calls them letters, symbols or marks, and nobody sees them.
+# Invisible fillers, blanks and selectors that Unicode classifies as letters, symbols or marks.
 _HIDDEN: Final = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
@@ -71,50 +71,50 @@ LIMIT_NAMES: Final = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Explained:
-    """A status in words: what it means, and what to do."""
+class Explanation:
+    """A status in words: its meaning, and what to do."""
 
     text: str
     advice: str = ""
     tone: str = ""
-    """`warn` or `bad`, where somebody should look."""
+    """`warn` or `bad` if a person should act; otherwise empty."""
 
 
-def size(size_bytes: float | None) -> str:
-    """Return a size as people read it: `512 B`, `1.2 MiB`."""
+def format_size(size_bytes: float | None) -> str:
+    """Return a size for people: `512 B`, `1.2 MiB`."""
     if size_bytes is None:
         return NONE
     return bytes_text(round(size_bytes))
 
 
-def axis_size(size_bytes: float) -> str:
-    """Return a size for an axis: short, since its ticks are round."""
-    return size(size_bytes).replace(".0 ", " ")
+def format_axis_size(size_bytes: float) -> str:
+    """Return a size for an axis, without `.0`: its ticks are round."""
+    return format_size(size_bytes).replace(".0 ", " ")
 
 
-def number(value: float | None) -> str:
-    """Return a number with its thousands apart."""
+def format_number(value: float | None) -> str:
+    """Return a number with thousands separators."""
     if value is None:
         return NONE
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
 
 
-def took(ms: float | None) -> str:
-    """Return how long something took: `84 ms`, `1.2 s`."""
+def format_ms(ms: float | None) -> str:
+    """Return a duration: `84 ms`, `1.2 s`."""
     if not ms:
         return NONE
     if ms < 1000:
         return f"{ms:.0f} ms"
-    return span(ms / 1000) if ms >= 60_000 else f"{ms / 1000:.1f} s"
+    return format_seconds(ms / 1000) if ms >= 60_000 else f"{ms / 1000:.1f} s"
 
 
-def took_or_zero(ms: float) -> str:
-    """Return a length of time for an axis."""
-    return took(ms) if ms else "0"
+def format_axis_ms(ms: float) -> str:
+    """Return a duration for an axis."""
+    return format_ms(ms) if ms else "0"
 
 
-def span(seconds: float) -> str:
-    """Return a length of time in its largest unit: `3 min`, `2.5 days`."""
+def format_seconds(seconds: float) -> str:
+    """Return a duration in its largest unit: `3 min`, `2 days`."""
     if seconds < _MINUTE:
         return f"{seconds:.0f} s"
     if seconds < _HOUR:
@@ -124,28 +124,28 @@ def span(seconds: float) -> str:
     return f"{seconds / _DAY:.0f} days"
 
 
-def growth(bytes_per_hour: float, none: str = NONE) -> str:
-    """Return how fast something grows: `1.2 MiB/h`."""
-    return f"{size(bytes_per_hour)}/h" if bytes_per_hour else none
+def format_growth(bytes_per_hour: float, none: str = NONE) -> str:
+    """Return a growth rate: `1.2 MiB/h`."""
+    return f"{format_size(bytes_per_hour)}/h" if bytes_per_hour else none
 
 
-def exact(ms: float) -> str:
-    """Return a time for machines, and for those who want it exactly."""
+def format_iso_time(ms: float) -> str:
+    """Return a time in ISO 8601, with milliseconds."""
     try:
         return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
     except (OverflowError, ValueError, OSError):
         return f"{ms:.0f} ms"
 
 
-def clock(ms: float) -> str:
-    """Return a time that a page shows until its script has made a local one of it."""
-    return exact(ms)[:16].replace("T", " ") + " UTC"
+def format_utc_time(ms: float) -> str:
+    """Return a time in UTC, which a page shows until its script localises it."""
+    return format_iso_time(ms)[:16].replace("T", " ") + " UTC"
 
 
-def short_clock(ms: float, span_ms: float) -> str:
-    """Return a time for an axis of that length, in UTC: its day, its minute or its second."""
-    text = exact(ms)
-    match time_form(span_ms):
+def format_axis_time(ms: float, span_ms: float) -> str:
+    """Return a time in UTC for an axis of that length, with the precision that fits."""
+    text = format_iso_time(ms)
+    match choose_time_form(span_ms):
         case "date":
             return text[5:10]
         case "day":
@@ -155,8 +155,8 @@ def short_clock(ms: float, span_ms: float) -> str:
     return text[11:19]
 
 
-def time_form(span_ms: float) -> str:
-    """Return how exact the times of an axis of that length are."""
+def choose_time_form(span_ms: float) -> str:
+    """Return the precision of times on an axis of that length."""
     if span_ms > 3 * _DAY * 1000:
         return "date"
     if span_ms > 20 * _HOUR * 1000:
@@ -164,50 +164,50 @@ def time_form(span_ms: float) -> str:
     return "minute" if span_ms > 10 * _MINUTE * 1000 else "second"
 
 
-def gauge_value(value: float, unit: str) -> str:
-    """Return what a gauge shows, in its unit."""
+def format_gauge(value: float, unit: str) -> str:
+    """Return a gauge's value in its unit."""
     if unit == "bytes":
-        return size(value)
+        return format_size(value)
     if unit in ("usd", "USD", "$"):
         return f"${value:,.2f}"
-    return number(value)
+    return format_number(value)
 
 
-def days(left: float | None) -> str:
-    """Return when a limit will be reached, as far as one can tell."""
+def format_days_left(left: float | None) -> str:
+    """Return when a limit will be reached at the present rate; empty if that is unknown."""
     if left is None or not math.isfinite(left):
         return ""
     if left < 1:
-        return f"reached in about {span(left * _DAY)}"
+        return f"reached in about {format_seconds(left * _DAY)}"
     return f"{left:,.0f} days left" if left < 3650 else "more than 10 years left"
 
 
-def limit_name(field: str) -> str:
-    """Return a limit's name in words."""
+def name_limit(field: str) -> str:
+    """Return a limit's name for people."""
     return LIMIT_NAMES.get(field) or LIMIT_NAMES.get(f"{field}_max") or field.replace("_", " ")
 
 
-def tone(status: str) -> str:
-    """Return the class that colours a status."""
+def choose_tone(status: str) -> str:
+    """Return the CSS class of a status."""
     return TONES.get(status, "over")
 
 
-def pretty(text: str) -> str:
-    """Return JSON laid out for reading, or the text as it is if it is none.
+def indent_json(text: str) -> str:
+    """Return JSON with indentation; other text unchanged.
 
-    Only blanks between its parts change: each key and number stands there as the text has it, also
-    those that a parser would drop or round. What nobody could see is escaped.
+    Only the blanks between tokens change: keys and numbers stay as they are, even those that a parser
+    would drop or round. Invisible characters are escaped.
     """
     if len(text) > _PRETTY_CHARS_MAX:
-        return visible(text)
+        return escape_hidden(text)
     try:
         json.loads(text)
-        return "".join(_laid_out(_PART.findall(text)))
+        return "".join(_indent_parts(_PART.findall(text)))
     except (ValueError, RecursionError):
-        return visible(text)
+        return escape_hidden(text)
 
 
-def _laid_out(parts: Sequence[str]) -> Iterator[str]:
+def _indent_parts(parts: Sequence[str]) -> Iterator[str]:
     depth, last = 0, ""
     for part in parts:
         ends = part in ("}", "]")
@@ -215,63 +215,63 @@ def _laid_out(parts: Sequence[str]) -> Iterator[str]:
         is_empty = ends and last in ("{", "[")
         if (ends or last in ("{", "[", ",")) and not is_empty:
             yield f"\n{depth * '  '}"
-        yield _part(part)
+        yield _format_part(part)
         depth += part in ("{", "[")
         if depth > _PRETTY_DEPTH_MAX:
-            raise ValueError("nobody reads what is nested so often")
+            raise ValueError("nested too deeply to indent")
         last = part
 
 
-def _part(part: str) -> str:
+def _format_part(part: str) -> str:
     if part.startswith('"'):
-        return visible(json.dumps(json.loads(part), ensure_ascii=False))
+        return escape_hidden(json.dumps(json.loads(part), ensure_ascii=False))
     return ": " if part == ":" else part
 
 
-def visible(text: str) -> str:
-    """Return a text in which all can be seen: what turns or hides characters is escaped."""
+def escape_hidden(text: str) -> str:
+    """Return a text with its invisible and direction-changing characters escaped."""
     if not text.isprintable():
-        text = "".join(c if c.isprintable() or c in "\n\t" else _escaped(c) for c in text)
-    return _HIDDEN.sub(lambda found: _escaped(found[0]), text)
+        text = "".join(c if c.isprintable() or c in "\n\t" else _escape(c) for c in text)
+    return _HIDDEN.sub(lambda found: _escape(found[0]), text)
 
 
-def _escaped(character: str) -> str:
+def _escape(character: str) -> str:
     return json.dumps(character)[1:-1]
 
 
-def mark(*parts: str) -> str:
-    """Return a short name for these, which is the same in each page that shows them."""
+def make_mark(*parts: str) -> str:
+    """Return a short digest of the parts, for ids of HTML elements."""
     name = "\0".join(parts).encode(errors="replace")
     return hashlib.blake2b(name, digest_size=8).hexdigest()
 
 
 def thread_url(thread_id: str) -> str:
-    """Return the address of a thread's page, whatever its id looks like."""
+    """Return the URL of a thread's page, for any id."""
     if _PLAIN_ID.fullmatch(thread_id):
         return f"/threads/{thread_id}"
-    return f"/threads/?id={query(thread_id)}"
+    return f"/threads/?id={quote_query(thread_id)}"
 
 
-def query(text: str) -> str:
-    """Return a text as a part of a query string."""
+def quote_query(text: str) -> str:
+    """Return a text escaped for a query string."""
     return quote(text, safe="", errors="replace")
 
 
 def api_url(thread_id: str, place: str, parameters: str = "") -> str:
-    """Return the address of a place of a thread in the API, whatever the thread's id looks like."""
+    """Return the URL of a thread's resource in the API, for any id."""
     segment = thread_id
     if not _PLAIN_ID.fullmatch(thread_id):
-        segment, parameters = "-", f"id={query(thread_id)}&{parameters}".rstrip("&")
+        segment, parameters = "-", f"id={quote_query(thread_id)}&{parameters}".rstrip("&")
     path = f"/api/v1/threads/{segment}/{place}"
     return f"{path}?{parameters}" if parameters else path
 
 
 def download_url(thread_id: str, seq: int, form: str) -> str:
-    """Return where the whole body of an entry can be had."""
+    """Return the URL of an entry's whole body."""
     return api_url(thread_id, f"entries/{seq}/whole", f"form={form}")
 
 
-def local_path(wanted: str) -> str:
-    """Return a path of this server to go on to; never another server's."""
+def check_local_path(wanted: str) -> str:
+    """Return a path for a redirect within this server; `/` for any other URL."""
     is_local = wanted.startswith("/") and not wanted.startswith(("//", "/\\"))
     return wanted if is_local and wanted.isprintable() else "/"

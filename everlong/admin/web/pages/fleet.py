@@ -1,4 +1,4 @@
-"""All threads together."""
+"""The fleet page: figures of all threads, the store's health, and sweeps."""
 
 from typing import Any
 
@@ -6,63 +6,71 @@ from fastapi import APIRouter, Request, Response
 
 from everlong.admin.fleet import load_fleet
 from everlong.admin.web.pages import filters
-from everlong.admin.web.pages.layout import Frame
-from everlong.admin.web.pages.renderer import etag_of
+from everlong.admin.web.pages.layout import Layout
+from everlong.admin.web.pages.renderer import make_etag
 from everlong.models import SweepReport
 
 
-def routes(frame: Frame) -> APIRouter:
-    """Return the routes of the fleet's page."""
+def routes(layout: Layout) -> APIRouter:
+    """Return the routes of the fleet page."""
     router = APIRouter()
-    context = frame.context
+    context = layout.context
 
     async def figures() -> dict[str, Any]:
         found = await load_fleet(context.directory, await context.last_sweep())
-        under_way = [each for each in context.jobs.running() if each.action == "sweep"]
+        running = [each for each in context.jobs.list_running() if each.action == "sweep"]
         return {
             "found": found,
             "sweep": found.last_sweep,
-            "sweep_figures": sweep_figures(found.last_sweep) if found.last_sweep else [],
-            "sweeping": under_way[0] if under_way else None,
+            "sweep_figures": build_sweep_figures(found.last_sweep) if found.last_sweep else [],
+            "sweeping": running[0] if running else None,
         }
 
     @router.get("/fleet")
     async def fleet(request: Request) -> Response:
-        values = await frame.values(request, "fleet") | await figures()
-        text = frame.renderer.text("fleet_figures.html", values)
+        values = await layout.values(request, "fleet") | await figures()
+        text = layout.renderer.render("fleet_figures.html", values)
         who = values["who"]
         values |= {
             "store": await context.store_health(),
             "sweep_may": who is not None and who.may("sweep"),
             "sweep_url": "/api/v1/sweep",
             "live_url": "/fragments/fleet",
-            "etag": etag_of(text),
+            "etag": make_etag(text),
         }
-        return frame.renderer.page("fleet.html", values)
+        return layout.renderer.render_page("fleet.html", values)
 
     @router.get("/fragments/fleet")
-    async def listed(request: Request) -> Response:
-        values = await frame.values(request, "fleet") | await figures()
-        return frame.renderer.fragment(request, "fleet_figures.html", values)
+    async def fragment(request: Request) -> Response:
+        values = await layout.values(request, "fleet") | await figures()
+        return layout.renderer.render_fragment(request, "fleet_figures.html", values)
 
     return router
 
 
-def sweep_figures(report: SweepReport) -> list[tuple[str, str, str]]:
-    """Return what a page shows of a sweep: a name, a figure, and what stands under it."""
+def build_sweep_figures(report: SweepReport) -> list[tuple[str, str, str]]:
+    """Return the figures of a sweep: label, value, and the line below it."""
     return [
-        ("Took", filters.took(1000 * report.seconds) if report.seconds else filters.NONE, ""),
-        ("Runs", filters.number(report.runs), f"{filters.number(report.runs_read)} read"),
-        ("Stored", filters.size(report.stored.bytes), _objects(report.stored.objects)),
-        ("Set aside", filters.size(report.quarantined.bytes), _objects(report.quarantined.objects)),
-        ("Deleted", filters.size(report.purged.bytes), _objects(report.purged.objects)),
+        ("Took", filters.format_ms(1000 * report.seconds) if report.seconds else filters.NONE, ""),
+        (
+            "Runs",
+            filters.format_number(report.runs),
+            f"{filters.format_number(report.runs_read)} read",
+        ),
+        ("Stored", filters.format_size(report.stored.bytes), _objects(report.stored.objects)),
+        (
+            "Set aside",
+            filters.format_size(report.quarantined.bytes),
+            _objects(report.quarantined.objects),
+        ),
+        ("Deleted", filters.format_size(report.purged.bytes), _objects(report.purged.objects)),
         (
             "In quarantine",
-            filters.size(report.in_quarantine.bytes),
+            filters.format_size(report.in_quarantine.bytes),
             _objects(report.in_quarantine.objects),
         ),
     ]
 
 
 def _objects(count: int) -> str:
-    return f"{filters.number(count)} {'object' if count == 1 else 'objects'}"
+    return f"{filters.format_number(count)} {'object' if count == 1 else 'objects'}"

@@ -1,4 +1,4 @@
-"""A thread's journal in pages, the bodies of its entries in slices, and what it was at any of them."""
+"""Fragments of a thread's journal: pages of entries, slices of bodies, and the state at an entry."""
 
 from typing import Annotated, Any, Final
 
@@ -7,20 +7,20 @@ from fastapi import APIRouter, Query, Request, Response
 from everlong.admin.entries import load_entry_body, load_entry_page
 from everlong.admin.web.context import AppContext
 from everlong.admin.web.pages import filters
-from everlong.admin.web.pages.layout import Frame
+from everlong.admin.web.pages.layout import Layout
 from everlong.admin.web.parameters import QueryId
 
 PAGE_ENTRIES: Final = 40
-# Messages of a context or a difference that are shown: the newest.
+# The newest messages of a context or a difference that are shown.
 _LISTED_MAX: Final = 30
 _SEQ_MAX: Final = 2**53
 Seq = Annotated[int, Query(ge=0, le=_SEQ_MAX)]
 
 
-async def journal_values(
+async def build_journal(
     context: AppContext, thread_id: str, before: int | None = None, after: int | None = None
 ) -> dict[str, Any]:
-    """Return what a page of the journal shows."""
+    """Return the template values of a page of the journal."""
     found = await load_entry_page(
         await context.client(),
         context.packs,
@@ -29,7 +29,7 @@ async def journal_values(
         after=after,
         limit=PAGE_ENTRIES,
     )
-    quoted = filters.query(thread_id)
+    quoted = filters.quote_query(thread_id)
     return {
         "journal": found,
         "is_newest": not found.entries or found.entries[-1].seq >= found.last_seq,
@@ -38,10 +38,10 @@ async def journal_values(
     }
 
 
-def routes(frame: Frame) -> APIRouter:
+def routes(layout: Layout) -> APIRouter:
     """Return the routes of the journal."""
     router = APIRouter()
-    context = frame.context
+    context = layout.context
 
     @router.get("/fragments/journal")
     async def journal(
@@ -50,8 +50,8 @@ def routes(frame: Frame) -> APIRouter:
         before: Seq | None = None,
         after: Seq | None = None,
     ) -> Response:
-        values = await journal_values(context, thread_id, before, after)
-        return frame.renderer.fragment(request, "journal.html", values)
+        values = await build_journal(context, thread_id, before, after)
+        return layout.renderer.render_fragment(request, "journal.html", values)
 
     @router.get("/fragments/body")
     async def body(thread_id: QueryId, seq: Seq, start: Seq = 0, form: str = "text") -> Response:
@@ -62,9 +62,9 @@ def routes(frame: Frame) -> APIRouter:
             thread_id,
             seq,
             start=start,
-            form=wanted,  # type: ignore[arg-type] # of the two
+            form=wanted,  # type: ignore[arg-type] # one of the two
         )
-        place = f"id={filters.query(thread_id)}&seq={seq}"
+        place = f"id={filters.quote_query(thread_id)}&seq={seq}"
         values = {
             "slice": found,
             "other_form": "text" if wanted == "json" else "json",
@@ -72,7 +72,7 @@ def routes(frame: Frame) -> APIRouter:
             "more_url": f"/fragments/body?{place}&form={wanted}&start={found.next_start}",
             "download_url": filters.download_url(thread_id, seq, wanted),
         }
-        return frame.renderer.page("body.html", values)
+        return layout.renderer.render_page("body.html", values)
 
     @router.get("/fragments/past")
     async def past(thread_id: QueryId, seq: Seq) -> Response:
@@ -86,6 +86,6 @@ def routes(frame: Frame) -> APIRouter:
             "change": change,
             "listed_max": _LISTED_MAX,
         }
-        return frame.renderer.page("past.html", values)
+        return layout.renderer.render_page("past.html", values)
 
     return router

@@ -1,4 +1,4 @@
-"""What is around every page: who looks, what waits, where they are."""
+"""Layout: the values that every page shows: the user, the namespace, the number of pending approvals."""
 
 import contextlib
 import dataclasses
@@ -14,56 +14,56 @@ from everlong.errors import EverlongError
 
 @dataclasses.dataclass(frozen=True)
 class Visitor:
-    """Somebody who looks at a page, as templates know them."""
+    """The user of a page, for templates."""
 
     user: User
 
     @property
     def name(self) -> str:
-        """Whom a change is journalled as, unless they say another name where they may."""
-        return self.user.acts_as("")
+        """Default author of changes. Users without a name may give another."""
+        return self.user.resolve_author("")
 
     @property
     def role(self) -> str:
-        """What they are here."""
+        """The user's role."""
         return str(self.user.role)
 
     @property
     def is_anonymous(self) -> bool:
-        """Whether they were let in for being on this machine, and say themselves who they are."""
+        """Whether the user needs no token, and names the author of each change."""
         return self.user.via == "loopback"
 
     @property
     def has_session(self) -> bool:
-        """Whether they can log out."""
+        """Whether the user can log out."""
         return self.user.via == "session"
 
     def may(self, action: str) -> bool:
-        """Tell whether a button is for them."""
+        """Return whether the user may do an action, and so sees its button."""
         return self.user.may(action)
 
 
-def visitor(request: Request) -> Visitor | None:
-    """Return who looks, if somebody was let in."""
+def find_visitor(request: Request) -> Visitor | None:
+    """Return the user of a page; None if the request is not authenticated."""
     user: User | None = getattr(request.state, "user", None)
     return None if user is None else Visitor(user)
 
 
 @dataclasses.dataclass(frozen=True)
-class Frame:
-    """The context, and the templates."""
+class Layout:
+    """The app context and the templates, which all pages share."""
 
     context: AppContext
     renderer: Renderer
 
     async def values(self, request: Request, page: str) -> dict[str, Any]:
-        """Return what every page shows."""
+        """Return the template values of every page."""
         namespace = ""
-        with contextlib.suppress(EverlongError):  # The page itself says so, if it needs the server.
+        with contextlib.suppress(EverlongError):  # A page that needs the server shows the error.
             namespace = (await self.context.client()).namespace
         return {
             "page": page,
-            "who": visitor(request),
+            "who": find_visitor(request),
             "namespace": namespace,
             "waiting": await self.context.directory.pending(),
         }

@@ -3,20 +3,20 @@
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 
-from everlong.admin.web.pages.filters import local_path
-from everlong.admin.web.pages.layout import Frame, visitor
+from everlong.admin.web.pages.filters import check_local_path
+from everlong.admin.web.pages.layout import Layout, find_visitor
 
 
-def routes(frame: Frame) -> APIRouter:
+def routes(layout: Layout) -> APIRouter:
     """Return the routes of the login page."""
     router = APIRouter()
 
     @router.get("/login")
     async def login(request: Request) -> Response:
-        wanted = local_path(request.query_params.get("next", "/"))
-        if visitor(request) is not None:
+        wanted = check_local_path(request.query_params.get("next", "/"))
+        if find_visitor(request) is not None:
             return RedirectResponse(wanted, 303)
         values = {"page": "login", "who": None, "next": wanted, "problem": ""}
-        return frame.renderer.page("login.html", values)
+        return layout.renderer.render_page("login.html", values)
 
     return router

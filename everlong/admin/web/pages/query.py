@@ -1,10 +1,10 @@
-"""The page for queries: an editor, the library, results."""
+"""The query page: an editor, the library of queries, and results."""
 
 from typing import Final
 
 from fastapi import APIRouter, HTTPException, Request, Response
 
-from everlong.admin.web.pages.layout import Frame
+from everlong.admin.web.pages.layout import Layout
 from everlong.queries import LIBRARY
 
 _FIRST: Final = """\
@@ -14,21 +14,21 @@ group by kind
 order by bytes desc"""
 
 
-def routes(frame: Frame) -> APIRouter:
-    """Return the routes of queries."""
+def routes(layout: Layout) -> APIRouter:
+    """Return the routes of the query page."""
     router = APIRouter()
 
     @router.get("/query")
     async def query(request: Request) -> Response:
-        values = await frame.values(request, "query")
+        values = await layout.values(request, "query")
         who = values["who"]
         if who is None or not who.may("query"):
-            raise HTTPException(403, "Your role may not query.")
+            raise HTTPException(403, "Your role may not query. Ask for another role.")
         values |= {
             "library": LIBRARY,
             "sql": _FIRST,
             "api_query": "/api/v1/query",
         }
-        return frame.renderer.page("query.html", values)
+        return layout.renderer.render_page("query.html", values)
 
     return router

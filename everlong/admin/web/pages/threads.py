@@ -1,4 +1,4 @@
-"""The list of threads: sorted, filtered, searched, in pages; and its table alone, for live updates."""
+"""The list of threads: sorted, filtered, searched and paged; and its table alone, for live updates."""
 
 import dataclasses
 import re
@@ -8,8 +8,12 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request, Response
 
-from everlong.admin.web.pages.layout import Frame
-from everlong.admin.web.pages.renderer import etag_of, is_known, tagged
+from everlong.admin.web.pages.layout import Layout
+from everlong.admin.web.pages.renderer import (
+    is_current,
+    make_etag,
+    respond_with_etag,
+)
 from everlong.client.threads import (
     CURSOR_CHARS_MAX,
     Sort,
@@ -39,8 +43,8 @@ _HEADS: Final = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
-    """Which threads somebody wants to see."""
+class ListQuery:
+    """Filters, order and position of a list of threads."""
 
     text: str
     status: str
@@ -48,31 +52,31 @@ class Asked:
     sort: str
     offset: int
     cursor: str = ""
-    """Place in a list of the server, which has no offsets."""
+    """Position in a list that the Temporal server pages. Such a list has no offsets."""
 
     def url(self, base: str = "/", **changes: Any) -> str:
-        """Return the address of this list, or of one beside it."""
+        """Return the URL of this list, with changes."""
         wanted = dataclasses.asdict(dataclasses.replace(self, **{"cursor": "", **changes}))
         defaults = dict.fromkeys(wanted, "") | {"sort": _DEFAULT_SORT, "offset": 0}
         given = {name: value for name, value in wanted.items() if value != defaults[name]}
         return f"{base}?{urlencode(given, errors='replace')}" if given else base
 
 
-def asked_for(given: Mapping[str, str]) -> Asked:
-    """Read what is wanted from an address, as far as it makes sense: a list is shown for any."""
+def parse_list_query(given: Mapping[str, str]) -> ListQuery:
+    """Parse the query of a URL. Invalid values become defaults, so every URL shows a list."""
     sort, offset = given.get("sort", ""), given.get("offset", "")
-    return Asked(
+    return ListQuery(
         text=given.get("text", "").strip()[:_CHARS_MAX],
         status=given.get("status", "")[:_CHARS_MAX],
         agent=given.get("agent", "")[:_CHARS_MAX],
         sort=sort if sort in _SORTS else _DEFAULT_SORT,
         offset=int(offset) if _OFFSET.fullmatch(offset) else 0,
-        cursor=_cursor(given.get("cursor", "")),
+        cursor=_check_cursor(given.get("cursor", "")),
     )
 
 
-def _cursor(text: str) -> str:
-    """Return a cursor, or nothing if it is none: the first page is shown then."""
+def _check_cursor(text: str) -> str:
+    """Return a valid cursor; empty for an invalid one, which shows the first page."""
     try:
         parse_cursor(text[: CURSOR_CHARS_MAX + 1])
     except ConfigError:
@@ -82,106 +86,106 @@ def _cursor(text: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """A column's head."""
+    """Head of a column."""
 
     label: str
     css: str
     url: str
-    """That sorts by it; empty if it cannot be sorted by."""
+    """URL that sorts by the column; empty if it cannot."""
     order: str
 
 
-def heads(asked: Asked) -> list[Head]:
-    """Return the heads of the table. A second press on one turns the order around."""
+def build_heads(query: ListQuery) -> list[Head]:
+    """Return the heads of the table. A second click on one reverses the order."""
     found = []
     for label, css, name in _HEADS:
         order, url = "", ""
         if name:
             falling, rising = f"-{name}", name
-            order = {falling: "descending", rising: "ascending"}.get(asked.sort, "")
-            # Of names one wants the first, of figures the largest.
+            order = {falling: "descending", rising: "ascending"}.get(query.sort, "")
+            # Names sort ascending first, figures descending.
             first, second = (rising, falling) if name in ("id", "status") else (falling, rising)
-            url = asked.url(sort=second if asked.sort == first else first, offset=0)
+            url = query.url(sort=second if query.sort == first else first, offset=0)
         found.append(Head(label, css, url, order))
     return found
 
 
-def routes(frame: Frame) -> APIRouter:
-    """Return the routes of the list."""
+def routes(layout: Layout) -> APIRouter:
+    """Return the routes of the list of threads."""
     router = APIRouter()
-    directory = frame.context.directory
+    directory = layout.context.directory
 
-    async def look(asked: Asked) -> ThreadPage:
+    async def read_page(query: ListQuery) -> ThreadPage:
         try:
             return await directory.page(
-                asked.text,
-                asked.status,
-                asked.agent,
-                asked.sort,  # type: ignore[arg-type] # one of Sort, by asked_for
-                asked.offset,
+                query.text,
+                query.status,
+                query.agent,
+                query.sort,  # type: ignore[arg-type] # one of Sort, by parse_list_query
+                query.offset,
                 PAGE_ROWS,
-                asked.cursor,
+                query.cursor,
             )
-        except ConfigError:  # The server refuses the cursor: it is of another list.
-            return await look(dataclasses.replace(asked, cursor=""))
+        except ConfigError:  # The server rejects the cursor: it belongs to another list.
+            return await read_page(dataclasses.replace(query, cursor=""))
 
-    def table_values(asked: Asked, found: ThreadPage) -> dict[str, Any]:
+    def table_values(query: ListQuery, found: ThreadPage) -> dict[str, Any]:
         on_server = found.source == "server"
         earlier = max(0, found.offset - PAGE_ROWS)
         later = found.offset + PAGE_ROWS
         return {
-            "asked": asked,
+            "query": query,
             "found": found,
-            "heads": heads(asked),
-            # A server's list leads onwards only: the browser's own button leads back.
-            "first_url": asked.url(offset=0) if on_server and found.offset else "",
-            "earlier_url": asked.url(offset=earlier) if found.offset and not on_server else "",
-            "later_url": _later_url(asked, found, later),
-            "inside_url": asked.url(sort="id", offset=0) if on_server and asked.text else "",
+            "heads": build_heads(query),
+            # A list of the server has no way back but the browser's button.
+            "first_url": query.url(offset=0) if on_server and found.offset else "",
+            "earlier_url": query.url(offset=earlier) if found.offset and not on_server else "",
+            "later_url": _later_url(query, found, later),
+            "inside_url": query.url(sort="id", offset=0) if on_server and query.text else "",
         }
 
     @router.get("/")
     async def threads(request: Request) -> Response:
-        asked = asked_for(request.query_params)
-        found = await look(asked)
-        values = await frame.values(request, "threads")
-        values |= table_values(asked, found)
+        query = parse_list_query(request.query_params)
+        found = await read_page(query)
+        values = await layout.values(request, "threads")
+        values |= table_values(query, found)
         values |= {
-            "statuses": sorted(_choices(asked.status, found.by_status, found).items()),
-            "agents": sorted(_choices(asked.agent, dict.fromkeys(found.agents, 0), found)),
+            "statuses": sorted(_list_choices(query.status, found.by_status, found).items()),
+            "agents": sorted(_list_choices(query.agent, dict.fromkeys(found.agents, 0), found)),
             "default_sort": _DEFAULT_SORT,
-            "live_url": asked.url("/fragments/threads", cursor=asked.cursor),
-            "etag": _tag(asked, found),
+            "live_url": query.url("/fragments/threads", cursor=query.cursor),
+            "etag": _list_etag(query, found),
         }
-        return frame.renderer.page("threads.html", values)
+        return layout.renderer.render_page("threads.html", values)
 
     @router.get("/fragments/threads")
     async def table(request: Request) -> Response:
-        asked = asked_for(request.query_params)
-        found = await look(asked)
-        etag = _tag(asked, found)
-        if is_known(request, etag):  # Nothing is drawn for those who have it.
-            return tagged(request, etag, "")
-        text = frame.renderer.text("threads_table.html", table_values(asked, found))
-        return tagged(request, etag, text)
+        query = parse_list_query(request.query_params)
+        found = await read_page(query)
+        etag = _list_etag(query, found)
+        if is_current(request, etag):  # Skip the rendering.
+            return respond_with_etag(request, etag, "")
+        text = layout.renderer.render("threads_table.html", table_values(query, found))
+        return respond_with_etag(request, etag, text)
 
     return router
 
 
-def _choices(asked: str, known: Mapping[str, int], found: ThreadPage) -> dict[str, int]:
-    """Return what can be filtered by: what is known, and what the server was asked for."""
-    if not asked or found.source == "memory":
+def _list_choices(query: str, known: Mapping[str, int], found: ThreadPage) -> dict[str, int]:
+    """Return the values of a filter: the known ones, and the one in use."""
+    if not query or found.source == "memory":
         return dict(known)
-    return {asked: 0, **known}
+    return {query: 0, **known}
 
 
-def _later_url(asked: Asked, found: ThreadPage, later: int) -> str:
+def _later_url(query: ListQuery, found: ThreadPage, later: int) -> str:
     if not found.next_cursor:
         return ""
     if found.source == "server":
-        return asked.url(offset=0, cursor=found.next_cursor)
-    return asked.url(offset=later)
+        return query.url(offset=0, cursor=found.next_cursor)
+    return query.url(offset=later)
 
 
-def _tag(asked: Asked, found: ThreadPage) -> str:
-    return etag_of(asked, found.version)
+def _list_etag(query: ListQuery, found: ThreadPage) -> str:
+    return make_etag(query, found.version)

@@ -1,4 +1,4 @@
-"""The JSON API, under `/api/v1`: what the service can say and do, and no more."""
+"""The JSON API under `/api/v1`: one module per resource."""
 
 from typing import Any, Final
 
@@ -15,22 +15,23 @@ from everlong.admin.web.routes.queries import queries_router
 from everlong.admin.web.routes.threads import threads_router
 
 PREFIX: Final = "/api/v1"
-# One form for all, which the session's routes describe. A model for each would be built for each route.
+# One schema for all errors, which `routes.session` declares. Declaring the model here too would build it
+# for every route.
 _FORM: Final = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorAnswer"}}}
 _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
     status: {"description": why, "content": _FORM}
     for status, why in {
-        400: "The request cannot be read",
-        401: "Nobody knows who asks",
-        403: "Their role may not do that",
-        404: "There is no such thread, entry or approval",
-        409: "The thread cannot take it as it is now, or it is under way",
+        400: "The request cannot be parsed",
+        401: "The request is not authenticated",
+        403: "The user's role may not do this",
+        404: "The thread, entry, approval or archive does not exist",
+        409: "The thread's state does not allow this, or the same job is running",
         410: "Bytes are missing from the store",
         413: "The request is too large",
-        415: "Something else than JSON was sent",
-        422: "Something does not fit; nothing was changed",
-        429: "Too much of that is under way, or tokens are tried",
-        503: "The server, the store or a worker does not answer",
+        415: "The body is not JSON",
+        422: "The input is invalid; nothing was changed",
+        429: "Too many jobs, queries or wrong tokens",
+        503: "The Temporal server, the store or a worker does not answer",
     }.items()
 }
 

@@ -1,4 +1,4 @@
-"""Routes that act on a thread: each change is journalled with the name of its author and the reason."""
+"""Routes for actions on a thread. Each change is journalled with its author and reason."""
 
 import dataclasses
 from collections.abc import Awaitable, Callable
@@ -8,11 +8,11 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from everlong.admin.preview import Action, Preview, preview_action
-from everlong.admin.web.auth import CurrentUser, needs
+from everlong.admin.web.auth import CurrentUser, requires
 from everlong.admin.web.context import AppContext
 from everlong.admin.web.parameters import (
     SEQ_MAX,
-    Ask,
+    ChangeRequest,
     Fields,
     NewId,
     Text,
@@ -22,23 +22,23 @@ from everlong.client.thread import ThreadHandle
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PreviewAsk:
-    """An action, and what it would be done with."""
+class PreviewRequest:
+    """An action and its arguments."""
 
     action: Action
     arguments: Fields = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LimitsAsk(Ask):
-    """Fields of the policy and their new values."""
+class LimitsRequest(ChangeRequest):
+    """New values of policy fields."""
 
     changes: Fields
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ForkAsk(Ask):
-    """Where a new thread begins, and its id."""
+class ForkRequest(ChangeRequest):
+    """Id of a fork, and the entry that it begins after."""
 
     seq: Annotated[int, Field(ge=1, le=SEQ_MAX)]
     new_id: NewId
@@ -46,21 +46,21 @@ class ForkAsk(Ask):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Done:
-    """What was done."""
+class ActionResult:
+    """Result of an action."""
 
     thread_id: str
     action: str
     by: str
     text: str
-    """What happens now, in words."""
+    """Effect, for people."""
 
 
 _SIGNALS: Final[tuple[tuple[str, Callable[..., Awaitable[None]], str, str], ...]] = (
-    ("compact", ThreadHandle.compact, "Shorten the context at the next safe point", "will compact"),
-    ("pause", ThreadHandle.pause, "Take no more steps", "takes no more steps"),
-    ("unpause", ThreadHandle.unpause, "Go on", "goes on"),
-    ("stop", ThreadHandle.stop, "End at the next safe point", "will stop"),
+    ("compact", ThreadHandle.compact, "Compact the context at the next safe point", "will compact"),
+    ("pause", ThreadHandle.pause, "Pause: take no more steps", "takes no more steps"),
+    ("unpause", ThreadHandle.unpause, "Unpause: go on", "goes on"),
+    ("stop", ThreadHandle.stop, "Stop: end at the next safe point", "will stop"),
 )
 
 
@@ -68,68 +68,72 @@ def actions_router(context: AppContext) -> APIRouter:
     """Return the routes."""
     router = APIRouter()
 
-    _signals(router, context)
+    _add_signal_routes(router, context)
 
     @router.post(
         "/threads/{thread_id}/preview",
         tags=["actions"],
-        summary="What an action would do, in words and bytes; nothing is done",
-        **needs("read"),
+        summary="Preview an action: its effect in words and bytes. Changes nothing",
+        **requires("read"),
     )
-    async def preview(thread_id: ThreadId, ask: PreviewAsk) -> Preview:
+    async def preview(thread_id: ThreadId, body: PreviewRequest) -> Preview:
         return await preview_action(
-            await context.client(), context.packs, thread_id, ask.action, ask.arguments
+            await context.client(), context.packs, thread_id, body.action, body.arguments
         )
 
     @router.post(
         "/threads/{thread_id}/limits",
         tags=["actions"],
         summary="Change fields of the thread's policy",
-        **needs("limits"),
+        **requires("limits"),
     )
-    async def set_limits(thread_id: ThreadId, ask: LimitsAsk, user: CurrentUser) -> Done:
-        by = user.acts_as(ask.by)
+    async def set_limits(
+        thread_id: ThreadId, body: LimitsRequest, user: CurrentUser
+    ) -> ActionResult:
+        by = user.resolve_author(body.by)
         handle = await context.thread(thread_id)
-        await handle.configure(ask.changes, by=by, reason=ask.reason)
-        names = ", ".join(sorted(ask.changes))
-        return Done(thread_id=thread_id, action="limits", by=by, text=f"Changed: {names}.")
+        await handle.configure(body.changes, by=by, reason=body.reason)
+        names = ", ".join(sorted(body.changes))
+        return ActionResult(thread_id=thread_id, action="limits", by=by, text=f"Changed: {names}.")
 
     @router.post(
         "/threads/{thread_id}/fork",
         tags=["actions"],
-        summary="Begin a new thread as this one was after an entry",
-        **needs("fork"),
+        summary="Fork: start a new thread from this one's state after an entry",
+        **requires("fork"),
     )
-    async def fork(thread_id: ThreadId, ask: ForkAsk, user: CurrentUser) -> Done:
-        by = user.acts_as(ask.by)
+    async def fork(thread_id: ThreadId, body: ForkRequest, user: CurrentUser) -> ActionResult:
+        by = user.resolve_author(body.by)
         handle = await context.thread(thread_id)
-        await handle.fork(ask.seq, ask.new_id, agent=ask.agent or None, by=by, reason=ask.reason)
-        text = f"Thread {ask.new_id} begins after entry {ask.seq}."
-        return Done(thread_id=thread_id, action="fork", by=by, text=text)
+        await handle.fork(
+            body.seq, body.new_id, agent=body.agent or None, by=by, reason=body.reason
+        )
+        text = f"Thread {body.new_id} begins after entry {body.seq}."
+        return ActionResult(thread_id=thread_id, action="fork", by=by, text=text)
 
     return router
 
 
-def _signals(router: APIRouter, context: AppContext) -> None:
+def _add_signal_routes(router: APIRouter, context: AppContext) -> None:
     for action, signal, summary, what in _SIGNALS:
         router.add_api_route(
             f"/threads/{{thread_id}}/{action}",
-            _signalled(context, action, signal, what),
+            _make_signal_route(context, action, signal, what),
             methods=["POST"],
             tags=["actions"],
             summary=summary,
             name=action,
             operation_id=f"{action}_thread",
-            **needs(action),
+            **requires(action),
         )
 
 
-def _signalled(
+def _make_signal_route(
     context: AppContext, action: str, signal: Callable[..., Awaitable[None]], what: str
-) -> Callable[..., Awaitable[Done]]:
-    async def act(thread_id: ThreadId, ask: Ask, user: CurrentUser) -> Done:
-        by = user.acts_as(ask.by)
-        await signal(await context.thread(thread_id), by=by, reason=ask.reason)
-        return Done(thread_id=thread_id, action=action, by=by, text=f"The thread {what}.")
+) -> Callable[..., Awaitable[ActionResult]]:
+    async def act(thread_id: ThreadId, body: ChangeRequest, user: CurrentUser) -> ActionResult:
+        by = user.resolve_author(body.by)
+        await signal(await context.thread(thread_id), by=by, reason=body.reason)
+        return ActionResult(thread_id=thread_id, action=action, by=by, text=f"The thread {what}.")
 
     return act

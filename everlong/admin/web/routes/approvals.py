@@ -1,4 +1,4 @@
-"""Routes for approvals: calls that wait for a person, and decisions about them."""
+"""Routes for approvals: tool calls that wait for a person, and decisions on them."""
 
 import dataclasses
 from typing import Annotated
@@ -11,18 +11,18 @@ from everlong.admin.approvals import (
     list_approvals,
     list_thread_approvals,
 )
-from everlong.admin.web.auth import CurrentUser, needs
+from everlong.admin.web.auth import CurrentUser, requires
 from everlong.admin.web.context import AppContext
 from everlong.admin.web.parameters import (
-    Ask,
+    ChangeRequest,
     ThreadId,
 )
-from everlong.admin.web.routes.actions import Done
+from everlong.admin.web.routes.actions import ActionResult
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DecideAsk(Ask):
-    """A decision about a call that waits."""
+class DecisionRequest(ChangeRequest):
+    """A decision on a pending call."""
 
     approve: bool
 
@@ -35,7 +35,7 @@ def approvals_router(context: AppContext) -> APIRouter:
         "/approvals",
         tags=["approvals"],
         summary="All calls that wait for a person, oldest first",
-        **needs("read"),
+        **requires("read"),
     )
     async def approvals() -> ApprovalPage:
         return await list_approvals(await context.client(), context.packs)
@@ -45,7 +45,7 @@ def approvals_router(context: AppContext) -> APIRouter:
         tags=["approvals"],
         summary="The thread's calls that wait for a person",
         name="approvals",
-        **needs("read"),
+        **requires("read"),
     )
     async def thread_approvals(thread_id: ThreadId) -> tuple[WaitingApproval, ...]:
         return await list_thread_approvals(await context.client(), context.packs, thread_id)
@@ -54,18 +54,18 @@ def approvals_router(context: AppContext) -> APIRouter:
         "/threads/{thread_id}/approvals/{approval_id}",
         tags=["approvals"],
         summary="Approve or deny a call that waits for a person",
-        **needs("decide"),
+        **requires("decide"),
     )
     async def decide(
         thread_id: ThreadId,
         approval_id: Annotated[str, Path(max_length=64)],
-        ask: DecideAsk,
+        body: DecisionRequest,
         user: CurrentUser,
-    ) -> Done:
-        by = user.acts_as(ask.by)
+    ) -> ActionResult:
+        by = user.resolve_author(body.by)
         handle = await context.thread(thread_id)
-        await handle.decide(approval_id, approve=ask.approve, by=by, reason=ask.reason)
-        text = "The call runs." if ask.approve else "The call does not run; the model is told why."
-        return Done(thread_id=thread_id, action="decide", by=by, text=text)
+        await handle.decide(approval_id, approve=body.approve, by=by, reason=body.reason)
+        text = "The call runs." if body.approve else "The call does not run. The model gets the reason."
+        return ActionResult(thread_id=thread_id, action="decide", by=by, text=text)
 
     return router

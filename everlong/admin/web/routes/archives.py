@@ -1,4 +1,4 @@
-"""Routes for archives: list them, write one, and revive a thread from one."""
+"""Routes for archives: list them, archive a thread, and revive a thread from an archive."""
 
 import dataclasses
 from collections.abc import Awaitable, Callable
@@ -8,13 +8,13 @@ from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
 from everlong.admin.format import bytes_text, counted
-from everlong.admin.web.auth import ARCHIVE_THEN, CurrentUser, check_may, needs
+from everlong.admin.web.auth import ARCHIVE_THEN, CurrentUser, check_permission, requires
 from everlong.admin.web.context import AppContext
-from everlong.admin.web.jobs import Job, Outcome, Tell
+from everlong.admin.web.jobs import Job, OnProgress, Outcome
 from everlong.admin.web.parameters import (
     ARCHIVE_ID,
     SEQ_MAX,
-    Ask,
+    ChangeRequest,
     NewId,
     Text,
     ThreadId,
@@ -25,20 +25,20 @@ from everlong.client.restore import revive as revive_thread
 
 _ARCHIVES_PAGE: Final = 100
 ArchiveId = Annotated[str, Field(pattern=ARCHIVE_ID)]
-Before = Annotated[str, Query(pattern=ARCHIVE_ID, description="Only those before this one.")]
+Before = Annotated[str, Query(pattern=ARCHIVE_ID, description="Only archives older than this one.")]
 Limit = Annotated[int, Query(ge=1, le=_ARCHIVES_PAGE)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ArchiveAsk(Ask):
-    """What becomes of the thread that is archived."""
+class ArchiveRequest(ChangeRequest):
+    """What to do with the thread after it is archived: keep, close or free it."""
 
     then: Then = "keep"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ReviveAsk(Ask):
-    """The new thread, and what it begins with: the newest archive, all of it."""
+class ReviveRequest(ChangeRequest):
+    """Id of the new thread, and its source: by default all of the newest archive."""
 
     new_id: NewId
     archive_id: ArchiveId = ""
@@ -50,14 +50,14 @@ def archives_router(context: AppContext) -> APIRouter:
     """Return the routes."""
     router = APIRouter()
 
-    permission = needs("archive")
+    permission = requires("archive")
     permission["openapi_extra"]["x-permission-then"] = dict(ARCHIVE_THEN)
 
     @router.get(
         "/archives",
         tags=["archives"],
-        summary="Archives of all threads, the newest first",
-        **needs("read"),
+        summary="List archives of all threads, newest first",
+        **requires("read"),
     )
     async def archives(before: Before = "", limit: Limit = 50) -> ArchivePage:
         return await list_archives(
@@ -67,8 +67,8 @@ def archives_router(context: AppContext) -> APIRouter:
     @router.get(
         "/threads/{thread_id}/archives",
         tags=["archives"],
-        summary="Archives of one thread, the newest first",
-        **needs("read"),
+        summary="List archives of one thread, newest first",
+        **requires("read"),
     )
     async def archives_of(
         thread_id: ThreadId, before: Before = "", limit: Limit = 50
@@ -84,84 +84,84 @@ def archives_router(context: AppContext) -> APIRouter:
     @router.post(
         "/threads/{thread_id}/archive",
         tags=["archives"],
-        summary="Write the journal as one Parquet file; then keep the thread, close it, or free it",
+        summary="Write the journal to one Parquet file; then keep, close or free the thread",
         responses=JOB_RESPONSES,
         **permission,
     )
     async def archive(
-        thread_id: ThreadId, ask: ArchiveAsk, user: CurrentUser, response: Response
+        thread_id: ThreadId, body: ArchiveRequest, user: CurrentUser, response: Response
     ) -> Job:
-        check_may(user, ARCHIVE_THEN[ask.then])
-        by = user.acts_as(ask.by)
+        check_permission(user, ARCHIVE_THEN[body.then])
+        by = user.resolve_author(body.by)
 
-        async def work(tell: Tell) -> Outcome:
+        async def work(on_progress: OnProgress) -> Outcome:
             handle = await context.thread(thread_id)
             done = await handle.archive(
-                then=ask.then,
+                then=body.then,
                 by=by,
-                reason=ask.reason,
-                on_progress=_entries(tell),
+                reason=body.reason,
+                on_progress=_report_entries(on_progress),
             )
-            return Outcome(text=archived_text(done), archived=done)
+            return Outcome(text=describe_archive(done), archived=done)
 
         return await run_job(context, response, "archive", thread_id, by, work)
 
     @router.post(
         "/threads/{thread_id}/revive",
         tags=["archives"],
-        summary="Begin a new thread as an archive has it",
+        summary="Start a new thread from an archive",
         responses=JOB_RESPONSES,
-        **needs("revive"),
+        **requires("revive"),
     )
     async def revive(
-        thread_id: ThreadId, ask: ReviveAsk, user: CurrentUser, response: Response
+        thread_id: ThreadId, body: ReviveRequest, user: CurrentUser, response: Response
     ) -> Job:
-        by = user.acts_as(ask.by)
+        by = user.resolve_author(body.by)
         return await run_job(
-            context, response, "revive", thread_id, by, _revival(context, thread_id, ask, by)
+            context, response, "revive", thread_id, by, _make_revival(context, thread_id, body, by)
         )
 
     return router
 
 
-def _revival(
-    context: AppContext, thread_id: str, ask: ReviveAsk, by: str
-) -> Callable[[Tell], Awaitable[Outcome]]:
-    async def work(tell: Tell) -> Outcome:
+def _make_revival(
+    context: AppContext, thread_id: str, body: ReviveRequest, by: str
+) -> Callable[[OnProgress], Awaitable[Outcome]]:
+    async def work(on_progress: OnProgress) -> Outcome:
         warnings: list[str] = []
         await revive_thread(
             await context.client(),
             context.packs,
             thread_id,
-            ask.new_id,
+            body.new_id,
             task_queue=context.task_queue,
-            archive_id=ask.archive_id or None,
-            seq=ask.seq,
-            agent=ask.agent or None,
+            archive_id=body.archive_id or None,
+            seq=body.seq,
+            agent=body.agent or None,
             by=by,
-            reason=ask.reason,
-            on_progress=_entries(tell),
+            reason=body.reason,
+            on_progress=_report_entries(on_progress),
             on_warning=warnings.append,
         )
-        begins = f"Thread {ask.new_id} begins as the archive has it."
+        begins = f"Thread {body.new_id} starts from the archive."
         return Outcome(text=" ".join([begins, *(f"Warning: {each}" for each in warnings)]))
 
     return work
 
 
-def _entries(tell: Tell) -> Callable[[str, int, int], None]:
-    return lambda what, done, total: tell(f"{done:,} of {total:,} entries are {what}")
+def _report_entries(on_progress: OnProgress) -> Callable[[str, int, int], None]:
+    return lambda what, done, total: on_progress(f"{done:,} of {total:,} entries {what}")
 
 
-def archived_text(done: ArchiveResult) -> str:
-    """Return what was archived, in words."""
+def describe_archive(done: ArchiveResult) -> str:
+    """Return a summary of an archive for people."""
     manifest = done.manifest
-    how = "written and read back" if done.is_new else "there already, and was read back"
+    how = "written and read back" if done.is_new else "existed already, and was read back"
     text = f"Archived: {manifest.entries:,} entries in {bytes_text(manifest.size_bytes)}, {how}."
     if done.left_out:
-        text += f" {done.left_out} entries and messages were never journalled, and are not in it."
+        text += f" {done.left_out} entries and messages were never journalled, so it does not have them."
     if done.runs_deleted:
         text += f" Deleted: {counted(done.runs_deleted, 'run')}."
     for each in done.passed_over:
-        text += f" An archive cannot be read, and is passed over: {each}"
+        text += f" Skipped an archive that cannot be read: {each}"
     return text

@@ -1,4 +1,4 @@
-"""Routes for all threads together: totals, the blob store's health, and sweeps."""
+"""Routes for the whole fleet: totals of all threads, the store's health, and sweeps."""
 
 import dataclasses
 from collections.abc import Awaitable, Callable
@@ -7,9 +7,9 @@ from fastapi import APIRouter, Response
 
 from everlong.admin.fleet import FleetView, StoreHealth, load_fleet
 from everlong.admin.format import bytes_text, counted
-from everlong.admin.web.auth import CurrentUser, needs
+from everlong.admin.web.auth import CurrentUser, requires
 from everlong.admin.web.context import AppContext
-from everlong.admin.web.jobs import Job, Outcome, Tell
+from everlong.admin.web.jobs import Job, OnProgress, Outcome
 from everlong.admin.web.parameters import (
     By,
     Reason,
@@ -21,8 +21,8 @@ from everlong.models import SweepReport
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SweepAsk:
-    """How to sweep, and who asks. Nothing is changed, unless somebody says so."""
+class SweepRequest:
+    """Options of a sweep. A dry run, unless `dry_run` is false."""
 
     by: By = ""
     reason: Reason = ""
@@ -31,14 +31,14 @@ class SweepAsk:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepState:
-    """Sweeps of the namespace."""
+    """State of the namespace's sweeps."""
 
     last: SweepReport | None
-    """Of the newest that came to its end."""
+    """Report of the newest complete sweep."""
     job: Job | None
-    """What this server sweeps now."""
+    """Sweep that this server is running."""
     every_seconds: float | None
-    """How often workers sweep by themselves; None if they do not."""
+    """Interval of the scheduled sweeps; None without a schedule."""
 
 
 def fleet_router(context: AppContext) -> APIRouter:
@@ -49,7 +49,7 @@ def fleet_router(context: AppContext) -> APIRouter:
         "/fleet",
         tags=["fleet"],
         summary="All threads together: bytes, growth, resumes, failure loops, the last sweep",
-        **needs("read"),
+        **requires("read"),
     )
     async def fleet() -> FleetView:
         return await load_fleet(context.directory, await context.last_sweep())
@@ -57,8 +57,8 @@ def fleet_router(context: AppContext) -> APIRouter:
     @router.get(
         "/store",
         tags=["fleet"],
-        summary="Whether the store takes and gives bytes, and how fast",
-        **needs("read"),
+        summary="Whether the store can be written and read, and how fast",
+        **requires("read"),
     )
     async def store() -> StoreHealth:
         return await context.store_health()
@@ -66,57 +66,61 @@ def fleet_router(context: AppContext) -> APIRouter:
     @router.get(
         "/sweep",
         tags=["fleet"],
-        summary="The last sweep, and the one that is under way",
-        **needs("read"),
+        summary="The last sweep, and the running one",
+        **requires("read"),
     )
     async def last() -> SweepState:
-        return await sweep_state(context)
+        return await read_sweep_state(context)
 
     @router.post(
         "/sweep",
         tags=["fleet"],
-        summary="Free what nothing reaches, by way of the quarantine; or say what that would be",
+        summary="Sweep: quarantine and delete unreachable objects; or count them in a dry run",
         responses=JOB_RESPONSES,
-        **needs("sweep"),
+        **requires("sweep"),
     )
-    async def sweep(ask: SweepAsk, user: CurrentUser, response: Response) -> Job:
-        by = user.acts_as(ask.by)
-        return await run_job(context, response, "sweep", "", by, _sweep(context, ask, by))
+    async def sweep(body: SweepRequest, user: CurrentUser, response: Response) -> Job:
+        by = user.resolve_author(body.by)
+        return await run_job(context, response, "sweep", "", by, _make_sweep(context, body, by))
 
     return router
 
 
-def _sweep(context: AppContext, ask: SweepAsk, by: str) -> Callable[[Tell], Awaitable[Outcome]]:
-    async def work(tell: Tell) -> Outcome:
+def _make_sweep(
+    context: AppContext, body: SweepRequest, by: str
+) -> Callable[[OnProgress], Awaitable[Outcome]]:
+    async def work(on_progress: OnProgress) -> Outcome:
         try:
             report = await sweep_namespace(
                 await context.client(),
                 context.packs,
-                dataclasses.replace(context.sweeps, dry_run=ask.dry_run, by=by, reason=ask.reason),
+                dataclasses.replace(
+                    context.sweep_options, dry_run=body.dry_run, by=by, reason=body.reason
+                ),
                 index_dir=context.index_dir,
-                on_progress=tell,
+                on_progress=on_progress,
             )
         finally:
             context.forget_sweep()
-        return Outcome(text=f"{swept_text(report)} Asked for by {by}.", swept=report)
+        return Outcome(text=f"{describe_sweep(report)} Requested by {by}.", swept=report)
 
     return work
 
 
-async def sweep_state(context: AppContext) -> SweepState:
-    """Return what is known of sweeps."""
-    under_way = [each for each in context.jobs.running() if each.action == "sweep"]
+async def read_sweep_state(context: AppContext) -> SweepState:
+    """Return the last sweep, the running one, and the schedule."""
+    running = [each for each in context.jobs.list_running() if each.action == "sweep"]
     return SweepState(
         last=await context.last_sweep(),
-        job=under_way[0] if under_way else None,
+        job=running[0] if running else None,
         every_seconds=await read_sweep_interval(await context.client()),
     )
 
 
-def swept_text(report: SweepReport) -> str:
-    """Return what a sweep did, in words."""
+def describe_sweep(report: SweepReport) -> str:
+    """Return a summary of a sweep for people."""
     if report.incomplete:
-        return f"Incomplete, so nothing was deleted for good: {report.incomplete[0]}"
+        return f"Incomplete, so nothing was deleted permanently: {report.incomplete[0]}"
     size = bytes_text(report.quarantined.bytes)
     did = "A sweep would set aside" if report.dry_run else "Set aside"
     return f"{did} {size} in {counted(report.quarantined.objects, 'object')}."

@@ -1,4 +1,4 @@
-"""Routes for a thread's journal: its entries, their bodies, and its state at any of them."""
+"""Routes for a thread's journal: entries, their bodies, and the state at any entry."""
 
 from typing import Annotated
 
@@ -15,7 +15,7 @@ from everlong.admin.entries import (
     load_entry_page,
     open_entry_body,
 )
-from everlong.admin.web.auth import needs
+from everlong.admin.web.auth import requires
 from everlong.admin.web.context import AppContext
 from everlong.admin.web.parameters import (
     OptionalSeq,
@@ -36,7 +36,7 @@ def journal_router(context: AppContext) -> APIRouter:
         "/threads/{thread_id}/entries",
         tags=["journal"],
         summary="A page of the journal, each entry on one line",
-        **needs("read"),
+        **requires("read"),
     )
     async def entries(
         thread_id: ThreadId,
@@ -57,7 +57,7 @@ def journal_router(context: AppContext) -> APIRouter:
         "/threads/{thread_id}/entries/{seq}",
         tags=["journal"],
         summary="A part of one entry's body",
-        **needs("read"),
+        **requires("read"),
     )
     async def body(
         thread_id: ThreadId,
@@ -81,20 +81,20 @@ def journal_router(context: AppContext) -> APIRouter:
         tags=["journal"],
         summary="Download one entry's body",
         response_class=StreamingResponse,
-        **needs("read"),
+        **requires("read"),
     )
     async def whole(thread_id: ThreadId, seq: Seq, form: Form = "text") -> Response:
         parts = await open_entry_body(await context.client(), context.packs, thread_id, seq, form)
         kind, ending = ("application/json", "json") if form == "json" else ("text/plain", "txt")
-        # As a file: what a tool returned is never shown as a page of ours.
+        # As an attachment: browsers must never render a tool's output as a page of this origin.
         name = f"attachment; filename=entry-{seq}.{ending}"
         return StreamingResponse(parts, media_type=kind, headers={"content-disposition": name})
 
     @router.get(
         "/threads/{thread_id}/at/{seq}",
         tags=["journal"],
-        summary="The thread as it was after an entry, and what its model would have read",
-        **needs("read"),
+        summary="The thread's state after an entry, with the model's context",
+        **requires("read"),
     )
     async def at(thread_id: ThreadId, seq: Seq) -> ThreadView:
         return await (await context.thread(thread_id)).state_at(seq, totals=False)
@@ -102,8 +102,8 @@ def journal_router(context: AppContext) -> APIRouter:
     @router.get(
         "/threads/{thread_id}/diff",
         tags=["journal"],
-        summary="What changed from one entry to another, or to now",
-        **needs("read"),
+        summary="Changes from one entry to another, or to now",
+        **requires("read"),
     )
     async def diff(thread_id: ThreadId, first: SeqQuery, last: OptionalSeq = None) -> ThreadDiff:
         handle = await context.thread(thread_id)

@@ -9,7 +9,7 @@ from pydantic import Field
 from everlong import limits
 from everlong.admin.overview import ThreadOverview, load_overview
 from everlong.admin.series import Series, load_series
-from everlong.admin.web.auth import CurrentUser, needs
+from everlong.admin.web.auth import CurrentUser, requires
 from everlong.admin.web.context import AppContext
 from everlong.admin.web.parameters import (
     RUN_ID,
@@ -32,8 +32,8 @@ _OFFSET_MAX = 1_000_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SendAsk:
-    """A message for a thread, which is started if an agent is named and there is none."""
+class MessageRequest:
+    """A message to a thread. With an agent, the thread is started if it does not exist."""
 
     text: Annotated[str, Field(min_length=1, max_length=4 * limits.MIB)]
     agent: Annotated[Text, Field(max_length=64)] = ""
@@ -42,8 +42,8 @@ class SendAsk:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Sent:
-    """A message that was queued."""
+class MessageReceipt:
+    """Number of a queued message."""
 
     thread_id: str
     number: int
@@ -58,8 +58,8 @@ def threads_router(context: AppContext) -> APIRouter:
         tags=["threads"],
         summary="List threads, sorted and filtered",
         response_model=ThreadPage,
-        responses={304: {"description": "Nothing has changed since the version in If-None-Match"}},
-        **needs("read"),
+        responses={304: {"description": "Unchanged since the version in If-None-Match"}},
+        **requires("read"),
     )
     async def threads(
         response: Response,
@@ -83,7 +83,7 @@ def threads_router(context: AppContext) -> APIRouter:
         "/threads/{thread_id}",
         tags=["threads"],
         summary="One thread: status, sizes by class, limits as gauges, approvals",
-        **needs("read"),
+        **requires("read"),
     )
     async def thread(thread_id: ThreadId) -> ThreadOverview:
         return await load_overview(await context.client(), context.packs, thread_id)
@@ -91,8 +91,8 @@ def threads_router(context: AppContext) -> APIRouter:
     @router.get(
         "/threads/{thread_id}/size",
         tags=["threads"],
-        summary="Count a thread's runs and stored objects; takes longer the more there are",
-        **needs("read"),
+        summary="Count a thread's runs and stored objects; takes longer for large threads",
+        **requires("read"),
     )
     async def size(thread_id: ThreadId) -> ThreadSize:
         return await (await context.thread(thread_id)).size()
@@ -100,8 +100,8 @@ def threads_router(context: AppContext) -> APIRouter:
     @router.get(
         "/threads/{thread_id}/series",
         tags=["threads"],
-        summary="How the thread has grown, and what its resumes took, by samples of its journal",
-        **needs("read"),
+        summary="Growth of the thread and durations of its resumes, sampled from the journal",
+        **requires("read"),
     )
     async def series(
         thread_id: ThreadId, points_max: Annotated[int, Query(ge=2, le=500)] = 120
@@ -114,7 +114,7 @@ def threads_router(context: AppContext) -> APIRouter:
         "/threads/{thread_id}/runs",
         tags=["threads"],
         summary="The thread's runs, newest first, with links into the Temporal UI",
-        **needs("read"),
+        **requires("read"),
     )
     async def runs(
         thread_id: ThreadId,
@@ -130,17 +130,17 @@ def threads_router(context: AppContext) -> APIRouter:
         "/threads/{thread_id}/messages",
         tags=["threads"],
         summary="Send a message to a thread, or start one",
-        **needs("send"),
+        **requires("send"),
     )
-    async def send(thread_id: ThreadId, ask: SendAsk, user: CurrentUser) -> Sent:
+    async def send(thread_id: ThreadId, body: MessageRequest, user: CurrentUser) -> MessageReceipt:
         handle = await context.thread(thread_id)
         number = await handle.send(
-            ask.text,
-            agent=ask.agent or None,
-            message_id=ask.message_id,
-            by=user.acts_as(ask.by),
+            body.text,
+            agent=body.agent or None,
+            message_id=body.message_id,
+            by=user.resolve_author(body.by),
             seconds_max=WORKER_SECONDS_MAX,
         )
-        return Sent(thread_id=thread_id, number=number)
+        return MessageReceipt(thread_id=thread_id, number=number)
 
     return router

@@ -1,13 +1,13 @@
-// What every page has: local times, the theme, live parts, dialogs. Pages work without it for reading.
-import { startActing } from "./acting.js";
+// Entry point of every page: local times, theme, live updates, dialogs. Pages are readable without it.
+import { startActions } from "./actions.js";
 import { startApprovals } from "./approvals.js";
 import { startJournal } from "./journal.js";
 import { startLazy } from "./lazy.js";
 import { startLive } from "./live.js";
 import { startPast } from "./past.js";
 import { startQuery } from "./query.js";
-import { startSweeping } from "./sweeping.js";
-import { startTheme } from "./themes.js";
+import { startSweep } from "./sweep.js";
+import { startTheme } from "./theme_toggle.js";
 import { localise } from "./times.js";
 
 const FILTERED = "everlong-filtered";
@@ -15,15 +15,15 @@ const FILTERED = "everlong-filtered";
 localise(document);
 startTheme();
 startLive();
-startActing();
+startActions();
 startApprovals();
 startJournal();
 startPast();
 startQuery();
 startLazy();
-startSweeping();
+startSweep();
 
-// A page of results is found by its address, so fields that say nothing stay out of it.
+// Results have a URL to share, so empty fields stay out of it.
 for (const form of document.querySelectorAll("form[data-filters]")) {
   form.addEventListener("formdata", (event) => {
     for (const [name, value] of [...event.formData]) {
@@ -31,11 +31,11 @@ for (const form of document.querySelectorAll("form[data-filters]")) {
     }
   });
 }
-// A filter that is chosen is meant, also one that was chosen before this script had come; a search is
-// sent by Enter, as everywhere.
+// A chosen filter is submitted at once, even if it was chosen before this script loaded. A search is
+// submitted with Enter.
 for (const filter of document.querySelectorAll("form[data-filters] select")) {
   const submit = () => {
-    sessionStorage.setItem(FILTERED, filter.id); // With the keyboard, each step is a choice.
+    sessionStorage.setItem(FILTERED, filter.id); // Keep the focus: with the keyboard, each step is a change.
     filter.form.requestSubmit();
   };
   filter.addEventListener("change", submit);
@@ -48,5 +48,5 @@ document.querySelector("[data-logout]")?.addEventListener("click", async () => {
   await fetch("/api/v1/session", { method: "DELETE" });
   location.assign("/login");
 });
-// From here on buttons do what they say.
+// Buttons work from here on; the style sheet enables them.
 document.documentElement.dataset.ready = "";

@@ -1,5 +1,5 @@
-// A decision is made by its button, and never by Enter in the field for the reason.
-import { send } from "./asking.js";
+// Approvals: only the buttons decide, never Enter in the reason field.
+import { send } from "./requests.js";
 import { refresh } from "./live.js";
 import { toast } from "./toasts.js";
 
@@ -32,7 +32,7 @@ async function decide(button) {
   }
 }
 
-// The focus goes on to the next that waits, or to the heading: it is never lost with what was decided.
+// Move the focus to the next pending call, or to the heading: the decided call disappears.
 function next(form) {
   const others = [...document.querySelectorAll("[data-ask]:not([data-decided]) [data-decide] input")];
   const target = others[0] || document.querySelector("main h1");

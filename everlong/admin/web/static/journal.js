@@ -1,6 +1,6 @@
-// The journal: bodies are read when an entry is opened, and long ones in slices.
-import { fragment } from "./asking.js";
-import { morph } from "./morphing.js";
+// The journal: loads the body of an entry when it is opened, and long bodies in slices.
+import { fragment } from "./requests.js";
+import { morph } from "./morph.js";
 import { localise } from "./times.js";
 
 export function startJournal() {
@@ -21,11 +21,11 @@ export function startJournal() {
     const seq = Number(event.target.elements.seq.value);
     if (seq >= 1) turn(journal, `${journal.dataset.url}&before=${seq + 1}`);
   });
-  // Whoever looks at the newest entries sees those that come.
+  // The newest page follows the thread: new entries appear.
   document.addEventListener("updated", (event) => {
     const head = event.target.querySelector("[data-last-seq]")?.dataset.lastSeq;
     const list = journal.querySelector("[data-entries]");
-    // Before the first entry there is no list.
+    // The list exists from the first entry on.
     const isNewest = list ? list.dataset.newest === "true" && list.dataset.lastSeq !== head : head !== "0";
     if (head && isNewest) {
       turn(journal, journal.dataset.url, true);
@@ -46,7 +46,7 @@ async function opened(entry) {
   }
 }
 
-// The same body in its other form.
+// Shows the same body in its other form, text or JSON.
 async function replace(button) {
   const place = button.closest("[data-body]");
   try {
@@ -74,7 +74,7 @@ async function grow(button) {
   }
 }
 
-// What is being read now. A page that somebody asked for comes before one that follows the thread.
+// The request in flight. A page that the user asked for is not replaced by a live update.
 let turning = null;
 
 async function turn(journal, url, isLive = false) {
@@ -91,8 +91,8 @@ async function turn(journal, url, isLive = false) {
     if (!isLive) journal.querySelector("[data-entries]")?.focus();
   } catch (error) {
     if (mine !== turning) return;
-    const said = journal.querySelector("[data-journal-error]");
-    if (said) said.textContent = error.message;
+    const place = journal.querySelector("[data-journal-error]");
+    if (place) place.textContent = error.message;
   }
   turning = null;
   journal.removeAttribute("aria-busy");

@@ -1,5 +1,5 @@
-// Parts that are read when somebody opens them.
-import { fragment } from "./asking.js";
+// Sections that are loaded when they are opened.
+import { fragment } from "./requests.js";
 import { localise } from "./times.js";
 
 export function startLazy() {
@@ -9,7 +9,7 @@ export function startLazy() {
       if (part.open && !place.dataset.state) read(place, part.dataset.lazy);
     };
     part.addEventListener("toggle", readIfOpen);
-    readIfOpen(); // Somebody may have been faster than this script.
+    readIfOpen(); // The user may have opened it before this script loaded.
     part.addEventListener("click", (event) => {
       const next = event.target.closest("[data-lazy-next]");
       if (next) read(place, next.dataset.lazyNext).then(() => place.focus());

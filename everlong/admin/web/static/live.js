@@ -1,7 +1,7 @@
-// Parts that follow the server: asked for every two seconds while the page is looked at, by ETag, so
-// that what has not changed costs nothing. What takes long is asked for less often.
-import { toLoginIfNeeded } from "./asking.js";
-import { morph } from "./morphing.js";
+// Live updates: polls each part every two seconds while the page is visible. ETags make unchanged parts
+// cheap, and slow parts are polled less often.
+import { toLoginIfNeeded } from "./requests.js";
+import { morph } from "./morph.js";
 import { localise } from "./times.js";
 
 const EVERY_MS = 2000;
@@ -15,7 +15,7 @@ export function startLive() {
   });
 }
 
-// Asks for all live parts now: something was just done.
+// Updates all live parts now, after an action.
 export function refresh() {
   return Promise.all(parts.map((part) => part.now()));
 }
@@ -38,7 +38,7 @@ class Part {
     clearTimeout(this.timer);
     if (document.hidden) return;
     const began = performance.now();
-    // What was asked before tells of earlier: its answer must not come after this one's.
+    // An older request has an older state: it must not overwrite this one's.
     this.asking?.abort();
     const { signal } = (this.asking = new AbortController());
     try {
@@ -67,16 +67,16 @@ class Part {
     this.etag = response.headers.get("ETag") || "";
     const focused = document.activeElement;
     const changed = morph(this.element, fresh.content);
-    // A row that moved has lost it.
+    // A row that moved has lost the focus.
     if (focused !== document.activeElement && this.element.contains(focused)) focused.focus({ preventScroll: true });
     localise(this.element);
     for (const each of changed) mark(each);
-    tellWaiting(this.element.querySelector("[data-waiting]"));
+    showWaiting(this.element.querySelector("[data-waiting]"));
     this.element.dispatchEvent(new CustomEvent("updated", { bubbles: true }));
   }
 
   say(state, text) {
-    // Looked for each time: it may be a part of what was replaced.
+    // Find it each time: an update may have replaced it.
     const status = document.querySelector(`[data-live-status="${this.element.id}"]`);
     if (!status || status.dataset.state === state) return;
     status.dataset.state = state;
@@ -84,17 +84,17 @@ class Part {
   }
 }
 
-// How many calls wait for a person stands beside the name of their page, wherever one is.
-function tellWaiting(told) {
+// Updates the number of pending approvals in the navigation.
+function showWaiting(source) {
   const badge = document.querySelector("[data-badge]");
-  if (!told || !badge) return;
-  badge.hidden = told.dataset.waiting === "0";
-  badge.querySelector("[data-badge-count]").textContent = Number(told.dataset.waiting).toLocaleString("en");
+  if (!source || !badge) return;
+  badge.hidden = source.dataset.waiting === "0";
+  badge.querySelector("[data-badge-count]").textContent = Number(source.dataset.waiting).toLocaleString("en");
 }
 
 function mark(element) {
   element.classList.remove("changed");
-  // Read once, so that the mark begins again for a row that changes again.
+  // Force a reflow, so that the animation restarts for a row that changes again.
   void element.offsetWidth;
   element.classList.add("changed");
   setTimeout(() => element.classList.remove("changed"), 2500);

@@ -1,5 +1,5 @@
-// Time travel: the slider's place is read once it rests, and what was asked before is given up.
-import { fragment } from "./asking.js";
+// Time travel: loads the state at the slider's entry once it rests, and cancels older requests.
+import { fragment } from "./requests.js";
 import { localise } from "./times.js";
 
 const REST_MS = 250;
@@ -54,5 +54,5 @@ export function startPast() {
     if (past.open && !place.dataset.seq) show();
   };
   past.addEventListener("toggle", showIfOpen);
-  showIfOpen(); // Somebody may have been faster than this script.
+  showIfOpen(); // The user may have opened it before this script loaded.
 }

@@ -1,5 +1,5 @@
-// Queries: the editor, the library, results as a table, and the same as CSV.
-import { send } from "./asking.js";
+// Queries: the editor, the library, and results as a table or CSV.
+import { send } from "./requests.js";
 
 export function startQuery() {
   const form = document.querySelector("[data-query]");
@@ -14,7 +14,7 @@ export function startQuery() {
   let asking = null;
 
   async function run() {
-    // What was asked before is given up: its rows are not those of what stands in the editor now.
+    // Cancel the older query: its rows do not belong to the statement in the editor.
     asking?.abort();
     const { signal } = (asking = new AbortController());
     const button = form.querySelector("[type=submit]");
@@ -90,7 +90,7 @@ export function startQuery() {
   });
 }
 
-// What a query has not read, it says: its rows tell of the rest only.
+// Lists what the query could not read, since its rows lack it.
 function item(text) {
   const element = document.createElement("li");
   element.textContent = text;
@@ -131,7 +131,7 @@ function csv(found) {
   return `${lines.join("\r\n")}\r\n`;
 }
 
-// A text that a spreadsheet would take for a formula is made a text: others wrote what is in here.
+// CSV injection: a quote keeps spreadsheets from running untrusted text as a formula.
 function cell(value) {
   let text = shown(value);
   if (typeof value === "string" && /^[=+\-@\t\r]/.test(text)) text = `'${text}`;

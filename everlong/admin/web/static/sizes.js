@@ -1,4 +1,4 @@
-// Sizes as people read them: `512 B`, `1.2 MiB`.
+// Formats sizes for people: `512 B`, `1.2 MiB`.
 export function size(bytes) {
   if (bytes < 1024) return `${bytes} B`;
   let value = bytes;

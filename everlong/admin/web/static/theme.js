@@ -1,4 +1,4 @@
-// Runs before the page is painted, so that a chosen theme does not flash. "system" is no choice.
+// Sets a chosen theme before the first paint, so that the other one does not flash.
 const chosen = localStorage.getItem("everlong-theme");
 if (chosen === "light" || chosen === "dark") {
   document.documentElement.dataset.theme = chosen;

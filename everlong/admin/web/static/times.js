@@ -1,4 +1,4 @@
-// Times are sent exactly and shown in the reader's own zone. The exact one stays in the title.
+// Localises times: the server sends ISO times, and the title keeps them.
 const clock = { hour: "2-digit", minute: "2-digit" };
 const date = { month: "short", day: "numeric" };
 const FORMS = {
@@ -18,7 +18,7 @@ export function localise(root) {
     const today = time.toDateString() === new Date().toDateString();
     say(element, time, element.dataset.form || (today ? "second" : "day"));
   }
-  // In drawings, which have no element for times.
+  // SVG has no time element.
   for (const element of root.querySelectorAll("[data-time]")) {
     say(element, new Date(element.dataset.time), element.dataset.form);
   }

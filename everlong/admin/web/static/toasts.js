@@ -1,4 +1,4 @@
-// What was done, said once, in words. At most three are shown; errors stay until they are closed.
+// Toasts: results of actions. At most three are shown; errors stay until they are closed.
 const SHOWN_MAX = 3;
 const SHOWN_MS = 8000;
 

@@ -1,13 +1,13 @@
-// Changes to a thread: a dialog says what would happen, asks why, and lets nobody slip where it
-// cannot be undone.
-import { send, settled } from "./asking.js";
+// Actions on a thread: a dialog previews the effect, asks for a reason, and wants a confirmation for
+// what cannot be undone.
+import { send, waitForJob } from "./requests.js";
 import { refresh } from "./live.js";
 import { size } from "./sizes.js";
 import { toast } from "./toasts.js";
 
 const PAUSE_MS = 250;
 
-export function startActing() {
+export function startActions() {
   document.addEventListener("click", (event) => {
     const opener = event.target.closest("[data-dialog]");
     if (opener) open(document.getElementById(opener.dataset.dialog), opener);
@@ -23,7 +23,7 @@ function open(dialog, opener) {
   for (const [name, value] of Object.entries(opener.dataset)) {
     if (name.startsWith("set")) form.elements[name.slice(3).toLowerCase()].value = value;
   }
-  // What holds now is told by the button, which follows the thread.
+  // The button has the present values: live updates replace it, and not the dialog.
   const now = JSON.parse(opener.dataset.now || "{}");
   for (const hint of form.querySelectorAll("[data-hint]")) {
     hint.textContent = hint.dataset.hint in now ? `now ${now[hint.dataset.hint]}` : "";
@@ -40,7 +40,7 @@ class Act {
     this.submit = form.querySelector("[type=submit]");
     this.confirming = form.querySelector("[data-confirming]");
     this.confirm = "";
-    // Whether somebody sees what would happen with the fields as they are. Before that nothing is done.
+    // Whether the preview of the present fields is shown. The action is disabled until then.
     this.seen = false;
     form.addEventListener("opened", () => this.look());
     form.addEventListener("input", (event) => {
@@ -68,7 +68,7 @@ class Act {
     return found;
   }
 
-  // What was seen, or is still being read, is of other fields than these.
+  // A preview that is shown, or still loading, belongs to other values of the fields.
   forget() {
     clearTimeout(this.timer);
     if (this.looking) this.looking.abort();
@@ -96,7 +96,7 @@ class Act {
       this.show(found);
     } catch (error) {
       if (signal.aborted) return;
-      const advice = line("p", "Nothing is done before this is known. Open the dialog again to look again.", "muted small");
+      const advice = line("p", "The action is disabled until its effect is known. Open the dialog again to retry.", "muted small");
       this.preview.replaceChildren(line("p", error.message, "error-text"), advice);
     }
     this.preview.removeAttribute("aria-busy");
@@ -115,7 +115,7 @@ class Act {
       list.append(...found.warnings.map((text) => line("li", text)));
       parts.push(list);
     }
-    parts.push(line("p", found.is_reversible ? "Nothing is lost by it." : "This cannot be undone.", "muted small"));
+    parts.push(line("p", found.is_reversible ? "Nothing is lost." : "This cannot be undone.", "muted small"));
     this.preview.replaceChildren(...parts);
     this.confirm = found.confirm || "";
     this.confirming.hidden = !this.confirm;
@@ -140,11 +140,11 @@ class Act {
     try {
       const body = this.fields();
       if (this.confirm) body.confirm = this.form.elements.confirm.value;
-      const answer = await settled(await send(this.form.dataset.url, body), (text) => {
-        this.preview.replaceChildren(line("p", `Under way: ${text}`));
+      const answer = await waitForJob(await send(this.form.dataset.url, body), (text) => {
+        this.preview.replaceChildren(line("p", `Running: ${text}`));
       });
       this.form.closest("dialog").close();
-      toast(said(answer) || this.form.dataset.done);
+      toast(resultText(answer) || this.form.dataset.done);
       const next = this.form.dataset.next;
       if (next) location.assign(next + encodeURIComponent(body.new_id));
       await refresh();
@@ -159,14 +159,14 @@ class Act {
 
 function difference(before, after) {
   if (after === before) return "no change";
-  return after > before ? `${size(after - before)} more` : `${Math.round((100 * after) / before)}% stays`;
+  return after > before ? `${size(after - before)} more` : `${Math.round((100 * after) / before)}% remains`;
 }
 
-function said(answer) {
+function resultText(answer) {
   return answer && typeof answer.text === "string" ? answer.text : "";
 }
 
-// An empty field says nothing, so that the server's own default holds.
+// An empty field is left out, so that the server's default applies.
 function typed(element) {
   const text = element.value;
   if (text === "" && !element.required) return undefined;

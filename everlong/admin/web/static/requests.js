@@ -1,8 +1,8 @@
-// Requests to this server, and nowhere else. Changes are JSON: other origins cannot send that.
+// Requests to this server. Changes are JSON, which other origins cannot send without a preflight.
 
 const JOB_MS = 1000;
 
-// Returns what the server answered; throws an Error whose message is for people.
+// Returns the JSON of the response. Throws an Error whose message is for people.
 export async function send(url, body, { signal } = {}) {
   let response;
   try {
@@ -14,7 +14,7 @@ export async function send(url, body, { signal } = {}) {
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Error("The server does not answer. Look whether `everlong serve` still runs, and try again.");
+    throw new Error("The server does not answer. Check that `everlong serve` is running, and try again.");
   }
   toLoginIfNeeded(response);
   const answer = await response.json().catch(() => null);
@@ -22,11 +22,11 @@ export async function send(url, body, { signal } = {}) {
   return answer;
 }
 
-// Waits for what takes long; `tell` gets how far it is. Returns the job as it ended.
-export async function settled(job, tell) {
+// Waits for a job, and calls `onProgress` with its progress. Returns the ended job.
+export async function waitForJob(job, onProgress) {
   let now = job;
   while (now && now.state === "running") {
-    tell(now.text);
+    onProgress(now.text);
     await new Promise((next) => setTimeout(next, JOB_MS));
     now = await look(`/api/v1/jobs/${now.id}`);
   }
@@ -42,7 +42,7 @@ async function look(url) {
   return answer;
 }
 
-// Returns a part of a page as text.
+// Returns a fragment of a page as text.
 export async function fragment(url, { signal } = {}) {
   const response = await fetch(url, { headers: { Accept: "text/html" }, signal });
   toLoginIfNeeded(response);
@@ -60,6 +60,6 @@ export function toLoginIfNeeded(response) {
 
 function reason(answer, status) {
   if (answer && answer.error && answer.error.message) return answer.error.message;
-  if (answer && answer.detail) return typeof answer.detail === "string" ? answer.detail : "A field does not fit.";
-  return `The server refused (${status}).`;
+  if (answer && answer.detail) return typeof answer.detail === "string" ? answer.detail : "A field is invalid.";
+  return `The server rejected the request (${status}).`;
 }

@@ -1,9 +1,9 @@
-// A sweep from the fleet's page: a dry run says what would go, a real one wants to be confirmed.
-import { send, settled } from "./asking.js";
+// Sweeps on the fleet page: a dry run counts, a real sweep needs a confirmation.
+import { send, waitForJob } from "./requests.js";
 import { toast } from "./toasts.js";
 import { size } from "./sizes.js";
 
-export function startSweeping() {
+export function startSweep() {
   const said = document.querySelector("[data-sweep-said]");
   for (const button of document.querySelectorAll("[data-sweep]")) {
     button.addEventListener("click", () => sweep(button.dataset.sweep, true, button, said));
@@ -19,10 +19,10 @@ export function startSweeping() {
 async function sweep(url, isDry, button, said) {
   button.disabled = true;
   try {
-    const job = await settled(await send(url, { dry_run: isDry }), (text) => {
-      said.replaceChildren(line(`Under way: ${text}`));
+    const job = await waitForJob(await send(url, { dry_run: isDry }), (text) => {
+      said.replaceChildren(line(`Running: ${text}`));
     });
-    said.replaceChildren(...told(job).map(line));
+    said.replaceChildren(...describe(job).map(line));
     toast(isDry ? "Dry run: nothing was changed." : "Swept.");
   } catch (error) {
     toast(error.message, true);
@@ -30,9 +30,9 @@ async function sweep(url, isDry, button, said) {
   button.disabled = false;
 }
 
-function told(job) {
+function describe(job) {
   const { reachable, stored, incomplete } = job.swept;
-  const kept = `${size(reachable.bytes)} of ${size(stored.bytes)} are reached.`;
+  const kept = `${size(reachable.bytes)} of ${size(stored.bytes)} are reachable.`;
   return [job.text, kept, ...incomplete.slice(1)];
 }
 

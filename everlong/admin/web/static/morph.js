@@ -1,6 +1,6 @@
-// Makes one tree look like another and keeps what a person did to it: focus, scroll, what is open.
+// DOM morphing: changes one tree into another, and keeps focus, scroll and open details.
 
-// Changes the children of `old` into those of `fresh`; returns the keyed elements that changed.
+// Changes the children of `old` into those of `fresh`. Returns the keyed elements that changed.
 export function morph(old, fresh) {
   const changed = new Set();
   children(old, fresh, changed);
@@ -31,7 +31,7 @@ function children(old, fresh, changed) {
   }
 }
 
-// Blanks between elements say nothing, and templates leave them here and there.
+// Blanks between elements have no meaning; templates leave some.
 function isBlank(each) {
   return each.nodeType === Node.TEXT_NODE && each.nodeValue.trim() === "" && each.parentNode.children?.length > 0;
 }
@@ -51,7 +51,7 @@ function node(old, want, changed) {
     if (old.nodeValue !== want.nodeValue) old.nodeValue = want.nodeValue;
     return;
   }
-  // What a script has filled in, or a person typed, is not for the server to take away.
+  // Keep contents that a script loaded or the user typed.
   if (old.hasAttribute("data-kept")) return;
   if (old.dataset.key && old.dataset.state !== want.dataset.state) changed.add(old);
   for (const { name } of [...old.attributes]) {

@@ -1,4 +1,4 @@
-// The system's theme, unless somebody chose. A press changes to the other one.
+// Theme button: the system's theme is the default, a click changes to the other one.
 const KEY = "everlong-theme";
 
 export function startTheme() {
