@@ -1,4 +1,4 @@
-"""Compaction, context, memory and recall: pure functions of entries, policy and a given time."""
+"""Compaction, context, facts and recall: pure functions of entries, policy and a given time."""
 
 from everlong.compaction.compactor import BUDGET_BYTES_MIN, compact
 from everlong.compaction.context import build_context, estimate_tokens, next_expiry_ms, size_of

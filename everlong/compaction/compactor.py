@@ -1,7 +1,7 @@
-"""Compaction: a snapshot and the entries after it become a smaller snapshot.
+"""Compactor: turns a snapshot and the entries after it into a smaller snapshot.
 
-A pure function: the same input gives the same bytes on every machine, and what `context` shows of the
-result never takes more than the budget.
+`compact` is a pure function: the same input gives the same bytes on every machine, and the context built
+from its result never exceeds the budget.
 """
 
 import collections
@@ -32,13 +32,13 @@ from everlong.compaction.window import Window, is_over, window_of
 from everlong.models import Entry, Kind
 from everlong.policy import Policy
 
-# What is left for notes must hold something, however large the facts are.
+# Smallest budget: it leaves room for notes, however large the facts are.
 BUDGET_BYTES_MIN: Final = 2 * limits.KIB
-# Of what facts and frame leave: the window at least and at most, and a model's summary.
+# Divisors of the bytes that facts and frame leave: smallest and largest window, and a model's summary.
 _WINDOW_LEAST: Final = 5
 _WINDOW_MOST: Final = 2
 _SUMMARY_SHARE: Final = 4
-# A summary message as such.
+# Overhead of the summary message.
 _MESSAGE_BYTES: Final = 16
 
 
@@ -52,24 +52,24 @@ def compact(
     to_bytes: int | None = None,
     summary: str = "",
 ) -> Snapshot:
-    """Return a snapshot of all entries before `keep_from_seq` that takes at most `to_bytes`."""
+    """Return a snapshot of all entries before `keep_from_seq`, of at most `to_bytes`."""
     budget = policy.compact_to_bytes if to_bytes is None else to_bytes
     if budget < BUDGET_BYTES_MIN:
-        raise ValueError(f"a context takes at least {BUDGET_BYTES_MIN} bytes; give it as much")
-    taken = _taken(base, items, keep_from_seq)
-    if base is not None and not taken and _stands(base, policy, now_ms, budget, summary):
+        raise ValueError(f"to_bytes is {budget}; a context needs at least {BUDGET_BYTES_MIN} bytes")
+    taken = _entries_to_compact(base, items, keep_from_seq)
+    if base is not None and not taken and _is_unchanged(base, policy, now_ms, budget, summary):
         return base
     upto_seq = taken[-1].entry.seq if taken else (base.upto_seq if base else 0)
     facts = facts_at(base, taken, policy, now_ms)
     room = budget - FRAME_BYTES_MAX - _MESSAGE_BYTES - facts_bytes(facts, budget)
-    written = _bounded(summary or (base.summary if base else ""), room // _SUMMARY_SHARE)
+    written = _clip_summary(summary or (base.summary if base else ""), room // _SUMMARY_SHARE)
     room -= summary_bytes(written)
     notes = _Notes(base, taken, policy, now_ms)
     window = notes.window(room // _WINDOW_LEAST)
-    demand = notes_bytes(select(notes.beside(window), room, notes.live)[0])
+    demand = notes_bytes(select(notes.outside(window), room, notes.live)[0])
     if (wider := min(room - demand, room // _WINDOW_MOST)) > room // _WINDOW_LEAST:
         window = notes.window(wider)
-    chosen, dropped = select(notes.beside(window), room - window.size_bytes, notes.live)
+    chosen, dropped = select(notes.outside(window), room - window.size_bytes, notes.live)
     return Snapshot(
         upto_seq=upto_seq,
         time_ms=now_ms,
@@ -77,14 +77,14 @@ def compact(
         facts=facts,
         notes=tuple(chosen),
         kept=tuple(each for group in window.kept for each in group.members),
-        dropped=_newest(base.dropped if base else {}, dropped),
+        dropped=_newest_seqs(base.dropped if base else {}, dropped),
         summary=written,
         summary_seq=upto_seq if summary else (base.summary_seq if base else 0),
     )
 
 
 class _Notes:
-    """The messages and notes that a compaction has to choose from."""
+    """The messages and notes that a compaction chooses from."""
 
     def __init__(
         self, base: Snapshot | None, taken: Sequence[Item], policy: Policy, now_ms: int
@@ -97,11 +97,11 @@ class _Notes:
         self._known: dict[int, list[Note]] = {}
 
     def window(self, window_bytes: int) -> Window:
-        """Return the messages that are kept in about so many bytes."""
+        """Return the messages to keep, in about that many bytes."""
         return window_of(self._groups, self._spared, window_bytes, self._policy, self._now_ms)
 
-    def beside(self, window: Window) -> list[Note]:
-        """Return the notes of all that such a window does not show whole, by seq."""
+    def outside(self, window: Window) -> list[Note]:
+        """Return the notes, by seq, of everything that a window does not show in full."""
         whole = {each.seq for group in window.kept for each in group.members if not each.noted}
         shown = {group.head.seq for group in window.kept}
         ledger = Ledger(self._base)
@@ -109,13 +109,13 @@ class _Notes:
         for group in self._groups:
             while waiting and waiting[0].seq < group.head.seq:
                 _add_entry(ledger, waiting.popleft())
-            # A call that was asked for by a step before this one is not waited for any more.
-            ledger.void(APPROVAL, group.head.seq)
+            # A new step has begun, so approvals of earlier calls are no longer pending.
+            ledger.close_stale(APPROVAL, group.head.seq)
             if group.head.seq in shown and whole.issuperset(each.seq for each in group.members):
-                ledger.hear(group.head.message.text, group.head.seq)
+                ledger.close_done(group.head.message.text, group.head.seq)
                 continue
             for note in self._of_group(group):
-                # A call that is shown with its result needs no line.
+                # A call that the window shows with its result needs no line.
                 if note.seq not in whole and not (note.kind == "pair" and group.head.seq in shown):
                     ledger.add(note)
         for entry in waiting:
@@ -123,7 +123,7 @@ class _Notes:
         return list(filter(self.live, ledger.notes()))
 
     def live(self, note: Note) -> bool:
-        """Tell whether a note has not expired."""
+        """Return whether a note has not expired."""
         return is_live(note, self._policy, self._now_ms)
 
     def _of_group(self, group: Group) -> list[Note]:
@@ -141,8 +141,10 @@ def _add_entry(ledger: Ledger, entry: Entry) -> None:
         ledger.add(note)
 
 
-def _taken(base: Snapshot | None, items: Sequence[Item], keep_from_seq: int) -> list[Item]:
-    """Return the entries that are compacted: a last step without all of its results is not."""
+def _entries_to_compact(
+    base: Snapshot | None, items: Sequence[Item], keep_from_seq: int
+) -> list[Item]:
+    """Return the entries to compact. A last step that lacks results is left out."""
     after = base.upto_seq if base else 0
     taken = [item for item in items if after < item.entry.seq < keep_from_seq]
     found = group_messages(kept_of(None, taken))
@@ -151,8 +153,8 @@ def _taken(base: Snapshot | None, items: Sequence[Item], keep_from_seq: int) -> 
     return taken
 
 
-def _stands(base: Snapshot, policy: Policy, now_ms: int, budget: int, summary: str) -> bool:
-    """Tell whether a snapshot needs no change if nothing is added to it."""
+def _is_unchanged(base: Snapshot, policy: Policy, now_ms: int, budget: int, summary: str) -> bool:
+    """Return whether a snapshot stays the same if no entries are added to it."""
     if budget < base.budget_bytes or summary not in ("", base.summary):
         return False
     if base.facts != facts_at(base, (), policy, now_ms):
@@ -164,13 +166,13 @@ def _stands(base: Snapshot, policy: Policy, now_ms: int, budget: int, summary: s
     return not any(is_over(each, policy, now_ms) for each in found if each.head.seq != spared)
 
 
-def _newest(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
-    """Return the newest seq of each kind of which something was ever dropped."""
+def _newest_seqs(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+    """Return, for each kind of dropped notes, the newest seq."""
     kinds = sorted({*one, *other})
     return {kind: max(one.get(kind, 0), other.get(kind, 0)) for kind in kinds}
 
 
-def _bounded(summary: str, bytes_max: int) -> str:
+def _clip_summary(summary: str, bytes_max: int) -> str:
     return head_of(
         replace_surrogates(summary).strip(), bytes_max - SUMMARY_FRAME_BYTES_MAX
     ).rstrip()

@@ -1,6 +1,8 @@
-"""What a model call reads of a thread: the summary of what was compacted, then messages.
+"""Context: what a model call reads of a thread, and for how long.
 
-Calls and results always match: providers refuse a conversation in which one lacks the other.
+The context is the summary of compacted entries, then messages. Calls and results always match, since
+providers reject a conversation in which either is missing. Entries expire from the context by kind; the
+journal keeps them.
 """
 
 import dataclasses
@@ -16,7 +18,7 @@ from everlong.models import Kind, Message
 from everlong.policy import Policy
 
 NOT_RUN: Final = "[not run: the turn was broken off]"
-# Role, part kinds and braces: what a message takes beside its texts.
+# Overhead of a message besides its texts: role, part kinds and braces.
 _MESSAGE_BYTES: Final = 16
 
 
@@ -27,7 +29,7 @@ def build_context(
     now_ms: int,
     result_bytes_max: Callable[[str], int],
 ) -> list[Message]:
-    """Return what the model reads, in order."""
+    """Return the messages that the model reads, in order."""
     found = []
     facts = facts_at(base, items, policy, now_ms)
     notes = live_notes(base.notes, policy, now_ms) if base else []
@@ -36,22 +38,22 @@ def build_context(
     shown = kept_of(base, items)
     spared = newest_message_seq(base, items)
     for group in group_messages(shown):
-        found.extend(_shown_group(group, policy, now_ms, spared, result_bytes_max))
+        found.extend(_render_group(group, policy, now_ms, spared, result_bytes_max))
     return found
 
 
 def size_of(messages: Sequence[Message]) -> int:
-    """Return the bytes of messages: their texts, names, ids and arguments, as UTF-8."""
+    """Return the size of messages: texts, names, ids and arguments, as UTF-8."""
     return sum(map(message_bytes, messages))
 
 
 def estimate_tokens(text: str) -> int:
-    """Return about how many tokens a text has: one for each four bytes of it, rounded up."""
+    """Return an estimate of a text's tokens: one for each four bytes, rounded up."""
     return -(-utf8_bytes(text) // 4)
 
 
 def message_bytes(message: Message) -> int:
-    """Return the bytes of one message."""
+    """Return the size of one message, as UTF-8."""
     if message.native is not None:
         return _MESSAGE_BYTES + utf8_bytes(json.dumps(message.native, ensure_ascii=False))
     texts = [message.text, message.call_id, message.tool]
@@ -80,20 +82,20 @@ def kept_of(base: Snapshot | None, items: Sequence[Item]) -> list[Kept]:
 
 @dataclasses.dataclass
 class Group:
-    """A message by itself, or a reply with a result for each of its calls."""
+    """A message without calls, or a reply with the results of its calls."""
 
     head: Kept
     results: list[Kept | None] = dataclasses.field(default_factory=list)
-    """In call order; None where the journal has none."""
+    """Results in the order of the calls; None where the journal has none."""
 
     @property
     def members(self) -> list[Kept]:
-        """What the group has of the journal."""
+        """The messages of the group that are in the journal."""
         return [self.head, *(each for each in self.results if each is not None)]
 
 
 def group_messages(kept: Sequence[Kept]) -> list[Group]:
-    """Return messages in groups. A result whose call is not there is left out."""
+    """Group messages. A result whose call is missing is left out."""
     found: list[Group] = []
     open_calls: dict[str, list[int]] = {}
     reply: Group | None = None
@@ -111,18 +113,18 @@ def group_messages(kept: Sequence[Kept]) -> list[Group]:
 
 
 def cut_of(kept: Kept) -> Cut:
-    """Return the text of a message, as far as it was kept."""
+    """Return the kept part of a message's text."""
     if kept.left_out:
         return Cut(kept.message.text, kept.left_out, kept.tail)
     return Cut.of(kept.message.text, kept.seq)
 
 
 def expired_text(seq: int) -> str:
-    """Return the line that stands for a message whose time is over."""
+    """Return the line that replaces an expired message."""
     return f"[expired; recall(seq={seq}) shows it]"
 
 
-def _shown_group(
+def _render_group(
     group: Group,
     policy: Policy,
     now_ms: int,
@@ -136,13 +138,13 @@ def _shown_group(
         if each.seq != spared and has_expired(each.kind, each.time_ms, policy, now_ms)
     }
     if head.seq not in gone:
-        text = cut_of(head).shown(head.seq)
+        text = cut_of(head).render(head.seq)
         same = text == head.message.text
         yield head.message if same else dataclasses.replace(head.message, text=text)
     elif head.kind == Kind.FAILURE:
         return
     elif all(each.seq in gone for each in group.members):
-        # Of a step that is over, one line stands for the calls and their results.
+        # If a whole step has expired, one line replaces its calls and results.
         yield Message(role=head.message.role, text=expired_text(head.seq))
         return
     else:
@@ -152,12 +154,12 @@ def _shown_group(
         if result is not None and result.seq in gone:
             text = expired_text(result.seq)
         elif result is not None:
-            text = cut_of(result).to(result_bytes_max(call.tool)).shown(result.seq)
+            text = cut_of(result).fit(result_bytes_max(call.tool)).render(result.seq)
         yield Message(role="tool", text=text, call_id=call.id, tool=call.tool)
 
 
 def expires_ms(kind: Kind, time_ms: int, policy: Policy) -> int | None:
-    """Return when an entry's message is no longer shown as it is, if ever."""
+    """Return when an entry's message expires, or None for never."""
     seconds = None
     if kind == Kind.TOOL_RESULT:
         seconds = policy.tool_result_ttl_seconds
@@ -171,16 +173,16 @@ def expires_ms(kind: Kind, time_ms: int, policy: Policy) -> int | None:
 
 
 def has_expired(kind: Kind, time_ms: int, policy: Policy, now_ms: int) -> bool:
-    """Tell whether an entry's message has been in the context for long enough."""
+    """Return whether an entry's message has expired."""
     until_ms = expires_ms(kind, time_ms, policy)
     return until_ms is not None and until_ms <= now_ms
 
 
 def note_expires_ms(note: Note, policy: Policy) -> int | None:
-    """Return when a note is no longer shown.
+    """Return when a note expires, or None for never.
 
-    What was asked and decided stays, and so does the line of a tool call: it says where to find what
-    has expired.
+    Open asks and decisions stay. So does the line of a tool call, which says where to find the expired
+    result.
     """
     if note.kind in ("open", "decision", "pair"):
         return None
@@ -188,7 +190,7 @@ def note_expires_ms(note: Note, policy: Policy) -> int | None:
 
 
 def is_live(note: Note, policy: Policy, now_ms: int) -> bool:
-    """Tell whether a note is still shown."""
+    """Return whether a note has not expired."""
     until_ms = note_expires_ms(note, policy)
     return until_ms is None or until_ms > now_ms
 
@@ -201,13 +203,13 @@ def live_notes(notes: Iterable[Note], policy: Policy, now_ms: int) -> list[Note]
 def next_expiry_ms(
     base: Snapshot | None, items: Sequence[Item], policy: Policy, now_ms: int
 ) -> int | None:
-    """Return when the next part of the context expires: after now, or None for never."""
+    """Return when the next part of the context expires, after now; None for never."""
     times = _expiries(base, items, policy, now_ms)
     return min((each for each in times if each is not None and each > now_ms), default=None)
 
 
 def newest_message_seq(base: Snapshot | None, items: Sequence[Item]) -> int:
-    """Return the seq of the message of the current turn; 0 if there is none."""
+    """Return the seq of the current turn's message; 0 without one."""
     for item in reversed(items):
         if item.entry.kind == Kind.MESSAGE:
             return item.entry.seq
@@ -220,7 +222,7 @@ def _expiries(
 ) -> Iterator[int | None]:
     for fact in facts_at(base, items, policy, now_ms):
         yield fact.expires_ms
-    # The message of the current turn is shown for as long as the turn lasts.
+    # The current turn's message does not expire while the turn lasts.
     spared = newest_message_seq(base, items)
     if base is not None:
         for note in base.notes:

@@ -1,8 +1,9 @@
-"""Paths, ids and numbers in a text, as they stand there.
+"""Extraction: recognises paths, ids, numbers, commands, and sentences that decide or ask something.
 
-Texts are split into words first and each word is judged by itself, so that a text of any shape takes
-one pass: no expression here runs over more than a word. What is not ASCII counts as a letter,
-whichever Unicode a Python knows.
+For paths, ids and numbers a text is split into words, and each word is classified by itself, so a text
+of any shape takes one pass: no expression runs over more than a word. Commands are recognised line by
+line, and sentences by cue phrases. Every non-ASCII character counts as a letter, whatever Unicode
+version a Python has, so that results are the same on every machine.
 """
 
 import functools
@@ -10,18 +11,18 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-# What no path, id or number goes across.
+# Separators: no path, id or number contains one.
 _SPLIT: Final = re.compile("[\\s\"'`<>|,;()\\[\\]{}\u2018-\u201f\u00ab\u00bb]+")
-# The same, but for the commas within a number.
+# The same separators, except a comma within a number.
 _NUMBER_SPLIT: Final = re.compile(f"(?:{_SPLIT.pattern.replace(',', '')}|,(?![0-9]))+")
 _PUNCTUATION: Final = ",:;!?*=&^$"
 _WORD_CHARS_MAX: Final = 300
-# Two plain words with a slash are a path if they are long: `docs/reference`, not `and/or`.
+# Two plain words with a slash are a path only if they are long: `docs/reference`, not `and/or`.
 _PLAIN_PATH_CHARS_MIN: Final = 9
 
 
 def word_set(text: str) -> frozenset[str]:
-    """Return the words of a list that is written as one text."""
+    """Return the words of a text as a set."""
     return frozenset(text.split())
 
 
@@ -35,7 +36,7 @@ _EXTENSIONS: Final = word_set(
 )
 _LETTER: Final = re.compile(r"[A-Za-z\x80-\U0010ffff]")
 _DIGIT: Final = re.compile(r"[0-9]")
-# Where in a file: a line, a column, a test.
+# A place within a file: a line, a column, a test.
 _WITHIN: Final = re.compile(r"(?::[0-9]+){1,2}:?$|::?$|::[A-Za-z_].*$|#L[0-9]+(?:-L?[0-9]+)?$")
 _WINDOWS: Final = re.compile(r"(?:[A-Za-z]:[\\/]|\\\\[A-Za-z0-9_.$-]+\\).")
 _COMPONENTS: Final = re.compile(
@@ -61,14 +62,14 @@ _NUMBER: Final = re.compile(
 
 
 def words(text: str) -> Iterator[str]:
-    """Yield the different words of a text that may be a path or an id, in order."""
+    """Yield the distinct words of a text that may be paths or ids, in order."""
     for word in dict.fromkeys(_SPLIT.split(text)):
         if 4 <= len(word) <= _WORD_CHARS_MAX and not word.isalpha() and "…" not in word:
             yield word
 
 
 def find_refs(text: str, *, bulk: bool) -> list[str]:
-    """Return the paths and ids of a text, each once. In bulk output an id has to look like one."""
+    """Return the paths and ids of a text, each once. In bulk output the rules for ids are stricter."""
     found: dict[str, None] = {}
     for word in words(text):
         for ref in _refs_of(word, bulk):
@@ -77,7 +78,7 @@ def find_refs(text: str, *, bulk: bool) -> list[str]:
 
 
 def find_numbers(text: str) -> list[tuple[str, str]]:
-    """Return the numbers of a text, and each with the words around it."""
+    """Return the numbers of a text, each also with the words around it."""
     parts = [part.strip("." + _PUNCTUATION) for part in _NUMBER_SPLIT.split(text)]
     parts = [part for part in parts if part]
     found = []
@@ -96,17 +97,17 @@ def _neighbour(parts: list[str], at: int) -> str:
     return parts[at]
 
 
-# Words come again and again, within a text and from one to the next.
+# Cached: words repeat within a text and from one text to the next.
 @functools.lru_cache(maxsize=16_384)
 def _refs_of(word: str, bulk: bool) -> tuple[str, ...]:
-    return tuple(_judged(word, bulk))
+    return tuple(_find_in_word(word, bulk))
 
 
-def _judged(word: str, bulk: bool) -> Iterator[str]:
+def _find_in_word(word: str, bulk: bool) -> Iterator[str]:
     word = word.strip(_PUNCTUATION).rstrip("." + _PUNCTUATION)
     if "://" in word:
         address = word.partition("=")[2] if _is_setting(word) else word
-        # What follows the host may be a port.
+        # After the host alone, the number is a port and not a line.
         yield _WITHIN.sub("", address) if address.count("/") > 2 else address
     elif _WINDOWS.match(word):
         word = _WITHIN.sub("", word)
@@ -114,7 +115,7 @@ def _judged(word: str, bulk: bool) -> Iterator[str]:
     elif "=" in word or "\\n" in word or "\\t" in word or ".." in word.lstrip("."):
         for piece in re.split(r"=|\\[nt]|(?<=[A-Za-z0-9])\.\.+", word):
             if 3 < len(piece) < len(word):
-                yield from _judged(piece, bulk)
+                yield from _find_in_word(piece, bulk)
     else:
         if not _ADDRESS.fullmatch(word):
             word = _WITHIN.sub("", word)
@@ -125,7 +126,7 @@ def _judged(word: str, bulk: bool) -> Iterator[str]:
 
 
 def _is_setting(word: str) -> bool:
-    """Tell `URL=https://host` from `https://host?a=b`."""
+    """Return whether a word is like `URL=https://host`, and not like `https://host?a=b`."""
     return "=" in word.partition("://")[0]
 
 
@@ -194,7 +195,7 @@ _LINE_CHARS_MAX: Final = 2000
 _COMMAND_CHARS_MAX: Final = 300
 _CODE: Final = re.compile(r"(?<!`)`([^`\n]{3,300})`(?!`)")
 _SHELLS: Final = frozenset(["", "sh", "bash", "shell", "console", "zsh", "powershell", "text"])
-# A sign alone may stand for something else; after a user and a host it is a prompt.
+# A sign alone may be something else; after a user and a host it is a prompt.
 _PROMPT: Final = re.compile(
     # Runs of one kind of character follow each other at most twice, so a line takes linear time.
     r"(?a)\s*+(?:\(\w[\w.-]{0,40}\)\s?)?"
@@ -202,14 +203,14 @@ _PROMPT: Final = re.compile(
     r"|[\w./~:-]{0,40}\s?)(?P<sign>\$|#|%|\u276f|\u279c|>)\s+(?P<command>\S.*)"
 )
 _SIGN: Final = re.compile("[$#%>\u276f\u279c]")
-_TOLD: Final = re.compile(
+_ANNOUNCED: Final = re.compile(
     r"(?ai)\s*(?:\[[^\]\n]{0,40}\]\s*)?(?:\+|run|ran|running|exec|executing|executed|command|cmd|invoking)"
     r"(?: command| step)?(?:\s*[:=>$]\s*|\s+)(\S.*)"
 )
 
 
 def find_commands(text: str, *, bulk: bool) -> list[str]:
-    """Return the shell lines of a text: after a prompt, in a block of code, or in backticks."""
+    """Return the shell commands of a text: after a prompt, in a code block, or in backticks."""
     found: dict[str, None] = {}
     if not bulk and "`" in text:
         for code in _CODE.findall(text):
@@ -233,7 +234,7 @@ def _command_of(line: str, shell: bool) -> str:
         sure = match["host"] or match["sign"] == "$"
         if _is_command(match["command"], known=not sure):
             return match["command"].strip()
-    if (match := _TOLD.match(line)) and _is_command(match[1], known=True):
+    if (match := _ANNOUNCED.match(line)) and _is_command(match[1], known=True):
         return match[1].strip()
     return ""
 
@@ -245,7 +246,7 @@ def _is_command(text: str, *, known: bool) -> bool:
     return not known and len(text.strip()) <= _COMMAND_CHARS_MAX and bool(_LETTER.search(text))
 
 
-# Of a text that is longer, the beginning and the end are read sentence by sentence.
+# Parts of a longer text that are read sentence by sentence: its beginning and its end.
 _HEAD_CHARS: Final = 96 * 1024
 _TAIL_CHARS: Final = 32 * 1024
 _SENTENCE_CHARS_MAX: Final = 1200
@@ -258,12 +259,12 @@ _PIECES_MAX: Final = 8
 
 
 def _any_of(phrases: str) -> re.Pattern[str]:
-    """Return an expression for any of the phrases, whole words, which semicolons separate."""
+    """Compile phrases, separated by semicolons, to an expression that matches whole words."""
     found = (" ".join(phrase.split()) for phrase in phrases.split(";"))
     return re.compile(r"(?ai)\b(?:" + "|".join(filter(None, found)) + r")(?!\w)")
 
 
-# Words of choosing, allowing and forbidding, whoever uses them.
+# Words of choosing, allowing and forbidding, by the user or the agent.
 _DECIDED: Final = _any_of(r"""
     decided; decisions?; agreed; consensus; settled; chose; chosen; choosing; opted; voted;
     choice (?:is|fell); approve[ds]; rejected; vetoed; overruled; turned down;
@@ -281,7 +282,7 @@ _DECIDED: Final = _any_of(r"""
     i (?:have |had )?(?:\w+ed|chose|kept|took|left|went|made)\b.{2,120}(?:because|since|so that|:|;);
     it (?:is|will be)[,.!]?(?: then)?[.!]?$
     """)
-# Said by the user, these bind too.
+# These words are binding too if the user says them.
 _BINDING: Final = _any_of(r"""
     never; always; must; mustn't; do not; don't; only; nobody; no one; any ?more; at most; at least;
     ok(?:ay)?[,:]; has to; have to; allowed; rule; proceed; absolutely; i want; i'd rather;
@@ -290,7 +291,7 @@ _BINDING: Final = _any_of(r"""
     nothing else; so\b.+\bnot;
     ^(?:use|stop|avoid|skip|leave|ship|take|put|make sure|ensure|no|yes|do it|fine)
     """)
-# Something is left to be done, answered or had.
+# Something is still to be done, answered or received.
 _OPEN: Final = _any_of(r"""
     to-?dos?; fixme; tb[cd]; await(?:ing|s); waiting (?:for|on|until|to hear);
     blocked (?:on|by|until); blocker; pending; outstanding; unresolved; unanswered; undecided;
@@ -306,7 +307,7 @@ _OPEN: Final = _any_of(r"""
     needs? (?:\w+ )?(?:sign-?off|confirmation|approval|credentials|decision|answer|permission|access);
     let (?:me|us) know; say the word; do you want me; would you like me; shall i; should (?:i|we)
     """)
-# Said by the user, these put something off.
+# These words postpone something if the user says them.
 _PUT_OFF: Final = _any_of(r"""
     later; afterwards?; eventually; at some point; in due course; whenever; no rush; not now;
     (?:once|after|when|as soon as|until|before)\b.{2,80}[,:];
@@ -317,8 +318,8 @@ _PUT_OFF: Final = _any_of(r"""
     owes?; keeps asking; one more; also; on top of that; as well; too[.!?]?$;
     would (?:be|also|love|like)
     """)
-# An agent that uses one of these may have decided something, or left something open.
-_TELLING: Final = _any_of(r"""
+# Words with which an agent may have decided something, or left something open.
+_SIGNIFICANT: Final = _any_of(r"""
     accept\w*; agree\w*; allow\w*; avoid\w*; better; cancel\w*; commit\w*; confirm\w*; consider\w*;
     declin\w*; discard\w*; drop\w*; exclu\w*; final\w*; implement\w*; insist\w*; instruct\w*;
     keep\w*; kept; leave\w*; left; prefer\w*; pick\w*; postpon\w*; proceed\w*; propos\w*;
@@ -328,7 +329,7 @@ _TELLING: Final = _any_of(r"""
     can't; could not; couldn't; did not; didn't; unable; never; only; once; until; later; next; not;
     because; since; so; therefore; for (?:these|that|this) reasons?
     """)
-# What goes on about the sentence before it.
+# First words of a sentence that continues the one before it.
 _CONTINUED: Final = re.compile(
     r"(?ai)(?:reasons?|because|since|rationale|why|otherwise|so|this|that|which|it|they|then|instead)\b"
 )
@@ -337,7 +338,7 @@ _DONE: Final = _any_of(r"""
     shipped; rotated; arrived; received; no longer (?:needed|open|blocked); never ?mind; cancell?ed;
     solved; sorted; took care of; taken care of; unblocked; settled; checked off
     """)
-# Nothing is done in a sentence with one of these. What stays open by mistake does less harm.
+# A sentence with one of these reports nothing as done. An ask left open by mistake does less harm.
 _UNDONE: Final = _any_of(r"""
     not; \w+n't; never(?! ?mind); no(?! longer); nobody; none; nothing; neither; nor; cannot; unable;
     without; refused; refuses; fails?; failed; failing; yet; almost; nearly; half; part(?:ly|ially)?;
@@ -355,14 +356,14 @@ _COMMON: Final = word_set(
 
 
 def sentences(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the sentences of a text, each with the heading that it stands under. No code blocks."""
+    """Yield the sentences of a text, without code blocks, each with the heading above it."""
     if len(text) > _HEAD_CHARS + _TAIL_CHARS:
         text = f"{text[:_HEAD_CHARS]}\n{text[-_TAIL_CHARS:]}"
     heading, fenced = "", False
     for line in text.replace("\u2019", "'").splitlines():
         line = line.strip()
         if line.startswith("```"):
-            # What follows the end of a block is no longer code.
+            # Text after the end of a block is not code.
             line = line.lstrip("`").strip() if fenced else ""
             fenced = not fenced
         if fenced or not line:
@@ -376,7 +377,7 @@ def sentences(text: str) -> Iterator[tuple[str, str]]:
 
 
 def is_decision(sentence: str, heading: str, *, by_user: bool) -> bool:
-    """Tell whether something is decided in a sentence, or ruled by the user."""
+    """Return whether a sentence decides something, or states a rule of the user."""
     if sentence.endswith("?"):
         return False
     if _DECIDED.search(sentence) or (heading and _DECIDED.search(heading)):
@@ -384,41 +385,41 @@ def is_decision(sentence: str, heading: str, *, by_user: bool) -> bool:
     return by_user and bool(_BINDING.search(sentence))
 
 
-def goes_on(sentence: str) -> bool:
-    """Tell whether a sentence says more about the one before it, as a very short one mostly does."""
+def is_continuation(sentence: str) -> bool:
+    """Return whether a sentence continues the one before it, as very short ones mostly do."""
     return bool(_CONTINUED.match(sentence)) or sentence.count(" ") < _SHORT_WORDS_MAX
 
 
-def answers(sentence: str, before: str) -> bool:
-    """Tell whether somebody answers what they have just asked themselves."""
+def is_answer(sentence: str, before: str) -> bool:
+    """Return whether a sentence is the speaker's answer to their own question before it."""
     return before.endswith("?") and sentence.count(" ") < _SHORT_WORDS_MAX
 
 
 def is_open(sentence: str, heading: str, *, by_user: bool) -> bool:
-    """Tell whether a sentence says that something is still to be done, answered or had."""
+    """Return whether a sentence says that something is still to be done, answered or received."""
     if _OPEN.search(sentence) or (heading and _OPEN.search(heading)):
         return True
     return by_user and bool(_PUT_OFF.search(sentence))
 
 
 def may_matter(sentence: str) -> bool:
-    """Tell whether a sentence of an agent may be more than what it does at the moment."""
-    return sentence.endswith("?") or bool(_TELLING.search(sentence))
+    """Return whether a sentence of an agent may matter beyond the current step."""
+    return sentence.endswith("?") or bool(_SIGNIFICANT.search(sentence))
 
 
 def is_done(sentence: str) -> bool:
-    """Tell whether a sentence may say that something is no longer open."""
+    """Return whether a sentence may report that something is done."""
     return bool(_DONE.search(sentence)) and not _UNDONE.search(sentence)
 
 
 def stems(sentence: str) -> frozenset[str]:
-    """Return the beginnings of the words that carry what a sentence is about."""
+    """Return the beginnings of a sentence's significant words."""
     found = (word.rstrip(".-") for word in _WORD.findall(sentence.lower()))
     return frozenset(word[:5] for word in found if word not in _COMMON and len(word) > 3)
 
 
-def closes(said: frozenset[str], asked: frozenset[str]) -> bool:
-    """Tell by their stems whether a sentence that speaks of an end is about an ask: most are in it."""
+def is_about(said: frozenset[str], asked: frozenset[str]) -> bool:
+    """Return whether a sentence that reports an end is about an ask: it has most of its stems."""
     return len(asked) > 2 and 3 * len(asked & said) >= 2 * len(asked)
 
 
@@ -427,7 +428,7 @@ def _split(line: str) -> Iterator[str]:
     for piece in map(str.strip, _SENTENCE.split(line)):
         if piece:
             pending.append(piece)
-        # What ends in an abbreviation goes on; only the end of the piece tells.
+        # A piece that ends in an abbreviation continues; only its end is checked.
         if pending and (not _ABBREVIATED.search(piece[-16:]) or len(pending) > _PIECES_MAX):
             yield " ".join(pending)
             pending = []

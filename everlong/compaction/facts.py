@@ -1,6 +1,6 @@
-"""What an agent was told to remember: which facts there are at a time, and which have to go.
+"""Facts: an agent's memory at a given time, and the eviction of facts beyond its caps.
 
-Eviction has one order, whoever decides it: expired, least important, oldest, by key.
+Eviction always has the same order: expired, least important, oldest, by key.
 """
 
 import dataclasses
@@ -19,19 +19,19 @@ _CHANGE: Final = TypeAdapter(MemoryChange)
 
 
 def fact_bytes(fact: Fact) -> int:
-    """Return what a fact takes in a context: its line."""
+    """Return the size of a fact's line in a context."""
     return utf8_bytes(fact.key) + utf8_bytes(fact.text) + len("- : \n")
 
 
 def is_expired(fact: Fact, now_ms: int) -> bool:
-    """Tell whether the time of a fact is over."""
+    """Return whether a fact has expired."""
     return fact.expires_ms is not None and fact.expires_ms <= now_ms
 
 
 def facts_at(
     base: Snapshot | None, items: Iterable[Item], policy: Policy, now_ms: int
 ) -> tuple[Fact, ...]:
-    """Return the facts that hold now, oldest first: the snapshot's, and what entries changed."""
+    """Return the facts at a time, oldest first: the snapshot's, with the changes of later entries."""
     facts = {fact.key: fact for fact in base.facts} if base else {}
     after = base.upto_seq if base else 0
     for item in items:
@@ -43,9 +43,9 @@ def facts_at(
 
 
 def remember(facts: Sequence[Fact], fact: Fact, policy: Policy, now_ms: int) -> MemoryChange:
-    """Return the change that adds a fact, with the keys of those that have to go for it.
+    """Return the change that adds a fact, with the keys of the facts that it evicts.
 
-    A fact without an expiry gets that of the policy. One of the same key is replaced.
+    A fact without an expiry gets the policy's TTL. A fact with the same key is replaced.
     """
     if fact.expires_ms is None and policy.fact_ttl_seconds is not None:
         until_ms = fact.time_ms + int(policy.fact_ttl_seconds * 1000)
@@ -61,7 +61,7 @@ def remember(facts: Sequence[Fact], fact: Fact, policy: Policy, now_ms: int) -> 
     if is_expired(fact, now_ms):
         raise ValueError("the fact would have expired already; give it a later expiry, or none")
     others = [each for each in facts if each.key != fact.key]
-    # The caps are made for the new fact: it stays, whatever its importance.
+    # The new fact itself is never evicted, whatever its importance.
     _, evicted = _within_caps(others, policy, now_ms, facts_taken=1, bytes_taken=size_bytes)
     return MemoryChange(remembered=fact, evicted=tuple(each.key for each in evicted))
 
@@ -95,7 +95,7 @@ def _within_caps(
     facts_taken: int = 0,
     bytes_taken: int = 0,
 ) -> tuple[list[Fact], list[Fact]]:
-    """Return the facts that stay and those that go, the latter in the order of eviction."""
+    """Return the facts that stay, and the evicted ones in the order of eviction."""
     order = sorted(
         facts,
         key=lambda each: (not is_expired(each, now_ms), each.importance, each.time_ms, each.key),

@@ -1,4 +1,8 @@
-"""What is kept of an entry whose message is no longer shown: notes, in its own words."""
+"""Notes: what a snapshot keeps of entries whose messages are no longer shown.
+
+A note is in the entry's own words. If not all notes fit, they are chosen by rank, the newest first; what
+a line shows already gets no note of its own.
+"""
 
 import dataclasses
 import functools
@@ -8,12 +12,12 @@ from typing import Final
 
 from everlong.compaction.context import Group, cut_of
 from everlong.compaction.extraction import (
-    answers,
-    closes,
     find_commands,
     find_numbers,
     find_refs,
-    goes_on,
+    is_about,
+    is_answer,
+    is_continuation,
     is_decision,
     is_done,
     is_open,
@@ -30,14 +34,14 @@ from everlong.models import Entry, Kind
 _SENTENCE_BYTES_MAX: Final = 400
 _PROSE_BYTES_MAX: Final = 260
 _DECISION_BYTES_MAX: Final = 600
-# What one entry says, before the rest of it is mere prose: a user may paste a whole log.
+# Bytes of one entry's sentences before the rest counts as prose: a user may paste a whole log.
 _SAID_BYTES_MAX: Final = 2048
-# Refs of one entry: a dump of 10,000 ids must not push out all that came before.
+# Bytes of one entry's refs: a dump of 10,000 ids must not displace all earlier notes.
 _REFS_BYTES_MAX: Final = 4096
 _NUMBERS_MAX: Final = 64
 _NOT_RUN: Final = "not run"
 APPROVAL: Final = "approval "
-"""How the note of an approval begins."""
+"""Prefix of an approval's note."""
 _CUED: Final = ("open", "decision")
 
 
@@ -53,17 +57,17 @@ def notes_of_group(group: Group) -> Iterator[Note]:
 
 
 def calls_of(reply: Kept) -> tuple[str, ...]:
-    """Return what a line says about each call of a reply, also of one that was shortened since."""
+    """Return the line of each call of a reply, also if its arguments were shortened since."""
     return reply.calls or tuple(map(call_text, reply.message.tool_calls))
 
 
 def outcome_of_result(result: Kept) -> str:
-    """Return what a line says about a result, also of one that was shortened since."""
+    """Return the line of a result, also if it was shortened since."""
     return result.outcome or outcome_of(result.message.text, cut_of(result).left_out)
 
 
 def notes_of_head(kept: Kept) -> Iterator[Note]:
-    """Yield what a message or a reply says, and what its calls name."""
+    """Yield the notes of a message or a reply: its sentences, and the refs in its calls."""
     if kept.noted:
         return
     text = replace_surrogates(kept.message.text)
@@ -76,7 +80,7 @@ def notes_of_head(kept: Kept) -> Iterator[Note]:
 
 
 def notes_of_result(kept: Kept) -> Iterator[Note]:
-    """Yield the paths, commands and ids of a tool's result, and the numbers of a short one."""
+    """Yield the paths, commands and ids of a tool's result, and the numbers if it is short."""
     if kept.noted:
         return
     text = replace_surrogates(kept.message.text)
@@ -87,14 +91,14 @@ def notes_of_result(kept: Kept) -> Iterator[Note]:
 
 
 def approval_prefix(approval_id: str) -> str:
-    """Return how the note of an approval begins that has been asked for."""
+    """Return the prefix of the note of a pending approval."""
     return f"{APPROVAL}{approval_id}: "
 
 
 def note_of_entry(entry: Entry, asked: str = "") -> Note | None:
-    """Return the note of an entry that is no message, if it is worth one.
+    """Return the note of an entry without a message, or None if it is not worth one.
 
-    `asked` is the call that a decision is about, as its own note had it.
+    `asked` is the call that a decision is about, from the approval's note.
     """
     data = entry.data or {}
     kind: NoteKind = "prose"
@@ -126,23 +130,23 @@ def note_of_entry(entry: Entry, asked: str = "") -> Note | None:
 
 
 def _sentences(kept: Kept, text: str) -> Iterator[Note]:
-    """Yield what a text says. What is decided in one breath, and why, stays in one note."""
+    """Yield the sentences of a text as notes. A decision and its reason stay in one note."""
     room = _SAID_BYTES_MAX
-    for kind, said in _joined(kept, text):
+    for kind, said in _join_sentences(kept, text):
         if kind not in _CUED:
             room -= utf8_bytes(said)
-        yield _said(kept, kind if room >= 0 or kind in _CUED else "prose", said)
+        yield _sentence_note(kept, kind if room >= 0 or kind in _CUED else "prose", said)
 
 
-def _joined(kept: Kept, text: str) -> Iterator[tuple[NoteKind, str]]:
+def _join_sentences(kept: Kept, text: str) -> Iterator[tuple[NoteKind, str]]:
     kind: NoteKind = "prose"
     said = ""
     for sentence, heading in sentences(text):
-        now = _judged(kept, sentence, heading)
+        now = _classify(kept, sentence, heading)
         fits = said and utf8_bytes(said) + utf8_bytes(sentence) < _SENTENCE_BYTES_MAX
-        if fits and answers(sentence, said):
+        if fits and is_answer(sentence, said):
             kind, said = now, f"{said} {sentence}"
-        elif fits and (now == kind == "decision" or _goes_on(kind, now, sentence)):
+        elif fits and (now == kind == "decision" or _continues(kind, now, sentence)):
             said = f"{said} {sentence}"
         else:
             if said:
@@ -152,16 +156,16 @@ def _joined(kept: Kept, text: str) -> Iterator[tuple[NoteKind, str]]:
         yield kind, said
 
 
-def _goes_on(before: NoteKind, kind: NoteKind, sentence: str) -> bool:
-    return before in _CUED and kind not in _CUED and goes_on(sentence)
+def _continues(before: NoteKind, kind: NoteKind, sentence: str) -> bool:
+    return before in _CUED and kind not in _CUED and is_continuation(sentence)
 
 
-def _said(kept: Kept, kind: NoteKind, text: str) -> Note:
+def _sentence_note(kept: Kept, kind: NoteKind, text: str) -> Note:
     bytes_max = _PROSE_BYTES_MAX if kind == "prose" else _SENTENCE_BYTES_MAX
     return _note(kept, kind, clip(text, bytes_max))
 
 
-def _judged(kept: Kept, sentence: str, heading: str) -> NoteKind:
+def _classify(kept: Kept, sentence: str, heading: str) -> NoteKind:
     by_user = kept.kind == Kind.MESSAGE
     if kept.kind != Kind.FAILURE:
         if is_open(sentence, heading, by_user=by_user):
@@ -170,7 +174,7 @@ def _judged(kept: Kept, sentence: str, heading: str) -> NoteKind:
             return "decision"
     if by_user:
         return "asked"
-    # A reply that ends a turn is an answer; one with calls mostly says what it is about to do.
+    # A reply that ends a turn is an answer; a reply with calls mostly announces them.
     ends_turn = kept.kind == Kind.REPLY and not kept.message.tool_calls
     return "remark" if ends_turn or may_matter(sentence) else "prose"
 
@@ -195,7 +199,7 @@ def _note(kept: Kept, kind: NoteKind, text: str) -> Note:
     return Note(seq=kept.seq, kind=kind, text=text, source=kept.kind, time_ms=kept.time_ms)
 
 
-# In order; and which share of the room a kind may take, before the rest of it comes last.
+# Kinds by rank, with the share of the room that each may take before the rest of it comes last.
 _RANKS: Final[dict[NoteKind, float]] = {
     "open": 0.2,
     "decision": 0.2,
@@ -208,16 +212,16 @@ _RANKS: Final[dict[NoteKind, float]] = {
     "prose": 1.0,
 }
 _SENTENCES: Final = ("open", "decision", "asked", "remark", "prose")
-# The share that lines of calls may take before older ones have to be brief.
+# Share that the lines of calls may take before older lines are made brief.
 _WHOLE_PAIRS: Final = 0.1
-# Of equal calls that one line stands for, the newest that it names.
+# Number of seqs that the line of equal calls names, the newest ones.
 _SEQS_MAX: Final = 12
-# Open asks that a sentence may be about: more than are ever shown, and it may be one of thousands.
+# Open asks that a sentence is compared with: more than are ever shown, though there may be thousands.
 _OPEN_HEARD_MAX: Final = 256
 
 
 class Ledger:
-    """All notes that there are, each once."""
+    """All notes, each once."""
 
     def __init__(self, notes: Iterable[Note] = ()) -> None:
         self._notes: dict[tuple[str, str], Note] = {}
@@ -226,22 +230,22 @@ class Ledger:
             self.add(note)
 
     def add(self, note: Note) -> None:
-        """Take up a note, after all that are older."""
+        """Add a note. Notes must come in the order of their entries."""
         key = _key(note)
         known = self._notes.pop(key, None)
         if known is not None and known.seq != note.seq:
-            note = _merged(known, note)
+            note = _merge(known, note)
         self._notes[key] = note
         self._open.pop(key, None)
         if note.kind == "open":
-            # What is said after it is about it, but need not come again when it is done.
+            # Only the first sentence identifies the ask; the sentences after it merely explain it.
             first = next((sentence for sentence, _ in sentences(note.text)), "")
             self._open[key] = stems(first)
         if note.kind in _SENTENCES:
-            self.hear(note.text, note.seq)
+            self.close_done(note.text, note.seq)
 
-    def hear(self, text: str, seq: int) -> None:
-        """Take what a sentence says to be done for a thing that was asked, and is no longer open."""
+    def close_done(self, text: str, seq: int) -> None:
+        """Close the open asks before an entry that a sentence of its text reports as done."""
         if not self._open:
             return
         for sentence, _ in sentences(text):
@@ -249,11 +253,11 @@ class Ledger:
                 continue
             said = stems(sentence)
             for key in list(itertools.islice(reversed(self._open), _OPEN_HEARD_MAX)):
-                if self._notes[key].seq < seq and closes(said, self._open[key]):
+                if self._notes[key].seq < seq and is_about(said, self._open[key]):
                     self._close(key, "asked")
 
-    def void(self, prefix: str, seq: int) -> None:
-        """Take for no longer open what begins like this and was asked before an entry."""
+    def close_stale(self, prefix: str, seq: int) -> None:
+        """Close the open asks with a prefix that come before an entry."""
         for key in list(self._open):
             if self._notes[key].seq < seq and self._notes[key].text.startswith(prefix):
                 self._close(key, "prose")
@@ -263,7 +267,7 @@ class Ledger:
         del self._open[key]
 
     def settle(self, prefix: str) -> str:
-        """Remove the open ask that begins like this; return the rest of it."""
+        """Remove the open ask with a prefix; return the rest of its text."""
         for key in self._open:
             if self._notes[key].text.startswith(prefix):
                 del self._open[key]
@@ -271,16 +275,16 @@ class Ledger:
         return ""
 
     def notes(self) -> list[Note]:
-        """Return the notes by seq; those of one entry in the order of its text."""
+        """Return the notes by seq, and within an entry in the order of its text."""
         return sorted(self._notes.values(), key=lambda note: note.seq)
 
 
 def select(
     notes: Sequence[Note], room: int, live: Callable[[Note], bool]
 ) -> tuple[list[Note], dict[str, int]]:
-    """Return the notes that fit, by seq; and of those that do not, the newest seq of each kind.
+    """Return the notes that fit, by seq, and the newest seq of each kind that does not.
 
-    A line may outlive what it shows, so `live` is asked again for the parts of lines.
+    A line may stay longer than the refs in it, so `live` also checks the parts of lines.
     """
     lines = [note for note in notes if note.kind not in ("ref", "mention", "number")]
     pieces = Ledger(
@@ -293,7 +297,7 @@ def select(
     for kind, share in _RANKS.items():
         found = _newest_first([note for note in (*lines, *pieces) if note.kind == kind])
         if kind == "pair":
-            found = _brief_when_old(found, int(room * _WHOLE_PAIRS))
+            found = _shorten_old_pairs(found, int(room * _WHOLE_PAIRS))
         choice.take(found, int(room * share))
     choice.take(choice.take_back(), room)
     chosen = _in_order(choice.fitted(), [*lines, *pieces])
@@ -304,7 +308,7 @@ def select(
 
 
 def _parts(note: Note) -> Iterator[Note]:
-    """Yield the refs and numbers that a line shows: what is left of it should it be dropped."""
+    """Yield the refs and numbers in a line. They remain if the line itself is dropped."""
     for ref in _refs_in(note.text):
         yield dataclasses.replace(note, kind="ref", text=ref, seqs=())
     if note.kind != "pair":
@@ -312,7 +316,7 @@ def _parts(note: Note) -> Iterator[Note]:
             yield dataclasses.replace(note, kind="number", text=snippet, seqs=())
 
 
-# A line is looked at several times in one compaction, and again in the next.
+# Cached: one compaction parses a line several times, and the next one again.
 @functools.lru_cache(maxsize=8192)
 def _refs_in(text: str) -> tuple[str, ...]:
     return tuple(find_refs(text, bulk=False))
@@ -324,7 +328,7 @@ def _numbers_in(text: str) -> tuple[tuple[str, str], ...]:
 
 
 class _Choice:
-    """What has been chosen so far, and what it takes."""
+    """The notes chosen so far, and the room left."""
 
     def __init__(self, room: int) -> None:
         self._room = room
@@ -337,9 +341,9 @@ class _Choice:
         self._lines = ""
 
     def take(self, notes: Sequence[Note], bytes_max: int) -> None:
-        """Choose of these what fits, in order."""
+        """Choose the notes that fit, in order."""
         for note in notes:
-            if self._shown(note):
+            if self._is_shown(note):
                 continue
             cost = self._page.cost(note)
             if cost > min(bytes_max, self._left):
@@ -350,12 +354,12 @@ class _Choice:
             self._add(note)
 
     def take_back(self) -> list[Note]:
-        """Return what was passed over, which is then no longer passed over."""
+        """Return the notes that did not fit, and clear their list."""
         skipped, self._skipped = self._skipped, []
         return skipped
 
     def fitted(self) -> list[Note]:
-        """Return what was chosen; the last of it goes if the text is longer than it may be."""
+        """Return the chosen notes, without the last of them if the text exceeds the room."""
         chosen = self._chosen
         while chosen and notes_bytes(chosen) > self._room:
             fewer = len(chosen) * 7 // 8
@@ -367,7 +371,7 @@ class _Choice:
         self._page.add(note)
         self._chosen.append(note)
         if note.kind in ("ref", "mention"):
-            # Of a command, what it names.
+            # A command also shows the refs in it.
             if note.text.startswith("`"):
                 self._refs.update(_refs_in(note.text))
             return
@@ -375,8 +379,8 @@ class _Choice:
         self._numbers.update((note.seq, value) for value, _ in _numbers_in(note.text))
         self._lines += f"{note.text}\n"
 
-    def _shown(self, note: Note) -> bool:
-        """Tell whether what is chosen shows it already."""
+    def _is_shown(self, note: Note) -> bool:
+        """Return whether the chosen notes show it already."""
         if note.kind in ("ref", "mention"):
             return note.text in self._refs or (
                 note.text.startswith("`") and note.text.strip("`") in self._lines
@@ -387,11 +391,11 @@ class _Choice:
 
 
 def _newest_first(notes: Sequence[Note]) -> list[Note]:
-    """Return the newest entries first, and of one entry what it says first."""
+    """Sort notes by entry, newest first; the notes of one entry keep their order."""
     return sorted(notes, key=lambda note: -note.seq)
 
 
-def _brief_when_old(pairs: Sequence[Note], bytes_max: int) -> list[Note]:
+def _shorten_old_pairs(pairs: Sequence[Note], bytes_max: int) -> list[Note]:
     found = []
     for note in pairs:
         bytes_max -= utf8_bytes(note.text)
@@ -401,7 +405,7 @@ def _brief_when_old(pairs: Sequence[Note], bytes_max: int) -> list[Note]:
 
 
 def _in_order(chosen: Sequence[Note], notes: Sequence[Note]) -> list[Note]:
-    """Return what was chosen by seq, and as it stood in its entry."""
+    """Sort the chosen notes by seq, and within an entry as in its text."""
     places = {_key(note): place for place, note in enumerate(notes)}
     return sorted(chosen, key=lambda note: (note.seq, places.get(_key(note), 0)))
 
@@ -412,8 +416,8 @@ def _key(note: Note) -> tuple[str, str]:
     return ("sentence" if note.kind in _SENTENCES else note.kind), note.text
 
 
-def _merged(known: Note, note: Note) -> Note:
-    """Return one note for two that say the same: the newer one, a pair with the seqs of both."""
+def _merge(known: Note, note: Note) -> Note:
+    """Merge two notes with the same text: keep the newer one, and for pairs the seqs of both."""
     newer, older = (note, known) if note.seq >= known.seq else (known, note)
     if note.kind == "pair":
         seqs = (*newer.seqs, older.seq, *older.seqs)

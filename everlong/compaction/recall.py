@@ -1,7 +1,7 @@
-r"""Looking into what is no longer in the context: by place, and by what it says.
+r"""Recall: reads and searches entries that are no longer in the context.
 
-A pattern is a plain text, found in any case. `*` stands for anything within a line, `\*` for a star.
-There are no regular expressions: a model's own could take for ever, and this takes one pass.
+A pattern is plain text, and case is ignored. `*` matches anything within a line, `\*` a star. Regular
+expressions are not supported: a model's own could take forever, while this takes one pass.
 """
 
 from typing import Final
@@ -9,9 +9,9 @@ from typing import Final
 from everlong.compaction.text import clip, utf8_bytes
 
 PATTERN_CHARS_MAX: Final = 200
-# Lines that are counted beyond those that are shown.
+# Matching lines that are counted beyond those that are shown.
 _MORE_LINES_MAX: Final = 1000
-# Of a line with a match, what stands around it.
+# Size of the excerpt around a match, and the part of it before the match.
 _LINE_BYTES_MAX: Final = 400
 _LEAD_CHARS: Final = 100
 # The line that says how to see more.
@@ -19,7 +19,7 @@ _MORE_BYTES_MAX: Final = 96
 
 
 def excerpt(text: str, *, offset: int, bytes_max: int) -> str:
-    """Return a text from a byte on, whole characters of it, and say how to go on."""
+    """Return whole characters of a text from a byte offset on, and how to read on."""
     data = text.encode(errors="replace")
     start = min(max(0, offset), len(data))
     while 0 < start < len(data) and data[start] & 0xC0 == 0x80:
@@ -33,9 +33,9 @@ def excerpt(text: str, *, offset: int, bytes_max: int) -> str:
 
 
 def grep(text: str, pattern: str, *, bytes_max: int) -> str:
-    """Return the lines that match, with their offsets in bytes; empty if there is none."""
+    """Return the matching lines with their byte offsets; empty without a match."""
     parts = _parts(pattern)
-    folded = _folded(text)
+    folded = _fold_case(text)
     lines: list[str] = []
     room = bytes_max - _MORE_BYTES_MAX
     known = offset = more = 0
@@ -62,22 +62,22 @@ def grep(text: str, pattern: str, *, bytes_max: int) -> str:
 
 
 def _parts(pattern: str) -> list[str]:
-    """Return the texts that a line has to hold, one after the other."""
+    """Return the texts that a matching line contains, one after the other."""
     if len(pattern) > PATTERN_CHARS_MAX:
         raise ValueError(
-            f"a pattern has at most {PATTERN_CHARS_MAX} characters; search for a part of it"
+            f"a pattern may have at most {PATTERN_CHARS_MAX} characters; search for a part of it"
         )
     if "\n" in pattern:
-        raise ValueError("a pattern is searched for in single lines; leave line breaks out of it")
+        raise ValueError("a pattern matches within single lines; leave line breaks out of it")
     pieces = pattern.replace("\\*", "\0").split("*")
-    parts = [_folded(piece.replace("\0", "*")) for piece in pieces if piece]
+    parts = [_fold_case(piece.replace("\0", "*")) for piece in pieces if piece]
     if not parts:
         raise ValueError("a pattern needs some characters besides '*'")
     return parts
 
 
-def _folded(text: str) -> str:
-    """Return a text in lower case, of the same length."""
+def _fold_case(text: str) -> str:
+    """Return a text in lower case, with the same length."""
     return text.replace("\u0130", "I").lower().replace("\u03c2", "\u03c3")
 
 

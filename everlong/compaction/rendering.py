@@ -1,6 +1,6 @@
-"""The text of a snapshot: what the model reads of entries that are no longer messages.
+"""Rendering of a snapshot: the text that the model reads in place of compacted entries.
 
-Sizes are exact: `Page.cost` says what a note would add to the text, before it is added.
+Sizes are exact: `Page.cost` returns how much a note would add to the text, before it is added.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ _LOG: Final = "Log:\n"
 _FACTS: Final = "Facts:\n"
 _FACTS_LEFT: Final = "- (facts that do not fit: {})\n"
 _SUMMARY: Final = "Summary, up to entry {}:\n"
-# With a seq of 12 digits and a line break at the end.
+# Size of the frame with a seq of 12 digits and a final line break.
 SUMMARY_FRAME_BYTES_MAX: Final = len(_SUMMARY) - len("{}") + 13
-# Segments of a log line: their order, and what stands between two of a kind.
+# Segments of a log line, in order, with the separator between notes of one kind.
 _SEGMENTS: Final[dict[NoteKind, str]] = {
     "pair": "; ",
     "asked": " ",
@@ -41,19 +41,19 @@ _DROPPED: Final[dict[NoteKind, str]] = {
     "number": "numbers",
     "prose": "prose",
 }
-# The first line and the last one: all kinds, and seqs of 12 digits.
+# Size of the first and the last line, with all kinds and seqs of 12 digits.
 FRAME_BYTES_MAX: Final = 330
 
 
 class Page:
-    """Notes on the way to a text."""
+    """Collects notes and renders them as text."""
 
     def __init__(self) -> None:
         self._sections: dict[NoteKind, dict[int, list[Note]]] = {"open": {}, "decision": {}}
         self._lines: dict[int, dict[NoteKind, list[Note]]] = {}
 
     def cost(self, note: Note) -> int:
-        """Return how many bytes the text would grow by with this note."""
+        """Return how many bytes a note would add to the text."""
         if note.kind in _SECTIONS:
             section = self._sections[note.kind]
             title = "" if section else _SECTIONS[note.kind]
@@ -66,18 +66,18 @@ class Page:
             return utf8_bytes(f"{title}{_seqs(note)} {_speaker(note)}{note.text}\n")
         if note.kind in segments:
             return utf8_bytes(_SEGMENTS[note.kind] + note.text)
-        # Older seqs of a pair stand before its line.
+        # The seqs of older equal pairs come before the line.
         return utf8_bytes(_BETWEEN + _speaker(note) + note.text + _seqs(note)) - len(str(note.seq))
 
     def add(self, note: Note) -> None:
-        """Take up a note."""
+        """Add a note."""
         if note.kind in _SECTIONS:
             self._sections[note.kind].setdefault(note.seq, []).append(note)
         else:
             self._lines.setdefault(note.seq, {}).setdefault(note.kind, []).append(note)
 
     def text(self) -> str:
-        """Return the sections and the log, all of them by seq."""
+        """Return the sections and the log, each by seq."""
         parts = []
         for kind, title in _SECTIONS.items():
             if section := self._sections[kind]:
@@ -90,7 +90,7 @@ class Page:
 
 
 def page_of(notes: Sequence[Note]) -> Page:
-    """Return a page with these notes."""
+    """Return a page of notes."""
     page = Page()
     for note in notes:
         page.add(note)
@@ -98,7 +98,7 @@ def page_of(notes: Sequence[Note]) -> Page:
 
 
 def summary_text(base: Snapshot | None, facts: Sequence[Fact], notes: Sequence[Note]) -> str:
-    """Return the text of the summary message; empty if there is nothing to say."""
+    """Return the text of the summary message; empty without facts and a snapshot."""
     if base is None:
         return _facts_text(facts, None)
     parts = [_first_line(base.upto_seq), _facts_text(facts, facts_bytes_max(base.budget_bytes))]
@@ -113,22 +113,22 @@ def summary_text(base: Snapshot | None, facts: Sequence[Fact], notes: Sequence[N
 
 
 def notes_bytes(notes: Sequence[Note]) -> int:
-    """Return what notes take in the text."""
+    """Return the size of notes in the text."""
     return utf8_bytes(page_of(notes).text())
 
 
 def summary_bytes(summary: str) -> int:
-    """Return what a model's summary takes in the text."""
+    """Return the size of a model's summary in the text."""
     return SUMMARY_FRAME_BYTES_MAX + utf8_bytes(summary) if summary else 0
 
 
 def facts_bytes_max(budget_bytes: int) -> int:
-    """Return what facts may take of a budget."""
+    """Return the part of a budget that facts may take."""
     return budget_bytes // 2
 
 
 def facts_bytes(facts: Sequence[Fact], budget_bytes: int) -> int:
-    """Return what these facts take at most in the text, whichever of them have expired."""
+    """Return the largest size of facts in the text, whichever of them expire."""
     if not facts:
         return 0
     whole = len(_FACTS) + sum(map(fact_bytes, facts))
@@ -143,7 +143,7 @@ def _facts_text(facts: Sequence[Fact], bytes_max: int | None) -> str:
     if bytes_max is not None and len(_FACTS) + sum(map(fact_bytes, facts)) > bytes_max:
         room = bytes_max - len(_FACTS) - len(_FACTS_LEFT) - 6
         shown = []
-        # Those that would be evicted last come first.
+        # The facts that would be evicted last come first.
         for fact in sorted(facts, key=lambda each: (-each.importance, -each.time_ms, each.key)):
             if fact_bytes(fact) <= room:
                 room -= fact_bytes(fact)
@@ -164,7 +164,7 @@ def _first_line(upto_seq: int) -> str:
 
 
 def _section_line(notes: Sequence[Note]) -> str:
-    """Return what one entry says, and who: an agent's word is no approval."""
+    """Return the line of one entry, with its speaker: an agent's words are not an approval."""
     speaker = _SPEAKERS.get(notes[0].source, "")
     return f"{notes[0].seq} {speaker}{' '.join(note.text for note in notes)}\n"
 

@@ -1,7 +1,7 @@
-"""The compacted base of a context: what is stored of it, and how.
+"""Snapshot: the compacted base of a context, and its stored form.
 
 A snapshot holds what the model reads of the entries up to `upto_seq`: notes in the words of the
-originals, and messages that are kept as they are. The entries themselves stay in the journal.
+originals, and messages that are kept. The entries themselves stay in the journal.
 """
 
 import dataclasses
@@ -17,107 +17,110 @@ from everlong.models import Entry, Fact, Kind, Message
 NoteKind = Literal[
     "open", "decision", "asked", "pair", "remark", "ref", "mention", "number", "prose"
 ]
-"""`open`: an ask that waits for something. `asked`: what else the user said. `pair`: a tool call and its
-outcome. `remark`: what the agent said and may matter. `ref`: a path, a command or an id. `mention`:
-the same, in bulk output. `number`: one with the words around it. `prose`: what else the agent said."""
+"""`open`: an ask that waits for something. `decision`: something decided. `asked`: other words of the
+user. `pair`: a tool call with its outcome. `remark`: words of the agent that may matter. `ref`: a
+path, a command or an id. `mention`: a ref in bulk output. `number`: a number with the words around it.
+`prose`: other words of the agent."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-    """An entry of the journal with its message."""
+    """A journal entry with its message."""
 
     entry: Entry
     message: Message | None = None
-    """None for kinds that are no message."""
+    """None for kinds of entries without a message."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """A piece of evidence, word by word as it stood in an entry."""
+    """A piece of evidence, word for word from an entry."""
 
     seq: int
-    """Of the entry; of the newest, if it stood in several."""
+    """Seq of the entry; the newest, if several entries have the same text."""
     kind: NoteKind
     text: str
     source: Kind
-    """Of the entry: how long the note stays depends on it."""
+    """Kind of the entry, which determines when the note expires."""
     time_ms: int
-    """Of the entry."""
+    """Time of the entry."""
     seqs: tuple[int, ...] = ()
-    """Of a pair: older ones that were the same, the newest of them."""
+    """Seqs of older pairs with the same text, the newest of them; for pairs only."""
     more: int = 0
-    """How many of those there were besides."""
+    """Number of older pairs that are not in `seqs`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """A message that is still shown as a message."""
+    """A message that the context still shows as a message."""
 
     seq: int
     kind: Kind
     time_ms: int
     message: Message
-    """Its text is the beginning, if something was left out."""
+    """The message. If bytes were left out, its text is the part before them."""
     left_out: int = 0
-    """Bytes of the text that were left out."""
+    """Bytes left out of the text."""
     tail: str = ""
-    """The text after them."""
+    """The text after the bytes left out."""
     noted: bool = False
-    """Whether something was shortened, and its evidence is in the notes."""
+    """Whether the message was shortened, so that its evidence is in the notes."""
     outcome: str = ""
-    """Of a shortened tool result: what a line says about it."""
+    """The line of a shortened tool result, made from the whole result."""
     calls: tuple[str, ...] = ()
-    """Of a reply whose arguments were shortened: what a line says about each call."""
+    """The line of each call of a reply with shortened arguments, made from the whole arguments."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What compaction leaves of a thread's past."""
+    """The compacted past of a thread."""
 
     version: Literal[1] = 1
     upto_seq: int
-    """Entries up to this one are in it."""
+    """Last entry that the snapshot covers."""
     time_ms: int
-    """When it was made, by the workflow's clock."""
+    """Time of the compaction, by the workflow's clock."""
     budget_bytes: int
-    """What it may take in a context."""
+    """Largest size in a context."""
     facts: tuple[Fact, ...] = ()
     notes: tuple[Note, ...] = ()
-    """By seq."""
+    """Notes by seq."""
     kept: tuple[Kept, ...] = ()
-    """By seq: the newest user message, and the last steps."""
+    """The newest user message and the last steps, by seq."""
     dropped: dict[str, int] = dataclasses.field(default_factory=dict)
-    """Kinds of notes that did not fit, and up to which seq."""
+    """Newest seq of the notes that did not fit, by their kind."""
     summary: str = ""
-    """What a model wrote, if it was asked to."""
+    """Summary by a model; empty without one."""
     summary_seq: int = 0
-    """Up to which entry it had read."""
+    """Last entry that the model had read for its summary."""
 
 
 _SNAPSHOT: Final = TypeAdapter(Snapshot)
 
 
 def dump(snapshot: Snapshot) -> bytes:
-    """Return a snapshot as JSON: the same bytes for the same snapshot, everywhere."""
+    """Return a snapshot as JSON. Equal snapshots give equal bytes on every machine."""
     data = _SNAPSHOT.dump_python(snapshot, mode="json", exclude_defaults=True)
     data["version"] = snapshot.version
     return json.dumps(data, sort_keys=True, separators=(",", ":")).encode()
 
 
 def load(data: bytes) -> Snapshot:
-    """Return the snapshot that the bytes hold."""
+    """Parse a snapshot."""
     try:
         content = json.loads(data)
         version = content["version"]
     except (ValueError, KeyError, TypeError):
         raise BlobCorrupt("a snapshot is not JSON with a version; restore its bytes") from None
     if version != 1:
-        # What is no number is not shown: it may be anything.
-        named = version if isinstance(version, int) else "of no number"
+        # Only a number is quoted: anything else could be user data.
+        named = (
+            f"version {version}" if isinstance(version, int) else "a version that is not a number"
+        )
         raise UnknownVersion(
-            f"a snapshot has version {named}, and this Everlong reads 1; upgrade the workers"
+            f"a snapshot has {named}; this Everlong reads version 1. Upgrade the workers."
         )
     try:
         return _SNAPSHOT.validate_python(content)
     except ValidationError:
-        raise BlobCorrupt("a snapshot has not the fields of version 1; restore its bytes") from None
+        raise BlobCorrupt("a snapshot lacks the fields of version 1; restore its bytes") from None

@@ -1,4 +1,4 @@
-"""What a model is asked when it is to write a summary for a compaction. Bounded, like all it reads."""
+"""Prompt with which a model is asked for a summary at a compaction. Its size is bounded."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -9,7 +9,7 @@ from everlong.compaction.text import clip, head_of, utf8_bytes
 from everlong.models import Message
 from everlong.policy import Policy
 
-_ASKED: Final = (
+_PROMPT: Final = (
     "Summarise this work of an agent for the agent itself, which goes on with it and will not see most "
     "of it again. Say what was wanted, what was found out and how, what was decided and why, what was "
     "tried in vain, and what is left to do. Keep names, paths, numbers and ids as they are written. "
@@ -30,10 +30,10 @@ def summary_prompt(
 ) -> str:
     """Return the prompt for a summary of a snapshot and the entries after it.
 
-    It has at most `bytes_max` bytes: by default those of a context that is due for compaction. The
-    newest messages stay if not all fit.
+    It has at most `bytes_max` bytes, by default the size at which a context is compacted. If not all
+    messages fit, the newest stay.
     """
-    asked = _ASKED.format(words=policy.compact_to_bytes // _SUMMARY_SHARE // _BYTES_PER_WORD)
+    asked = _PROMPT.format(words=policy.compact_to_bytes // _SUMMARY_SHARE // _BYTES_PER_WORD)
     room = (policy.compact_at_bytes if bytes_max is None else bytes_max) - len(asked)
     messages = build_context(base, items, policy, now_ms, lambda _: _RESULT_BYTES_MAX)
     known = "".join(message.text for message in messages if message.role == "summary")

@@ -1,4 +1,4 @@
-"""A tool call and what came of it, as one line; and arguments that are too long, cut."""
+"""Tool calls in short: the line of a call with its outcome, and arguments cut to a size."""
 
 import json
 import re
@@ -8,19 +8,19 @@ from everlong.compaction.extraction import find_refs
 from everlong.compaction.text import clip, head_of, replace_surrogates, shorten, utf8_bytes
 from everlong.models import ToolCall
 
-# A result up to this size is shown whole in its line.
+# A result up to this size is whole in its line.
 RESULT_BYTES_MAX: Final = 140
-# A result over this is bulk: its numbers are not kept one by one.
+# A larger result is bulk output: its numbers are not kept one by one.
 BULK_BYTES: Final = 800
 _VALUE_BYTES_MAX: Final = 72
 _COMMAND_BYTES_MAX: Final = 260
 _ARGUMENTS_BYTES_MAX: Final = 320
 _LINE_BYTES_MAX: Final = 90
-# Arguments with more values, or nested deeper, are taken for a plain text.
+# Arguments with more values, or nested deeper, are treated as plain text.
 _VALUES_MAX: Final = 64
 _DEPTH_MAX: Final = 64
 _BRACKET: Final = re.compile(r"[\[\]{}]")
-# Names of arguments that hold a command, which is kept as it is.
+# Names of arguments that hold a command, which gets more room.
 _COMMAND_KEYS: Final = frozenset(
     ["command", "cmd", "script", "shell", "argv", "args", "bash", "run"]
 )
@@ -32,7 +32,7 @@ _FAILED: Final = re.compile(
 )
 _LETTER: Final = re.compile(r"[A-Za-z\x80-\U0010ffff]")
 _SIZE: Final = re.compile(r"(?a)\d+k?B")
-# What must not be left out of a line, however short it has to be.
+# Failures that a line must show, however short it is.
 _BAD_NEWS: Final = re.compile(
     r"(?ai)\b[1-9]\d*\s(?:failed|failures?|errors?|broken|unhealthy|skipped)\b"
     r"|\b(?:build|tests?|job|deploy\w*|rollout|migration) (?:has |have )?failed\b"
@@ -40,31 +40,31 @@ _BAD_NEWS: Final = re.compile(
 _EXIT: Final = re.compile(
     r"(?ai)\b(?:exit(?:ed)?(?: with)?(?: code| status)?[ :=]*[1-9]\d*\b|returned non-zero)"
 )
-_TELLING: Final = re.compile(
+_TOTALS: Final = re.compile(
     r"(?ai)\b(?:\d+ (?:passed|failed|errors?|rows?|matches|files?|results?|warnings?|tests?|records?)"
     r"|total|summary|succeeded|completed|finished|exit|error|failed|result|conclusion)\b"
 )
 
 
 def call_text(call: ToolCall) -> str:
-    """Return what a line says about a call: its tool and its arguments."""
+    """Return the line of a call: its tool and its arguments."""
     return f"{clip(call.tool, 64)} {arguments_text(call.arguments)}".rstrip()
 
 
 def outcome_of(text: str, left_out: int = 0) -> str:
-    """Return what a line says about a result: all of it, if it is short."""
+    """Return the outcome of a call for its line: the whole result, if it is short."""
     size_bytes = utf8_bytes(text) + left_out
     if size_bytes <= RESULT_BYTES_MAX:
         return " ".join(replace_surrogates(text).split()) or "ok, empty"
     lines = _ends_of(text)
     failed = _FAILED.search(lines[0]) or any(map(_EXIT.search, lines))
-    line = clip(_telling(lines, failed), _LINE_BYTES_MAX)
-    # Whether a long output means success is for its reader to say.
+    line = clip(_main_line(lines, failed), _LINE_BYTES_MAX)
+    # A long output is never called a success: its reader decides that.
     return f"{'failed ' if failed else ''}{_short_size(size_bytes)}: {line}"
 
 
 def brief_pair(text: str) -> str:
-    """Return the line of a call without what a long output began or ended with."""
+    """Return the line of a call without the excerpt of a long output."""
     call, arrow, outcome = text.rpartition(" -> ")
     size, _, detail = outcome.partition(": ")
     if not _SIZE.fullmatch(size) or _BAD_NEWS.search(detail):
@@ -73,14 +73,14 @@ def brief_pair(text: str) -> str:
 
 
 def arguments_text(arguments: str) -> str:
-    """Return the arguments of a call, shortly: the values, and all names but the first."""
+    """Return the arguments of a call in short: the values, and all names but the first."""
     values = _object(arguments, as_written=True)
     if values is None:
         return clip(replace_surrogates(arguments), _ARGUMENTS_BYTES_MAX)
     parts: list[str] = []
     for name, value in values.items():
         text = _value_text(name, value, alone=len(values) == 1)
-        # The first argument is mostly what the call is about: it needs no name.
+        # The first argument is mostly the subject of the call, so it needs no name.
         parts.append(f"{clip(name, 40)}={text}" if parts else text)
     shown = " ".join(parts)
     if utf8_bytes(shown) <= _ARGUMENTS_BYTES_MAX:
@@ -89,7 +89,7 @@ def arguments_text(arguments: str) -> str:
 
 
 def cut_arguments(arguments: str, bytes_max: int, seq: int) -> str:
-    """Return arguments in at most so many bytes: still a JSON object, its long texts cut."""
+    """Return arguments cut to `bytes_max`: still a JSON object, with its long texts cut."""
     if utf8_bytes(arguments) <= bytes_max:
         return arguments
     values = _object(arguments) or {}
@@ -110,7 +110,7 @@ def texts_of(arguments: str) -> list[str]:
         return [replace_surrogates(arguments)]
     found: list[str] = []
     waiting: list[Any] = [values]
-    # Each value is taken once: the loop ends with the arguments.
+    # Each value is visited once, so the loop is bounded by the arguments.
     while waiting:
         value = waiting.pop()
         if isinstance(value, str):
@@ -123,7 +123,7 @@ def texts_of(arguments: str) -> list[str]:
 
 
 def _object(arguments: str, *, as_written: bool = False) -> dict[str, Any] | None:
-    """Return arguments that are a plain JSON object; its numbers as texts, if they are to be shown."""
+    """Parse arguments that are a plain JSON object. `as_written` keeps its numbers as text."""
     if _depth(arguments) > _DEPTH_MAX:
         return None
     number = str if as_written else None
@@ -135,9 +135,9 @@ def _object(arguments: str, *, as_written: bool = False) -> dict[str, Any] | Non
 
 
 def _depth(arguments: str) -> int:
-    """Return how deep brackets are nested, or more: those in texts count, and none makes up for them.
+    """Return an upper bound of the nesting depth. Brackets within texts count too.
 
-    The parser's own limit differs among Pythons.
+    The JSON parser's own limit differs between versions of Python.
     """
     depth = deepest = 0
     for bracket in _BRACKET.findall(arguments):
@@ -154,7 +154,7 @@ def _value_text(name: str, value: Any, *, alone: bool) -> str:
     bytes_max = _COMMAND_BYTES_MAX if name.lower() in _COMMAND_KEYS else _VALUE_BYTES_MAX
     text = replace_surrogates(str(value))
     if utf8_bytes(text) > bytes_max:
-        # A path, an address or an id is worth nothing without its end.
+        # A path, an address or an id is useless without its end.
         if len(text) <= _COMMAND_BYTES_MAX and find_refs(text, bulk=False) == [text]:
             return text
         return f"{clip(text, bytes_max) if alone else ''}({_short_size(utf8_bytes(text))})"
@@ -177,22 +177,22 @@ def _json(value: Any) -> str:
 
 
 def _ends_of(text: str) -> list[str]:
-    """Return the first lines and the last ones that are not empty."""
+    """Return the first and the last lines that are not empty."""
     head = [line.strip() for line in text[:4000].splitlines() if line.strip()]
     tail = [line.strip() for line in text[-4000:].splitlines() if line.strip()]
     found = [replace_surrogates(line) for line in [*head[:3], *tail[-4:]]]
     return [line for line in found if _LETTER.search(line)] or [""]
 
 
-def _telling(lines: list[str], failed: object) -> str:
-    """Return the line that says most about a result."""
+def _main_line(lines: list[str], failed: object) -> str:
+    """Return the most informative line of a result."""
     if lines[0].startswith("Traceback"):
         return lines[-1]
     if failed:
         return next(
             (line for line in lines if _FAILED.search(line) or _EXIT.search(line)), lines[0]
         )
-    for sign in (_BAD_NEWS, _TELLING):
+    for sign in (_BAD_NEWS, _TOTALS):
         if found := next((line for line in reversed(lines) if sign.search(line)), ""):
             return found
     return lines[0]

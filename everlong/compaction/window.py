@@ -1,6 +1,6 @@
-"""The messages that a compaction keeps as messages: the newest user message, and the last steps.
+"""Window: the messages that a compaction keeps, which are the newest user message and the last steps.
 
-What is kept is charged at what it may ever take in a context, also once it has expired.
+A message is charged the largest size that it can ever have in a context, expired or not.
 """
 
 import dataclasses
@@ -22,15 +22,15 @@ from everlong.compaction.tool_calls import cut_arguments
 from everlong.models import Kind, Message
 from everlong.policy import Policy
 
-# Of a window, what one tool result may take.
+# Divisor of the window's size: the largest tool result in it.
 _RESULT_SHARE: Final = 3
-# The newest user message has room for a beginning and an end, however small the window is.
+# Room for the beginning and the end of the newest user message, however small the window is.
 _MESSAGE_BYTES_MIN: Final = 2 * CUT_BYTES_MIN
 
 
 @dataclasses.dataclass
 class Window:
-    """What stays, and what it takes."""
+    """The groups that stay, and their size."""
 
     kept: list[Group] = dataclasses.field(default_factory=list)
     size_bytes: int = 0
@@ -45,7 +45,7 @@ class Window:
 def window_of(
     found: Sequence[Group], spared: int, window_bytes: int, policy: Policy, now_ms: int
 ) -> Window:
-    """Return the newest user message and the newest steps that fit, shortened where they must be."""
+    """Return the newest user message and the newest steps that fit, shortened where needed."""
     window = Window()
     room = window_bytes
     for group in found:
@@ -55,9 +55,9 @@ def window_of(
     for group in reversed(found):
         if group.head.seq == spared or is_over(group, policy, now_ms):
             continue
-        # Only the last step is cut to whatever room there is; others are whole, but for long results.
+        # Only the last step is cut to the room left. In the others only long results are cut.
         left = room - window.size_bytes
-        cut = _with_results(group, share) if steps else cut_group(group, left, share)
+        cut = _cut_results(group, share) if steps else cut_group(group, left, share)
         if cut is None or group_bytes(cut) > left:
             break
         window.add(cut)
@@ -67,7 +67,7 @@ def window_of(
 
 
 def is_over(group: Group, policy: Policy, now_ms: int) -> bool:
-    """Tell whether the time of a message is over, or that of all results of a step."""
+    """Return whether a message has expired, or all results of a step."""
     head, *results = (
         has_expired(each.kind, each.time_ms, policy, now_ms) for each in group.members
     )
@@ -75,9 +75,9 @@ def is_over(group: Group, policy: Policy, now_ms: int) -> bool:
 
 
 def group_bytes(group: Group) -> int:
-    """Return what a group takes in a context at most, whatever expires."""
+    """Return the largest size of a group in a context, whatever expires."""
     head = group.head
-    text = cut_of(head).shown(head.seq)
+    text = cut_of(head).render(head.seq)
     size_bytes = message_bytes(dataclasses.replace(head.message, text=text))
     size_bytes += max(0, utf8_bytes(expired_text(head.seq)) - utf8_bytes(text))
     for call, result in zip(head.message.tool_calls, group.results, strict=True):
@@ -87,9 +87,9 @@ def group_bytes(group: Group) -> int:
 
 
 def cut_group(group: Group, bytes_max: int, result_bytes_max: int | None = None) -> Group | None:
-    """Return a group in at most so many bytes, its texts cut evenly; None if it cannot be done."""
+    """Return a group with its texts cut evenly to `bytes_max` in all; None if that is impossible."""
     if result_bytes_max is not None:
-        group = _with_results(group, result_bytes_max)
+        group = _cut_results(group, result_bytes_max)
     if group_bytes(group) > bytes_max and group.head.message.native is not None:
         message = dataclasses.replace(group.head.message, native=None)
         group = Group(dataclasses.replace(group.head, message=message), group.results)
@@ -99,15 +99,15 @@ def cut_group(group: Group, bytes_max: int, result_bytes_max: int | None = None)
     share = _level(texts, bytes_max - group_bytes(group) + sum(texts))
     if share < CUT_BYTES_MIN:
         return None
-    cut = _with_results(_with_head(group, share), share)
+    cut = _cut_results(_cut_head(group, share), share)
     return cut if group_bytes(cut) <= bytes_max else None
 
 
 def _sizes(group: Group) -> list[int]:
-    """Return the sizes of what can be cut."""
+    """Return the sizes of the texts that can be cut."""
     message = group.head.message
     return [
-        utf8_bytes(cut_of(group.head).shown(group.head.seq)),
+        utf8_bytes(cut_of(group.head).render(group.head.seq)),
         *(utf8_bytes(call.arguments) for call in message.tool_calls),
         *(_result_bytes(result) for result in group.results if result is not None),
     ]
@@ -116,12 +116,12 @@ def _sizes(group: Group) -> list[int]:
 def _result_bytes(result: Kept | None) -> int:
     if result is None:
         return len(NOT_RUN)
-    shown = utf8_bytes(cut_of(result).shown(result.seq))
+    shown = utf8_bytes(cut_of(result).render(result.seq))
     return max(shown, utf8_bytes(expired_text(result.seq)))
 
 
 def _level(sizes: list[int], room: int) -> int:
-    """Return the size to which the larger ones have to be cut so that all of them fit."""
+    """Return the size to which the larger texts must be cut so that all of them fit."""
     left = len(sizes)
     for size in sorted(sizes):
         if size * left > room:
@@ -131,12 +131,12 @@ def _level(sizes: list[int], room: int) -> int:
     return max(sizes, default=0)
 
 
-def _with_results(group: Group, bytes_max: int) -> Group:
-    return Group(group.head, [each and _with_text(each, bytes_max) for each in group.results])
+def _cut_results(group: Group, bytes_max: int) -> Group:
+    return Group(group.head, [each and _cut_text(each, bytes_max) for each in group.results])
 
 
-def _with_head(group: Group, bytes_max: int) -> Group:
-    head = _with_text(group.head, bytes_max)
+def _cut_head(group: Group, bytes_max: int) -> Group:
+    head = _cut_text(group.head, bytes_max)
     calls = tuple(
         dataclasses.replace(call, arguments=cut_arguments(call.arguments, bytes_max, head.seq))
         for call in head.message.tool_calls
@@ -148,16 +148,16 @@ def _with_head(group: Group, bytes_max: int) -> Group:
     return Group(head, group.results)
 
 
-def _with_text(kept: Kept, bytes_max: int) -> Kept:
+def _cut_text(kept: Kept, bytes_max: int) -> Kept:
     whole = cut_of(kept)
-    cut = whole.to(bytes_max)
+    cut = whole.fit(bytes_max)
     if cut == whole:
         return kept
     outcome = outcome_of_result(kept) if kept.kind == Kind.TOOL_RESULT else ""
-    return _replaced(kept, cut, outcome)
+    return _replace_text(kept, cut, outcome)
 
 
-def _replaced(kept: Kept, cut: Cut, outcome: str) -> Kept:
+def _replace_text(kept: Kept, cut: Cut, outcome: str) -> Kept:
     message = dataclasses.replace(kept.message, text=replace_surrogates(cut.head), native=None)
     return dataclasses.replace(
         kept,
