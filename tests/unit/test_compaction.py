@@ -297,7 +297,7 @@ def test_a_snapshot_of_another_version_is_refused_without_quoting_it() -> None:
     base = compact(None, long_thread().items, SMALL, 0, keep_from_seq=ALL)
     content = json.loads(dump(base))
     assert content["version"] == 1
-    with pytest.raises(UnknownVersion, match=r"version 2, and this Everlong reads 1"):
+    with pytest.raises(UnknownVersion, match=r"version 2; this Everlong reads version 1"):
         load(json.dumps({**content, "version": 2}).encode())
     with pytest.raises(UnknownVersion) as raised:
         load(json.dumps({**content, "version": "s3cret"}).encode())
