@@ -1,4 +1,7 @@
-"""The walk over the payloads in protobuf messages of Temporal's API."""
+"""Walk over the payloads in protobuf messages of Temporal's API.
+
+It is the only one in the code: replays, prefetches, drains and sweeps must find the same payloads.
+"""
 
 from collections.abc import Iterator
 from typing import Final
@@ -6,7 +9,7 @@ from typing import Final
 from google.protobuf.message import Message
 from temporalio.api.common.v1 import Payload
 
-# The SDK passes no codec over these fields.
+# The SDK applies no codec to these fields.
 _NOT_ENCODED: Final = frozenset({"header", "headers", "search_attributes"})
 
 

@@ -1,9 +1,9 @@
-"""Private and unstable APIs of the Temporal SDK: the only module that touches them.
+"""Private and unstable APIs of the Temporal SDK. No other module uses them.
 
 Nothing else in Everlong imports `temporalio.bridge`, or reads a name of the SDK that begins with an
-underscore. Each API carries one feature. `probe` tries them when a plugin is made, and each use is
-guarded too. If an API is missing or has another shape, its feature is off in this process, and one
-warning names the feature, the API and the loss. A workflow never fails because of one.
+underscore. Each API carries one feature. `probe` tries the APIs when a plugin is created, and each use
+is guarded too. If an API is missing or has another shape, its feature is off in this process, and one
+warning names the feature, the API and the loss. It never fails a workflow.
 """
 
 import abc
@@ -46,7 +46,7 @@ NewInstance: TypeAlias = Callable[
     [WorkflowInstanceDetails, Callable[[WorkflowInstanceDetails], WorkflowInstance]],
     WorkflowInstance,
 ]
-"""Makes a workflow instance, given its details and the runner's own way to make one."""
+"""Creates a workflow instance from its details and the runner's own factory."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Feature:
     name: str
     api: str
     loss: str
-    """What a team loses without it: a sentence."""
+    """Consequence of losing the feature, for the warning."""
 
 
 HOOKS: Final = Feature(
@@ -94,7 +94,7 @@ _off: set[Feature] = set()
 _lock: Final = threading.Lock()
 _PROBE: Final = "everlong.Probe"
 _PROBE_ACTIVITIES: Final = 2
-_PROBE_SECONDS_MAX: Final = 10  # It takes 2 ms; a busy machine may need longer.
+_PROBE_SECONDS_MAX: Final = 10  # The probe takes 2 ms; a busy machine may need longer.
 _REPORT: Final = "__everlong_report"  # An extern function of the probe's workflow.
 # Fields that the hooks read, by module and message.
 _FIELDS: Final = {
@@ -140,10 +140,10 @@ def _switch_off(feature: Feature, error: Exception) -> None:
 
 @contextlib.contextmanager
 def guard(feature: Feature) -> Iterator[None]:
-    """Switch a feature off if the body raises. The error goes no further."""
+    """Switch a feature off if the body raises. The error is not propagated."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - any error means that the API is not as it was
+    except Exception as error:  # noqa: BLE001 - any error means that the API has changed
         _switch_off(feature, error)
 
 
@@ -165,14 +165,14 @@ def probe() -> None:
 
 
 def probe_worker(worker: Worker) -> None:
-    """Try what only a worker that has been made can show."""
+    """Try the APIs that exist only on a worker instance."""
     if is_on(HOOKS) and is_on(EVICTION):
         with guard(EVICTION):
             _require(worker, "_bridge_worker")
 
 
 def next_activity_id() -> str:
-    """Return the id that the SDK will give to a workflow's next activity; empty if it is not known."""
+    """Return the id that the SDK will give to a workflow's next activity; empty if unknown."""
     if is_on(ACTIVITY_IDS):
         with guard(ACTIVITY_IDS):
             return _next_activity_id()
@@ -180,7 +180,7 @@ def next_activity_id() -> str:
 
 
 def evict(worker: Worker, run_id: str) -> None:
-    """Ask a worker to drop a run from its cache. A worker that does not have the run ignores it."""
+    """Ask a worker to evict a run from its cache. A worker without the run ignores the request."""
     if not is_on(EVICTION):
         return
     request: Callable[[str], None] | None = None
@@ -207,11 +207,11 @@ def starts_for_operation() -> bool:
 
 
 class HookedRunner:
-    """Marks the runners that `rebuild_runner` has made."""
+    """Marks the runners that `rebuild_runner` has created."""
 
 
 def rebuild_runner(runner: WorkflowRunner, new_instance: NewInstance) -> WorkflowRunner:
-    """Return the SDK's runner with its instances made by `new_instance`.
+    """Return the SDK's runner with its instances created by `new_instance`.
 
     The result is a subclass and a dataclass as the SDK's own: other plugins test for the type, and use
     `dataclasses.replace`. Another team's runner, and a runner that cannot be rebuilt, stay as they are.
@@ -235,7 +235,7 @@ def rebuild_runner(runner: WorkflowRunner, new_instance: NewInstance) -> Workflo
 
 def pass_through(runner: WorkflowRunner, module: str) -> WorkflowRunner:
     """Return the runner with a module passed through its sandbox, if it has one."""
-    # Asked of the runner, not of its type: only this attribute is used.
+    # Checks the attribute, not the runner's type: nothing else of the runner is used.
     if getattr(runner, "restrictions", None) is not None and is_on(PASSTHROUGH):
         with guard(PASSTHROUGH):
             return _pass_through(runner, module)
@@ -243,17 +243,17 @@ def pass_through(runner: WorkflowRunner, module: str) -> WorkflowRunner:
 
 
 def delegate_rest(wrapper: InstanceT) -> InstanceT:
-    """Have a wrapper of workflow instances pass on the methods that it does not define itself.
+    """Make a wrapper of workflow instances delegate the methods that it does not define.
 
     So a method that a newer SDK adds to its instances reaches the instance inside, `_instance`.
     """
 
-    def passed_on(name: str) -> Callable[..., Any]:
+    def delegate(name: str) -> Callable[..., Any]:
         return lambda self, *args, **kwargs: getattr(self._instance, name)(*args, **kwargs)
 
     for name, value in vars(WorkflowInstance).items():
         if callable(value) and not name.startswith("_") and name not in vars(wrapper):
-            setattr(wrapper, name, passed_on(name))
+            setattr(wrapper, name, delegate(name))
     abc.update_abstractmethods(wrapper)
     return wrapper
 
@@ -269,7 +269,7 @@ def _starts_for_operation() -> bool:
 
 
 def _pass_through(runner: Any, module: str) -> WorkflowRunner:
-    # A copy keeps what another plugin's subclass has added; its constructor may be any.
+    # A copy keeps the attributes of another plugin's subclass, whose constructor is unknown.
     passing: WorkflowRunner = copy.copy(runner)
     restrictions = runner.restrictions.with_passthrough_modules(module)
     object.__setattr__(passing, "restrictions", restrictions)
@@ -344,7 +344,7 @@ def _probe_passthrough() -> None:
 
 @workflow.defn(name=_PROBE)
 class _ProbeWorkflow:
-    """Schedules activities, and reports the ids that were expected for them."""
+    """Schedules activities, and reports the ids expected for them."""
 
     @workflow.run
     async def run(self) -> None:
@@ -364,10 +364,10 @@ def _probe_activity_ids() -> None:
     def run() -> None:
         try:
             found.extend(_run_probe_workflow(expected.append))
-        except Exception as error:  # noqa: BLE001 - raised below, in the thread that asked
+        except Exception as error:  # noqa: BLE001 - raised below, in the calling thread
             failures.append(error)
 
-    # A thread of its own: a workflow instance takes over the event loop of the thread that it runs in.
+    # In its own thread: a workflow instance takes over the event loop of the thread that it runs in.
     thread = threading.Thread(target=run, name="everlong-probe", daemon=True)
     thread.start()
     thread.join(_PROBE_SECONDS_MAX)
@@ -384,12 +384,12 @@ def _run_probe_workflow(report: Callable[[str], None]) -> list[str]:
 
     class Capturing(SandboxedWorkflowRunner):
         def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
-            # The SDK validates a workflow with details that are complete.
+            # The SDK's validation of a workflow passes complete details.
             det = dataclasses.replace(det, extern_functions={_REPORT: report})
             instances.append(UnsandboxedWorkflowRunner().create_instance(det))
             return instances[0]
 
-    async def create() -> None:  # An instance is made inside of an event loop.
+    async def create() -> None:  # An instance must be created inside of an event loop.
         Capturing().prepare_workflow(workflow._Definition.must_from_class(_ProbeWorkflow))
 
     def activate(**job: Any) -> Any:
