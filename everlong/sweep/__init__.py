@@ -1,8 +1,9 @@
-"""Sweeps: finding what nothing reaches any more, and taking it away without haste.
+"""Sweeps: garbage collection of stored objects that nothing reaches any more.
 
-The invariant: what any retained history, fork or schedule reaches is never deleted for good.
-Marks may be wrong for a while, since others write meanwhile; what is deleted for good was found
-unreachable twice, by an exact look the second time, with the time of the quarantine in between.
+Invariant: an object that any retained history, fork or schedule reaches is never deleted permanently.
+Marks may be wrong for a while, since workers write during a sweep. So an object is deleted permanently
+only after it was found unreachable twice, the second time by an exact mark, with the quarantine period
+in between.
 """
 
 from everlong.sweep.history_reader import Histories

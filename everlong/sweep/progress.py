@@ -1,4 +1,7 @@
-"""Waiting for what takes long: saying meanwhile that it does, and not leaving before it has ended."""
+"""Progress: awaits long work, reports it at intervals, and never returns before the work has ended.
+
+The work may use the index, which the caller closes afterwards; so a cancelled caller waits too.
+"""
 
 import asyncio
 import contextlib
@@ -11,7 +14,7 @@ T = TypeVar("T")
 
 
 async def with_progress(work: Awaitable[T], on_progress: Callable[[str], None], what: str) -> T:
-    """Await something that may take long, and say meanwhile that it does."""
+    """Await work, and report `what` at intervals until it ends."""
     task = asyncio.ensure_future(work)
     try:
         while not task.done():
@@ -29,7 +32,7 @@ async def run_in_thread(
     what: str,
     interrupt: Callable[[], None],
 ) -> T:
-    """Do something in a thread. Whoever is cancelled has it interrupted, and stays until it ends."""
+    """Run work in a thread. If the caller is cancelled, interrupt the work and wait for its end."""
     return await with_progress(_in_thread(work, interrupt), on_progress, what)
 
 
@@ -44,9 +47,9 @@ async def _in_thread(work: Callable[[], T], interrupt: Callable[[], None]) -> T:
 
 
 async def _wait_for_end(work: asyncio.Future[Any]) -> None:
-    """Wait for an end, however often one is cancelled: what it uses may be closed after this."""
+    """Wait for the end of work, through any number of cancellations: its resources are closed next."""
     while not work.done():
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait([work])
     if not work.cancelled():
-        work.exception()  # Whoever waits here has one of its own, or asks for it next.
+        work.exception()  # Mark it as retrieved: the caller raises its own, or asks for this one next.

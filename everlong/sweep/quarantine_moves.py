@@ -1,10 +1,12 @@
-"""Taking what nothing reaches: into quarantine, back from it, and for good.
+"""Quarantine moves: unreachable objects into quarantine, needed ones back, and old copies deleted.
 
-Each step may be cut off anywhere, and be done by two sweeps at once. An object is deleted after its
-copy was read back, and no two moves write the same copy; a copy stays for the whole quarantine, also
-if the object was put back. So at any time an object lies in its place or in quarantine. Only a copy's
-end is final: of what nothing reaches it follows an exact mark, and of what is reachable the object is
-in its place, and whoever made the copy has long stopped.
+Invariant: at any time an object is in its place or in quarantine. Any step may be interrupted anywhere,
+and two sweeps may do it at once: an object is deleted only after its copy was read back, no two moves
+write the same copy, and a copy stays for the whole quarantine period, also if the object was restored.
+
+Only the deletion of a copy is final. A copy of an unreachable object is deleted after an exact mark. A
+copy of a reachable object is deleted when the object is in its place, and when the sweep that made the
+copy has long stopped.
 """
 
 import dataclasses
@@ -28,15 +30,15 @@ from everlong.sweep.records import Records
 
 T = TypeVar("T")
 
-# Each has cost a few seconds of tries.
+# Each fault has already cost a few seconds of retries.
 _FAULTS_MAX: Final = 16
-# With a plus, a column's index is not used: all of these go by the key, from batch to batch, and would
-# else sort the whole table for each.
+# A plus keeps SQLite from using the column's index: these statements go by key, batch after batch, and
+# would otherwise sort the whole table for each batch.
 _UNREACHED: Final = (
     "+name NOT IN (SELECT name FROM marked) AND +thread IN (SELECT thread FROM owned)"
 )
-# Copies of what is reachable: the newest of each object that is not in its place, and those whose time
-# is over.
+# Copies of reachable objects: the newest copy of each object that is not in its place, and copies whose
+# quarantine period is over.
 _NEEDED: Final = """
 SELECT key, original, quarantined_ms, size_bytes, thread, name, quarantined_ms <= :oldest AS is_old
 FROM copies WHERE key > :after AND +name IN (SELECT name FROM marked) AND (is_old OR (
@@ -55,8 +57,8 @@ WHERE key > :after AND {_UNREACHED} AND modified_ms <= CASE class
     WHEN 'unknown' THEN :unknown ELSE :first END
 ORDER BY key LIMIT :count
 """  # noqa: S608 - of constants
-# Copies of trees in which an activity has been under way since before they were made: it may return
-# the name of what it wrote.
+# Without copies of trees in which an activity has been running since before the copy was made: it may
+# still return the name of an object that it wrote.
 _OLD_COPIES: Final = f"""
 SELECT key, size_bytes FROM copies WHERE key > ? AND {_UNREACHED} AND quarantined_ms <= ?
 AND NOT EXISTS (
@@ -77,7 +79,7 @@ class _Candidate(NamedTuple):
 
 
 class _Needed(NamedTuple):
-    """A copy of something that is reachable."""
+    """A copy of a reachable object."""
 
     copy: quarantine.Copy
     thread: str
@@ -91,7 +93,7 @@ class _Needed(NamedTuple):
 
 @dataclasses.dataclass
 class MoveCounts:
-    """What has been done so far."""
+    """Objects and bytes that were moved so far, by action and by class."""
 
     objects: Counter[str] = dataclasses.field(default_factory=Counter)
     bytes: Counter[str] = dataclasses.field(default_factory=Counter)
@@ -102,12 +104,12 @@ class MoveCounts:
         self.bytes[what] += size_bytes
 
     def tally(self, what: str) -> Tally:
-        """Return how many they were, and what they took."""
+        """Return the objects and bytes of an action or class."""
         return Tally(objects=self.objects[what], bytes=self.bytes[what])
 
 
 class QuarantineMover:
-    """Acts on what the index says is marked."""
+    """Moves and deletes objects by the marks in the index."""
 
     def __init__(
         self,
@@ -131,12 +133,12 @@ class QuarantineMover:
         self._on_progress = on_progress
         self.counts = MoveCounts()
         self.faults: list[str] = []
-        """Objects that the store could not read or move, and why."""
+        """Objects that the store could not read or move, each with the reason."""
 
     async def restore(self, now_ms: int) -> None:
-        """Put back what is reachable again, and drop copies of such objects whose time is over.
+        """Restore objects that are reachable again, and delete their copies whose period is over.
 
-        A young copy stays: whoever made it may be about to delete the object.
+        A young copy stays: the sweep that made it may be about to delete the object.
         """
         values: dict[str, Any] = {
             "oldest": self.oldest_ms(now_ms),
@@ -150,7 +152,7 @@ class QuarantineMover:
                 await self._records.log(
                     "restore", [(each.copy.key, each.copy.size_bytes) for each in batch]
                 )
-            what = f"put back {self.counts.objects['restored']} objects"
+            what = f"restored {self.counts.objects['restored']} objects"
             await self._move_in_batches(batch, partial(self._restore, now_ms), what)
 
     async def _restore(self, now_ms: int, needed: _Needed) -> None:
@@ -160,7 +162,7 @@ class QuarantineMover:
             self._note(needed.copy.key, error)
 
     def _note(self, key: str, error: StoreError) -> None:
-        """Go on without an object that the store does not give. With many, it is the store."""
+        """Skip an object that the store fails to read or move. After many faults, raise: it is an outage."""
         self.faults.append(f"{key}: {type(error).__name__}: {printable(str(error), 200)}")
         if len(self.faults) >= _FAULTS_MAX:
             raise error
@@ -187,21 +189,21 @@ class QuarantineMover:
             self._index.run("DELETE FROM copies WHERE key = ?", copy.key)
 
     def _count_restored(self, copy: quarantine.Copy, is_there: bool) -> None:
-        """Count what would be put back, and that once: a second mark finds it in quarantine again."""
+        """Count an object of a dry run once: the second mark finds it in quarantine again."""
         counted = "SELECT 1 FROM restored WHERE original = ?"
         if not is_there and self._index.scalar(counted, copy.original) is None:
             self._index.run("INSERT INTO restored VALUES (?)", copy.original)
             self.counts.add("restored", copy.size_bytes)
 
     async def quarantine(self, now_ms: int) -> None:
-        """Move what is unreachable and old enough into quarantine."""
+        """Move objects that are unreachable and old enough into quarantine."""
         after = ""
         while batch := await self._compute(partial(self._candidates, after, now_ms)):
             after = batch[-1].key
             if not self._dry_run:
                 objects = [(each.key, each.size_bytes) for each in batch]
                 await self._records.log("quarantine", objects)
-            # Manifests of archives go before their files: an archive without one is none.
+            # Manifests of archives are moved before their files: an archive exists only with its manifest.
             manifests = [each for each in batch if each.key.endswith(".json")]
             others = [each for each in batch if not each.key.endswith(".json")]
             what = f"quarantined {self.counts.objects['quarantined']} objects"
@@ -225,7 +227,7 @@ class QuarantineMover:
     async def _quarantine(self, now_ms: int, candidate: _Candidate) -> None:
         key, kind, size_bytes = candidate.key, candidate.kind, candidate.size_bytes
         try:
-            # An archive may be larger than what is kept in memory, and its class is known.
+            # An archive may be too large for memory, and its class is known from its key.
             data = None if kind == "archive" else await self._store.get(key)
             if data is not None:
                 kind = kind or await self._reader.classify(data, candidate.thread, candidate.name)
@@ -238,7 +240,7 @@ class QuarantineMover:
                 if not await quarantine.quarantine(self._store, key, data, copy):
                     return
                 self._note_moved(candidate, copy, max(since_ms, now_ms + 1))
-        except BlobMissing:  # Another sweep has it, or the listing lags.
+        except BlobMissing:  # Another sweep has moved it, or the listing lags.
             return
         except StoreError as error:
             self._note(key, error)
@@ -253,7 +255,7 @@ class QuarantineMover:
         )
 
     def _written_ms(self, candidate: _Candidate) -> int:
-        """Return when an object was written. An archive's file counts from its manifest on."""
+        """Return when an object was written. The age of an archive's file counts from its manifest."""
         stem, _, end = candidate.key.rpartition(".")
         beside = None
         if end == "parquet":
@@ -262,7 +264,7 @@ class QuarantineMover:
         return max(candidate.modified_ms, beside or 0)
 
     def _note_moved(self, candidate: _Candidate, copy: str, since_ms: int) -> None:
-        """Note a copy: an exact mark may find that it is needed. It is newer than this sweep."""
+        """Add the copy to the index: the exact mark may need it. It is newer than this sweep's start."""
         key, thread, name, size_bytes, *_ = candidate
         with self._index.transaction():
             self._index.run("DELETE FROM objects WHERE key = ?", key)
@@ -281,11 +283,11 @@ class QuarantineMover:
         return _before(now_ms, by_class.get(kind, longest))
 
     def has_old_copies(self, now_ms: int) -> bool:
-        """Tell whether there is something to delete for good, were nothing marked since."""
+        """Return whether there is a copy to delete permanently, by the current marks."""
         return bool(self._old_copies("", now_ms, 1))
 
     async def purge(self, now_ms: int) -> None:
-        """Delete copies whose time is over. The marks have to be exact, and newer than the copies."""
+        """Delete copies whose period is over. The marks must be exact, and newer than the copies."""
         after = ""
         old = self._old_copies
         while batch := await self._compute(partial(old, after, now_ms, limits.SWEEP_BATCH)):
@@ -298,10 +300,10 @@ class QuarantineMover:
                 )
             for _, size_bytes in batch:
                 self.counts.add("purged", size_bytes)
-            self._on_progress(f"deleted {self.counts.objects['purged']} objects for good")
+            self._on_progress(f"permanently deleted {self.counts.objects['purged']} objects")
 
     def oldest_ms(self, now_ms: int) -> int:
-        """Return until when copies were made whose time is over."""
+        """Return the newest quarantine time of copies whose period is over."""
         return _before(now_ms, self._retention.quarantine_seconds)
 
     def _old_copies(self, after: str, now_ms: int, count: int) -> list[tuple[str, int]]:
@@ -313,7 +315,7 @@ class QuarantineMover:
         work: Callable[[Any], Awaitable[None]],
         what: str,
     ) -> None:
-        """Do something to each, a few at a time, and together no more than fits into memory."""
+        """Move a few items at a time, bounded by count and by the bytes that they take in memory."""
         batch: list[_Candidate | _Needed] = []
         for item in items:
             size_bytes = sum(each.size_bytes for each in batch) + item.size_bytes
@@ -329,7 +331,7 @@ class QuarantineMover:
         )
 
     def classes(self) -> dict[SweepClass, Tally]:
-        """Return what was quarantined, by class."""
+        """Return the quarantined objects and bytes by class."""
         names: tuple[SweepClass, ...] = ("payload", "journal", "archive", "unknown")
         return {
             each: tally for each in names if (tally := self.counts.tally(f"class {each}")).objects
@@ -337,5 +339,5 @@ class QuarantineMover:
 
 
 def _before(now_ms: int, seconds: float | None) -> int:
-    """Return the time before which an object has to be; long ago if it stays for ever."""
+    """Return the newest time of an object that is old enough; before all times if it is kept forever."""
     return -1 if seconds is None else int(now_ms - 1000 * seconds)

@@ -1,36 +1,38 @@
-"""One sweep: list, mark, restore, quarantine, and delete what has been there long enough.
+"""One sweep: list, mark, restore, quarantine, and delete copies whose quarantine period is over.
 
-The store is listed before anything is marked, so what is written later is no candidate. A sweep needs
-no lock and no exclusive access: see `quarantine_moves`.
+The store is listed before anything is marked, so an object that is written later is no candidate. A
+sweep needs no lock and no exclusive access: see `quarantine_moves`.
 
-Why the store can be listed in shards, and why no shard is swept by itself: an object's key says in
-whose place it lies, and not who needs it. A fork names segments of the thread that it was forked from,
-a parent names results of its children, and both may lie in other shards. So a shard's objects are
-candidates only after every shard is listed and every history is marked, in this order:
+The store can be listed in shards, but no shard can be swept by itself: an object's key names the thread
+that wrote it, not the threads that need it. A fork names segments of the thread that it was forked
+from, a parent names results of its children, and both may be in other shards. So the objects of a shard
+are candidates only after every shard is listed and every history is marked, in this order:
 
-1. All shards are listed. When they are listed, and in which order, does not matter: each before any
-   mark. An object that is written after its shard was listed is no candidate in this sweep.
+1. All shards are listed, at any time and in any order, but each before any mark. An object that is
+   written after its shard was listed is no candidate in this sweep.
 2. All histories are marked, whatever shard their threads are in. If one cannot be read, nothing is
    deleted.
-3. Objects are quarantined in the order of their keys. That may end anywhere: the rest goes another
-   time, since no object's turn depends on another one's.
+3. Objects are quarantined in the order of their keys. This step may stop anywhere: no move depends on
+   another one, so a later sweep moves the rest.
 
-A sweep that is cut off goes on as follows, in the next attempt, in the next activity, or by another
-worker:
+An interrupted sweep continues in the next attempt, in the next activity, or on another worker:
 
-- While the store is listed: behind the cursor of each shard, if it is the same sweep. An object that
-  was listed by the first attempt may have been written again since, or named. Its age counts as of the
-  beginning of the listing; histories are read after it, so that a new name is seen; and what is taken
-  wrongly lies in quarantine, where a read finds it. A listing that is older than 48 hours is dropped.
-- While histories are read: what was read is in the index on disk, and now and then in the store.
-- While the index is written to the store: the manifest of before counts until the new one is there.
-- While objects are moved: see `quarantine_moves`. Marks are made again first.
+- Interrupted while the store is listed: the same sweep continues behind the cursor of each shard. An
+  object that the first attempt listed may have been rewritten or named since. Its age counts as of the
+  beginning of the listing; histories are read after the listing, so a new name is seen; and an object
+  that is moved wrongly is in quarantine, where a read finds it. A listing older than 48 hours is
+  dropped.
+- Interrupted while histories are read: what was read is in the index on disk, and periodically in the
+  store.
+- Interrupted while the index is written to the store: the previous manifest is valid until the new one
+  is written.
+- Interrupted while objects are moved: see `quarantine_moves`. Marks are made again first.
 
-Two sweeps at once have an index each. Their files in the store have names of their own, and a sweep
-that misses a file reads histories instead. A changed retention between two attempts is used from then
-on; nothing in the index depends on it. A thread that starts meanwhile and shares objects with an older
-one is seen like any other run: if the mark was before, the objects that only it needs are at most
-quarantined, and the exact mark before any deletion has it.
+Two concurrent sweeps have an index each. Their files in the store have different names, and a sweep
+that finds a file missing reads histories instead. If the retention changes between two attempts, the
+new one applies from then on; nothing in the index depends on it. A thread that starts during a sweep
+and shares objects with an older thread is seen like any other run: if the mark came first, the objects
+that only the new thread needs are at most quarantined, and the exact mark before any deletion finds it.
 """
 
 import dataclasses
@@ -72,42 +74,43 @@ from everlong.telemetry import Telemetry
 from everlong.telemetry.spans import SWEEP
 
 Progress: TypeAlias = Callable[[str], None]
-"""Told what a sweep is doing, often."""
-# By how much a sweeper's clock may be ahead of the store's; beyond it the store's counts.
+"""Called often with a short text: what the sweep is doing."""
+# How far the sweeper's clock may be ahead of the store's. Beyond that, the store's clock counts.
 _AHEAD_MS_MAX: Final = 60_000
 
 
 @dataclasses.dataclass(frozen=True)
 class ArchivedThreads:
-    """What was archived before a sweep."""
+    """Threads that were archived before a sweep."""
 
     archived: int = 0
     failed: tuple[str, ...] = ()
-    """Threads that are due and could not be archived, and why."""
+    """Threads that were due and could not be archived, each with the reason."""
 
 
 ArchiveHook: TypeAlias = Callable[[], Awaitable[ArchivedThreads]]
 
 
 class _OutOfTime(Exception):
-    """The sweep stops where it is; another one goes on."""
+    """The sweep's time is over: it stops, and the next activity continues it."""
 
 
 class Sweep:
     """A sweep of one namespace and its store.
 
     Args:
-        histories: What Temporal keeps.
-        codec: Of a client with the plugin: it, and whatever it wraps, has to read all payloads.
-        packs: The store, and the keys.
-        options: What to take.
-        index_dir: Where to remember what was read; nowhere if None.
-        on_progress: Told of the progress.
-        archive_due: Awaited first: archives what is due, so that its packs may go later.
-        allow_short_quarantine: Accept a quarantine that is too short. For tests.
-        attempt_of: Id of the sweep that this is an attempt of. It goes on with the listing of an earlier
-            attempt. Empty if no attempt follows.
-        seconds_max: After this long it stops and reports that it is unfinished.
+        histories: Reads the histories that Temporal retains.
+        codec: Codec of a client with the plugin. It and any codec that it wraps must read all payloads.
+        packs: The store and its keys.
+        options: Retention, dry run, and who asks.
+        index_dir: Directory of the index. If None, the index is temporary.
+        on_progress: Called with the progress.
+        archive_due: Awaited first: archives the threads that are due, so that later sweeps can free
+            their packs.
+        allow_short_quarantine: Accept a quarantine that is too short to be safe. For tests.
+        attempt_of: Id of the sweep that this is an attempt of; the listing of an earlier attempt is
+            continued. Empty if no attempt follows.
+        seconds_max: Seconds after which the sweep stops and reports that it is unfinished.
 
     """
 
@@ -131,9 +134,10 @@ class Sweep:
         self._histories = histories
         self._codec = codec
         self._store = bare(packs.store)
-        # What it reads from quarantine is marked, and put back with the rest of that.
+        # Read-only: an object that is read from quarantine gets marked, and the sweep restores it with
+        # the other marked copies.
         restoring = RestoringBlobStore(self._store, read_only=True)
-        # A cache of its own: a worker's has better things to keep.
+        # A separate cache, so that a sweep does not evict what the worker's cache holds.
         cache = CachedBlobStore(
             restoring, memory_bytes_max=limits.SWEEP_CACHE_BYTES_MAX, disk_bytes_max=0
         )
@@ -157,15 +161,15 @@ class Sweep:
         self._ends = time.monotonic() + self._seconds_max
         if self._archive_due is not None and not self._options.dry_run:
             self._preserved = await with_progress(
-                self._archive_due(), self._progress, "archiving what is due"
+                self._archive_due(), self._progress, "archiving threads that are due"
             )
         namespace_id = await self._histories.namespace_id()
-        # What is legible decides what was found in what was read.
+        # The legible encodings are part of the identity: they decide which links a read finds.
         identity = f"{self._store!r} {namespace_id} {sorted(self._options.encodings)}"
         try:
             return await self._run(SweepIndex(self._index_dir, identity), namespace_id)
         except sqlite3.DatabaseError:
-            # The file is damaged, or its disk is full. It is only a cache: this once, do without.
+            # The file is damaged, or its disk is full. It is only a cache: continue with a temporary one.
             return await self._run(SweepIndex(None, identity), namespace_id)
 
     async def _run(self, index: SweepIndex, namespace_id: str) -> SweepReport:
@@ -255,10 +259,10 @@ class Sweep:
         return report
 
     async def _ahead_ms(self, records: Records, own_ms: int) -> int:
-        """Return by how much this clock is ahead of the store's, if that is much.
+        """Return how far this clock is ahead of the store's; 0 within the tolerance.
 
-        To whom it is a week later than it is, what was quarantined a moment ago has been there long
-        enough. A dry run writes nothing, so it has nothing to compare with.
+        On a clock that is a week ahead, an object that was quarantined a moment ago looks old enough to
+        delete. A dry run writes nothing, so it has no store time to compare with.
         """
         if self._options.dry_run:
             return 0
@@ -275,15 +279,15 @@ class Sweep:
         records: Records,
         now_ms: int,
     ) -> dict[str, Tally]:
-        """Mark and take; return what there was when it was marked."""
+        """Mark, then move and delete; return the counts as of the mark."""
         seen = await self._know(index, records)
         await marker.mark()
         await self._note_owned(index, records, seen)
         counts = await index.compute(partial(_counts, index), self._on_progress)
         await mover.restore(now_ms)
         if not marker.incomplete:
-            # From here on the index knows what is in the store, and whoever is killed after this goes
-            # on from there.
+            # From here on the index matches the store: a sweep that is killed after this continues from
+            # it.
             named_ms = now_ms - int(1000 * limits.SWEEP_ON_ITS_WAY_SECONDS)
             await index.compute(partial(index.finish, named_ms), self._on_progress)
             stored.is_settled = True
@@ -310,7 +314,7 @@ class Sweep:
         }
 
     async def _know(self, index: SweepIndex, records: Records) -> SeenIds:
-        """Tell the index what earlier sweeps have seen: it may be new, and a listing may lack it."""
+        """Add the ids that earlier sweeps saw: the index may be new, and a listing may lack some."""
         seen = await records.load_seen()
         namespace = self._histories.namespace
         index.run_many(
@@ -324,7 +328,7 @@ class Sweep:
         return seen
 
     async def _note_owned(self, index: SweepIndex, records: Records, known: SeenIds) -> None:
-        """Find out which threads are this namespace's, and note those that are new."""
+        """Determine which threads belong to this namespace, and record the new ones."""
         index.run(
             "INSERT OR IGNORE INTO owned SELECT thread, workflow_id FROM runs "
             "UNION SELECT thread, workflow_id FROM schedules WHERE workflow_id != ''"
@@ -334,7 +338,7 @@ class Sweep:
                 _ids(index, "SELECT workflow_id FROM owned"),
                 _ids(index, "SELECT schedule_id FROM schedules"),
             )
-            # Nothing of theirs is stored, and Temporal was asked for them.
+            # They have no stored objects, and Temporal was asked for them by id.
             away = _ids(
                 index,
                 "SELECT workflow_id FROM owned WHERE thread NOT IN (SELECT thread FROM places) "
@@ -389,7 +393,7 @@ def _threads(index: SweepIndex) -> tuple[SweptThread, ...]:
 
 
 async def run_with_telemetry(sweep: Sweep, telemetry: Telemetry, run_id: str = "") -> SweepReport:
-    """Run a sweep, and tell how it went."""
+    """Run a sweep in a span, and record its metrics."""
     span = telemetry.spans.start(SWEEP, {}, run_id=run_id)
     with telemetry.spans.use(span):
         report = await sweep.run()
