@@ -22,7 +22,7 @@ ArchiveDue: TypeAlias = Callable[[Client, PackStore], Awaitable[ArchivedThreads]
 
 
 class SweepActivities:
-    """Sweeps from within a worker: it has the keys, and the codecs of its team.
+    """Sweeps inside a worker, which has the keys and the codecs of its team.
 
     `archive_due` is awaited before each sweep. Without `index_dir` the index is in a temporary
     directory; a new process reads it from the store.

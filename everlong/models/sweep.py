@@ -1,4 +1,4 @@
-"""What a sweep is asked for, and what it reports."""
+"""Options and report of a sweep."""
 
 import dataclasses
 from typing import Annotated, Final, Literal
@@ -11,13 +11,13 @@ from everlong.policy import Retention
 SWEEP_REASONS_MAX: Final = 20
 """Reasons that a report gives for being incomplete; each has at most 400 characters."""
 SWEEP_THREADS_MAX: Final = 50
-"""Threads that a report names: those of which most would go, or went."""
+"""Threads that a report names: those with the most bytes quarantined."""
 
 _Who = Annotated[str, Field(max_length=64)]
 _Why = Annotated[str, Field(max_length=300)]
 
 SweepClass = Literal["payload", "journal", "archive", "unknown"]
-"""Of a stored object. Unknown is what cannot be read; it is kept for the longest of the times."""
+"""Class of a stored object. An unknown object cannot be read; it is kept for the longest retention."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,20 +26,20 @@ class SweepOptions:
 
     retention: Retention = Retention()
     dry_run: bool = False
-    """Tell what would go, and change nothing."""
+    """Report what would be deleted, and change nothing."""
     whole_store: bool = False
-    """Nobody else writes to this store: no other namespace and no other cluster. Then also threads go
-    that no sweep of this namespace has ever seen alive."""
+    """No other namespace and no other cluster writes to this store. Then threads that no sweep of this
+    namespace has ever seen are swept too."""
     encodings: Annotated[tuple[str, ...], Field(max_length=32)] = ()
-    """Encodings of a team's own converter, in which a name can be read as it stands."""
+    """Encodings of a team's own converter that leave names in plain text."""
     by: _Who = ""
-    """Who asks for it, for the report, where that is known."""
+    """The requester, for the report; empty if unknown."""
     reason: _Why = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tally:
-    """A number of objects, and what they take."""
+    """A number of objects and their bytes."""
 
     objects: int = 0
     bytes: int = 0
@@ -47,12 +47,12 @@ class Tally:
 
 @dataclass(frozen=True, kw_only=True)
 class SweptThread:
-    """What went of one thread, or would go."""
+    """Objects of one thread that were quarantined, or would be."""
 
     thread: str
     """Its key in the store."""
     workflow_id: str = ""
-    """Empty where it is not known any more."""
+    """Empty if it is no longer known."""
     quarantined: Tally = Tally()
 
 
@@ -65,46 +65,46 @@ class SweepReport:
     seconds: float = 0.0
     dry_run: bool = False
     by: str = ""
-    """Who asked for it, or for the schedule by which it ran; empty where that is not known."""
+    """The requester of the sweep or of its schedule; empty if unknown."""
     reason: str = ""
     clock_ahead_seconds: float = 0.0
-    """How far the sweeper's clock was ahead of the store's, if by more than a minute. Then the store's
-    counted, but that clock should be set."""
+    """How far the sweeper's clock was ahead of the store's, if by more than a minute. The sweep then
+    used the store's clock, but the sweeper's should be corrected."""
     runs: int = 0
-    """Runs that Temporal keeps."""
+    """Runs that Temporal retains."""
     runs_read: int = 0
-    """Runs of whose history something was read; the others have not changed."""
+    """Runs whose history was read; the others have not changed."""
     packs_read: int = 0
     stored: Tally = Tally()
     """All objects of threads and archives that were listed."""
     reachable: Tally = Tally()
     archives: Tally = Tally()
-    """Of what is stored: archives, with their manifests. Only their age counts."""
+    """Archives with their manifests, included in `stored`. Only their age counts."""
     foreign: Tally = Tally()
-    """In places of threads that no sweep of this namespace has seen: they may be another one's."""
+    """Objects of threads that no sweep of this namespace has seen: they may be another namespace's."""
     young: Tally = Tally()
-    """Not reachable, and kept since it is not old enough."""
+    """Unreachable objects that are kept because they are not old enough."""
     quarantined: Tally = Tally()
     restored: Tally = Tally()
     purged: Tally = Tally()
     in_quarantine: Tally = Tally()
-    """What lies there afterwards, with what this sweep has put there."""
+    """Copies in quarantine after the sweep, including those of this sweep."""
     classes: dict[SweepClass, Tally] = Field(default_factory=dict)
-    """What was quarantined, by class."""
+    """Quarantined objects by class."""
     threads: tuple[SweptThread, ...] = ()
     incomplete: tuple[str, ...] = ()
-    """Why nothing was deleted for good: what could not be read, of what, and what to do. What was found
-    before that is in the other counts."""
+    """Reasons why nothing was deleted permanently: what could not be read, where, and what to do. The
+    other counts have what was found before."""
     archived: int = 0
-    """Threads that a limit had ended to be archived, and that were archived first."""
+    """Threads that a limit had ended in order to be archived, and that this sweep archived first."""
     not_archived: tuple[str, ...] = ()
-    """Those that could not be, and why. They are due again the next time."""
+    """Threads that could not be archived, each with the reason. The next sweep tries again."""
     is_unfinished: bool = False
-    """Whether the activity ended before the sweep did. The next activity goes on."""
+    """Whether the activity ended before the sweep did. The next activity continues it."""
 
 
 def add_reports(first: SweepReport, then: SweepReport) -> SweepReport:
-    """Return the report of a sweep that a second activity went on with."""
+    """Return the report of a sweep that a second activity continued."""
     return dataclasses.replace(
         then,
         started_ms=first.started_ms,

@@ -1,4 +1,4 @@
-"""Holdings: whether a run, or a schedule, holds payloads that only Everlong's codec can read."""
+"""Codec usage: whether a run or a schedule has payloads that only Everlong's codec can read."""
 
 from enum import IntEnum
 from typing import Final
@@ -14,27 +14,27 @@ from everlong.codecs.refs import is_ref
 from everlong.errors import ConfigError
 from everlong.sweep.history_reader import Histories, Run
 
-# All of our encodings hold it. A search in bytes takes microseconds, and most messages end there.
+# Part of every Everlong encoding. A byte search takes microseconds, and rules out most messages.
 _MARK: Final = b"/everlong"
-# A run that rolls while it is looked at is followed so far.
+# Continue-as-new steps that are followed if a run rolls over while it is read.
 _ROLLS_MAX: Final = 8
 
 
 class CodecUsage(IntEnum):
-    """What is held; refs need the store, and both need the codec."""
+    """Kinds of Everlong payloads in a run. Refs need the store; both kinds need the codec."""
 
     NOTHING = 0
     INLINE = 1
-    """Compressed or sealed payloads, and no refs."""
+    """Compressed or sealed inline payloads, and no refs."""
     REFS = 2
 
 
 class CodecUsageReader:
-    """Looks at what is stored in a namespace.
+    """Finds Everlong payloads in the histories of a namespace.
 
     Args:
-        histories: Of the namespace.
-        codec: The client's; with an outer codec around Everlong's, that layer is removed first.
+        histories: Histories of the namespace.
+        codec: The client's codec. An outer codec around Everlong's is removed before the search.
 
     """
 
@@ -43,7 +43,7 @@ class CodecUsageReader:
         self._outer = codec if isinstance(codec, OuterCodec) else None
 
     async def run(self, run: Run) -> CodecUsage:
-        """Return what a run holds: its history, and for an open run its memo and activities too."""
+        """Return the usage of a run: its history, and for an open run its memo and activities too."""
         run_id, found = run.run_id, CodecUsage.NOTHING
         for _ in range(_ROLLS_MAX):
             held, next_run_id = await self._history(run.workflow_id, run_id)
@@ -54,19 +54,19 @@ class CodecUsageReader:
                     found = max(found, await self._message(message, run.workflow_id))
             if found is CodecUsage.REFS or not (run.is_open and next_run_id):
                 break
-            # It was open when it was listed; the next run is in no page of the listing.
+            # The run was open when it was listed, so no page of the listing has the next run.
             run_id = next_run_id
         return found
 
     async def schedule(self, schedule_id: str) -> CodecUsage:
-        """Return what a schedule holds: the runs that it starts begin with it."""
+        """Return the usage of a schedule: the runs that it starts begin with its payloads."""
         schedule = await self._histories.schedule(schedule_id)
         if schedule is None:
             return CodecUsage.NOTHING
         return await self._message(schedule, schedule.schedule.action.start_workflow.workflow_id)
 
     async def _history(self, workflow_id: str, run_id: str) -> tuple[CodecUsage, str]:
-        """Return what a history holds, up to its newest ref, and the run that continues it."""
+        """Return the usage of a history, read back to its newest ref, and the run that continues it."""
         found, next_run_id = CodecUsage.NOTHING, ""
         async for page in self._histories.events(workflow_id, run_id, 0):
             for event in page:
@@ -78,7 +78,7 @@ class CodecUsageReader:
         return found, next_run_id
 
     async def _message(self, message: Message, workflow_id: str) -> CodecUsage:
-        """Return what a message holds, however deep."""
+        """Return the usage of a message, at any depth."""
         found = CodecUsage.NOTHING
         if self._outer is None and _MARK not in message.SerializeToString():
             return found
@@ -101,6 +101,6 @@ class CodecUsageReader:
         except Exception as error:  # A team's own codec may raise anything, and quote anything.
             raise ConfigError(
                 f"the outer codec {type(self._outer.outer).__name__} does not decode a payload of "
-                f"workflow {workflow_id!r} ({type(error).__name__}), so what holds refs cannot be "
-                "counted. Ask where it has the keys of the workers."
+                f"workflow {workflow_id!r} ({type(error).__name__}), so refs cannot be counted. Run "
+                "this where the outer codec has the keys of the workers."
             ) from error

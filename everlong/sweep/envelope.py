@@ -1,8 +1,8 @@
-"""Envelope of what a sweep keeps in the store to read again: its index, and listings under way.
+"""Envelope of the files that a sweep saves in the store: its index, and unfinished listings.
 
-Compressed, bound to its key, and checked as a whole: a file that is damaged, cut short, of another
-version or of another place is never read in part. Where there are keys it is sealed, and what is not
-sealed is refused.
+A file is compressed, bound to its key, and checked as a whole: a file that is damaged, truncated, of
+another version or of another key is never read in part. Where keys are configured, files are sealed,
+and unsealed files are rejected.
 """
 
 import hashlib
@@ -17,14 +17,14 @@ from everlong.storage.objects import compressor, inflate
 
 _MAGIC: Final = b"EVSI"
 _VERSION: Final = 1
-# Magic, version, length of the key id (0 where it is not sealed), plain size; little-endian.
+# Magic, version, length of the key id (0 if not sealed), plain size; little-endian.
 _HEADER: Final = struct.Struct("<4sBBQ")
 _DIGEST_BYTES: Final = 32
 _PURPOSE: Final = b"everlong-sweep"
 
 
 def wrap(plain: bytes, place: str, keys: Keys | None) -> bytes:
-    """Return the file for some bytes that is stored under a key."""
+    """Return the file that holds some bytes and is stored under the key `place`."""
     if len(plain) > limits.SWEEP_INDEX_BYTES_MAX:
         raise ObjectTooLarge(f"{len(plain)} bytes do not fit into one file")
     body = compressor().compress(plain)
@@ -44,35 +44,35 @@ def sealing_key_id(data: bytes) -> str:
 
 
 def unwrap(data: bytes, place: str, keys: Keys | None) -> bytes:
-    """Return what a file under a key holds. Raises an `EverlongError` if it is not exactly that."""
+    """Return the bytes in a file stored under the key `place`; an `EverlongError` if it is damaged."""
     key_id_bytes, size_bytes = _parse(data)
     if key_id_bytes:
         if keys is None:
-            raise KeyMissing("it is sealed, and no keys are configured here")
+            raise KeyMissing("the file is sealed, and no keys are configured here")
         end = _HEADER.size + key_id_bytes + SALT_BYTES
         key = keys.derive(sealing_key_id(data), _PURPOSE, data[end - SALT_BYTES : end])
         body = open_bytes(key, 0, data[end:], data[:end] + place.encode())
     else:
         if keys is not None:
-            raise BlobCorrupt("it is not sealed, and there are keys")
+            raise BlobCorrupt("the file is not sealed, and keys are configured here")
         end = _HEADER.size + _DIGEST_BYTES
         header, body = data[: _HEADER.size], data[end:]
         if data[_HEADER.size : end] != _digest(header, place, body):
-            raise BlobCorrupt("its digest is another")
+            raise BlobCorrupt("the file's digest does not match")
     plain = inflate(body, size_bytes)
     if len(plain) != size_bytes:
-        raise BlobCorrupt(f"it holds {len(plain)} bytes but declares {size_bytes}")
+        raise BlobCorrupt(f"the file holds {len(plain)} bytes but declares {size_bytes}")
     return plain
 
 
 def _parse(data: bytes) -> tuple[int, int]:
     if len(data) < _HEADER.size or data[: len(_MAGIC)] != _MAGIC:
-        raise BlobCorrupt("it has no header")
+        raise BlobCorrupt("the file has no header")
     _, version, key_id_bytes, size_bytes = _HEADER.unpack_from(data)
     if version != _VERSION:
-        raise UnknownVersion(f"it is of version {version}")
+        raise UnknownVersion(f"the file has version {version}")
     if size_bytes > limits.SWEEP_INDEX_BYTES_MAX:
-        raise BlobCorrupt(f"it declares {size_bytes} bytes")
+        raise BlobCorrupt(f"the file declares {size_bytes} bytes")
     return key_id_bytes, size_bytes
 
 

@@ -1,4 +1,4 @@
-"""What Temporal keeps in a namespace: runs, their events, and what is held beside them."""
+"""History reader: runs, events, pending activities, memos and schedules of a namespace. Read-only."""
 
 import contextlib
 import dataclasses
@@ -28,7 +28,7 @@ from everlong.models import printable
 _RUNS_PAGE: Final = 1000
 _EVENTS_PAGE: Final = 256
 _SCHEDULES_PAGE: Final = 100
-# Whatever is none of these may go on: a paused run, and what a newer server knows.
+# A run in any other status may continue: a paused run, and statuses of newer servers.
 _ENDS: Final = ("completed", "failed", "canceled", "terminated", "continued_as_new", "timed_out")
 CLOSED: Final = frozenset(
     WorkflowExecutionStatus.Value(f"WORKFLOW_EXECUTION_STATUS_{each.upper()}") for each in _ENDS
@@ -38,7 +38,7 @@ _CLOSING: Final = frozenset(f"workflow_execution_{each}_event_attributes" for ea
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One execution that Temporal keeps."""
+    """One execution that Temporal retains."""
 
     run_id: str
     workflow_id: str
@@ -49,34 +49,34 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class RunDescription:
-    """What a run holds beside its history, and how long that is."""
+    """Description of a run: payloads outside its history, and the length of the history."""
 
     is_open: bool
     events: int
     holds: Sequence[Message]
     """Messages with payloads: heartbeats and failures of activities, memo."""
     busy_since_ms: int | None
-    """Since when the oldest of its activities has been on its way; None if there is none."""
+    """Start of the oldest pending activity, in Unix milliseconds; None if no activity is pending."""
     run_id: str
     root: str
     """The workflow id at the top of its tree."""
 
 
 class HistorySource(Protocol):
-    """What a namespace keeps. `Histories` reads it from the server; tests make it up."""
+    """Histories of a namespace. `Histories` reads them from the server; tests have a fake."""
 
     namespace: str
 
     async def namespace_id(self) -> str:
-        """Return the id of the namespace: no other one has it, of this or of another cluster."""
+        """Return the id of the namespace, which is unique across clusters."""
         ...
 
     def runs(self) -> AsyncIterator[list[Run]]:
-        """Yield all runs, open and closed, of every type, in pages. One may come twice."""
+        """Yield all runs, open and closed, of every workflow type, in pages. A run may come twice."""
         ...
 
     async def describe(self, workflow_id: str, run_id: str) -> RunDescription | None:
-        """Return what a run holds beside its history; None if Temporal keeps it no more.
+        """Return the description of a run; None if Temporal no longer retains it.
 
         Without a run id it is the newest run of the workflow.
         """
@@ -85,7 +85,7 @@ class HistorySource(Protocol):
     def events(
         self, workflow_id: str, run_id: str, after: int
     ) -> AsyncIterator[list[HistoryEvent]]:
-        """Yield the events after one, the newest first, in pages. None at all if the run is gone."""
+        """Yield the events after event `after`, newest first, in pages. No page if the run is gone."""
         ...
 
     def schedules(self) -> AsyncIterator[list[str]]:
@@ -93,12 +93,12 @@ class HistorySource(Protocol):
         ...
 
     async def schedule(self, schedule_id: str) -> DescribeScheduleResponse | None:
-        """Return what a schedule holds; None if Temporal keeps it no more."""
+        """Return the description of a schedule; None if Temporal no longer retains it."""
         ...
 
 
 class Histories:
-    """Reads a namespace. It changes nothing there."""
+    """Reads a namespace from the Temporal server, and changes nothing there."""
 
     def __init__(self, client: Client) -> None:
         self._service = client.workflow_service
@@ -118,7 +118,7 @@ class Histories:
             yield page
 
     async def find_runs(self, query: str) -> AsyncIterator[list[Run]]:
-        """Yield the runs that a visibility query finds, the newest first, in pages."""
+        """Yield the runs that match a visibility query, newest first, in pages."""
         token = b""
         while True:
             with _translate_errors():
@@ -225,14 +225,14 @@ class Histories:
 
 
 def is_closing(event: HistoryEvent) -> bool:
-    """Tell whether an event ends its run: none comes after it."""
+    """Return whether an event closes its run: no event follows it."""
     return event.WhichOneof("attributes") in _CLOSING
 
 
 def find_related_runs(event: HistoryEvent) -> Iterator[tuple[str, str]]:
-    """Yield the workflow id, empty if it is the same, and run id of runs that an event tells of.
+    """Yield the workflow id (empty if the same) and the run id of each run that an event names.
 
-    Those that it began, and those that the run itself went on from: a listing may lack either.
+    Runs that it started, and runs that this run continued from: a listing may lack either.
     """
     match event.WhichOneof("attributes"):
         case "child_workflow_execution_started_event_attributes":
@@ -257,7 +257,7 @@ def _execution(workflow_id: str, run_id: str) -> WorkflowExecution:
 
 
 def _busy_since_ms(activity: PendingActivityInfo) -> int | None:
-    """Return since when its attempt has run: what an earlier one wrote, it does not know of."""
+    """Return the start of the current attempt: it does not know what an earlier attempt wrote."""
     for field in ("last_started_time", "scheduled_time"):
         if activity.HasField(field):
             return int(getattr(activity, field).ToMilliseconds())
@@ -266,7 +266,7 @@ def _busy_since_ms(activity: PendingActivityInfo) -> int | None:
 
 @contextlib.contextmanager
 def _ignore_not_found() -> Iterator[None]:
-    """Pass over what Temporal keeps no more. An unknown namespace is no such thing."""
+    """Ignore not-found errors for runs and schedules, but not for the namespace itself."""
     try:
         yield
     except RPCError as error:
@@ -281,6 +281,6 @@ def _translate_errors() -> Iterator[None]:
         yield
     except RPCError as error:
         raise ServerUnreachable(
-            f"the Temporal server did not say what it keeps: {printable(error.message, 200)}. Check "
-            "that this client may list, describe and read workflows and schedules."
+            f"the Temporal server refused to list or read histories: {printable(error.message, 200)}. "
+            "Check that this client may list, describe and read workflows and schedules."
         ) from error

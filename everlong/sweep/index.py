@@ -1,8 +1,8 @@
-"""What sweeps remember: a SQLite file. It is a cache, and made anew whenever it is lost or unsound.
+"""Sweep index: a SQLite cache of the links of runs and packs. It is recreated if lost or damaged.
 
-It holds which names each run and each pack leads to, so that a sweep reads what has changed since the
-last one, and so that one which was killed goes on where it was. Names, ids and sizes; no content.
-What was read from histories and packs is also kept in the store: see `stored_index`.
+With it a sweep reads only what has changed since the last one, and a killed sweep continues where it
+was. It holds names, ids and sizes; no content. The part that was read from histories and packs is also
+saved in the store: see `stored_index`.
 """
 
 import contextlib
@@ -83,11 +83,11 @@ CREATE TEMP TABLE swept (
 ) WITHOUT ROWID;
 CREATE TEMP TABLE held (root TEXT PRIMARY KEY, since_ms INT NOT NULL) WITHOUT ROWID;
 """
-# Pages of the file that SQLite keeps in memory, in KiB. The names of objects come in no order, and
-# with the default of 2 MB each insert would read and write pages of the index by name.
+# Page cache of SQLite, in KiB. Object names come in random order, and with the default of 2 MB each
+# insert would read and write pages of the index by name.
 _CACHE_KIB: Final = 64 * 1024
-# Names that are new, and all that they lead to as far as it is known. A leaf leads nowhere, though it
-# may be something that has links: a segment of which an entry uses only a body.
+# New names, and everything that they reach by known links. A leaf is not followed, though its object
+# may have links: a segment of which an entry uses only a body.
 _REACH: Final = """
 INSERT OR IGNORE INTO marked (name, is_leaf)
 WITH RECURSIVE reached (name, is_leaf) AS (
@@ -112,7 +112,7 @@ THEN EXISTS (SELECT 1 FROM links WHERE links.name = marked.name AND is_vouched
 ELSE EXISTS (SELECT 1 FROM links WHERE links.name = marked.name AND thread != '') END
 ORDER BY id LIMIT ?
 """
-# From a name upwards, by what our own structures say.
+# From a name upwards, along vouched links only.
 _VOUCHED: Final = """
 WITH RECURSIVE above (holder) AS (
     SELECT holder FROM links WHERE name = ? AND is_vouched AND NOT is_leaf
@@ -125,7 +125,7 @@ SELECT holder FROM above WHERE holder IN (SELECT holder FROM roots)
 
 
 class SweepIndex:
-    """One file, used by one sweep at a time. A second sweep gets a file of its own, for once."""
+    """One file, used by one sweep at a time. A concurrent sweep gets a temporary file."""
 
     def __init__(self, directory: Path | None, identity: str) -> None:
         self._files = contextlib.ExitStack()
@@ -141,7 +141,7 @@ class SweepIndex:
             self._db = self._open(path, identity)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close and unlock the file."""
         self._db.close()
         self._files.close()
 
@@ -160,7 +160,7 @@ class SweepIndex:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         try:
-            # After a kill, also of the machine, it is as it was some moments before: sound.
+            # After a kill, also of the machine, the file is consistent, as of some moments before.
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")
             db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
@@ -180,48 +180,48 @@ class SweepIndex:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Have what is written in the body be there as a whole or not at all. No await inside."""
+        """Commit the writes of the body together, or none of them. The body must not await."""
         self._db.execute("BEGIN")
         try:
             yield
         except BaseException:
-            if self._db.in_transaction:  # After some errors SQLite has done it already.
+            if self._db.in_transaction:  # After some errors SQLite has rolled back already.
                 self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
 
     async def compute(self, work: Callable[[], T], on_progress: Callable[[str], None]) -> T:
-        """Do something with the index that takes long, in a thread. Nobody else uses it meanwhile."""
-        return await run_in_thread(work, on_progress, "following what is known", self._db.interrupt)
+        """Run long work on the index in a thread. The caller must not use the index meanwhile."""
+        return await run_in_thread(work, on_progress, "following known links", self._db.interrupt)
 
     def run(self, statement: str, *values: Any) -> list[Any]:
         """Run a statement; return its rows."""
         return self._db.execute(statement, values).fetchall()
 
     def run_named(self, statement: str, values: Mapping[str, Any]) -> list[Any]:
-        """Run a statement whose values have names; return its rows."""
+        """Run a statement with named values; return its rows."""
         return self._db.execute(statement, values).fetchall()
 
     def run_many(self, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
-        """Run a statement for each of some rows."""
+        """Run a statement for each row, in a transaction."""
         with self.transaction():
             self._db.executemany(statement, rows)
 
     def run_each(self, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
-        """Run a statement for each of some rows, inside of `transaction`."""
+        """Run a statement for each row, inside a `transaction`."""
         self._db.executemany(statement, rows)
 
     def stream(self, statement: str, *values: Any) -> Iterator[Any]:
-        """Run a statement; yield its rows, of which few are in memory at a time."""
+        """Run a statement; yield its rows without loading them all."""
         yield from self._db.execute(statement, values)
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was read from histories yet, as in a new file."""
+        """Whether no history was read yet, as in a new file."""
         return self.scalar("SELECT 1 FROM runs UNION ALL SELECT 1 FROM scanned LIMIT 1") is None
 
     def touch(self, thread: str) -> None:
-        """Note that what is known of a thread has changed since the index was saved in the store."""
+        """Note that a thread's data has changed since the index was saved in the store."""
         self.run("INSERT OR IGNORE INTO touched VALUES (?)", thread)
 
     def scalar(self, statement: str, *values: Any) -> Any:
@@ -230,7 +230,7 @@ class SweepIndex:
         return row[0] if row else None
 
     def add_links(self, holder: str | bytes, links: Iterable[Link]) -> None:
-        """Note what a run, or a pack, leads to. A link that may lead further says so for good."""
+        """Add the links of a run or a pack. A link that was once no leaf never becomes a leaf again."""
         self._db.executemany(
             "INSERT INTO links VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
             "is_leaf = MIN(is_leaf, excluded.is_leaf), "
@@ -239,7 +239,7 @@ class SweepIndex:
         )
 
     def links_of(self, holder: str | bytes) -> set[Link]:
-        """Return what a run, or a pack, leads to."""
+        """Return the links of a run or a pack."""
         rows = self.run(
             "SELECT name, thread, is_leaf, is_vouched FROM links WHERE holder = ?", holder
         )
@@ -248,13 +248,13 @@ class SweepIndex:
         }
 
     def add_scanned(self, name: bytes, links: Iterable[Link], *, is_decoded: bool) -> None:
-        """Note all that a pack leads to. It never changes; but a payload is more than its bytes say."""
+        """Add all links of a pack. A pack never changes, but decoding a payload may find more links."""
         with self.transaction():
             self.add_links(name, links)
             self.note_scanned(name, is_decoded=is_decoded)
 
     def note_scanned(self, name: bytes, *, is_decoded: bool) -> None:
-        """Note that all is known that a pack leads to."""
+        """Note that all links of a pack are known."""
         self.run(
             "INSERT INTO scanned VALUES (?, ?) ON CONFLICT DO UPDATE "
             "SET is_decoded = MAX(is_decoded, excluded.is_decoded)",
@@ -263,11 +263,11 @@ class SweepIndex:
         )
 
     def is_decoded(self, name: bytes) -> bool:
-        """Tell whether a pack was decoded, as a ref's payload: then all that it leads to is known."""
+        """Return whether a pack was decoded as a ref's payload: then all its links are known."""
         return self.scalar("SELECT 1 FROM scanned WHERE name = ? AND is_decoded", name) is not None
 
     def knows(self, thread: str) -> bool:
-        """Tell whether a thread is one of this namespace."""
+        """Return whether a thread belongs to this namespace."""
         found = self.run(
             "SELECT 1 FROM threads WHERE thread = ? UNION SELECT 1 FROM owned WHERE thread = ?",
             thread,
@@ -276,11 +276,11 @@ class SweepIndex:
         return bool(found)
 
     def forget(self, holder: str) -> None:
-        """Forget what a run leads to."""
+        """Remove the links of a holder."""
         self.run("DELETE FROM links WHERE holder = ?", holder)
 
     def reach(self, links: Iterable[Link]) -> None:
-        """Mark names, and all that they lead to as far as it is known."""
+        """Mark names, and everything that they reach by known links."""
         with self.transaction():
             self.run("DELETE FROM seeds")
             self._db.executemany(
@@ -290,7 +290,7 @@ class SweepIndex:
             self.run(_REACH)
 
     def reach_from_roots(self) -> None:
-        """Mark anew: all that runs and other roots lead to."""
+        """Clear all marks, and mark everything that runs and other roots reach."""
         with self.transaction():
             self.run("DELETE FROM marked")
             self.run("DELETE FROM seeds")
@@ -301,14 +301,15 @@ class SweepIndex:
             self.run(_REACH)
 
     def unscanned(self, after: int, count: int) -> list[tuple[int, bytes]]:
-        """Return marked packs of which it is not known where they lead, with their numbers.
+        """Return marked packs whose links are not known, with their ids.
 
-        Also packs that are known and lie nowhere any more: who looks for them finds that they are lost.
+        Also packs whose links are known and that are no longer in the store: the scan then reports them
+        as lost.
         """
         return self.run(_UNSCANNED, after, NO_THREAD, count)
 
     def places(self, name: bytes) -> list[str]:
-        """Return the threads in whose places a pack may lie."""
+        """Return the keys of the threads that a pack may be stored under."""
         said = self.run(
             "SELECT DISTINCT thread FROM links WHERE name = ? AND thread != '' AND NOT is_leaf",
             name,
@@ -321,7 +322,7 @@ class SweepIndex:
         return list(dict.fromkeys(thread for (thread,) in [*listed, *said]))
 
     def vouched_by(self, name: bytes) -> str:
-        """Return a run or schedule that certainly leads to a pack; empty if none does.
+        """Return a run or schedule that reaches a pack by vouched links; empty if none does.
 
         Text that only looks like a ref proves nothing, and neither does a pack that only text names.
         """
@@ -329,16 +330,16 @@ class SweepIndex:
         return found or ""
 
     def named_by(self, name: bytes, thread: str) -> str:
-        """Return what names a pack and says in whose place it lies; empty if nothing does."""
+        """Return a holder that names a pack together with its thread; empty if none does."""
         statement = "SELECT holder FROM links WHERE name = ? AND thread = ? AND NOT is_leaf LIMIT 1"
         holder: str | bytes = self.scalar(statement, name, thread) or ""
         return f"pack {holder.hex()}" if isinstance(holder, bytes) else holder
 
     def finish(self, named_ms: int) -> None:
-        """Once all is marked: what is in the store is nothing new, and what has gone is forgotten.
+        """After a complete mark: clear `is_new` of objects, and remove data of deleted objects.
 
-        What is not marked stays new if it was written after `named_ms`: its name may be on its way
-        into a history that was read already.
+        An unmarked object that was written after `named_ms` stays new: its name may be on the way into a
+        history that was already read.
         """
         with self.transaction():
             self.run("INSERT OR IGNORE INTO touched SELECT thread FROM objects WHERE is_new")

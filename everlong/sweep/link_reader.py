@@ -1,6 +1,6 @@
-"""From a payload, or a stored object, to the names in it.
+"""Link reader: decodes payloads and stored objects, and finds the object names in them.
 
-What cannot be read is never guessed at: it raises, and nothing is taken in that sweep.
+A payload that cannot be read raises, and then the sweep deletes nothing: links are never guessed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,28 +40,27 @@ from everlong.sweep.links import (
     search,
 )
 
-# In these a name stands as it is. `binary/null` has no data.
+# Encodings that leave a name in plain text. `binary/null` has no data.
 _LEGIBLE: Final = frozenset(
     {"json/plain", "json/protobuf", "binary/plain", "binary/protobuf", "binary/null", ""}
 )
-# References of the SDK's external storage: as its versions write them since there is a message for
-# them, and as they did before.
+# References of the SDK's external storage: as a protobuf message, and as older SDKs wrote them.
 _REFERENCE: Final = b"temporal.api.sdk.v1.ExternalStorageReference"
 _OLD_REFERENCE: Final = b"json/external-storage-reference"
 
 
 class Unreadable(Exception):
-    """Something that a history names, or holds, cannot be read here. Says why, and what to do."""
+    """A payload or object of a history cannot be read here. The message has the reason and a remedy."""
 
 
 def check_codec(codec: PayloadCodec | None) -> None:
-    """Refuse an unknown codec around ours: it may hide refs, and what they name would be freed."""
+    """Reject an unknown codec around ours: it may hide refs, and their objects would be deleted."""
     if codec is not None and own_codec(codec) is None:
         raise ConfigError(
-            f"the client's codec is {type(codec).__name__}, and refs may be hidden in what it writes, "
-            "so nothing can be freed safely. Sweep with a client that has the EverlongPlugin, last of "
-            "its plugins: then Everlong's codec is around the others, and sees its refs. A codec that "
-            "has to stay around Everlong's is given to the plugin: outer_codec=."
+            f"the client's codec is {type(codec).__name__}, and its payloads may hide refs, so nothing "
+            "can be freed safely. Sweep with a client that has the EverlongPlugin, last of its plugins: "
+            "then Everlong's codec is around the others, and sees its refs. Give a codec that has to "
+            "stay around Everlong's to the plugin: outer_codec=."
         )
 
 
@@ -89,9 +88,9 @@ class LinkReader:
     async def find_links(
         self, payloads: Iterable[tuple[Payload, bool]], workflow_id: str
     ) -> set[Link]:
-        """Return what payloads of a workflow lead to.
+        """Return the links of a workflow's payloads.
 
-        Those of headers have passed a codec only if the client is told so: their encoding says it.
+        Header payloads are encoded only if the client is configured so: their encoding shows it.
         """
         links: set[Link] = set()
         encoded: list[Payload] = []
@@ -123,7 +122,7 @@ class LinkReader:
         except EverlongError as error:
             raise Unreadable(str(error)) from error
         thread, name = ref.thread, ref.pack
-        # Only the pack itself: what that leads to is noted once, for all who name it.
+        # Only the pack itself: its own links are recorded once, for all holders that name it.
         link = Link(name, thread, is_vouched=True)
         if not self._index.is_decoded(name):
             links = await self._search(codec, payload)
@@ -137,11 +136,11 @@ class LinkReader:
         links: set[Link] = set()
 
         def note(packs: PackStore, what: str) -> None:
-            # A codec of ours inside another one, as where plugins are applied twice.
+            # An Everlong codec inside another codec, as where plugins are applied twice.
             if packs is not self._packs:
                 links.update(find_links(what.encode()))
 
-        told = ASKED.set(note)
+        token = ASKED.set(note)
         try:
             decoded = [payload] if codec is None else await codec.decode([payload])
         except EverlongError as error:
@@ -152,7 +151,7 @@ class LinkReader:
                 "keys of the workers are configured."
             ) from error
         finally:
-            ASKED.reset(told)
+            ASKED.reset(token)
         for each in decoded:
             links |= await self._search_plain(codec, each)
         return links
@@ -187,9 +186,9 @@ class LinkReader:
         return links
 
     async def scan(self, thread: str, name: bytes) -> set[Link]:
-        """Return what a pack leads to, by its bytes; `BlobMissing` if it is not there.
+        """Return the links in a pack's bytes; raises `BlobMissing` if it is not in the store.
 
-        Of a payload that is not all: only a ref tells how to decode it.
+        For a payload these may not be all links: only a ref says how to decode it.
         """
         self.packs_read += 1
         try:
@@ -203,7 +202,7 @@ class LinkReader:
         return links if pack.envelope else links | find_segment_links(reading.data)
 
     async def classify(self, data: bytes, thread: str, name: bytes) -> SweepClass:
-        """Return what a pack holds, as far as it can be read here."""
+        """Return the class of a pack; `unknown` if it cannot be read here."""
         try:
             pack = Pack(data, name, thread, await self._packs.keys(key_id_of(data)))
         except EverlongError:
@@ -219,7 +218,7 @@ class LinkReader:
     async def _sources(self, thread: str, pack: Pack) -> set[Link]:
         """Return the packs that a pack needs: its sources, and those of its base.
 
-        They are leaves: their frames are read, and not what their own manifests point to.
+        They are leaves: a read uses their frames, and not the packs in their own manifests.
         """
         try:
             names = await self._packs.needed(thread, pack)
@@ -229,7 +228,7 @@ class LinkReader:
 
 
 async def _unwrap(codec: OuterCodec, payloads: Sequence[Payload]) -> list[Payload]:
-    """Remove the outer layer, one payload at a time: its neighbours are not what it was encoded with."""
+    """Remove the outer layer, one payload at a time: each was encoded with other payloads around it."""
     found: list[Payload] = []
     for payload in payloads:
         try:
@@ -243,7 +242,7 @@ async def _unwrap(codec: OuterCodec, payloads: Sequence[Payload]) -> list[Payloa
 
 
 def _batches(payloads: Sequence[Payload]) -> Iterable[list[Payload]]:
-    """Cut payloads into groups that are decoded at once."""
+    """Divide payloads into batches that are decoded concurrently."""
     batch: list[Payload] = []
     size_bytes = 0
     for payload in payloads:

@@ -1,7 +1,11 @@
-"""Finding names of stored objects in plain bytes.
+"""Links: finds the names of stored objects in plain bytes.
 
-A name has 64 hex digits, the digest of what it names. So whatever looks like one counts as one: a
-wrong guess keeps an object that could go, and never the other way round.
+A name is 64 hex digits, the digest of the object. Any text that looks like a name counts as one: a
+wrong guess keeps an object that could be deleted, and never deletes one that is needed.
+
+A link is vouched for if one of Everlong's own structures names it: the head and the snapshot of a
+thread, and the fields of a segment that point to others. Text from a tool or a model may look like a
+ref, but it is never in these fields. So if a vouched object is missing, the store has lost it.
 """
 
 import asyncio
@@ -18,34 +22,33 @@ from everlong import limits
 from everlong.models import Kind, Ref
 
 _NAME_DIGITS: Final = 64
-# Digits that touch a name, as of another name or of what follows it in protobuf. In a row of up to
-# this many there may be a name at each 64, in a longer one at its start and its end.
+# Digits may directly adjoin a name: another name, or the bytes that follow it in protobuf. In a row of
+# up to this many digits a name may start at each multiple of 64; in a longer row at its start and end.
 _ROW_DIGITS_MAX: Final = 256
-# What is searched between two looks at what else there is to do: 2 ms for what holds no names, 10 ms
-# for what holds nothing else.
+# Bytes that are searched before yielding to the event loop: 2 ms without names, 10 ms if all are names.
 _SLICE_BYTES: Final = 256 * limits.KIB
-# Digits and all else, as two letters: so the standard library's fastest search does the work.
+# Bytes are translated to two letters, digit or other, so that `bytes.find` does the search.
 _DIGIT, _OTHER = b"d", b" "
 _LETTERS: Final = bytes(
     (_DIGIT if chr(each) in "0123456789abcdef" else _OTHER)[0] for each in range(256)
 )
 _ROW: Final = _DIGIT * _NAME_DIGITS
 
-# As refs stand in JSON: with their fields in order, as in journals, or sorted, as the SDK's converter
-# writes them. Any name counts that stands in another way; only where it lies is not said then.
+# Refs in JSON: with their fields in order, as in journals, or sorted, as the SDK's converter writes
+# them. A name in any other form counts too, but without its thread.
 _BEFORE: Final = re.compile(rb'"thread"\s*:\s*"(?P<thread>[0-9a-f]{32})"\s*,\s*"digest"\s*:\s*"\Z')
 _BEFORE_BYTES: Final = 128
 _AFTER: Final = re.compile(
     rb'"\s*,\s*"size_bytes"\s*:\s*\d+\s*,\s*"kind"\s*:\s*"(?P<kind>[a-z_]+)"'
-    # An entry uses a part of what its ref names: that is a body, whatever lies beside it.
+    # An entry that uses a part of the named object: the part is a body, whatever else the object has.
     rb'(?:(?:,"preview":"[^"\\]*")?\},"part":(?P<part>\{))?'
     rb'|"\s*,\s*"kind"\s*:\s*"(?P<sorted_kind>[a-z_]+)"'
     rb'(?:\s*,\s*"preview"\s*:\s*"(?:[^"\\]|\\.){0,800}")?\s*,\s*"size_bytes"\s*:\s*\d+'
     rb'\s*,\s*"thread"\s*:\s*"(?P<sorted_thread>[0-9a-f]{32})"'
 )
-# A claim of our driver for the SDK's external storage: a ref of 60 bytes or more.
+# A claim of Everlong's driver for the SDK's external storage: a ref of 60 bytes or more.
 _CLAIM: Final = re.compile(rb'"([A-Za-z0-9+/]{80,}={0,2})"')
-# Bodies of messages. What a person, a model or a tool wrote leads nowhere.
+# Bodies of messages. Text of a person, a model or a tool has no links.
 _LEAVES: Final = frozenset({Kind.MESSAGE, Kind.REPLY, Kind.TOOL_RESULT, Kind.FAILURE})
 
 # A state has at most 64 KiB, and the JSON of a segment 26 KiB: see `STATE_BYTES_MAX` and
@@ -55,19 +58,19 @@ _REF: Final = TypeAdapter(Ref)
 
 
 class Link(NamedTuple):
-    """A name that was found somewhere."""
+    """A name that a holder (a run, a pack, a schedule) contains."""
 
     name: bytes
     thread: str = ""
-    """In whose place it lies, where that is said."""
+    """Key of the thread that the object is stored under; empty if the link does not say it."""
     is_leaf: bool = False
-    """Whether what it names is known to lead no further."""
+    """Whether the named object is known to have no links of its own."""
     is_vouched: bool = False
-    """Whether a structure of ours names it, and not just some text: then it has to be there."""
+    """Whether a structure of Everlong names it, and not just some text: then it must exist."""
 
 
 async def search(data: bytes) -> set[Link]:
-    """Return the names in some bytes, without holding the event loop up."""
+    """Return the names in some bytes, without blocking the event loop."""
     links: set[Link] = set()
     for number, found in enumerate(_search_slices(data)):
         if number:
@@ -87,7 +90,7 @@ def _search_slices(data: bytes) -> Iterator[set[Link]]:
 
 
 def _rows(data: bytes) -> Iterator[list[tuple[int, int]]]:
-    """Yield, for each slice of the data, where rows of digits begin and end that may hold names."""
+    """Yield, for each slice of the data, the start and end of rows of digits that may hold names."""
     before = 0  # Digits at the end of the slices so far.
     for at in range(0, len(data), _SLICE_BYTES):
         letters = data[at : at + _SLICE_BYTES].translate(_LETTERS)
@@ -132,7 +135,7 @@ def _name(data: bytes, start: int) -> bytes:
 
 
 def find_claims(data: bytes) -> Iterator[bytes]:
-    """Yield what may be refs in a reference of the SDK's external storage."""
+    """Yield possible refs in a reference of the SDK's external storage."""
     for text in _CLAIM.findall(data):
         try:
             yield base64.b64decode(text, validate=True)
@@ -141,20 +144,20 @@ def find_claims(data: bytes) -> Iterator[bytes]:
 
 
 def find_state_links(data: bytes) -> set[Link]:
-    """Return what a payload says of journals, as a thread's state, or as what a step gets and gives."""
+    """Return the heads and snapshots in a payload: a thread's state, or a step's input or result."""
     value = _parse(data)
     found = [
         _link(_field(place, key, "ref"))
         for place in (value, _field(value, "state"), _field(value, "context"))
         for key in ("head", "snapshot")
     ]
-    calls = _items(_field(value, "state"), "calls")  # Of sub-agents that have answered.
+    calls = _items(_field(value, "state"), "calls")  # Sub-agents that have answered.
     found += [_link(_field(each, "report", "head", "ref")) for each in calls]
     return {link for link in found if link is not None}
 
 
 def find_segment_links(data: bytes) -> set[Link]:
-    """Return what a segment leads to: those before it, and snapshots. Of what is none, nothing."""
+    """Return the earlier segments and snapshots that a segment names; empty if it is no segment."""
     value = _parse(data[data.rfind(b"\n") + 1 :])
     found = [_link(_field(each, "ref")) for each in _items(value, "before")]
     found += [

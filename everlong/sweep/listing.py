@@ -1,12 +1,14 @@
-"""What lies in the store, taken into the index. Only what is named as an object of ours counts.
+"""Listing: adds the objects of the store to the index. Keys that are not Everlong's are ignored.
 
 A thread's key is a digest, so the keys of all objects are spread evenly over its first digit. A store
-that lists in order is listed in 16 ranges at once, one for each digit. Each range has a cursor, which
-is committed together with the rows before it: a listing that was cut off goes on behind it, in the
-same sweep.
+that lists in order is listed in 16 concurrent ranges, one for each digit. Each range has a cursor,
+which is committed together with the rows before it: an interrupted listing continues behind it, in the
+same sweep. The index is on a local disk, so a long listing is also saved in the store, in parts: a
+worker with another disk reads the parts, and lists the keys behind them. A sweep deletes its parts when
+it ends.
 
-The ranges divide the listing only. Any history may name any object, so whether one is reachable is
-known once all histories have been read. No range is swept before all ranges are listed and all
+The ranges divide the listing only. Any history may name any object, so whether an object is reachable
+is known once all histories have been read. No range is swept before all ranges are listed and all
 histories are marked. See `sweep`.
 """
 
@@ -41,23 +43,23 @@ _ADD: Final = (
     "is_new = MAX(is_new, modified_ms != excluded.modified_ms), "
     "modified_ms = excluded.modified_ms, listed = excluded.listed"
 )
-# A store that does not tell when an object was put: since when it is known here.
+# For a store without modification times, the first listing of an object counts as its time.
 _ADD_UNDATED: Final = _ADD.replace("modified_ms != excluded.modified_ms", "0").replace(
     "modified_ms = excluded.modified_ms, ", ""
 )
 _ADD_COPY: Final = "INSERT OR IGNORE INTO copies VALUES (?, ?, ?, ?, ?, ?)"
 _FOLDERS: Final = ("v1/", "archive/v1/")
-# Requests of a range that fail in a row, at one place.
+# Consecutive failures of a range at the same cursor.
 _TRIES_MAX: Final = 5
 _DIGITS: Final = "0123456789abcdef"
-_END: Final = "g"  # Behind all digits.
-_ALL: Final = "z"  # Ends the range that is listed before there are 16.
+_END: Final = "g"  # Sorts after all digits.
+_ALL: Final = "z"  # End of the single range that is listed before it is split into 16.
 
 
-_Row = tuple[str, int, int]  # Key, size, and when it was put.
-# The end of the range with `_` for `/`, the number of the part, and when the listing began.
+_Row = tuple[str, int, int]  # Key, size in bytes, modification time in Unix milliseconds.
+# The end of the range with `_` for `/`, the number of the part, and the start of the listing.
 _NAME: Final = re.compile(r"([0-9a-z_]+)-([0-9]{6})-([0-9]{13})\.bin")
-# Two attempts of one sweep may write parts of the same number: each says where it begins and ends.
+# Two attempts of one sweep may write parts with the same number, so each part has its start and end.
 _PART: Final = TypeAdapter(tuple[str, str, list[_Row]])
 
 
@@ -66,17 +68,17 @@ class Cursor(NamedTuple):
 
     folder: str
     before: str
-    """The end of the range, which is not in it."""
+    """The exclusive end of the range."""
     after: str
     """The last key that was listed; the same as `before` if all were."""
     kept: str
     """The last key that is in a part in the store."""
     parts: int
-    """Number of those parts."""
+    """Number of parts in the store."""
 
 
 class StoredPart(NamedTuple):
-    """One part that lies in the store."""
+    """One part of a listing in the store."""
 
     before: str
     number: int
@@ -90,7 +92,7 @@ class StoredPart(NamedTuple):
 
 
 class _Listed(NamedTuple):
-    """A listing that is under way, or done."""
+    """A listing, unfinished or done."""
 
     number: int
     began_ms: int
@@ -98,9 +100,9 @@ class _Listed(NamedTuple):
 
 
 def parse_key(key: str) -> tuple[str, bytes] | None:
-    """Return the thread and the name of an object that a sweep may take; an archive has no name."""
+    """Return the thread and the name of an object that a sweep may delete; an archive has no name."""
     if found := _OBJECT.fullmatch(key):
-        # What lies there belongs to nobody who can be asked, as payloads that no workflow sent.
+        # Objects without a thread, such as payloads that no workflow sent, have no history to check.
         return None if found[1] == NO_THREAD else (found[1], bytes.fromhex(found[2]))
     if found := _ARCHIVE.fullmatch(key):
         return found[1], b""
@@ -112,7 +114,7 @@ class StoredListing:
 
     Args:
         store: The store itself.
-        packs: Has the keys by which parts are sealed.
+        packs: Has the keys that parts are sealed with.
         place: Prefix of all records of the namespace.
         sweep: Id of the sweep, the same in all of its activities.
 
@@ -126,7 +128,7 @@ class StoredListing:
         self.sweep = sweep
 
     async def write(self, cursor: Cursor, start: str, began_ms: int, rows: Sequence[_Row]) -> None:
-        """Keep what was listed of a range from `start` on. One PUT: it is there or it is not."""
+        """Save the listed rows of a range from `start` on, in one atomic PUT."""
         end = cursor.before.replace("/", "_")
         key = f"{self._place}{end}-{cursor.parts:06d}-{began_ms:013d}.bin"
         plain = json.dumps([start, cursor.kept, rows], separators=(",", ":")).encode()
@@ -146,8 +148,8 @@ class StoredListing:
     async def read(self, part: StoredPart, cursor: Cursor) -> tuple[Cursor, list[BlobInfo]] | None:
         """Return the objects of a part, and the cursor behind it.
 
-        None if it cannot be read, or does not begin where the cursor is: behind that point the store is
-        listed again.
+        None if the part cannot be read, or does not begin at the cursor: from there the store is listed
+        again.
         """
         try:
             data = await self._store.get(part.key)
@@ -164,7 +166,7 @@ class StoredListing:
         return cursor._replace(after=end, kept=end, parts=part.number), infos
 
     async def delete(self, now_ms: int) -> None:
-        """Delete the parts of this sweep, and those of sweeps that were given up."""
+        """Delete the parts of this sweep, and those of abandoned sweeps."""
         oldest_ms = now_ms - 2000 * limits.SWEEP_LISTING_SECONDS_MAX
         found: list[str] = []
         async for info in self._store.list(self._all):
@@ -179,10 +181,10 @@ class Listing:
     """Lists the store of one sweep.
 
     Args:
-        index: Where the objects go.
-        store: What is listed.
+        index: Receives the objects.
+        store: The store to list.
         on_progress: Called with the progress.
-        stored: Keeps a long listing in the store, so that a worker with another disk goes on with it.
+        stored: Saves a long listing in the store, so that a worker with another disk can continue it.
             None if no other attempt of this sweep can follow.
 
     """
@@ -205,13 +207,13 @@ class Listing:
         self._count = 0
         self._keeping = asyncio.Lock()
         self._unkept: Counter[tuple[str, str]] = Counter()
-        """Objects of a range that are not kept in the store yet."""
+        """Number of listed objects of each range that are not saved in the store yet."""
 
     async def run(self, now_ms: int) -> int:
-        """Take all objects of threads, archives and the quarantine into the index.
+        """Add all objects of threads, archives and the quarantine to the index.
 
-        Return the time as of which the listing holds: when it began, if it is one that goes on. The age
-        of an object counts from there, since it may have been written again after it was listed.
+        Return the time as of which the listing holds: its start, also if an earlier attempt started it.
+        The age of an object counts from there, since it may have been rewritten after it was listed.
         """
         found = await self._resume(now_ms) or self._begin(now_ms)
         self._number, self._now_ms = found.number, found.began_ms
@@ -229,7 +231,7 @@ class Listing:
         return self._now_ms
 
     async def _resume(self, now_ms: int) -> _Listed | None:
-        """Return the listing that an earlier attempt of this sweep has left, if it is recent."""
+        """Return the listing of an earlier attempt of this sweep, if it is recent."""
         if self._stored is None:
             return None
         oldest_ms = int(now_ms - 1000 * limits.SWEEP_LISTING_SECONDS_MAX)
@@ -243,7 +245,7 @@ class Listing:
         return None if self._ranges is None else await self._load(self._stored, oldest_ms)
 
     async def _load(self, stored: StoredListing, oldest_ms: int) -> _Listed | None:
-        """Return the listing that a worker with another disk has left in the store."""
+        """Return the listing that a worker with another disk saved in the store."""
         parts = await with_progress(stored.find(), self._on_progress, "looking for a listing")
         began_ms = min((part.began_ms for part in parts), default=0)
         if began_ms <= oldest_ms:
@@ -283,16 +285,16 @@ class Listing:
             try:
                 await self._list_ranges(self._ranges, folder)
                 return
-            except OutOfOrder:  # Then a range may lack keys. One stream lacks none.
+            except OutOfOrder:  # A range may then lack keys; one stream over all keys lacks none.
                 self._on_progress("the store does not list in order: listing it in one stream")
         await _add_pages(self._store.list(f"{folder.partition('/')[0]}/"), self._add_objects)
 
     async def _list_ranges(self, store: ListsRanges, folder: str) -> None:
-        """List a folder from where its cursors are: first a little of it, then the rest at once."""
+        """List a folder from its cursors on: first a little in one stream, then all ranges at once."""
         whole = Cursor(folder, folder + _ALL, folder, folder, 0)
         if not self._cursors(folder):
             self._move(whole)
-            # What is small is listed by one stream, and costs no more requests than that.
+            # A small folder is listed in one stream, with no more requests than it needs.
             if await self._list_range(store, whole, limits.SWEEP_SCOUT_OBJECTS):
                 return
         for cursor in self._cursors(folder):
@@ -312,16 +314,16 @@ class Listing:
         return [Cursor(*row) for row in rows]
 
     def _split(self, whole: Cursor) -> None:
-        """Divide a range by the next digit. What is before its cursor has been listed."""
+        """Split the range by first digit. Keys before its cursor are already listed."""
         with self._index.transaction():
             self._index.run("DELETE FROM cursors WHERE folder = ?", whole.folder)
             for each in _cursors_of(whole.folder):
                 self._move(each._replace(after=min(max(whole.after, each.after), each.before)))
 
     async def _list_with_retries(self, store: ListsRanges, cursor: Cursor) -> None:
-        """List a range, going on behind its cursor where the store did not answer.
+        """List a range; after a failure continue behind its cursor.
 
-        One request of many that does not come back must not end a listing of hours.
+        One failed request of many must not end a listing of hours.
         """
         tries = 0
         while tries < _TRIES_MAX:
@@ -339,7 +341,7 @@ class Listing:
     async def _list_range(
         self, store: ListsRanges, cursor: Cursor, most: int | None = None
     ) -> bool:
-        """List a range, and move its cursor; return whether it came to its end."""
+        """List a range, and move its cursor; return whether it reached its end."""
         page: list[BlobInfo] = []
         count = 0
         listed = store.list_range(cursor.folder, cursor.after, cursor.before)
@@ -359,7 +361,7 @@ class Listing:
         return True
 
     async def _keep(self, cursor: Cursor, count: int) -> Cursor:
-        """Keep in the store what a long listing has found, a part at a time."""
+        """Save a long listing in the store, a part at a time."""
         place = (cursor.folder, cursor.before)
         self._unkept[place] += count
         is_whole = cursor.after == cursor.before
@@ -370,7 +372,7 @@ class Listing:
             or time.monotonic() - self._started < limits.SWEEP_LISTING_KEEP_SECONDS
         ):
             return cursor
-        # One range at a time: a part takes 30 MB while it is made.
+        # One range at a time: a part takes 30 MB of memory while it is built.
         async with self._keeping:
             cursor = await self._keep_parts(self._stored, cursor)
         self._unkept[place] = 0
@@ -417,7 +419,7 @@ class Listing:
         self._on_progress(f"listed {self._count} objects")
 
     async def _list_copies(self) -> None:
-        """Take the quarantine into the index. Each sweep lists it: it holds what will be deleted."""
+        """Add the quarantine to the index. Each sweep lists it fully, since its copies get deleted."""
         self._index.run("DELETE FROM copies")
         if self._ranges is not None:
             try:
@@ -448,7 +450,7 @@ class Listing:
             parsed = None if copy is None else parse_key(copy.original)
             if copy is None or parsed is None:
                 continue
-            # The store's own clock counts too: the sweeper's may have been wrong.
+            # The later of the two clocks counts: the sweeper's may have been wrong.
             since_ms = max(copy.quarantined_ms, info.modified_ms or 0)
             rows.append((copy.key, copy.original, *parsed, since_ms, copy.size_bytes))
         self._index.run_many(_ADD_COPY, rows)
@@ -456,7 +458,7 @@ class Listing:
 
 
 def _cursors_of(folder: str) -> list[Cursor]:
-    """Return the ranges of a folder, at their beginnings."""
+    """Return cursors at the beginning of each range of a folder."""
     ends = (*_DIGITS[1:], _END)
     return [
         Cursor(folder, folder + end, folder + digit, folder + digit, 0)
@@ -469,7 +471,7 @@ async def _add_pages(
     add: Callable[[Sequence[BlobInfo]], None],
     most: int | None = None,
 ) -> str:
-    """Add what is listed, a page at a time. Return the last key if it stopped at `most`."""
+    """Add listed objects, a page at a time. Return the last key if it stopped at `most`."""
     page: list[BlobInfo] = []
     count = 0
     async for info in listed:

@@ -1,12 +1,12 @@
-"""Marking: bringing the index up to date with what Temporal keeps, and following it through the store.
+"""Mark phase: updates the index with the histories that Temporal retains, and follows their links.
 
 A closed run never changes, and neither does a pack: each is read once. An open run is read again when
-something new lies in a place of its tree, and then only what has been added to its history. That is
-nearly exact: a name may also reach a run by itself, in a signal from another tree. So before anything
-is deleted for good, every open run is looked at.
+its workflow tree has new objects, and then only the events that were added. This is nearly exact: a
+name can also reach a run without a new object, in a signal from another tree. So every open run is
+checked before anything is deleted permanently.
 
-A listing of Temporal's may lack what is there. So what is known counts until Temporal itself says that
-it is gone: runs and schedules that the index has, and workflows that earlier sweeps have seen.
+A visibility listing may be incomplete. So the runs and schedules in the index, and the workflows that
+earlier sweeps saw, count until Temporal itself answers that they are gone.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from everlong.sweep.progress import with_progress
 T = TypeVar("T")
 
 _REASON_CHARS_MAX: Final = 400
-# What an activity has written since shortly before it began: clocks differ.
+# An activity may have written objects dated shortly before its start, since clocks differ.
 _SKEW_MS: Final = 60_000
 _SCAN_BATCH: Final = 64
 _UNLISTED: Final = """
@@ -46,7 +46,7 @@ ORDER BY thread LIMIT :count
 _MISSED: Final = """
 SELECT run_id, workflow_id FROM runs WHERE listed < ? AND run_id > ? ORDER BY run_id LIMIT ?
 """
-# Runs that are new or have closed, and open ones with something new in their tree.
+# Runs that are new or have closed, and open runs with new objects in their tree.
 _CHANGED: Final = """
 INSERT INTO due
 WITH changed AS (SELECT DISTINCT root FROM runs JOIN objects USING (thread) WHERE objects.is_new)
@@ -58,11 +58,11 @@ _DUE: Final = """
 SELECT run_id, workflow_id, is_open, last_event FROM due JOIN runs USING (run_id)
 WHERE run_id > ? ORDER BY run_id LIMIT ?
 """
-# Workflows that some earlier sweep has seen, and of which this index has never heard.
+# Workflows that an earlier sweep saw and that this index does not have.
 _UNKNOWN: Final = _UNLISTED.format(
     "thread NOT IN (SELECT thread FROM runs) AND thread NOT IN (SELECT thread FROM asked)"
 )
-# Workflows with copies that are about to go. One that has an open run has no newer one.
+# Workflows with copies that are about to be deleted. A workflow with an open run has no newer run.
 _AT_STAKE: Final = _UNLISTED.format(
     "NOT EXISTS (SELECT 1 FROM runs WHERE runs.thread = owned.thread AND is_open) AND EXISTS ("
     "SELECT 1 FROM copies WHERE copies.thread = owned.thread AND quarantined_ms <= :oldest)"
@@ -80,16 +80,16 @@ class _Due(NamedTuple):
 
 
 class _Read(NamedTuple):
-    """What was read of a history."""
+    """How far a history was read."""
 
     last_event: int
-    """0 if the run is gone."""
+    """Id of the last event; 0 if the run is gone."""
     is_over: bool = False
-    """Whether the last event is one after which none comes."""
+    """Whether the last event closes the run."""
 
 
 class Marker:
-    """Knows what is reachable, as of when it was last asked to look."""
+    """Marks reachable objects in the index."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Marker:
         self.runs_read = 0
 
     async def mark(self) -> None:
-        """Mark what is reachable, reading what has changed."""
+        """Mark reachable objects, reading only the runs that have changed."""
         await self._list_runs()
         await self._ask_for(_UNKNOWN, {})
         self._index.run("DELETE FROM due")
@@ -121,9 +121,9 @@ class Marker:
         await self._follow_roots()
 
     async def mark_exactly(self, oldest_ms: int) -> None:
-        """Mark what is reachable by now. Also find out which trees have activities under way.
+        """Mark reachable objects exactly, and record which trees have running activities.
 
-        Copies that were made until `oldest_ms` are at stake.
+        The copies that were made until `oldest_ms` are about to be deleted.
         """
         self._listing += 1
         await self._list_runs()
@@ -137,7 +137,7 @@ class Marker:
         async for page in self._histories.runs():
             self._add_runs(page)
             self._on_progress("listing runs")
-        # What a listing has left out may still be there: only Temporal's own word counts.
+        # A run that the listing lacks may still exist: it is dropped only if Temporal says it is gone.
         batch: list[tuple[str, str]] = []
         while batch := self._index.run(
             _MISSED, self._listing, batch[-1][0] if batch else "", limits.SWEEP_BATCH
@@ -150,7 +150,7 @@ class Marker:
             self._drop(run_id)
 
     async def _ask_for(self, which: str, values: dict[str, Any]) -> None:
-        """Ask for workflows by their ids: a run that no listing has had yet, or has any more, counts."""
+        """Describe workflows by id: a run counts even if no listing has it yet, or has it any more."""
         values = {**values, "after": "", "count": limits.SWEEP_BATCH}
         while batch := self._index.run_named(which, values):
             values["after"] = batch[-1][0]
@@ -171,7 +171,7 @@ class Marker:
         self._index.run_many(
             "INSERT INTO runs (run_id, workflow_id, root, thread, is_open, listed) "
             "VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE "
-            # A run that has ended and is open again: the database was restored from a backup. It is
+            # A closed run that is open again: Temporal's database was restored from a backup. The run is
             # read from its beginning.
             "SET last_event = IIF(is_final AND excluded.is_open, 0, last_event), "
             "is_final = is_final AND NOT excluded.is_open, "
@@ -215,7 +215,7 @@ class Marker:
         await gathered([partial(read, each) for each in due])
 
     def _unlisted_runs(self) -> list[_Due]:
-        """Return runs that others tell of, and that no listing has had."""
+        """Return the runs that other histories name and that no listing had."""
         new = [each for each in self._related if not self._knows(each[1])]
         self._related.clear()
         self._add_runs([Run(run_id, workflow_id, workflow_id, True) for workflow_id, run_id in new])
@@ -232,7 +232,8 @@ class Marker:
             if not await self._read_description(run, described):
                 return
             if described.events < run.last_event:
-                run = run._replace(last_event=0)  # Temporal's database is one from before.
+                # History is shorter than indexed: Temporal's database was restored from a backup.
+                run = run._replace(last_event=0)
             if exactly and described.is_open and described.events == run.last_event:
                 return
         self.runs_read += 1
@@ -245,7 +246,7 @@ class Marker:
         self._note_read(run, read, is_open=described is not None and described.is_open)
 
     def _note_read(self, run: _Due, read: _Read, *, is_open: bool) -> None:
-        """Note how far a run was read. Only its last event of all says that this is the end."""
+        """Record how far a run was read. Only a closing event makes it final."""
         with self._index.transaction():
             self._index.run(
                 "UPDATE runs SET last_event = ?, is_final = ?, is_open = ? WHERE run_id = ?",
@@ -260,7 +261,7 @@ class Marker:
                 self._index.run(_TOUCH, run.run_id)
 
     async def _read_description(self, run: _Due, described: RunDescription) -> bool:
-        """Note what a run holds beside its history: that is replaced, as it changes."""
+        """Replace the links of the payloads outside the history: memo, pending activities."""
         payloads = [each for message in described.holds for each in walk_payloads(message)]
         links = await self._links(payloads, run)
         if links is None:
@@ -274,10 +275,11 @@ class Marker:
         return True
 
     async def _read_events(self, run: _Due) -> _Read | None:
-        """Note what the events of a run lead to; return how far it was read.
+        """Record the links of a run's events; return how far it was read.
 
-        None if something could not be read. How far is noted when all is, so what is noted without it
-        only comes twice. A run that goes while it is read is gone, and was not read.
+        None if a payload could not be read. The caller records how far only after all links are
+        recorded, so after an interruption links are at most recorded twice. A run that Temporal deletes
+        during the read counts as gone, and not as read.
         """
         read, lowest, is_there = _Read(run.last_event), run.last_event + 1, False
         pages = self._histories.events(run.workflow_id, run.run_id, run.last_event)
@@ -311,7 +313,7 @@ class Marker:
             return None
 
     def _note_tree(self, run: _Due, described: RunDescription) -> None:
-        """Note in which tree a run is, and whether something is under way there."""
+        """Record a run's tree, and since when an activity has been running there."""
         self._index.run(
             "UPDATE runs SET root = ? WHERE run_id = ? AND root != ?",
             described.root,
@@ -334,7 +336,7 @@ class Marker:
             self._index.forget(f"{run_id}/beside")
 
     async def _follow_roots(self) -> None:
-        """Follow all roots through the store."""
+        """Follow the links of all roots through the store."""
         self._index.run("DELETE FROM roots")
         await self._schedules.read()
         self._index.run("INSERT OR IGNORE INTO roots SELECT run_id FROM runs")
@@ -349,18 +351,20 @@ class Marker:
             scanned += len(batch)
 
     async def _scan(self, name: bytes) -> set[Link]:
-        """Return what a pack leads to, and note it."""
+        """Return the links of a pack, and record them."""
         threads, wrong, by = self._index.places(name), "", ""
         for thread in threads:
             try:
                 links = await self._reader.scan(thread, name)
             except BlobMissing:
                 continue
-            except StoreUnavailable as error:  # No text can bring that about.
+            except (
+                StoreUnavailable
+            ) as error:  # An outage: text that looks like a ref cannot cause it.
                 self._note(f"{type(error).__name__}: {error}")
                 return set()
             except Unreadable as error:
-                # It is there, so whoever gives its place as well means it, whatever their form is.
+                # The object exists, so a link with its thread is a real ref, whatever its form.
                 wrong, by = str(error), by or self._index.named_by(name, thread)
                 continue
             self._index.add_scanned(name, links, is_decoded=False)
@@ -370,7 +374,7 @@ class Marker:
                 f"{name.hex()} of thread {threads[-1]} is not in the store. Restore it from a backup, "
                 "or delete the history that names it."
             )
-            self._note(f"{by} leads to what cannot be read: {wrong or missing}")
+            self._note(f"{by} leads to an object that cannot be read: {wrong or missing}")
         return set()
 
     async def _all(self, work: Sequence[Callable[[], Awaitable[T]]], what: str) -> list[T]:
@@ -382,7 +386,7 @@ class Marker:
 
 
 class _Schedules:
-    """Reads schedules: those that are listed, and those that were, until Temporal says they are gone."""
+    """Reads payloads of schedules. A schedule that was listed once counts until Temporal drops it."""
 
     def __init__(
         self,
@@ -399,7 +403,7 @@ class _Schedules:
         self._note = note
 
     async def read(self) -> None:
-        """Note what each leads to, and make it a root."""
+        """Record the links of each schedule, and make it a root."""
         async for page in self._histories.schedules():
             self._index.run_many(
                 "INSERT OR IGNORE INTO schedules VALUES (?, '', '')", [(each,) for each in page]
@@ -416,7 +420,7 @@ class _Schedules:
                 self._index.run("DELETE FROM schedules WHERE schedule_id = ?", schedule_id)
                 self._index.forget(holder)
             return
-        # What it holds lies in the place of the workflow that it names, which never runs by that id.
+        # Its payloads are stored under the workflow id that it names, though no run has exactly that id.
         workflow_id = described.schedule.action.start_workflow.workflow_id
         try:
             links = await self._reader.find_links(walk_payloads(described), workflow_id)

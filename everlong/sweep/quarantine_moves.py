@@ -162,7 +162,7 @@ class QuarantineMover:
             self._note(needed.copy.key, error)
 
     def _note(self, key: str, error: StoreError) -> None:
-        """Skip an object that the store fails to read or move. After many faults, raise: it is an outage."""
+        """Skip an object that the store fails to read or move. Many faults are an outage, and raise."""
         self.faults.append(f"{key}: {type(error).__name__}: {printable(str(error), 200)}")
         if len(self.faults) >= _FAULTS_MAX:
             raise error
@@ -203,7 +203,7 @@ class QuarantineMover:
             if not self._dry_run:
                 objects = [(each.key, each.size_bytes) for each in batch]
                 await self._records.log("quarantine", objects)
-            # Manifests of archives are moved before their files: an archive exists only with its manifest.
+            # Manifests of archives before their files: an archive exists only with its manifest.
             manifests = [each for each in batch if each.key.endswith(".json")]
             others = [each for each in batch if not each.key.endswith(".json")]
             what = f"quarantined {self.counts.objects['quarantined']} objects"
@@ -257,11 +257,11 @@ class QuarantineMover:
     def _written_ms(self, candidate: _Candidate) -> int:
         """Return when an object was written. The age of an archive's file counts from its manifest."""
         stem, _, end = candidate.key.rpartition(".")
-        beside = None
+        manifest_ms = None
         if end == "parquet":
             statement = "SELECT modified_ms FROM objects WHERE key = ?"
-            beside = self._index.scalar(statement, f"{stem}.json")
-        return max(candidate.modified_ms, beside or 0)
+            manifest_ms = self._index.scalar(statement, f"{stem}.json")
+        return max(candidate.modified_ms, manifest_ms or 0)
 
     def _note_moved(self, candidate: _Candidate, copy: str, since_ms: int) -> None:
         """Add the copy to the index: the exact mark may need it. It is newer than this sweep's start."""

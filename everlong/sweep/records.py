@@ -1,6 +1,6 @@
-"""What sweeps write down in the store: whose the threads are, what was taken, how it went.
+"""Records of sweeps in the store: ids of a namespace's threads, logs of moves, and reports.
 
-Objects of a store are never changed, so each record is an object of its own, named by its time.
+Stored objects are immutable, so each record is a separate object, named by its time.
 """
 
 import json
@@ -21,15 +21,15 @@ from everlong.storage.base import BlobStore
 PREFIX: Final = "sweep/"
 _STAMPED: Final = re.compile(r".*/(?P<ms>[0-9]{13})-[0-9a-f]{8}(-[0-9]+)?\.json")
 _REPORT: Final = TypeAdapter(SweepReport)
-# Tries to read all records while others merge them.
+# Attempts to read all records while other sweeps merge them.
 _READS_MAX: Final = 3
-# Fewer ids that are gone are no reason to write those anew that are not.
+# With fewer obsolete ids than this, the records are not rewritten.
 _GONE_MIN: Final = 1000
 
 
 @dataclass(frozen=True)
 class SeenIds:
-    """Ids that a namespace has, or had."""
+    """Ids of workflows and schedules that a namespace has or had."""
 
     workflow_ids: frozenset[str] = frozenset()
     schedule_ids: frozenset[str] = frozenset()
@@ -53,7 +53,10 @@ _SEEN: Final = TypeAdapter(SeenIds)
 
 
 async def record_seen(store: BlobStore, namespace_id: str, workflow_id: str) -> None:
-    """Note whose a thread is that no sweep may have seen, before its last history goes."""
+    """Record that a thread belongs to a namespace, before its last history is deleted.
+
+    Otherwise no sweep may ever have seen it, and its objects would count as foreign.
+    """
     stamp = f"{time.time_ns() // 1_000_000:013d}-{os.urandom(4).hex()}"
     await Records(store, namespace_id, stamp).write_seen(SeenIds(frozenset({workflow_id})))
 
@@ -69,7 +72,7 @@ class Records:
         self._batches = 0
 
     async def begin(self, by: str, reason: str) -> int | None:
-        """Write down that a sweep begins; return the store's own time of that, if it tells."""
+        """Log the start of a sweep; return the store's own time of the record, if the store has it."""
         key = await self._log({"action": "begin", "by": by, "reason": reason, "objects": []})
         found = [info.modified_ms async for info in self._store.list(key) if info.key == key]
         return found[0] if found else None
@@ -86,29 +89,29 @@ class Records:
         return found
 
     async def add_seen(self, known: SeenIds, new: SeenIds, gone: SeenIds) -> None:
-        """Note ids that are new. Where much is of no use any more, keep one record, of the rest.
+        """Record new ids. If many ids are obsolete, replace all records with one of the others.
 
-        A new index asks Temporal for each id that is not listed: those that are gone must not pile up.
+        A new index asks Temporal for each id that is not listed, so obsolete ids must not accumulate.
         """
         if new:
             await self.write_seen(new)
         records = await self._stamped("seen")
         is_stale = len(gone.workflow_ids) > max(_GONE_MIN, len(known.workflow_ids) // 2)
         if is_stale or len(records) > limits.SWEEP_RECORDS_MAX:
-            # Written before the others are deleted, and read from them again: another sweep may have
-            # added one.
+            # Read again, since another sweep may have added a record; and written before the others are
+            # deleted.
             everyone, read = await self._parse_seen(records)
             await self.write_seen(everyone - gone, "-1")
             await self._store.delete(read)
 
     async def _parse_seen(self, records: Iterable[str]) -> tuple[SeenIds, list[str]]:
-        """Return what records say, and which could be read."""
+        """Return the ids in some records, and the keys of the records that could be read."""
         found, read = SeenIds(), []
         for key in records:
             try:
                 found |= _SEEN.validate_json(await self._store.get(key))
-            # Merged meanwhile: the whole is in a record that is newer. Or written by a newer Everlong:
-            # whom it names is nobody's here, and stays.
+            # Merged meanwhile: its ids are in a newer record. Or written by a newer Everlong: its
+            # threads count as foreign here, so their objects are kept.
             except (BlobMissing, ValidationError):
                 continue
             read.append(key)
@@ -119,7 +122,7 @@ class Records:
         await self._store.put(f"{self.place}/seen/{self.stamp}{end}.json", _SEEN.dump_json(seen))
 
     async def log(self, action: str, objects: Sequence[tuple[str, int]]) -> None:
-        """Write down what is about to be taken, restored or deleted: keys and sizes."""
+        """Log keys and sizes of objects before they are quarantined, restored or deleted."""
         listed = [{"key": key, "size_bytes": size_bytes} for key, size_bytes in objects]
         await self._log({"action": action, "objects": listed})
 
@@ -131,7 +134,7 @@ class Records:
         return key
 
     async def write_report(self, report: SweepReport) -> None:
-        """Keep a report, and not too many of them; and drop what is old of the log."""
+        """Write a report, and delete the oldest reports and old log records."""
         await self._store.put(f"{self.place}/reports/{self.stamp}.json", _REPORT.dump_json(report))
         oldest_ms = report.started_ms - 1000 * limits.SWEEP_LOG_SECONDS
         old = [key for key in await self._stamped("log") if _ms(key) < oldest_ms]
@@ -143,7 +146,7 @@ class Records:
         for key in reversed(await self._stamped("reports")):
             try:
                 return _REPORT.validate_json(await self._store.get(key))
-            except (BlobMissing, ValidationError):  # Deleted meanwhile, or of a newer Everlong.
+            except (BlobMissing, ValidationError):  # Deleted meanwhile, or from a newer Everlong.
                 continue
         return None
 

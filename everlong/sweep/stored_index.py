@@ -1,18 +1,18 @@
-"""The index in the store: what sweeps have read from histories and packs, for a process without it.
+"""Stored index: the links of histories and packs, saved in the store for a process without the index.
 
-It is a cache. A file that is missing or damaged means that some histories are read again, and nothing
-else. So each file stands by itself: it holds runs, and for each of them everything that the index
-would need to follow it. That matters for payloads. Only a ref tells how to decode one, so a run that
-counts as read must come with what its payloads led to; by their bytes alone they may lead to less, and
-an object in use would be taken for garbage.
+It is a cache. If a file is missing or damaged, some histories are read again, and nothing else. So each
+file is self-contained: it holds runs, and for each run every link that the index needs to follow it.
+This matters for payloads. Only a ref says how to decode one, so a run that counts as read must come
+with the links of its decoded payloads: their bytes alone may show fewer links, and an object in use
+would be taken for garbage.
 
 A file holds the runs of the threads whose keys begin with the same digits. A manifest names the files
-that belong together, and is written last. No file is ever changed: a sweep writes new ones, then the
-manifest, then deletes what that replaces. A sweep that is killed in between leaves the manifest of
-before, or files that no manifest names; the latter are deleted after two days.
+that belong together, and is written last. No file is ever changed: a sweep writes new files, then the
+manifest, then deletes the files that it replaces. A sweep that is killed in between leaves the previous
+manifest valid, or leaves files that no manifest names; those are deleted after two days.
 
-Stale is safe. What is said of a run holds for its first events for ever, and what is said of a pack
-holds for ever. A run that Temporal has no more is dropped when Temporal says so, as always.
+A stale index is safe. The links of a run hold for its first events forever, and the links of a pack
+hold forever. A run that Temporal no longer retains is dropped when Temporal says so, as always.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ _DIGITS: Final = "0123456789abcdef"
 # 65,536 files of 50,000 rows: 3 billion rows.
 _DEPTH_MAX: Final = 4
 _MANIFEST: Final = "manifest"
-# Newest manifests that are tried.
+# Manifests that are tried, newest first.
 _MANIFESTS_MAX: Final = 3
 
 _Name = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -52,7 +52,7 @@ _Link = tuple[_Name, _Thread, Annotated[int, Field(ge=0, le=3)]]
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run, how far it was read, and what it leads to."""
+    """A run, how far it was read, and its links."""
 
     run_id: str
     workflow_id: str
@@ -62,12 +62,12 @@ class StoredRun:
     is_final: bool
     links: list[_Link]
     beside: list[_Link]
-    """What it held beside its history when it was last read."""
+    """Links of payloads outside its history (memo, pending activities), as of the last read."""
 
 
 @dataclass(frozen=True)
 class StoredPack:
-    """A pack, and what it leads to."""
+    """A pack and its links."""
 
     name: _Name
     is_decoded: bool
@@ -76,29 +76,29 @@ class StoredPack:
 
 @dataclass(frozen=True)
 class Shard:
-    """One file: what is known of the threads whose keys begin with the same digits."""
+    """One file: the threads whose keys begin with the same digits."""
 
     identity: str
     digits: Annotated[str, Field(pattern=r"^[0-9a-f]{0,4}$")]
     runs: list[StoredRun]
     packs: list[StoredPack]
     threads: list[tuple[str, str]]
-    """Workflow ids and their roots, of threads that have objects."""
+    """Workflow id and root of each thread that has objects."""
     asked: list[_Thread]
     quiet: dict[_Thread, str]
-    """Threads without new objects, and a digest of those that they have."""
+    """Threads without new objects, each with a digest of its objects."""
     version: Literal[1] = 1
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Names the files of an index."""
+    """List of the files of an index."""
 
     identity: str
     files: dict[str, str]
     """Keys, by the digits of the file."""
     is_settled: bool
-    """Whether all was marked when it was written: then the digests of threads hold."""
+    """Whether the mark was complete when it was written: then the digests of threads hold."""
     version: Literal[1] = 1
 
 
@@ -111,12 +111,12 @@ class StoredIndex:
 
     Args:
         index: The index of the sweep.
-        store: The store itself.
-        packs: Has the keys by which files are sealed.
+        store: The store without caches.
+        packs: Has the keys that files are sealed with.
         namespace: Name of the namespace.
-        identity: Of the namespace and of how payloads are read. An index of another one is not read.
+        identity: Identifies the namespace and how payloads are read. Other indexes are not read.
         place: Prefix of all records of the namespace.
-        stamp: Of the sweep: its time and its id.
+        stamp: Time and id of the sweep.
         on_progress: Called with the progress.
 
     """
@@ -142,17 +142,17 @@ class StoredIndex:
         self._stamp = stamp
         self._on_progress = on_progress
         self.is_settled = False
-        """Whether all was marked in this sweep: then no object is new to a run that was read."""
+        """Whether the mark of this sweep is complete: then no object is new to a run that was read."""
         self._numbers = itertools.count(1)
         self._saved_at = time.monotonic()
         self._seconds = 0.0
-        """What the last save took."""
+        """Duration of the last save."""
 
     async def load(self) -> None:
-        """Fill an empty index with what is stored. What cannot be read is left out."""
+        """Fill an empty index from the store, without the files that cannot be read."""
         keys = {info.key async for info in self._store.list(self._place)}
         if not self._index.is_empty:
-            # Files that another sweep has replaced since are written again.
+            # Files that another sweep has replaced meanwhile are written again.
             self._index.run_many(
                 "DELETE FROM saved WHERE key = ?",
                 ((key,) for (key,) in self._index.run("SELECT key FROM saved") if key not in keys),
@@ -178,11 +178,11 @@ class StoredIndex:
             await self._index.compute(partial(self._add, shard), self._on_progress)
             self._index.run("INSERT OR REPLACE INTO saved VALUES (?, ?)", digits, key)
         if not is_whole:
-            # An object of one thread may be named by a run of another, which is read again now.
+            # The runs of the missing file are read again, and may name objects of any thread.
             self._index.run("DELETE FROM quiet")
 
     async def _read(self, key: str, shape: TypeAdapter[Any]) -> Any:
-        """Return what a file holds; None if it cannot be read."""
+        """Return the contents of a file; None if it cannot be read."""
         try:
             data = await self._store.get(key)
             keys = await self._packs.keys(sealing_key_id(data))
@@ -219,7 +219,7 @@ class StoredIndex:
             index.run_each("INSERT OR IGNORE INTO quiet VALUES (?, ?)", shard.quiet.items())
 
     async def settle(self) -> None:
-        """After the store was listed: threads whose objects are as they were have nothing new."""
+        """After the listing: clear `is_new` for threads whose objects have not changed."""
         if self._index.scalar("SELECT 1 FROM quiet LIMIT 1") is not None:
             await self._index.compute(self._settle, self._on_progress)
 
@@ -234,13 +234,13 @@ class StoredIndex:
         self._index.run("DELETE FROM quiet")
 
     async def checkpoint(self) -> None:
-        """Save what has been read so far, now and then: reading all histories may take days."""
+        """Save the index at intervals: reading all histories may take days."""
         pause = max(limits.SWEEP_SAVE_SECONDS, 10 * self._seconds)
         if time.monotonic() - self._saved_at >= pause:
             await self.save()
 
     async def save(self) -> None:
-        """Write what has changed. If it cannot be written, the next sweep reads more."""
+        """Write the files that have changed. If that fails, the next sweep reads more histories."""
         started = time.monotonic()
         try:
             await self._save(is_settled=self.is_settled)
@@ -275,7 +275,7 @@ class StoredIndex:
         await self._delete_old(key, {*before.values()} - {*files.values()}, {*files.values()})
 
     async def _delete_old(self, manifest: str, replaced: set[str], used: set[str]) -> None:
-        """Delete what was replaced, older manifests, and what sweeps that were killed have left."""
+        """Delete replaced files, older manifests, and files that killed sweeps left."""
         own_ms = int(self._stamp[:13])
         oldest = f"{self._place}{own_ms - int(1000 * limits.SWEEP_LISTING_SECONDS_MAX):013d}"
         old = [
@@ -292,7 +292,7 @@ class StoredIndex:
         await self._store.delete(old)
 
     def _divide(self, before: dict[str, str]) -> list[str]:
-        """Return by which digits the index is divided. It never becomes coarser than it was."""
+        """Return the digits of all shards. The division never becomes coarser than before."""
         rows = self._index.scalar(
             "SELECT (SELECT COUNT(*) FROM links) + (SELECT COUNT(*) FROM scanned) "
             "+ (SELECT COUNT(*) FROM runs) + (SELECT COUNT(*) FROM threads)"
@@ -307,7 +307,7 @@ class StoredIndex:
         return self._index.scalar(statement, *_bounds(digits)) is not None
 
     def _collect(self, digits: str, *, is_settled: bool) -> bytes:
-        """Return a shard as bytes: as many runs as fit, each with all that it leads to."""
+        """Return a shard as bytes: as many runs as fit, each with everything that it reaches."""
         index, low_high = self._index, _bounds(digits)
         contents = _Contents(index)
         for row in index.run(
@@ -322,7 +322,7 @@ class StoredIndex:
             "OR EXISTS (SELECT 1 FROM copies WHERE copies.thread = threads.thread))",
             *low_high,
         )
-        # A workflow that has runs is not asked for; if those are not in the file, it has to be.
+        # A workflow with runs need not be asked for. If its runs are not in the file, it must be.
         asked = index.run(
             "SELECT thread FROM asked WHERE thread BETWEEN ? AND ? "
             "AND NOT EXISTS (SELECT 1 FROM runs WHERE runs.thread = asked.thread)",
@@ -346,10 +346,10 @@ class StoredIndex:
 
 
 class _Contents:
-    """Runs of a shard, and the packs that they lead to.
+    """Runs of a shard, and the packs that they reach.
 
-    A run that does not fit, with all that it leads to, is there as one that has not been read. It must
-    not be left out: a listing of Temporal's may lack it, and who tells of it is not read again.
+    A run that does not fit, with everything that it reaches, is written as unread. It must not be left
+    out: a visibility listing may lack it, and the history that names it is not read again.
     """
 
     def __init__(self, index: SweepIndex) -> None:
@@ -391,7 +391,7 @@ class _Contents:
         )
 
     def _add_packs(self, links: set[Link]) -> bool:
-        """Add all that some links lead to, as far as it is known; return whether that fits."""
+        """Add everything that some links reach by known links; return whether it fits."""
         packs: list[StoredPack] = []
         names: set[bytes] = set()
         rows = len(links)
@@ -419,7 +419,7 @@ class _Contents:
 
 
 def _digests(index: SweepIndex, low: str, high: str) -> Iterator[tuple[str, str]]:
-    """Yield threads, and a digest of the keys and times of their objects, in whatever order."""
+    """Yield each thread with a digest of its objects' keys and times, independent of their order."""
     rows = index.stream(
         "SELECT thread, key, modified_ms FROM objects WHERE thread BETWEEN ? AND ? ORDER BY thread",
         low,

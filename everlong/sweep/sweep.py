@@ -169,7 +169,7 @@ class Sweep:
         try:
             return await self._run(SweepIndex(self._index_dir, identity), namespace_id)
         except sqlite3.DatabaseError:
-            # The file is damaged, or its disk is full. It is only a cache: continue with a temporary one.
+            # The file is damaged, or its disk is full. It is only a cache: use a temporary one.
             return await self._run(SweepIndex(None, identity), namespace_id)
 
     async def _run(self, index: SweepIndex, namespace_id: str) -> SweepReport:

@@ -1,7 +1,7 @@
-"""The `everlong.Sweeper` workflow: one sweep, by activities that go on where the last one ended.
+"""The `everlong.Sweeper` workflow: one sweep, in activities that each continue the previous one.
 
-How far a sweep is stands in its index, on disk and in the store, and not here or in heartbeats: a
-cursor counts only together with what lies before it. So an activity takes the same options each time.
+The progress of a sweep is in its index, on disk and in the store, and not here or in heartbeats: a
+cursor is valid only together with the rows before it. So each activity takes the same options.
 """
 
 from datetime import timedelta
@@ -15,7 +15,7 @@ from everlong.models import SWEEP, SWEEPER_WORKFLOW, SweepOptions, SweepReport, 
 # An activity ends by itself before this (`SWEEP_ACTIVITY_SECONDS_MAX`), and reports that it is
 # unfinished.
 _SWEEP: Final = timedelta(hours=24)
-# It tells of its progress all the time; one call to a store, with its retries, takes seconds.
+# The activity reports progress all the time; one call to a store, with its retries, takes seconds.
 _HEARTBEAT: Final = timedelta(minutes=2)
 _ATTEMPTS_MAX: Final = 5
 # 25 days at 20 hours each.
@@ -28,7 +28,7 @@ class SweeperWorkflow:
 
     @workflow.run
     async def run(self, options: SweepOptions) -> SweepReport:
-        """Sweep, and return what was done."""
+        """Sweep, and return the report."""
         report = await self._sweep(options)
         for _ in range(_ACTIVITIES_MAX - 1):
             if not report.is_unfinished:

@@ -44,7 +44,7 @@ async def test_a_sweep_that_is_cancelled_while_the_index_thinks_ends_well(tmp_pa
     thinks = asyncio.Event()
 
     def on_progress(text: str) -> None:
-        if text == "following what is known":
+        if text == "following known links":
             thinks.set()
 
     packs = PackStore(world.store)
