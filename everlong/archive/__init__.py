@@ -1,4 +1,4 @@
-"""Archives: a thread's whole journal as one Parquet file, which any tool can read."""
+"""Archives: a thread's whole journal as one Parquet file that any tool can read."""
 
 from everlong.archive.freed import Freed
 from everlong.archive.manifest import Facts, Manifest, new_archive_id

@@ -1,8 +1,8 @@
-"""JSON objects whose last field is a digest of all bytes before it.
+"""Checked JSON: objects whose last field is a digest of all bytes before it.
 
-A reader notices whatever was changed since a writer stored it: a bit, white space, a field that is
-missing or there twice, an end that is cut off. The digest needs no key, so it finds damage and not a
-forger. Where there are keys, tags and encryption find forgers.
+A reader detects any change since the object was written: a flipped bit, white space, a missing or
+duplicate field, a truncated end. The digest needs no key, so it detects damage but not forgery. Where
+keys are configured, tags and encryption detect forgery.
 """
 
 import hashlib
@@ -23,25 +23,25 @@ _END_BYTES: Final = 64 + len(b'"\n}\n')
 
 
 def dump(fields: Mapping[str, Any]) -> bytes:
-    """Return an object as it is stored. Its first field is `version`."""
+    """Return the stored form of an object. Its first field is `version`."""
     signed = dump_prefix(fields) + _LAST
     return signed + hashlib.sha256(signed).hexdigest().encode() + b'"\n}\n'
 
 
 def dump_prefix(fields: Mapping[str, Any]) -> bytes:
-    """Return the beginning of an object as it is stored, up to the last of these fields."""
+    """Return the beginning of the stored form, up to the last of these fields."""
     return to_json(fields, indent=2).removesuffix(b"\n}")
 
 
 def load(data: bytes, key: str, *, version: int) -> dict[str, Any]:
-    """Return the fields of an object, without its digest, or raise if it is not what was written."""
+    """Return the fields of an object, without its digest. Raises if any byte was changed."""
     signed, end = data[:-_END_BYTES], _END.fullmatch(data[-_END_BYTES:])
     is_sound = end is not None and hashlib.sha256(signed).hexdigest().encode() == end[1]
     start = _START.match(data)
     if start is not None and int(start[1]) != version:
         raise UnknownVersion(
-            f"{key!r} is of version {int(start[1])}, which this Everlong does not read, or damaged. "
-            "Upgrade Everlong here, or restore it from a backup of the store."
+            f"{key!r} has version {int(start[1])}, which this Everlong does not read, or it is damaged. "
+            "Upgrade Everlong here, or restore the object from a backup of the store."
         )
     if start is None or not is_sound or not signed.endswith(_LAST):
         raise BlobCorrupt(
@@ -59,7 +59,7 @@ def load(data: bytes, key: str, *, version: int) -> dict[str, Any]:
 
 
 def malformed_error(key: str) -> BlobCorrupt:
-    """Return the error for an object whose digest fits and whose fields do not: no writer makes one."""
+    """Return the error for an object with a valid digest and invalid fields: no writer makes one."""
     return BlobCorrupt(
         f"{key!r} has fields that no writer gives it: it is forged, or written by another program. Find "
         "out which, and restore it from a backup of the store; until then it is passed over."
@@ -69,9 +69,9 @@ def malformed_error(key: str) -> BlobCorrupt:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        raise ValueError("a field is there twice")
+        raise ValueError("duplicate field")
     return fields
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no number of JSON")
+    raise ValueError(f"{constant} is not a JSON number")

@@ -1,7 +1,7 @@
-"""Digests of an archive's file: of all its bytes, and of its end, without which nothing in it is found.
+"""Digests of an archive's file: of all its bytes, and of its footer, which locates everything else.
 
-Parquet has checksums of its pages, and none of its footer. So whoever opens a file checks the footer,
-and whoever goes on from all of it checks the whole.
+Parquet has checksums for its pages but none for its footer. So a reader checks the footer when it opens
+a file, and checks the whole file before it relies on all of it.
 """
 
 import dataclasses
@@ -15,14 +15,14 @@ from everlong.errors import BlobCorrupt
 from everlong.storage.base import BlobStore
 from everlong.storage.thread_pool import in_thread
 
-# A file ends with the footer, its length in 4 bytes, and 4 bytes that say whether it is sealed.
+# A file ends with the footer, its length in 4 bytes, and 4 magic bytes: sealed or plain.
 _END_BYTES: Final = 8
 _READ_BYTES: Final = 8 * limits.MIB
 
 
 @dataclasses.dataclass(frozen=True)
 class Digests:
-    """What a manifest says of its file's bytes."""
+    """Sizes and digests of a file, as its manifest has them."""
 
     size_bytes: int
     sha256: str
@@ -31,7 +31,7 @@ class Digests:
 
 
 def hash_file(path: Path) -> Digests:
-    """Return the digests of a file on disk, which a writer has closed."""
+    """Return the digests of a file on disk after its writer has closed it."""
     size_bytes = path.stat().st_size
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
@@ -43,7 +43,7 @@ def hash_file(path: Path) -> Digests:
 
 
 async def hash_stored(store: BlobStore, manifest: Manifest) -> tuple[int, str]:
-    """Return the size and the digest of the file as it is in the store."""
+    """Return the size and the digest of the file in the store."""
     digest, at = hashlib.sha256(), 0
     while at <= manifest.size_bytes:
         data = await store.get_range(manifest.file_key, at, _READ_BYTES)
@@ -55,12 +55,12 @@ async def hash_stored(store: BlobStore, manifest: Manifest) -> tuple[int, str]:
 
 
 async def read_footer(store: BlobStore, manifest: Manifest) -> bytes:
-    """Return the end of the file, or raise if it is not what was written."""
+    """Return the footer of the file. Raises `BlobCorrupt` if it is damaged."""
     start = max(0, manifest.size_bytes - manifest.footer_bytes)
     footer = await store.get_range(manifest.file_key, start, manifest.footer_bytes)
     if hashlib.sha256(footer).hexdigest() != manifest.footer_sha256:
         raise BlobCorrupt(
-            f"the end of archive {manifest.file_key!r} is not what was written: the file is damaged. "
+            f"the footer of archive {manifest.file_key!r} is not what was written: the file is damaged. "
             "Restore it from a backup of the store."
         )
     return footer

@@ -1,7 +1,7 @@
-"""Who freed an archived thread, and why: said beside its archive before its histories are deleted.
+"""Freed records: who freed an archived thread and why, written before its histories are deleted.
 
-An archive that was there already tells only of whoever wrote it. Each time somebody frees a thread is a
-record of its own, since what is stored is never changed.
+An archive that existed before names only its own author. So each time a thread is freed, a separate
+record is written next to the archive: stored objects are immutable.
 """
 
 import dataclasses
@@ -28,17 +28,17 @@ from everlong.storage.keys import MANIFEST_PURPOSE, SALT_BYTES, Keys, open_bytes
 from everlong.storage.pack_store import PackStore
 
 VERSION: Final = 2
-# Who and why have some hundred characters.
+# `by` and `reason` have a few hundred characters.
 _RECORD_BYTES_MAX: Final = 16 * limits.KIB
 
 
 @dataclass(frozen=True, kw_only=True)
 class Freed:
-    """That a thread was freed: its histories are deleted, and its packs go with a sweep."""
+    """Record that a thread was freed: its histories are deleted, and a sweep will delete its packs."""
 
     version: Literal[2] = VERSION
     archive_id: str
-    """The archive that is left of it."""
+    """The archive that remains of the thread."""
     thread_id: str
     namespace: str
     thread: str
@@ -50,7 +50,7 @@ class Freed:
 
 @dataclass(frozen=True, kw_only=True)
 class _Sealed:
-    """A record where there are keys."""
+    """A record as it is stored where keys are configured."""
 
     version: Literal[2] = VERSION
     key_id: str
@@ -63,7 +63,7 @@ _SEALED: Final = TypeAdapter(_Sealed)
 
 
 async def write(packs: PackStore, freed: Freed) -> str:
-    """Store who freed a thread, and why; return the record's id, once durable."""
+    """Write a freed record; return its id once it is durable."""
     freed_id = new_archive_id(freed.freed_ms, os.urandom(4))
     key = _key(freed.thread, freed.archive_id, freed_id)
     keys = await packs.keys()
@@ -73,7 +73,7 @@ async def write(packs: PackStore, freed: Freed) -> str:
 
 
 async def read(packs: PackStore, thread: str, archive_id: str, freed_id: str) -> Freed:
-    """Read who freed a thread, and why."""
+    """Read a freed record, checked."""
     key = _key(thread, archive_id, freed_id)
     data = await packs.store.get_range(key, 0, _RECORD_BYTES_MAX + 1)
     fields = checked_json.load(data, key, version=VERSION)
@@ -87,19 +87,19 @@ async def read(packs: PackStore, thread: str, archive_id: str, freed_id: str) ->
         else:
             record = _SEALED.validate_json(to_json(fields), strict=True)
             found = _FREED.validate_json(await _open(packs, record, key), strict=True)
-    except ValidationError:  # Not chained: pydantic quotes what it was given.
+    except ValidationError:  # Not chained: pydantic quotes its input.
         raise checked_json.malformed_error(key) from None
     if (
         (found.thread, found.archive_id) != (thread, archive_id)
         or thread_key(found.namespace, found.thread_id) != thread
         or archive_ms(freed_id) != found.freed_ms
     ):
-        raise BlobCorrupt(f"{key!r} tells of another archive. Restore it from a backup.")
+        raise BlobCorrupt(f"{key!r} is about another archive. Restore it from a backup.")
     return found
 
 
 def _key(thread: str, archive_id: str, freed_id: str) -> str:
-    # As an archive's: a sweep takes it by its age, and no other name of a manifest is like it.
+    # Named like an archive's manifest, so that a sweep deletes it by age; no manifest has such a name.
     return archive_key(thread, f"{archive_id}{FREED}{freed_id}", MANIFEST)
 
 

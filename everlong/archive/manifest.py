@@ -1,11 +1,11 @@
-"""What an archive says of itself, beside its file and in it. An archive exists once its manifest does.
+"""Manifest of an archive: a JSON object next to the file. An archive exists once its manifest does.
 
-A manifest is read by those who list archives, and holds nothing that was said. What the file says of
-its thread (`Facts`) is sealed with it, where there are keys.
+Listings of archives read manifests, so a manifest holds no message content. The facts about the thread
+inside the file (`Facts`) are sealed with the file, where keys are configured.
 
-A manifest is checked before it is used: its bytes by their own digest, its fields one by one, its
-place by the thread that it names, its tag where there are keys. The file is checked against it when it
-is opened.
+A manifest is checked before it is used: its bytes by their own digest, its fields one by one, its key
+by the thread that it names, its tag where keys are configured. The file is checked against its manifest
+when it is opened.
 """
 
 import dataclasses
@@ -44,14 +44,14 @@ MANIFEST: Final = ".json"
 FREED: Final = "-freed-"
 VERSION: Final = 2
 _ID: Final = "[0-9]{8}T[0-9]{9}Z-[0-9a-f]{8}"
-# A manifest, or what says who freed the thread, which has an id of its own after that of the archive.
+# A manifest, or a freed record, which has its own id after that of the archive.
 _KEY: Final = re.compile(rf"archive/v1/([0-9a-f]{{32}})/({_ID})(?:{FREED}({_ID}))?\.json")
 # A manifest has about 1 KB.
 _MANIFEST_BYTES_MAX: Final = 64 * limits.KIB
-# The manifests of a thread that are read to find one that can be read, or that is of a given journal.
+# Manifests of a thread that are read, newest first, to find a readable one or one of a given journal.
 _SEARCHED_MAX: Final = 100
 _TAG: Final = b'"tag": "'
-# A row group takes 2 KB of it, and has 1,024 entries or 8 MiB: so it is enough for 30 million entries.
+# A row group takes 2 KB of the footer, and has 1,024 entries or 8 MiB: enough for 30 million entries.
 _FOOTER_BYTES_MAX: Final = 64 * limits.MIB
 
 
@@ -60,7 +60,7 @@ Count = Annotated[int, Field(ge=0)]
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What the file says of its thread, in its metadata under `everlong`."""
+    """Facts about the thread, in the file's metadata under `everlong`."""
 
     version: Literal[1] = 1
     archive_id: str
@@ -73,54 +73,54 @@ class Facts:
     by: str = ""
     reason: str = ""
     status: ThreadStatus
-    """How the thread was, with its policy and its counters."""
+    """Status of the thread when it was archived, with its policy and its counters."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The JSON beside an archive's file."""
+    """The JSON object next to an archive's file."""
 
     version: Literal[2] = VERSION
     archive_id: Annotated[str, Field(pattern=r"^[0-9]{8}T[0-9]{9}Z-[0-9a-f]{8}$")]
-    """When it was written, and what tells it from others of that moment: ids sort by time."""
+    """Time of writing and a random suffix: ids sort by time."""
     thread_id: Annotated[str, Field(min_length=1)]
     namespace: Annotated[str, Field(min_length=1)]
     thread: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     agent: str
     status: str
-    """How the thread was: `archived`, `stopped`, `waiting`, ..."""
+    """Status of the thread when it was archived: `archived`, `stopped`, `waiting`, ..."""
     entries: Annotated[int, Field(ge=0)]
-    """Rows of the file: entries 1 to this one."""
+    """Number of rows: entries 1 to this seq."""
     first_ms: Count = 0
     last_ms: Count = 0
     snapshot_seq: Count = 0
-    """The newest compaction, whose snapshot is in force; 0 if there was none."""
+    """Seq of the newest compaction, whose snapshot is in force; 0 without a compaction."""
     snapshots_missing: Count = 0
-    """Older snapshots that were gone from the store already. Their rows have none."""
+    """Number of older snapshots that were already deleted from the store. Their rows have none."""
     head: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
-    """Digest of the journal's head: the same one is the same journal."""
+    """Digest of the journal's head. Equal heads mean equal journals."""
     steps: Count = 0
     tokens: Count = 0
     cost_usd: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     archived_ms: Count
     by: str = ""
     reason: str = ""
-    """Both empty where the file is sealed: they are in it."""
+    """`by` and `reason` are empty if the file is sealed: the file has them."""
     size_bytes: Bytes
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    """Of the file as it is stored."""
+    """Digest of the stored file."""
     footer_bytes: Annotated[int, Field(ge=0, le=_FOOTER_BYTES_MAX)]
     footer_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    """Of the file's end, which says where everything in it lies: all who open it check that."""
+    """Digest of the file's footer, which locates everything in it. Readers check it on opening."""
     key_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,32}$")] = ""
-    """The key that the file is sealed with; empty if it is not."""
+    """Id of the key that the file is sealed with; empty if it is not sealed."""
     salt: Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$")] = ""
     tag: Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$")] = ""
     """Proof that a writer with the key wrote this. It is the last field before the digest."""
 
     @property
     def file_key(self) -> str:
-        """Where the file lies."""
+        """Store key of the file."""
         return archive_key(self.thread, self.archive_id, FILE)
 
 
@@ -136,21 +136,21 @@ def new_archive_id(now_ms: int, random: bytes) -> str:
 
 
 def archive_ms(archive_id: str) -> int:
-    """Return when an archive was begun, by its id."""
+    """Return the time in an archive's id, in Unix milliseconds."""
     moment = datetime.strptime(archive_id[:15], "%Y%m%dT%H%M%S").replace(tzinfo=UTC)
     return int(moment.timestamp()) * 1000 + int(archive_id[15:18])
 
 
 def next_archive_id(earlier: Sequence[str], now_ms: int, random: bytes) -> str:
-    """Return an id that sorts after those there are, also if another machine's clock is ahead."""
+    """Return an id that sorts after all earlier ids, even if another machine's clock is ahead."""
     try:
         return new_archive_id(max(now_ms, archive_ms(max(earlier)) + 1), random)
-    except ValueError:  # There are none, or that is no time.
+    except ValueError:  # No earlier ids, or one without a valid time.
         return new_archive_id(now_ms, random)
 
 
 def head_digest(head: SegmentRef | None) -> str:
-    """Return a journal's head as a manifest has it."""
+    """Return the digest of a journal's head, as manifests have it."""
     return "" if head is None else head.ref.digest
 
 
@@ -160,28 +160,29 @@ def archive_key(thread: str, archive_id: str, suffix: str) -> str:
 
 
 def dump_facts(facts: Facts) -> str:
-    """Return what a file says of its thread."""
+    """Return the facts as JSON, for the file's metadata."""
     return _FACTS.dump_json(facts).decode()
 
 
 def parse_facts(text: str | bytes, manifest: Manifest) -> Facts:
-    """Read what a file says of its thread; it has to be what the manifest says."""
+    """Parse the facts in a file. Raises if they differ from the manifest."""
     try:
         facts = _FACTS.validate_json(text)
     except ValidationError as error:
-        # Not chained: pydantic quotes what it was given.
+        # Not chained: pydantic quotes its input.
         if error.errors(include_input=False)[0]["type"] == "json_invalid":
             raise BlobCorrupt(
-                f"archive {manifest.file_key!r} does not say whose it is. Restore it from a backup of "
+                f"archive {manifest.file_key!r} does not name its thread. Restore it from a backup of "
                 "the store."
             ) from None
         raise UnknownVersion(
-            f"archive {manifest.file_key!r} is of a version that this Everlong does not read; upgrade "
+            f"archive {manifest.file_key!r} has a version that this Everlong does not read; upgrade "
             "Everlong here."
         ) from None
     if (facts.archive_id, facts.thread) != (manifest.archive_id, manifest.thread):
         raise BlobCorrupt(
-            f"{manifest.file_key!r} is another archive's file. Restore it from a backup of the store."
+            f"{manifest.file_key!r} is the file of another archive. Restore it from a backup of the "
+            "store."
         )
     said = manifest_fields(facts, is_sealed=bool(manifest.key_id))
     if differing := [name for name in said if said[name] != getattr(manifest, name)]:
@@ -193,7 +194,7 @@ def parse_facts(text: str | bytes, manifest: Manifest) -> Facts:
 
 
 def manifest_fields(facts: Facts, *, is_sealed: bool) -> dict[str, Any]:
-    """Return the fields of a manifest that a file's own facts give."""
+    """Return the fields of a manifest that come from the facts."""
     status = facts.status
     return {
         "archive_id": facts.archive_id,
@@ -214,7 +215,7 @@ def manifest_fields(facts: Facts, *, is_sealed: bool) -> dict[str, Any]:
 
 
 def dump(manifest: Manifest, keys: Keys | None) -> bytes:
-    """Return a manifest as it is stored, with its digest, and its tag where there are keys."""
+    """Return the stored form of a manifest, with its digest, and with its tag if there are keys."""
     fields: dict[str, Any] = _MANIFESTS.dump_python(manifest, mode="json")
     del fields["tag"]
     tag = ""
@@ -224,13 +225,13 @@ def dump(manifest: Manifest, keys: Keys | None) -> bytes:
 
 
 def load(data: bytes, key: str) -> Manifest:
-    """Read a manifest and check all of it but its tag."""
+    """Parse a manifest, and check everything but its tag."""
     fields = checked_json.load(data, key, version=VERSION)
     if tuple(fields) != _FIELDS:
         raise checked_json.malformed_error(key)
     try:
         manifest = _MANIFESTS.validate_json(to_json(fields), strict=True)
-    except ValidationError:  # Not chained: pydantic quotes what it was given.
+    except ValidationError:  # Not chained: pydantic quotes its input.
         raise checked_json.malformed_error(key) from None
     if not _is_consistent(manifest):
         raise checked_json.malformed_error(key)
@@ -246,7 +247,7 @@ def load(data: bytes, key: str) -> Manifest:
 
 
 def _is_consistent(manifest: Manifest) -> bool:
-    """Whether the fields of a manifest can be true together."""
+    """Return whether the fields of a manifest are consistent with each other."""
     is_sealed = bool(manifest.key_id)
     return (
         manifest.footer_bytes <= manifest.size_bytes
@@ -259,20 +260,20 @@ def _is_consistent(manifest: Manifest) -> bool:
 
 
 def _tag(data: bytes, key_id: str, keys: Keys) -> str:
-    """Return the tag of a manifest, over all bytes that stand before it."""
+    """Return the tag of a manifest, over all bytes before it."""
     key = keys.derive(key_id, MANIFEST_PURPOSE)
     return hashlib.blake2b(data, key=key, digest_size=16).hexdigest()
 
 
 def check_sealed(packs: PackStore, key_id: str, key: str) -> None:
-    """Refuse what is not sealed, where keys are configured."""
+    """Reject an unsealed archive if keys are configured."""
     try:
         packs.check_sealed(key_id, key)
     except RefRefused:
-        # Another remedy than that of histories: archives do not go away by themselves.
+        # Another remedy than for histories: archives do not expire by themselves.
         raise RefRefused(
             f"archive {key!r} is not sealed, and keys are configured here, so it is not read. If it "
-            "was written before there were keys, read it with accept_unsealed "
+            "was written before keys were configured, read it with accept_unsealed "
             "(EVERLONG_ACCEPT_UNSEALED=1): revive the thread, and archive the new one, which is sealed."
         ) from None
 
@@ -285,14 +286,13 @@ async def fetch(packs: PackStore, thread: str, archive_id: str) -> tuple[Manifes
         data = await packs.store.get_range(key, 0, _MANIFEST_BYTES_MAX + 1)
     except BlobMissing as error:
         raise ArchiveNotFound(
-            f"there is no archive {archive_id!r} of this thread. See what there is with: "
-            "everlong archives"
+            f"this thread has no archive {archive_id!r}. List its archives with: everlong archives"
         ) from error
     return load(data[: _MANIFEST_BYTES_MAX + 1], key), data
 
 
 async def check_tag(packs: PackStore, manifest: Manifest, data: bytes) -> Manifest:
-    """Where there are keys, refuse a manifest that was written without the key that it names."""
+    """If keys are configured, reject a manifest that was written without the key that it names."""
     key = archive_key(manifest.thread, manifest.archive_id, MANIFEST)
     check_sealed(packs, manifest.key_id, key)
     keys = await packs.keys(manifest.key_id) if manifest.key_id else None
@@ -301,9 +301,9 @@ async def check_tag(packs: PackStore, manifest: Manifest, data: bytes) -> Manife
         _tag(signed, manifest.key_id, keys), manifest.tag
     ):
         raise BlobCorrupt(
-            f"manifest {key!r} was changed by somebody who does not have its key, or the key "
-            f"{manifest.key_id!r} is another here. Compare the keys; if they are the same, find out who "
-            "it was, and restore it from a backup of the store."
+            f"manifest {key!r} was changed by a writer without its key, or the key "
+            f"{manifest.key_id!r} is different here. Compare the keys; if they are equal, find the "
+            "writer, and restore the manifest from a backup of the store."
         )
     return manifest
 
@@ -314,17 +314,17 @@ async def read(packs: PackStore, thread: str, archive_id: str) -> Manifest:
 
 
 async def list_ids(store: BlobStore, thread: str) -> list[str]:
-    """Return the ids of a thread's archives, the oldest first."""
+    """Return the ids of a thread's archives, oldest first."""
     return sorted([archive_id async for _, archive_id in iter_ids(store, thread)])
 
 
 class Listed(NamedTuple):
-    """An archive, as a listing of the store has it."""
+    """An archive in a listing of the store."""
 
     thread: str
     archive_id: str
     freed_id: str = ""
-    """Of the newest record of who freed the thread; empty if nobody has."""
+    """Id of the newest freed record; empty if the thread was never freed."""
 
 
 async def list_newest(
@@ -332,7 +332,7 @@ async def list_newest(
 ) -> tuple[list[Listed], bool]:
     """Return the newest archives before an id, and whether there are more.
 
-    All names are listed, and only so many are kept.
+    All names are listed, but only `count` are held in memory.
     """
     kept: list[tuple[str, str]] = []
     freed: dict[tuple[str, str], str] = {}
@@ -342,7 +342,7 @@ async def list_newest(
         if before and archive_id >= before:
             continue
         if freed_id:
-            if len(kept) < count or each >= kept[0]:  # Older ones will not be kept either.
+            if len(kept) < count or each >= kept[0]:  # Older archives are not returned.
                 freed[each] = max(freed_id, freed.get(each, ""))
             continue
         heapq.heappush(kept, each)
@@ -367,7 +367,7 @@ async def _names(store: BlobStore, thread: str | None) -> AsyncIterator[tuple[st
 
 
 UNREADABLE: Final = (BlobCorrupt, BlobMissing, KeyMissing, RefRefused, UnknownVersion)
-"""What is wrong with stored bytes, or with the keys here. An outage of the store is none of these."""
+"""Errors of stored bytes, or of the keys here. An outage of the store is not among them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -383,25 +383,25 @@ class Unreadable:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What a search for a thread's newest archive found."""
+    """Result of a search for a thread's newest archive."""
 
     manifest: Manifest | None
-    """The newest that can be read; None if there is none."""
+    """The newest readable archive; None without one."""
     passed_over: tuple[Unreadable, ...] = ()
-    """Newer ones that cannot be read."""
+    """Newer archives that cannot be read."""
 
 
 async def iter_readable(
     packs: PackStore, thread: str, on_unreadable: Callable[[Unreadable], None]
 ) -> AsyncIterator[Manifest]:
-    """Yield the manifests of a thread that can be read, the newest first, within bounds.
+    """Yield the readable manifests of a thread, newest first, within bounds.
 
-    If the store does not answer, that is raised: nothing is known of the archive then.
+    An outage of the store is raised: it says nothing about the archive.
     """
     for archive_id in reversed((await list_ids(packs.store, thread))[-_SEARCHED_MAX:]):
         try:
             manifest = await read(packs, thread, archive_id)
-        except ArchiveNotFound:  # It was deleted since it was listed.
+        except ArchiveNotFound:  # Deleted after it was listed.
             continue
         except UNREADABLE as error:
             on_unreadable(Unreadable(archive_id, error))
@@ -410,7 +410,7 @@ async def iter_readable(
 
 
 async def find_newest(packs: PackStore, thread: str) -> Found:
-    """Return a thread's newest archive that can be read, and newer ones that cannot."""
+    """Return a thread's newest readable archive, and newer ones that cannot be read."""
     passed_over: list[Unreadable] = []
     async for manifest in iter_readable(packs, thread, passed_over.append):
         return Found(manifest, tuple(passed_over))
@@ -418,5 +418,5 @@ async def find_newest(packs: PackStore, thread: str) -> Found:
 
 
 async def load_newest(packs: PackStore, thread: str) -> Manifest | None:
-    """Return a thread's newest archive that can be read, if it has one."""
+    """Return the manifest of a thread's newest readable archive; None without one."""
     return (await find_newest(packs, thread)).manifest

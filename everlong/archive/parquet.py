@@ -1,7 +1,7 @@
-"""Archives as Parquet files. The one file of archives that knows pyarrow.
+"""Parquet files of archives. The only module of archives that imports pyarrow.
 
-What is here blocks, and is run in a thread. A file is written and read a row group at a time: one
-holds 1,024 entries, or 8 MiB of text and one message more.
+All functions block, so callers run them in a thread. A file is written and read a row group at a time:
+a group holds 1,024 entries, or 8 MiB of text and one message more.
 """
 
 import contextlib
@@ -22,10 +22,10 @@ from everlong.models import StepInfo, ToolCall
 GROUP_ROWS_MAX: Final = 1024
 GROUP_BYTES_MAX: Final = 8 * 1024 * 1024
 FACTS: Final = "everlong"
-# zstd looks for what repeats within a page, so pages are large. By level, CPU time over that of level 3
-# and size over gzip'd JSON, of one run: 3: 1.0 and 1.03; 6: 1.8 and 0.99; 9: 3.3 and 0.95; 12: 7.0 and
-# 0.90. Of another: 13: 26 and 0.88; 15: 59 and 0.83. At 9 a thread of 2,000 steps takes 2.6 s, and the
-# next twentieth of the size would double that.
+# zstd finds repetition within a page, so pages are large. CPU time relative to level 3, and size
+# relative to gzip'd JSON, by level in one run: 3: 1.0 and 1.03; 6: 1.8 and 0.99; 9: 3.3 and 0.95;
+# 12: 7.0 and 0.90. In another run: 13: 26 and 0.88; 15: 59 and 0.83. At level 9 a thread of 2,000 steps
+# takes 2.6 s; the next twentieth of the size would double that.
 _PAGE_BYTES: Final = 4 * 1024 * 1024
 _LEVEL: Final = 9
 
@@ -68,7 +68,7 @@ _FEW_VALUES: Final = ["kind", "role", "tool", "resume_cause"]
 
 
 def to_table(rows: Sequence[Row]) -> "pa.Table":
-    """Return rows as Arrow has them."""
+    """Return rows as an Arrow table."""
     columns: dict[str, Any] = {
         name: [getattr(row, name) for row in rows]
         for name in SCHEMA.names
@@ -88,7 +88,7 @@ def _calls(row: Row) -> list[dict[str, str]] | None:
 
 
 def to_rows(table: "pa.Table") -> list[Row]:
-    """Return the rows of a table, which may have fewer columns."""
+    """Return the rows of a table, which may lack some columns."""
     names = [name for name in table.column_names if name not in {"time", "tool_calls", *_STEP}]
     columns: dict[str, list[Any]] = {name: table.column(name).to_pylist() for name in names}
     if "time" in table.column_names:
@@ -115,7 +115,7 @@ def _steps(columns: dict[str, list[Any]]) -> list[StepInfo | None]:
 
 
 class ArchiveWriter:
-    """Writes a file of rows. With a key, all of it is sealed by Parquet's own encryption."""
+    """Writes rows to a file. With a key, the whole file is sealed by Parquet's own encryption."""
 
     def __init__(self, path: Path, facts: str, key: bytes | None) -> None:
         sealed = {} if key is None else {"encryption_properties": _sealing(key)}
@@ -136,7 +136,7 @@ class ArchiveWriter:
         self._bytes = 0
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Add rows, and write a row group when there are enough."""
+        """Add rows, and write a row group when it is full."""
         for row in rows:
             self._rows.append(row)
             self._bytes += (row.original_bytes or 0) + row.size_bytes + len(row.snapshot or "")
@@ -149,7 +149,7 @@ class ArchiveWriter:
         self._rows, self._bytes = [], 0
 
     def close(self) -> None:
-        """Write what is left, and the file's end."""
+        """Write the last row group and the footer."""
         self._write()
         self._writer.add_key_value_metadata({FACTS: self._facts})
         self._writer.close()
@@ -160,7 +160,7 @@ def _sealing(key: bytes) -> Any:
 
 
 class ArchiveFile:
-    """A file of rows, of which only what is asked for is read."""
+    """A file of rows. Only the requested row groups and columns are read."""
 
     meta: Final = META
 
@@ -212,19 +212,19 @@ class ArchiveFile:
 
 @contextlib.contextmanager
 def _translate_errors() -> Iterator[None]:
-    """Raise our error for what cannot be read. The store's own errors come through as they are."""
+    """Translate errors of unreadable bytes to `BlobCorrupt`. The store's own errors pass unchanged."""
     try:
         yield
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
-        # Not chained: what they say may quote what was read.
+        # Not chained: the messages may quote file content.
         raise BlobCorrupt(
-            f"an archive's file cannot be read ({type(error).__name__}): it is damaged, or its key is "
-            "another. Restore it from a backup of the store."
+            f"an archive's file cannot be read ({type(error).__name__}): it is damaged, or sealed with "
+            "another key. Restore it from a backup of the store."
         ) from None
 
 
 def export(source: ArchiveFile, path: Path) -> int:
-    """Write a plain copy of a file, readable without any key; return its rows."""
+    """Write a plain copy of a file, readable without a key; return the number of rows."""
     writer = ArchiveWriter(path, source.facts.decode(), None)
     for first_seq, count in source.groups:
         writer.add(source.read(first_seq, first_seq + count - 1))

@@ -1,4 +1,4 @@
-"""Reading archives: only the row groups and the columns that are asked for, by ranges of the file."""
+"""Archive reader: fetches only the requested row groups and columns, as ranges of the file."""
 
 import asyncio
 import io
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from everlong.archive.parquet import ArchiveFile
 
 _MESSAGE: Final = ("role", "text", "tool", "call_id", "tool_calls", "body", "shown")
-# An entry without its message takes about 1 KB in memory, so 8 groups of 1,024 take 8 MB.
+# An entry without its message takes about 1 KB of memory, so 8 groups of 1,024 entries take 8 MB.
 _GROUPS_KNOWN: Final = 8
 
 
 class StoreFile(io.RawIOBase):
-    """A stored object as a file, for a thread that reads it in ranges while the event loop runs.
+    """A stored object as a file, for a thread that reads ranges of it while the event loop runs.
 
-    Its end is given, since that was checked, and is not fetched again.
+    The caller passes the end of the file, which it has checked, so it is not fetched again.
     """
 
     def __init__(self, store: BlobStore, key: str, size_bytes: int, end: bytes) -> None:
@@ -76,7 +76,9 @@ class StoreFile(io.RawIOBase):
 
     def _fetch(self, size: int) -> bytes:
         if threading.get_ident() == self._thread:
-            raise RuntimeError("an archive's file is read in a thread: the event loop would wait")
+            raise RuntimeError(
+                "read an archive's file in a thread: here it would block the event loop"
+            )
         reading = self._store.get_range(self._key, self._at, size)
         return asyncio.run_coroutine_threadsafe(reading, self._loop).result()
 
@@ -89,9 +91,9 @@ class StoredArchive:
         self.facts = facts
         self.file = file
         self.passed_over: tuple[str, ...] = ()
-        """Newer archives of the thread that cannot be read, and why, if the newest was asked for."""
+        """Newer archives that cannot be read, each with the reason, if the newest was asked for."""
         self._lock = asyncio.Lock()
-        # The last row group with its messages: who pages through a journal wants it again.
+        # The last row group with its messages: a client that pages through a journal needs it again.
         self._group = -1
         self._rows: list[Row] = []
         self._known: dict[int, list[Entry]] = {}
@@ -100,8 +102,8 @@ class StoredArchive:
     async def open(
         cls, packs: PackStore, manifest: Manifest, store: BlobStore | None = None
     ) -> "StoredArchive":
-        """Open what a manifest tells of. Of the file only its end is read, and checked."""
-        # Here, since pyarrow comes with an extra, and only archives need it.
+        """Open the archive of a manifest. Only the footer of the file is read and checked."""
+        # Imported here: pyarrow comes with an extra, and only archives need it.
         from everlong.archive.parquet import ArchiveFile
 
         key = await derive_file_key(packs, manifest)
@@ -112,7 +114,7 @@ class StoredArchive:
         facts = parse_facts(file.facts, manifest)
         if file.rows != manifest.entries:
             raise BlobCorrupt(
-                f"archive {manifest.file_key!r} has {file.rows} rows, and its manifest says "
+                f"archive {manifest.file_key!r} has {file.rows} rows, but its manifest declares "
                 f"{manifest.entries}. Restore both from a backup of the store."
             )
         return cls(manifest, file, facts)
@@ -129,7 +131,7 @@ class StoredArchive:
         return found
 
     async def _entries(self, index: int) -> list[Entry]:
-        """Return the entries of a row group. A few are remembered: samples come from all over."""
+        """Return the entries of a row group. A few groups are cached: samples come from all of them."""
         if (entries := self._known.get(index)) is not None:
             return entries
         first_seq, count = self.file.groups[index]
@@ -141,7 +143,7 @@ class StoredArchive:
         return entries
 
     async def rows(self, seqs: Sequence[int]) -> list[Row]:
-        """Return rows with their messages, in the order in which they are asked for."""
+        """Return rows with their messages, in the order of `seqs`."""
         wanted = set(seqs)
         found: dict[int, Row] = {}
         async with self._lock:
@@ -160,18 +162,18 @@ class StoredArchive:
         return [found[seq] for seq in seqs]
 
     async def snapshot(self, seq: int) -> bytes:
-        """Return the snapshot that the compaction of that seq made."""
+        """Return the snapshot of the compaction at `seq`."""
         async with self._lock:
             rows = await in_thread(self.file.read, seq, seq, (*self.file.meta, "snapshot"))
         if not rows or rows[0].snapshot is None:
             raise BlobMissing(
                 f"the snapshot of entry {seq} is not in archive {self.manifest.archive_id!r}: it was "
-                "gone from the store when that was written."
+                "already deleted from the store when the archive was written."
             )
         return rows[0].snapshot.encode()
 
     def _original(self, row: Row) -> Ref | None:
-        """Return what stands for the whole of a long message: it is in this file."""
+        """Return a ref for the whole of a long message. It names this archive's file."""
         if row.original_bytes is None:
             return None
         return Ref(
@@ -183,7 +185,7 @@ class StoredArchive:
 
 
 class ArchivedJournal:
-    """The journal of an archived thread, as `JournalReader` wants it."""
+    """The journal of an archived thread, with the interface of `JournalReader`."""
 
     def __init__(self, archive: StoredArchive) -> None:
         self.archive = archive
@@ -199,7 +201,9 @@ class ArchivedJournal:
         """See `Journal`."""
         found = await self.read(head, seq, seq)
         if not found:
-            raise ValueError(f"there is no entry {seq}, only 1 to {self.archive.manifest.entries}")
+            raise ValueError(
+                f"no entry {seq}: the archive has 1 to {self.archive.manifest.entries}"
+            )
         return found[0]
 
     async def newest(self, head: SegmentRef) -> Entry:
@@ -214,7 +218,7 @@ class ArchivedJournal:
         *,
         first_seq: int = 1,
     ) -> Entry | None:
-        """See `Journal`. It looks back a row group at a time."""
+        """See `Journal`. Searches backwards, a row group at a time."""
         kinds = {kind} if isinstance(kind, Kind) else kind
         last_seq = self.archive.manifest.entries
         if before_seq is not None:
@@ -229,7 +233,7 @@ class ArchivedJournal:
         return None
 
     async def totals(self, head: SegmentRef, seq: int) -> Totals:
-        """See `Journal`. It adds all entries up, a row group at a time."""
+        """See `Journal`. Adds up all entries, a row group at a time."""
         found = Totals()
         for first_seq, count in self.archive.file.groups:
             last_seq = min(seq, first_seq + count - 1)
@@ -253,7 +257,7 @@ class ArchivedJournal:
 
 
 async def derive_file_key(packs: PackStore, manifest: Manifest) -> bytes | None:
-    """Return the key that an archive's file is sealed with, if it is."""
+    """Return the key that an archive's file is sealed with; None if it is not sealed."""
     check_sealed(packs, manifest.key_id, manifest.file_key)
     if not manifest.key_id:
         return None

@@ -1,4 +1,4 @@
-"""From an archive to a journal again: the new thread has packs of its own, and needs no other's."""
+"""Restore: writes an archive's journal into a new thread, which needs no packs of other threads."""
 
 import dataclasses
 from typing import Final
@@ -15,17 +15,17 @@ from everlong.storage.pack_store import PackStore
 from everlong.storage.segments import MESSAGE_KINDS, parsed_compaction
 from everlong.storage.thread_pool import in_thread
 
-# Long messages lie beside the segment that they came with, so a segment stays small enough to read.
+# Long messages are stored outside their segment, so a segment stays small enough to read.
 _APPEND_BYTES: Final = limits.MIB
 
 
 @dataclasses.dataclass
 class RestoredJournal:
-    """A journal that was written anew."""
+    """A journal that was restored from an archive."""
 
     head: SegmentRef | None = None
     snapshot: SnapshotRef | None = None
-    """The newest one, in the new thread's place."""
+    """The newest snapshot, stored under the new thread."""
     written_bytes: int = 0
 
 
@@ -74,7 +74,7 @@ class _Writer:
         return dataclasses.replace(entry, body=body, original=original)
 
     async def _compaction(self, entry: Entry, snapshot: bytes) -> Entry:
-        """Put a snapshot into the new thread's place, and have its entry lead there."""
+        """Store a snapshot under the new thread, and point its entry there."""
         compacted = parsed_compaction(entry)
         ref, written_bytes = await self._packs.write_body(self._thread, Kind.SNAPSHOT, snapshot)
         self.restored.written_bytes += written_bytes
@@ -86,7 +86,7 @@ class _Writer:
 async def restore_journal(
     packs: PackStore, thread: str, archive: StoredArchive, last: Entry, on_progress: Progress
 ) -> RestoredJournal:
-    """Write an archive's journal into a thread's place, up to `last`, which comes after it."""
+    """Write an archive's journal into a thread, before the entry `last`, which is appended after it."""
     writer = _Writer(packs, thread)
     for first_seq, count in archive.file.groups:
         last_seq = min(first_seq + count, last.seq) - 1

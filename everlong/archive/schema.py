@@ -1,7 +1,7 @@
-"""Rows of an archive: what each entry of a journal becomes, and what it can be made from again.
+"""Archive schema: converts each entry of a journal to a row, and back without loss.
 
-A row says a message once. Where role, text and calls are all there is to it, `body` is empty; where a
-provider sent more, `body` has it as it was stored. So an entry and its row say the same, both ways.
+A row holds a message once. If role, text and tool calls are the whole message, `body` is empty; if a
+provider sent more, `body` has the message as it was stored.
 """
 
 import dataclasses
@@ -26,42 +26,42 @@ from everlong.models.journal import Body
 from everlong.storage.segments import MESSAGE_KINDS, to_message
 
 _DATA: Final = TypeAdapter(dict[str, Any])
-# In the data of a compaction (`Compacted`).
+# Field in the data of a compaction (`Compacted`).
 _SNAPSHOT: Final = "snapshot"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """One entry. Its columns are in docs/archive.md."""
+    """One entry. docs/archive.md describes the columns."""
 
     seq: int
     kind: str
     time_ms: int
     role: str | None = None
     text: str | None = None
-    """The whole message, also where a model is shown less."""
+    """The whole message, even if the model is shown less."""
     tool: str | None = None
     call_id: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     body: str | None = None
-    """The message as it is stored, where the columns before do not say it all. JSON."""
+    """The message as it is stored, if the columns before do not have all of it. JSON."""
     shown: str | None = None
-    """What a model is shown of a message that is too long for it. JSON: how many characters of `text`
-    at its beginning and its end, and what stands between; or a message as it is stored."""
+    """The part of a long message that the model is shown. JSON: the number of characters from the
+    beginning and from the end of `text`, and the text between; or a message as it is stored."""
     data: str | None = None
-    """What happened, of kinds that are no message. JSON."""
+    """Data of an entry that is not a message. JSON."""
     snapshot: str | None = None
-    """Of a compaction: the snapshot that it made. JSON."""
+    """Snapshot of a compaction. JSON."""
     size_bytes: int = 0
     original_bytes: int | None = None
-    """Size of the whole message as JSON, where a model is shown less."""
+    """Size of the whole message as JSON, if the model is shown less."""
     tokens: int = 0
     cost_usd: float = 0.0
     step: StepInfo | None = None
 
 
 def to_row(entry: Entry, body: Body | None, shown: Body | None, snapshot: bytes | None) -> Row:
-    """Return the row of an entry, with the whole of its message and what a model is shown of it."""
+    """Return the row of an entry, with the whole message and the part that the model is shown."""
     row = Row(
         seq=entry.seq,
         kind=entry.kind.value,
@@ -82,10 +82,10 @@ def _with_message(row: Row, entry: Entry, body: Body, shown: Body | None) -> Row
     try:
         message = to_message(entry, body)
         less = None if shown is None else to_message(entry, shown)
-    except UnknownVersion:  # Of a newer Everlong: kept as it is.
+    except UnknownVersion:  # From a newer Everlong: kept as it is stored.
         return dataclasses.replace(row, body=to_json(body).decode(), shown=stored)
     plain = dataclasses.replace(message, native=None)
-    # Most of what is shown is in `text` already.
+    # Most of the shown text is in `text` already.
     if less is not None and body_of(dataclasses.replace(plain, text=less.text)) == shown:
         stored = to_json(_cut(less.text, message.text)).decode()
     return dataclasses.replace(
@@ -101,13 +101,13 @@ def _with_message(row: Row, entry: Entry, body: Body, shown: Body | None) -> Row
 
 
 def read_body(row: Row, *, whole: bool) -> Body:
-    """Return the message of a row as it was stored: the whole, or what a model is shown."""
+    """Return the message of a row as it was stored: whole, or the part that the model is shown."""
     if not whole and row.shown is not None:
         return _shown_body(row, _parse(row, row.shown))
     if row.body is not None:
         return _parse(row, row.body)
     if row.role is None:
-        raise ValueError(f"entry {row.seq}, a {row.kind}, is no message")
+        raise ValueError(f"entry {row.seq}, a {row.kind}, is not a message")
     return _body(row, row.text or "")
 
 
@@ -124,16 +124,16 @@ def _body(row: Row, text: str) -> Body:
 
 
 def _cut(shown: str, whole: str) -> dict[str, Any]:
-    """Return what a text is by what a longer one has too: its beginning and its end."""
+    """Return a shortened text as a cut of the whole: lengths of head and tail, and the text between."""
     head = _alike(shown, whole)
-    # The end is looked for in what is left of both, so that the two do not overlap.
+    # The tail is searched in the rest of both, so that head and tail do not overlap.
     left, rest = shown[head:], whole[head:]
     tail = _alike(left[::-1], rest[::-1])
     return {"head": head, "middle": left[: len(left) - tail], "tail": tail}
 
 
 def _alike(one: str, other: str) -> int:
-    """Return how many characters two texts begin with alike."""
+    """Return the length of the common prefix of two texts."""
     both = zip(one, other, strict=False)
     return next((at for at, (a, b) in enumerate(both) if a != b), min(len(one), len(other)))
 
@@ -146,7 +146,7 @@ def _shown_body(row: Row, shown: Body) -> Body:
         head, middle, tail = shown["head"], shown["middle"], shown["tail"]
         less = text[:head] + middle + text[len(text) - tail :]
     except (KeyError, TypeError):
-        raise BlobCorrupt(f"entry {row.seq} of an archive does not say what was shown") from None
+        raise BlobCorrupt(f"entry {row.seq} of an archive has an invalid `shown` column") from None
     return _body(row, less)
 
 
@@ -165,22 +165,22 @@ def to_entry(row: Row, original: Ref | None = None) -> Entry:
             step=row.step,
         )
     except ValueError:
-        # Not chained: pydantic quotes what it was given.
+        # Not chained: pydantic quotes its input.
         raise UnknownVersion(
-            f"entry {row.seq} of an archive is not understood. A newer Everlong wrote it: upgrade "
+            f"entry {row.seq} of an archive cannot be parsed. A newer Everlong wrote it: upgrade "
             "Everlong here."
         ) from None
 
 
 def has_snapshot(entry: Entry) -> bool:
-    """Tell whether a compaction says where its snapshot lies."""
+    """Return whether a compaction names its snapshot."""
     return _SNAPSHOT in (entry.data or {})
 
 
 def drop_snapshot(entry: Entry) -> Entry:
-    """Return a compaction that names no snapshot, since that is gone.
+    """Return a compaction without the name of its snapshot, which no longer exists.
 
-    A name that leads nowhere would keep a sweep from taking anything.
+    The name of a missing object would keep sweeps from deleting anything.
     """
     data = {name: value for name, value in (entry.data or {}).items() if name != _SNAPSHOT}
     return note(entry.seq, entry.kind, data, entry.time_ms)
@@ -190,13 +190,13 @@ def read_message(row: Row, *, whole: bool) -> Message:
     """Return the message of a row."""
     kind = Kind(row.kind)
     if kind not in MESSAGE_KINDS:
-        raise ValueError(f"entry {row.seq}, a {row.kind}, is no message")
+        raise ValueError(f"entry {row.seq}, a {row.kind}, is not a message")
     body = read_body(row, whole=whole)
     try:
         return message_of(kind, body)
     except (KeyError, TypeError, ValueError):
         raise UnknownVersion(
-            f"the message of entry {row.seq} of an archive is not understood. A newer Everlong wrote "
+            f"the message of entry {row.seq} of an archive cannot be parsed. A newer Everlong wrote "
             "it: upgrade Everlong here."
         ) from None
 
@@ -205,4 +205,6 @@ def _parse(row: Row, text: str) -> dict[str, Any]:
     try:
         return _DATA.validate_python(from_json(text))
     except ValueError:
-        raise BlobCorrupt(f"entry {row.seq} of an archive holds what is no JSON object") from None
+        raise BlobCorrupt(
+            f"entry {row.seq} of an archive holds a value that is not a JSON object"
+        ) from None

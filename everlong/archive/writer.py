@@ -1,7 +1,7 @@
-"""Writing archives: a journal into one file, the file into the store, and all of it read back.
+"""Archive writer: writes a journal to one file, uploads it, reads all of it back, and verifies it.
 
-The manifest comes last. Whoever is killed before that leaves at most a file that nobody lists, and it
-is removed when the thread is archived again a day later.
+The manifest is written last. A process that is killed before leaves at most a file without a manifest,
+which no listing shows; it is deleted when the thread is archived again a day or more later.
 """
 
 import asyncio
@@ -30,27 +30,27 @@ from everlong.storage.pack_store import PackStore
 from everlong.storage.segments import MESSAGE_KINDS
 from everlong.storage.thread_pool import in_thread
 
-# Entries are read so many at a time, and messages while they have at most so many bytes; one alone may
-# have 64 MiB. So with a row group in the making, an archive takes some hundred MiB at the very most.
+# Bounds of one read: entries, and bytes of messages. A single message may have 64 MiB. So with an
+# unfinished row group, writing an archive takes a few hundred MiB of memory at most.
 _SCAN_ENTRIES: Final = 256
 _BATCH_BYTES: Final = 8 * limits.MIB
-# An archive that is being written by somebody else is not taken for one that was left behind.
+# Age at which a file without a manifest is an orphan, and not an archive that is being written.
 _LEFT_BEHIND_MS: Final = 24 * 3600 * 1000
 
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""Told what is being done, how many entries of how many."""
+"""Called with the action, the entries done, and the total."""
 
 
 def ignore_progress(_what: str, _done: int, _total: int) -> None:
-    """Tell nobody."""
+    """Ignore progress."""
 
 
 async def journal_rows(
     journal: JournalReader, head: SegmentRef | None, *, snapshots: bool = True
 ) -> AsyncIterator[list[Row]]:
-    """Yield the rows of a journal, a bounded number of bytes at a time.
+    """Yield the rows of a journal, in batches of bounded bytes.
 
-    Without snapshots, none is read.
+    With `snapshots=False` no snapshot is read.
     """
     last_seq = seq_after(head) - 1
     newest = await journal.last(head, Kind.COMPACTION) if snapshots else None
@@ -97,25 +97,25 @@ async def _rows(
 async def _snapshot(
     journal: JournalReader, head: SegmentRef, entry: Entry, newest: Entry
 ) -> bytes | None:
-    """Return what a compaction made. Older ones may be gone: nothing goes on from them."""
+    """Return the snapshot of a compaction. Older ones may be deleted: no thread resumes from them."""
     try:
         if not has_snapshot(entry):
-            raise BlobMissing("It was gone before the thread was revived.")
+            raise BlobMissing("It was deleted before the thread was revived.")
         return await journal.snapshot(head, entry)
     except BlobMissing as error:
         if entry.seq != newest.seq:
             return None
         raise BlobMissing(
-            f"the snapshot that entry {entry.seq} made is gone from the store, and it is the one in "
-            f"force: without it the thread cannot go on, nor could one that is revived. It is not "
-            f"archived, and nothing was freed. {error}"
+            f"the snapshot of entry {entry.seq} is missing from the store, and it is the one in force: "
+            f"without it neither the thread nor a revived one can continue. The thread is not archived, "
+            f"and nothing was freed. {error}"
         ) from error
 
 
 async def write(
     packs: PackStore, journal: JournalReader, facts: Facts, on_progress: Progress = ignore_progress
 ) -> Manifest:
-    """Write an archive of a journal, read it back, and list it; return its manifest."""
+    """Write an archive of a journal, verify it, then write and return its manifest."""
     store = _uncached(packs.store)
     keys = await packs.keys()
     salt = os.urandom(SALT_BYTES) if keys is not None else b""
@@ -129,14 +129,14 @@ async def write(
     await verify(packs, journal, facts.status.head, manifest, on_progress)
     listed = manifests.dump(manifest, keys)
     place = archive_key(facts.thread, facts.archive_id, MANIFEST)
-    loaded = manifests.load(listed, place)  # What could not be read again is not listed.
+    loaded = manifests.load(listed, place)  # A manifest that would be unreadable is not written.
     await store.put(place, listed)
     return loaded
 
 
 @dataclasses.dataclass
 class _Span:
-    """What is known of a journal once it was read."""
+    """Times and snapshots of a journal, collected while it is read."""
 
     first_ms: int = 0
     last_ms: int = 0
@@ -155,7 +155,7 @@ class _Span:
 async def _write_file(
     path: Path, journal: JournalReader, facts: Facts, key: bytes | None, on_progress: Progress
 ) -> _Span:
-    # Here, since pyarrow comes with an extra, and only archives need it.
+    # Imported here: pyarrow comes with an extra, and only archives need it.
     from everlong.archive.parquet import ArchiveWriter
 
     span = _Span()
@@ -193,10 +193,10 @@ async def verify(
     manifest: Manifest,
     on_progress: Progress = ignore_progress,
 ) -> StoredArchive:
-    """Read an archive back from its store: every byte, and every row beside the journal's, if given."""
+    """Check an archive in its store: every byte, and every row against the journal's, if given."""
     store = _uncached(packs.store)
     if await digests.hash_stored(store, manifest) != (manifest.size_bytes, manifest.sha256):
-        raise _mismatch(manifest, "its bytes are not those that were written")
+        raise _mismatch(manifest, "its bytes differ from those that were written")
     archive = await StoredArchive.open(packs, manifest, store)
     if journal is not None:
         await _compare(archive, journal, head, on_progress)
@@ -206,18 +206,18 @@ async def verify(
 async def _compare(
     archive: StoredArchive, journal: JournalReader, head: SegmentRef | None, on_progress: Progress
 ) -> None:
-    """Compare every row with the journal's. Each row group is fetched once, and held alone."""
+    """Compare every row with the journal's. One row group is in memory at a time, fetched once."""
     manifest, stored, span = archive.manifest, _stored_rows(archive), _Span()
     async for rows in journal_rows(journal, head):
         span.add(rows)
         for row in rows:
             if row != await anext(stored, None):
-                raise _mismatch(manifest, f"entry {row.seq} is not the journal's")
+                raise _mismatch(manifest, f"entry {row.seq} differs")
         on_progress("verified", rows[-1].seq, manifest.entries)
     if await anext(stored, None) is not None:
         raise _mismatch(manifest, "it has more entries")
     if any(getattr(manifest, name) != value for name, value in vars(span).items()):
-        raise _mismatch(manifest, "its manifest has other times or snapshots")
+        raise _mismatch(manifest, "times or snapshots in its manifest differ")
 
 
 async def _stored_rows(archive: StoredArchive) -> AsyncIterator[Row]:
@@ -227,7 +227,7 @@ async def _stored_rows(archive: StoredArchive) -> AsyncIterator[Row]:
 
 
 async def delete_orphans(store: BlobStore, thread: str, now_ms: int) -> int:
-    """Remove files of archives that were never listed, a day old and more; return how many."""
+    """Delete archive files without a manifest that are a day old or more; return how many."""
     listed, files = set(), []
     async for each in store.list(f"{PREFIX}{thread}/"):
         name = each.key.rpartition("/")[2]
@@ -248,36 +248,36 @@ async def delete_orphans(store: BlobStore, thread: str, now_ms: int) -> int:
 def _is_old(archive_id: str, now_ms: int) -> bool:
     try:
         return manifests.archive_ms(archive_id) < now_ms - _LEFT_BEHIND_MS
-    except ValueError:  # Somebody else's file.
+    except ValueError:  # Not a file of Everlong.
         return False
 
 
 def _uncached(store: BlobStore) -> BlobStore:
-    """Return the store itself: what is read back is to come from there."""
+    """Return the store without its cache, so that verification reads the stored bytes."""
     return store.behind if isinstance(store, CachedBlobStore) else store
 
 
 def _mismatch(manifest: Manifest, what: str) -> BlobCorrupt:
     return BlobCorrupt(
-        f"archive {manifest.file_key!r} is not what the thread's journal is: {what}. Nothing was "
+        f"archive {manifest.file_key!r} does not match the thread's journal: {what}. Nothing was "
         "freed. Archive the thread again, or restore the file from a backup of the store."
     )
 
 
 def check_target(path: Path) -> None:
-    """Refuse a path that an archive cannot be exported to, or where something lies already."""
+    """Reject a path that exists, or that an archive cannot be exported to."""
     if path.exists() or path.is_symlink():
-        raise ConfigError(f"{str(path)!r} is there already; export to another path, or remove it")
+        raise ConfigError(f"{str(path)!r} already exists; export to another path, or remove it")
     if not path.parent.is_dir():
-        raise ConfigError(f"{str(path.parent)!r} is no directory; create it first")
+        raise ConfigError(f"{str(path.parent)!r} is not a directory; create it first")
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise ConfigError(f"{str(path.parent)!r} cannot be written to; export to another path")
+        raise ConfigError(f"{str(path.parent)!r} is not writable; export to another path")
 
 
 async def export(packs: PackStore, manifest: Manifest, path: Path) -> int:
-    """Write an archive to disk as a plain Parquet file, for any tool; return its rows.
+    """Write an archive to disk as a plain Parquet file, for any tool; return the number of rows.
 
-    All bytes of it are checked before.
+    All bytes of the archive are checked first.
     """
     from everlong.archive import parquet
 
@@ -285,7 +285,7 @@ async def export(packs: PackStore, manifest: Manifest, path: Path) -> int:
     archive = await verify(packs, None, None, manifest)
     partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
     try:
-        # What was said is for this user alone, as in a store of files.
+        # Readable by this user only, as in a file store: the file holds message content.
         await asyncio.to_thread(partial.touch, 0o600, exist_ok=False)
         rows = await in_thread(parquet.export, archive.file, partial)
         await asyncio.to_thread(partial.replace, path)

@@ -213,7 +213,7 @@ async def test_a_damaged_archive_is_not_revived(
     await threads.store.delete([manifest.file_key])
     await threads.store.put(manifest.file_key, flipped(data, 0))
     new_id = f"{thread_id}-2"
-    with pytest.raises(BlobCorrupt, match="its bytes are not those that were written"):
+    with pytest.raises(BlobCorrupt, match="its bytes differ from those that were written"):
         await revive(client, packs, thread_id, new_id, task_queue=threads.task_queue)
     prefix = f"v1/{thread_key(client.namespace, new_id)}/"
     assert [each async for each in threads.store.list(prefix)] == []

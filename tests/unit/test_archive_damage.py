@@ -47,7 +47,7 @@ async def test_a_flipped_bit_is_told_or_changes_nothing_that_is_read(keys: Keyri
     assert told > footer_at // 9 * 3 // 4
     for at in range(footer_at, manifest.size_bytes, 11):
         store._objects[manifest.file_key] = flipped(whole, 8 * at + at % 8)
-        with pytest.raises(BlobCorrupt, match="the end of archive"):
+        with pytest.raises(BlobCorrupt, match="the footer of archive"):
             await _read(life.packs, manifest)
 
 
@@ -57,7 +57,7 @@ async def test_a_file_that_was_cut_off_is_not_opened() -> None:
     manifest = await life.archived()
     for left in (0, 4, manifest.size_bytes - 1):
         store._objects[manifest.file_key] = store._objects[manifest.file_key][:left]
-        with pytest.raises(BlobCorrupt, match="the end of archive"):
+        with pytest.raises(BlobCorrupt, match="the footer of archive"):
             await StoredArchive.open(life.packs, manifest)
 
 
@@ -95,8 +95,8 @@ async def test_a_file_of_other_columns_is_told_and_nothing_else_is_raised(tmp_pa
 
 async def test_a_file_that_does_not_say_whose_it_is_is_refused(tmp_path: Path) -> None:
     cases: list[tuple[bytes, type[EverlongError], str]] = [
-        (b"{", BlobCorrupt, "does not say whose it is"),
-        (b"\xff", BlobCorrupt, "does not say whose it is"),
+        (b"{", BlobCorrupt, "does not name its thread"),
+        (b"\xff", BlobCorrupt, "does not name its thread"),
         (b'{"version":2}', UnknownVersion, "upgrade"),
     ]
     for number, (facts, error, words) in enumerate(cases):
@@ -122,7 +122,7 @@ async def test_what_is_exported_was_verified_whole(tmp_path: Path) -> None:
     manifest = await life.archived()
     # The first byte of all, which nobody reads.
     store._objects[manifest.file_key] = flipped(store._objects[manifest.file_key], 0)
-    with pytest.raises(BlobCorrupt, match="its bytes are not those that were written"):
+    with pytest.raises(BlobCorrupt, match="its bytes differ from those that were written"):
         await writer.export(life.packs, manifest, tmp_path / "ops-7.parquet")
     assert list(tmp_path.iterdir()) == []
 
@@ -135,8 +135,8 @@ async def test_an_export_that_cannot_be_written_is_told_and_overwrites_nothing(
     mine = tmp_path / "mine.parquet"
     mine.write_text("mine")
     for path, words in (
-        (tmp_path / "no" / "x.parquet", "no directory"),
-        (mine / "x.parquet", "no directory"),
+        (tmp_path / "no" / "x.parquet", "not a directory"),
+        (mine / "x.parquet", "not a directory"),
         (mine, "there already"),
     ):
         with pytest.raises(ConfigError, match=words):
