@@ -137,7 +137,7 @@ async def test_an_export_that_cannot_be_written_is_told_and_overwrites_nothing(
     for path, words in (
         (tmp_path / "no" / "x.parquet", "not a directory"),
         (mine / "x.parquet", "not a directory"),
-        (mine, "there already"),
+        (mine, "already exists"),
     ):
         with pytest.raises(ConfigError, match=words):
             await writer.export(life.packs, manifest, path)

@@ -118,7 +118,7 @@ async def test_a_manifest_that_nobody_with_the_key_wrote_is_refused() -> None:
     with pytest.raises(BlobCorrupt, match="changed by a writer without its key"):
         await manifests.read(life.packs, life.thread, manifest.archive_id)
     await store.put(key, listed.encode())
-    with pytest.raises(BlobCorrupt, match="or the key 'k1' is another here"):
+    with pytest.raises(BlobCorrupt, match="or the key 'k1' is different here"):
         await manifests.read(sealed(store, "k1", KEY_2), life.thread, manifest.archive_id)
 
 
