@@ -41,13 +41,13 @@ def test_an_agent_has_a_name_and_a_policy() -> None:
     [
         ({"name": ""}, "needs a printable name"),
         ({"name": "a\nb"}, "needs a printable name"),
-        ({"name": "a" * 65}, "at most 64 characters"),
+        ({"name": "a" * 65}, "maximum is 64 characters"),
         ({"tools": [restart, restart]}, "two tools of the same name"),
         ({"tools": [recall]}, "every agent has a tool 'recall' already"),
         ({"tools": [len]}, "is not a tool; decorate it with @tool"),
         ({"model": 5}, "its model is a int"),
         ({"model": ""}, "Give a name as in 'openai:gpt-5'"),
-        ({"model_settings": {"temperature": 0}}, "model_settings are for models of providers"),
+        ({"model_settings": {"temperature": 0}}, "model_settings apply to providers"),
     ],
 )
 def test_an_agent_that_cannot_work_is_refused(fields: dict[str, Any], message: str) -> None:
@@ -79,7 +79,7 @@ def test_a_sub_agent_is_a_tool_with_one_argument() -> None:
     assert made.parse('{"request": "all"}') == {"request": "all"}
     assert made.options("{}") == CallOptions(agent="reader")
     assert boss.callable_tools[2].description == "Writes reports."
-    with pytest.raises(ConfigError, match="answered by its own thread"):
+    with pytest.raises(ConfigError, match="answers in its own thread"):
         made.function(request="all")
 
 
@@ -103,7 +103,7 @@ def test_agents_below_an_agent_have_names_of_their_own() -> None:
     ("fields", "message"),
     [
         ({"name": "a b"}, "agent 'a b' cannot be a tool"),
-        ({"instructions": " ", "description": ""}, "'writer' is a tool of 'boss' and has no"),
+        ({"instructions": " ", "description": ""}, "'writer' is a tool of 'boss' but has no"),
         ({"name": "forget"}, "every agent has a tool 'forget' already"),
     ],
 )

@@ -65,7 +65,11 @@ def approvals_router(context: AppContext) -> APIRouter:
         by = user.resolve_author(body.by)
         handle = await context.thread(thread_id)
         await handle.decide(approval_id, approve=body.approve, by=by, reason=body.reason)
-        text = "The call runs." if body.approve else "The call does not run. The model gets the reason."
+        text = (
+            "The call runs."
+            if body.approve
+            else "The call does not run. The model gets the reason."
+        )
         return ActionResult(thread_id=thread_id, action="decide", by=by, text=text)
 
     return router
