@@ -92,7 +92,7 @@ async def _measure_stored(asked: argparse.Namespace) -> Report:
 
 async def _measure_server(asked: argparse.Namespace) -> Report:
     size = _choose(asked, server.QUICK, server.Size(), server.LONG)
-    return await _through_a_server(size, asked.store)
+    return await _measure_through_server(size, asked.store)
 
 
 def _choose(asked: argparse.Namespace, quick: T, usual: T, long: T) -> T:
@@ -100,7 +100,7 @@ def _choose(asked: argparse.Namespace, quick: T, usual: T, long: T) -> T:
     return quick if asked.quick else long if asked.long else usual
 
 
-async def _through_a_server(size: server.Size, kind: str) -> Report:
+async def _measure_through_server(size: server.Size, kind: str) -> Report:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="everlong-bench-")))
         running = await start_server(folder)

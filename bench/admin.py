@@ -20,7 +20,7 @@ import httpx
 from temporalio.client import Client
 from temporalio.worker import Worker
 
-from bench.admin_fleet import fleets
+from bench.admin_fleet import measure_fleets
 from bench.report import Report, finish, machine
 from bench.report import Series as Table
 from bench.synthetic_threads import populate, start_with_journal, wait_until_listed
@@ -75,16 +75,16 @@ async def _measure(folder: Path, parts: Sequence[str], size: Size) -> list[Repor
         server = await start_server(folder)
         with server.process:
             if "journals" in parts:
-                reports.append(await journals(server, folder, size))
+                reports.append(await measure_journals(server, folder, size))
             if "lists" in parts:
-                reports.append(await lists(server, folder, size))
+                reports.append(await measure_lists(server, folder, size))
     if "fleet" in parts:
-        reports.append(await fleets(folder, size.fleets, size.requests))
+        reports.append(await measure_fleets(folder, size.fleets, size.requests))
     return reports
 
 
 @contextlib.asynccontextmanager
-async def serving(server: TemporalServer, folder: Path) -> AsyncIterator[httpx.AsyncClient]:
+async def open_admin(server: TemporalServer, folder: Path) -> AsyncIterator[httpx.AsyncClient]:
     """Start `everlong serve` with a store in `folder`; yield an HTTP client once it listens."""
     (folder / "blobs").mkdir(exist_ok=True)
     settings = point_to_embedded(load_settings({"EVERLONG_DATA_DIR": str(folder)}), server.address)
@@ -95,25 +95,25 @@ async def serving(server: TemporalServer, folder: Path) -> AsyncIterator[httpx.A
             yield client
 
 
-async def lists(server: TemporalServer, folder: Path, size: Size) -> Report:
+async def measure_lists(server: TemporalServer, folder: Path, size: Size) -> Report:
     """Measure the list of threads, right after the start and later."""
     report = Report(f"a list of {size.threads:,} threads")
-    client = await connected(server, folder)
+    client = await connect_client(server, folder)
     began = time.monotonic()
     before = (await client.count_workflows("WorkflowType = 'everlong.Agent'")).count
     await populate(client, size.threads)
     await wait_until_listed(client, before + size.threads)
     report.notes.append(f"the threads were started in {time.monotonic() - began:.0f} s")
-    async with serving(server, folder) as browser:
+    async with open_admin(server, folder) as browser:
         cold_ms = await first_byte_ms(browser, "/api/v1/threads?limit=100")
         report.add("API list, the first request", cold_ms, "ms", most=_FIRST_BYTE_MS_MAX)
-        complete = await _until_complete(browser, size.threads)
+        complete = await _wait_until_complete(browser, size.threads)
         report.add("all threads are known after", complete, "s")
         await _measure_paths(report, browser, size)
-    async with serving(server, folder) as browser:
+    async with open_admin(server, folder) as browser:
         cold_ms = await first_byte_ms(browser, "/", _HTML)
         report.add("threads page, the first request", cold_ms, "ms", most=_FIRST_BYTE_MS_MAX)
-        await _until_complete(browser, size.threads)
+        await _wait_until_complete(browser, size.threads)
         took = [await first_byte_ms(browser, "/", _HTML) for _ in range(size.requests)]
         _add(report, "threads page", took)
     return report
@@ -142,7 +142,7 @@ def _add(report: Report, what: str, took_ms: Sequence[float]) -> None:
     report.add(f"{what}, slowest first byte", max(took_ms), "ms", most=_FIRST_BYTE_MS_MAX)
 
 
-async def _until_complete(browser: httpx.AsyncClient, threads: int) -> float:
+async def _wait_until_complete(browser: httpx.AsyncClient, threads: int) -> float:
     began = time.monotonic()
     while time.monotonic() - began < 60:
         page = (await browser.get("/api/v1/threads?limit=1")).json()
@@ -152,10 +152,10 @@ async def _until_complete(browser: httpx.AsyncClient, threads: int) -> float:
     raise TimeoutError("the list is not complete after 60 s")
 
 
-async def journals(server: TemporalServer, folder: Path, size: Size) -> Report:
+async def measure_journals(server: TemporalServer, folder: Path, size: Size) -> Report:
     """Measure the endpoints of one thread, with a short journal and a long one, in turns."""
     report = Report(f"one thread with {size.short:,} and with {size.long:,} entries")
-    client = await connected(server, folder)
+    client = await connect_client(server, folder)
     packs = open_packs(store_url(folder))
     agent = Agent(name="ops", model=ScriptedModel(lambda _: Reply(text="ok")))
     plugin = EverlongPlugin(store=packs.store, agents=[agent])
@@ -166,7 +166,7 @@ async def journals(server: TemporalServer, folder: Path, size: Size) -> Report:
             client, packs, thread_id, entries, task_queue="bench-admin", agent="ops"
         )
     rows = []
-    async with Worker(own, task_queue="bench-admin"), serving(server, folder) as browser:
+    async with Worker(own, task_queue="bench-admin"), open_admin(server, folder) as browser:
         for what, path in _thread_paths().items():
             took: dict[str, list[float]] = {"short": [], "long": []}
             for _ in range(size.requests):
@@ -216,7 +216,7 @@ async def first_byte_ms(
     return took
 
 
-async def connected(server: TemporalServer, folder: Path) -> Client:
+async def connect_client(server: TemporalServer, folder: Path) -> Client:
     """Return a Temporal client with a store in `folder`."""
     (folder / "blobs").mkdir(exist_ok=True)
     return await Client.connect(server.address, plugins=[EverlongPlugin(store=store_url(folder))])

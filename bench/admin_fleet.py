@@ -90,7 +90,7 @@ _ASKED: Final[Mapping[str, tuple[Callable[[int], str], dict[str, str]]]] = {
 }
 
 
-async def fleets(folder: Path, sizes: Sequence[int], asked: int) -> Report:
+async def measure_fleets(folder: Path, sizes: Sequence[int], asked: int) -> Report:
     """Measure the list for each fleet size."""
     report = Report("a list of " + " and of ".join(f"{each:,}" for each in sizes) + " threads")
     found: dict[int, dict[str, Measured]] = {}
@@ -117,13 +117,13 @@ async def fleets(folder: Path, sizes: Sequence[int], asked: int) -> Report:
 
 async def _measure(report: Report, folder: Path, size: int, asked: int) -> dict[str, Measured]:
     server = FakeFrontend(await _rows(size))
-    with server.serving(LOOPBACK) as address:
-        async with _serving(address, folder) as (browser, pid):
+    with server.serve(LOOPBACK) as address:
+        async with _open_admin(address, folder) as (browser, pid):
             cold_ms = await _first_byte_ms(browser, "/", _HTML)
             what = f"{size:,}: threads page, the first request"
             report.add(what, cold_ms, "ms", most=FIRST_BYTE_MS_MAX)
             before = server.calls["ListWorkflowExecutions"]
-            seconds = await _until_complete(browser, size)
+            seconds = await _wait_until_complete(browser, size)
             report.add(f"{size:,}: all threads are known after", seconds, "s")
             read = server.calls["ListWorkflowExecutions"] - before
             report.add(f"{size:,}: lists of the server until then", read)
@@ -189,7 +189,7 @@ async def _rows(size: int) -> list[Row]:
 
 
 @contextlib.asynccontextmanager
-async def _serving(address: str, folder: Path) -> AsyncIterator[tuple[httpx.AsyncClient, int]]:
+async def _open_admin(address: str, folder: Path) -> AsyncIterator[tuple[httpx.AsyncClient, int]]:
     (folder / "blobs").mkdir()
     settings = point_to_embedded(load_settings({"EVERLONG_DATA_DIR": str(folder)}), address)
     port = free_port()
@@ -225,7 +225,7 @@ async def _first_byte_ms(browser: httpx.AsyncClient, path: str, headers: dict[st
     return took
 
 
-async def _until_complete(browser: httpx.AsyncClient, threads: int) -> float:
+async def _wait_until_complete(browser: httpx.AsyncClient, threads: int) -> float:
     began = time.monotonic()
     while time.monotonic() - began < _COMPLETE_SECONDS_MAX:
         page = (await browser.get("/api/v1/threads?sort=-stored&limit=1")).json()

@@ -69,7 +69,7 @@ class Sizes:
     pack_bytes: int = 0
 
 
-async def journalled(packs: PackStore, steps: int) -> SegmentRef:
+async def write_journal(packs: PackStore, steps: int) -> SegmentRef:
     """Write a journal of `steps` steps; return its head."""
     journal = Journal(packs, thread_key(NAMESPACE, THREAD_ID))
     head: SegmentRef | None = None
@@ -93,7 +93,7 @@ async def journalled(packs: PackStore, steps: int) -> SegmentRef:
     return head
 
 
-async def measured(packs: PackStore, head: SegmentRef, folder: Path) -> Sizes:
+async def measure_sizes(packs: PackStore, head: SegmentRef, folder: Path) -> Sizes:
     """Write the same entries as lines of JSON, and gzip them."""
     sizes = Sizes()
     journal = Journal(packs, thread_key(NAMESPACE, THREAD_ID))
@@ -111,7 +111,7 @@ async def measured(packs: PackStore, head: SegmentRef, folder: Path) -> Sizes:
     return sizes
 
 
-def facts_of(head: SegmentRef, steps: int) -> Facts:
+def make_facts(head: SegmentRef, steps: int) -> Facts:
     """Return the archive's description of its thread."""
     status = ThreadStatus(
         agent="bench",
@@ -144,7 +144,9 @@ class Taken:
         return f"{self.seconds:.1f} s, {self.cpu_seconds:.1f} s of CPU"
 
 
-async def archived(packs: PackStore, head: SegmentRef, steps: int) -> tuple[Manifest, Taken, Taken]:
+async def time_archive(
+    packs: PackStore, head: SegmentRef, steps: int
+) -> tuple[Manifest, Taken, Taken]:
     """Write an archive and verify it; return the timings of both."""
     times = [(time.monotonic(), time.process_time())]
 
@@ -153,7 +155,7 @@ async def archived(packs: PackStore, head: SegmentRef, steps: int) -> tuple[Mani
             times.append((time.monotonic(), time.process_time()))
 
     journal = Journal(packs, thread_key(NAMESPACE, THREAD_ID))
-    manifest = await writer.write(packs, journal, facts_of(head, steps), progress)
+    manifest = await writer.write(packs, journal, make_facts(head, steps), progress)
     [(begun, begun_cpu), (wrote, wrote_cpu), (read, read_cpu)] = times
     return (
         manifest,
@@ -162,7 +164,7 @@ async def archived(packs: PackStore, head: SegmentRef, steps: int) -> tuple[Mani
     )
 
 
-async def revived(packs: PackStore, manifest: Manifest) -> float:
+async def time_restore(packs: PackStore, manifest: Manifest) -> float:
     """Restore the journal from the archive; return the seconds."""
     started = time.monotonic()
     archive = await StoredArchive.open(packs, manifest)
@@ -177,13 +179,13 @@ async def main(steps: int) -> None:
     with tempfile.TemporaryDirectory(prefix="everlong-bench-") as name:
         folder = Path(name)
         packs = PackStore(open_store((folder / "blobs").as_uri()))
-        head = await journalled(packs, steps)
-        sizes = await measured(packs, head, folder)
-        manifest, written, verified = await archived(packs, head, steps)
+        head = await write_journal(packs, steps)
+        sizes = await measure_sizes(packs, head, folder)
+        manifest, written, verified = await time_archive(packs, head, steps)
         rss_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         path = folder / "plain.parquet"
         await writer.export(packs, manifest, path)
-        revive_seconds = await revived(packs, manifest)
+        revive_seconds = await time_restore(packs, manifest)
         plain = await asyncio.to_thread(
             subprocess.run,
             [sys.executable, "-I", "-c", _PLAIN, str(path)],

@@ -52,7 +52,7 @@ async def _measure_first(report: Report, body: bytes, size: Size) -> None:
     """Time the first encode of new bytes."""
     payload = json_payload(body)
     codecs = [new_codec() for _ in range(size.repetitions)]
-    pair = await measure.in_turns(
+    pair = await measure.time_in_turns(
         range(size.repetitions),
         lambda turn: encode(codecs[turn], payload, f"first-{turn}"),
         lambda _turn: measure.compress(body),
@@ -76,7 +76,7 @@ async def _measure_warm(report: Report, body: bytes, size: Size) -> None:
         data = with_new_end(body, turn)
         current = data, json_payload(data)
 
-    pair = await measure.in_turns(
+    pair = await measure.time_in_turns(
         range(size.repetitions),
         lambda _turn: encode(codec, current[1]),
         lambda _turn: measure.compress(current[0]),
@@ -99,13 +99,13 @@ async def _measure_stalls(report: Report, body: bytes, size: Size) -> None:
     for turn in range(size.repetitions):
         store = MemoryBlobStore()
         changed = json_payload(with_new_end(body, turn))
-        async with machine.watched():
+        async with machine.watch():
             await asyncio.to_thread(measure.compress, body)
-        async with first.watched():
+        async with first.watch():
             encoded = await encode(EverlongCodec(store), payload)
-        async with again.watched():
+        async with again.watch():
             await encode(warm, changed)
-        async with cold.watched():
+        async with cold.watch():
             await decode(EverlongCodec(store), encoded)
     kinds = {
         "first encode": first,

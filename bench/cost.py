@@ -302,7 +302,7 @@ class _Meter:
         return self.ids[-1]
 
     @contextlib.asynccontextmanager
-    async def counting(self, thread_id: str, *, new: bool = True) -> AsyncIterator[list[Cost]]:
+    async def count(self, thread_id: str, *, new: bool = True) -> AsyncIterator[list[Cost]]:
         """Yield a list that gets the cost of the body once the body has ended."""
         before = Cost() if new else await cost_of(self.variant.client, thread_id)
         found: list[Cost] = []
@@ -336,7 +336,7 @@ class _Meter:
 async def _turn(meter: _Meter, text: str, activities: int, *, rolls: int = 0) -> tuple[str, Cost]:
     """Start a thread, wait for its answer, and return the cost."""
     thread_id = meter.new_id()
-    async with meter.counting(thread_id) as found:
+    async with meter.count(thread_id) as found:
         await meter.variant.start(thread_id, text, rolls=rolls > 0)
         await _settle(meter.variant, thread_id, activities, rolls)
     return thread_id, found[0]
@@ -346,7 +346,7 @@ async def _approval(meter: _Meter) -> Cost:
     """Return the extra cost of a call that needs approval."""
     _, free = await _turn(meter, "read 1", 3)
     thread_id = meter.new_id()
-    async with meter.counting(thread_id) as found:
+    async with meter.count(thread_id) as found:
         await meter.variant.start(thread_id, "publish")
         await _settle(meter.variant, thread_id, 1)
         await meter.variant.approve(thread_id)
@@ -358,7 +358,7 @@ async def _idle(meter: _Meter, whole: Cost) -> Cost:
     """Return the cost of an idle thread after its answer."""
     thread_id = meter.new_id()
     variant = meter.variant
-    async with meter.counting(thread_id) as found:
+    async with meter.count(thread_id) as found:
         if isinstance(variant, EverlongVariant):
             await variant.start(thread_id, f"read {STEPS}", policy=Policy(idle_seconds=1))
             await _settle(variant, thread_id, 2 * STEPS + 2, rolls=1)
@@ -376,7 +376,7 @@ async def _measure_variant(variant: Variant, metrics_port: int, *, quick: bool) 
     if not quick:
         _, shorter = await _turn(meter, f"read {_HALF}", 2 * _HALF + 1)
         rows["a step: a model call and a tool"] = whole.since(shorter), STEPS - _HALF
-    async with meter.counting(thread_id, new=False) as turn:
+    async with meter.count(thread_id, new=False) as turn:
         await variant.send(thread_id, "say")
         await _settle(variant, thread_id, 2 * STEPS + 2)
     rows["a turn of one model call"] = turn[0], 1

@@ -86,7 +86,7 @@ def whole_context(transcript: Transcript) -> list[Message]:
     return compaction.build_context(None, transcript.items, _POLICY, 0, lambda _: _WHOLE)
 
 
-def compacted(transcript: Transcript, budget: int) -> tuple[list[Message], str]:
+def compact_in_rounds(transcript: Transcript, budget: int) -> tuple[list[Message], str]:
     """Add a transcript in ten chunks, compacting after each; return the model's context."""
     base: Snapshot | None = None
     digest = hashlib.blake2b(digest_size=16)
@@ -104,7 +104,7 @@ def compacted(transcript: Transcript, budget: int) -> tuple[list[Message], str]:
     return shown, digest.hexdigest()
 
 
-def truncated(whole: Sequence[Message], budget: int) -> list[Message]:
+def truncate(whole: Sequence[Message], budget: int) -> list[Message]:
     """Return the last messages that fit: the usual alternative to compaction."""
     found: list[Message] = []
     for message in reversed(whole):
@@ -121,8 +121,8 @@ def survival(
     """Return the remains of a transcript after compaction, and after truncation of its beginning."""
     whole = whole_context(transcript)
     budget = int(compaction.size_of(whole) * share)
-    shown, digest = compacted(transcript, budget)
-    counts, missing = measured(transcript, shown, recall=recall)
+    shown, digest = compact_in_rounds(transcript, budget)
+    counts, missing = measure_context(transcript, shown, recall=recall)
     truth = transcript.truth
     left = Survival(
         counts=counts,
@@ -135,11 +135,11 @@ def survival(
         by_users=_by_users(transcript, {*missing["asks"], *missing["decisions"]}),
         digest=digest,
     )
-    cut = truncated(whole, int(compaction.size_of(whole) * TRUNCATED_SHARE))
-    return left, measured(transcript, cut, recall=False)[0]
+    cut = truncate(whole, int(compaction.size_of(whole) * TRUNCATED_SHARE))
+    return left, measure_context(transcript, cut, recall=False)[0]
 
 
-def measured(
+def measure_context(
     transcript: Transcript, messages: Sequence[Message], *, recall: bool = True
 ) -> tuple[dict[str, Count], dict[str, list[str]]]:
     """Count a transcript's evidence in a context, and look for the rest through recall."""

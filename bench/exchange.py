@@ -156,7 +156,7 @@ def gets_max(payload_bytes: int) -> int:
 async def read_cold(store: CountingStore, loops: Sequence[Loop]) -> ColdRead:
     """Read the largest of the loops' last lists with a new codec."""
     loop = max(loops, key=lambda each: len(each.last_data))
-    again = store.reopened()
+    again = store.reopen()
     [decoded] = await EverlongCodec(again).decode([loop.last_list])
     if decoded.data != loop.last_data:
         raise RuntimeError("a list was not decoded to what was encoded")

@@ -62,7 +62,7 @@ class FakeFrontend:
         self._db.execute("ANALYZE")
 
     @contextlib.contextmanager
-    def serving(self, host: str) -> Iterator[str]:
+    def serve(self, host: str) -> Iterator[str]:
         """Listen on a free port while the body runs; yield the address."""
         answers: dict[str, Callable[[bytes], bytes]] = {
             f"{_WORKFLOWS}GetSystemInfo": lambda _: GetSystemInfoResponse().SerializeToString(),

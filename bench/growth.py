@@ -73,15 +73,15 @@ async def _step(
     def theirs(_turn: int) -> None:
         frames.append(measure.compress(data))
 
-    writing = await measure.in_turns(range(turn, turn + 1), ours, theirs)
-    again = store.reopened()
+    writing = await measure.time_in_turns(range(turn, turn + 1), ours, theirs)
+    again = store.reopen()
     cold = EverlongCodec(again)
     decoded: list[Payload] = []
 
     async def read(_turn: int) -> None:
         decoded.append(await decode(cold, encoded[0]))
 
-    reading = await measure.in_turns(
+    reading = await measure.time_in_turns(
         range(turn, turn + 1), read, lambda _turn: measure.decompress(frames[0])
     )
     return Step(

@@ -48,12 +48,12 @@ class ListLoop:
         messages: list[str] = []
         while True:
             await workflow.wait_condition(lambda: len(messages) < self._until)
-            _tell("live", len(messages) + 1)
+            _log_once("live", len(messages) + 1)
             result = await workflow.execute_activity(
                 call_tool, messages, start_to_close_timeout=timedelta(seconds=60)
             )
             messages.append(result)
-            _tell("done", len(messages))
+            _log_once("done", len(messages))
 
     @workflow.signal(name=RUN_UNTIL)
     def run_until(self, step: int) -> None:
@@ -75,7 +75,7 @@ class AgentLoop:
         while True:
             await workflow.wait_condition(lambda: len(messages) // 2 < self._until)
             step = len(messages) // 2
-            _tell("live", step + 1)
+            _log_once("live", step + 1)
             reply = await workflow.execute_activity(
                 call_model, messages, start_to_close_timeout=timedelta(seconds=120)
             )
@@ -83,7 +83,7 @@ class AgentLoop:
                 run_tool, step, start_to_close_timeout=timedelta(seconds=120)
             )
             messages.extend([reply, result])
-            _tell("done", step + 1)
+            _log_once("done", step + 1)
 
     @workflow.signal(name=RUN_UNTIL)
     def run_until(self, step: int) -> None:
@@ -91,7 +91,7 @@ class AgentLoop:
         self._until = step
 
 
-def _tell(what: str, step: int) -> None:
+def _log_once(what: str, step: int) -> None:
     """Log the event once. Workflow code must not use the clock; here it has no influence."""
     if not workflow.unsafe.is_replaying():
         with workflow.unsafe.sandbox_unrestricted():

@@ -108,7 +108,7 @@ class LoopRunner:
                 raise
         return _resume(list(worker_log.parse_events(worker.output())), started, step)
 
-    async def run_to_death(self) -> tuple[int, str]:
+    async def run_until_terminated(self) -> tuple[int, str]:
         """Run until the server terminates the loop; return its last step and the reason."""
         await self.handle.signal(RUN_UNTIL, 10 * self.step)
         deadline = time.monotonic() + _ROUND_SECONDS_MAX

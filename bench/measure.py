@@ -54,7 +54,7 @@ class Pair:
         return min(self.ours) / min(self.theirs)
 
 
-async def in_turns(
+async def time_in_turns(
     turns: range,
     ours: Callable[[int], Awaitable[object]],
     theirs: Callable[[int], object],
@@ -90,7 +90,7 @@ class Stalls:
         self.seconds: list[float] = []
 
     @contextlib.asynccontextmanager
-    async def watched(self) -> AsyncIterator[None]:
+    async def watch(self) -> AsyncIterator[None]:
         """Measure stalls while the body runs."""
         self.seconds.append(0.0)
         task = asyncio.create_task(self._beat())

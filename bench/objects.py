@@ -44,7 +44,7 @@ def open_objects(place: Place) -> ObjectStore:
     )
 
 
-async def stored(place: Place) -> tuple[int, int]:
+async def count_stored(place: Place) -> tuple[int, int]:
     """Return the number of objects, and their bytes."""
     sizes: list[int] = []
     async for batch in obstore.list(open_objects(place)):

@@ -14,7 +14,7 @@ from temporalio.client import Client
 
 from bench.loop import RESULT_BYTES
 from bench.loop_runner import LoopRunner, Resume
-from bench.objects import Place, stored
+from bench.objects import Place, count_stored
 from bench.report import Cell, Report, Series
 from bench.worker import EVERLONG, PLAIN, SDK, VARIANTS
 
@@ -46,7 +46,7 @@ async def measure_server(
         await _measure_to(report, runners, size.steps, size)
         if size.steps_long:
             plain, *others = runners
-            step, reason = await plain.run_to_death()
+            step, reason = await plain.run_until_terminated()
             report.add(f"{PLAIN}: terminated in step", step)
             report.notes.append(f"{PLAIN}: the server said: {reason}")
             await _measure_to(report, others, size.steps_long, size)
@@ -123,7 +123,7 @@ _RESUME_COLUMNS: Final = (
 
 async def _growth_row(runner: LoopRunner) -> list[Cell]:
     taken = [runner.step_seconds[step] for step in sorted(runner.step_seconds)]
-    objects, size_bytes = (0, 0) if runner.name == PLAIN else await stored(runner.place)
+    objects, size_bytes = (0, 0) if runner.name == PLAIN else await count_stored(runner.place)
     puts = [event.size for event in runner.events() if event.what == "put"]
     return [
         runner.name,

@@ -177,7 +177,7 @@ class _Thread:
 
     async def finish(self, steps: int) -> Result:
         """Read the last list with a new codec."""
-        again = self._store.reopened()
+        again = self._store.reopen()
         decoded = await decode(EverlongCodec(again), self._last_encoded)
         data = self._last.data
         if decoded != self._last:

@@ -168,16 +168,16 @@ async def measure_kills(
         sent = time.time()
         numbered = [(harness, name, 100 + number) for number, (harness, name) in enumerate(threads)]
         sending = [harness.send(name, f"say {number}") for harness, name, number in numbered]
-        calls = [_called(other, number) for _, _, number in numbered]
+        calls = [_find_model_call(other, number) for _, _, number in numbered]
         _, called = await asyncio.gather(asyncio.gather(*sending), asyncio.gather(*calls))
     took = [at - sent for at in called]
     count = size.killed
     return {each: took[i * count : (i + 1) * count] for i, each in enumerate(size.seconds)}
 
 
-async def _called(process: ManagedProcess, number: int) -> float:
+async def _find_model_call(process: ManagedProcess, number: int) -> float:
     await process.wait_for_output(worker_log.line_ending("model", number), _CALL_SECONDS_MAX)
-    return next(event.at for event in _told(process, "model") if event.size == number)
+    return next(event.at for event in _read_log_events(process, "model") if event.size == number)
 
 
 async def measure_bursts(
@@ -208,13 +208,15 @@ async def _measure_burst(
 
     def read_events(what: str) -> list[worker_log.Event]:
         each = zip(pair, before, strict=True)
-        return [event for process, start in each for event in _told(process, what, start)]
+        return [
+            event for process, start in each for event in _read_log_events(process, what, start)
+        ]
 
     async with asyncio.timeout(_BURST_SECONDS_MAX):
         # Read logs instead of sending queries, which would take slots of workflow tasks.
         while len(read_events("model")) < calls * size.threads:  # noqa: ASYNC110 - other processes write them
             await asyncio.sleep(_POLL_SECONDS)
-        histories = [await _rested(harness, name, calls) for name in names]
+        histories = [await _wait_until_idle(harness, name, calls) for name in names]
     used = sum(map(cpu_seconds, pair)) - used
     # Idle threads continue as new after a while, which would add work to the next burst.
     await asyncio.gather(*(harness.client.get_workflow_handle(name).terminate() for name in names))
@@ -263,7 +265,7 @@ def _summarise(
     )
 
 
-def _told(process: ManagedProcess, what: str, start: int = 0) -> list[worker_log.Event]:
+def _read_log_events(process: ManagedProcess, what: str, start: int = 0) -> list[worker_log.Event]:
     events = worker_log.parse_events(process.output()[start:])
     return [event for event in events if event.what == what]
 
@@ -273,7 +275,7 @@ def _log_chars(process: ManagedProcess) -> int:
     return process.output().rfind("\n") + 1
 
 
-async def _rested(harness: ThreadHarness, name: str, calls: int) -> list[Run]:
+async def _wait_until_idle(harness: ThreadHarness, name: str, calls: int) -> list[Run]:
     """Return a thread's runs once its model calls have ended and no workflow task is under way."""
     while True:
         runs = await harness.runs(name)

@@ -18,7 +18,7 @@ from bench.amplification import show_progress
 from bench.conversation import list_data, mixed_turns
 from bench.loop import AGENT_LOOP
 from bench.loop_runner import LoopRunner
-from bench.objects import Place, stored
+from bench.objects import Place, count_stored
 from bench.report import Cell, Report, Series
 from bench.worker import EVERLONG
 from everlong.errors import ProcessFailed
@@ -94,7 +94,7 @@ async def _measure_step(report: Report, runner: LoopRunner, size: Size, wanted: 
     turns = mixed_turns(workload.SEED, runner.step)
     unique = list_data([message for turn in turns for message in turn.messages])
     floor_bytes = len(measure.compress(unique))
-    objects, stored_bytes = await stored(runner.place)
+    objects, stored_bytes = await count_stored(runner.place)
     taken = [runner.step_seconds[step] for step in sorted(runner.step_seconds)]
     ratio = stored_bytes / floor_bytes
     report.add(

@@ -20,7 +20,7 @@ class CountingStore:
     def __repr__(self) -> str:
         return repr(self._inner)
 
-    def reopened(self) -> "CountingStore":
+    def reopen(self) -> "CountingStore":
         """Return a new counting store over the same objects, with its counts at zero."""
         return CountingStore(self._inner, self._notice)
 

@@ -37,7 +37,7 @@ _MODIFIED_MS: Final = 1_790_000_000_000
 _SECONDS_MAX: Final = 3600.0
 
 
-class MadeUpStore(FileBlobStore):
+class SyntheticStore(FileBlobStore):
     """Synthetic objects of threads that do not exist; all other objects are in a directory."""
 
     def __init__(self, root: Path, objects: int, page_seconds: float, dies_after: float) -> None:
@@ -99,7 +99,7 @@ class MadeUpStore(FileBlobStore):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-class OneStream(MadeUpStore):
+class OneStream(SyntheticStore):
     """The same store, with unordered listings."""
 
     @property
@@ -129,8 +129,8 @@ def _disk(folder: Path) -> int:
     return sum(each.stat().st_size for each in folder.iterdir())
 
 
-async def _list_made_up(arguments: argparse.Namespace) -> dict[str, Any]:
-    kind = OneStream if arguments.one_stream else MadeUpStore
+async def _list_synthetic(arguments: argparse.Namespace) -> dict[str, Any]:
+    kind = OneStream if arguments.one_stream else SyntheticStore
     dies_after = arguments.dies_after or math.inf
     store = kind(arguments.data / "store", arguments.objects, arguments.page_seconds, dies_after)
     limits.SWEEP_LISTING_KEEP_SECONDS = arguments.keep_seconds  # type: ignore[misc]
@@ -139,7 +139,7 @@ async def _list_made_up(arguments: argparse.Namespace) -> dict[str, Any]:
     return {**found, "listed": store.listed, "requests": store.requests}
 
 
-def _measured(data: Path, arguments: argparse.Namespace, *more: str) -> dict[str, Any]:
+def _measure_process(data: Path, arguments: argparse.Namespace, *more: str) -> dict[str, Any]:
     command = [
         *(sys.executable, "-m", "bench.sweep_scale", "--data", str(data)),
         *("--objects", str(arguments.objects), "--page-seconds", str(arguments.page_seconds)),
@@ -159,14 +159,18 @@ def _compare(arguments: argparse.Namespace) -> None:
     half = str(arguments.objects // 2)
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder)
-        _say("in one stream", _measured(data / "a", arguments, "--one-stream"))
-        _say("in 16 shards", _measured(data / "b", arguments))
-        _say("killed half-way", _measured(data / "c", arguments, "--dies-after", half))
-        _say("goes on, same disk", _measured(data / "c", arguments))
+        _print_result("in one stream", _measure_process(data / "a", arguments, "--one-stream"))
+        _print_result("in 16 shards", _measure_process(data / "b", arguments))
+        _print_result(
+            "killed half-way", _measure_process(data / "c", arguments, "--dies-after", half)
+        )
+        _print_result("goes on, same disk", _measure_process(data / "c", arguments))
         # At this size a listing is too short to be kept. A part is a few seconds of a shard's listing.
         kept = ("--keep-seconds", "0", "--part", str(max(1000, arguments.objects // 100)))
-        _say("killed half-way", _measured(data / "d", arguments, "--dies-after", half, *kept))
-        _say("goes on, other disk", _measured(data / "d", arguments, "--index", "other", *kept))
+        found = _measure_process(data / "d", arguments, "--dies-after", half, *kept)
+        _print_result("killed half-way", found)
+        found = _measure_process(data / "d", arguments, "--index", "other", *kept)
+        _print_result("goes on, other disk", found)
 
 
 async def _compare_s3(count: int) -> None:
@@ -179,7 +183,7 @@ async def _compare_s3(count: int) -> None:
         store = open_store(weed.url("sweep"))
         if ranges_of(store) is None:
             raise RuntimeError("the store lists no ranges")
-        made_up = MadeUpStore(Path(folder, "made-up"), count, 0, math.inf)
+        made_up = SyntheticStore(Path(folder, "made-up"), count, 0, math.inf)
         started = time.monotonic()
         slots = asyncio.Semaphore(32)
 
@@ -190,11 +194,13 @@ async def _compare_s3(count: int) -> None:
         keys = [info.key async for info in made_up.list("v1/")]
         for first in range(0, len(keys), 1000):
             await asyncio.gather(*map(put, keys[first : first + 1000]))
-        _say("put", {"objects": len(keys), "seconds": round(time.monotonic() - started, 1)})
+        _print_result(
+            "put", {"objects": len(keys), "seconds": round(time.monotonic() - started, 1)}
+        )
         started = time.monotonic()
         listed = [info.key async for info in store.list("v1/")]
         plain = {"objects": len(listed), "seconds": round(time.monotonic() - started, 2)}
-        _say("one stream, no index", plain)
+        _print_result("one stream, no index", plain)
         limits.SWEEP_SCOUT_OBJECTS = 1000  # type: ignore[misc]
         for shards in (1, 2, 4, 8, 16):
             limits.STORE_READS_MAX = shards  # type: ignore[misc]
@@ -202,10 +208,10 @@ async def _compare_s3(count: int) -> None:
             if found["objects"] != len(listed):
                 raise RuntimeError(f"{found['objects']} of {len(listed)} objects were found")
             rate = round(found["objects"] / found["seconds"])
-            _say(f"{shards} shards at a time", {**found, "objects_per_second": rate})
+            _print_result(f"{shards} shards at a time", {**found, "objects_per_second": rate})
 
 
-def _say(what: str, found: dict[str, Any]) -> None:
+def _print_result(what: str, found: dict[str, Any]) -> None:
     _print(f"{what:24} {json.dumps(found)}")
 
 
@@ -232,7 +238,7 @@ def main() -> None:
     elif arguments.data is None:
         _compare(arguments)
     else:
-        found = asyncio.run(_list_made_up(arguments))
+        found = asyncio.run(_list_synthetic(arguments))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         _print(json.dumps({**found, "peak_bytes": peak}))
 

@@ -179,7 +179,7 @@ async def _entry(journal: Journal, seq: int, began_ms: int) -> tuple[Entry, int]
     )
     entry, written = await message_entry(journal, kind, message, began_ms + 60_000 * seq, 32 * _KIB)
     step = StepInfo(number=seq // 2, thread_bytes=900 * seq, context_bytes=40_000)
-    return _numbered(entry, seq, step if kind == Kind.REPLY else None), written
+    return _set_seq(entry, seq, step if kind == Kind.REPLY else None), written
 
 
 async def _compaction(reader: Reader, seq: int, began_ms: int) -> tuple[Entry, int]:
@@ -192,5 +192,5 @@ async def _compaction(reader: Reader, seq: int, began_ms: int) -> tuple[Entry, i
     return note(seq, Kind.COMPACTION, done, time_ms), written
 
 
-def _numbered(entry: Entry, seq: int, step: StepInfo | None) -> Entry:
+def _set_seq(entry: Entry, seq: int, step: StepInfo | None) -> Entry:
     return dataclasses.replace(entry, seq=seq, step=step)

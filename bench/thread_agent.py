@@ -46,7 +46,7 @@ class Obedient:
         call = _next_call(asked.split(), done)
         worker_log.write("model", int(asked.split()[1]) if call is None else call[1])
         if asked.startswith("wait"):
-            await _until_open()
+            await _wait_until_open()
         if call is None:
             return Reply(text=f"done: {asked}")
         name, page = call
@@ -64,7 +64,7 @@ def _next_call(words: Sequence[str], done: Sequence[str]) -> tuple[str, int] | N
     return ("publish", page) if words[-1] == "publish" and page == last + 1 else None
 
 
-async def _until_open() -> None:
+async def _wait_until_open() -> None:
     gate = Path(os.environ[GATE])
     async with asyncio.timeout(_GATE_SECONDS_MAX):
         while not gate.exists():  # noqa: ASYNC110, ASYNC240 - another process makes it

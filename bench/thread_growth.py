@@ -42,7 +42,9 @@ class Window:
     history_bytes: int = 0
 
 
-async def live(harness: ThreadHarness, thread_id: str, steps: int, window: int) -> list[Window]:
+async def run_steps(
+    harness: ThreadHarness, thread_id: str, steps: int, window: int
+) -> list[Window]:
     """Run a thread for `steps` steps; return the costs of each window."""
     windows: list[Window] = []
     before = None
@@ -98,7 +100,7 @@ async def measure_growth(
 ) -> Report:
     """Measure a thread of `steps` steps. It needs a worker."""
     report = Report(f"A thread of {steps:,} steps, default policy")
-    windows = await live(harness, thread_id, steps, window)
+    windows = await run_steps(harness, thread_id, steps, window)
     runs = await harness.runs(thread_id)
     status = await harness.wait_until(thread_id, lambda _: True)
     report.series.append(_table(windows))

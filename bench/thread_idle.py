@@ -13,7 +13,7 @@ REPLAYED_MAX: Final = 15
 _RESUME_SECONDS_MAX: Final = 60.0
 
 
-async def approved_after_idling(
+async def approve_after_idle(
     harness: ThreadHarness, thread_id: str, pages: int
 ) -> tuple[int, float]:
     """Return the number of replayed events, and the seconds from the approval to the next model call."""
@@ -41,7 +41,7 @@ async def approved_after_idling(
 async def measure_idle(harness: ThreadHarness, *, pages: int) -> Report:
     """Measure once: the figure is a count, which does not vary."""
     report = Report(f"Approved after an idle time, {pages} steps into the thread")
-    replayed, seconds = await approved_after_idling(harness, "idle", pages)
+    replayed, seconds = await approve_after_idle(harness, "idle", pages)
     report.add("events replayed", replayed, most=REPLAYED_MAX)
     report.add("from the approval to the next model call", seconds, "s")
     return report

@@ -24,7 +24,7 @@ _CALL_SECONDS_MAX: Final = 40.0
 _HEARTBEATS_SECONDS: Final = 0.8 * limits.HEARTBEAT_SECONDS
 
 
-async def killed_between_steps(
+async def kill_between_steps(
     harness: ThreadHarness, thread_id: str, turns: int, sticky_seconds: str = ""
 ) -> list[float]:
     """Kill the worker with the thread, send a message at once, and time the model call."""
@@ -38,14 +38,14 @@ async def killed_between_steps(
         keeper.kill()
         killed = time.time()
         sent = await harness.send(thread_id, f"say {number}")
-        seconds.append(await _called(other, number) - killed)
+        seconds.append(await _find_model_call(other, number) - killed)
         await harness.wait_for_answer(thread_id, sent)
         keeper = other
     keeper.stop()
     return seconds
 
 
-async def killed_within_a_call(harness: ThreadHarness, thread_id: str, turns: int) -> list[float]:
+async def kill_within_call(harness: ThreadHarness, thread_id: str, turns: int) -> list[float]:
     """Kill the worker during a model call, and time the next attempt on another worker.
 
     The age of the call relative to the heartbeat interval determines most of the wait.
@@ -57,19 +57,19 @@ async def killed_within_a_call(harness: ThreadHarness, thread_id: str, turns: in
         workers.append(await harness.start_worker())
         number = 200 + turn
         sent = await harness.send(thread_id, f"wait {number}")
-        caller = await _first_to_tell(workers, worker_log.line_ending("model", number))
+        caller = await _find_first_caller(workers, worker_log.line_ending("model", number))
         workers.remove(caller)
         await asyncio.sleep(_HEARTBEATS_SECONDS * turn / turns)
         caller.kill()
         killed = time.time()
-        seconds.append(await _called(workers[0], number) - killed)
+        seconds.append(await _find_model_call(workers[0], number) - killed)
         harness.gate.touch()
         await harness.wait_for_answer(thread_id, sent)
     harness.stop_workers()
     return seconds
 
 
-async def spoken(harness: ThreadHarness, thread_id: str) -> list[tuple[Kind, str]]:
+async def read_messages(harness: ThreadHarness, thread_id: str) -> list[tuple[Kind, str]]:
     """Return the messages of a thread's journal, in order. It needs a worker."""
     status = await harness.wait_until(thread_id, lambda _: True)
     journal = Journal(PackStore(harness.store), thread_key(harness.client.namespace, thread_id))
@@ -81,7 +81,7 @@ async def spoken(harness: ThreadHarness, thread_id: str) -> list[tuple[Kind, str
     return [(entry.kind, message.text) for entry, message in zip(said, messages, strict=True)]
 
 
-async def _first_to_tell(workers: Sequence[ManagedProcess], line: str) -> ManagedProcess:
+async def _find_first_caller(workers: Sequence[ManagedProcess], line: str) -> ManagedProcess:
     async with asyncio.timeout(_CALL_SECONDS_MAX):
         while True:
             for worker in workers:
@@ -90,7 +90,7 @@ async def _first_to_tell(workers: Sequence[ManagedProcess], line: str) -> Manage
             await asyncio.sleep(0.02)
 
 
-async def _called(worker: ManagedProcess, number: int) -> float:
+async def _find_model_call(worker: ManagedProcess, number: int) -> float:
     await worker.wait_for_output(worker_log.line_ending("model", number), _CALL_SECONDS_MAX)
     events = worker_log.parse_events(worker.output())
     return next(event.at for event in events if event.what == "model" and event.size == number)
@@ -99,7 +99,7 @@ async def _called(worker: ManagedProcess, number: int) -> float:
 async def measure_kills(harness: ThreadHarness, *, turns: int) -> Report:
     """Measure both kinds of kills, and the first kind once with the SDK's default."""
     report = Report(f"SIGKILL of the worker, another one up; median of {turns}")
-    between = await killed_between_steps(harness, "killed-between", turns)
+    between = await kill_between_steps(harness, "killed-between", turns)
     report.add(
         "between steps: from the kill to the model call of a message sent at once",
         statistics.median(between),
@@ -107,9 +107,9 @@ async def measure_kills(harness: ThreadHarness, *, turns: int) -> Report:
         most=BETWEEN_SECONDS_MAX,
     )
     report.add("... slowest", max(between), "s")
-    [default] = await killed_between_steps(harness, "killed-default", 1, SDK_STICKY)
+    [default] = await kill_between_steps(harness, "killed-default", 1, SDK_STICKY)
     report.add("... by the SDK's sticky timeout of 10 s, once", default, "s")
-    within = await killed_within_a_call(harness, "killed-within", turns)
+    within = await kill_within_call(harness, "killed-within", turns)
     report.add(
         "in a model call: from the kill to the next try",
         statistics.median(within),
@@ -118,7 +118,8 @@ async def measure_kills(harness: ThreadHarness, *, turns: int) -> Report:
     )
     report.add("... slowest", max(within), "s", most=WITHIN_SECONDS_MAX)
     await harness.start_worker()
-    replies = [text for kind, text in await spoken(harness, "killed-within") if kind == Kind.REPLY]
+    messages = await read_messages(harness, "killed-within")
+    replies = [text for kind, text in messages if kind == Kind.REPLY]
     report.add("replies in the journal, each once", len(set(replies)), least=turns, most=turns)
     report.add("... of which repeated", len(replies) - len(set(replies)), most=0)
     return report

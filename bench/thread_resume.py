@@ -49,7 +49,7 @@ class Resume:
 async def resume(harness: ThreadHarness, thread_id: str, number: int) -> Resume:
     """Resume a thread on a new worker with an empty cache, and no other worker running."""
     before = await harness.wait_until(thread_id, lambda status: status.status == "waiting")
-    needed_bytes = await stored_context(harness, thread_id, before)
+    needed_bytes = await measure_stored_context(harness, thread_id, before)
     for worker in harness.workers:
         worker.stop()
     worker = await harness.start_worker()
@@ -74,7 +74,9 @@ async def resume(harness: ThreadHarness, thread_id: str, number: int) -> Resume:
     )
 
 
-async def stored_context(harness: ThreadHarness, thread_id: str, status: ThreadStatus) -> int:
+async def measure_stored_context(
+    harness: ThreadHarness, thread_id: str, status: ThreadStatus
+) -> int:
     """Return the stored bytes of a thread's context, by reading it."""
     store = CountingStore(harness.store)
     packs = PackStore(store)

@@ -14,7 +14,7 @@ from temporalio.client import Client
 from temporalio.worker import Worker
 
 from bench import measure
-from bench.objects import Place, stored
+from bench.objects import Place, count_stored
 from bench.report import Report
 from bench.thread_harness import ThreadHarness
 from everlong import Agent, EverlongPlugin, Reply, Tool, ask, tool
@@ -78,7 +78,7 @@ async def measure_stored(address: str, folder: Path, steps: int, *, judged: bool
     runs = await ThreadHarness(client, address, place.url, folder).runs(thread_id)
     messages = [message for step in range(steps) for message in workload.step(step)]
     floor_bytes = len(measure.compress(json.dumps(messages).encode()))
-    objects, blob_bytes = await stored(place)
+    objects, blob_bytes = await count_stored(place)
     history_bytes = sum(run.history_bytes for run in runs)
     report.add("content", floor_bytes, "bytes after zstd-3")
     report.add("blobs", blob_bytes, "bytes")

@@ -38,7 +38,7 @@ def normalize(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def pins(text: str) -> dict[str, str]:
+def read_pins(text: str) -> dict[str, str]:
     """Return the versions in lines `name==version`, by normalized name."""
     found = re.findall(r"^([A-Za-z0-9._-]+)==([^\s;]+)", text, flags=re.MULTILINE)
     return {normalize(name): version for name, version in found}
@@ -61,8 +61,8 @@ def _set_up(uv: str, folder: Path, extras: list[str], tools: list[str]) -> dict[
     options = ["--resolution", "lowest-direct", "--python", str(python), "--no-header"]
     named = [word for extra in extras for word in ("--extra", extra)]
     text = run(uv, "pip", "compile", "-q", "--no-annotate", *options, *named, "pyproject.toml")
-    found = pins(text)
-    usual = pins((ROOT / "constraints.txt").read_text())
+    found = read_pins(text)
+    usual = read_pins((ROOT / "constraints.txt").read_text())
     lowest, others = folder / "lowest.txt", folder / "others.txt"
     lowest.write_text(text)
     others.write_text("".join(f"{n}=={v}\n" for n, v in usual.items() if n not in found))

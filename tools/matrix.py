@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from tools.environments import StepFailed, create, install, require_uv, run
-from tools.lowest import pins
+from tools.lowest import read_pins
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +176,7 @@ class Matrix:
         """Return the newest compatible versions, by package."""
         options = ["--python", sys.executable, "--no-header", "--no-annotate"]
         lines = "\n".join(requirements)
-        return pins(run(self._uv, "pip", "compile", "-q", *options, "-", stdin=lines))
+        return read_pins(run(self._uv, "pip", "compile", "-q", *options, "-", stdin=lines))
 
     def _import(self, cell: Cell, own: str, together: dict[str, str], neighbour: Neighbour) -> None:
         with tempfile.TemporaryDirectory(dir=self._folder) as name:

@@ -189,7 +189,7 @@ async def _archive(settings: Settings, wish: _Wish) -> None:
     if wish.as_json:
         print_json(done)
     else:
-        print_lines(archived_lines(done, wish.export))
+        print_lines(archive_lines(done, wish.export))
 
 
 def _warn(text: str) -> None:
@@ -200,7 +200,7 @@ def _show_progress(line: Status, what: str, done: int, total: int) -> None:
     line.update(f"{done:,} of {total:,} entries are {what}")
 
 
-def archived_lines(done: ArchiveResult, export: Path | None) -> list[str]:
+def archive_lines(done: ArchiveResult, export: Path | None) -> list[str]:
     """Return the lines that report an archive."""
     manifest = done.manifest
     size = bytes_text(manifest.size_bytes)

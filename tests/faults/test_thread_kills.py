@@ -9,9 +9,9 @@ from bench.thread_harness import open_harness
 from bench.thread_kills import (
     BETWEEN_SECONDS_MAX,
     WITHIN_SECONDS_MAX,
-    killed_between_steps,
-    killed_within_a_call,
-    spoken,
+    kill_between_steps,
+    kill_within_call,
+    read_messages,
 )
 from everlong.embedded import TemporalServer
 from everlong.models import Kind
@@ -25,9 +25,9 @@ async def test_a_message_after_a_kill_between_steps_is_acted_on_at_once(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
     async with open_harness(server.address, tmp_path) as harness:
-        seconds = await killed_between_steps(harness, thread_id, turns=TURNS)
+        seconds = await kill_between_steps(harness, thread_id, turns=TURNS)
         await harness.start_worker()
-        said = await spoken(harness, thread_id)
+        said = await read_messages(harness, thread_id)
     print(f"from the kill to the model call: {sorted(seconds)}")  # noqa: T201 - pytest shows it
     assert statistics.median(seconds) <= BETWEEN_SECONDS_MAX
     replies = [text for kind, text in said if kind == Kind.REPLY]
@@ -40,9 +40,9 @@ async def test_a_kill_in_a_model_call_costs_seconds_and_leaves_one_reply(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
     async with open_harness(server.address, tmp_path) as harness:
-        seconds = await killed_within_a_call(harness, thread_id, turns=2)
+        seconds = await kill_within_call(harness, thread_id, turns=2)
         worker = await harness.start_worker()
-        said = await spoken(harness, thread_id)
+        said = await read_messages(harness, thread_id)
         assert worker.returncode is None
     print(f"from the kill to the next try: {seconds}")  # noqa: T201 - pytest shows it
     assert max(seconds) <= WITHIN_SECONDS_MAX

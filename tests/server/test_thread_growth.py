@@ -6,7 +6,7 @@ import pytest
 
 from bench.thread_growth import measure_growth
 from bench.thread_harness import open_harness
-from bench.thread_idle import REPLAYED_MAX, approved_after_idling
+from bench.thread_idle import REPLAYED_MAX, approve_after_idle
 from bench.thread_resume import resume
 from everlong import Policy
 from everlong.embedded import TemporalServer
@@ -47,5 +47,5 @@ async def test_an_approval_after_an_idle_time_replays_a_handful_of_events(
     server: TemporalServer, tmp_path: Path, thread_id: str
 ) -> None:
     async with open_harness(server.address, tmp_path) as harness:
-        replayed, _ = await approved_after_idling(harness, thread_id, pages=12)
+        replayed, _ = await approve_after_idle(harness, thread_id, pages=12)
     assert 0 < replayed <= REPLAYED_MAX

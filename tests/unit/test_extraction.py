@@ -39,8 +39,8 @@ def test_evidence_survives_ten_compactions_and_the_rest_can_be_recalled(evidence
 
 DIGESTS = """
 from bench.evidence_corpus import transcript
-from bench.evidence_measure import compacted
-print(compacted(transcript("golden", "ops"), 30_000)[1])
+from bench.evidence_measure import compact_in_rounds
+print(compact_in_rounds(transcript("golden", "ops"), 30_000)[1])
 """
 
 

@@ -35,7 +35,7 @@ def test_every_dependency_has_a_lower_bound_that_can_be_tested() -> None:
 
 
 def test_the_pins_are_within_the_bounds() -> None:
-    pins = lowest.pins((ROOT / "constraints.txt").read_text(encoding="utf-8"))
+    pins = lowest.read_pins((ROOT / "constraints.txt").read_text(encoding="utf-8"))
     for each in requirements(PROJECT["dependencies"], *EXTRAS.values()):
         pinned = pins[lowest.normalize(each.name)]
         assert each.specifier.contains(pinned, prereleases=True), f"{each}: {pinned}"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from bench.evidence_corpus import transcript
-from bench.evidence_measure import compacted, measured
+from bench.evidence_measure import compact_in_rounds, measure_context
 from everlong.activities import builtin_tools
 from everlong.activities.builtin_tools import Session, in_session, recall
 from everlong.compaction import Item
@@ -144,8 +144,8 @@ async def test_all_that_compaction_left_out_is_found_by_the_tool_itself() -> Non
     story = transcript("recalled", "ops")
     journalled = Journalled()
     await journalled.take(story.items)
-    shown, _ = compacted(story, 20_000)
-    _, missing = measured(story, shown, recall=False)
+    shown, _ = compact_in_rounds(story, 20_000)
+    _, missing = measure_context(story, shown, recall=False)
     lost = [text for kind in ("decisions", "paths", "commands", "ids") for text in missing[kind]]
     assert len(lost) > 200
     with in_session(journalled.session()):
