@@ -179,8 +179,8 @@ async def test_a_scripted_model_copes_with_a_context_without_a_user_message() ->
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("everlong.demo", "write module:agent"),
-        (":agent", "write module:agent"),
+        ("everlong.demo", "is not module:agent"),
+        (":agent", "is not module:agent"),
         ("no_such_module:agent", "ModuleNotFoundError"),
         ("everlong.demo:nothing", "no everlong.Agent named 'nothing'"),
         ("everlong:tool", "no everlong.Agent named 'tool'"),
