@@ -51,8 +51,8 @@ class CheckActivities:
             activity.client().data_converter, info.namespace, info.workflow_id or ""
         )
         probe, payload = await asyncio.gather(
-            probes.seen(lambda: self._read(check.probe_key)),
-            probes.seen(lambda: probes.decoded(converter, check.payload)),
+            probes.try_read(lambda: self._read(check.probe_key)),
+            probes.try_read(lambda: probes.decode(converter, check.payload)),
         )
         answer, answer_payload = Seen(), ""
         if not probe.error:  # In another store nobody would read it, nor delete it.
@@ -60,10 +60,10 @@ class CheckActivities:
 
             async def write() -> bytes:
                 nonlocal answer_payload
-                answer_payload = await probes.encoded(converter, data)
+                answer_payload = await probes.encode(converter, data)
                 return data
 
-            answer = await probes.seen(write)
+            answer = await probes.try_read(write)
         running = versions()
         return Checked(
             time_ms=time_ms,

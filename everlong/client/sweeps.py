@@ -1,4 +1,4 @@
-"""Sweeps: running one here, having them run by a schedule, and undoing what they did."""
+"""Sweeps of a namespace: run one here, schedule them on workers, restore from quarantine."""
 
 from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
@@ -47,11 +47,10 @@ async def sweep(
     telemetry: Telemetry | None = None,
     allow_short_quarantine: bool = False,
 ) -> SweepReport:
-    """Sweep the client's namespace here and now, beside whatever else runs.
+    """Sweep the client's namespace in this process. Workers and other sweeps may run meanwhile.
 
-    Threads that a limit has ended to be archived are archived first.
-    What `index_dir` holds makes the next sweep cheap. `allow_short_quarantine`
-    accepts a quarantine that is too short to be safe, for tests.
+    Due threads are archived first (see `client.due`). The index in `index_dir` makes the next sweep
+    cheap. `allow_short_quarantine` accepts a quarantine that is too short to be safe, for tests.
     """
     work = Sweep(
         Histories(client),
@@ -67,7 +66,7 @@ async def sweep(
 
 
 async def read_last_sweep(client: Client, packs: PackStore) -> SweepReport | None:
-    """Return the report of the newest sweep of the namespace that came to its end, if there is one."""
+    """Return the report of the namespace's newest completed sweep, or None."""
     namespace_id = await Histories(client).namespace_id()
     return await Records(bare(packs.store), namespace_id).last_report()
 
@@ -75,7 +74,7 @@ async def read_last_sweep(client: Client, packs: PackStore) -> SweepReport | Non
 async def schedule_sweeps(
     client: Client, every_seconds: float, options: SweepOptions, *, task_queue: str
 ) -> None:
-    """Have workers sweep the namespace again and again; one sweep at a time."""
+    """Schedule sweeps of the namespace on workers, one sweep at a time."""
     if why := options.retention.find_problem():
         raise ConfigError(why)
     if every_seconds < 60:
@@ -88,20 +87,20 @@ async def schedule_sweeps(
         policy=SchedulePolicy(overlap=ScheduleOverlapPolicy.SKIP),
     )
 
-    async def replaced(_: ScheduleUpdateInput) -> ScheduleUpdate:
+    async def replace_schedule(_: ScheduleUpdateInput) -> ScheduleUpdate:
         return ScheduleUpdate(schedule)
 
     try:
         try:
             await client.create_schedule(SWEEPER_SCHEDULE, schedule)
         except ScheduleAlreadyRunningError:
-            await client.get_schedule_handle(SWEEPER_SCHEDULE).update(replaced)
+            await client.get_schedule_handle(SWEEPER_SCHEDULE).update(replace_schedule)
     except RPCError as error:
         raise translated_rpc(error, SWEEPER_SCHEDULE) from error
 
 
 async def unschedule_sweeps(client: Client) -> bool:
-    """Have no more sweeps run by themselves; return whether there was a schedule."""
+    """Delete the schedule of sweeps; return whether there was one."""
     try:
         await client.get_schedule_handle(SWEEPER_SCHEDULE).delete()
     except RPCError as error:
@@ -112,7 +111,7 @@ async def unschedule_sweeps(client: Client) -> bool:
 
 
 async def read_sweep_interval(client: Client) -> float | None:
-    """Return how often workers sweep the namespace; None if they do not."""
+    """Return the interval of scheduled sweeps in seconds; None without a schedule."""
     try:
         found = await client.get_schedule_handle(SWEEPER_SCHEDULE).describe()
     except RPCError as error:
@@ -124,7 +123,7 @@ async def read_sweep_interval(client: Client) -> float | None:
 
 
 async def list_quarantined(packs: PackStore) -> AsyncIterator[Copy]:
-    """Yield what lies in quarantine."""
+    """Yield the objects in quarantine."""
     async for info in packs.store.list(quarantine.PREFIX):
         copy = quarantine.parse_copy(info)
         if copy is not None:
@@ -132,9 +131,10 @@ async def list_quarantined(packs: PackStore) -> AsyncIterator[Copy]:
 
 
 async def restore_quarantined(packs: PackStore, keys: Sequence[str]) -> list[Copy]:
-    """Put objects back; a key is a copy's or its original's. The next sweep may take them again.
+    """Restore objects from quarantine. A key names the copy or its original.
 
-    What cannot be found is `BlobMissing`, before anything is changed.
+    Raises BlobMissing before any change if one is not in quarantine. The next sweep may quarantine the
+    objects again.
     """
     store = bare(packs.store)
     found: list[Copy] = []
@@ -146,13 +146,13 @@ async def restore_quarantined(packs: PackStore, keys: Sequence[str]) -> list[Cop
         found.append(copies[0])
     for copy in found:
         if not await quarantine.restore(store, copy):
-            raise _missing(copy.original)  # It was deleted for good meanwhile.
+            raise _missing(copy.original)  # A sweep deleted it meanwhile.
     return found
 
 
 def _missing(original: str) -> BlobMissing:
     return BlobMissing(
-        f"{original!r} is not in quarantine. `everlong sweep --quarantine list` tells what is."
+        f"{original!r} is not in quarantine. `everlong sweep --quarantine list` lists what is."
     )
 
 

@@ -1,6 +1,6 @@
-"""What may be wrong between here, the server, the store and the workers: `everlong doctor`.
+"""Checks that `everlong doctor` runs: of versions, store, server, codec, clock, archives, workers.
 
-Each check is bounded in time, needs no other where that is possible, and says what it found.
+Every check has a time limit and, where possible, depends on no other.
 """
 
 import asyncio
@@ -50,12 +50,12 @@ from everlong.storage.pack_store import PackStore
 from everlong.versions import SDK, SDK_TESTED, Versions, versions
 
 _LATENCY_CALLS: Final = 5
-# The longest one is that of the workers: 12 s for those that hang, and a few more rounds.
+# The check of the workers takes longest: 12 s for workers that hang, and a few more rounds.
 _CHECK_SECONDS_MAX: Final = 30.0
-# Runs that are looked at for Everlong payloads, two calls each; `everlong drain` looks at all.
+# Runs inspected for Everlong payloads, two calls each; `everlong drain` inspects all.
 _DRAIN_RUNS_MAX: Final = 100
 _DRAIN_SECONDS_MAX: Final = 3.0
-# Names of archives are listed 1,000 a call: so many seconds are enough for some 50,000.
+# A call lists 1,000 names of archives: this is enough for some 50,000.
 _ARCHIVES_SECONDS_MAX: Final = 5.0
 _UNREADABLE_MAX: Final = 5
 _ARCHIVE_FIX: Final = (
@@ -70,7 +70,10 @@ async def run_checks(
     task_queue: str,
     inline_bytes_max: int,
 ) -> AsyncIterator[Finding]:
-    """Check all, and yield findings as they come. What could not be opened is given as its error."""
+    """Run all checks and yield findings as they come.
+
+    A client or store that could not be opened is passed as its error, and reported as a finding.
+    """
     yield check_versions()
     if isinstance(packs, EverlongError):
         yield _failed("store", packs)
@@ -83,7 +86,7 @@ async def run_checks(
     yield server
     if isinstance(client, EverlongError) or server.status == "failed":
         for check in ("search attributes", "clock", "runs", "workers"):
-            yield Finding(check, "skipped", "not checked, since the server cannot be asked")
+            yield Finding(check, "skipped", "not checked, since the server does not answer")
         return
     codec = await check_codec(client)
     if codec is not None:
@@ -115,7 +118,7 @@ async def run_checks(
 
 
 async def _check_clock(client: Client, task_queue: str) -> tuple[Clock, Finding]:
-    """Compare clocks. If that fails, the machine's own is taken for right."""
+    """Compare the clocks. On failure, assume that the local clock is right."""
     try:
         async with asyncio.timeout(_CHECK_SECONDS_MAX):
             clock = await read_clock(client, task_queue)
@@ -125,12 +128,12 @@ async def _check_clock(client: Client, task_queue: str) -> tuple[Clock, Finding]
 
 
 def check_versions() -> Finding:
-    """Check that Everlong can use the SDK that is installed, and that it was tested with it."""
+    """Check that the installed SDK is supported, and was tested."""
     return judge_versions(versions())
 
 
 async def check_server(client: Client) -> Finding:
-    """Check that the server answers, that the namespace is there, and how long both take."""
+    """Check that the server answers and has the namespace; measure the latency."""
     address = client.service_client.config.target_host
     system = await client.workflow_service.get_system_info(GetSystemInfoRequest())
     latencies = []
@@ -160,7 +163,7 @@ async def check_server(client: Client) -> Finding:
 
 
 async def check_codec(client: Client) -> Finding | None:
-    """Check a codec of the team's on this client; None if there is Everlong's alone, or none."""
+    """Check the team's own codec on this client; None without one."""
     codec = client.data_converter.payload_codec
     if codec is None:
         return None
@@ -171,10 +174,10 @@ async def check_codec(client: Client) -> Finding | None:
     ours = own_codec(codec)
     texts, problems = [], []
     if isinstance(codec, OuterCodec):
-        texts.append(f"{type(codec.outer).__name__} is around Everlong's, and known to it")
+        texts.append(f"{type(codec.outer).__name__} is around Everlong's, and configured as such")
     if ours is not None and ours.inner is not None:
         inspection = await inspect_codec(ours.inner, client.namespace)
-        unknown = ", and could not be tried" if inspection.repeats is None else ""
+        unknown = ", and could not be tested" if inspection.repeats is None else ""
         texts.append(f"{inspection.codec} is inside Everlong's{unknown}")
         if inspection.warning:
             problems.append(Problem("warning", inspection.warning, INSPECTION_REMEDY))
@@ -182,54 +185,55 @@ async def check_codec(client: Client) -> Finding | None:
 
 
 async def check_attributes(client: Client) -> Finding:
-    """Check that our search attributes are there, with their types."""
+    """Check that the namespace has our search attributes, with their types."""
     check, wanted = "search attributes", len(SEARCH_ATTRIBUTES)
     try:
         listed = await listed_attributes(client)
     except SetupRefused as error:
-        # Workers cannot list them either, and run without.
+        # Only a warning: workers cannot list them either, and run without them.
         return dataclasses.replace(_failed(check, error), status="warning")
     missing = [name for name in SEARCH_ATTRIBUTES if name not in listed]
     if clashes := clashing(listed):
         return Finding(
             check,
             "failed",
-            f"the namespace has {clashes}: threads that write it do not go on",
-            "Remove it, if nobody else uses it, and run: everlong setup. Or use another namespace.",
+            f"the namespace has {clashes}: threads that write it cannot continue",
+            "Remove it if no other application uses it, and run: everlong setup. Or use another "
+            "namespace.",
         )
     if missing:
         return Finding(
             check,
             "warning",
-            f"{len(missing)} of {wanted} are missing ({', '.join(missing)}): threads run without, and "
-            "cannot be found by status or agent",
+            f"{len(missing)} of {wanted} are missing ({', '.join(missing)}): threads run without them, "
+            "and cannot be found by status or agent",
             "Run: everlong setup. Workers notice within a minute.",
         )
     return Finding(check, "ok", f"all {wanted} are there")
 
 
 async def check_runs(client: Client) -> Finding:
-    """Say how many of the newest open runs hold payloads that need the plugin."""
+    """Count the newest open runs whose payloads need the plugin."""
     try:
         report = await count_holdings(
             client, only_open=True, runs_max=_DRAIN_RUNS_MAX, seconds_max=_DRAIN_SECONDS_MAX
         )
     except (ConfigError, ServerUnreachable) as error:
-        # Threads run without it: the caller may lack the permission to list workflows, or a key.
+        # Only a warning, as threads run without it: the caller may lack a key or the permission to list.
         return dataclasses.replace(_failed("runs", error), status="warning")
     count = report.open_runs
-    which = "open runs" if report.is_complete else "newest open runs that were looked at"
+    which = "open runs" if report.is_complete else "newest open runs"
     text = (
         f"of {count.looked_at} {which}, {count.refs} hold refs to the store and {count.inline} only "
         "compressed or sealed payloads"
     )
     if count.holding:
-        text += ": the plugin has to stay as long as there are any (everlong drain counts them all)"
+        text += ": the plugin must stay while there are any (everlong drain counts them all)"
     return Finding("runs", "ok", text)
 
 
 async def check_archives(client: Client, packs: PackStore) -> Finding:
-    """Check that the newest archives of the namespace can be read, by their manifests."""
+    """Check that the manifests of the namespace's newest archives can be read."""
     try:
         async with asyncio.timeout(_ARCHIVES_SECONDS_MAX):
             page = await list_archives(client, packs, count_max=ARCHIVES_PAGE)
@@ -237,14 +241,14 @@ async def check_archives(client: Client, packs: PackStore) -> Finding:
         return Finding(
             "archives",
             "skipped",
-            f"not checked: to list them takes more than {_ARCHIVES_SECONDS_MAX:.0f} s",
+            f"not checked: listing them takes more than {_ARCHIVES_SECONDS_MAX:.0f} s",
         )
     except StoreUnavailable as error:
-        # What is wrong with the store is said by its own check. Threads run without a listing.
+        # Only a warning: the store's own check reports the cause, and threads run without a listing.
         return dataclasses.replace(_failed("archives", error), status="warning")
     text = f"{len(page.archives)} of the newest archives in the store are this namespace's"
     problems = [
-        Problem("warning", f"one cannot be read, and is passed over: {each}", _ARCHIVE_FIX)
+        Problem("warning", f"one cannot be read and is skipped: {each}", _ARCHIVE_FIX)
         for each in page.unreadable[:_UNREADABLE_MAX]
     ]
     if left := len(page.unreadable) - len(problems):
@@ -261,7 +265,7 @@ async def _bounded(check: str, work: Awaitable[Finding]) -> Finding:
 
 
 def _failed(check: str, error: EverlongError | RPCError | TimeoutError) -> Finding:
-    """Return a finding of an error. Ours say first what happened, and then what to do."""
+    """Turn an error into a finding. Everlong's errors say first what happened, then what to do."""
     if isinstance(error, EverlongError):
         text, _, fix = str(error).partition(". ")
         return Finding(check, "failed", text, fix)
@@ -277,7 +281,7 @@ def _failed(check: str, error: EverlongError | RPCError | TimeoutError) -> Findi
         check,
         "failed",
         f"no answer within {_CHECK_SECONDS_MAX:.0f} s",
-        "Check the network between here and there, and run this again.",
+        "Check the network, and run this again.",
     )
 
 
@@ -287,28 +291,28 @@ _ALLOW: Final = "Allow this user or these credentials to list, read, write and d
 
 
 class _Tries:
-    """What was tried so far: how long it took, and what went wrong."""
+    """Durations and problems of the operations tried so far."""
 
     def __init__(self) -> None:
         self.times: list[str] = []
         self.problems: list[Problem] = []
 
     async def run(self, name: str, work: Awaitable[bool], denied: Problem) -> bool:
-        """Do one thing; return whether it was done."""
+        """Try one operation; return whether it worked."""
         began = time.monotonic()
         try:
             async with asyncio.timeout(probes.SECONDS_MAX):
                 right = await work
         except Exception as error:  # noqa: BLE001 - a team's own store may raise anything
-            self._add(denied, probes.reason(error))
+            self._add(denied, probes.describe_error(error))
             return False
         seconds = time.monotonic() - began
         self.times.append(f"{name} {1000 * seconds:.1f} ms")
         if not right:
-            self._add(denied, "other bytes came back than were written")
+            self._add(denied, "the bytes read differ from those written")
         elif seconds > limits.STORE_TRY_SECONDS:
-            fix = "Look for what slows it down: payloads stay in history where it takes longer."
-            self.problems.append(Problem("warning", f"to {name} took {seconds:.1f} s", fix))
+            fix = "Find the cause: payloads stay in history while the store is slow."
+            self.problems.append(Problem("warning", f"{name} took {seconds:.1f} s", fix))
         return right
 
     def _add(self, denied: Problem, why: str) -> None:
@@ -316,7 +320,7 @@ class _Tries:
 
 
 async def check_store(store: BlobStore) -> Finding:
-    """Write an object, read it back, list and delete it. The cache is passed by."""
+    """Write, read, list and delete one small object in the store itself, not in its cache."""
     store = store.behind if isinstance(store, CachedBlobStore) else store
     key, data = probes.new_key(), os.urandom(_PROBE_BYTES)
     start, length = _RANGE
@@ -340,20 +344,20 @@ async def check_store(store: BlobStore) -> Finding:
         return True
 
     steps: list[tuple[str, Callable[[], Awaitable[bool]], Problem]] = [
-        ("read", read, Problem("failed", "what was written cannot be read", _ALLOW)),
-        ("range", read_range, Problem("failed", "a part of an object cannot be read", _ALLOW)),
+        ("read", read, Problem("failed", "a written object cannot be read", _ALLOW)),
+        ("range", read_range, Problem("failed", "a range of an object cannot be read", _ALLOW)),
         (
             "list",
             find,
-            Problem("warning", "it cannot be listed, as `everlong show` does", _ALLOW),
+            Problem("warning", "it cannot be listed, which `everlong show` needs", _ALLOW),
         ),
         (
             "delete",
             delete,
-            Problem("warning", "nothing can be deleted, so retention has no effect", _ALLOW),
+            Problem("warning", "objects cannot be deleted, so retention has no effect", _ALLOW),
         ),
     ]
-    async with probes.removed(store, key):
+    async with probes.delete_after(store, key):
         cannot = Problem("failed", "it cannot be written to", _ALLOW)
         if await tries.run("write", write(), cannot):
             for name, step, denied in steps:
@@ -363,7 +367,7 @@ async def check_store(store: BlobStore) -> Finding:
 
 
 def judge_versions(here: Versions) -> Finding:
-    """Return what is to be said of the versions that are installed here."""
+    """Return the finding about the installed versions."""
     text = f"everlong {here.everlong}, {SDK} {here.sdk} (tested with {SDK_TESTED}), Python {here.python}"
     if not here.sdk_fits:
         return Finding(
@@ -377,14 +381,14 @@ def judge_versions(here: Versions) -> Finding:
             "versions",
             "warning",
             f"{text}: this everlong was not tested with this {SDK}",
-            "Look into the log for features that are switched off. To be sure, run: pip install "
+            "The log names features that are switched off. For a tested version, run: pip install "
             f"'{SDK}{SDK_TESTED}'",
         )
     return Finding("versions", "ok", text)
 
 
 def judge_clock(clock: Clock) -> Finding:
-    """Return what is to be said of this machine's clock."""
+    """Return the finding about this machine's clock."""
     text = (
         f"this machine's is {skew_text(clock.ahead_seconds)} the server's, give or take "
         f"{clock.error_seconds:.3f} s"
@@ -395,5 +399,5 @@ def judge_clock(clock: Clock) -> Finding:
         "clock",
         "warning",
         f"{text}: deadlines and resume spans are off by as much",
-        "Have NTP set the clocks of both.",
+        "Synchronise both clocks with NTP.",
     )

@@ -1,4 +1,4 @@
-"""Drain: how many runs still hold Everlong payloads, so that a team knows when the plugin may go.
+"""Drain report: counts the runs that hold Everlong payloads, and so still need the plugin.
 
 It reads histories as they are stored, and changes nothing.
 """
@@ -26,17 +26,17 @@ _CLOSED: Final = "CloseTime IS NOT NULL"
 
 @dataclasses.dataclass(frozen=True)
 class HoldingCount:
-    """Runs or schedules that were looked at, by what they hold."""
+    """Counts of inspected runs or schedules, by the payloads that they hold."""
 
     looked_at: int = 0
     refs: int = 0
-    """Those with payloads in the store."""
+    """Runs with payloads in the store."""
     inline: int = 0
-    """Those with compressed or sealed payloads only."""
+    """Runs with compressed or sealed payloads only."""
 
     @property
     def holding(self) -> int:
-        """Those that only Everlong's codec can read."""
+        """Runs that only Everlong's codec can read."""
         return self.refs + self.inline
 
     def plus(self, holding: CodecUsage) -> "HoldingCount":
@@ -50,15 +50,15 @@ class HoldingCount:
 
 @dataclasses.dataclass(frozen=True)
 class DrainReport:
-    """What a namespace still holds."""
+    """Everlong payloads in a namespace."""
 
     open_runs: HoldingCount
     closed_runs: HoldingCount
     schedules: HoldingCount
     examples: tuple[str, ...]
-    """Ids of workflows whose open run holds Everlong payloads, 20 at most."""
+    """Ids of workflows whose open run holds Everlong payloads, at most 20."""
     is_complete: bool
-    """Whether all runs were looked at; a bound in runs or seconds may have come first."""
+    """Whether all runs were inspected, before a bound in runs or seconds."""
 
     @property
     def is_drained(self) -> bool:
@@ -75,14 +75,14 @@ async def count_holdings(
     seconds_max: float | None = None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> DrainReport:
-    """Look at the runs of the client's namespace, the newest first, and at its schedules.
+    """Inspect the runs of the client's namespace, newest first, and its schedules.
 
     Args:
-        client: Of the namespace.
-        query: A visibility query; with one, schedules are not looked at.
-        only_open: Leave out closed runs, which the namespace's retention removes by itself.
-        runs_max: Look at so many runs at most.
-        seconds_max: Begin no further run after this long.
+        client: Client of the namespace.
+        query: Visibility query; with one, schedules are not inspected.
+        only_open: Leave out closed runs, which the namespace's retention removes.
+        runs_max: Most runs to inspect.
+        seconds_max: Time after which no further run is inspected.
         tell: Called with a line about the progress.
 
     """
@@ -95,16 +95,18 @@ async def count_holdings(
     closed, schedules = HoldingCount(), HoldingCount()
     with _translate_query(query):
         if not only_open:
-            closed = await count.runs(_joined(query, _CLOSED), lambda n: tell(f"{n} closed runs"))
-        # Last, since the answer depends on them: the count is as new as it can be.
-        opened = await count.runs(_joined(query, _OPEN), lambda n: tell(f"{n} open runs"))
+            closed = await count.runs(
+                _join_conditions(query, _CLOSED), lambda n: tell(f"{n} closed runs")
+            )
+        # Open runs last: the answer depends on them, so their count should be the freshest.
+        opened = await count.runs(_join_conditions(query, _OPEN), lambda n: tell(f"{n} open runs"))
     if not query and not only_open:
         schedules = await count.schedules()
     return DrainReport(opened, closed, schedules, tuple(count.examples), count.is_complete)
 
 
 class _Count:
-    """Looks at runs, some at a time."""
+    """Inspects runs in batches."""
 
     def __init__(
         self,
@@ -168,8 +170,8 @@ def _translate_query(query: str) -> Iterator[None]:
         refused = isinstance(cause, RPCError) and cause.status == RPCStatusCode.INVALID_ARGUMENT
         if not (query and refused):
             raise
-        raise ConfigError(f"the server does not take this query: {error}") from cause
+        raise ConfigError(f"the server rejects this query: {error}") from cause
 
 
-def _joined(query: str, condition: str) -> str:
+def _join_conditions(query: str, condition: str) -> str:
     return f"({query}) AND {condition}" if query else condition

@@ -1,4 +1,4 @@
-"""What a check found."""
+"""Findings of checks: a status, a text and a remedy."""
 
 import dataclasses
 from typing import Final, Literal, TypeAlias
@@ -12,17 +12,17 @@ class Finding:
     """One line of `everlong doctor`."""
 
     check: str
-    """What was checked."""
+    """Name of the check."""
     status: Status
     text: str
-    """What was found, with a figure."""
+    """The finding, with a figure."""
     fix: str = ""
-    """What to do about it, in words."""
+    """Remedy, in words; empty if none is needed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """Something that is wrong with what was checked."""
+    """One problem that a check found."""
 
     status: Status
     text: str
@@ -30,7 +30,7 @@ class Problem:
 
 
 def finding(check: str, text: str, problems: list[Problem]) -> Finding:
-    """Return one finding of all that is wrong with a thing; its status is that of the worst."""
+    """Combine problems into one finding, with the status of the worst."""
     worst: Status = max((each.status for each in problems), key=_RANK.__getitem__, default="ok")
     fixes = dict.fromkeys(each.fix for each in problems)
     return Finding(

@@ -1,6 +1,6 @@
-"""Random bytes that `everlong doctor` and workers pass to each other, each with its own converter.
+"""Probes: random bytes that `everlong doctor` and workers exchange, each with its own converter.
 
-What a probe meets is told, not raised, and within seconds: it is there to find faults.
+A probe reports errors instead of raising them, and within seconds: its purpose is to find faults.
 """
 
 import asyncio
@@ -19,47 +19,47 @@ from everlong.models import Seen, printable
 from everlong.storage import BlobStore
 
 PREFIX: Final = "doctor/"
-"""Of the store keys of probes. What belongs to threads begins with a version, as in `v1/`."""
+"""Prefix of the probes' store keys. Keys of threads begin with a version, as in `v1/`."""
 SECONDS_MAX: Final = 4.0
-"""For one probe. Of an activity's 10 s a worker takes two of them."""
+"""Time limit of one probe. A worker runs two within an activity's 10 s."""
 _REASON_CHARS_MAX: Final = 400
 
 
 def converter_for(converter: DataConverter, namespace: str, workflow_id: str) -> DataConverter:
-    """Return the converter as it is used for a workflow: it stores payloads among that one's."""
+    """Return the converter with the context of a workflow: it stores payloads under that workflow."""
     return converter.with_context(
         WorkflowSerializationContext(namespace=namespace, workflow_id=workflow_id)
     )
 
 
-async def encoded(converter: DataConverter, data: bytes) -> str:
-    """Return the payload that a converter makes of some bytes, as text."""
+async def encode(converter: DataConverter, data: bytes) -> str:
+    """Return the encoded payload of some bytes, as base64 text."""
     [payload] = await converter.encode([data])
     return base64.b64encode(payload.SerializeToString()).decode()
 
 
-async def decoded(converter: DataConverter, text: str) -> bytes:
-    """Return the bytes of a payload that `encoded` returned."""
+async def decode(converter: DataConverter, text: str) -> bytes:
+    """Return the bytes of a payload that `encode` returned."""
     [value] = await converter.decode([Payload.FromString(base64.b64decode(text))], [bytes])
     return bytes(value)
 
 
-async def seen(read: Callable[[], Awaitable[bytes]]) -> Seen:
-    """Return the digest of what is read, or why it cannot be."""
+async def try_read(read: Callable[[], Awaitable[bytes]]) -> Seen:
+    """Return the digest of the bytes that `read` returns, or the error in words."""
     try:
         async with asyncio.timeout(SECONDS_MAX):
             return Seen(digest=digest(await read()))
     except Exception as error:  # noqa: BLE001 - a team's own converter may raise anything
-        return Seen(error=reason(error))
+        return Seen(error=describe_error(error))
 
 
 def digest(data: bytes) -> str:
-    """Return what tells whether two ends have the same bytes."""
+    """Return a digest by which two ends compare bytes."""
     return hashlib.sha256(data).hexdigest()
 
 
-def reason(error: Exception) -> str:
-    """Return in words why something failed. Words of others may hold what they were given."""
+def describe_error(error: Exception) -> str:
+    """Describe an error. Messages of foreign errors are left out: they may quote payloads."""
     if isinstance(error, TimeoutError):
         return "it did not answer in time"
     if isinstance(error, EverlongError):
@@ -68,17 +68,17 @@ def reason(error: Exception) -> str:
 
 
 def new_key() -> str:
-    """Return a key for a probe, which no thread has."""
+    """Return a new store key for a probe, outside any thread."""
     return f"{PREFIX}{uuid.uuid4().hex}"
 
 
 @contextlib.asynccontextmanager
-async def removed(store: BlobStore, key: str) -> AsyncIterator[None]:
-    """Delete an object at the end, however that comes about."""
+async def delete_after(store: BlobStore, key: str) -> AsyncIterator[None]:
+    """Delete an object when the context ends, also after an error."""
     try:
         yield
     finally:
-        # Whether that is allowed is checked elsewhere.
+        # Another check reports whether deleting is allowed.
         with contextlib.suppress(Exception):
             async with asyncio.timeout(SECONDS_MAX):
                 await store.delete([key])

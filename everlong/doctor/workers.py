@@ -1,7 +1,7 @@
-"""Asking the workers of a task queue what they are, by a workflow of our own.
+"""Check of the workers on a task queue, by a workflow whose activities they answer.
 
-Its arguments and answers are plain, so that they get through where keys or stores do not agree. A
-worker that does not know the workflow fails its task: that is read from the history, and told.
+Arguments and answers bypass the codec, so they arrive even if keys or stores differ. A worker that does
+not know the workflow fails its task; the failure is read from the history and reported.
 """
 
 import asyncio
@@ -44,11 +44,11 @@ from everlong.versions import SDK_TESTED, Versions, versions
 
 ID_PREFIX: Final = "everlong-doctor-"
 _WORKFLOW: Final = timedelta(seconds=30)
-# A worker that has just started is listed once its first poll has arrived.
+# A new worker is listed once its first poll has arrived.
 _POLLERS_SECONDS_MAX: Final = 2.0
-# A poll takes a minute at most. The server lists all who have polled within five.
+# A poll takes at most a minute, but the server lists workers that polled within five.
 _POLLER_AGE_SECONDS_MAX: Final = 70.0
-# The activities have 10 s. A task that has failed gets a little time to reach another worker.
+# The activities have 10 s. A failed task gets a little time to reach another worker.
 _ANSWERS_SECONDS_MAX: Final = 12.0
 _FAILED_SECONDS_MAX: Final = 2.0
 _POLL_SECONDS: Final = 0.1
@@ -60,17 +60,17 @@ _UNKNOWN_VERSION: Final = frozenset(
         RPCStatusCode.NOT_FOUND,
     }
 )
-# Of what a worker or the server said, what is told.
+# Bound on the quoted text of a worker or the server.
 _REASON_CHARS_MAX: Final = 300
 
 
 @dataclasses.dataclass(frozen=True)
 class Clock:
-    """How this machine's clock differs from the server's."""
+    """Difference between this machine's clock and the server's."""
 
     ahead_seconds: float
     error_seconds: float
-    """By how much that may be wrong: half of a round trip."""
+    """Error of the difference: half a round trip."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,34 +84,34 @@ class Poller:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What one activity, or one task of the workflow, got out of a worker."""
+    """A worker's answer to one activity or one workflow task."""
 
     worker: str
-    """Its identity; empty if none has taken it."""
+    """Identity of the worker; empty if no worker took the task."""
     checked: Checked | None = None
     error: str = ""
     started_ms: int = 0
-    """When the worker took it, by the server's clock."""
+    """Time at which the worker took the task, by the server's clock."""
     ended_ms: int = 0
 
 
 def new_id() -> str:
-    """Return an id for a check-up."""
+    """Return a new workflow id for a check-up."""
     return f"{ID_PREFIX}{uuid.uuid4().hex[:16]}"
 
 
 async def read_clock(client: Client, task_queue: str) -> Clock:
-    """Compare clocks: the server notes when a workflow starts. It asks nothing of workers."""
+    """Compare clocks by the start time that the server records for a workflow. Needs no worker."""
     nothing = Checkup(check=Check(probe_key="", payload=""), times=0)
     before = time.time()
-    async with _started(client, new_id(), task_queue, nothing) as handle:
+    async with _start_checkup(client, new_id(), task_queue, nothing) as handle:
         after = time.time()
         started = (await handle.describe()).start_time.timestamp()
     return Clock((before + after) / 2 - started, (after - before) / 2)
 
 
-async def pollers(client: Client, task_queue: str, clock: Clock) -> list[Poller]:
-    """Return the workers that poll a task queue, waiting a moment for the first."""
+async def list_pollers(client: Client, task_queue: str, clock: Clock) -> list[Poller]:
+    """Return the workers that poll a task queue, waiting briefly for the first."""
     deadline = time.monotonic() + _POLLERS_SECONDS_MAX
     while True:
         oldest = time.time() - clock.ahead_seconds - _POLLER_AGE_SECONDS_MAX
@@ -121,7 +121,7 @@ async def pollers(client: Client, task_queue: str, clock: Clock) -> list[Poller]
                 TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
                 TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
             )
-            for each in (await _described(client, task_queue, kind)).pollers
+            for each in (await _describe_queue(client, task_queue, kind)).pollers
             if each.last_access_time.ToMilliseconds() > 1000 * oldest
         }
         if found or time.monotonic() > deadline:
@@ -137,23 +137,23 @@ async def ask_workers(
     workers: int,
     version: WorkerDeploymentVersion | None = None,
 ) -> list[Answer]:
-    """Have the workers of a task queue answer; return what they said, also where they failed.
+    """Run a check-up on the workers of a task queue; return their answers and failures.
 
-    With worker versioning, the server sends tasks to one version: that which is named, if any.
+    With worker versioning, the server sends tasks to one version: `version`, if given.
     """
     times = min(CHECKS_MAX, 2 * max(1, workers))
     checkup = Checkup(check=check, times=times)
     try:
-        async with _started(client, workflow_id, task_queue, checkup, version) as handle:
-            return answers_in(await _followed(handle))
+        async with _start_checkup(client, workflow_id, task_queue, checkup, version) as handle:
+            return parse_answers(await _wait_for_history(handle))
     except RPCError as error:
         if version is None or error.status not in _UNKNOWN_VERSION:
             raise
-        return []  # Its workers have just come, or just gone.
+        return []  # Workers of this version have only just started, or stopped.
 
 
-def answers_in(events: Iterable[HistoryEvent]) -> list[Answer]:
-    """Return what workers have answered, by the history of a check-up."""
+def parse_answers(events: Iterable[HistoryEvent]) -> list[Answer]:
+    """Parse the workers' answers from the history of a check-up."""
     started: dict[int, tuple[str, int]] = {}
     answers: list[Answer] = []
     for event in events:
@@ -163,14 +163,16 @@ def answers_in(events: Iterable[HistoryEvent]) -> list[Answer]:
         elif event.HasField("activity_task_completed_event_attributes"):
             done = event.activity_task_completed_event_attributes
             worker, started_ms = started[done.scheduled_event_id]
-            checked, error = _parsed(done.result.payloads)
+            checked, error = _parse_answer(done.result.payloads)
             answers.append(
                 Answer(worker, checked, error, started_ms, event.event_time.ToMilliseconds())
             )
         elif event.HasField("activity_task_failed_event_attributes"):
             failed = event.activity_task_failed_event_attributes
             answers.append(
-                Answer(started[failed.scheduled_event_id][0], error=_said(failed.failure.message))
+                Answer(
+                    started[failed.scheduled_event_id][0], error=_shorten(failed.failure.message)
+                )
             )
         elif event.HasField("activity_task_timed_out_event_attributes"):
             late = event.activity_task_timed_out_event_attributes
@@ -178,19 +180,19 @@ def answers_in(events: Iterable[HistoryEvent]) -> list[Answer]:
             answers.append(Answer(worker, error="it did not answer within 10 s"))
         elif event.HasField("workflow_task_failed_event_attributes"):
             refused = event.workflow_task_failed_event_attributes
-            answers.append(Answer(refused.identity, error=_said(refused.failure.message)))
+            answers.append(Answer(refused.identity, error=_shorten(refused.failure.message)))
     return answers
 
 
 @contextlib.asynccontextmanager
-async def _started(
+async def _start_checkup(
     client: Client,
     workflow_id: str,
     task_queue: str,
     checkup: Checkup,
     version: WorkerDeploymentVersion | None = None,
 ) -> AsyncIterator[WorkflowHandle[Any, Any]]:
-    """Start a check-up, without our codec and any other; see to it that it ends."""
+    """Start a check-up without any codec, and terminate it when the context ends."""
     plain = Client(client.service_client, namespace=client.namespace)
     handle = await plain.start_workflow(
         DOCTOR_WORKFLOW,
@@ -203,30 +205,32 @@ async def _started(
     try:
         yield handle
     finally:
-        with contextlib.suppress(RPCError):  # It has ended by itself.
+        with contextlib.suppress(RPCError):  # It has already ended.
             await handle.terminate("the check-up is over")
 
 
-async def _followed(handle: WorkflowHandle[Any, Any]) -> list[HistoryEvent]:
-    """Return the history of a check-up once it has ended, or once it is waited for no more."""
+async def _wait_for_history(handle: WorkflowHandle[Any, Any]) -> list[HistoryEvent]:
+    """Return the history of a check-up once it has ended, or at the time limit."""
     begun = time.monotonic()
     while True:
         description = await handle.describe()
         events = list((await handle.fetch_history()).events)
         elapsed = time.monotonic() - begun
-        if description.status != WorkflowExecutionStatus.RUNNING or elapsed > _patience(events):
+        if description.status != WorkflowExecutionStatus.RUNNING or elapsed > _wait_seconds_max(
+            events
+        ):
             return events
         await asyncio.sleep(_POLL_SECONDS)
 
 
-def _patience(events: Sequence[HistoryEvent]) -> float:
-    """Return for how many seconds a check-up is waited for that has come so far."""
+def _wait_seconds_max(events: Sequence[HistoryEvent]) -> float:
+    """Return the time limit of a check-up, given its history so far."""
     failed = any(each.HasField("workflow_task_failed_event_attributes") for each in events)
     begun = any(each.HasField("activity_task_scheduled_event_attributes") for each in events)
     return _FAILED_SECONDS_MAX if failed and not begun else _ANSWERS_SECONDS_MAX
 
 
-async def _described(client: Client, task_queue: str, kind: TaskQueueType.ValueType) -> Any:
+async def _describe_queue(client: Client, task_queue: str, kind: TaskQueueType.ValueType) -> Any:
     return await client.workflow_service.describe_task_queue(
         DescribeTaskQueueRequest(
             namespace=client.namespace,
@@ -242,39 +246,39 @@ def _version(options: Any) -> WorkerDeploymentVersion | None:
     return WorkerDeploymentVersion(options.deployment_name, options.build_id)
 
 
-def _parsed(payloads: Sequence[Any]) -> tuple[Checked | None, str]:
+def _parse_answer(payloads: Sequence[Any]) -> tuple[Checked | None, str]:
     try:
         [checked] = DataConverter.default.payload_converter.from_payloads(payloads, [Checked])
-    except Exception as error:  # noqa: BLE001 - another codec may lie around ours
+    except Exception as error:  # noqa: BLE001 - another codec may wrap ours
         return None, f"its answer cannot be read ({type(error).__name__})"
     return checked, ""
 
 
-def _said(text: str) -> str:
+def _shorten(text: str) -> str:
     return printable(text, _REASON_CHARS_MAX)
 
 
 SKEW_SECONDS_MAX: Final = 1.0
-"""Clocks that differ by more are told of: spans and deadlines are off by as much."""
-_SET_CLOCK: Final = "Have NTP set the clock of that machine."
+"""Larger differences are reported: spans and deadlines are off by as much."""
+_SET_CLOCK: Final = "Synchronise that machine's clock with NTP."
 _AGENTS_SHOWN: Final = 5
 
 
 @dataclasses.dataclass(frozen=True)
 class Asker:
-    """Who asked: what workers have to agree with."""
+    """The asking side: the configuration that workers must match."""
 
     versions: Versions
     store: str
     key_ids: tuple[str, ...]
     payload_digest: str
     has_attributes: bool | None
-    """Whether the server has our search attributes now; None if that is not known."""
+    """Whether the server has our search attributes; None if unknown."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Read:
-    """A worker's answer, and what the asker could read of the bytes that came with it."""
+    """A worker's answer, and the digest or error of its payload as read here."""
 
     answer: Answer
     digest: str = ""
@@ -282,40 +286,40 @@ class Read:
 
 
 def judge_workers(asker: Asker, listed: Sequence[str], reads: Iterable[Read]) -> list[Finding]:
-    """Return a finding for each worker that answered, and one about all of them."""
+    """Return one finding about all workers, and one for each that answered."""
     by_worker: dict[str, list[Read]] = {}
     for read in reads:
         by_worker.setdefault(read.answer.worker, []).append(read)
-    nobody = by_worker.pop("", [])
-    told = [judge_worker(asker, worker, by_worker[worker]) for worker in sorted(by_worker)]
+    unanswered = by_worker.pop("", [])
+    findings = [judge_worker(asker, worker, by_worker[worker]) for worker in sorted(by_worker)]
     silent = [worker for worker in listed if worker not in by_worker]
     everyone = len(set(listed) | set(by_worker))
     text = f"{len(by_worker)} of {everyone} answered"
     problems = []
-    if silent or (nobody and not by_worker):
+    if silent or (unanswered and not by_worker):
         names = ", ".join(silent) or "the task queue"
         problems.append(
             Problem(
                 "warning",
                 f"no answer from {names}",
-                "A worker that has just stopped is listed for a minute. If it runs, look into its log; "
-                "it may be busy.",
+                "A stopped worker stays listed for a minute. If it runs, see its log; it may be "
+                "busy.",
             )
         )
-    return [finding("workers", text, problems), *told]
+    return [finding("workers", text, problems), *findings]
 
 
 def judge_worker(asker: Asker, worker: str, reads: Sequence[Read]) -> Finding:
-    """Return what is to be said of one worker. The newest answer counts; a failure always does."""
+    """Return the finding about one worker, from its newest answer and all its failures."""
     check = f"worker {worker}"
     answers = [read for read in reads if read.answer.checked is not None]
     problems = [_failure(error) for error in dict.fromkeys(read.answer.error for read in reads)]
     problems = [each for each in problems if each.text]
     if not answers:
-        return finding(check, "it cannot be asked", problems)
+        return finding(check, "it does not answer the check", problems)
     newest = answers[-1]
     checked = newest.answer.checked
-    assert checked is not None  # noqa: S101 - it was looked for above
+    assert checked is not None  # noqa: S101 - `answers` holds only such
     apart = _store(asker, checked) or _keys(asker, newest, checked)
     problems += apart
     text = _worker_text(checked) + ("" if apart else "; each side reads what the other writes")
@@ -326,9 +330,9 @@ def judge_worker(asker: Asker, worker: str, reads: Sequence[Read]) -> Finding:
         problems.append(
             Problem(
                 "warning",
-                "it writes no search attributes yet: they were not there when it last asked",
-                "It asks again by itself, within a minute or, after failed calls, within five. Its log "
-                "says why.",
+                "it writes no search attributes yet: they did not exist when it last checked",
+                "It checks again within a minute or, after failed calls, within five. Its log says "
+                "why.",
             )
         )
     skew = min((_skew_seconds(read.answer) for read in answers), key=abs)
@@ -340,12 +344,12 @@ def judge_worker(asker: Asker, worker: str, reads: Sequence[Read]) -> Finding:
 
 
 def skew_text(ahead_seconds: float) -> str:
-    """Return a difference of clocks in words: `0.800 s ahead of`."""
+    """Return a clock difference in words: `0.800 s ahead of`."""
     return f"{abs(ahead_seconds):.3f} s {'ahead of' if ahead_seconds >= 0 else 'behind'}"
 
 
 def keys_text(key_ids: Sequence[str]) -> str:
-    """Return which keys there are: `no keys`, `keys b (writes), a`."""
+    """Return the key ids in words: `no keys`, `keys b (writes), a`."""
     return f"keys {', '.join([f'{key_ids[0]} (writes)', *key_ids[1:]])}" if key_ids else "no keys"
 
 
@@ -362,62 +366,62 @@ def _failure(error: str) -> Problem:
     if "is not registered" in error:
         return Problem(
             "failed",
-            f"it does not know what to answer ({error})",
+            f"it does not know the check ({error})",
             "Start it with this version of Everlong, and with agents in its EverlongPlugin.",
         )
-    return Problem("failed", error, "Its log tells more.")
+    return Problem("failed", error, "See its log.")
 
 
 def _store(asker: Asker, checked: Checked) -> list[Problem]:
-    """Return what is wrong with the worker's store. Keys are not looked at then."""
+    """Return the problems with the worker's store. With any, keys are not compared."""
     if not checked.probe.error:
         return []
     if checked.store != asker.store:
         return [
             Problem(
                 "failed",
-                f"it uses another store, {checked.store}; here it is {asker.store}",
+                f"it uses another store, {checked.store}; the store here is {asker.store}",
                 "Set EVERLONG_STORE to the same URL on both sides.",
             )
         ]
-    why = _short(checked.probe.error)
+    why = _first_sentence(checked.probe.error)
     return [
         Problem(
             "failed",
             f"it cannot read from {checked.store} what was just written here ({why})",
-            "Check that it may read there, and that both mean the same place: a directory of one "
-            "machine is not that of another, and memory: is each process's own.",
+            "Check that it may read there, and that both use the same place: a directory is local to "
+            "one machine, and memory: to one process.",
         )
     ]
 
 
 def _keys(asker: Asker, read: Read, checked: Checked) -> list[Problem]:
-    """Return what one side cannot read of what the other wrote."""
+    """Return the problems of either side with payloads that the other wrote."""
     problems = []
     both = (
         f"Give both sides the same EVERLONG_KEYS. It has {keys_text(checked.key_ids)}; here there are "
         f"{keys_text(asker.key_ids)}."
     )
     if checked.payload.digest != asker.payload_digest:
-        said = _short(checked.payload.error)
-        why = f"it says: {said}" if said else "it reads other bytes"
+        said = _first_sentence(checked.payload.error)
+        why = f"it says: {said}" if said else "it reads different bytes"
         problems.append(Problem("failed", f"it cannot read what is written here ({why})", both))
     if checked.answer.error:
         problems.append(
             Problem(
                 "failed",
-                f"it cannot write to the store ({_short(checked.answer.error)})",
-                "Check what its credentials allow.",
+                f"it cannot write to the store ({_first_sentence(checked.answer.error)})",
+                "Check the permissions of its credentials.",
             )
         )
     elif read.digest != checked.answer.digest:
-        why = _short(read.error) or "other bytes arrive"
+        why = _first_sentence(read.error) or "different bytes arrive"
         problems.append(Problem("failed", f"what it writes cannot be read here ({why})", both))
     return problems
 
 
-def _short(error: str) -> str:
-    """Return what happened, without the remedy: from here there is a better one."""
+def _first_sentence(error: str) -> str:
+    """Return an error's first sentence, without its remedy: the check has a better one."""
     return error.partition(". ")[0].rstrip(".")
 
 
@@ -427,8 +431,8 @@ def _version_problems(asker: Asker, checked: Checked) -> list[Problem]:
         problems.append(
             Problem(
                 "warning",
-                f"here it is everlong {asker.versions.everlong}",
-                "Bring both to one version: workers first, if the newer one writes a new format.",
+                f"everlong is {asker.versions.everlong} here",
+                "Use one version on both sides: upgrade workers first if the newer writes a new format.",
             )
         )
     if not checked.sdk_tested:
@@ -443,7 +447,7 @@ def _version_problems(asker: Asker, checked: Checked) -> list[Problem]:
 
 
 def _skew_seconds(answer: Answer) -> float:
-    """Return by how much a worker's clock is wrong at least: it was read between two known times."""
+    """Return the least error of a worker's clock: it was read between two known times."""
     checked = answer.checked
     if checked is None:
         return 0.0
@@ -452,7 +456,7 @@ def _skew_seconds(answer: Answer) -> float:
     return max(0, checked.time_ms - answer.ended_ms) / 1000
 
 
-# Who has not answered is asked again: other workers may have been faster.
+# Silent workers are asked again: other workers may have taken their tasks.
 _ROUNDS_MAX: Final = 4
 
 
@@ -468,15 +472,15 @@ async def check_workers(
     clock: Clock,
     has_attributes: bool,
 ) -> list[Finding]:
-    """Check that the workers of a task queue can read what is written here, and the other way."""
-    listed = await pollers(client, task_queue, clock)
+    """Check that the workers of a task queue and this side can read each other's payloads."""
+    listed = await list_pollers(client, task_queue, clock)
     if not listed:
         return [
             Finding(
                 "workers",
                 "warning",
                 f"no worker polls task queue {task_queue}",
-                "Start one with: everlong worker MODULE:AGENT. Or set EVERLONG_TASK_QUEUE to theirs.",
+                "Start one with: everlong worker MODULE:AGENT. Or set EVERLONG_TASK_QUEUE to its queue.",
             )
         ]
     store = packs.store.behind if isinstance(packs.store, CachedBlobStore) else packs.store
@@ -484,9 +488,12 @@ async def check_workers(
     workflow_id, probe_key = new_id(), probes.new_key()
     converter = probes.converter_for(client.data_converter, client.namespace, workflow_id)
     data = os.urandom(inline_bytes_max + limits.KIB)
-    async with probes.removed(store, probe_key), _removed_thread(client, store, workflow_id):
+    async with (
+        probes.delete_after(store, probe_key),
+        _delete_thread_after(client, store, workflow_id),
+    ):
         await store.put(probe_key, os.urandom(limits.KIB))
-        check = Check(probe_key=probe_key, payload=await probes.encoded(converter, data))
+        check = Check(probe_key=probe_key, payload=await probes.encode(converter, data))
         reads: list[Read] = []
         silent = listed
         deadline = time.monotonic() + _ROUNDS_SECONDS_MAX
@@ -495,7 +502,7 @@ async def check_workers(
                 answers = await ask_workers(
                     client, workflow_id, task_queue, check, len(listed), version
                 )
-                reads += [await _read(converter, answer) for answer in answers]
+                reads += [await _read_answer(converter, answer) for answer in answers]
             answered = {read.answer.worker for read in reads}
             silent = [each for each in listed if each.identity not in answered]
             if not silent or time.monotonic() > deadline:
@@ -510,19 +517,19 @@ async def check_workers(
     return judge_workers(asker, [each.identity for each in listed], reads)
 
 
-async def _read(converter: DataConverter, answer: Answer) -> Read:
+async def _read_answer(converter: DataConverter, answer: Answer) -> Read:
     text = "" if answer.checked is None else answer.checked.answer_payload
     if not text:
         return Read(answer)
-    found = await probes.seen(lambda: probes.decoded(converter, text))
+    found = await probes.try_read(lambda: probes.decode(converter, text))
     return Read(answer, found.digest, found.error)
 
 
 @contextlib.asynccontextmanager
-async def _removed_thread(
+async def _delete_thread_after(
     client: Client, store: BlobStore, workflow_id: str
 ) -> AsyncIterator[None]:
-    """Delete at the end what payloads of a check-up have left in the store."""
+    """Delete the check-up's objects from the store when the context ends."""
     try:
         yield
     finally:

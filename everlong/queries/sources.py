@@ -1,6 +1,6 @@
-"""What queries read: threads from visibility, entries from journals and archives, within bounds.
+"""Sources of queries: threads from visibility, entries from journals and archives, within bounds.
 
-No thread is asked, so none resumes. What does not fit is left out, and said.
+No thread is queried, so none resumes. Data beyond a bound is left out and reported.
 """
 
 import asyncio
@@ -28,21 +28,21 @@ _SCAN_ENTRIES: Final = 512
 
 @dataclasses.dataclass(frozen=True)
 class ReadBounds:
-    """How much one query may read."""
+    """Bounds on the data that one query reads."""
 
     listed_max: int = 10_000
-    """Threads in the view `threads`: a listing of 1,000 takes some tenths of a second."""
+    """Rows of the view `threads`: listing 1,000 takes some tenths of a second."""
     threads_max: int = 200
-    """Threads whose journals are read: two calls of the server each, and the journal's own."""
+    """Threads whose journals are read: two server calls each, and the journal's reads."""
     entries_max: int = 200_000
-    """An entry takes about 300 bytes in the query's database, so that is 60 MB."""
+    """Entries: about 300 bytes each in the query's database, so 60 MB."""
     bytes_max: int = 256 * limits.MIB
-    """Of messages, where the statement names what they hold."""
+    """Bytes of messages, read only if the statement uses their text."""
     seconds_max: float = 60.0
 
 
-class Gathering:
-    """One query's reading, and what it has left out."""
+class SourceReader:
+    """Reads the sources of one query, and lists what it left out."""
 
     def __init__(
         self, client: Client, packs: PackStore, reach: ReadBounds, chosen: Sequence[str]
@@ -51,7 +51,7 @@ class Gathering:
         self._packs = packs
         self._reach = reach
         self._chosen = tuple(dict.fromkeys(chosen))
-        # By the event loop's clock, which is what its timeouts go by.
+        # On the event loop's clock, which its timeouts use.
         self._deadline = asyncio.get_running_loop().time() + reach.seconds_max
         self._archives: dict[str, Manifest] = {}
         self.threads: list[dict[str, Any]] = []
@@ -59,41 +59,41 @@ class Gathering:
         self.threads_read = self.entries_read = self.bytes_read = 0
 
     async def list_threads(self) -> None:
-        """List the threads, those of the server first, then those that only archives know."""
+        """List threads: those on the server first, then those that only archives hold."""
         try:
             async with asyncio.timeout_at(self._deadline):
                 await self._list_archives()
                 seen = await self._list_server()
         except TimeoutError:
-            self.left_out.append(f"threads that were not listed by then: {self._late()}")
+            self.left_out.append(f"threads that were not listed by then: {self._deadline_text()}")
             return
         gone = [each for name, each in self._archives.items() if name not in seen]
         room = self._reach.listed_max - len(self.threads)
-        self.threads += [_archived(each) for each in gone[:room]]
+        self.threads += [_archive_fields(each) for each in gone[:room]]
         if len(gone) > room:
             self.left_out.append(f"{len(gone) - room:,} threads that only archives know")
 
     async def _list_server(self) -> set[str]:
-        """List the threads that the server knows; return their ids."""
+        """List the threads on the server; return their ids."""
         where = QUERY
         if self._chosen:
-            # SQL visibility takes no NUL in a query: a thread with one in its id is described below.
+            # SQL visibility rejects NUL in a query: a thread with NUL in its id is described below.
             named = [each for each in self._chosen if "\0" not in each] or [""]
             where += f" AND WorkflowId IN ({', '.join(map(quoted, named))})"
         most, listed = self._reach.listed_max, 0
         seen: set[str] = set()
-        async for row in self._listed(where):
+        async for row in self._iter_rows(where):
             listed += 1
             if listed > most:
                 self.left_out.append(f"threads beyond the {most:,} that began last")
                 break
             self._add(row, seen)
-        # Visibility lags behind: a thread that has just begun is not in it yet.
+        # Visibility lags: a thread that has just started is not listed yet.
         for thread_id in [each for each in self._chosen if each not in seen]:
             await self._describe(thread_id, seen)
         return seen
 
-    async def _listed(self, where: str) -> AsyncIterator[ThreadRow]:
+    async def _iter_rows(self, where: str) -> AsyncIterator[ThreadRow]:
         size, token = min(PAGE_ROWS, self._reach.listed_max + 1), b""
         while True:
             page = await read_rows(self._client, where, token, size=size)
@@ -104,7 +104,7 @@ class Gathering:
                 return
 
     async def _describe(self, thread_id: str, seen: set[str]) -> None:
-        """Add a thread that was named and is not listed, or refuse it if there is none."""
+        """Add a named thread that is not listed; raise ThreadNotFound if it does not exist."""
         try:
             with translated(thread_id):
                 found = await self._client.get_workflow_handle(thread_id).describe()
@@ -122,10 +122,10 @@ class Gathering:
     def _add(self, row: ThreadRow, seen: set[str]) -> None:
         if row.thread_id not in seen:
             seen.add(row.thread_id)
-            self.threads.append(_thread(row, self._archives.get(row.thread_id)))
+            self.threads.append(_thread_fields(row, self._archives.get(row.thread_id)))
 
     async def _list_archives(self) -> None:
-        """Find each thread's newest archive."""
+        """Find the newest archive of each thread."""
         wanted: Sequence[str | None] = self._chosen or (None,)
         for thread_id in wanted:
             page = await list_archives(
@@ -139,82 +139,82 @@ class Gathering:
                 self.left_out.append(f"{len(page.unreadable)} archives that cannot be read")
 
     async def entries(self, messages: bool) -> AsyncIterator[list[dict[str, Any]]]:
-        """Yield the entries of all threads, a bounded number at a time."""
+        """Yield the entries of all threads, in bounded batches."""
         for number, thread in enumerate(self.threads):
             if number == self._reach.threads_max:
                 left = len(self.threads) - number
                 self.left_out.append(f"entries of {left:,} threads beyond {number:,}")
                 return
-            batches = self._entries(thread, messages)
+            batches = self._iter_entries(thread, messages)
             try:
-                while (rows := await self._in_time(batches)) is not None:
+                while (rows := await self._next_batch(batches)) is not None:
                     yield rows
             except EverlongError as error:
                 self.left_out.append(f"entries of thread {thread['thread_id']}: {error}")
             finally:
                 await batches.aclose()
             self.threads_read += 1
-            if why := self._full():
+            if why := self._reached_bound():
                 more = len(self.threads) - number - 1
                 self.left_out.append(
                     f"entries of thread {thread['thread_id']}, in part, and of {more:,} more: {why}"
                 )
                 return
 
-    async def _in_time(
+    async def _next_batch(
         self, batches: AsyncGenerator[list[dict[str, Any]]]
     ) -> list[dict[str, Any]] | None:
-        """Return the next batch; None if there is none, or the time of reading is over."""
+        """Return the next batch; None at the end or at the deadline."""
         try:
-            # Also within a batch: a store that answers slowly takes minutes for one.
+            # Also within a batch: a slow store can take minutes for one.
             async with asyncio.timeout_at(self._deadline):
                 return await anext(batches, None)
         except TimeoutError:
             return None
 
-    def _late(self) -> str:
+    def _deadline_text(self) -> str:
         return f"{self._reach.seconds_max:g} s of reading are the most"
 
-    def _full(self) -> str:
+    def _reached_bound(self) -> str:
         if self.entries_read >= self._reach.entries_max:
             return f"{self._reach.entries_max:,} entries are the most"
         if self.bytes_read >= self._reach.bytes_max:
             return f"{self._reach.bytes_max:,} bytes are the most"
         if asyncio.get_running_loop().time() >= self._deadline:
-            return self._late()
+            return self._deadline_text()
         return ""
 
-    async def _entries(
+    async def _iter_entries(
         self, thread: Mapping[str, Any], messages: bool
     ) -> AsyncGenerator[list[dict[str, Any]]]:
         thread_id = thread["thread_id"]
-        batches, source = await self._batches(thread, messages)
+        batches, source = await self._open_batches(thread, messages)
         async for rows in batches:
             rows = rows[: self._reach.entries_max - self.entries_read]
             self.entries_read += len(rows)
             if messages:
                 self.bytes_read += sum(row.original_bytes or row.size_bytes for row in rows)
-            yield [_fields(row, thread_id, source) for row in rows]
-            if self._full():
+            yield [_entry_fields(row, thread_id, source) for row in rows]
+            if self._reached_bound():
                 return
 
-    async def _batches(
+    async def _open_batches(
         self, thread: Mapping[str, Any], messages: bool
     ) -> tuple[AsyncIterator[list[Row]], str]:
-        """Return a thread's rows, and where they are from."""
+        """Return a thread's rows, and their source."""
         thread_id = thread["thread_id"]
         if thread["source"] == "server":
             try:
                 head = await head_of(self._client, thread_id)
-                return self._from_journal(thread_id, head, messages), "journal"
+                return self._iter_journal(thread_id, head, messages), "journal"
             except ThreadNotFound:
-                # Visibility lags behind: it lists for a while what has been freed.
+                # Visibility lags: it still lists a thread that was freed.
                 if thread_id not in self._archives:
                     raise
         archive = await StoredArchive.open(self._packs, self._archives[thread_id])
-        return _from_archive(archive, messages), "archive"
+        return _iter_archive(archive, messages), "archive"
 
-    async def _from_journal(
+    async def _iter_journal(
         self, thread_id: str, head: SegmentRef | None, messages: bool
     ) -> AsyncIterator[list[Row]]:
         journal = Journal(self._packs, thread_key(self._client.namespace, thread_id))
@@ -228,7 +228,7 @@ class Gathering:
             yield [to_row(entry, None, None, None) for entry in entries]
 
 
-async def _from_archive(archive: StoredArchive, messages: bool) -> AsyncIterator[list[Row]]:
+async def _iter_archive(archive: StoredArchive, messages: bool) -> AsyncIterator[list[Row]]:
     for first_seq, count in archive.file.groups:
         seqs = range(first_seq, first_seq + count)
         if messages:
@@ -246,7 +246,7 @@ _ROLES: Final = {
 }
 
 
-def _fields(row: Row, thread_id: str, source: str) -> dict[str, Any]:
+def _entry_fields(row: Row, thread_id: str, source: str) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "thread_id": thread_id,
         "source": source,
@@ -275,7 +275,7 @@ def _fields(row: Row, thread_id: str, source: str) -> dict[str, Any]:
     return fields
 
 
-def _thread(row: ThreadRow, archive: Manifest | None) -> dict[str, Any]:
+def _thread_fields(row: ThreadRow, archive: Manifest | None) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "thread_id": row.thread_id,
         "source": "server",
@@ -297,7 +297,7 @@ def _thread(row: ThreadRow, archive: Manifest | None) -> dict[str, Any]:
     return fields
 
 
-def _archived(manifest: Manifest) -> dict[str, Any]:
+def _archive_fields(manifest: Manifest) -> dict[str, Any]:
     return {
         "thread_id": manifest.thread_id,
         "source": "archive",

@@ -1,4 +1,7 @@
-"""A thread's past: the snapshot, the entries since, and their messages."""
+"""History of a thread: reads its snapshot, the entries since, and their messages.
+
+It reads no more than the model's context needs. Compaction itself stays pure, in `compaction/`.
+"""
 
 import dataclasses
 import re
@@ -20,24 +23,24 @@ from everlong.storage.journal import Journal, JournalReader
 from everlong.storage.pack_store import PackStore
 from everlong.storage.segments import MESSAGE_KINDS
 
-# Where the middle of a message is left out, its own seq leads to the whole. It has none when it is
-# stored, so that is put in when it is read.
+# A shortened message names its own seq, by which a model recalls the whole. The seq is not known when
+# the message is stored, so it is filled in on reading.
 _MARK: Final = re.compile(r"\[\.\.\. \d+ bytes left out; recall\(seq=0\) shows them \.\.\.\]")
 
 
 @dataclasses.dataclass(frozen=True)
 class Past:
-    """What there is to read before a step."""
+    """A thread's context as loaded for a step."""
 
     base: Snapshot | None
     items: tuple[Item, ...]
-    """Entries since the snapshot, and those that are not journalled yet."""
+    """Entries since the snapshot, including those that are not journalled yet."""
     policy: Policy
     now_ms: int
 
 
 class Reader:
-    """Reads the past of one thread."""
+    """Reads the history of one thread, and stores its snapshots."""
 
     def __init__(self, packs: PackStore, thread: str) -> None:
         self._packs = packs
@@ -45,7 +48,7 @@ class Reader:
         self.journal = Journal(packs, thread)
 
     async def past(self, context: Context, own: Policy, tail: Sequence[Entry] = ()) -> Past:
-        """Read what a context is made of, and no more. `own` is the agent's policy."""
+        """Load the parts of a context. `own` is the agent's policy."""
         policy = own if context.policy is None else Policy().with_changes(context.policy)
         base = None
         first_seq = 1
@@ -56,7 +59,7 @@ class Reader:
         return Past(base, tuple(await self.items(entries)), policy, context.now_ms)
 
     async def items(self, entries: Sequence[Entry]) -> list[Item]:
-        """Return entries with their messages, as a model is shown them."""
+        """Return entries with their messages, as a model sees them."""
         return await items_of(self.journal, entries)
 
     async def store(
@@ -77,14 +80,14 @@ class Reader:
     async def _snapshot(self, snapshot: SnapshotRef) -> Snapshot:
         if snapshot.ref.thread != self._thread:
             raise RefRefused(
-                f"snapshot {snapshot.ref.digest} belongs to another thread and is not read. Find out "
-                "who gave it to this one."
+                f"snapshot {snapshot.ref.digest} belongs to another thread and is not read. Find "
+                "out how this thread got it."
             )
         return load(await self._packs.read_body(snapshot.ref))
 
 
 async def items_of(journal: JournalReader, entries: Sequence[Entry]) -> list[Item]:
-    """Return entries with their messages, as a model is shown them."""
+    """Return entries with their messages, as a model sees them."""
     spoken = [entry for entry in entries if entry.kind in MESSAGE_KINDS]
     messages = dict(
         zip((entry.seq for entry in spoken), await journal.messages(spoken), strict=True)
@@ -101,14 +104,14 @@ async def message_entry(
     *,
     inline_bytes_max: int = limits.ENTRY_BODY_BYTES_MAX,
 ) -> tuple[Entry, int]:
-    """Store a message that may be too long for a model: whole, and as what a model is shown of it."""
+    """Store a message whole and, if it is too long for a model, also shortened."""
     shown = shorten(message.text, bytes_max, seq=0)
     if shown == message.text:
         return await journal.body_entry(kind, message, time_ms, inline_bytes_max=inline_bytes_max)
     entry, shown_bytes = await journal.body_entry(
         kind, dataclasses.replace(message, text=shown), time_ms, inline_bytes_max=inline_bytes_max
     )
-    # The entry leads to the whole message by its ref, so that is a pack in any case.
+    # The entry refers to the whole message, so that is stored as a pack whatever its size.
     whole, whole_bytes = await journal.body_entry(
         kind, message, time_ms, inline_bytes_max=0, excerpt=entry.ref
     )

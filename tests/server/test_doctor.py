@@ -139,7 +139,7 @@ async def test_a_worker_with_another_store_is_told_of(
     async with Worker(running, task_queue=thread_id, identity="it"):
         found = await examined(client, plugin, thread_id)
     assert found["worker it"].status == "failed"
-    assert f"another store, memory:; here it is {store!r}" in found["worker it"].text
+    assert f"another store, memory:; the store here is {store!r}" in found["worker it"].text
     assert "EVERLONG_STORE" in found["worker it"].fix
     assert [info async for info in other.list("")] == []
 

@@ -138,7 +138,7 @@ async def test_a_schedule_that_hands_out_refs_is_not_drained(
 
 
 async def test_a_query_that_the_server_refuses_is_named(namespace: Namespace) -> None:
-    with pytest.raises(ConfigError, match="does not take this query"):
+    with pytest.raises(ConfigError, match="rejects this query"):
         await count_holdings(namespace.client, query="NoSuchThing = 1")
 
 

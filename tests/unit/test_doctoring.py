@@ -104,9 +104,9 @@ class Denying(MemoryBlobStore):
         ("nothing", "ok", "write "),
         ("put", "failed", "cannot be written to (put is refused)"),
         ("get", "failed", "cannot be read (get is refused)"),
-        ("corrupt", "failed", "other bytes came back"),
+        ("corrupt", "failed", "bytes read differ"),
         ("list", "warning", "cannot be listed"),
-        ("delete", "warning", "nothing can be deleted"),
+        ("delete", "warning", "cannot be deleted"),
     ],
 )
 async def test_what_a_store_refuses_is_told(denied: str, status: str, text: str) -> None:
@@ -167,9 +167,9 @@ PROBLEMS = [
     (changed(answer=Seen(error="denied")), "failed", "cannot write to the store", "credentials"),
     (changed(store="s3://b", probe=Seen(error="x")), "failed", "another store, s3://b", "_STORE"),
     (changed(probe=Seen(error="not there")), "failed", "(not there)", "same place"),
-    (changed(everlong="0.9"), "warning", "here it is everlong 1.0", "one version"),
+    (changed(everlong="0.9"), "warning", "everlong is 1.0 here", "one version"),
     (changed(sdk="1.40.0", sdk_tested=False), "warning", "with temporalio 1.40.0", ">=1.33,<1.36"),
-    (changed(attributes=False), "warning", "no search attributes", "asks again by itself"),
+    (changed(attributes=False), "warning", "no search attributes", "checks again within a minute"),
     (changed(time_ms=3000), "warning", "1.990 s behind", "NTP"),
     (changed(time_ms=7000), "warning", "1.990 s ahead of", "NTP"),
     (read(None, "everlong.check is not registered"), "failed", "does not know", "this version"),
