@@ -120,7 +120,7 @@ def test_a_demo_empties_no_directory_but_its_own(tmp_path: Path) -> None:
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious/thesis.txt").write_text("years of work")
     result = everlong("demo", "--data-dir", "precious", cwd=tmp_path)
-    fails(result, 3, "not a demo's")
+    fails(result, 3, "no demo has written")
     assert (tmp_path / "precious/thesis.txt").read_text() == "years of work"
 
 
