@@ -146,7 +146,7 @@ async def test_temporals_cli_shows_what_is_in_the_store_to_who_has_the_token(
         refused = show(server.address, thread_id, url, "another", *BRIEFLY)
         assert refused.returncode != 0
         assert "begins" not in refused.stdout + refused.stderr
-    assert "/decode refused with 401" in log.read_text()
+    assert "/decode answered 401" in log.read_text()
     assert TOKEN not in log.read_text()
 
 
@@ -159,7 +159,7 @@ async def test_the_codec_servers_log_names_what_is_missing(
     log = tmp_path / "serve.log"
     async with serving(elsewhere, log, port=free_port()) as url:
         assert show(server.address, thread_id, url, "", *BRIEFLY).returncode != 0
-    assert "/decode refused with 422: BlobMissing" in log.read_text()
+    assert "/decode answered 422: BlobMissing" in log.read_text()
     assert "Traceback" not in log.read_text()
 
 

@@ -181,7 +181,7 @@ async def test_a_token_is_asked_for_where_there_is_one(
     assert response.status_code == status
     # The CLI does not show what it is told, so the log does.
     route = path.rpartition("/")[2]
-    assert (f"/{route} refused with 401" in caplog.text) is (status == 401)
+    assert (f"/{route} answered 401" in caplog.text) is (status == 401)
 
 
 @pytest.mark.parametrize("path", ROUTES)
@@ -427,4 +427,4 @@ async def test_a_teams_codec_that_fails_is_named_and_not_quoted() -> None:
     async with browser(store, inner=Cipher()) as client:
         refused = await client.post("/decode", json=as_json(damaged))
     assert refused.status_code == 422
-    assert "the payload codec Cipher does not take these payloads (InvalidTag)" in refused.text
+    assert "the payload codec Cipher cannot convert these payloads (InvalidTag)" in refused.text

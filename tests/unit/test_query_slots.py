@@ -84,7 +84,7 @@ async def test_who_waits_too_long_is_told_to_try_again() -> None:
     slots = QuerySlots(0.05)
     async with slots.hold("ana"), slots.hold("ana"):
         started = time.monotonic()
-        with pytest.raises(HTTPException, match="You run 2 queries already") as refused:
+        with pytest.raises(HTTPException, match="You are running 2 queries already") as refused:
             async with slots.hold("ana"):
                 pass
         assert time.monotonic() - started < 5
