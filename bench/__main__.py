@@ -15,7 +15,7 @@ from bench.report import Report, finish, machine
 from bench.transcripts import measure_transcripts
 from bench.worker import VARIANTS
 from everlong.embedded import start_server
-from tests.support.s3_server import start_weed
+from tests.support.s3_server import start_s3_server
 
 T = TypeVar("T")
 
@@ -118,7 +118,7 @@ def in_bucket(folder: Path, stack: contextlib.ExitStack) -> dict[str, Place]:
     """Start an S3 server, which `stack` stops; return a prefix for each variant."""
     data = folder / "weed"
     data.mkdir()
-    weed = stack.enter_context(start_weed(data))
+    weed = stack.enter_context(start_s3_server(data))
     return {variant: Place(weed.url(name), weed.environ) for variant, name in _NAMES.items()}
 
 

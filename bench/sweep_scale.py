@@ -27,7 +27,7 @@ from everlong.storage.pack_store import PackStore
 from everlong.storage.urls import open_store
 from everlong.sweep.index import SweepIndex
 from everlong.sweep.listing import Listing, StoredListing
-from tests.support.s3_server import start_weed
+from tests.support.s3_server import start_s3_server
 
 _PAGE: Final = 1000
 _PER_THREAD: Final = 500
@@ -177,7 +177,7 @@ async def _compare_s3(count: int) -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
         tempfile.TemporaryDirectory() as data,
-        start_weed(Path(data)) as weed,
+        start_s3_server(Path(data)) as weed,
     ):
         os.environ.update(weed.environ)
         store = open_store(weed.url("sweep"))

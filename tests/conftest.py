@@ -19,7 +19,7 @@ from tests.support.scale import IS_FULL
 from tests.support.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from tests.support.s3_server import Weed
+    from tests.support.s3_server import S3Server
 
 HERE = Path(__file__).parent
 # The sandbox imports the module of a workflow again for each run and each replay. A test module
@@ -103,12 +103,12 @@ def thread_id() -> str:
 
 
 @pytest.fixture(scope="session")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Weed"]:
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator["S3Server"]:
     """Start a real S3 server for this process, with its keys in the environment."""
-    from tests.support.s3_server import start_weed  # Here: its import takes a second.
+    from tests.support.s3_server import start_s3_server  # Here: its import takes a second.
 
     with (
-        start_weed(tmp_path_factory.mktemp("weed")) as weed,
+        start_s3_server(tmp_path_factory.mktemp("weed")) as weed,
         pytest.MonkeyPatch.context() as environment,
     ):
         for name in ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_SESSION_TOKEN"):

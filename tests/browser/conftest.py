@@ -1,4 +1,4 @@
-"""One server, worker and browser for all tests of this folder in a process, on one event loop."""
+"""Fixtures of the browser tests: one dashboard and event loop for all tests of a process."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -12,7 +12,7 @@ from playwright.async_api import Page, Route, expect
 
 from everlong.admin.web import Access, create_admin_app
 from tests.support.dashboard import Stage, open_page, serving, shoot
-from tests.support.fake_directory import FedDirectory, rows
+from tests.support.fake_directory import FakeDirectory, rows
 from tests.support.page_checks import check_page
 
 MANY = 10_000
@@ -21,11 +21,11 @@ MANY = 10_000
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def many(stage: Stage) -> AsyncIterator[str]:
     """The address of a dashboard with 10,000 threads."""
-    async with _listing(stage, FedDirectory(rows(MANY))) as url:
+    async with _listing(stage, FakeDirectory(rows(MANY))) as url:
         yield url
 
 
-def _listing(stage: Stage, directory: FedDirectory) -> AbstractAsyncContextManager[str]:
+def _listing(stage: Stage, directory: FakeDirectory) -> AbstractAsyncContextManager[str]:
     context = stage.make_context(directory)
     return serving(create_admin_app(context, Access()))
 
@@ -35,7 +35,7 @@ async def ids(page: Page) -> list[str]:
 
 
 async def test_no_threads_yet_teaches_how_to_send_one(stage: Stage) -> None:
-    async with _listing(stage, FedDirectory([])) as url, open_page(stage, url=url) as page:
+    async with _listing(stage, FakeDirectory([])) as url, open_page(stage, url=url) as page:
         await page.goto("/")
         await expect(page.get_by_role("heading", name="No threads yet")).to_be_visible()
         await expect(page.get_by_text("everlong send hello-1")).to_be_visible()

@@ -16,7 +16,7 @@ from everlong.embedded.server import free_port
 from everlong.errors import BlobMissing, ConfigError, EverlongError, StoreUnavailable
 from everlong.storage import BlobStore, aws, open_store
 from everlong.storage.base import ranges_of
-from tests.support.s3_server import BUCKET, KEY, REGION, SECRET, Weed
+from tests.support.s3_server import BUCKET, KEY, REGION, SECRET, S3Server
 
 pytestmark = pytest.mark.server
 
@@ -45,7 +45,7 @@ async def listed(store: BlobStore, prefix: str = "") -> set[str]:
 
 @pytest.mark.guarantee(106)
 async def test_ranges_of_a_bucket_hold_what_its_listing_holds_in_order(
-    s3: Weed, prefix: str
+    s3: S3Server, prefix: str
 ) -> None:
     """More than one page of a real server's, with keys of others between and beside ours."""
     store = open_store(s3.url(prefix))
@@ -104,30 +104,30 @@ def write_profile(path: Path, secret: str, profile: str = "agents") -> None:
     ],
 )
 def test_wrong_keys_are_told(
-    s3: Weed, monkeypatch: pytest.MonkeyPatch, name: str, code: str
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch, name: str, code: str
 ) -> None:
     monkeypatch.setenv(name, "wrong")
     text = refusal(StoreUnavailable, s3.url("p"))
     assert f"s3://everlong/p: it does not accept the credentials ({code}). Check the key" in text
 
 
-def test_a_missing_bucket_is_a_mistake_in_the_url(s3: Weed) -> None:
+def test_a_missing_bucket_is_a_mistake_in_the_url(s3: S3Server) -> None:
     text = refusal(ConfigError, s3.url("p").replace(BUCKET, "no-such-bucket"))
     assert "s3://no-such-bucket/p: there is no such bucket. Create the bucket, or correct" in text
 
 
-def test_an_endpoint_where_nobody_listens_is_told(s3: Weed) -> None:
+def test_an_endpoint_where_nobody_listens_is_told(s3: S3Server) -> None:
     url = s3.url("p").replace(s3.endpoint, f"http://127.0.0.1:{free_port()}")
     text = refusal(StoreUnavailable, url)
     assert "s3://everlong/p: nobody answers at its endpoint. Check the endpoint" in text
 
 
-def test_a_repr_is_the_url_without_its_query(s3: Weed) -> None:
+def test_a_repr_is_the_url_without_its_query(s3: S3Server) -> None:
     assert repr(open_store(s3.url("a/b"))) == "s3://everlong/a/b"
     assert repr(open_store(s3.url(""))) == "s3://everlong"
 
 
-async def test_two_prefixes_do_not_see_each_other(s3: Weed, prefix: str) -> None:
+async def test_two_prefixes_do_not_see_each_other(s3: S3Server, prefix: str) -> None:
     one, other, below = (open_store(s3.url(f"{prefix}/{name}")) for name in ("a", "ab", "a/b"))
     await one.put("k", b"one")
     await other.put("k", b"other")
@@ -142,7 +142,7 @@ async def test_two_prefixes_do_not_see_each_other(s3: Weed, prefix: str) -> None
     assert await listed(other) == {"k", "only"}
 
 
-async def test_a_whole_bucket_can_be_a_store(s3: Weed, prefix: str) -> None:
+async def test_a_whole_bucket_can_be_a_store(s3: S3Server, prefix: str) -> None:
     whole, part = open_store(s3.url("")), open_store(s3.url(prefix))
     await whole.put(f"{prefix}/k", b"x")
     assert await part.get("k") == b"x"
@@ -152,7 +152,7 @@ async def test_a_whole_bucket_can_be_a_store(s3: Weed, prefix: str) -> None:
     assert await listed(part) == set()
 
 
-async def test_what_others_put_there_is_left_out_of_the_listing(s3: Weed, prefix: str) -> None:
+async def test_what_others_put_there_is_left_out_of_the_listing(s3: S3Server, prefix: str) -> None:
     store = open_store(s3.url(prefix))
     await store.put("ours/k", b"x")
     client = boto3.client("s3", region_name=REGION, endpoint_url=s3.endpoint)
@@ -163,7 +163,7 @@ async def test_what_others_put_there_is_left_out_of_the_listing(s3: Weed, prefix
 
 
 @pytest.mark.guarantee(16)
-async def test_a_bucket_that_has_gone_is_not_an_empty_one(s3: Weed) -> None:
+async def test_a_bucket_that_has_gone_is_not_an_empty_one(s3: S3Server) -> None:
     bucket = f"gone-{uuid.uuid4().hex[:8]}"
     client = boto3.client("s3", region_name=REGION, endpoint_url=s3.endpoint)
     client.create_bucket(Bucket=bucket)
@@ -177,7 +177,7 @@ async def test_a_bucket_that_has_gone_is_not_an_empty_one(s3: Weed) -> None:
 
 
 async def test_keys_come_from_a_profile(
-    s3: Weed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, prefix: str
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, prefix: str
 ) -> None:
     write_profile(tmp_path / "credentials", SECRET)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
@@ -194,7 +194,7 @@ async def test_keys_come_from_a_profile(
 
 
 async def test_new_keys_in_a_file_need_no_restart(
-    s3: Weed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, prefix: str
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, prefix: str
 ) -> None:
     file = tmp_path / "credentials"
     write_profile(file, SECRET)
@@ -217,7 +217,7 @@ async def test_new_keys_in_a_file_need_no_restart(
 
 
 def test_temporary_keys_are_renewed_by_botocore(
-    s3: Weed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A process that hands out keys for 20 minutes stands in for a role."""
     script, config = tmp_path / "keys.sh", tmp_path / "config"
@@ -239,7 +239,7 @@ def test_temporary_keys_are_renewed_by_botocore(
     assert (tmp_path / "calls").read_text(encoding="utf-8").count("called") == 1
 
 
-async def test_every_event_loop_can_use_a_store(s3: Weed, prefix: str) -> None:
+async def test_every_event_loop_can_use_a_store(s3: S3Server, prefix: str) -> None:
     store = open_store(s3.url(prefix))
     failures: list[BaseException] = []
 
@@ -267,7 +267,7 @@ async def test_every_event_loop_can_use_a_store(s3: Weed, prefix: str) -> None:
     assert len(await listed(store)) == 70
 
 
-def test_a_process_that_has_used_a_store_ends_cleanly(s3: Weed, prefix: str) -> None:
+def test_a_process_that_has_used_a_store_ends_cleanly(s3: S3Server, prefix: str) -> None:
     for _ in range(3):
         command = [sys.executable, "-c", USER, s3.url(prefix)]
         ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
@@ -288,7 +288,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 @pytest.mark.parametrize("kind", ["s3", "file"])
 def test_a_file_is_stored_without_being_held_in_memory(
-    s3: Weed, prefix: str, tmp_path: Path, kind: str
+    s3: S3Server, prefix: str, tmp_path: Path, kind: str
 ) -> None:
     """Four parts of 16 MiB at a time, whatever the file has."""
     path = tmp_path / "large"

@@ -22,7 +22,7 @@ from cryptography.x509.oid import NameOID
 from everlong.errors import BlobMissing, ConfigError, EverlongError, StoreUnavailable
 from everlong.limits import MIB
 from everlong.storage import BlobStore, open_store
-from tests.support.s3_server import Weed, start_weed
+from tests.support.s3_server import S3Server, start_s3_server
 from tests.support.tcp_proxy import Proxy
 
 pytestmark = pytest.mark.server
@@ -32,17 +32,17 @@ BODY = bytes(range(256)) * 4096  # 1 MiB
 
 
 @pytest.fixture
-async def proxy(s3: Weed) -> AsyncIterator[Proxy]:
+async def proxy(s3: S3Server) -> AsyncIterator[Proxy]:
     async with Proxy(s3.endpoint) as running:
         yield running
 
 
 @pytest.fixture
-async def store(s3: Weed, proxy: Proxy) -> BlobStore:
+async def store(s3: S3Server, proxy: Proxy) -> BlobStore:
     return await through(proxy, s3)
 
 
-async def through(proxy: Proxy, s3: Weed) -> BlobStore:
+async def through(proxy: Proxy, s3: S3Server) -> BlobStore:
     """Open a store by way of the proxy, which needs this event loop meanwhile."""
     url = s3.url(f"faults/{uuid.uuid4().hex}").replace(s3.endpoint, proxy.endpoint)
     return await asyncio.to_thread(open_store, url)
@@ -115,7 +115,7 @@ def answering(status: int, code: str) -> Iterator[str]:
     ],
 )
 def test_what_the_server_refuses_is_told_in_our_words(
-    s3: Weed, status: int, code: str, kind: type[EverlongError], told: str
+    s3: S3Server, status: int, code: str, kind: type[EverlongError], told: str
 ) -> None:
     begin = time.monotonic()
     with answering(status, code) as endpoint, pytest.raises(kind, match=told) as raised:
@@ -137,7 +137,7 @@ async def test_an_endpoint_that_hangs_ends_every_call_in_time(
     assert await store.get("k") == b"x"
 
 
-async def test_opening_an_endpoint_that_hangs_ends_in_time(s3: Weed, proxy: Proxy) -> None:
+async def test_opening_an_endpoint_that_hangs_ends_in_time(s3: S3Server, proxy: Proxy) -> None:
     proxy.hang = True
     begin = time.monotonic()
     with pytest.raises(StoreUnavailable, match="did not answer in time"):
@@ -221,7 +221,9 @@ async def test_a_put_that_is_given_up_leaves_nothing(store: BlobStore, proxy: Pr
 
 
 @pytest.mark.guarantee(18)
-async def test_a_killed_server_loses_nothing_and_the_store_heals(tmp_path: Path, s3: Weed) -> None:
+async def test_a_killed_server_loses_nothing_and_the_store_heals(
+    tmp_path: Path, s3: S3Server
+) -> None:
     acknowledged: list[str] = []
 
     async def write(store: BlobStore) -> None:
@@ -229,7 +231,7 @@ async def test_a_killed_server_loses_nothing_and_the_store_heals(tmp_path: Path,
             await store.put(f"v1/{number}", f"{number} ".encode() * 2000)
             acknowledged.append(f"v1/{number}")
 
-    with start_weed(tmp_path) as weed:
+    with start_s3_server(tmp_path) as weed:
         store = open_store(weed.url("p"))
         writing = asyncio.gather(*(write(store) for _ in range(4)), return_exceptions=True)
         async with asyncio.timeout(30):
@@ -268,7 +270,7 @@ def certificate(folder: Path) -> tuple[Path, Path]:
 
 
 async def test_a_certificate_is_checked_and_can_be_trusted(
-    s3: Weed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cert, key = certificate(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

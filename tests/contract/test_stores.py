@@ -9,7 +9,7 @@ import pytest
 from everlong.storage import BlobStore, open_store
 from everlong.storage.cache import CachedBlobStore
 from everlong.testing.contract import BlobStoreContract
-from tests.support.s3_server import Weed
+from tests.support.s3_server import S3Server
 
 
 class TestMemory(BlobStoreContract):
@@ -46,7 +46,7 @@ class TestCached(BlobStoreContract):
 @pytest.mark.server
 class TestS3(BlobStoreContract):
     @pytest.fixture(autouse=True)
-    def place(self, s3: Weed) -> None:
+    def place(self, s3: S3Server) -> None:
         self.server = s3
 
     async def new_store(self) -> BlobStore:

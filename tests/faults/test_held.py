@@ -15,7 +15,7 @@ from everlong.storage.cache import CachedBlobStore
 from everlong.testing import ScriptedModel
 from tests.support.fake_stores import FlakyStore
 from tests.support.scripted_agents import call, one_call
-from tests.support.thread_driver import Driven, calls_then_says
+from tests.support.thread_driver import DrivenThread, call_then_answer
 from tests.support.threads import Threads, open_threads
 
 pytestmark = pytest.mark.usefixtures("short_holds")
@@ -50,7 +50,7 @@ async def test_decisions_with_long_reasons_do_not_end_a_thread_that_is_held(
     agent = Agent(name="ops", model=ScriptedModel(script), tools=[pay])
     async with open_threads(server.address, store, agent) as threads, threads.worker():
         await threads.start(thread_id, Policy(run_events_max=80))
-        thread = Driven(threads, thread_id)
+        thread = DrivenThread(threads, thread_id)
         await thread.send()
         waiting = await thread.pending(limits.TOOL_CALLS_MAX)
         store.down = True
@@ -86,7 +86,7 @@ async def test_a_step_that_is_held_does_not_begin_once_the_thread_is_paused(
     agent = Agent(name="ops", model=one_call("restart"), tools=[restart])
     async with open_threads(server.address, store, agent) as threads, threads.worker():
         await threads.start(thread_id, Policy())
-        thread = Driven(threads, thread_id)
+        thread = DrivenThread(threads, thread_id)
         await thread.send()
         [approval] = await thread.pending()
         await take_away(store, threads, tmp_path)
@@ -126,7 +126,7 @@ async def test_a_compaction_that_is_held_does_not_fail_the_turn_that_needs_it(
     agent = Agent(name="ops", model=Picky())
     async with open_threads(server.address, store, agent) as threads, threads.worker():
         await threads.start(thread_id, Policy(run_events_max=100, compact_to_bytes=4 * limits.KIB))
-        thread = Driven(threads, thread_id)
+        thread = DrivenThread(threads, thread_id)
         for number in range(1, 4):
             assert await thread.answer(await thread.send()) == "word " * 3000
             assert (await thread.status()).counters.answered == number
@@ -153,12 +153,12 @@ async def test_a_deadline_holds_while_the_journal_cannot_be_written(
 
     agent = Agent(
         name="ops",
-        model=calls_then_says(*(call(number, "restart") for number in range(20))),
+        model=call_then_answer(*(call(number, "restart") for number in range(20))),
         tools=[restart],
     )
     async with open_threads(server.address, store, agent) as threads, threads.worker():
         await threads.start(thread_id, Policy())
-        thread = Driven(threads, thread_id)
+        thread = DrivenThread(threads, thread_id)
         monkeypatch.setattr(limits, "HELD_PAUSE_SECONDS_MIN", 3600.0)
         monkeypatch.setattr(limits, "HELD_PAUSE_SECONDS_MAX", 3600.0)
         await thread.send()

@@ -24,7 +24,7 @@ from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import thread_key
 from everlong.storage.pack_store import PackStore
-from tests.support.sample_archive import lived
+from tests.support.sample_archive import build_thread
 
 HERE: Final = Path(__file__).parent / "v1"
 KEYS: Final = {"2026-11": bytes(range(32))}
@@ -110,7 +110,7 @@ async def write_archives(directory: Path) -> None:
     """Write a small archive of every kind of entry, plain and sealed."""
     for kind, keys in (("plain", None), ("sealed", Keyring(KEYS))):
         store = MemoryBlobStore()
-        manifest = await (await lived(PackStore(store, keys))).archived()
+        manifest = await (await build_thread(PackStore(store, keys))).archived()
         listed = archive_key(manifest.thread, manifest.archive_id, MANIFEST)
         (directory / f"archive-{kind}-manifest.bin").write_bytes(await store.get(listed))
         (directory / f"archive-{kind}-file.bin").write_bytes(await store.get(manifest.file_key))

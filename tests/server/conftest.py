@@ -1,4 +1,4 @@
-"""A thread on the server that all tests share."""
+"""Fixtures of the server tests."""
 
 import functools
 
@@ -6,9 +6,9 @@ import pytest
 
 from everlong.embedded import TemporalServer
 from everlong.storage import BlobStore
-from tests.support.thread_driver import Drive, driven
+from tests.support.thread_driver import Drive, drive_thread
 
 
 @pytest.fixture
 def drive(server: TemporalServer, store: BlobStore, thread_id: str) -> Drive:
-    return functools.partial(driven, server, store, thread_id)
+    return functools.partial(drive_thread, server, store, thread_id)

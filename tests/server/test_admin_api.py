@@ -20,7 +20,7 @@ from everlong.embedded import TemporalServer
 from everlong.storage import BlobStore
 from everlong.storage.pack_store import PackStore
 from tests.server.test_approvals import Shop, pay
-from tests.support.admin_client import ROLES, bearer, browsing, make_context
+from tests.support.admin_client import ROLES, bearer, make_context, open_http_client
 from tests.support.governed_agent import governed as governed_agent
 from tests.support.scripted_agents import reading_agent
 from tests.support.threads import Threads, open_threads
@@ -32,7 +32,7 @@ JSON = dict[str, Any]
 async def governed(threads: Threads, role: Role = Role.ADMIN) -> AsyncIterator[httpx.AsyncClient]:
     """Give somebody of a role who talks to the server of these threads."""
     context = make_context(threads.client, PackStore(threads.store), threads.task_queue)
-    async with context.lifespan(), browsing(context, ROLES) as client:
+    async with context.lifespan(), open_http_client(context, ROLES) as client:
         client.headers.update(bearer(role))
         yield client
 

@@ -10,7 +10,7 @@ from everlong import Agent, Policy, Reply, Tool, limits, tool
 from everlong.models import DECIDE_UPDATE, Decide, Kind, Message
 from everlong.testing import ScriptedModel
 from tests.support.scripted_agents import call, results
-from tests.support.thread_driver import Drive, Driven, calls_then_says
+from tests.support.thread_driver import Drive, DrivenThread, call_then_answer
 
 
 class Shop:
@@ -40,7 +40,7 @@ class Shop:
 
     def agent(self, *calls: tuple[str, dict[str, object]]) -> Agent:
         wanted = tuple(call(i, name, **arguments) for i, (name, arguments) in enumerate(calls))
-        return Agent(name="ops", model=calls_then_says(*wanted), tools=[self.pay, self.wait])
+        return Agent(name="ops", model=call_then_answer(*wanted), tools=[self.pay, self.wait])
 
 
 def pay(euros: int) -> tuple[str, dict[str, object]]:
@@ -119,7 +119,7 @@ async def test_decisions_that_do_not_count_are_refused_by_name(drive: Drive) -> 
         """Pay."""
         return f"paid {euros}"
 
-    model = calls_then_says(call(0, "pay", euros=1), call(1, "pay", euros=2))
+    model = call_then_answer(call(0, "pay", euros=1), call(1, "pay", euros=2))
     async with drive([Agent(name="ops", model=model, tools=[pay])]) as thread:
 
         async def refused(approval_id: str, by: str) -> str:
@@ -162,7 +162,7 @@ async def test_a_stopping_thread_takes_no_decision_and_leaves_its_journal_whole(
         shop.gate.set()
         assert (await thread.result()).status == "stopped"
         assert shop.paid == []
-        assert await thread.told() == ["waited", "error: not run, since the thread ended"]
+        assert await thread.tool_results() == ["waited", "error: not run, since the thread ended"]
         assert len(await thread.data(Kind.ASKED)) == 1
 
 
@@ -184,7 +184,7 @@ def with_deadline(seconds: float, *, escalate: bool = False) -> Tool:
 
 def spender(spend: Tool, *more: Tool) -> Agent:
     calls = [call(0, "spend", euros=3), *(call(i, each.name) for i, each in enumerate(more, 1))]
-    return Agent(name="ops", model=calls_then_says(*calls), tools=[spend, *more])
+    return Agent(name="ops", model=call_then_answer(*calls), tools=[spend, *more])
 
 
 @pytest.mark.guarantee(66)
@@ -253,7 +253,7 @@ async def test_a_deadline_holds_while_the_thread_is_paused(drive: Drive) -> None
         assert (await thread.answer()).startswith("error: denied by deadline")
 
 
-async def roll_while_waiting(thread: Driven, runs: int) -> None:
+async def roll_while_waiting(thread: DrivenThread, runs: int) -> None:
     """Have a thread roll although it has nothing to do: a signal wakes it, and its run is long."""
     async with asyncio.timeout(90):
         while (await thread.status()).counters.runs < runs:
@@ -355,7 +355,7 @@ async def test_a_rule_decides_which_calls_need_a_person(drive: Drive) -> None:
         return f"paid {euros}"
 
     calls = [call(i, "pay", euros=euros) for i, euros in enumerate((5, 50, 666, "many"))]
-    async with drive([Agent(name="ops", model=calls_then_says(*calls), tools=[pay])]) as thread:
+    async with drive([Agent(name="ops", model=call_then_answer(*calls), tools=[pay])]) as thread:
         await thread.send()
         approvals = await thread.pending(2)  # A rule that fails asks; bad arguments do not.
         assert [each.arguments for each in approvals] == ['{"euros": 50}', '{"euros": 666}']

@@ -18,7 +18,7 @@ from everlong.models import Kind, Message, SendMessage, ToolCall
 from everlong.storage.memory import MemoryBlobStore
 from everlong.testing import ScriptedModel
 from tests.support.scripted_agents import call, calls_done, results
-from tests.support.thread_driver import Drive, Driven, calls_then_says
+from tests.support.thread_driver import Drive, DrivenThread, call_then_answer
 
 ECHO = Agent(name="ops", model=ScriptedModel(lambda turn: Reply(text=f"heard {turn[0].text}")))
 
@@ -46,7 +46,7 @@ def echo(text: str = "") -> str:
     return text
 
 
-async def is_usable(thread: Driven) -> None:
+async def is_usable(thread: DrivenThread) -> None:
     """A thread that has been through this still answers."""
     number = await thread.send("say hello")
     await thread.answered(number)
@@ -55,7 +55,7 @@ async def is_usable(thread: Driven) -> None:
 
 @pytest.mark.guarantee(50)
 async def test_a_tool_that_does_not_exist_is_told_with_those_that_do(drive: Drive) -> None:
-    model = calls_then_says(call(0, "ech0", text="x"), call(1, "\U0001f600" * 64))
+    model = call_then_answer(call(0, "ech0", text="x"), call(1, "\U0001f600" * 64))
     async with drive([Agent(name="ops", model=model, tools=[echo])]) as thread:
         first, second = (await thread.ask()).split(" | ")
         assert first.startswith("error: there is no tool 'ech0'")
@@ -87,7 +87,7 @@ async def test_arguments_that_do_not_fit_are_told_and_nothing_is_run(drive: Driv
         "NaN",
     ]
     calls = [ToolCall(id=f"{i}", tool="run", arguments=each) for i, each in enumerate(wrong)]
-    agent = Agent(name="ops", model=calls_then_says(*calls), tools=[run])
+    agent = Agent(name="ops", model=call_then_answer(*calls), tools=[run])
     async with drive([agent]) as thread:
         told = (await thread.ask()).split(" | ")
         assert len(told) == len(wrong)
@@ -117,7 +117,7 @@ async def test_a_result_of_200_megabytes_is_an_error_and_takes_no_more_memory_th
         """Read everything."""
         return "x" * 200_000_000
 
-    agent = Agent(name="ops", model=calls_then_says(call(0, "read_all")), tools=[read_all])
+    agent = Agent(name="ops", model=call_then_answer(call(0, "read_all")), tools=[read_all])
     async with drive([agent]) as thread:
         before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         answer = await thread.ask()
@@ -137,7 +137,7 @@ async def test_a_tool_that_raises_for_ever_is_given_up_on(drive: Drive) -> None:
         tried.append(1)
         raise RuntimeError("\ud800 \x00 " + "very long " * 10_000)
 
-    agent = Agent(name="ops", model=calls_then_says(call(0, "broken")), tools=[broken])
+    agent = Agent(name="ops", model=call_then_answer(call(0, "broken")), tools=[broken])
     async with drive([agent]) as thread:
         answer = await thread.ask()
         assert answer.startswith("error: tool 'broken' failed: RuntimeError: ")
@@ -178,10 +178,10 @@ async def test_a_reply_that_cannot_be_used_ends_the_turn_with_a_reason(
 
 async def test_the_most_calls_that_are_allowed_are_all_run(drive: Drive) -> None:
     calls = [call(i, "echo", text=f"number {i}") for i in range(limits.TOOL_CALLS_MAX)]
-    async with drive([Agent(name="ops", model=calls_then_says(*calls), tools=[echo])]) as thread:
+    async with drive([Agent(name="ops", model=call_then_answer(*calls), tools=[echo])]) as thread:
         expected = [f"number {i}" for i in range(limits.TOOL_CALLS_MAX)]
         assert (await thread.ask()).split(" | ") == expected
-        assert await thread.told() == expected
+        assert await thread.tool_results() == expected
 
 
 @pytest.mark.guarantee(55)
@@ -194,7 +194,7 @@ async def test_arguments_of_a_megabyte_reach_the_tool_and_not_the_history(drive:
         sizes.append(len(text))
         return f"{len(text)}"
 
-    model = calls_then_says(call(0, "measure", text="y" * 1_000_000))
+    model = call_then_answer(call(0, "measure", text="y" * 1_000_000))
     async with drive([Agent(name="ops", model=model, tools=[measure])]) as thread:
         assert await thread.ask() == "1000000"
         description = await thread.handle.describe()
@@ -224,9 +224,9 @@ async def test_whatever_a_tool_returns_the_model_and_the_journal_have_it_as_text
 
     made: Tool = tool(attempts_max=1)(odd)
     calls = [call(i, "odd", kind=i) for i in range(len(ODD) + len(RESULTS))]
-    async with drive([Agent(name="ops", model=calls_then_says(*calls), tools=[made])]) as thread:
+    async with drive([Agent(name="ops", model=call_then_answer(*calls), tools=[made])]) as thread:
         answer = await thread.ask()
-        told = await thread.told()
+        told = await thread.tool_results()
         assert answer == " | ".join(told)
         assert told[: len(ODD)] == ODD
         for text, (_, expected) in zip(told[len(ODD) :], RESULTS, strict=True):
@@ -281,7 +281,7 @@ async def test_a_message_that_is_stored_for_another_thread_is_refused(drive: Dri
         assert "another thread" in str(raised.value.__cause__)
 
 
-async def send_from_elsewhere(thread: Driven) -> int:
+async def send_from_elsewhere(thread: DrivenThread) -> int:
     """Send a long message as somebody does who uses another store."""
     elsewhere = dataclasses.replace(thread.threads, store=MemoryBlobStore())
     return await elsewhere.send(thread.thread_id, "lost " * 2000)

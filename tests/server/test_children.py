@@ -11,7 +11,7 @@ from everlong.errors import ModelRefused
 from everlong.models import Kind, Message, ToolCall
 from everlong.testing import ScriptedModel
 from tests.support.scripted_agents import call, results
-from tests.support.thread_driver import Drive, Driven, calls_then_says
+from tests.support.thread_driver import Drive, DrivenThread, call_then_answer
 
 
 class Gate:
@@ -43,14 +43,14 @@ def helper(name: str = "helper", model: object = None, tools: Sequence[object] =
 
 
 def boss(*calls: ToolCall, helpers: Sequence[Agent]) -> Agent:
-    return Agent(name="ops", model=calls_then_says(*calls), tools=helpers)
+    return Agent(name="ops", model=call_then_answer(*calls), tools=helpers)
 
 
 def one(request: str = "do it") -> ToolCall:
     return call(0, "helper", request=request)
 
 
-async def children(thread: Driven, count: int) -> list[Driven]:
+async def children(thread: DrivenThread, count: int) -> list[DrivenThread]:
     """Wait until a thread has started so many others, and return them in that order."""
     async with asyncio.timeout(90):
         while True:
@@ -126,7 +126,7 @@ async def test_a_parent_rolls_while_its_sub_agent_waits_for_a_person(drive: Driv
         """Pay."""
         return "paid"
 
-    worker = helper(model=calls_then_says(call(0, "pay")), tools=[pay])
+    worker = helper(model=call_then_answer(call(0, "pay")), tools=[pay])
     idle = Policy(idle_seconds=1, run_events_max=50)
     async with drive([boss(one(), helpers=[worker])], idle) as thread:
         await thread.send()
@@ -151,8 +151,10 @@ async def test_a_call_beside_a_sub_agent_goes_on(drive: Drive) -> None:
         ran.set()
         return "quick"
 
-    worker = helper(model=calls_then_says(call(0, "wait")), tools=[gate.tool])
-    agent = Agent(name="ops", model=calls_then_says(one(), call(1, "quick")), tools=[worker, quick])
+    worker = helper(model=call_then_answer(call(0, "wait")), tools=[gate.tool])
+    agent = Agent(
+        name="ops", model=call_then_answer(one(), call(1, "quick")), tools=[worker, quick]
+    )
     async with drive([agent]) as thread:
         await thread.send()
         await asyncio.wait_for(ran.wait(), 90)
@@ -180,7 +182,7 @@ async def test_a_sub_agent_that_is_terminated_is_found_out(
 ) -> None:
     monkeypatch.setattr("everlong.limits.CHILD_CHECK_SECONDS", 1.0)
     gate = Gate()
-    worker = helper(model=calls_then_says(call(0, "wait")), tools=[gate.tool])
+    worker = helper(model=call_then_answer(call(0, "wait")), tools=[gate.tool])
     async with drive([boss(one(), helpers=[worker])]) as thread:
         await thread.send()
         [child] = await children(thread, 1)
@@ -198,7 +200,7 @@ async def test_a_sub_agent_that_is_alive_is_left_in_peace_by_the_check(
 ) -> None:
     monkeypatch.setattr("everlong.limits.CHILD_CHECK_SECONDS", 0.5)
     gate = Gate()
-    worker = helper(model=calls_then_says(call(0, "wait")), tools=[gate.tool])
+    worker = helper(model=call_then_answer(call(0, "wait")), tools=[gate.tool])
     async with drive([boss(one(), helpers=[worker])]) as thread:
         await thread.send()
         await asyncio.wait_for(gate.begun.wait(), 90)
@@ -214,7 +216,7 @@ async def test_a_parent_that_stops_stops_its_sub_agents(drive: Drive) -> None:
         """Pay."""
         return "paid"
 
-    worker = helper(model=calls_then_says(call(0, "pay")), tools=[pay])
+    worker = helper(model=call_then_answer(call(0, "pay")), tools=[pay])
     calls = (call(0, "helper", request="a"), call(1, "helper", request="b"))
     async with drive([boss(*calls, helpers=[worker])]) as thread:
         await thread.send()
@@ -233,7 +235,7 @@ async def test_a_sub_agent_that_is_stopped_by_a_person_is_an_error(drive: Drive)
         """Pay."""
         return "paid"
 
-    worker = helper(model=calls_then_says(call(0, "pay")), tools=[pay])
+    worker = helper(model=call_then_answer(call(0, "pay")), tools=[pay])
     async with drive([boss(one(), helpers=[worker])]) as thread:
         await thread.send()
         [child] = await children(thread, 1)
@@ -247,7 +249,7 @@ async def test_sub_agents_of_sub_agents_have_a_bound(drive: Drive) -> None:
     depth = limits.CHILD_DEPTH_MAX + 2
     agent = helper(f"level{depth}")
     for level in range(depth - 1, 0, -1):
-        model = calls_then_says(call(0, f"level{level + 1}", request="deeper"))
+        model = call_then_answer(call(0, f"level{level + 1}", request="deeper"))
         agent = helper(f"level{level}", model=model, tools=[agent])
     top = boss(call(0, "level1", request="deeper"), helpers=[agent])
     async with drive([top]) as thread:
@@ -279,7 +281,7 @@ async def test_a_request_may_be_long_and_one_that_does_not_fit_is_refused(drive:
 @pytest.mark.guarantee(73)
 async def test_a_cancelled_parent_stops_its_sub_agent(drive: Drive) -> None:
     gate = Gate()
-    worker = helper(model=calls_then_says(call(0, "wait")), tools=[gate.tool])
+    worker = helper(model=call_then_answer(call(0, "wait")), tools=[gate.tool])
     async with drive([boss(one(), helpers=[worker])]) as thread:
         await thread.send()
         [child] = await children(thread, 1)
@@ -299,7 +301,7 @@ async def test_a_cancelled_parent_stops_its_sub_agent(drive: Drive) -> None:
 async def test_a_thread_with_the_longest_id_has_sub_agents_too(drive: Drive) -> None:
     """Temporal takes 1,000 bytes; a sub-agent's sub-agent has a name that begins with its own."""
     below = helper("below")
-    worker = helper(model=calls_then_says(call(0, "below", request="go")), tools=[below])
+    worker = helper(model=call_then_answer(call(0, "below", request="go")), tools=[below])
     async with drive([boss(one(), helpers=[worker])]) as thread:
         await thread.ask()
         longest = thread.other(f"{thread.thread_id}-".ljust(990, "x"))

@@ -48,7 +48,7 @@ async def test_an_agent_that_compacts_goes_on_and_its_context_stays_small(drive:
         assert status.compaction_lag_bytes == 0
         assert watched.summaries
         # The journal has every page as it was, whatever the model was shown of it.
-        assert await thread.told() == [workload.result(page) for page in range(30)]
+        assert await thread.tool_results() == [workload.result(page) for page in range(30)]
         compacted = await thread.data(Kind.COMPACTION)
         assert len(compacted) == status.counters.compactions
         assert {each["reason"] for each in compacted} == {"policy"}
@@ -66,7 +66,7 @@ async def test_compaction_goes_on_across_rolls_and_workers_that_forget(drive: Dr
         status = await thread.status()
         assert status.counters.compactions >= 2
         assert status.counters.runs >= 3
-        assert await thread.told() == [workload.result(page) for page in range(14)]
+        assert await thread.tool_results() == [workload.result(page) for page in range(14)]
 
 
 async def test_what_the_provider_counts_wants_a_compaction_too(drive: Drive) -> None:

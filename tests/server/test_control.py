@@ -15,7 +15,7 @@ from everlong import Agent, Policy, Reply, limits, tool
 from everlong.models import CONFIGURE_UPDATE, Configure, Control, Kind, Message
 from everlong.testing import ScriptedModel
 from tests.support.scripted_agents import call, calls_done, pages_answer, reading_agent
-from tests.support.thread_driver import Drive, Driven, calls_then_says
+from tests.support.thread_driver import Drive, DrivenThread, call_then_answer
 
 ECHO = Agent(name="ops", model=ScriptedModel(lambda turn: Reply(text=f"heard {turn[0].text}")))
 
@@ -83,7 +83,7 @@ async def test_a_call_approved_while_paused_waits_for_the_unpause(drive: Drive) 
         ran.append(1)
         return "paid"
 
-    agent = Agent(name="ops", model=calls_then_says(call(0, "pay")), tools=[pay])
+    agent = Agent(name="ops", model=call_then_answer(call(0, "pay")), tools=[pay])
     async with drive([agent]) as thread:
         await thread.send()
         [approval] = await thread.pending()
@@ -189,7 +189,7 @@ async def test_a_change_that_the_agents_own_policy_does_not_allow_harms_nobody(
         assert policy.compact_to_bytes < policy.compact_at_bytes
 
 
-async def configured(thread: Driven, steps_max: int) -> None:
+async def configured(thread: DrivenThread, steps_max: int) -> None:
     """Configure a thread; again, while it is busy with what was said before."""
     async with asyncio.timeout(90):
         while True:
@@ -305,13 +305,13 @@ async def test_compact_of_a_thread_that_has_said_nothing_does_no_harm(drive: Dri
         assert await thread.ask("hi") == "heard hi"
 
 
-async def paused(thread: Driven) -> None:
+async def paused(thread: DrivenThread) -> None:
     await thread.send("second")
     await thread.handle.signal("pause")
     await thread.is_("paused")
 
 
-async def waiting_for_approval(thread: Driven) -> None:
+async def waiting_for_approval(thread: DrivenThread) -> None:
     await thread.pending()
 
 
@@ -326,7 +326,7 @@ async def test_a_thread_ends_wherever_it_waits_and_its_journal_is_whole(
         """Pay."""
         return "paid"
 
-    agent = Agent(name="ops", model=calls_then_says(call(0, "pay")), tools=[pay])
+    agent = Agent(name="ops", model=call_then_answer(call(0, "pay")), tools=[pay])
     async with drive([agent]) as thread:
         await thread.send("first")
         await thread.pending()

@@ -9,18 +9,18 @@ from everlong import Agent, Policy, Reply, limits, tool
 from everlong.models import Kind, Message
 from everlong.testing import ScriptedModel
 from tests.support.scripted_agents import call, calls_done, pages_answer, reading_agent, results
-from tests.support.thread_driver import Drive, Driven, calls_then_says
+from tests.support.thread_driver import Drive, DrivenThread, call_then_answer
 
 IDLE = Policy(idle_seconds=1, compact_to_bytes=4 * limits.KIB)
 REPLAYED_EVENTS_MAX = 15
 
 
-async def rested(thread: Driven, runs: int = 2) -> None:
+async def rested(thread: DrivenThread, runs: int = 2) -> None:
     """Wait until a thread has begun a new run, and has nothing to do in it."""
     await thread.until(lambda status: status.counters.runs >= runs)
 
 
-async def events(thread: Driven) -> int:
+async def events(thread: DrivenThread) -> int:
     return len((await thread.histories())[0].events)
 
 
@@ -134,7 +134,7 @@ async def test_facts_expire_while_a_thread_is_idle_and_it_does_not_roll_for_ever
 @pytest.mark.guarantee(54)
 async def test_a_deadline_is_kept_by_a_thread_that_rests(drive: Drive) -> None:
     spend = tool(needs_approval=True, deadline_seconds=3.0)(pay.function)
-    agent = Agent(name="ops", model=calls_then_says(call(0, "pay", euros=1)), tools=[spend])
+    agent = Agent(name="ops", model=call_then_answer(call(0, "pay", euros=1)), tools=[spend])
     async with drive([agent], IDLE) as thread:
         await thread.send()
         [approval] = await thread.pending()

@@ -12,7 +12,7 @@ from everlong.errors import ModelRefused, ThreadEnded
 from everlong.models import Kind, Message, ThreadStatus
 from everlong.testing import ScriptedModel
 from tests.support.scripted_agents import call, calls_done, reading_agent
-from tests.support.thread_driver import Drive, Driven
+from tests.support.thread_driver import Drive, DrivenThread
 
 
 def costly(pages: int = 6) -> Agent:
@@ -218,7 +218,7 @@ async def test_a_limit_can_end_a_thread_for_a_reason_that_is_seen_everywhere(
         await refused(thread)
 
 
-async def refused(thread: Driven) -> None:
+async def refused(thread: DrivenThread) -> None:
     """A thread that has ended takes nothing more, and its id is not used again."""
     for agent in (None, "ops"):
         with pytest.raises(ThreadEnded, match=thread.thread_id):

@@ -12,7 +12,7 @@ from everlong import Agent, Policy, Reply, limits, tool
 from everlong.models import Kind, Message, ToolCall
 from everlong.testing import ScriptedModel
 from tests.support.scripted_agents import results
-from tests.support.thread_driver import Drive, Driven
+from tests.support.thread_driver import Drive, DrivenThread
 
 DAY = 86_400.0
 
@@ -53,7 +53,7 @@ def facts_of(context: Sequence[Message]) -> str:
     return "; ".join(facts) or "none"
 
 
-async def do(thread: Driven, name: str, **arguments: object) -> str:
+async def do(thread: DrivenThread, name: str, **arguments: object) -> str:
     return await thread.ask(json.dumps([(name, arguments)]))
 
 
@@ -158,7 +158,7 @@ WRONG: list[tuple[str, dict[str, object], str]] = [
 async def test_what_cannot_be_done_is_told_to_the_model(drive: Drive) -> None:
     async with drive([obedient()]) as thread:
         said = await thread.ask(json.dumps([(name, arguments) for name, arguments, _ in WRONG]))
-        told = [text.lower() for text in await thread.told()]
+        told = [text.lower() for text in await thread.tool_results()]
         assert said.count("error: ") == len(told) == len(WRONG)
         for text, (_, _, expected) in zip(told, WRONG, strict=True):
             assert text.startswith("error: ")

@@ -23,7 +23,7 @@ from everlong.telemetry.exporters import ExportSettings, open_providers
 from everlong.testing import ScriptedModel
 from everlong.worker import READY
 from tests.support.scripted_agents import call
-from tests.support.thread_driver import Drive, calls_then_says
+from tests.support.thread_driver import Drive, call_then_answer
 
 ECHO = Agent(name="ops", model=ScriptedModel(lambda turn: Reply(text="heard")))
 # What Core labels its metrics with. None of them grows with the number of threads.
@@ -121,7 +121,7 @@ async def settled(client: Client) -> FleetFigures:
 
 
 async def test_all_threads_are_counted_without_asking_them(drive: Drive) -> None:
-    agent = Agent(name="ops", model=calls_then_says(call(0, "pay"), call(1, "pay")), tools=[pay])
+    agent = Agent(name="ops", model=call_then_answer(call(0, "pay"), call(1, "pay")), tools=[pay])
     async with drive([agent]) as thread:
         before = await settled(thread.threads.client)
         await thread.send()

@@ -24,7 +24,7 @@ from everlong.storage import open_store
 from everlong.telemetry.metrics import METRICS
 from everlong.worker import READY
 from tests.support.prometheus_names import CORE, series_labels, series_names
-from tests.support.thread_driver import Driven
+from tests.support.thread_driver import DrivenThread
 from tests.support.threads import Threads, open_threads
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -173,9 +173,9 @@ async def live_through(fleet: Fleet, thread_id: str) -> None:
         )
 
 
-async def started(threads: Threads, thread_id: str, policy: Policy) -> Driven:
+async def started(threads: Threads, thread_id: str, policy: Policy) -> DrivenThread:
     await threads.start(thread_id, policy)
-    return Driven(threads, thread_id)
+    return DrivenThread(threads, thread_id)
 
 
 async def counted(fleet: Fleet, name: str) -> list[str]:

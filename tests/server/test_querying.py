@@ -27,7 +27,7 @@ from everlong.storage.pack_store import PackStore
 from tests.server.test_archiving import say
 from tests.server.test_cli_threads import open_cli
 from tests.support.governed_agent import governed
-from tests.support.sample_archive import lived
+from tests.support.sample_archive import build_thread
 from tests.support.threads import Threads, open_threads
 
 
@@ -48,7 +48,7 @@ async def test_entries_are_read_with_no_worker_and_only_what_is_named(
         await say(threads, other, "hello")
         await archive(client, packs, other, then="close")
         heads = {each: (await read_status(client, each)).head for each in (thread_id, other)}
-    await (await lived(packs, archived)).archived()
+    await (await build_thread(packs, archived)).archived()
     ids = [thread_id, other, archived]
     # From here on nobody could answer for a thread.
     assert {each: await head_of(client, each) for each in heads} == heads
@@ -191,7 +191,7 @@ async def test_reading_ends_when_its_time_is_over_also_within_a_batch(
     threads: Threads, thread_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packs, client = PackStore(threads.store), threads.client
-    await (await lived(packs, thread_id)).archived()
+    await (await build_thread(packs, thread_id)).archived()
 
     async def hangs(*_arguments: object) -> bytes:
         await asyncio.sleep(3600)

@@ -24,13 +24,13 @@ from everlong.storage import BlobStore
 from everlong.testing import ScriptedModel
 from tests.server.test_wait import asked
 from tests.support.scripted_agents import call, reading_agent
-from tests.support.thread_driver import Drive, Driven, calls_then_says
+from tests.support.thread_driver import Drive, DrivenThread, call_then_answer
 from tests.support.threads import open_threads
 
 ECHO = Agent(name="ops", model=ScriptedModel(lambda turn: Reply(text="heard")))
 
 
-async def says(thread: Driven, **expected: object) -> dict[str, Any]:
+async def says(thread: DrivenThread, **expected: object) -> dict[str, Any]:
     """Wait until the attributes of a thread are as expected."""
     shown: dict[str, Any] = {}
     for _ in range(200):
@@ -41,7 +41,7 @@ async def says(thread: Driven, **expected: object) -> dict[str, Any]:
     raise AssertionError(f"{shown} is not {expected}")
 
 
-async def found(thread: Driven, query: str) -> list[str]:
+async def found(thread: DrivenThread, query: str) -> list[str]:
     """Return the threads that the server's list shows, once this one is among them."""
     names: list[str] = []
     for _ in range(100):
@@ -63,7 +63,7 @@ def pay() -> str:
 
 @pytest.mark.guarantee(74)
 async def test_a_thread_is_found_by_agent_status_and_approvals_that_wait(drive: Drive) -> None:
-    agent = Agent(name="ops", model=calls_then_says(call(0, "pay"), call(1, "pay")), tools=[pay])
+    agent = Agent(name="ops", model=call_then_answer(call(0, "pay"), call(1, "pay")), tools=[pay])
     async with drive([agent]) as thread:
         await thread.send()
         approvals = await thread.pending(2)
@@ -176,7 +176,7 @@ async def test_a_worker_whose_first_calls_fail_writes_attributes_once_one_succee
 
     monkeypatch.setattr("everlong.client.search_attributes.missing_attributes", failing)
     monkeypatch.setattr("everlong.client.search_attributes.RETRY_SECONDS", 0.02)
-    agent = Agent(name="ops", model=calls_then_says(call(0, "pay")), tools=[pay])
+    agent = Agent(name="ops", model=call_then_answer(call(0, "pay")), tools=[pay])
     async with drive([agent]) as thread:
         async with asyncio.timeout(90):
             while asked < 3:

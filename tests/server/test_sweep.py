@@ -47,7 +47,7 @@ from tests.support.soak_agent import soak
 from tests.support.threads import Threads, open_threads
 
 if TYPE_CHECKING:
-    from tests.support.s3_server import Weed
+    from tests.support.s3_server import S3Server
 
 GONE_SECONDS_MAX = 90
 
@@ -56,7 +56,7 @@ GONE_SECONDS_MAX = 90
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "file":
         return (tmp_path / "blobs").as_uri()
-    weed: Weed = request.getfixturevalue("s3")
+    weed: S3Server = request.getfixturevalue("s3")
     return weed.url(f"sweep-{uuid.uuid4().hex[:8]}")
 
 

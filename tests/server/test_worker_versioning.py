@@ -18,7 +18,7 @@ from everlong.limits import INLINE_BYTES_MAX
 from everlong.storage import BlobStore
 from everlong.testing import ScriptedModel
 from everlong.workflows.versioning import VERSIONED
-from tests.support.thread_driver import Driven
+from tests.support.thread_driver import DrivenThread
 from tests.support.threads import Threads, open_threads
 
 
@@ -92,7 +92,7 @@ async def test_a_thread_moves_on_to_the_next_deployment_and_its_old_worker_can_g
             versioned(threads.client, queue, build_id)
             for threads, build_id in ((first, "v1"), (second, "v2"))
         )
-        thread = Driven(first, thread_id)
+        thread = DrivenThread(first, thread_id)
         async with v2:
             async with v1:
                 await make_current(first.client, queue, "v1")
@@ -102,7 +102,7 @@ async def test_a_thread_moves_on_to_the_next_deployment_and_its_old_worker_can_g
                 await asked_by_doctor(first, queue)
                 await make_current(first.client, queue, "v2")
             # It waited, idle, on a worker that is gone now.
-            assert await Driven(second, thread_id).ask() == "v2"
+            assert await DrivenThread(second, thread_id).ask() == "v2"
             assert await ran_on(second, thread_id) == "v2"
 
 
@@ -119,9 +119,9 @@ async def test_a_rollout_is_no_crash_while_the_old_worker_still_polls(
             versioned(second.client, queue, "v2"),
         ):
             await make_current(first.client, queue, "v1")
-            assert await Driven(first, thread_id).ask() == "v1"
+            assert await DrivenThread(first, thread_id).ask() == "v1"
             await make_current(first.client, queue, "v2")
-            moved = Driven(second, thread_id)
+            moved = DrivenThread(second, thread_id)
             async with asyncio.timeout(90):
                 while await moved.ask() != "v2":  # The server takes a moment to route by it.
                     pass

@@ -70,7 +70,7 @@ def _app(context: AppContext | None, access: Access | None, cors_origins: Sequen
 
 
 @contextlib.asynccontextmanager
-async def browsing(
+async def open_http_client(
     context: AppContext | None = None,
     access: Access | None = None,
     *,

@@ -61,7 +61,7 @@ def rows(count: int) -> list[ThreadRow]:
     return [row(number, now_ms) for number in range(count)]
 
 
-class FedDirectory(Directory):
+class FakeDirectory(Directory):
     """Directory that lists the rows it was given."""
 
     def __init__(self, listed: Sequence[ThreadRow]) -> None:

@@ -39,7 +39,7 @@ _WHOLE = TypeAdapter(Segment)
 
 
 @dataclasses.dataclass
-class MadeUpRun:
+class FakeRun:
     """Run with the keys that its history names."""
 
     run: Run
@@ -51,7 +51,7 @@ class MadeUpRun:
     """Whether its last event ends it."""
 
 
-class MadeUp:
+class FakeNamespace:
     """Implements `HistorySource`, and counts what is asked of it."""
 
     namespace = NAMESPACE
@@ -60,7 +60,7 @@ class MadeUp:
         self.store = store
         self.packs = PackStore(store)
         self.codec = EverlongCodec(self.packs, inline_bytes_max=1024)
-        self.all: dict[str, MadeUpRun] = {}
+        self.all: dict[str, FakeRun] = {}
         self.hidden: set[str] = set()
         """Runs that the listing does not have, yet or any more."""
         self.nightly: Payload | None = None
@@ -131,20 +131,20 @@ class MadeUp:
 
     # Events of a namespace.
 
-    def start(self, workflow_id: str, root: str = "", first: Payload | None = None) -> MadeUpRun:
+    def start(self, workflow_id: str, root: str = "", first: Payload | None = None) -> FakeRun:
         self._numbers += 1
-        run = MadeUpRun(Run(f"run-{self._numbers}", workflow_id, root or workflow_id, True))
+        run = FakeRun(Run(f"run-{self._numbers}", workflow_id, root or workflow_id, True))
         run.payloads.append(first or payload(b'"start"'))
         self.all[run.run.run_id] = run
         return run
 
-    def close(self, run: MadeUpRun) -> None:
+    def close(self, run: FakeRun) -> None:
         run.run = dataclasses.replace(run.run, is_open=False)
         run.is_over = True
         run.payloads.append(payload(b'"the end"'))
         run.heartbeat = None
 
-    def delete(self, run: MadeUpRun) -> None:
+    def delete(self, run: FakeRun) -> None:
         del self.all[run.run.run_id]
 
     async def encoded(self, workflow_id: str, plain: Payload) -> Payload:
@@ -158,7 +158,7 @@ class MadeUp:
         new = noise(2000, self.source.randrange(10**6)).hex().encode()
         return await self.encoded(workflow_id, payload(b'"' + shared.hex().encode() + new + b'"'))
 
-    async def append(self, run: MadeUpRun, text_bytes: int = 40) -> Payload:
+    async def append(self, run: FakeRun, text_bytes: int = 40) -> Payload:
         """Append to the journal of a run's thread; return the payload that names the new head."""
         journal = Journal(self.packs, thread_key(NAMESPACE, run.run.workflow_id))
         seq = 1 if run.head is None else run.head.first_seq + run.head.count
@@ -171,7 +171,7 @@ class MadeUp:
         state = b'{"head":' + _SEGMENT.dump_json(head) + b"}"
         return await self.encoded(workflow_id, payload(state))
 
-    async def fork(self, run: MadeUpRun, new_id: str) -> MadeUpRun:
+    async def fork(self, run: FakeRun, new_id: str) -> FakeRun:
         assert run.head is not None
         seq = run.head.first_seq + run.head.count - 1
         journal = Journal(self.packs, thread_key(NAMESPACE, new_id))
@@ -252,9 +252,9 @@ def _event(number: int, result: Payload, *, ends: bool) -> HistoryEvent:
     return HistoryEvent(event_id=number, activity_task_completed_event_attributes=done)
 
 
-async def lived(store: BlobStore, seed: int, steps: int = 40) -> MadeUp:
+async def build_namespace(store: BlobStore, seed: int, steps: int = 40) -> FakeNamespace:
     """Return a namespace after random steps: threads that wrote, rolled, forked and ended."""
-    world = MadeUp(store, seed)
+    world = FakeNamespace(store, seed)
     source = world.source
     for number in range(2):
         world.start(f"w{number}")
@@ -263,7 +263,7 @@ async def lived(store: BlobStore, seed: int, steps: int = 40) -> MadeUp:
     return world
 
 
-async def _step(world: MadeUp, source: random.Random, step: int) -> None:
+async def _step(world: FakeNamespace, source: random.Random, step: int) -> None:
     open_runs = [each for each in world.all.values() if each.run.is_open]
     run = source.choice(open_runs) if open_runs else world.start(f"w{step}")
     workflow_id = run.run.workflow_id

@@ -29,7 +29,7 @@ def journal(store: MemoryBlobStore | None = None, thread_id: str = "ops-7") -> J
     return Journal(packs, thread_key("default", thread_id))
 
 
-async def grown(into: Journal, upto: int, each: int = 1) -> SegmentRef:
+async def append_entries(into: Journal, upto: int, each: int = 1) -> SegmentRef:
     """Append entries 1 to `upto`, `each` at a time; return the head."""
     head: SegmentRef | None = None
     for first in range(1, upto + 1, each):

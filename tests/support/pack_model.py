@@ -90,7 +90,7 @@ def check_memory(store: Store, memory: ThreadMemory) -> None:
         assert _chunk_id(memoryview(store.streams[pack.name])[start : start + length]) == chunk_id
 
 
-def planned(memory: ThreadMemory, data: bytes, now: float = 0.0, key_id: str = "") -> Plan:
+def plan_and_commit(memory: ThreadMemory, data: bytes, now: float = 0.0, key_id: str = "") -> Plan:
     """Plan a payload and commit it under a new name."""
     plan = memory.plan(b"", data, key_id, now)
     if plan.same_as is None:

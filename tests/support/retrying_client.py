@@ -54,7 +54,7 @@ class Unreachable(Exception):
     """No worker answered a query in time."""
 
 
-class Voice:
+class RetryingClient:
     """Client of one thread."""
 
     def __init__(self, client: Client, thread_id: str, task_queue: str) -> None:

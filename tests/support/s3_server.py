@@ -28,7 +28,7 @@ _ROLES: Final = ("s3", "master", "volume", "filer", "admin")
 _SOCKETS: Final = Path("/tmp")  # SeaweedFS ignores TMPDIR.
 
 
-class Weed:
+class S3Server:
     """Running SeaweedFS server with one bucket. A restart keeps its ports and data."""
 
     def __init__(self, data_dir: Path) -> None:
@@ -120,7 +120,7 @@ class Weed:
 
 
 @contextlib.contextmanager
-def start_weed(data_dir: Path) -> Iterator[Weed]:
+def start_s3_server(data_dir: Path) -> Iterator[S3Server]:
     """Run a server with its data in an existing directory. Its start takes 1 to 2 s."""
     weed = _started(data_dir)
     try:
@@ -129,10 +129,10 @@ def start_weed(data_dir: Path) -> Iterator[Weed]:
         weed.stop()
 
 
-def _started(data_dir: Path) -> Weed:
+def _started(data_dir: Path) -> S3Server:
     for attempt in range(_START_ATTEMPTS_MAX):
         try:
-            return Weed(data_dir)
+            return S3Server(data_dir)
         except ProcessFailed:
             # Another process may have taken one of its ten ports.
             if attempt == _START_ATTEMPTS_MAX - 1:

@@ -140,7 +140,7 @@ class Life:
         return await writer.write(self.packs, self.journal, self.facts(number))
 
 
-async def lived(packs: PackStore, thread_id: str = "ops-7") -> Life:
+async def build_thread(packs: PackStore, thread_id: str = "ops-7") -> Life:
     """Return a thread whose journal has every kind of entry."""
     life = Life(packs, thread_id)
     await life.say(Kind.MESSAGE, Message(role="user", text="why is it slow?"))

@@ -38,11 +38,11 @@ PHASES = (
 """Steps of a sweep. Records are which threads are whose, and reports."""
 
 
-class Fate:
+class KillSwitch:
     """Counts calls by phase, and kills the process at one of them."""
 
-    def __init__(self, told: Path, phase: str, number: int, *, after: bool) -> None:
-        self._told = told
+    def __init__(self, record: Path, phase: str, number: int, *, after: bool) -> None:
+        self._record = record
         self.calls: Counter[str] = Counter()
         self._end = (phase, number)
         self._after = after
@@ -68,7 +68,7 @@ class Fate:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def tell(self, what: object) -> None:
-        self._told.write_text(json.dumps(what))
+        self._record.write_text(json.dumps(what))
 
     @property
     def mark(self) -> str:
@@ -97,16 +97,16 @@ class Fate:
 class MortalStore(FileBlobStore):
     """File store whose calls are counted."""
 
-    fate: Fate | None = None
+    kill_switch: KillSwitch | None = None
 
     def _begin(self, call: str, key: str, data: bytes = b"") -> bool:
-        if self.fate is None:
+        if self.kill_switch is None:
             return False
-        return self.fate.before(self.fate.phase_of(call, key, data))
+        return self.kill_switch.before(self.kill_switch.phase_of(call, key, data))
 
     def _end(self, is_last: bool) -> None:
-        if is_last and self.fate is not None:
-            self.fate.die()
+        if is_last and self.kill_switch is not None:
+            self.kill_switch.die()
 
     async def put(self, key: str, data: bytes) -> None:
         is_last = self._begin("put", key, data)
@@ -139,20 +139,20 @@ class MortalStore(FileBlobStore):
 
     async def list(self, prefix: str) -> AsyncIterator[BlobInfo]:
         async for info in super().list(prefix):
-            if self.fate is not None and prefix in ("v1/", "archive/", "quarantine/"):
-                self._end(self.fate.before("listing"))
+            if self.kill_switch is not None and prefix in ("v1/", "archive/", "quarantine/"):
+                self._end(self.kill_switch.before("listing"))
             yield info
 
 
 class MortalHistories(Histories):
     """Histories whose calls are counted."""
 
-    def __init__(self, client: Client, fate: Fate) -> None:
+    def __init__(self, client: Client, kill_switch: KillSwitch) -> None:
         super().__init__(client)
-        self._fate = fate
+        self._kill_switch = kill_switch
 
     async def runs(self) -> AsyncIterator[list[Run]]:
-        self._fate.marks()
+        self._kill_switch.marks()
         async for page in super().runs():
             self._call()
             yield page
@@ -169,31 +169,31 @@ class MortalHistories(Histories):
             yield page
 
     def _call(self) -> None:
-        if self._fate.before(self._fate.mark):
-            self._fate.die()
+        if self._kill_switch.before(self._kill_switch.mark):
+            self._kill_switch.die()
 
 
-async def _sweep(address: str, root: Path, index_dir: Path, fate: Fate) -> None:
+async def _sweep(address: str, root: Path, index_dir: Path, kill_switch: KillSwitch) -> None:
     store = MortalStore(root / "blobs")
     client = await Client.connect(address, plugins=[EverlongPlugin(store=store)])
-    store.fate = fate
+    store.kill_switch = kill_switch
     await Sweep(
-        MortalHistories(client, fate),
+        MortalHistories(client, kill_switch),
         client.data_converter.payload_codec,
         open_packs(store),
         SweepOptions(retention=SHORT, whole_store=True),
         index_dir=index_dir,
         allow_short_quarantine=True,
     ).run()
-    fate.tell({"calls": fate.calls})
+    kill_switch.tell({"calls": kill_switch.calls})
 
 
 def live(
-    address: str, root: Path, index_dir: Path, told: Path, phase: str, number: int, after: bool
+    address: str, root: Path, index_dir: Path, record: Path, phase: str, number: int, after: bool
 ) -> None:
     """Sweep once; die at the given call of a phase, if the sweep makes that many."""
-    fate = Fate(told, phase, number, after=after)
+    kill_switch = KillSwitch(record, phase, number, after=after)
     try:
-        asyncio.run(_sweep(address, root, index_dir, fate))
+        asyncio.run(_sweep(address, root, index_dir, kill_switch))
     except ServerUnreachable:
         sys.exit(CUT_OFF)

@@ -213,11 +213,11 @@ class Soak:
         return await sweep(self.client, store, retention, index_dir=index_dir, whole_store=True)
 
     async def _kill(self, ends: float, number: int) -> None:
-        told = self._root / f"told-{number}"
+        record = self._root / f"record-{number}"
         while time.monotonic() < ends:
             phase, at = self._next_end()
             after = self._source.random() < 0.5
-            place = (self._address, self._root, self._root / f"mortal-{number}", told)
+            place = (self._address, self._root, self._root / f"mortal-{number}", record)
             process = FORKS.Process(target=live, args=(*place, phase, at, after), daemon=True)
             # Starting a process polls all others. Two polls of one process at the same time
             # read its exit code once, and report 255 for the other: hence the lock.
@@ -231,9 +231,9 @@ class Soak:
             async with self._polling:
                 process.join()
             if process.exitcode == -signal.SIGKILL:
-                self.outcome.kills[json.loads(told.read_bytes())["died"]] += 1
+                self.outcome.kills[json.loads(record.read_bytes())["died"]] += 1
             elif process.exitcode == 0:
-                self._calls.update(json.loads(told.read_bytes())["calls"])
+                self._calls.update(json.loads(record.read_bytes())["calls"])
                 self.outcome.whole += 1
             elif process.exitcode == CUT_OFF:
                 self.outcome.cut_off += 1

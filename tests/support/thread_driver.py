@@ -41,7 +41,7 @@ from tests.support.threads import Threads, open_threads
 MESSAGES = {Kind.MESSAGE, Kind.REPLY, Kind.TOOL_RESULT, Kind.FAILURE}
 
 
-def calls_then_says(*calls: ToolCall) -> ScriptedModel:
+def call_then_answer(*calls: ToolCall) -> ScriptedModel:
     """Return a model that calls these tools in one reply, and answers with their results."""
 
     def script(turn: Sequence[Message]) -> Reply:
@@ -52,7 +52,7 @@ def calls_then_says(*calls: ToolCall) -> ScriptedModel:
 
 
 @dataclasses.dataclass
-class Driven:
+class DrivenThread:
     """One thread that a test drives."""
 
     threads: Threads
@@ -62,8 +62,8 @@ class Driven:
     def handle(self) -> WorkflowHandle[Any, Any]:
         return self.threads.client.get_workflow_handle(self.thread_id, result_type=ThreadStatus)
 
-    def other(self, thread_id: str) -> "Driven":
-        return Driven(self.threads, thread_id)
+    def other(self, thread_id: str) -> "DrivenThread":
+        return DrivenThread(self.threads, thread_id)
 
     # What users do.
 
@@ -159,7 +159,7 @@ class Driven:
         found = await self.journal.messages(spoken, whole=whole)
         return {entry.seq: message for entry, message in zip(spoken, found, strict=True)}
 
-    async def told(self) -> list[str]:
+    async def tool_results(self) -> list[str]:
         """Return the results of tools, in journal order."""
         messages = (await self.messages(whole=True)).values()
         return [message.text for message in messages if message.role == "tool"]
@@ -200,7 +200,7 @@ class Driven:
 
 
 @contextlib.asynccontextmanager
-async def driven(
+async def drive_thread(
     server: TemporalServer,
     store: BlobStore,
     thread_id: str,
@@ -209,14 +209,14 @@ async def driven(
     *,
     task_queue: str = "",
     **worker: object,
-) -> AsyncIterator[Driven]:
+) -> AsyncIterator[DrivenThread]:
     """Run a worker with these agents, start a thread of `ops`, and check its invariants at the end."""
     async with open_threads(server.address, store, *agents) as threads:
         threads.task_queue = task_queue or threads.task_queue
         async with threads.worker(**worker):
             if policy is not None:
                 await threads.start(thread_id, policy)
-            thread = Driven(threads, thread_id)
+            thread = DrivenThread(threads, thread_id)
             yield thread
             await thread.check()
 
@@ -231,4 +231,4 @@ class Drive(Protocol):
         *,
         task_queue: str = "",
         **worker: object,
-    ) -> AbstractAsyncContextManager[Driven]: ...
+    ) -> AbstractAsyncContextManager[DrivenThread]: ...

@@ -25,9 +25,9 @@ from everlong.embedded import start_server
 from everlong.models import COMPACT_SIGNAL, PAUSE_SIGNAL, UNPAUSE_SIGNAL, ThreadStatus
 from everlong.storage import open_store
 from everlong.storage.pack_store import PackStore
-from tests.support.retrying_client import Refused, Unreachable, Voice
+from tests.support.retrying_client import Refused, RetryingClient, Unreachable
 from tests.support.thread_soak_oracle import Attempt, Life, faults_of, tasks_failed
-from tests.support.worker_killer import PAUSE_SECONDS, Reaper
+from tests.support.worker_killer import PAUSE_SECONDS, WorkerKiller
 
 ACTIONS = 15
 LIFE_SECONDS_MAX = 300.0
@@ -49,9 +49,9 @@ CONFIGURATIONS: list[dict[str, Any]] = [
 class Script:
     """Random script of one thread: messages, decisions and signals, with pauses."""
 
-    def __init__(self, voice: Voice, seed: str) -> None:
-        self.life = Life(voice.thread_id, seed)
-        self._voice = voice
+    def __init__(self, thread_client: RetryingClient, seed: str) -> None:
+        self.life = Life(thread_client.thread_id, seed)
+        self._client = thread_client
         self._source = random.Random(seed)
         self._people = 0
 
@@ -72,20 +72,20 @@ class Script:
             await action()
             await asyncio.sleep(self._source.choice([0.0, 0.0, 0.1, 0.3, 0.8]))
         await self._finish()
-        return await self._voice.stop()
+        return await self._client.stop()
 
     async def _send(self) -> None:
         """Send one message, or a few at the same moment."""
         texts: list[str] = []
         for _ in range(self._source.choice([1, 1, 1, 1, 3])):
             texts.append(f"m{len(self.life.sent) + len(texts)} {self._source.choice(PLANS)}")
-        numbers = await asyncio.gather(*(self._voice.send(text.strip()) for text in texts))
+        numbers = await asyncio.gather(*(self._client.send(text.strip()) for text in texts))
         for number, text in zip(numbers, texts, strict=True):
             self.life.sent.append((number, text.strip()))
 
     async def _decide(self) -> None:
         """Decide a pending approval; sometimes twice, or one that is not pending."""
-        waiting = await self._voice.pending()
+        waiting = await self._client.pending()
         known = [attempt.approval for attempt in self.life.attempts]
         if not waiting:
             await self._attempt(self._source.choice(["1-1", "nothing", *known[-3:]]))
@@ -100,7 +100,7 @@ class Script:
         attempt = Attempt(approval, by=f"p{self._people}", approve=self._source.random() < 0.7)
         self.life.attempts.append(attempt)
         try:
-            tries = await self._voice.decide(approval, attempt.approve, attempt.by)
+            tries = await self._client.decide(approval, attempt.approve, attempt.by)
         except Refused as refused:
             # After a lost answer, "decided already" may mean by this very attempt.
             attempt.outcome = "unknown" if refused.tries > 1 else "refused"
@@ -109,17 +109,17 @@ class Script:
             self.life.retries += tries - 1
 
     async def _compact(self) -> None:
-        await self._voice.signal(COMPACT_SIGNAL)
+        await self._client.signal(COMPACT_SIGNAL)
 
     async def _pause(self) -> None:
-        await self._voice.signal(PAUSE_SIGNAL)
+        await self._client.signal(PAUSE_SIGNAL)
 
     async def _unpause(self) -> None:
-        await self._voice.signal(UNPAUSE_SIGNAL)
+        await self._client.signal(UNPAUSE_SIGNAL)
 
     async def _configure(self) -> None:
         try:
-            await self._voice.configure(self._source.choice(CONFIGURATIONS))
+            await self._client.configure(self._source.choice(CONFIGURATIONS))
         except Refused:
             self.life.configures_refused += 1
         else:
@@ -127,15 +127,15 @@ class Script:
 
     async def _finish(self) -> None:
         """Unpause, decide what is pending, and wait until the thread is idle."""
-        await self._voice.signal(UNPAUSE_SIGNAL)
+        await self._client.signal(UNPAUSE_SIGNAL)
         while True:  # The script as a whole has a time limit.
             with contextlib.suppress(Unreachable):
-                status = await self._voice.status()
+                status = await self._client.status()
                 if status.pause is not None and status.pause.limit is not None:
                     raise RuntimeError(f"it paused by itself: {status.pause}")
                 if status.counters.answered >= len(self.life.sent):
                     return
-                for approval in await self._voice.pending() if status.pending else ():
+                for approval in await self._client.pending() if status.pending else ():
                     await self._attempt(approval.id)
             await asyncio.sleep(0.7)
 
@@ -172,15 +172,17 @@ class Campaign:
                 await self._live(client, PackStore(store), seed, reaper.frozen)
 
         source = random.Random(f"{self.seed} kills")
-        async with Reaper(self.settings, source, self.deaths_max, self.pause_seconds) as reaper:
+        async with WorkerKiller(
+            self.settings, source, self.deaths_max, self.pause_seconds
+        ) as reaper:
             await asyncio.gather(*(one(number) for number in range(self.count)))
         self.totals.update(kills=reaper.kills, freezes=len(reaper.frozen))
 
     async def _live(
         self, client: Client, packs: PackStore, seed: str, frozen: Collection[int]
     ) -> None:
-        voice = Voice(client, f"life-{seed}", self.settings.task_queue)
-        script = Script(voice, seed)
+        thread_client = RetryingClient(client, f"life-{seed}", self.settings.task_queue)
+        script = Script(thread_client, seed)
         started = time.monotonic()
         status: ThreadStatus | None = None
         try:
@@ -189,7 +191,7 @@ class Campaign:
             found = await faults_of(script.life, status, packs, client.namespace)
         except Exception as error:  # noqa: BLE001 - any error is reported with its seed
             found = [f"{type(error).__name__}: {error}"]
-        found += await tasks_failed(client, voice.thread_id, frozen, self.keep)
+        found += await tasks_failed(client, thread_client.thread_id, frozen, self.keep)
         for fault in found:
             self.faults.append(f"seed {seed}: {fault}")
             self.say(self.faults[-1])
@@ -254,8 +256,8 @@ def main(arguments: Sequence[str]) -> int:
     asked = parser.parse_args(arguments)
     started = time.monotonic()
     campaign = asyncio.run(_soak(asked))
-    told = ", ".join(f"{name} {count:,}" for name, count in campaign.totals.items())
-    _print(f"{told}, in {time.monotonic() - started:.0f} s")
+    totals = ", ".join(f"{name} {count:,}" for name, count in campaign.totals.items())
+    _print(f"{totals}, in {time.monotonic() - started:.0f} s")
     _print(f"{len(campaign.faults)} faults; the seed was {asked.seed}")
     return 1 if campaign.faults else 0
 

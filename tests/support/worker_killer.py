@@ -17,7 +17,7 @@ PAUSE_SECONDS = (3.0, 7.0)
 FROZEN_SECONDS = 7.0
 
 
-class Reaper:
+class WorkerKiller:
     """Keeps a few workers running, and kills or freezes one every few seconds."""
 
     def __init__(

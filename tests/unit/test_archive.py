@@ -27,7 +27,7 @@ from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import object_key
 from everlong.storage.pack_store import PackStore
 from everlong.storage.segments import MESSAGE_KINDS, parsed_compaction
-from tests.support.sample_archive import NAMESPACE, NOW_MS, Life, lived
+from tests.support.sample_archive import NAMESPACE, NOW_MS, Life, build_thread
 from tests.support.sample_payloads import flipped, noise
 
 WITHOUT_US = """
@@ -49,7 +49,7 @@ print(count, longest, calls)
 
 @pytest.mark.guarantee(98)
 async def test_an_archive_says_what_the_journal_says() -> None:
-    life = await lived(PackStore(MemoryBlobStore()))
+    life = await build_thread(PackStore(MemoryBlobStore()))
     manifest = await life.archived()
     archive = await StoredArchive.open(life.packs, manifest)
     past = ArchivedJournal(archive)
@@ -84,7 +84,7 @@ async def test_an_archive_says_what_the_journal_says() -> None:
 
 
 async def test_a_message_is_in_the_file_once() -> None:
-    life = await lived(PackStore(MemoryBlobStore()))
+    life = await build_thread(PackStore(MemoryBlobStore()))
     archive = await StoredArchive.open(life.packs, await life.archived())
     rows = await asyncio.to_thread(archive.file.read, 1, archive.file.rows)
     twice = [row.seq for row in rows if row.body is not None]
@@ -94,7 +94,7 @@ async def test_a_message_is_in_the_file_once() -> None:
 
 
 async def test_what_was_shown_is_not_in_the_file_twice() -> None:
-    life = await lived(PackStore(MemoryBlobStore()))
+    life = await build_thread(PackStore(MemoryBlobStore()))
     archive = await StoredArchive.open(life.packs, await life.archived())
     rows = await asyncio.to_thread(archive.file.read, 1, archive.file.rows)
     cut = [row for row in rows if row.shown is not None]
@@ -107,7 +107,7 @@ async def test_what_was_shown_is_not_in_the_file_twice() -> None:
 @pytest.mark.guarantee(98)
 async def test_a_snapshot_in_force_that_is_gone_is_an_error_and_older_ones_are_counted() -> None:
     store = MemoryBlobStore()
-    life = await lived(PackStore(store))
+    life = await build_thread(PackStore(store))
     entries = await life.journal.read(life.head)
     older, newest = (
         object_key(parsed_compaction(each).snapshot.ref)
@@ -144,7 +144,7 @@ async def test_a_row_group_is_fetched_once_when_it_is_read_back(
 
 
 async def test_an_exported_file_is_for_its_user_alone(tmp_path: Path) -> None:
-    life = await lived(PackStore(MemoryBlobStore()))
+    life = await build_thread(PackStore(MemoryBlobStore()))
     path = tmp_path / "ops-7.parquet"
     await archive_writer.export(life.packs, await life.archived(), path)
     assert path.stat().st_mode & 0o777 == 0o600
@@ -152,7 +152,7 @@ async def test_an_exported_file_is_for_its_user_alone(tmp_path: Path) -> None:
 
 @pytest.mark.guarantee(100)
 async def test_plain_tools_read_it_without_our_code(tmp_path: Path) -> None:
-    life = await lived(PackStore(MemoryBlobStore()))
+    life = await build_thread(PackStore(MemoryBlobStore()))
     manifest = await life.archived()
     path = tmp_path / "ops-7.parquet"
     assert await archive_writer.export(life.packs, manifest, path) == manifest.entries
@@ -195,7 +195,7 @@ class BrokenStore(MemoryBlobStore):
 @pytest.mark.guarantee(99)
 async def test_a_kill_at_any_call_leaves_no_half_archive_and_loses_nothing() -> None:
     store = BrokenStore()
-    life = await lived(PackStore(store))
+    life = await build_thread(PackStore(store))
     before = dict(store._objects)
     store.calls = 0
     await life.archived(0)
@@ -218,7 +218,7 @@ async def test_a_kill_at_any_call_leaves_no_half_archive_and_loses_nothing() -> 
 @pytest.mark.guarantee(99)
 async def test_files_that_were_left_behind_are_removed_after_a_day() -> None:
     store = MemoryBlobStore()
-    life = await lived(PackStore(store))
+    life = await build_thread(PackStore(store))
     kept = await life.archived(0)
     half = await life.archived(1)
     await store.delete([manifests.archive_key(life.thread, half.archive_id, manifests.MANIFEST)])
@@ -234,7 +234,7 @@ async def test_files_that_were_left_behind_are_removed_after_a_day() -> None:
 @pytest.mark.guarantee(98)
 async def test_a_flipped_byte_is_found_wherever_it_is() -> None:
     store = MemoryBlobStore()
-    life = await lived(PackStore(store))
+    life = await build_thread(PackStore(store))
     manifest = await life.archived()
     whole = store._objects[manifest.file_key]
     for at in range(0, len(whole), len(whole) // 40):
@@ -246,7 +246,7 @@ async def test_a_flipped_byte_is_found_wherever_it_is() -> None:
 @pytest.mark.guarantee(98)
 async def test_a_row_that_differs_is_found_though_the_digest_fits(tmp_path: Path) -> None:
     store = MemoryBlobStore()
-    life = await lived(PackStore(store))
+    life = await build_thread(PackStore(store))
     manifest = await life.archived()
     archive = await StoredArchive.open(life.packs, manifest)
     rows = await asyncio.to_thread(archive.file.read, 1, manifest.entries)
@@ -282,7 +282,7 @@ async def _verify_rows(
 async def test_it_is_read_back_from_the_store_and_from_no_cache() -> None:
     behind = MemoryBlobStore()
     cached = CachedBlobStore(behind, memory_bytes_max=limits.MIB, disk_bytes_max=0)
-    life = await lived(PackStore(cached))
+    life = await build_thread(PackStore(cached))
     manifest = await life.archived()
     cached._memory.put(manifest.file_key, b"a copy that is bad")
     await archive_writer.verify(life.packs, life.journal, life.head, manifest)
@@ -338,7 +338,7 @@ async def revived(life: Life, seq: int | None = None) -> tuple[Journal, SegmentR
 @pytest.mark.guarantee(101)
 async def test_a_revived_journal_needs_nothing_of_the_old_one() -> None:
     store = MemoryBlobStore()
-    life = await lived(PackStore(store))
+    life = await build_thread(PackStore(store))
     entries = await life.journal.read(life.head)
     spoken = [each for each in entries if each.kind in MESSAGE_KINDS]
     whole = await life.journal.bodies(spoken, whole=True)
@@ -359,14 +359,14 @@ async def test_a_revived_journal_needs_nothing_of_the_old_one() -> None:
 
 
 async def test_a_journal_is_revived_up_to_an_entry() -> None:
-    life = await lived(PackStore(MemoryBlobStore()))
+    life = await build_thread(PackStore(MemoryBlobStore()))
     journal, head = await revived(life, 5)
     assert [each.kind for each in await journal.read(head)][-2:] == [Kind.TOOL_RESULT, Kind.FORK]
     assert seq_after(head) == 7
 
 
 async def test_archives_are_listed_newest_first_in_pages() -> None:
-    life = await lived(PackStore(MemoryBlobStore()))
+    life = await build_thread(PackStore(MemoryBlobStore()))
     made = [(await life.archived(number)).archive_id for number in range(5)]
     assert made == sorted(made)
     pages: list[str] = []
@@ -381,7 +381,7 @@ async def test_archives_are_listed_newest_first_in_pages() -> None:
 
 async def test_a_manifest_of_another_archive_is_refused() -> None:
     store = MemoryBlobStore()
-    life = await lived(PackStore(store))
+    life = await build_thread(PackStore(store))
     first, second = await life.archived(0), await life.archived(1)
     keys = [
         manifests.archive_key(life.thread, each.archive_id, manifests.MANIFEST)

@@ -22,12 +22,12 @@ from everlong.storage.objects import object_key
 from everlong.storage.pack_store import PackStore
 from everlong.storage.segments import parsed_compaction
 from tests.support import fake_namespace
-from tests.support.sample_archive import NOW_MS, Life, lived
+from tests.support.sample_archive import NOW_MS, Life, build_thread
 
 
 async def without_older_snapshot(store: MemoryBlobStore) -> Life:
     """Return a thread whose first snapshot is gone from the store."""
-    life = await lived(PackStore(store))
+    life = await build_thread(PackStore(store))
     [older, _] = await compactions(life.journal, life.head)
     del store._objects[object_key(parsed_compaction(older).snapshot.ref)]
     return life
@@ -75,7 +75,7 @@ async def test_a_thread_revived_without_an_older_snapshot_is_archived_and_revive
 @pytest.mark.guarantee(101)
 async def test_a_sweep_of_a_thread_revived_without_an_older_snapshot_is_complete() -> None:
     store = MemoryBlobStore()
-    world = fake_namespace.MadeUp(store)
+    world = fake_namespace.FakeNamespace(store)
     life = await without_older_snapshot(store)
     again = await revived(life, await life.archived(), "again")
     assert again.head is not None

@@ -18,7 +18,7 @@ from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore
 from everlong.storage.thread_pool import in_thread
-from tests.support.sample_archive import Life, lived
+from tests.support.sample_archive import Life, build_thread
 from tests.support.sample_payloads import KEY_1, flipped
 
 
@@ -31,7 +31,7 @@ async def _read(packs: PackStore, manifest: Manifest) -> tuple[Facts, list[Row]]
 @pytest.mark.parametrize("keys", [None, Keyring({"k1": KEY_1})], ids=["plain", "sealed"])
 async def test_a_flipped_bit_is_told_or_changes_nothing_that_is_read(keys: Keyring | None) -> None:
     store = MemoryBlobStore()
-    life = await lived(PackStore(store, keys))
+    life = await build_thread(PackStore(store, keys))
     manifest = await life.archived()
     whole = store._objects[manifest.file_key]
     good = await _read(life.packs, manifest)
@@ -53,7 +53,7 @@ async def test_a_flipped_bit_is_told_or_changes_nothing_that_is_read(keys: Keyri
 
 async def test_a_file_that_was_cut_off_is_not_opened() -> None:
     store = MemoryBlobStore()
-    life = await lived(PackStore(store))
+    life = await build_thread(PackStore(store))
     manifest = await life.archived()
     for left in (0, 4, manifest.size_bytes - 1):
         store._objects[manifest.file_key] = store._objects[manifest.file_key][:left]
@@ -87,7 +87,7 @@ async def test_a_file_of_other_columns_is_told_and_nothing_else_is_raised(tmp_pa
         ),
     ]
     for number, change in enumerate(changes):
-        life = await lived(PackStore(MemoryBlobStore()))
+        life = await build_thread(PackStore(MemoryBlobStore()))
         manifest = await _forged(life, tmp_path / str(number), None, change)
         with pytest.raises(BlobCorrupt, match="cannot be read"):
             await _read(life.packs, manifest)
@@ -100,7 +100,7 @@ async def test_a_file_that_does_not_say_whose_it_is_is_refused(tmp_path: Path) -
         (b'{"version":2}', UnknownVersion, "upgrade"),
     ]
     for number, (facts, error, words) in enumerate(cases):
-        life = await lived(PackStore(MemoryBlobStore()))
+        life = await build_thread(PackStore(MemoryBlobStore()))
         manifest = await _forged(life, tmp_path / str(number), facts, lambda table: table)
         with pytest.raises(error, match=words):
             await StoredArchive.open(life.packs, manifest)
@@ -108,7 +108,7 @@ async def test_a_file_that_does_not_say_whose_it_is_is_refused(tmp_path: Path) -
 
 async def test_the_digest_of_the_footer_is_that_of_the_bytes_parquet_says(tmp_path: Path) -> None:
     for keys in (None, Keyring({"k1": KEY_1})):
-        life = await lived(PackStore(MemoryBlobStore(), keys))
+        life = await build_thread(PackStore(MemoryBlobStore(), keys))
         manifest = await life.archived()
         data = await life.packs.store.get(manifest.file_key)
         footer_bytes = 8 + int.from_bytes(data[-8:-4], "little")
@@ -118,7 +118,7 @@ async def test_the_digest_of_the_footer_is_that_of_the_bytes_parquet_says(tmp_pa
 
 async def test_what_is_exported_was_verified_whole(tmp_path: Path) -> None:
     store = MemoryBlobStore()
-    life = await lived(PackStore(store))
+    life = await build_thread(PackStore(store))
     manifest = await life.archived()
     # The first byte of all, which nobody reads.
     store._objects[manifest.file_key] = flipped(store._objects[manifest.file_key], 0)
@@ -130,7 +130,7 @@ async def test_what_is_exported_was_verified_whole(tmp_path: Path) -> None:
 async def test_an_export_that_cannot_be_written_is_told_and_overwrites_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    life = await lived(PackStore(MemoryBlobStore()))
+    life = await build_thread(PackStore(MemoryBlobStore()))
     manifest = await life.archived()
     mine = tmp_path / "mine.parquet"
     mine.write_text("mine")
@@ -153,7 +153,7 @@ async def test_an_export_that_cannot_be_written_is_told_and_overwrites_nothing(
 
 
 async def test_a_manifest_of_a_footer_that_fits_into_no_memory_is_refused() -> None:
-    life = await lived(PackStore(MemoryBlobStore()))
+    life = await build_thread(PackStore(MemoryBlobStore()))
     manifest = await life.archived()
     key = manifests.archive_key(life.thread, manifest.archive_id, manifests.MANIFEST)
     stored = await life.packs.store.get(key)

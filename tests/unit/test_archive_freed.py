@@ -12,8 +12,8 @@ from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore
 from everlong.sweep.listing import parse_key
-from tests.support.fake_namespace import MadeUp
-from tests.support.sample_archive import NOW_MS, lived
+from tests.support.fake_namespace import FakeNamespace
+from tests.support.sample_archive import NOW_MS, build_thread
 from tests.support.sample_payloads import KEY_1, KEY_2
 
 SEALED = Keyring({"k1": KEY_1})
@@ -40,7 +40,7 @@ async def test_who_freed_a_thread_is_read_again_and_the_archives_stay_what_they_
     keys: Keyring | None,
 ) -> None:
     store = MemoryBlobStore()
-    life = await lived(PackStore(store, keys))
+    life = await build_thread(PackStore(store, keys))
     manifest = await life.archived()
     told = record(manifest)
     freed_id = await freed.write(life.packs, told)
@@ -54,7 +54,7 @@ async def test_who_freed_a_thread_is_read_again_and_the_archives_stay_what_they_
 
 
 async def test_a_listing_names_who_did_it_last() -> None:
-    life = await lived(PackStore(MemoryBlobStore()))
+    life = await build_thread(PackStore(MemoryBlobStore()))
     kept, gone = await life.archived(0), await life.archived(1)
     await freed.write(life.packs, record(gone, "ann", NOW_MS))
     last = await freed.write(life.packs, record(gone, "bob", NOW_MS + 5))
@@ -70,7 +70,7 @@ async def test_a_listing_names_who_did_it_last() -> None:
 
 async def test_a_record_is_not_read_with_another_key_nor_in_another_place() -> None:
     store = MemoryBlobStore()
-    life = await lived(PackStore(store, SEALED))
+    life = await build_thread(PackStore(store, SEALED))
     first, second = await life.archived(0), await life.archived(1)
     freed_id = await freed.write(life.packs, record(first))
     place = (life.thread, first.archive_id, freed_id)
@@ -91,7 +91,7 @@ async def test_a_plain_record_is_refused_where_there_are_keys_and_elsewhere_if_i
     None
 ):
     store = MemoryBlobStore()
-    life = await lived(PackStore(store))
+    life = await build_thread(PackStore(store))
     first, second = await life.archived(0), await life.archived(1)
     freed_id = await freed.write(life.packs, record(first))
     with pytest.raises(RefRefused, match="EVERLONG_ACCEPT_UNSEALED"):
@@ -106,8 +106,8 @@ async def test_a_plain_record_is_refused_where_there_are_keys_and_elsewhere_if_i
 
 
 async def test_a_sweep_takes_a_record_as_it_takes_an_archive() -> None:
-    world = MadeUp(MemoryBlobStore())
-    life = await lived(world.packs)
+    world = FakeNamespace(MemoryBlobStore())
+    life = await build_thread(world.packs)
     manifest = dataclasses.replace(await life.archived(), namespace=world.namespace)
     await freed.write(world.packs, record(manifest))
     [key] = [each for each in await world.keys("archive/") if manifests.FREED in each]

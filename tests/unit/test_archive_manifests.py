@@ -18,7 +18,7 @@ from everlong.errors import BlobCorrupt, EverlongError, StoreUnavailable, Unknow
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore
-from tests.support.sample_archive import Life, lived
+from tests.support.sample_archive import Life, build_thread
 from tests.support.sample_payloads import KEY_1, flipped
 from tests.unit.test_archive_freed import keys_of, record
 
@@ -67,7 +67,7 @@ def _lines(data: bytes, chosen: random.Random) -> bytes:
 @EITHER
 async def test_no_damage_of_a_manifest_goes_unnoticed(keys: Keyring | None) -> None:
     store, chosen = MemoryBlobStore(), random.Random(15)
-    life = await lived(PackStore(store, keys))
+    life = await build_thread(PackStore(store, keys))
     manifest = await life.archived()
     whole = store._objects[key_of(manifest)]
     assert await manifests.read(life.packs, life.thread, manifest.archive_id) == manifest
@@ -90,7 +90,7 @@ async def test_no_damage_of_a_record_of_who_freed_a_thread_goes_unnoticed(
     keys: Keyring | None,
 ) -> None:
     store, chosen = MemoryBlobStore(), random.Random(16)
-    life = await lived(PackStore(store, keys))
+    life = await build_thread(PackStore(store, keys))
     manifest = await life.archived()
     freed_id = await freed.write(life.packs, record(manifest))
     [key] = keys_of(store)
@@ -105,7 +105,7 @@ async def test_no_damage_of_a_record_of_who_freed_a_thread_goes_unnoticed(
 async def test_a_manifest_in_the_place_of_another_is_refused(keys: Keyring | None) -> None:
     store = MemoryBlobStore()
     packs = PackStore(store, keys)
-    one, other = await lived(packs), await lived(packs, "ops-8")
+    one, other = await build_thread(packs), await build_thread(packs, "ops-8")
     # All at the same moment, so that only the threads differ.
     made = [await one.archived(0), await one.archived(1), await other.archived(0)]
     stored = {key_of(each): store._objects[key_of(each)] for each in made}
@@ -149,13 +149,13 @@ CHANGES: dict[str, Callable[[dict[str, Any]], None]] = {
 async def test_a_manifest_with_fields_that_no_writer_gives_it_is_refused(
     change: Callable[[dict[str, Any]], None],
 ) -> None:
-    manifest = await (await lived(PackStore(MemoryBlobStore()))).archived()
+    manifest = await (await build_thread(PackStore(MemoryBlobStore()))).archived()
     with pytest.raises(BlobCorrupt, match="fields that no writer gives it"):
         manifests.load(forged(manifest, change), key_of(manifest))
 
 
 async def test_a_field_that_is_there_twice_is_refused_though_the_digest_fits() -> None:
-    manifest = await (await lived(PackStore(MemoryBlobStore()))).archived()
+    manifest = await (await build_thread(PackStore(MemoryBlobStore()))).archived()
     fields = json.loads(manifests.dump(manifest, None))
     del fields["digest"]
     doubled = checked_json.dump_prefix(fields).replace(
@@ -168,7 +168,7 @@ async def test_a_field_that_is_there_twice_is_refused_though_the_digest_fits() -
 
 
 async def test_another_namespace_or_thread_in_a_manifest_does_not_fit_its_place() -> None:
-    manifest = await (await lived(PackStore(MemoryBlobStore()))).archived()
+    manifest = await (await build_thread(PackStore(MemoryBlobStore()))).archived()
     for name in ("thread_id", "namespace"):
         data = forged(manifest, lambda fields, name=name: fields.update({name: "other"}))  # type: ignore[misc]
         with pytest.raises(BlobCorrupt, match="of another thread"):
@@ -195,7 +195,7 @@ async def test_another_namespace_or_thread_in_a_manifest_does_not_fit_its_place(
 async def test_a_manifest_that_says_something_else_than_its_file_is_refused(
     changes: dict[str, Any],
 ) -> None:
-    life = await lived(PackStore(MemoryBlobStore()))
+    life = await build_thread(PackStore(MemoryBlobStore()))
     manifest = dataclasses.replace(await life.archived(), **changes)
     with pytest.raises(BlobCorrupt, match=next(iter(changes))):
         await StoredArchive.open(life.packs, manifest)
@@ -203,7 +203,7 @@ async def test_a_manifest_that_says_something_else_than_its_file_is_refused(
 
 @pytest.mark.parametrize("name", ["first_ms", "last_ms", "snapshot_seq", "snapshots_missing"])
 async def test_a_manifest_that_says_something_else_than_the_journal_is_refused(name: str) -> None:
-    life = await lived(PackStore(MemoryBlobStore()))
+    life = await build_thread(PackStore(MemoryBlobStore()))
     manifest = await life.archived()
     other = dataclasses.replace(manifest, **{name: getattr(manifest, name) + 1})
     with pytest.raises(BlobCorrupt, match="times or snapshots in its manifest differ"):
@@ -212,7 +212,7 @@ async def test_a_manifest_that_says_something_else_than_the_journal_is_refused(n
 
 async def test_a_manifest_that_is_too_long_is_refused() -> None:
     store = MemoryBlobStore()
-    life = await lived(PackStore(store))
+    life = await build_thread(PackStore(store))
     manifest = await life.archived()
     store._objects[key_of(manifest)] += b" " * (1 << 17)
     with pytest.raises(BlobCorrupt):
@@ -220,7 +220,7 @@ async def test_a_manifest_that_is_too_long_is_refused() -> None:
 
 
 async def test_another_version_is_named() -> None:
-    manifest = await (await lived(PackStore(MemoryBlobStore()))).archived()
+    manifest = await (await build_thread(PackStore(MemoryBlobStore()))).archived()
     data = forged(manifest, lambda fields: fields.update(version=3))
     with pytest.raises(UnknownVersion, match="version 3"):
         manifests.load(data, key_of(manifest))
@@ -253,7 +253,7 @@ class Thread:
 
 @pytest.fixture
 async def thread() -> Thread:
-    life = await lived(PackStore(MemoryBlobStore()))
+    life = await build_thread(PackStore(MemoryBlobStore()))
     made = [await life.archived(number) for number in range(3)]
     found = Thread(life, made)
     found.store._objects[key_of(made[2])] = b"{"

@@ -25,7 +25,7 @@ from everlong.storage import BlobStore
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore
-from tests.support.sample_archive import NAMESPACE, Life, lived
+from tests.support.sample_archive import NAMESPACE, Life, build_thread
 from tests.support.sample_payloads import KEY_1, KEY_2
 from tests.unit.test_archive_freed import record
 
@@ -114,7 +114,7 @@ def archived(found: due.DueArchives) -> list[str]:
 
 @pytest.fixture
 async def ended_threads(monkeypatch: pytest.MonkeyPatch) -> Ended:
-    return Ended(monkeypatch, await lived(PackStore(MemoryBlobStore())))
+    return Ended(monkeypatch, await build_thread(PackStore(MemoryBlobStore())))
 
 
 async def test_an_end_is_due_unless_an_archive_is_of_the_same_journal(ended_threads: Ended) -> None:
@@ -138,7 +138,7 @@ async def test_an_end_is_due_unless_an_archive_is_of_the_same_journal(ended_thre
 
 async def test_an_archive_that_nobody_here_can_read_is_written_anew(ended_threads: Ended) -> None:
     store = ended_threads.life.packs.store
-    life = await lived(PackStore(store, Keyring({"k1": KEY_1})), "sealed")
+    life = await build_thread(PackStore(store, Keyring({"k1": KEY_1})), "sealed")
     await life.archived()
     ended_threads.add("sealed")
     ended_threads.add("ops-7")
@@ -193,7 +193,7 @@ async def test_a_store_that_fails_while_archives_are_listed_is_raised_and_not_li
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     packs = PackStore(MemoryBlobStore())
-    await (await lived(packs)).archived()
+    await (await build_thread(packs)).archived()
 
     async def away(*_: object) -> bytes:
         raise StoreUnavailable("the store is away")
@@ -258,7 +258,7 @@ async def test_a_history_that_does_not_say_where_the_journal_ends_is_no_empty_jo
 async def test_archives_are_listed_with_who_freed_the_thread() -> None:
     store = MemoryBlobStore()
     packs = PackStore(store)
-    life, other = await lived(packs), await lived(packs, "ops-8")
+    life, other = await build_thread(packs), await build_thread(packs, "ops-8")
     first, second = await life.archived(0), await other.archived(1)
     await freed.write(packs, record(first, by="bob"))
     page = await archives.list_archives(CLIENT, packs)

@@ -16,7 +16,7 @@ from everlong.errors import BlobCorrupt, EverlongError, KeyMissing, RefRefused
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore
-from tests.support.sample_archive import lived
+from tests.support.sample_archive import build_thread
 from tests.support.sample_payloads import KEY_1, KEY_2
 
 # As docs/archive.md has it: the key of one file, from the team's key and the manifest.
@@ -53,7 +53,7 @@ async def stored_manifest(store: MemoryBlobStore, manifest: Manifest) -> tuple[s
 @pytest.mark.guarantee(100)
 async def test_nothing_that_was_said_lies_in_the_clear() -> None:
     store = MemoryBlobStore()
-    life = await lived(sealed(store))
+    life = await build_thread(sealed(store))
     manifest = await life.archived()
     data = await store.get(manifest.file_key)
     _, listed = await stored_manifest(store, manifest)
@@ -70,7 +70,7 @@ async def test_nothing_that_was_said_lies_in_the_clear() -> None:
 @pytest.mark.guarantee(100)
 async def test_any_tool_that_has_the_key_reads_it(tmp_path: Path) -> None:
     store = MemoryBlobStore()
-    life = await lived(sealed(store))
+    life = await build_thread(sealed(store))
     manifest = await life.archived()
     _, listed = await stored_manifest(store, manifest)
     path = tmp_path / "sealed.parquet"
@@ -91,7 +91,7 @@ async def test_any_tool_that_has_the_key_reads_it(tmp_path: Path) -> None:
 
 async def test_another_key_or_none_reads_nothing() -> None:
     store = MemoryBlobStore()
-    manifest = await (await lived(sealed(store))).archived()
+    manifest = await (await build_thread(sealed(store))).archived()
     with pytest.raises(KeyMissing, match="EVERLONG_KEYS"):
         await StoredArchive.open(PackStore(store), manifest)
     with pytest.raises(KeyMissing):
@@ -105,7 +105,7 @@ async def test_another_key_or_none_reads_nothing() -> None:
 @pytest.mark.guarantee(100)
 async def test_a_manifest_that_nobody_with_the_key_wrote_is_refused() -> None:
     store = MemoryBlobStore()
-    life = await lived(sealed(store))
+    life = await build_thread(sealed(store))
     manifest = await life.archived()
     key, listed = await stored_manifest(store, manifest)
     await manifests.read(life.packs, life.thread, manifest.archive_id)
@@ -124,7 +124,7 @@ async def test_a_manifest_that_nobody_with_the_key_wrote_is_refused() -> None:
 
 async def test_a_tag_is_over_all_that_stands_before_it() -> None:
     store = MemoryBlobStore()
-    life = await lived(sealed(store))
+    life = await build_thread(sealed(store))
     manifest = await life.archived()
     key, listed = await stored_manifest(store, manifest)
     fields = json.loads(listed)
@@ -148,7 +148,7 @@ async def test_a_tag_is_over_all_that_stands_before_it() -> None:
 @pytest.mark.guarantee(100)
 async def test_an_archive_that_is_not_sealed_is_refused_where_there_are_keys() -> None:
     store = MemoryBlobStore()
-    plain = await lived(PackStore(store))
+    plain = await build_thread(PackStore(store))
     manifest = await plain.archived()
     packs = sealed(store)
     for reading in (
@@ -165,7 +165,7 @@ async def test_an_archive_that_is_not_sealed_is_refused_where_there_are_keys() -
 @pytest.mark.guarantee(100)
 async def test_a_sealed_file_that_was_changed_is_refused_though_its_digest_was_too() -> None:
     store = MemoryBlobStore()
-    life = await lived(sealed(store))
+    life = await build_thread(sealed(store))
     manifest = await life.archived()
     whole = await store.get(manifest.file_key)
     for at in range(100, len(whole) - 100, len(whole) // 12):

@@ -12,7 +12,7 @@ from everlong.admin.web import Access, create_admin_app, load_access
 from everlong.admin.web.auth import ARCHIVE_THEN, PERMISSIONS, Role, list_actions, parse_tokens
 from everlong.config import load_settings
 from everlong.errors import ConfigError
-from tests.support.admin_client import OWN, ROLES, TOKENS, bearer, browsing, make_context
+from tests.support.admin_client import OWN, ROLES, TOKENS, bearer, make_context, open_http_client
 
 # Routes about the session itself, which need no role.
 SESSION = "/api/v1/session"
@@ -35,7 +35,7 @@ OPERATIONS = list(operations())
 
 @pytest.mark.guarantee(91)
 async def test_each_role_may_do_what_the_table_says_and_nothing_else() -> None:
-    async with browsing(access=ROLES) as client:
+    async with open_http_client(access=ROLES) as client:
         for (method, path, operation), role in itertools.product(OPERATIONS, Role):
             action = operation["x-permission"]
             answer = await client.request(
@@ -50,7 +50,7 @@ async def test_each_role_may_do_what_the_table_says_and_nothing_else() -> None:
 @pytest.mark.guarantee(111)
 @pytest.mark.parametrize("then", ARCHIVE_THEN)
 async def test_who_may_archive_may_not_free_for_that(then: str) -> None:
-    async with browsing(access=ROLES) as client:
+    async with open_http_client(access=ROLES) as client:
         for role in Role:
             answer = await client.post(
                 "/api/v1/threads/ops-7/archive", headers=bearer(role), json={"then": then}
@@ -63,7 +63,7 @@ async def test_who_may_archive_may_not_free_for_that(then: str) -> None:
 
 @pytest.mark.guarantee(91)
 async def test_no_route_answers_somebody_whom_nobody_knows() -> None:
-    async with browsing(access=ROLES) as client:
+    async with open_http_client(access=ROLES) as client:
         for method, path, _ in OPERATIONS:
             answer = await client.request(method, path.format(**VALUES), json={})
             assert answer.status_code == 401, (method, path)
@@ -90,14 +90,14 @@ async def test_every_route_of_the_server_is_public_on_purpose_or_described() -> 
 
 
 async def test_everybody_on_this_machine_is_let_in_where_there_is_no_token() -> None:
-    async with browsing() as client:
+    async with open_http_client() as client:
         who = (await client.get(SESSION)).json()
     assert (who["name"], who["role"], who["via"]) == ("", "admin", "loopback")
 
 
 @pytest.mark.parametrize("token", ["", "nonsense", TOKENS[Role.ADMIN] + "x", "\udcff"])
 async def test_a_wrong_token_is_refused(token: str) -> None:
-    async with browsing(access=ROLES) as client:
+    async with open_http_client(access=ROLES) as client:
         headers = {"authorization": f"Bearer {token}".encode(errors="replace").decode()}
         answer = await client.get("/api/v1/threads", headers=headers)
     assert answer.status_code == 401
@@ -105,7 +105,7 @@ async def test_a_wrong_token_is_refused(token: str) -> None:
 
 
 async def test_many_wrong_tokens_at_once_are_turned_away() -> None:
-    async with browsing(access=ROLES) as client:
+    async with open_http_client(access=ROLES) as client:
         wrong = {"authorization": "Bearer wrong"}
         answers = await asyncio.gather(
             *(client.get("/api/v1/threads", headers=wrong) for _ in range(40))
@@ -117,7 +117,7 @@ async def test_many_wrong_tokens_at_once_are_turned_away() -> None:
 
 
 async def test_a_token_buys_a_session_until_its_browser_logs_out() -> None:
-    async with browsing(access=ROLES) as client:
+    async with open_http_client(access=ROLES) as client:
         login = await client.post(SESSION, json={"token": TOKENS[Role.OPERATOR]}, headers=OWN)
         assert login.json()["name"] == "Operator"
         cookie = login.headers["set-cookie"].lower()
@@ -132,7 +132,7 @@ async def test_a_token_buys_a_session_until_its_browser_logs_out() -> None:
 
 
 async def test_a_session_that_was_ended_is_of_no_use_to_who_kept_its_cookie() -> None:
-    async with browsing(access=ROLES) as client:
+    async with open_http_client(access=ROLES) as client:
         await client.post(SESSION, json={"token": TOKENS[Role.ADMIN]}, headers=OWN)
         kept = dict(client.cookies)
         await client.delete(SESSION, headers=OWN)
@@ -141,7 +141,7 @@ async def test_a_session_that_was_ended_is_of_no_use_to_who_kept_its_cookie() ->
 
 
 async def test_over_https_the_cookie_is_for_https_alone() -> None:
-    async with browsing(access=ROLES, host="https://ops.example.org") as client:
+    async with open_http_client(access=ROLES, host="https://ops.example.org") as client:
         headers = {"sec-fetch-site": "same-origin"}
         login = await client.post(SESSION, json={"token": TOKENS[Role.ADMIN]}, headers=headers)
     assert "secure" in login.headers["set-cookie"].lower()
@@ -157,7 +157,7 @@ async def test_over_https_the_cookie_is_for_https_alone() -> None:
     ],
 )
 async def test_after_a_login_a_browser_stays_on_this_server(wanted: str, leads_to: str) -> None:
-    async with browsing(access=ROLES) as client:
+    async with open_http_client(access=ROLES) as client:
         answer = await client.post(
             "/login", params={"next": wanted}, data={"token": TOKENS[Role.VIEWER]}, headers=OWN
         )
@@ -165,7 +165,7 @@ async def test_after_a_login_a_browser_stays_on_this_server(wanted: str, leads_t
 
 
 async def test_a_page_leads_somebody_unknown_to_the_login() -> None:
-    async with browsing(access=ROLES) as client:
+    async with open_http_client(access=ROLES) as client:
         answer = await client.get("/threads/a", headers={"accept": "text/html"})
     assert (answer.status_code, answer.headers["location"]) == (303, "/login?next=/threads/a")
 
@@ -183,7 +183,7 @@ FOREIGN = [
 async def test_another_sites_page_changes_nothing_with_a_browsers_session(
     headers: dict[str, str],
 ) -> None:
-    async with browsing(access=ROLES) as client:
+    async with open_http_client(access=ROLES) as client:
         await client.post(SESSION, json={"token": TOKENS[Role.ADMIN]}, headers=OWN)
         answer = await client.post("/api/v1/threads/a/pause", json={}, headers=headers)
         assert answer.status_code == 403
@@ -196,7 +196,7 @@ async def test_another_sites_page_changes_nothing_with_a_browsers_session(
 async def test_another_sites_page_changes_nothing_where_there_is_no_token(
     headers: dict[str, str],
 ) -> None:
-    async with browsing() as client:
+    async with open_http_client() as client:
         answer = await client.post("/api/v1/threads/a/pause", json={}, headers=headers)
         assert answer.status_code == 403
         form = await client.post("/api/v1/threads/a/pause", data={"by": "x"}, headers=OWN)
@@ -208,7 +208,7 @@ async def test_another_sites_page_changes_nothing_where_there_is_no_token(
 @pytest.mark.guarantee(92)
 async def test_the_temporal_uis_origin_may_decode_and_nothing_else() -> None:
     origin = "http://127.0.0.1:8233"
-    async with browsing(cors_origins=[origin]) as client:
+    async with open_http_client(cors_origins=[origin]) as client:
         asks = {"origin": origin, "access-control-request-method": "POST"}
         decode = await client.options("/default/decode", headers=asks)
         assert decode.headers["access-control-allow-origin"] == origin
@@ -219,7 +219,7 @@ async def test_the_temporal_uis_origin_may_decode_and_nothing_else() -> None:
 @pytest.mark.guarantee(91)
 @pytest.mark.parametrize("host", ["http://evil.example", "http://evil.example:8234"])
 async def test_a_host_name_that_points_here_is_not_let_in_without_a_token(host: str) -> None:
-    async with browsing(host=host) as client:
+    async with open_http_client(host=host) as client:
         for path in ("/api/v1/threads", "/", "/decode"):
             assert (await client.get(path)).status_code == 400
 
@@ -293,7 +293,9 @@ async def test_a_header_is_believed_only_from_proxies_and_for_hosts_that_are_nam
 
 async def as_proxied(address: str, headers: dict[str, str]) -> httpx.Response:
     access = settings(**PROXY)
-    async with browsing(access=access, address=address, host="http://ops.example.org") as client:
+    async with open_http_client(
+        access=access, address=address, host="http://ops.example.org"
+    ) as client:
         return await client.get(SESSION, headers=headers)
 
 
@@ -331,7 +333,9 @@ async def test_without_the_setting_no_header_is_believed() -> None:
 
 async def test_behind_a_proxy_changes_come_from_the_name_that_browsers_see() -> None:
     access = settings(**PROXY)
-    async with browsing(access=access, address="10.0.0.9", host="http://127.0.0.1:8234") as client:
+    async with open_http_client(
+        access=access, address="10.0.0.9", host="http://127.0.0.1:8234"
+    ) as client:
         headers = {"x-forwarded-user": "ana", "x-role": "admin"}
         for origin, status in (("https://ops.example.org", 503), ("https://evil.example", 403)):
             answer = await client.post(

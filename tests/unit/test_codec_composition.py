@@ -37,7 +37,7 @@ from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore
 from everlong.sweep import Sweep
 from everlong.testing import workload
-from tests.support.fake_namespace import AT_ONCE, NAMESPACE, MadeUp
+from tests.support.fake_namespace import AT_ONCE, NAMESPACE, FakeNamespace
 from tests.support.sample_payloads import KEY_1, activity, payload
 from tests.support.sample_payloads import workflow as workflow_context
 from tests.support.team_codecs import ENCRYPTED, Chain, Cipher, CodecPlugin, Marking, Xor
@@ -334,13 +334,13 @@ async def test_what_doctor_asks_workers_passes_an_outer_codec_as_it_is() -> None
     assert await checking.decode([payload(b"1")]) == [payload(b"1")]
 
 
-def sealed_world(outer: PayloadCodec) -> tuple[MadeUp, OuterCodec]:
-    world = MadeUp(MemoryBlobStore())
+def sealed_world(outer: PayloadCodec) -> tuple[FakeNamespace, OuterCodec]:
+    world = FakeNamespace(MemoryBlobStore())
     world.packs = PackStore(world.store, Keyring(KEYS))
     return world, OuterCodec(EverlongCodec(world.packs, inline_bytes_max=512), outer)
 
 
-async def sweep(world: MadeUp, codec: PayloadCodec) -> SweepReport:
+async def sweep(world: FakeNamespace, codec: PayloadCodec) -> SweepReport:
     options = SweepOptions(retention=AT_ONCE)
     return await Sweep(world, codec, world.packs, options, allow_short_quarantine=True).run()
 

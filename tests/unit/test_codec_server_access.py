@@ -12,7 +12,7 @@ from everlong.admin.web import codec_server as web
 from everlong.admin.web.auth import Role
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore
-from tests.support.admin_client import ROLES, bearer, browsing, make_context
+from tests.support.admin_client import ROLES, bearer, make_context, open_http_client
 
 JSON = {"content-type": "application/json"}
 
@@ -24,7 +24,7 @@ def empty(count: int) -> bytes:
 
 @pytest.mark.parametrize("path", ["/decode", "/default/decode?preserveStorageRefs=true"])
 async def test_everybody_who_is_known_may_decode(path: str) -> None:
-    async with browsing(access=ROLES) as client:
+    async with open_http_client(access=ROLES) as client:
         for role in Role:
             answer = await client.post(path, json={"payloads": [{}]}, headers=bearer(role))
             assert answer.status_code == 200
@@ -36,7 +36,7 @@ async def test_only_who_may_change_threads_writes_to_the_store() -> None:
     store = MemoryBlobStore()
     data = base64.b64encode(hashlib.shake_256(b"x").digest(50_000)).decode()
     body = {"payloads": [{"metadata": {"encoding": "YmluYXJ5L3BsYWlu"}, "data": data}]}
-    async with browsing(make_context(packs=PackStore(store)), access=ROLES) as client:
+    async with open_http_client(make_context(packs=PackStore(store)), access=ROLES) as client:
         for role in (Role.VIEWER, Role.APPROVER):
             refused = await client.post("/encode", json=body, headers=bearer(role))
             assert refused.status_code == 403
@@ -50,7 +50,7 @@ async def test_only_who_may_change_threads_writes_to_the_store() -> None:
 
 async def test_the_log_names_who_decodes(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    async with browsing(access=ROLES) as client:
+    async with open_http_client(access=ROLES) as client:
         await client.post("/secret/decode", json={"payloads": []}, headers=bearer(Role.VIEWER))
     assert "POST /decode 200 Viewer" in caplog.text
     ours = [each.getMessage() for each in caplog.records if each.name.startswith("everlong")]
@@ -60,7 +60,7 @@ async def test_the_log_names_who_decodes(caplog: pytest.LogCaptureFixture) -> No
 @pytest.mark.guarantee(95)
 @pytest.mark.parametrize("path", ["/decode", "/decode?preserveStorageRefs=true", "/encode"])
 async def test_payloads_of_a_request_have_a_number_that_is_the_most(path: str) -> None:
-    async with browsing() as client:
+    async with open_http_client() as client:
         most = await client.post(path, content=empty(web.PAYLOADS_MAX), headers=JSON)
         more = await client.post(path, content=empty(web.PAYLOADS_MAX + 1), headers=JSON)
     assert (most.status_code, more.status_code) == (200, 413)
@@ -80,7 +80,7 @@ async def test_nothing_is_parsed_of_what_has_too_many_parts(
     body: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(web, "_parse_payloads", None)
-    async with browsing() as client:
+    async with open_http_client() as client:
         answer = await client.post("/decode", content=body, headers=JSON)
     assert answer.status_code == 413
 
@@ -95,7 +95,7 @@ async def test_others_are_answered_while_many_payloads_are_decoded() -> None:
             pauses.append(time.monotonic() - began)
 
     longest: list[float] = []
-    async with browsing() as client:
+    async with open_http_client() as client:
         await client.get("/healthz")
         # Other processes on this machine can only add to a pause: the shortest of some tries counts.
         while len(longest) < 3 and min(longest, default=2.0) >= 1.5:

@@ -6,7 +6,7 @@ import pytest
 
 from everlong import limits
 from everlong.codecs.encoder import EncoderMemory, ThreadMemory
-from tests.support.pack_model import Store, check, new_bytes, planned
+from tests.support.pack_model import Store, check, new_bytes, plan_and_commit
 from tests.support.sample_payloads import noise
 
 SECONDS = limits.ENCODER_SECONDS_MAX
@@ -16,10 +16,12 @@ SECONDS = limits.ENCODER_SECONDS_MAX
 def test_what_was_appended_is_all_that_is_written() -> None:
     memory = ThreadMemory()
     body = noise(500_000)
-    planned(memory, body)
-    assert new_bytes(planned(memory, body + noise(900, 1))) == 900
-    assert new_bytes(planned(memory, noise(2000, 2) + body)) < 64 * 1024
-    assert new_bytes(planned(memory, body[:250_000] + b"in between" + body[250_000:])) < 3000
+    plan_and_commit(memory, body)
+    assert new_bytes(plan_and_commit(memory, body + noise(900, 1))) == 900
+    assert new_bytes(plan_and_commit(memory, noise(2000, 2) + body)) < 64 * 1024
+    assert (
+        new_bytes(plan_and_commit(memory, body[:250_000] + b"in between" + body[250_000:])) < 3000
+    )
     half = memory.plan(b"", body[250_000:] + body[:250_000], "", 0.0)
     assert new_bytes(half) < 64 * 1024
 
@@ -30,12 +32,12 @@ def test_one_off_payloads_in_between_do_not_make_a_list_be_written_whole_again(
 ) -> None:
     memory = ThreadMemory()
     body = noise(300_000)
-    planned(memory, body)
+    plan_and_commit(memory, body)
     for step in range(10):
         body += noise(1000, 100 + step)
-        assert new_bytes(planned(memory, body)) < 20_000
+        assert new_bytes(plan_and_commit(memory, body)) < 20_000
         for result in range(5):
-            planned(memory, noise(result_bytes, 1000 + 10 * step + result))
+            plan_and_commit(memory, noise(result_bytes, 1000 + 10 * step + result))
 
 
 def test_two_lists_grow_side_by_side() -> None:
@@ -44,7 +46,7 @@ def test_two_lists_grow_side_by_side() -> None:
     for step in range(12):
         for which in range(2):
             lists[which] += noise(1000, 10 * step + which + 100)
-            plan = planned(memory, lists[which])
+            plan = plan_and_commit(memory, lists[which])
             assert step == 0 or new_bytes(plan) < 20_000
 
 
@@ -52,8 +54,8 @@ def test_two_lists_grow_side_by_side() -> None:
 @pytest.mark.parametrize("size", [0, 1, 100, 5000])
 def test_an_equal_payload_is_not_written_twice(size: int) -> None:
     memory = ThreadMemory()
-    others = [planned(memory, noise(3000 + n, 9 + n)) for n in range(2)]
-    first = planned(memory, noise(size))
+    others = [plan_and_commit(memory, noise(3000 + n, 9 + n)) for n in range(2)]
+    first = plan_and_commit(memory, noise(size))
     again = memory.plan(b"", noise(size), "", 0.0)
     assert again.same_as is not None
     assert memory.find(again.same_as.name, "") == (b"", noise(size))
@@ -76,7 +78,7 @@ def test_equal_data_with_other_metadata_is_another_payload() -> None:
 
 def test_what_is_equal_and_encoded_at_once_is_remembered_once() -> None:
     memory = ThreadMemory()
-    planned(memory, noise(9000, 1))
+    plan_and_commit(memory, noise(9000, 1))
     plans = [memory.plan(b"", noise(9000, 2), "", 0.0) for _ in range(5)]
     for plan in plans:
         memory.commit(plan, b"n" * 32, 0.0)
@@ -87,7 +89,7 @@ def test_what_is_equal_and_encoded_at_once_is_remembered_once() -> None:
 @pytest.mark.parametrize("data", [b"", noise(5000), noise(200_000)])
 def test_a_pack_that_nobody_named_for_long_is_not_pointed_to(data: bytes) -> None:
     memory = ThreadMemory()
-    planned(memory, data)
+    plan_and_commit(memory, data)
     for extended in (data, data + noise(2000, 1), noise(2000, 2) + data):
         plan = memory.plan(b"", extended, "", SECONDS + 1)
         assert plan.same_as is None
@@ -99,29 +101,29 @@ def test_a_pack_that_nobody_named_for_long_is_not_pointed_to(data: bytes) -> Non
 def test_a_payload_of_others_bytes_alone_grows_old_too() -> None:
     memory = ThreadMemory()
     body = noise(300_000)
-    planned(memory, body)
-    part = planned(memory, body[:100_000])
+    plan_and_commit(memory, body)
+    part = plan_and_commit(memory, body[:100_000])
     assert new_bytes(part) == 0
     for step in range(1, 10):
         now = step * SECONDS / 2
-        planned(memory, body + noise(100 * step, 5), now)
+        plan_and_commit(memory, body + noise(100 * step, 5), now)
     assert memory.plan(b"", body[:100_000], "", now).same_as is None
 
 
 def test_using_a_pack_keeps_it_young() -> None:
     memory = ThreadMemory()
     body = noise(200_000)
-    planned(memory, body)
+    plan_and_commit(memory, body)
     for step in range(1, 6):
         body += noise(1000, step)
-        assert new_bytes(planned(memory, body, now=step * SECONDS * 0.9)) < 10_000
+        assert new_bytes(plan_and_commit(memory, body, now=step * SECONDS * 0.9)) < 10_000
 
 
 @pytest.mark.guarantee(22)
 def test_after_a_rotation_nothing_of_the_old_key_is_pointed_to() -> None:
     memory = ThreadMemory()
     body = noise(200_000)
-    planned(memory, body, key_id="old")
+    plan_and_commit(memory, body, key_id="old")
     late = memory.plan(b"", body + noise(5000, 1), "old", 0.0)
     assert late.contents.sources
     rotated = memory.plan(b"", body, "new", 0.0)
@@ -143,7 +145,7 @@ def test_what_was_read_with_an_old_key_is_not_pointed_to() -> None:
     assert memory.plan(b"", noise(50_000), "", 0.0).same_as is not None
     assert memory.plan(b"", noise(50_000), "new", 0.0).same_as is None
     store.learn(memory, name, 0.0)
-    planned(memory, noise(9000, 3), key_id="new")
+    plan_and_commit(memory, noise(9000, 3), key_id="new")
     store.learn(memory, name, 0.0)
     assert memory.plan(b"", noise(50_000), "new", 0.0).same_as is None
     assert memory.plan(b"", noise(9000, 3), "new", 0.0).same_as is not None
@@ -155,7 +157,7 @@ def test_the_memory_of_a_thread_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(limits, "ENCODER_SINGLES_MAX", 4)
     memory = ThreadMemory()
     for seed in range(12):
-        planned(memory, noise(100_000, seed))
+        plan_and_commit(memory, noise(100_000, seed))
         assert len(memory._recent) <= 4
         assert len(memory._index) <= 20
     assert 400_000 <= memory.cost_bytes < 420_000
@@ -168,9 +170,9 @@ def test_eight_lists_grow_side_by_side_with_results_between_them() -> None:
     for step in range(6):
         for which in range(8):
             result = noise(9000, 100 * step + which + 1000)
-            planned(memory, result)
+            plan_and_commit(memory, result)
             lists[which] += noise(500, 100 * step + which + 5000) + result
-            plan = planned(memory, lists[which])
+            plan = plan_and_commit(memory, lists[which])
             assert step == 0 or new_bytes(plan) <= 9500
 
 
@@ -178,24 +180,24 @@ def test_eight_lists_grow_side_by_side_with_results_between_them() -> None:
 def test_a_result_is_found_in_the_list_that_holds_it_to_the_byte() -> None:
     memory = ThreadMemory()
     body = noise(50_000)
-    planned(memory, body)
+    plan_and_commit(memory, body)
     for size in (1024, 5000, 30_000, 600_000):
         result = noise(size, size)
-        planned(memory, result)
+        plan_and_commit(memory, result)
         body += b"before" + result + b"after"
         plan = memory.plan(b"", body, "", 0.0)
         held = sum(run.length for run in plan.runs if run.pack is not None)
         # A merge may write again what is small; nothing of it is new.
         moved = sum(length for _, _, length, _ in plan.moved)
         assert len(body) - held - moved == len(b"beforeafter")
-        planned(memory, body)
+        plan_and_commit(memory, body)
 
 
 def test_head_and_tail_of_a_result_are_found_where_its_middle_was_cut_out() -> None:
     memory = ThreadMemory()
     body, result = noise(50_000), noise(200_000, 1)
-    planned(memory, body)
-    planned(memory, result)
+    plan_and_commit(memory, body)
+    plan_and_commit(memory, result)
     shown = body + b"{" + result[:40_000] + b" ... " + result[-20_000:] + b"}"
     assert new_bytes(memory.plan(b"", shown, "", 0.0)) < 100
 
@@ -221,8 +223,8 @@ def test_without_its_bytes_a_list_is_still_continued() -> None:
 def test_marks_lead_to_no_list_that_differs() -> None:
     memory = ThreadMemory()
     body = noise(100_000)
-    planned(memory, body)
-    planned(memory, body + noise(10, 1))
+    plan_and_commit(memory, body)
+    plan_and_commit(memory, body + noise(10, 1))
     memory.drop_data()
     assert new_bytes(memory.plan(b"", body[:50] + b"x" + body[51:] + noise(900, 2), "", 0.0)) > 900
     changed = body[:-5000] + b"x" + body[-4999:]
@@ -233,8 +235,8 @@ def test_marks_lead_to_no_list_that_differs() -> None:
 def test_the_memory_of_all_threads_is_bounded_and_bytes_go_before_threads() -> None:
     memory = EncoderMemory(1_000_000)
     for number in range(50):
-        planned(memory.get(f"thread {number}"), noise(100_000, number))
-        planned(memory.get(f"thread {number}"), noise(100_000, number) + noise(2000, 99))
+        plan_and_commit(memory.get(f"thread {number}"), noise(100_000, number))
+        plan_and_commit(memory.get(f"thread {number}"), noise(100_000, number) + noise(2000, 99))
         memory.get("thread 0")
         memory.trim(f"thread {number}")
         assert sum(each.cost_bytes for each in memory._threads.values()) <= 1_000_000
@@ -251,7 +253,7 @@ def test_the_memory_of_all_threads_is_bounded_and_bytes_go_before_threads() -> N
 def test_threads_are_forgotten_when_even_digests_do_not_fit() -> None:
     memory = EncoderMemory(200_000)
     for number in range(60):
-        planned(memory.get(f"thread {number}"), noise(50_000, number))
+        plan_and_commit(memory.get(f"thread {number}"), noise(50_000, number))
         memory.trim(f"thread {number}")
         assert memory.cost_bytes <= 200_000
     assert 10 < len(memory._threads) < 60
@@ -274,6 +276,6 @@ def test_threads_of_which_nothing_became_durable_are_bounded_too() -> None:
 def test_nothing_that_is_remembered_shows_a_payload() -> None:
     memory = ThreadMemory()
     secret = b"hunter2 " * 1000
-    plan = planned(memory, secret)
+    plan = plan_and_commit(memory, secret)
     for shown in (memory, plan, plan.contents, memory._recent[0]):
         assert "hunter2" not in repr(shown)

@@ -24,7 +24,7 @@ from everlong.storage.journal import Journal
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore
-from tests.support.sample_archive import Life, lived
+from tests.support.sample_archive import Life, build_thread
 from tests.support.sample_payloads import KEY_1, KEY_2, noise, payload
 
 ONE = {"k1": KEY_1}
@@ -124,7 +124,7 @@ def client_of(namespace: str) -> Any:
 
 async def archived(store: BlobStore, keys: Keys) -> Manifest:
     packs = PackStore(store, None if keys is None else Keyring(keys))
-    return await (await lived(packs)).archived()
+    return await (await build_thread(packs)).archived()
 
 
 async def test_the_store_shows_what_archives_are_there_also_without_the_keys() -> None:

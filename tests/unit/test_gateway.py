@@ -16,14 +16,14 @@ from everlong.errors import (
     ThreadEnded,
     ThreadNotFound,
 )
-from tests.support.admin_client import OWN, ROLES, TOKENS, bearer, browsing, make_context
+from tests.support.admin_client import OWN, ROLES, TOKENS, bearer, make_context, open_http_client
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest.mark.parametrize("path", ["/api/v1/threads", "/api/v1/none", "/login", "/static/none.js"])
 async def test_every_answer_has_strict_headers(path: str) -> None:
-    async with browsing() as client:
+    async with open_http_client() as client:
         headers = (await client.get(path)).headers
     policy = headers["content-security-policy"]
     assert "default-src 'self'" in policy
@@ -36,7 +36,7 @@ async def test_every_answer_has_strict_headers(path: str) -> None:
 
 
 async def test_a_browser_asks_whether_its_scripts_are_the_newest_and_gets_them_once() -> None:
-    async with browsing() as client:
+    async with open_http_client() as client:
         first = await client.get("/static/actions.js")
         assert (first.status_code, first.headers["cache-control"]) == (200, "no-cache")
         again = await client.get(
@@ -46,7 +46,7 @@ async def test_a_browser_asks_whether_its_scripts_are_the_newest_and_gets_them_o
 
 
 async def test_a_request_that_is_refused_at_the_door_has_strict_headers_too() -> None:
-    async with browsing(access=ROLES) as client:
+    async with open_http_client(access=ROLES) as client:
         answer = await client.get("/api/v1/threads")
     assert answer.status_code == 401
     assert "content-security-policy" in answer.headers
@@ -86,7 +86,7 @@ async def test_an_error_has_a_status_that_says_whose_turn_it_is(
     ids=range(8),
 )
 async def test_a_body_that_does_not_fit_is_told_so_in_the_one_shape(body: bytes) -> None:
-    async with browsing() as client:
+    async with open_http_client() as client:
         answer = await client.post(
             "/api/v1/threads/a/pause",
             content=body,
@@ -106,7 +106,7 @@ async def test_bodies_have_a_bound_also_if_they_do_not_say_how_long_they_are() -
             yield b" " * 1_000_000
 
     kind = {"content-type": "application/json"}
-    async with browsing() as client:
+    async with open_http_client() as client:
         said = await client.post("/api/v1/threads/a/pause", content=b" " * 5_000_000, headers=kind)
         unsaid = await client.post(
             "/api/v1/threads/a/pause",
@@ -122,7 +122,7 @@ async def test_bodies_have_a_bound_also_if_they_do_not_say_how_long_they_are() -
     ['{"cost_usd_max": Infinity}', '{"cost_usd_max": NaN}', '{"steps_max": 1' + "0" * 40 + "}"],
 )
 async def test_numbers_that_json_does_not_have_are_refused(changes: str) -> None:
-    async with browsing() as client:
+    async with open_http_client() as client:
         answer = await client.post(
             "/api/v1/threads/a/limits",
             content=f'{{"changes": {changes}}}',
@@ -136,7 +136,7 @@ async def test_numbers_that_json_does_not_have_are_refused(changes: str) -> None
     [("x" * 1001, 422), ("a%FF", 400), ("-?id=%C3", 400), ("%ED%A0%80", 400)],
 )
 async def test_ids_that_temporal_has_not_are_refused(thread_id: str, status: int) -> None:
-    async with browsing() as client:
+    async with open_http_client() as client:
         answer = await client.get(f"/api/v1/threads/{thread_id}")
     assert answer.status_code == status
 
@@ -192,7 +192,7 @@ async def _opened(path: str, monkeypatch: pytest.MonkeyPatch) -> str:
     context.client = _none  # type: ignore[assignment,method-assign]
     for caller in ("pages.thread", "routes.threads"):
         monkeypatch.setattr(f"everlong.admin.web.{caller}.load_overview", overview)
-    async with browsing(context) as client:
+    async with open_http_client(context) as client:
         answer = await client.get(path)
     assert answer.status_code == 404
     return asked[0]
@@ -207,7 +207,7 @@ async def test_the_log_names_route_and_person_and_no_content(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    async with browsing(access=ROLES) as client:
+    async with open_http_client(access=ROLES) as client:
         await client.get("/api/v1/threads/secret-id?x=secret", headers=bearer(Role.VIEWER))
         await client.post(
             "/api/v1/threads/secret-id/pause",
@@ -233,7 +233,7 @@ async def test_an_error_that_nobody_expects_is_a_500_without_its_words(
         raise KeyError("".join(["sec", "ret"]))
 
     context.client = broken  # type: ignore[assignment,method-assign]
-    async with browsing(context) as client:
+    async with open_http_client(context) as client:
         answer = await client.get("/api/v1/threads/a")
     assert answer.status_code == 500
     assert answer.json()["error"]["type"] == "InternalError"

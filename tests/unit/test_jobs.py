@@ -10,7 +10,7 @@ from everlong.admin.web.auth import Role
 from everlong.admin.web.jobs import KEPT_MAX, RUNNING_MAX, Jobs, OnProgress, Outcome
 from everlong.errors import ControlRefused
 from everlong.models import SweepReport
-from tests.support.admin_client import ROLES, bearer, browsing, make_context
+from tests.support.admin_client import ROLES, bearer, make_context, open_http_client
 
 pytestmark = pytest.mark.guarantee(112)
 
@@ -112,7 +112,7 @@ async def test_a_sweep_says_who_asked_for_it(monkeypatch: pytest.MonkeyPatch) ->
     context = make_context()
     context.client = client_of  # type: ignore[assignment,method-assign]
     monkeypatch.setattr("everlong.admin.web.routes.fleet.sweep_namespace", sweep)
-    async with browsing(context, access=ROLES) as client:
+    async with open_http_client(context, access=ROLES) as client:
         job = await client.post("/api/v1/sweep", json={"by": "x"}, headers=bearer(Role.ADMIN))
     assert (job.json()["by"], job.json()["state"]) == ("Admin", "done")
     assert job.json()["text"].endswith("Requested by Admin.")

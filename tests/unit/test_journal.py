@@ -31,8 +31,8 @@ from everlong.storage.segments import from_plaintext, to_plaintext
 from tests.support.fake_stores import CountingStore
 from tests.support.journal_builder import (
     THREAD,
+    append_entries,
     entry,
-    grown,
     journal,
     newest_segment,
     noisy,
@@ -242,7 +242,7 @@ async def test_a_part_outside_of_its_pack_is_refused() -> None:
 
 async def test_a_head_that_tells_of_other_entries_is_refused() -> None:
     log = journal()
-    head = await grown(log, 40)
+    head = await append_entries(log, 40)
     for forged in (
         dataclasses.replace(head, count=head.count + 1),
         dataclasses.replace(head, first_seq=head.first_seq + 1),
@@ -258,7 +258,7 @@ async def test_a_head_that_tells_of_other_entries_is_refused() -> None:
 async def test_folds_without_an_end_are_refused(levels: int) -> None:
     store = MemoryBlobStore()
     log = journal(store)
-    place = await grown(log, 1)
+    place = await append_entries(log, 1)
     for _ in range(levels):
         fold = to_plaintext(Segment(before=(place,), entries=()))[0]
         place = dataclasses.replace(await segment_ref(store, fold), folded=True)
@@ -277,7 +277,7 @@ async def test_folds_without_an_end_are_refused(levels: int) -> None:
 async def test_a_lost_or_damaged_segment_is_named() -> None:
     store = MemoryBlobStore()
     log = journal(store)
-    head = await grown(log, 40)
+    head = await append_entries(log, 40)
     key = object_key((await newest_segment(log, head)).before[0].ref)
     whole = await store.get(key)
     await store.delete([key])

@@ -14,7 +14,7 @@ from everlong.models import Entry, Kind, SegmentRef, Totals, add_up
 from everlong.storage.journal import Journal
 from everlong.storage.objects import thread_key
 from tests.support.fake_stores import CountingStore
-from tests.support.journal_builder import entry, grown, journal, newest_segment, noisy
+from tests.support.journal_builder import append_entries, entry, journal, newest_segment, noisy
 
 
 @pytest.mark.guarantee(57)
@@ -85,7 +85,7 @@ async def test_an_append_costs_the_same_at_any_age(text_bytes: int) -> None:
 async def test_twenty_entries_of_five_thousand_take_a_few_gets() -> None:
     store = CountingStore()
     log = journal(store)
-    head = await grown(log, 5000, 2)
+    head = await append_entries(log, 5000, 2)
     for first_seq in (4981, 2500, 1):
         store.gets = 0
         found = await log.read(head, first_seq, first_seq + 19)
@@ -102,7 +102,7 @@ async def test_folds_of_folds_lead_to_every_entry(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(limits, "FOLD_PLACES_MAX", 8)
     store = CountingStore()
     log = journal(store)
-    head = await grown(log, 33 * 600, 33)
+    head = await append_entries(log, 33 * 600, 33)
     places = (await newest_segment(log, head)).before
     assert [place.folded for place in places[:3]] == [True] * 3
     assert sum(place.folded for place in places) <= 4
@@ -118,7 +118,7 @@ async def test_folds_of_folds_lead_to_every_entry(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.guarantee(57)
 async def test_segments_do_not_grow_beyond_their_bound() -> None:
     log = journal()
-    head = await grown(log, 300)
+    head = await append_entries(log, 300)
     assert [each.seq for each in await log.read(head)] == list(range(1, 301))
     places = (await newest_segment(log, head)).before
     assert max(place.count for place in places if not place.folded) == limits.SEGMENT_ENTRIES_MAX
@@ -179,7 +179,7 @@ async def test_totals_are_those_of_all_entries_also_in_a_fork(
 async def test_totals_of_a_journal_without_them_are_added_up() -> None:
     """An Everlong that does not know the field has appended: it has left it out."""
     log = journal()
-    head = await grown(log, 70)
+    head = await append_entries(log, 70)
     write = log._segments.write
     bare = dataclasses.replace(await newest_segment(log, head), totals=None)
     head, _ = await write(bare)
@@ -190,7 +190,7 @@ async def test_totals_of_a_journal_without_them_are_added_up() -> None:
 async def test_the_newest_entry_of_some_kinds_takes_no_second_look() -> None:
     store = CountingStore()
     log = journal(store)
-    head = await grown(log, 4000, 10)
+    head = await append_entries(log, 4000, 10)
     head, _ = await log.append(head, [entry(4001, "the answer", Kind.REPLY)])
     store.gets = 0
     found = await log.last(head, (Kind.REPLY, Kind.FAILURE))

@@ -15,7 +15,14 @@ from everlong.storage.objects import object_key, thread_key
 from everlong.storage.pack_store import PackStore
 from everlong.storage.segments import to_plaintext
 from tests.support.fake_stores import CountingStore
-from tests.support.journal_builder import entry, grown, journal, newest_segment, noisy, texts
+from tests.support.journal_builder import (
+    append_entries,
+    entry,
+    journal,
+    newest_segment,
+    noisy,
+    texts,
+)
 from tests.support.sample_payloads import KEY_1, flipped, stored
 
 
@@ -43,7 +50,7 @@ async def more(log: Journal, head: SegmentRef, count: int, text: str) -> Segment
 async def test_a_fork_at_any_entry_is_the_prefix() -> None:
     store = MemoryBlobStore()
     parent = journal(store)
-    head = await grown(parent, 100)
+    head = await append_entries(parent, 100)
     whole = await parent.read(head)
     for seq in range(1, 101):
         fork = journal(store, f"fork-{seq}")
@@ -82,7 +89,7 @@ async def test_a_fork_copies_no_body_and_writes_one_object() -> None:
 async def test_a_fork_and_its_parent_do_not_see_each_other() -> None:
     store = MemoryBlobStore()
     parent, fork, again = (journal(store, name) for name in ("ops-7", "fork", "again"))
-    head = await grown(parent, 50)
+    head = await append_entries(parent, 50)
     branch, _ = await fork.fork(head, 40, forked(41))
     twig, _ = await again.fork(branch, 41, forked(42))
     head = await more(parent, head, 300, "parent" * 200)
@@ -111,7 +118,7 @@ async def test_forks_of_folds_go_on_and_are_folded(monkeypatch: pytest.MonkeyPat
     store = MemoryBlobStore()
     parent = journal(store)
     end = 33 * 150
-    head = await grown(parent, end, 33)
+    head = await append_entries(parent, end, 33)
     whole = await parent.read(head)
     chosen = random.Random(1)
     for number in range(8):
@@ -135,7 +142,7 @@ async def test_forks_of_folds_go_on_and_are_folded(monkeypatch: pytest.MonkeyPat
 
 async def test_forks_of_forks_end_somewhere() -> None:
     store = MemoryBlobStore()
-    head = await grown(journal(store), 3)
+    head = await append_entries(journal(store), 3)
     for depth in range(1, limits.SHARES_MAX + 1):
         log = journal(store, f"fork-{depth}")
         head, _ = await log.fork(head, 3 + depth - 1, forked(3 + depth))
@@ -150,7 +157,7 @@ async def test_forks_of_forks_end_somewhere() -> None:
 
 async def test_a_fork_of_a_seq_that_is_not_there_is_refused() -> None:
     store = MemoryBlobStore()
-    head = await grown(journal(store), 3)
+    head = await append_entries(journal(store), 3)
     for seq in (0, 4):
         with pytest.raises(ValueError, match=f"no entry {seq}, only 1 to 3"):
             await journal(store, "fork").fork(head, seq, forked(seq + 1))
@@ -161,7 +168,7 @@ async def test_a_fork_of_a_seq_that_is_not_there_is_refused() -> None:
 async def test_a_head_of_another_thread_is_refused() -> None:
     store = MemoryBlobStore()
     parent, fork = journal(store), journal(store, "fork")
-    head = await grown(parent, 3)
+    head = await append_entries(parent, 3)
     branch, _ = await fork.fork(head, 3, forked(4))
     # Also by a fork of it, and by one whose fork it is.
     for log, foreign in ((fork, head), (parent, branch), (journal(store, "other"), head)):
@@ -176,7 +183,7 @@ async def test_a_head_of_another_thread_is_refused() -> None:
 async def test_what_an_own_segment_does_not_share_is_refused() -> None:
     store = MemoryBlobStore()
     victim, other = journal(store, "victim"), journal(store, "other")
-    secret = await grown(victim, 1)
+    secret = await append_entries(victim, 1)
     message = Message(role="user", text="a secret" * 100)
     result, _ = await victim.body_entry(Kind.MESSAGE, message, 0)
     with pytest.raises(RefRefused, match="belongs to another thread"):
@@ -189,9 +196,9 @@ async def test_what_an_own_segment_does_not_share_is_refused() -> None:
         with pytest.raises(RefRefused, match="belongs to another thread"):
             await other.read(own)
         with pytest.raises(RefRefused, match="belongs to another thread"):
-            await other.append(await grown(other, 1), [dataclasses.replace(new, seq=2)])
+            await other.append(await append_entries(other, 1), [dataclasses.replace(new, seq=2)])
         with pytest.raises(RefRefused, match="belongs to another thread"):
-            await other.fork(await grown(other, 1), 1, dataclasses.replace(new, seq=2))
+            await other.fork(await append_entries(other, 1), 1, dataclasses.replace(new, seq=2))
     by_place = Segment(before=(secret,), entries=(entry(2),))
     place = dataclasses.replace(await place_of(store, "other", by_place), first_seq=2)
     assert (await other.newest(place)).seq == 2
@@ -206,7 +213,7 @@ async def test_what_an_own_segment_does_not_share_is_refused() -> None:
 async def test_another_threads_segment_cannot_add_to_what_is_shared() -> None:
     """A fork of `parent` reads what `parent` may read only as far as the fork itself says so."""
     store = MemoryBlobStore()
-    secret = await grown(journal(store, "victim"), 1)
+    secret = await append_entries(journal(store, "victim"), 1)
     victim, parent = thread_key("default", "victim"), thread_key("default", "parent")
     shared = Segment(before=(secret,), entries=(entry(2),), shares=(victim,))
     middle = dataclasses.replace(await place_of(store, "parent", shared), first_seq=2)
@@ -236,7 +243,7 @@ async def test_another_threads_segment_cannot_add_to_what_is_shared() -> None:
 
 async def test_a_ref_is_checked_against_what_the_journal_shares() -> None:
     store = MemoryBlobStore()
-    head = await grown(journal(store), 3)
+    head = await append_entries(journal(store), 3)
     ref, _ = await PackStore(store).write_body(head.ref.thread, Kind.SNAPSHOT, b"{}")
     branch, _ = await journal(store, "fork").fork(head, 2, forked(3))
     assert await journal(store).checked(None, ref) == ref

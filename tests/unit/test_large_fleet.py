@@ -15,7 +15,7 @@ from everlong.client.thread_index import ThreadIndex
 from everlong.client.threads import Cursor, Directory, ThreadPage, parse_cursor
 from everlong.client.visibility import PAGE_ROWS, RowsPage, ThreadRow, Wanted, query_of, read_rows
 from everlong.errors import ConfigError
-from tests.support.admin_client import browsing, make_context
+from tests.support.admin_client import make_context, open_http_client
 from tests.support.fake_visibility import FakeVisibility, Thread
 
 AGENTS = ("ops", "support", "billing")
@@ -243,7 +243,7 @@ async def test_no_figure_claims_more_than_was_read(
     assert (view.threads, view.all_threads, view.is_complete) == (40, MANY, False)
     context = make_context()
     context.directory = listed
-    async with browsing(context) as browser:
+    async with open_http_client(context) as browser:
         html = (await browser.get("/", params={"sort": "-stored"})).text
         assert "the newest 40 threads by stored, from an index of 60" in html
         assert "of 40 known so far" in html
@@ -256,7 +256,7 @@ async def test_a_page_says_what_it_lists_and_leads_to_the_next(server: FakeVisib
     await listed.read()
     context = make_context()
     context.directory = listed
-    async with browsing(context) as browser:
+    async with open_http_client(context) as browser:
         html = (await browser.get("/")).text
         assert "Listed: open threads by their start" in html
         assert "1 to 50 of 60" in html

@@ -9,7 +9,7 @@ import pytest
 
 from everlong.errors import ThreadNotFound
 from everlong.models.thread_ids import ID_BYTES_MAX
-from tests.support.admin_client import browsing, make_context
+from tests.support.admin_client import make_context, open_http_client
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -43,7 +43,7 @@ PAGES = [
 @pytest.mark.parametrize("action", ["fork", "revive"])
 @pytest.mark.parametrize("new_id", NO_IDS, ids=ascii)
 async def test_no_thread_gets_an_id_that_no_request_can_name(action: str, new_id: str) -> None:
-    async with browsing() as client:
+    async with open_http_client() as client:
         body = json.dumps({"seq": 1, "new_id": new_id})
         answer = await client.post(f"/api/v1/threads/a/{action}", content=body, headers=JSON)
     assert answer.status_code == 422
@@ -55,7 +55,7 @@ async def test_no_thread_gets_an_id_that_no_request_can_name(action: str, new_id
 
 @pytest.mark.parametrize("new_id", ["ops 7/ü", "😀" * 250, "x" * ID_BYTES_MAX])
 async def test_an_id_that_is_taken_can_be_named(new_id: str) -> None:
-    async with browsing() as client:
+    async with open_http_client() as client:
         body = {"seq": 1, "new_id": new_id}
         fork = await client.post("/api/v1/threads/a/fork", json=body)
         read = await client.get(f"/api/v1/threads/{quote(new_id, safe='')}")
@@ -66,7 +66,7 @@ async def test_an_id_that_is_taken_can_be_named(new_id: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 async def test_pages_take_the_ids_that_the_api_takes(page: str) -> None:
-    async with browsing() as client:
+    async with open_http_client() as client:
         for wrong in (quote("😀" * 251), "x" * 1001):
             answer = await client.get(page.format(wrong), headers={"accept": "text/html"})
             assert answer.status_code == 422, wrong
@@ -106,7 +106,7 @@ async def test_a_page_finds_the_thread_of_its_path(
     context.client = client_of  # type: ignore[assignment,method-assign]
     for caller in ("pages.thread", "routes.threads"):
         monkeypatch.setattr(f"everlong.admin.web.{caller}.load_overview", overview)
-    async with browsing(context) as client:
+    async with open_http_client(context) as client:
         for path in (f"/threads/{quote(thread_id, safe='')}", f"/threads/?id={quote(thread_id)}"):
             assert (await client.get(path)).status_code == 404
     assert asked == [thread_id, thread_id]
@@ -114,7 +114,7 @@ async def test_a_page_finds_the_thread_of_its_path(
 
 @pytest.mark.parametrize("run", ["zzz", "a" * 5000, "%00"])
 async def test_a_run_that_is_none_is_asked_of_nobody(run: str) -> None:
-    async with browsing() as client:
+    async with open_http_client() as client:
         assert (await client.get(f"/fragments/runs?id=a&run={run}")).status_code == 422
 
 
@@ -138,7 +138,7 @@ LIMITS = "/api/v1/threads/a/limits"
     ids=["numbers", "texts", "names", "values", "nested names"],
 )
 async def test_a_list_without_end_is_refused_at_once(path: str, body: bytes) -> None:
-    async with browsing() as client:
+    async with open_http_client() as client:
         await client.get("/healthz")
         began = time.monotonic()
         answer = await client.post(path, content=body, headers=JSON)
@@ -149,7 +149,7 @@ async def test_a_list_without_end_is_refused_at_once(path: str, body: bytes) -> 
 
 
 async def test_as_many_as_may_be_named_are_taken() -> None:
-    async with browsing() as client:
+    async with open_http_client() as client:
         fits = await client.post("/api/v1/query", json={"sql": "select 1", "threads": ["a"] * 200})
         more = await client.post("/api/v1/query", json={"sql": "select 1", "threads": ["a"] * 201})
     assert (fits.status_code, more.status_code) == (503, 422)

@@ -11,7 +11,7 @@ from everlong.admin.web.pages import pages_router
 from everlong.admin.web.security import Throttle
 from everlong.config import load_settings
 from everlong.errors import ConfigError
-from tests.support.admin_client import OWN, ROLES, TOKENS, bearer, browsing, make_context
+from tests.support.admin_client import OWN, ROLES, TOKENS, bearer, make_context, open_http_client
 
 SESSION = "/api/v1/session"
 PAUSE = "/api/v1/threads/a/pause"
@@ -29,10 +29,10 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
     "origin", ["http://[x", "http://a:b", "http://", "x", "http://u@127.0.0.1"]
 )
 async def test_an_origin_that_is_none_is_not_ours(origin: str) -> None:
-    async with browsing() as client:
+    async with open_http_client() as client:
         answer = await client.post(PAUSE, json={}, headers={"origin": origin})
     assert answer.status_code == 403
-    async with browsing(access=ROLES) as client:
+    async with open_http_client(access=ROLES) as client:
         answer = await client.post("/login", data={"token": "x"}, headers={"origin": origin})
     assert answer.status_code == 403
 
@@ -70,7 +70,9 @@ def behind(hosts: str) -> Access:
 async def test_behind_a_proxy_host_and_port_are_compared(
     hosts: str, host: str, origin: str, is_ours: bool
 ) -> None:
-    async with browsing(access=behind(hosts), address="10.0.0.9", host=f"http://{host}") as client:
+    async with open_http_client(
+        access=behind(hosts), address="10.0.0.9", host=f"http://{host}"
+    ) as client:
         headers = {"x-forwarded-user": "ana", "origin": origin}
         answer = await client.post(PAUSE, json={}, headers=headers)
     assert answer.status_code == (503 if is_ours else 403)
@@ -105,7 +107,7 @@ async def test_a_wrong_token_waits_wherever_it_is_tried(
 
     monkeypatch.setattr(Throttle, "delay", delay)
     body: dict[str, list[str]] | None = {"payloads": []} if method == "POST" else None
-    async with browsing(access=ROLES) as client:
+    async with open_http_client(access=ROLES) as client:
         # Those who show their own, or none, are not kept waiting.
         for headers in (bearer(Role.ADMIN), {}, {"authorization": "Basic eDp5"}):
             await client.request(method, path, headers=headers, json=body)
@@ -119,7 +121,7 @@ async def test_a_wrong_token_waits_wherever_it_is_tried(
 
 @pytest.mark.parametrize("other", ['prefs={"a":1}', "a[b]=1", "x y=1", "foo=a b", "ü=1", "=", ";;"])
 async def test_cookies_of_other_programs_do_not_end_a_session(other: str) -> None:
-    async with browsing(access=ROLES) as client:
+    async with open_http_client(access=ROLES) as client:
         login = await client.post(SESSION, json={"token": TOKENS[Role.ADMIN]}, headers=OWN)
         ours = login.headers["set-cookie"].partition(";")[0]
         client.cookies.clear()
@@ -140,7 +142,7 @@ async def test_a_cookie_is_for_https_alone_where_the_browser_speaks_it_to_a_prox
 ) -> None:
     credentials = {"token": TOKENS[Role.VIEWER]}
     headers = {"origin": origin}
-    async with browsing(access=ROLES, host="http://ops.example.org") as client:
+    async with open_http_client(access=ROLES, host="http://ops.example.org") as client:
         for answer in (
             await client.post(SESSION, headers=headers, json=credentials),
             await client.post("/login", headers=headers, data=credentials),
@@ -153,7 +155,7 @@ async def test_a_cookie_is_for_https_alone_where_the_browser_speaks_it_to_a_prox
     ["/threads/?id=ops%207", "/threads/a%2Fb", "/?text=50%25&status=held", "/threads/%C3%BC?x=%26"],
 )
 async def test_a_login_leads_to_what_was_asked_for_with_its_query(wanted: str) -> None:
-    async with browsing(access=ROLES) as client:
+    async with open_http_client(access=ROLES) as client:
         asked = await client.get(wanted, headers={"accept": "text/html"})
         assert asked.status_code == 303
         login = await client.post(
@@ -178,7 +180,7 @@ async def test_no_page_is_shown_to_nobody_also_if_the_door_is_open() -> None:
 
 @pytest.mark.parametrize("host", ["a/login?", "127.0.0.1:1/login?", "a/static/x?"])
 async def test_a_host_that_looks_like_a_path_opens_no_door(host: str) -> None:
-    async with browsing(access=ROLES) as client:
+    async with open_http_client(access=ROLES) as client:
         for path in ("/", "/fleet", "/fragments/threads", "/api/v1/threads"):
             answer = await client.get(path, headers={"host": host})
             assert answer.status_code in (400, 401), path

@@ -22,7 +22,7 @@ from everlong.storage.pack_store import PackStore, pack_key
 from everlong.storage.urls import open_packs
 from everlong.sweep import Sweep
 from everlong.sweep.links import Link, find_links
-from tests.support.fake_namespace import AT_ONCE, NAMESPACE, MadeUp, lived
+from tests.support.fake_namespace import AT_ONCE, NAMESPACE, FakeNamespace, build_namespace
 from tests.support.sample_payloads import noise, payload
 
 SWEEPS = 3
@@ -34,7 +34,7 @@ SWEEPS = 3
 @settings(max_examples=12, deadline=None)
 def test_what_goes_is_exactly_what_nothing_reaches(seed: int) -> None:
     async def live() -> None:
-        world = await lived(MemoryBlobStore(), seed)
+        world = await build_namespace(MemoryBlobStore(), seed)
         await world.sweep(whole_store=True)
         left = await world.reachable()
         assert await world.keys() == left
@@ -49,7 +49,7 @@ def test_what_goes_is_exactly_what_nothing_reaches(seed: int) -> None:
     asyncio.run(live())
 
 
-async def _step_on(world: MadeUp) -> None:
+async def _step_on(world: FakeNamespace) -> None:
     for run in list(world.all.values())[::2]:
         if run.run.is_open:
             world.close(run)
@@ -63,7 +63,7 @@ def test_what_an_index_remembers_does_not_change_what_goes(
 ) -> None:
     async def live() -> None:
         index_dir = tmp_path_factory.mktemp("index")
-        world = await lived(MemoryBlobStore(), seed)
+        world = await build_namespace(MemoryBlobStore(), seed)
         for _ in range(SWEEPS):
             await world.sweep(index_dir=index_dir, whole_store=True)
             for run in list(world.all.values())[:2]:
@@ -79,9 +79,9 @@ def test_what_an_index_remembers_does_not_change_what_goes(
     asyncio.run(live())
 
 
-async def small(store: MemoryBlobStore | None = None) -> MadeUp:
+async def small(store: MemoryBlobStore | None = None) -> FakeNamespace:
     """Two threads with a journal and large payloads, and some garbage in both."""
-    world = MadeUp(store or MemoryBlobStore())
+    world = FakeNamespace(store or MemoryBlobStore())
     for number in range(2):
         run = world.start(f"w{number}")
         for _ in range(6):
@@ -137,7 +137,7 @@ async def test_a_store_that_tells_no_times_is_timed_by_the_index(tmp_path: Path)
 async def test_the_base_of_a_pack_and_the_sources_of_the_base_stay(
     tmp_path: Path, is_remembered: bool
 ) -> None:
-    world = MadeUp(MemoryBlobStore())
+    world = FakeNamespace(MemoryBlobStore())
     run = world.start("w0")
     body, through_base = b"", set[bytes]()
     for step in range(40):
@@ -347,7 +347,7 @@ def test_a_name_counts_wherever_it_stands() -> None:
 
 
 def test_a_quarantine_that_is_too_short_is_refused() -> None:
-    world = MadeUp(MemoryBlobStore())
+    world = FakeNamespace(MemoryBlobStore())
     with pytest.raises(ConfigError, match="quarantine_seconds"):
         Sweep(world, None, world.packs, SweepOptions(retention=AT_ONCE))
     Sweep(world, None, world.packs, SweepOptions())

@@ -21,7 +21,7 @@ from everlong.storage.objects import object_key
 from everlong.storage.pack_store import PackStore
 from everlong.storage.urls import open_packs
 from everlong.sweep import Sweep
-from tests.support.fake_namespace import AT_ONCE, NAMESPACE, MadeUp
+from tests.support.fake_namespace import AT_ONCE, NAMESPACE, FakeNamespace
 from tests.support.sample_payloads import payload
 from tests.unit.test_sweep_holes import Masked
 
@@ -49,7 +49,7 @@ def large() -> Payload:
 
 
 async def swept(
-    world: MadeUp,
+    world: FakeNamespace,
     codec: PayloadCodec | None,
     retention: Retention = AT_ONCE,
     index_dir: Path | None = None,
@@ -63,7 +63,7 @@ async def swept(
 
 @pytest.mark.guarantee(106)
 def test_a_codec_around_ours_is_refused_with_what_to_do() -> None:
-    world = MadeUp(MemoryBlobStore())
+    world = FakeNamespace(MemoryBlobStore())
     with pytest.raises(ConfigError, match=r"Around.*EverlongPlugin, last"):
         Sweep(world, Around(world.codec), world.packs, SweepOptions())
 
@@ -71,7 +71,7 @@ def test_a_codec_around_ours_is_refused_with_what_to_do() -> None:
 @pytest.mark.parametrize("is_remembered", [True, False], ids=["in memory", "in the store"])
 async def test_a_codec_of_ours_within_anothers_hides_nothing(is_remembered: bool) -> None:
     """As where two plugins wrap the converter's codec, and are applied twice."""
-    world = MadeUp(MemoryBlobStore())
+    world = FakeNamespace(MemoryBlobStore())
     run = world.start("w0")
     packs = open_packs(world.store)
     context = WorkflowSerializationContext(namespace=NAMESPACE, workflow_id="w0")
@@ -98,7 +98,7 @@ async def test_a_codec_of_ours_within_anothers_hides_nothing(is_remembered: bool
 
 @pytest.mark.guarantee(106)
 async def test_text_that_names_a_payload_does_not_stand_for_its_ref(tmp_path: Path) -> None:
-    world = MadeUp(MemoryBlobStore())
+    world = FakeNamespace(MemoryBlobStore())
     run = world.start("w0")
     world.codec = EverlongCodec(world.packs, inline_bytes_max=64).with_inner(Masked())
     run.payloads[0] = await world.encoded("w0", run.payloads[0])
@@ -118,7 +118,7 @@ async def test_text_that_names_a_payload_does_not_stand_for_its_ref(tmp_path: Pa
 async def test_an_encoding_that_was_called_legible_by_mistake_is_not_remembered(
     tmp_path: Path,
 ) -> None:
-    world = MadeUp(MemoryBlobStore())
+    world = FakeNamespace(MemoryBlobStore())
     run = world.start("w0")
     named = await world.append(run, 400)
     run.payloads.append(payload(zlib.compress(named.data), encoding=b"json/zlib"))

@@ -22,7 +22,7 @@ from everlong.storage.quarantine import PREFIX, RestoringBlobStore
 from everlong.sweep import Sweep
 from everlong.sweep.index import SweepIndex
 from everlong.sweep.progress import with_progress
-from tests.support.fake_namespace import AT_ONCE, MadeUp
+from tests.support.fake_namespace import AT_ONCE, FakeNamespace
 
 LINKS = 300_000
 """To follow so many takes a second."""
@@ -39,7 +39,7 @@ def filled(index: SweepIndex, holder: str) -> None:
 
 @pytest.mark.guarantee(106)
 async def test_a_sweep_that_is_cancelled_while_the_index_thinks_ends_well(tmp_path: Path) -> None:
-    world = MadeUp(MemoryBlobStore())
+    world = FakeNamespace(MemoryBlobStore())
     run = world.start("w0")
     thinks = asyncio.Event()
 
@@ -131,7 +131,7 @@ class Slow(MemoryBlobStore):
 async def test_a_sweep_is_never_silent_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SWEEP_TELL_SECONDS", 0.1)
     store = Slow()
-    world = MadeUp(store)
+    world = FakeNamespace(store)
     run = world.start("w0")
     for _ in range(3):
         run.payloads.append(await world.large("w0"))
@@ -164,7 +164,7 @@ async def test_a_sweep_is_never_silent_for_long(monkeypatch: pytest.MonkeyPatch)
 async def test_a_sweeper_whose_clock_is_ahead_takes_nothing_too_early(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = MadeUp(FileBlobStore(tmp_path))
+    world = FakeNamespace(FileBlobStore(tmp_path))
     world.start("w0")
     await world.large("w0")
     await world.large("w0")
@@ -188,7 +188,7 @@ async def test_a_clock_that_is_a_little_ahead_is_its_own_business(tmp_path: Path
                 assert info.modified_ms is not None
                 yield dataclasses.replace(info, modified_ms=info.modified_ms - 2000)
 
-    world = MadeUp(Behind(tmp_path))
+    world = FakeNamespace(Behind(tmp_path))
     world.start("w0")
     await world.large("w0")
     await world.sweep()

@@ -17,7 +17,7 @@ from everlong.storage.pack_store import PackStore
 from everlong.storage.quarantine import RestoringBlobStore, copy_key
 from everlong.sweep import quarantine_moves
 from everlong.sweep.index import SweepIndex
-from tests.support.fake_namespace import AT_ONCE, NAMESPACE, MadeUp
+from tests.support.fake_namespace import AT_ONCE, NAMESPACE, FakeNamespace
 from tests.support.sample_payloads import payload
 
 SWEEPS = 3
@@ -42,7 +42,7 @@ async def test_a_journal_whose_head_cannot_be_opened_stays_whoever_names_it(
     around: str | None,
 ) -> None:
     """Also in a state of a form that is not ours, as that of a team's own workflow."""
-    world = MadeUp(MemoryBlobStore())
+    world = FakeNamespace(MemoryBlobStore())
     run = world.start("w0")
     for _ in range(6):
         await world.append(run, 400)
@@ -66,7 +66,7 @@ async def test_a_journal_whose_head_cannot_be_opened_stays_whoever_names_it(
 @pytest.mark.guarantee(107)
 async def test_one_object_that_cannot_be_read_does_not_keep_the_others() -> None:
     store = Unreadable()
-    world = MadeUp(store)
+    world = FakeNamespace(store)
     run = world.start("w0")
     run.payloads.append(await world.append(run))
     for _ in range(5):
@@ -89,7 +89,7 @@ async def test_one_object_that_cannot_be_read_does_not_keep_the_others() -> None
 
 async def test_a_store_that_gives_nothing_ends_a_sweep() -> None:
     store = Unreadable()
-    world = MadeUp(store)
+    world = FakeNamespace(store)
     world.start("w0")
     for _ in range(20):
         await world.large("w0")
@@ -131,7 +131,7 @@ def test_a_batch_costs_the_same_however_many_there_are(tmp_path: Path, query: st
 
 
 async def test_a_file_of_an_archive_does_not_go_before_its_manifest() -> None:
-    world = MadeUp(MemoryBlobStore())
+    world = FakeNamespace(MemoryBlobStore())
     world.start("w0")
     place = f"archive/v1/{thread_key(NAMESPACE, 'w0')}/20261117T000000000Z-00000000"
     retention = dataclasses.replace(AT_ONCE, archive_seconds=3600.0)

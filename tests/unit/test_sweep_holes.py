@@ -30,7 +30,7 @@ from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore
 from everlong.storage.urls import open_packs
 from everlong.sweep import Sweep
-from tests.support.fake_namespace import AT_ONCE, NAMESPACE, MadeUp, MadeUpRun
+from tests.support.fake_namespace import AT_ONCE, NAMESPACE, FakeNamespace, FakeRun
 
 SWEEPS = 3
 LONG = dataclasses.replace(AT_ONCE, quarantine_seconds=3600)
@@ -39,8 +39,8 @@ NOTHING_YET = Retention(payload_seconds=3600, journal_seconds=3600, quarantine_s
 KEYS = {"k1": bytes(range(32)), "k2": bytes(range(32, 64))}
 
 
-async def written(store: BlobStore | None = None) -> tuple[MadeUp, MadeUpRun]:
-    world = MadeUp(store or MemoryBlobStore())
+async def written(store: BlobStore | None = None) -> tuple[FakeNamespace, FakeRun]:
+    world = FakeNamespace(store or MemoryBlobStore())
     run = world.start("w0")
     for _ in range(4):
         run.payloads.append(await world.append(run, 400))
@@ -124,7 +124,7 @@ async def test_what_was_not_named_yet_when_its_history_was_read_is_looked_for_ag
 
 
 async def test_a_history_that_goes_while_it_is_read_does_not_count_as_read(tmp_path: Path) -> None:
-    class Flickering(MadeUp):
+    class Flickering(FakeNamespace):
         is_cut = True
 
         async def events(
@@ -147,7 +147,7 @@ async def test_a_history_that_goes_while_it_is_read_does_not_count_as_read(tmp_p
     assert await world.keys() == await world.reachable()
 
 
-class Beside(MadeUp):
+class Beside(FakeNamespace):
     """Its events hold payloads where others do not look."""
 
     extra: HistoryEvent | None = None
@@ -246,7 +246,7 @@ class Masked(PayloadCodec):
         ]
 
 
-async def swept(world: MadeUp, codec: PayloadCodec, packs: PackStore) -> SweepReport:
+async def swept(world: FakeNamespace, codec: PayloadCodec, packs: PackStore) -> SweepReport:
     options = SweepOptions(retention=AT_ONCE)
     return await Sweep(world, codec, packs, options, allow_short_quarantine=True).run()
 
@@ -268,7 +268,7 @@ async def test_what_a_teams_own_codec_hides_is_found_with_it_and_keeps_all_witho
 
 @pytest.mark.guarantee(106)
 async def test_a_sealed_store_is_swept_across_a_rotation_and_not_without_the_old_key() -> None:
-    world = MadeUp(MemoryBlobStore())
+    world = FakeNamespace(MemoryBlobStore())
     run = world.start("w0")
 
     def use(*names: str) -> PackStore:

@@ -13,7 +13,7 @@ from everlong import limits
 from everlong.storage.base import BlobInfo
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.urls import open_packs
-from tests.support.fake_namespace import AT_ONCE, MadeUp, lived
+from tests.support.fake_namespace import AT_ONCE, FakeNamespace, build_namespace
 
 
 class Killed(BaseException):
@@ -83,9 +83,9 @@ class BusyStore(MemoryBlobStore):
         await super().delete(keys)
 
 
-async def in_all_stages(seed: int) -> MadeUp:
+async def in_all_stages(seed: int) -> FakeNamespace:
     """A namespace with garbage in its place, garbage in quarantine, and what is wrongly there."""
-    world = await lived(MemoryBlobStore(), seed, steps=25)
+    world = await build_namespace(MemoryBlobStore(), seed, steps=25)
     hidden = [each for each in world.all if world.source.random() < 0.3]
     world.hidden = set(hidden)
     await world.sweep(whole_store=True)
@@ -95,17 +95,17 @@ async def in_all_stages(seed: int) -> MadeUp:
     return world
 
 
-async def check(world: MadeUp) -> None:
+async def check(world: FakeNamespace) -> None:
     """All that is reachable can be read, from its place or from quarantine."""
     packs = open_packs(copy.deepcopy(world.store))
     for key in await MadeUpIn(world).reachable():
         assert await packs.store.get(key)
 
 
-class MadeUpIn(MadeUp):
+class MadeUpIn(FakeNamespace):
     """The same namespace, over a copy of its store from which quarantine is read."""
 
-    def __init__(self, world: MadeUp) -> None:
+    def __init__(self, world: FakeNamespace) -> None:
         super().__init__(world.store)
         self.all, self.nightly = world.all, world.nightly
         self.packs = open_packs(copy.deepcopy(world.store))
@@ -239,8 +239,8 @@ async def test_threads_that_write_during_a_sweep_lose_nothing(
     assert await world.keys() == await world.reachable()
 
 
-async def twenty(count: int = 20) -> MadeUp:
-    world = MadeUp(MemoryBlobStore())
+async def twenty(count: int = 20) -> FakeNamespace:
+    world = FakeNamespace(MemoryBlobStore())
     for number in range(count):
         run = world.start(f"w{number}")
         for _ in range(8):

@@ -18,14 +18,14 @@ from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore
 from everlong.sweep import Records, Sweep
 from everlong.sweep.history_reader import Run
-from tests.support.fake_namespace import AT_ONCE, MadeUp, MadeUpRun
+from tests.support.fake_namespace import AT_ONCE, FakeNamespace, FakeRun
 from tests.support.sample_payloads import noise, payload
 
 LONG = dataclasses.replace(AT_ONCE, quarantine_seconds=3600)
 
 
-async def written(world: MadeUp | None = None) -> tuple[MadeUp, MadeUpRun]:
-    world = world or MadeUp(MemoryBlobStore())
+async def written(world: FakeNamespace | None = None) -> tuple[FakeNamespace, FakeRun]:
+    world = world or FakeNamespace(MemoryBlobStore())
     run = world.start("w0")
     for _ in range(4):
         run.payloads.append(await world.append(run, 400))
@@ -59,11 +59,11 @@ async def test_a_dry_run_counts_what_would_be_put_back_once() -> None:
     assert dry.purged.objects == 1
 
 
-class Late(MadeUp):
+class Late(FakeNamespace):
     """Something new turns up between the first mark and the exact one."""
 
     listings = 0
-    late: MadeUpRun | None = None
+    late: FakeRun | None = None
 
     async def runs(self) -> AsyncIterator[list[Run]]:
         self.listings += 1

@@ -14,7 +14,7 @@ from everlong.storage.instrumented import CountedBlobStore
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore
 from everlong.sweep import Sweep
-from tests.support.fake_namespace import AT_ONCE, MadeUp, lived
+from tests.support.fake_namespace import AT_ONCE, FakeNamespace, build_namespace
 from tests.support.fake_stores import OrderedStore
 
 
@@ -50,7 +50,10 @@ class DyingStore(OrderedStore):
 
 
 async def swept(
-    world: MadeUp, store: MemoryBlobStore, index_dir: Path | None, attempt_of: str = "sweep-1"
+    world: FakeNamespace,
+    store: MemoryBlobStore,
+    index_dir: Path | None,
+    attempt_of: str = "sweep-1",
 ) -> SweepReport:
     packs = PackStore(store)
     options = SweepOptions(retention=AT_ONCE, whole_store=True)
@@ -68,7 +71,7 @@ async def swept(
 @pytest.mark.guarantee(106)
 @pytest.mark.parametrize("seed", range(3))
 async def test_a_store_that_is_listed_in_shards_is_swept_as_any_other(seed: int) -> None:
-    world = await lived(OrderedStore(), seed)
+    world = await build_namespace(OrderedStore(), seed)
     wanted, before = await world.reachable(), await world.keys()
     assert wanted < before
     report = await world.sweep(whole_store=True)
@@ -81,7 +84,7 @@ async def test_a_store_that_is_listed_in_shards_is_swept_as_any_other(seed: int)
 
 @pytest.mark.guarantee(106)
 async def test_a_listing_that_was_cut_off_goes_on_behind_its_cursors(tmp_path: Path) -> None:
-    world = await lived(OrderedStore(), 1)
+    world = await build_namespace(OrderedStore(), 1)
     store, count = world.store, len(await world.keys())
     assert isinstance(store, OrderedStore)
     with pytest.raises(Killed):
@@ -100,7 +103,7 @@ async def test_a_listing_that_was_cut_off_goes_on_behind_its_cursors(tmp_path: P
 async def test_another_worker_goes_on_with_a_listing_from_its_parts_in_the_store(
     tmp_path: Path,
 ) -> None:
-    world = await lived(OrderedStore(), 1)
+    world = await build_namespace(OrderedStore(), 1)
     store, count = world.store, len(await world.keys())
     assert isinstance(store, OrderedStore)
     with pytest.raises(Killed):
@@ -116,7 +119,7 @@ async def test_another_worker_goes_on_with_a_listing_from_its_parts_in_the_store
 
 @pytest.mark.parametrize("damage", ["a bit", "the end", "gone"])
 async def test_behind_a_damaged_part_the_store_is_listed_again(tmp_path: Path, damage: str) -> None:
-    world = await lived(OrderedStore(), 1)
+    world = await build_namespace(OrderedStore(), 1)
     store, count = world.store, len(await world.keys())
     assert isinstance(store, OrderedStore)
     with pytest.raises(Killed):
@@ -138,7 +141,7 @@ async def test_behind_a_damaged_part_the_store_is_listed_again(tmp_path: Path, d
 
 
 async def test_another_sweep_lists_everything_again(tmp_path: Path) -> None:
-    world = await lived(OrderedStore(), 1)
+    world = await build_namespace(OrderedStore(), 1)
     store, count = world.store, len(await world.keys())
     assert isinstance(store, OrderedStore)
     with pytest.raises(Killed):
@@ -150,7 +153,7 @@ async def test_another_sweep_lists_everything_again(tmp_path: Path) -> None:
 async def test_a_listing_that_is_too_old_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = await lived(OrderedStore(), 1)
+    world = await build_namespace(OrderedStore(), 1)
     store, count = world.store, len(await world.keys())
     assert isinstance(store, OrderedStore)
     with pytest.raises(Killed):
@@ -176,7 +179,7 @@ class Overloaded(OrderedStore):
 
 async def test_a_request_that_fails_does_not_end_a_listing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SWEEP_LIST_PAUSE_SECONDS", 0.0)
-    world = await lived(Overloaded(), 1)
+    world = await build_namespace(Overloaded(), 1)
     count = len(await world.keys())
     assert (await world.sweep(dry_run=True)).stored.objects == count
     monkeypatch.setattr(Overloaded, "fails_every", 1)
@@ -203,7 +206,7 @@ class Shuffled(OrderedStore):
 
 @pytest.mark.guarantee(106)
 async def test_a_store_that_does_not_list_in_order_is_listed_in_one_stream() -> None:
-    world = await lived(Shuffled(), 2)
+    world = await build_namespace(Shuffled(), 2)
     count = len(await world.keys())
     report = await world.sweep(whole_store=True)
     assert report.stored.objects == count
@@ -213,7 +216,7 @@ async def test_a_store_that_does_not_list_in_order_is_listed_in_one_stream() -> 
 
 
 async def test_a_store_whose_calls_are_counted_lists_ranges_too() -> None:
-    world = await lived(OrderedStore(), 2)
+    world = await build_namespace(OrderedStore(), 2)
     store = world.store
     assert isinstance(store, OrderedStore)
     await world.sweep(store=CountedBlobStore(store, lambda *_: None), dry_run=True)
@@ -226,7 +229,7 @@ async def test_a_small_store_takes_one_request_for_each_folder(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.undo()
-    world = await lived(OrderedStore(), 1)
+    world = await build_namespace(OrderedStore(), 1)
     store = world.store
     assert isinstance(store, OrderedStore)
     await world.sweep()
@@ -237,7 +240,7 @@ async def test_the_age_of_an_object_counts_from_the_beginning_of_a_resumed_listi
     tmp_path: Path,
 ) -> None:
     """It may have been written again after it was listed."""
-    world = MadeUp(OrderedStore())
+    world = FakeNamespace(OrderedStore())
     world.start("w0")
     for _ in range(30):
         await world.large("w0")
@@ -253,7 +256,7 @@ async def test_the_age_of_an_object_counts_from_the_beginning_of_a_resumed_listi
 
 
 async def test_a_sweep_whose_time_is_over_stops_and_deletes_nothing(tmp_path: Path) -> None:
-    world = await lived(OrderedStore(), 1)
+    world = await build_namespace(OrderedStore(), 1)
     before = await world.keys()
     packs = PackStore(world.store)
     options = SweepOptions(retention=AT_ONCE, whole_store=True)

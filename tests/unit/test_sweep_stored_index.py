@@ -17,7 +17,7 @@ from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore
 from everlong.storage.urls import open_packs
 from everlong.sweep import Sweep
-from tests.support.fake_namespace import MadeUp, _step, lived
+from tests.support.fake_namespace import FakeNamespace, _step, build_namespace
 from tests.support.fake_stores import OrderedStore
 from tests.support.sample_payloads import KEY_1, KEY_2
 from tests.unit.test_sweep_kills import check
@@ -26,8 +26,8 @@ PLACE = "sweep/11111111-2222-3333-4444-555555555555/index/"
 KEPT = Retention(payload_seconds=3600, journal_seconds=3600)
 
 
-async def twenty(count: int = 20) -> MadeUp:
-    world = MadeUp(OrderedStore())
+async def twenty(count: int = 20) -> FakeNamespace:
+    world = FakeNamespace(OrderedStore())
     for number in range(count):
         run = world.start(f"w{number}")
         for _ in range(4):
@@ -39,7 +39,7 @@ async def twenty(count: int = 20) -> MadeUp:
     return world
 
 
-async def settled(world: MadeUp) -> SweepReport:
+async def settled(world: FakeNamespace) -> SweepReport:
     """A first sweep. What was written within the hour and is named counts as seen."""
     return await world.sweep(KEPT)
 
@@ -97,7 +97,7 @@ async def test_a_damaged_index_is_only_slower(
     monkeypatch: pytest.MonkeyPatch, damage: str, which: str
 ) -> None:
     monkeypatch.setattr(limits, "SWEEP_INDEX_ROWS", 20)
-    world = await lived(OrderedStore(), 3)
+    world = await build_namespace(OrderedStore(), 3)
     store = world.store
     assert isinstance(store, OrderedStore)
     await world.sweep(KEPT, whole_store=True)
@@ -133,7 +133,7 @@ async def test_a_process_that_is_new_for_each_sweep_takes_exactly_what_nothing_r
     """With one file, with many, and with files that hold only a part of the runs."""
     monkeypatch.setattr(limits, "SWEEP_INDEX_ROWS", rows[0])
     monkeypatch.setattr(limits, "SWEEP_INDEX_ROWS_MAX", rows[1])
-    world = await lived(OrderedStore(), seed, steps=15)
+    world = await build_namespace(OrderedStore(), seed, steps=15)
     source = random.Random(seed)
     for step in range(10):
         for _ in range(source.randrange(5)):
@@ -155,7 +155,7 @@ async def test_what_a_masked_payload_names_is_known_to_a_new_process() -> None:
     from tests.unit.test_sweep_codecs import swept
     from tests.unit.test_sweep_holes import Masked
 
-    world = MadeUp(OrderedStore())
+    world = FakeNamespace(OrderedStore())
     run = world.start("w0")
     world.codec = EverlongCodec(world.packs, inline_bytes_max=64).with_inner(Masked())
     run.payloads[0] = await world.encoded("w0", run.payloads[0])
@@ -173,7 +173,7 @@ async def test_what_a_masked_payload_names_is_known_to_a_new_process() -> None:
     assert journal <= await world.keys() <= before
 
 
-async def sealed(world: MadeUp, keys: dict[str, bytes] | None) -> SweepReport:
+async def sealed(world: FakeNamespace, keys: dict[str, bytes] | None) -> SweepReport:
     packs = PackStore(world.store, None if keys is None else Keyring(keys), accept_unsealed=True)
     options = SweepOptions(retention=KEPT)
     return await Sweep(
@@ -232,7 +232,7 @@ async def test_a_sweep_without_a_disk_that_is_killed_at_every_13th_call_loses_no
     """Between two files, before the manifest, and before what it replaces is deleted."""
     monkeypatch.setattr(limits, "SWEEP_INDEX_ROWS", 10)
     monkeypatch.setattr(limits, "SWEEP_SAVE_SECONDS", 0.0)
-    world = await lived(OrderedStore(), 11, steps=25)
+    world = await build_namespace(OrderedStore(), 11, steps=25)
     await world.sweep(whole_store=True)
     world.codec = EverlongCodec(world.packs, inline_bytes_max=1024)
     for step in range(8):
@@ -261,7 +261,7 @@ async def test_a_sweep_without_a_disk_that_is_killed_at_every_13th_call_loses_no
 
 
 async def test_sweeps_at_once_without_a_disk_lose_nothing() -> None:
-    world = await lived(OrderedStore(), 4)
+    world = await build_namespace(OrderedStore(), 4)
     for step in range(3):
         await asyncio.gather(*(world.sweep(whole_store=True) for _ in range(3)))
         await check(world)
@@ -277,7 +277,7 @@ async def test_a_run_that_has_ended_and_is_open_again_is_read_from_its_beginning
     tmp_path: Path,
 ) -> None:
     """Temporal's database was restored from a backup."""
-    world = MadeUp(OrderedStore())
+    world = FakeNamespace(OrderedStore())
     run = world.start("w0")
     run.payloads.append(await world.append(run, 400))
     backup = copy.deepcopy(run)

@@ -18,7 +18,7 @@ from everlong.storage.objects import object_key
 from everlong.storage.pack_store import PackStore
 from everlong.sweep import links
 from everlong.sweep.links import find_links, search
-from tests.support.fake_namespace import NAMESPACE, MadeUp, MadeUpRun
+from tests.support.fake_namespace import NAMESPACE, FakeNamespace, FakeRun
 from tests.support.journal_builder import entry
 from tests.support.sample_payloads import payload
 from tests.support.scale import scaled
@@ -33,8 +33,8 @@ def ref(thread: str = W0, digest: str = "ab" * 32, kind: str = "segment") -> dic
     return {**fields, "preview": ""}
 
 
-async def written() -> tuple[MadeUp, MadeUpRun]:
-    world = MadeUp(MemoryBlobStore())
+async def written() -> tuple[FakeNamespace, FakeRun]:
+    world = FakeNamespace(MemoryBlobStore())
     run = world.start("w0")
     for _ in range(6):
         run.payloads.append(await world.append(run, 400))
@@ -123,7 +123,7 @@ async def test_what_a_tool_returned_does_not_stop_a_sweep(said: Any) -> None:
 
 @pytest.mark.parametrize("text_bytes", [1, 3000], ids=["short", "long"])
 async def test_what_a_message_says_does_not_stop_a_sweep(text_bytes: int) -> None:
-    world = MadeUp(MemoryBlobStore())
+    world = FakeNamespace(MemoryBlobStore())
     run = world.start("w0")
     new = entry(1, "x" * text_bytes, Kind.TOOL_RESULT)
     body = {**(new.body or {}), "before": [{"ref": ref()}], "snapshot": {"ref": ref()}}
@@ -200,7 +200,7 @@ async def test_a_store_that_fails_on_what_only_text_names_is_not_trusted() -> No
             return await super().get(key)
 
     store = Failing()
-    world = MadeUp(store)
+    world = FakeNamespace(store)
     run = world.start("w0")
     named, _ = await world.packs.write_body(W0, Kind.SEGMENT, b"{}")
     run.payloads.append(payload(json.dumps(f"see {named.digest}").encode()))
@@ -226,7 +226,7 @@ async def test_every_lost_segment_is_reported() -> None:
     assert not (await world.sweep()).incomplete
 
 
-async def _segments(world: MadeUp, run: MadeUpRun) -> list[str]:
+async def _segments(world: FakeNamespace, run: FakeRun) -> list[str]:
     """The keys of the newest segment and those before it."""
     assert run.head is not None
     found, places = [], [run.head]

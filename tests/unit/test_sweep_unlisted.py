@@ -24,15 +24,15 @@ from everlong.storage.memory import MemoryBlobStore
 from everlong.sweep import Histories
 from everlong.sweep.history_reader import find_related_runs, is_closing
 from everlong.sweep.records import Records, SeenIds
-from tests.support.fake_namespace import AT_ONCE, NAMESPACE, MadeUp, MadeUpRun
+from tests.support.fake_namespace import AT_ONCE, NAMESPACE, FakeNamespace, FakeRun
 
 SWEEPS = 3
 LONG = dataclasses.replace(AT_ONCE, quarantine_seconds=3600)
 ENDED = {"COMPLETED", "FAILED", "CANCELED", "TERMINATED", "CONTINUED_AS_NEW", "TIMED_OUT"}
 
 
-async def written(workflow_id: str = "w0") -> tuple[MadeUp, MadeUpRun]:
-    world = MadeUp(MemoryBlobStore())
+async def written(workflow_id: str = "w0") -> tuple[FakeNamespace, FakeRun]:
+    world = FakeNamespace(MemoryBlobStore())
     run = world.start(workflow_id)
     for _ in range(3):
         run.payloads.append(await world.append(run, 400))
@@ -176,7 +176,7 @@ async def test_records_of_who_was_seen_are_merged_without_those_that_are_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(limits, "SWEEP_RECORDS_MAX", 3)
-    world = MadeUp(MemoryBlobStore())
+    world = FakeNamespace(MemoryBlobStore())
     for number in range(6):
         run = world.start(f"w{number}")
         if number % 2:
@@ -192,7 +192,7 @@ async def test_records_of_who_was_seen_are_merged_without_those_that_are_gone(
 
 async def test_ids_that_are_gone_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("everlong.sweep.records._GONE_MIN", 2)
-    world = MadeUp(MemoryBlobStore())
+    world = FakeNamespace(MemoryBlobStore())
     world.start("w0")
     short = [world.start(f"short-{number}") for number in range(5)]
     await world.sweep(LONG)
