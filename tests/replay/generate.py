@@ -402,7 +402,7 @@ async def generate(directory: Path, *, replace: bool = False) -> None:
                         if list(directory.glob(f"{name}-*.json")):
                             continue
                         for stem, history in (await record(threads, name)).items():
-                            # Where the code lay that failed is nobody's business.
+                            # Stack traces hold paths of this machine.
                             history = re.sub(r'"stackTrace": ".*",\n\s*', "", history)
                             (directory / f"{stem}.json").write_text(history)
                             sys.stdout.write(f"{stem}.json\n")

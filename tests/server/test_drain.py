@@ -220,7 +220,7 @@ def result_encodings(events: Sequence[HistoryEvent]) -> dict[str, list[bytes]]:
     found: dict[str, list[bytes]] = {}
     for event in filter(has_result, events):
         payloads = payloads_in(event)
-        # A marker holds what Core notes about a local activity beside the result.
+        # A marker also holds Core's own data about a local activity.
         large = [
             each for each in payloads if each.metadata["encoding"] in OURS or len(each.data) > SIZE
         ]

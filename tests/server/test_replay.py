@@ -1,4 +1,4 @@
-"""A replay writes nothing, whatever the workflow does and whoever else is in the chain."""
+"""A replay writes nothing, whatever the workflow does and whichever interceptors are in the chain."""
 
 import asyncio
 import contextlib

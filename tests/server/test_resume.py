@@ -18,7 +18,7 @@ from tests.support.threads import Threads, open_threads
 
 @workflow.defn
 class Patient:
-    """Collects signals until it has been told to end."""
+    """Collects signals until it is asked to end."""
 
     def __init__(self) -> None:
         self._notes: list[str] = []
@@ -143,25 +143,25 @@ FAILURES: list[int] = []
 
 @workflow.defn(sandboxed=False)
 class Fragile:
-    """Fails its task twice once it is told to go on."""
+    """Fails its task twice once it is asked to go on."""
 
     def __init__(self) -> None:
-        self._told = False
+        self._asked = False
 
     @workflow.run
     async def run(self) -> None:
-        await workflow.wait_condition(lambda: self._told)
+        await workflow.wait_condition(lambda: self._asked)
         if len(FAILURES) < 2:
             FAILURES.append(1)
             raise RuntimeError("for a test")
 
     @workflow.signal
     def go(self) -> None:
-        self._told = True
+        self._asked = True
 
     @workflow.query
-    def told(self) -> bool:
-        return self._told
+    def is_asked(self) -> bool:
+        return self._asked
 
 
 async def test_a_task_that_is_tried_again_says_so(
@@ -173,15 +173,15 @@ async def test_a_task_that_is_tried_again_says_so(
             handle = await threads.client.start_workflow(
                 Fragile.run, id=thread_id, task_queue=threads.task_queue
             )
-            assert not await handle.query(Fragile.told)  # Its first task is over.
+            assert not await handle.query(Fragile.is_asked)  # Its first task is over.
             await handle.signal(Fragile.go)
             await handle.result()
-        told = [
+        recorded = [
             (span["everlong.resume.cause"], span["everlong.resume.attempt"])
             for span in spans(threads)
             if span["everlong.resume.end"] == "live"
         ]
-        assert told == [("failure", 2), ("failure", 3)]
+        assert recorded == [("failure", 2), ("failure", 3)]
 
 
 @pytest.mark.guarantee(37)

@@ -38,7 +38,7 @@ RECEIVERS = {"http/protobuf": http_receiver, "grpc": grpc_receiver}
 
 
 class Life:
-    """One thread, the workers that it lives on, and what they tell."""
+    """One thread, its workers, and their spans and metrics."""
 
     def __init__(
         self, client: Client, received: Received, queue: str, thread_id: str, start: Any
@@ -155,7 +155,7 @@ async def test_every_span_of_a_life_arrives_once_and_in_its_place(
 
 async def live(life: Life) -> None:
     """Three rolls, an approval that is asked for on one worker and decided on another, a crash, an
-    eviction, and a query of a closed run. Nobody asks a thread how it is: that could be a resume.
+    eviction, and a query of a closed run. No status query: it could be a resume.
     """
     await life.begin_worker()
     while len(life.spans(CONTINUE_AS_NEW)) < 3:
@@ -191,7 +191,7 @@ async def live(life: Life) -> None:
 async def pending(life: Life) -> str:
     """Return the id of the approval, once it waits.
 
-    From what a wrong decision is told: a question could meet a roll, and be a resume.
+    Read from the rejection of a wrong decision: a query could meet a continue-as-new, and be a resume.
     """
     deadline = time.monotonic() + 90
     handle = life.client.get_workflow_handle(life.thread_id)

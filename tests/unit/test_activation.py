@@ -1,4 +1,4 @@
-"""Which activations are of an instance that a query has run ahead of its history."""
+"""Detection of an instance that a query has run ahead of its history."""
 
 import pytest
 from temporalio.bridge.proto.workflow_activation import WorkflowActivation, WorkflowActivationJob

@@ -1,4 +1,4 @@
-"""Where Prometheus comes for metrics: what it gets, and who is refused."""
+"""The Prometheus endpoint: what it serves, and which requests it rejects."""
 
 import http.client
 import socket
@@ -148,7 +148,7 @@ def test_beyond_loopback_a_token_is_needed_or_a_word_that_it_is_not() -> None:
     for host in ("localhost", "127.0.0.1", "::1"):
         shown = exposed(OTEL_EXPORTER_PROMETHEUS_HOST=host)
         assert shown == ("127.0.0.1" if host == "localhost" else host)
-    # Only who wants Prometheus is told.
+    # Only settings with the Prometheus exporter are checked.
     settings = load_settings({"OTEL_EXPORTER_PROMETHEUS_HOST": "0.0.0.0"})
     open_configured_providers(settings, "everlong-worker").shutdown()
     wanted = load_settings(

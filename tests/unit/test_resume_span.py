@@ -1,4 +1,4 @@
-"""What a resume says of itself: where its time went, what caused it, and what it served."""
+"""The resume span: its parts, its cause, and what it served."""
 
 import dataclasses
 import itertools
@@ -53,7 +53,7 @@ EVICTION = WorkflowActivationJob(remove_from_cache=RemoveFromCache())
 
 
 @dataclasses.dataclass
-class Bed:
+class HookHarness:
     """One instance of a run, the hook that watches it, and what that has emitted."""
 
     hook: ResumeHook
@@ -89,7 +89,7 @@ class Bed:
         ]
 
 
-def new_bed(resumes: ResumeLog | None = None) -> Bed:
+def new_harness(resumes: ResumeLog | None = None) -> HookHarness:
     exporter, reader = InMemorySpanExporter(), InMemoryMetricReader()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -97,7 +97,7 @@ def new_bed(resumes: ResumeLog | None = None) -> Bed:
     info = SimpleNamespace(run_id="r", workflow_id="w", workflow_type="W", continued_run_id=None)
     history = RunHistory()
     hook = ResumeHook(resumes, cast("workflow.Info", info), history)
-    return Bed(hook, history, resumes, exporter, reader)
+    return HookHarness(hook, history, resumes, exporter, reader)
 
 
 def scheduled(queue: str = "") -> HistoryEvent:
@@ -129,22 +129,22 @@ def seconds(span: ReadableSpan) -> float:
 @pytest.mark.guarantee(37)
 @pytest.mark.parametrize("end", ["live", "query", "evicted"])
 def test_each_part_is_a_child_that_is_as_long_as_its_attribute(end: str) -> None:
-    bed = new_bed()
-    bed.activate(REPLAYED)
+    harness = new_harness()
+    harness.activate(REPLAYED)
     time.sleep(0.03)
-    bed.history.reads.seconds = 0.015
-    bed.history.scan_seconds = 0.005
-    bed.history.settle_worker(is_lost=False)
+    harness.history.reads.seconds = 0.015
+    harness.history.scan_seconds = 0.005
+    harness.history.settle_worker(is_lost=False)
     job = {"live": SIGNAL, "query": QUERY, "evicted": EVICTION}[end]
-    bed.activate(job, replaying=end != "live")
-    children = [bed.spans[f"{RESUME}.{part}"] for part in PARTS]
-    told = [bed.resume[f"{RESUME}.{part}_seconds"] for part in PARTS]
-    assert [seconds(child) for child in children] == pytest.approx(told)
-    assert sum(told) == pytest.approx(seconds(bed.spans[RESUME]))
-    assert all(part >= 0 for part in told)
-    assert bed.resume[f"{RESUME}.read_seconds"] == pytest.approx(0.015)
-    assert bed.resume[f"{RESUME}.scan_seconds"] == pytest.approx(0.005)
-    parent = bed.spans[RESUME].context
+    harness.activate(job, replaying=end != "live")
+    children = [harness.spans[f"{RESUME}.{part}"] for part in PARTS]
+    recorded_seconds = [harness.resume[f"{RESUME}.{part}_seconds"] for part in PARTS]
+    assert [seconds(child) for child in children] == pytest.approx(recorded_seconds)
+    assert sum(recorded_seconds) == pytest.approx(seconds(harness.spans[RESUME]))
+    assert all(part >= 0 for part in recorded_seconds)
+    assert harness.resume[f"{RESUME}.read_seconds"] == pytest.approx(0.015)
+    assert harness.resume[f"{RESUME}.scan_seconds"] == pytest.approx(0.005)
+    parent = harness.spans[RESUME].context
     for before, after in itertools.pairwise(children):
         assert before.end_time == after.start_time
         assert parent is not None
@@ -153,42 +153,45 @@ def test_each_part_is_a_child_that_is_as_long_as_its_attribute(end: str) -> None
 
 
 def test_the_time_in_the_queue_is_a_span_before_the_resume() -> None:
-    bed = new_bed()
-    bed.activate(REPLAYED)
-    bed.history.task.scheduled_ns = time.time_ns() - 3 * 10**9
-    bed.history.settle_worker(is_lost=False)
-    bed.activate(SIGNAL, replaying=False)
-    queue = bed.spans[f"{RESUME}.queue"]
-    assert queue.end_time == bed.spans[RESUME].start_time
+    harness = new_harness()
+    harness.activate(REPLAYED)
+    harness.history.task.scheduled_ns = time.time_ns() - 3 * 10**9
+    harness.history.settle_worker(is_lost=False)
+    harness.activate(SIGNAL, replaying=False)
+    queue = harness.spans[f"{RESUME}.queue"]
+    assert queue.end_time == harness.spans[RESUME].start_time
     assert queue.parent is None
-    assert seconds(queue) == pytest.approx(bed.resume[f"{RESUME}.queue_seconds"])
+    assert seconds(queue) == pytest.approx(harness.resume[f"{RESUME}.queue_seconds"])
     assert 2.5 < seconds(queue) < 3.5
 
 
 def test_objects_that_were_read_ahead_from_the_store_are_misses() -> None:
-    bed = new_bed()
-    bed.activate(REPLAYED)
-    bed.history.prefetched.misses, bed.history.prefetched.hits = 4, 1
-    bed.history.reads.hits = 5
-    bed.history.settle_worker(is_lost=False)
-    bed.activate(SIGNAL, replaying=False)
-    assert bed.resume[f"{RESUME}.cache.misses"] == 4
-    assert bed.resume[f"{RESUME}.cache.hits"] == 1
+    harness = new_harness()
+    harness.activate(REPLAYED)
+    harness.history.prefetched.misses, harness.history.prefetched.hits = 4, 1
+    harness.history.reads.hits = 5
+    harness.history.settle_worker(is_lost=False)
+    harness.activate(SIGNAL, replaying=False)
+    assert harness.resume[f"{RESUME}.cache.misses"] == 4
+    assert harness.resume[f"{RESUME}.cache.hits"] == 1
 
 
 def test_a_query_after_a_crash_is_a_resume_by_a_crash_that_served_a_query() -> None:
-    bed = new_bed()
-    bed.activate(REPLAYED)
-    bed.activate(QUERY)
-    assert RESUME not in bed.spans  # What became of the last worker is not known yet.
-    bed.history.settle_worker(is_lost=True)
-    bed.history.settle_worker(is_lost=False)  # The first answer counts.
-    assert (bed.resume[f"{RESUME}.cause"], bed.resume[f"{RESUME}.end"]) == ("crash", "query")
-    assert bed.counted == [{"cause": "crash", "end": "query"}]
-    last = bed.resumes.last.pop("r")
+    harness = new_harness()
+    harness.activate(REPLAYED)
+    harness.activate(QUERY)
+    assert RESUME not in harness.spans  # The look-up of the last worker is not done yet.
+    harness.history.settle_worker(is_lost=True)
+    harness.history.settle_worker(is_lost=False)  # The first answer counts.
+    assert (harness.resume[f"{RESUME}.cause"], harness.resume[f"{RESUME}.end"]) == (
+        "crash",
+        "query",
+    )
+    assert harness.counted == [{"cause": "crash", "end": "query"}]
+    last = harness.resumes.last.pop("r")
     assert last is not None
     assert (last.cause, last.events) == ("crash", 9)
-    assert last.ms == pytest.approx(1000 * seconds(bed.spans[RESUME]))
+    assert last.ms == pytest.approx(1000 * seconds(harness.spans[RESUME]))
 
 
 @pytest.mark.guarantee(37)
@@ -204,20 +207,20 @@ def test_a_query_after_a_crash_is_a_resume_by_a_crash_that_served_a_query() -> N
 def test_the_cause_is_the_same_whatever_the_resume_served(
     events: list[HistoryEvent], cause: str, end: str
 ) -> None:
-    bed = new_bed()
+    harness = new_harness()
     for event in events:
-        bed.history.add(event)
-    bed.activate(REPLAYED)
-    bed.activate(QUERY if end == "query" else SIGNAL, replaying=end == "query")
-    bed.history.settle_worker(is_lost=False)
-    assert (bed.resume[f"{RESUME}.cause"], bed.resume[f"{RESUME}.end"]) == (cause, end)
+        harness.history.add(event)
+    harness.activate(REPLAYED)
+    harness.activate(QUERY if end == "query" else SIGNAL, replaying=end == "query")
+    harness.history.settle_worker(is_lost=False)
+    assert (harness.resume[f"{RESUME}.cause"], harness.resume[f"{RESUME}.end"]) == (cause, end)
 
 
 def test_a_query_of_a_thread_that_this_worker_dropped_is_a_resume_by_an_eviction() -> None:
-    first = new_bed()
+    first = new_harness()
     first.activate(REPLAYED, replaying=False)
     first.activate(EVICTION)
-    again = new_bed(first.resumes)
+    again = new_harness(first.resumes)
     again.activate(REPLAYED)
     again.activate(QUERY)
     assert first.resume[f"{RESUME}.cause"] == "eviction"

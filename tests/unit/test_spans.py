@@ -1,4 +1,4 @@
-"""Spans find their place: by the run's id, in a team's own provider, and under its sampler."""
+"""Spans get their trace by the run's id, in a user's own provider and under its sampler."""
 
 import subprocess
 import sys
