@@ -144,7 +144,7 @@ INBOX_BYTES_MAX: Final = 12 * KIB
 TOOL_CALLS_MAX: Final = 20
 CALL_NAME_CHARS_MAX: Final = 64
 CALL_PREVIEW_CHARS_MAX: Final = 100
-PREVIEW_CHARS_MAX: Final = 60
+PREVIEW_CHARS_MAX: Final = 40
 REASON_CHARS_MAX: Final = 160
 FACT_BYTES_MAX: Final = 400
 # Of facts that have expired, the keys that are noted.
@@ -165,7 +165,7 @@ RECEIVED_MAX: Final = 16
 # policy. Further callers follow the history, which has no such bound.
 UPDATES_WAITING_MAX: Final = 4
 # Sizes that a thread remembers of itself, for a sparkline: 30 bytes each as JSON.
-TREND_MAX: Final = 16
+TREND_MAX: Final = 8
 
 # Sub-agents of sub-agents: a thread that could start itself would have no end.
 CHILD_DEPTH_MAX: Final = 4

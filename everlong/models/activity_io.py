@@ -96,7 +96,7 @@ class ToolRun:
     """Whether a person has approved the call."""
     acts_on: Sent | None = None
     """When that person did."""
-    inline_bytes_max: int = limits.ENTRY_BODY_BYTES_MAX
+    inline_bytes_max: int = limits.STEP_RESULTS_BYTES_MAX
     """A larger result is stored as a pack; a smaller one comes back inside its entry."""
 
 

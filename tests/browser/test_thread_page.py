@@ -133,7 +133,7 @@ async def test_an_open_page_follows_a_running_thread(stage: Stage, page: Page) -
     await expect(first.locator("[data-slice]")).to_contain_text("hello")
     await page.evaluate("window.kept = true")
     number = await stage.send("follow-1", "tick 8")
-    await expect(page.get_by_text("At work on message 2.")).to_be_visible()
+    await expect(page.get_by_text("Working on message 2.")).to_be_visible()
     await expect(page.locator("[data-entries]")).to_contain_text("tick 1")
     await shoot(page, "thread-live", whole=False)
     await stage.threads.answered("follow-1", number)
