@@ -9,7 +9,7 @@ from temporalio.client import Client
 
 from everlong import limits
 from everlong.admin.format import message_text, note_text, one_line
-from everlong.client.lookup import Standing, checked_head, standing
+from everlong.client.lookup import ThreadLookup, check_head, look_up
 from everlong.errors import EntryNotFound, StoreError
 from everlong.models import Entry, Kind, Message, message_of
 from everlong.storage.journal import JournalReader
@@ -83,10 +83,10 @@ async def load_entry_page(
     before: int | None = None,
     after: int | None = None,
     limit: int = 50,
-    found: Standing | None = None,
+    found: ThreadLookup | None = None,
 ) -> EntryPage:
     """Return entries before or after a seq, or the newest, each summarised on one line."""
-    found = found or await standing(client, packs, thread_id)
+    found = found or await look_up(client, packs, thread_id)
     limit = max(1, min(limit, ENTRIES_MAX))
     if after is not None:
         first = max(1, after + 1)
@@ -113,7 +113,7 @@ def _lacks_preview(entry: Entry) -> bool:
     return entry.kind in MESSAGE_KINDS and entry.body is None and not has_preview
 
 
-async def _load_messages(found: Standing, entries: list[Entry]) -> dict[int, Message]:
+async def _load_messages(found: ThreadLookup, entries: list[Entry]) -> dict[int, Message]:
     """Return the messages of entries by seq, shortened as a model sees them."""
     try:
         messages = await found.journal.messages(entries)
@@ -190,8 +190,8 @@ async def open_entry_body(
 async def _load_body(
     client: Client, packs: PackStore, thread_id: str, seq: int, form: Form
 ) -> tuple[Entry, str, tuple[str, ...]]:
-    found = await standing(client, packs, thread_id)
-    entries = await found.journal.read(checked_head(found, seq), seq, seq)
+    found = await look_up(client, packs, thread_id)
+    entries = await found.journal.read(check_head(found, seq), seq, seq)
     if not entries:
         raise EntryNotFound(f"the journal of thread {thread_id!r} has no entry {seq}")
     return await _render_body(found.journal, entries[0], form)

@@ -14,7 +14,7 @@ from temporalio.client import Client
 
 from everlong import limits
 from everlong.archive import manifest as manifests
-from everlong.client.lookup import ANSWER_SECONDS_MAX, Standing, standing
+from everlong.client.lookup import ANSWER_SECONDS_MAX, ThreadLookup, look_up
 from everlong.client.status import pending
 from everlong.client.visibility import ThreadRow
 from everlong.errors import EverlongError
@@ -176,7 +176,7 @@ async def load_overview(
     seconds_max: float = ANSWER_SECONDS_MAX,
 ) -> ThreadOverview:
     """Load the overview of a thread; without a worker, from visibility and the store alone."""
-    found = await standing(client, packs, thread_id, seconds_max)
+    found = await look_up(client, packs, thread_id, seconds_max)
     status = found.status
     began_ms, problem = await _load_began(found)
     waiting: tuple[Approval, ...] = ()
@@ -211,7 +211,7 @@ async def load_overview(
 
 
 async def _find_archive(
-    client: Client, packs: PackStore, found: Standing
+    client: Client, packs: PackStore, found: ThreadLookup
 ) -> tuple[str, tuple[str, ...]]:
     """Return the newest readable archive, and newer archives that cannot be read.
 
@@ -229,7 +229,7 @@ async def _find_archive(
     return archive_id, tuple(map(str, newest.passed_over))
 
 
-async def _load_began(found: Standing) -> tuple[int | None, str]:
+async def _load_began(found: ThreadLookup) -> tuple[int | None, str]:
     """Return the time of the thread's own first entry, or why it cannot be read."""
     if found.head is None:
         return None, ""
@@ -242,7 +242,7 @@ async def _load_began(found: Standing) -> tuple[int | None, str]:
     return (entries[0].time_ms if entries else None), ""
 
 
-def _sizes(found: Standing) -> StateSizes:
+def _sizes(found: ThreadLookup) -> StateSizes:
     status, card = found.status, found.row.card
     if status is not None:
         operational, context = status.state_bytes, status.context_bytes

@@ -9,7 +9,7 @@ from temporalio.client import Client
 from everlong.admin.format import bytes_text, counted, setting_text
 from everlong.archive import manifest as manifests
 from everlong.client.archives import ArchivePlan, Then, plan_archive
-from everlong.client.lookup import Standing, standing
+from everlong.client.lookup import ThreadLookup, look_up
 from everlong.client.status import pending
 from everlong.client.time_travel import Past, archive_of
 from everlong.errors import ArchiveNotFound, ControlRefused, DecisionRefused, NoWorker
@@ -59,7 +59,7 @@ async def preview_action(
     arguments: Mapping[str, Any] | None = None,
 ) -> Preview:
     """Return what an action would do. `arguments` are the action's own: `seq`, `changes`, ..."""
-    found = await standing(client, packs, thread_id)
+    found = await look_up(client, packs, thread_id)
     given = arguments or {}
     if action == "compact":
         return await _preview_compact(client, packs, found)
@@ -76,7 +76,7 @@ async def preview_action(
     return _preview_control(found, action)
 
 
-async def _preview_compact(client: Client, packs: PackStore, found: Standing) -> Preview:
+async def _preview_compact(client: Client, packs: PackStore, found: ThreadLookup) -> Preview:
     if found.status is None or found.head is None:
         return _no_change(found, "compact", "has no context yet")
     past = await Past.open(client, packs, found.thread_id)
@@ -109,7 +109,7 @@ async def _preview_compact(client: Client, packs: PackStore, found: Standing) ->
 
 
 async def _preview_fork(
-    client: Client, packs: PackStore, found: Standing, given: Mapping[str, Any]
+    client: Client, packs: PackStore, found: ThreadLookup, given: Mapping[str, Any]
 ) -> Preview:
     seq = _parse_seq(given, found.last_seq)
     past = await Past.open(client, packs, found.thread_id)
@@ -128,7 +128,7 @@ async def _preview_fork(
     )
 
 
-def _preview_limits(found: Standing, given: Mapping[str, Any]) -> Preview:
+def _preview_limits(found: ThreadLookup, given: Mapping[str, Any]) -> Preview:
     changes = given.get("changes") or {}
     if found.status is None:
         raise NoWorker(found.unavailable)
@@ -172,7 +172,7 @@ def usage_of(status: ThreadStatus) -> Usage:
 
 
 async def _preview_archive(
-    client: Client, packs: PackStore, found: Standing, given: Mapping[str, Any]
+    client: Client, packs: PackStore, found: ThreadLookup, given: Mapping[str, Any]
 ) -> Preview:
     then = given.get("then", "keep")
     if then not in get_args(Then):
@@ -223,7 +223,7 @@ def _describe_archive(plan: ArchivePlan, file_bytes: int) -> str:
     return sentence
 
 
-def _archive_warnings(found: Standing, plan: ArchivePlan) -> tuple[str, ...]:
+def _archive_warnings(found: ThreadLookup, plan: ArchivePlan) -> tuple[str, ...]:
     warnings = list(_unfinished_warnings(found)) if plan.ends else []
     if plan.refused:
         warnings.append(f"{plan.refused[:1].upper()}{plan.refused[1:]}")
@@ -234,7 +234,7 @@ def _archive_warnings(found: Standing, plan: ArchivePlan) -> tuple[str, ...]:
     return tuple(warnings)
 
 
-async def _estimate_archive_bytes(client: Client, packs: PackStore, found: Standing) -> int:
+async def _estimate_archive_bytes(client: Client, packs: PackStore, found: ThreadLookup) -> int:
     """Estimate the size of an archive, from the last archive or from the measured share."""
     last = await manifests.load_newest(packs, thread_key(client.namespace, found.thread_id))
     if last is not None and last.entries:
@@ -243,7 +243,7 @@ async def _estimate_archive_bytes(client: Client, packs: PackStore, found: Stand
 
 
 async def _preview_revive(
-    client: Client, packs: PackStore, found: Standing, given: Mapping[str, Any]
+    client: Client, packs: PackStore, found: ThreadLookup, given: Mapping[str, Any]
 ) -> Preview:
     archive_id = given.get("archive_id") or None
     archive = await archive_of(client, packs, found.thread_id, archive_id and str(archive_id))
@@ -277,7 +277,7 @@ def _parse_seq(given: Mapping[str, Any], default: int) -> int:
     return seq
 
 
-async def _preview_decide(client: Client, found: Standing, given: Mapping[str, Any]) -> Preview:
+async def _preview_decide(client: Client, found: ThreadLookup, given: Mapping[str, Any]) -> Preview:
     approval_id = given.get("approval_id")
     if not approval_id:
         raise DecisionRefused("name the approval by its id")
@@ -301,7 +301,7 @@ async def _preview_decide(client: Client, found: Standing, given: Mapping[str, A
     )
 
 
-def _preview_control(found: Standing, action: Action) -> Preview:
+def _preview_control(found: ThreadLookup, action: Action) -> Preview:
     status = found.status
     warnings = _ended_warnings(found)
     if action == "pause":
@@ -332,13 +332,13 @@ def _preview_control(found: Standing, action: Action) -> Preview:
     return Preview(action=action, sentence=sentence, warnings=warnings)
 
 
-def _confirmation(found: Standing, action: Action) -> str:
+def _confirmation(found: ThreadLookup, action: Action) -> str:
     """Return the text that confirms an action: the thread's id if it can be typed, else the action."""
     thread_id = found.thread_id
     return thread_id if show_id(thread_id) == thread_id else action
 
 
-def _no_change(found: Standing, action: Action, why: str) -> Preview:
+def _no_change(found: ThreadLookup, action: Action, why: str) -> Preview:
     return Preview(
         action=action,
         sentence=f"The thread {why}. Nothing would change.",
@@ -346,13 +346,13 @@ def _no_change(found: Standing, action: Action, why: str) -> Preview:
     )
 
 
-def _ended_warnings(found: Standing) -> tuple[str, ...]:
+def _ended_warnings(found: ThreadLookup) -> tuple[str, ...]:
     if not found.row.is_open:
         return ("The thread has ended and accepts no more changes.",)
     return (found.unavailable,) if found.unavailable else ()
 
 
-def _unfinished_warnings(found: Standing) -> tuple[str, ...]:
+def _unfinished_warnings(found: ThreadLookup) -> tuple[str, ...]:
     status = found.status
     if status is None:
         return ()

@@ -11,7 +11,7 @@ from typing import Final
 
 from temporalio.client import Client
 
-from everlong.client.lookup import standing
+from everlong.client.lookup import look_up
 from everlong.models import Entry, seq_after
 from everlong.storage.pack_store import PackStore, gathered
 
@@ -60,7 +60,7 @@ async def load_series(
     client: Client, packs: PackStore, thread_id: str, *, points_max: int = POINTS_MAX
 ) -> Series:
     """Load the growth of a thread: about `points_max` points at most, evenly spread over its life."""
-    found = await standing(client, packs, thread_id)
+    found = await look_up(client, packs, thread_id)
     journal, head = found.journal, found.head
     if head is None:
         return Series(points=(), resumes=(), entries=0, is_sampled=False)

@@ -24,7 +24,7 @@ from everlong.archive import Facts, Freed, Manifest, Progress, freed, writer
 from everlong.archive import manifest as manifests
 from everlong.archive.manifest import UNREADABLE, Unreadable
 from everlong.client.control import note, stop
-from everlong.client.errors import translated, translated_rpc
+from everlong.client.errors import translate_errors, translate_rpc_error
 from everlong.client.follower import Follower
 from everlong.client.runs import previous_run
 from everlong.client.size import ThreadSize, measure_size
@@ -156,7 +156,7 @@ async def _prepare_thread(
 
 async def _ended_run(client: Client, thread_id: str) -> str:
     """Return the newest run of a thread if it has ended, else an empty string."""
-    with translated(thread_id):
+    with translate_errors(thread_id):
         description = await client.get_workflow_handle(thread_id).describe()
     return description.run_id if ended_as(description) else ""
 
@@ -467,7 +467,7 @@ async def _find_existing_id(
 
 
 async def _count_runs(client: Client, thread_id: str) -> int:
-    with translated(thread_id):
+    with translate_errors(thread_id):
         description = await client.get_workflow_handle(thread_id).describe()
     return len(await list_run_ids(client, thread_id, description.run_id))
 
@@ -488,7 +488,7 @@ _RUNS_MAX: Final = 100_000
 
 async def list_ended_runs(client: Client, thread_id: str, run_id: str) -> list[str]:
     """Return all runs of a thread, newest first. Refused unless it ended with the given run."""
-    with translated(thread_id):
+    with translate_errors(thread_id):
         description = await client.get_workflow_handle(thread_id).describe()
     if not ended_as(description):
         raise ControlRefused(f"thread {thread_id!r} has not ended; its histories are not deleted")
@@ -519,13 +519,13 @@ async def list_run_ids(client: Client, thread_id: str, newest: str) -> list[str]
             run_id = await previous_run(client, thread_id, run_id)
         except RPCError as error:
             if error.status != RPCStatusCode.NOT_FOUND:
-                raise translated_rpc(error, thread_id) from error
+                raise translate_rpc_error(error, thread_id) from error
             break  # Its retention has ended, or it is deleted already.
         if not run_id:
             break
         runs[run_id] = None
     query = f"WorkflowId = {quoted(thread_id)}"
-    with translated(thread_id):
+    with translate_errors(thread_id):
         async for each in client.list_workflows(query, limit=_RUNS_MAX):
             if each.status != WorkflowExecutionStatus.RUNNING:
                 runs.setdefault(each.run_id)
@@ -540,4 +540,4 @@ async def _delete(client: Client, thread_id: str, run_id: str) -> None:
         await client.workflow_service.delete_workflow_execution(request)
     except RPCError as error:
         if error.status != RPCStatusCode.NOT_FOUND:
-            raise translated_rpc(error, thread_id) from error
+            raise translate_rpc_error(error, thread_id) from error

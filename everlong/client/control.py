@@ -1,11 +1,11 @@
-"""What people say to a thread beside messages: decisions, limits, pause, compact, stop."""
+"""Control of a thread: decisions, changes of its policy, pause, unpause, compact, stop."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from temporalio.client import Client
 
-from everlong.client.errors import argument, translated
+from everlong.client.errors import argument, translate_errors
 from everlong.client.updates import update
 from everlong.errors import ControlRefused, DecisionRefused
 from everlong.models import (
@@ -50,7 +50,7 @@ async def configure(
 
 
 async def pause(client: Client, thread_id: str, by: str = "", reason: str = "") -> None:
-    """Have a thread take no more steps. What is under way ends; messages are still queued."""
+    """Have a thread take no more steps. Work under way ends; messages are still queued."""
     await _signal(client, thread_id, PAUSE_SIGNAL, Control(by=by, reason=reason))
 
 
@@ -73,11 +73,11 @@ async def stop(
 
 
 async def note(client: Client, thread_id: str, action: str, by: str = "", reason: str = "") -> None:
-    """Have a thread's journal say what was done about it. It changes nothing else."""
+    """Write an action to a thread's journal. Changes nothing else."""
     said = ControlNote(action=action, by=by, reason=reason)
     await _signal(client, thread_id, NOTE_SIGNAL, said)
 
 
 async def _signal(client: Client, thread_id: str, name: str, said: Control | ControlNote) -> None:
-    with translated(thread_id, ControlRefused):
+    with translate_errors(thread_id, ControlRefused):
         await client.get_workflow_handle(thread_id).signal(name, said)

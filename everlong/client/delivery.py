@@ -1,4 +1,4 @@
-"""Messages for a thread. A long one is stored in the thread's place first, and sent as a ref."""
+"""Delivery of messages to a thread. A long message is stored first, and sent as a ref."""
 
 import dataclasses
 import time
@@ -11,7 +11,7 @@ from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 
 from everlong import limits
 from everlong.client.diagnosis import Report, Watch
-from everlong.client.errors import argument, translated
+from everlong.client.errors import argument, translate_errors
 from everlong.client.search_attributes import has_attributes
 from everlong.client.status import journal_of
 from everlong.client.updates import Start, start_update, update
@@ -57,7 +57,7 @@ async def send(
     (the server lists it for a while), and after 5 minutes if workers are busy.
     """
     await check_startable(client, thread_id, agent)
-    message = await stored_message(client, packs, thread_id, text, message_id)
+    message = await store_message(client, packs, thread_id, text, message_id)
     message = dataclasses.replace(message, by=printable(by, limits.CALL_NAME_CHARS_MAX))
     async with Watch(client, thread_id, on_wait) as watch:
         return await deliver(
@@ -71,10 +71,10 @@ async def send(
         )
 
 
-async def stored_message(
+async def store_message(
     client: Client, packs: PackStore | None, thread_id: str, text: str, message_id: str = ""
 ) -> SendMessage:
-    """Return a message that can be sent: of a long text, what leads to it once it is durable."""
+    """Return a message to send. A long text is stored first, and the message holds its ref."""
     # An id in any case: the SDK may send an update twice that meets a roll.
     message = argument(
         MessageRefused, lambda: SendMessage(id=message_id or uuid.uuid4().hex, text="")
@@ -176,7 +176,7 @@ async def check_startable(client: Client, thread_id: str, agent: str | None) -> 
     if is_new_id(thread_id):
         return True
     try:
-        with translated(thread_id):
+        with translate_errors(thread_id):
             await client.get_workflow_handle(thread_id).describe()
     except ThreadNotFound:
         check_new_id(thread_id)
@@ -196,7 +196,7 @@ async def _start(
         id=thread_id,
         task_queue=task_queue,
         id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-        # An id is for good: a second thread under it would have the first one's place in the store.
+        # An id is never reused: a second thread under it would share the first one's place in the store.
         id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
         search_attributes=attributes,
     )

@@ -230,8 +230,8 @@ def next_look_seconds(elapsed_seconds: float) -> float:
 class Watch:
     """Diagnoses a thread now and then while a caller waits for it.
 
-    It runs beside the wait and knows nothing of how that is done. Faults of a diagnosis itself are
-    logged: the wait meets them too.
+    It runs concurrently with the wait and does not depend on how that is done. Faults of a diagnosis
+    itself are logged: the wait meets them too.
     """
 
     def __init__(self, client: Client, thread_id: str, report: Report | None = None) -> None:

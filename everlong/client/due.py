@@ -14,7 +14,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from everlong.archive import Manifest
 from everlong.archive import manifest as manifests
 from everlong.client.archives import archive
-from everlong.client.errors import translated, translated_rpc
+from everlong.client.errors import translate_errors, translate_rpc_error
 from everlong.client.head import head_of
 from everlong.errors import EverlongError, SetupRefused, ThreadNotFound
 from everlong.models import AGENT_WORKFLOW, SWEEP_REASONS_MAX, printable, thread_key
@@ -132,7 +132,7 @@ async def _is_due(
 
 
 async def _newest_run(client: Client, thread_id: str) -> str:
-    with translated(thread_id):
+    with translate_errors(thread_id):
         return (await client.get_workflow_handle(thread_id).describe()).run_id
 
 
@@ -146,7 +146,7 @@ async def _list_ended(client: Client) -> AsyncIterator[WorkflowExecution]:
                 "the server does not have our search attributes, so threads that are due cannot be "
                 "found. Add them with: everlong setup"
             ) from error
-        raise translated_rpc(error, "") from error
+        raise translate_rpc_error(error, "") from error
 
 
 # In one sweep. The next archives the rest, long before Temporal deletes the histories.

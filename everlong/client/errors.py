@@ -1,4 +1,4 @@
-"""The SDK's errors about a thread, turned into ours."""
+"""Translation of the SDK's errors about a thread to Everlong's."""
 
 import contextlib
 import re
@@ -46,8 +46,8 @@ _FOR_PROGRAMMERS: Final = re.compile(r"\[type=.*?\](?=\n|$)|For further informat
 
 
 @contextlib.contextmanager
-def translated(thread_id: str, refused: type[ThreadError] = MessageRefused) -> Iterator[None]:
-    """Raise our errors for the SDK's. `refused` is for what the thread does not take."""
+def translate_errors(thread_id: str, refused: type[ThreadError] = MessageRefused) -> Iterator[None]:
+    """Raise Everlong's errors for the SDK's. `refused` is raised if the thread rejects an update."""
     what = _WHAT[refused]
     try:
         yield
@@ -62,17 +62,17 @@ def translated(thread_id: str, refused: type[ThreadError] = MessageRefused) -> I
         ) from error
     except WorkflowQueryFailedError as error:
         raise NoWorker(
-            f"thread {thread_id!r} cannot answer: {error}. Its worker's log tells more."
+            f"thread {thread_id!r} cannot answer: {error}. See its worker's log."
         ) from error
     except WorkflowAlreadyStartedError as error:
         # Said about an id that is to be used for a new thread, and only once that one has ended.
         raise has_ended(thread_id) from error
     except RPCError as error:
-        raise translated_rpc(error, thread_id) from error
+        raise translate_rpc_error(error, thread_id) from error
 
 
 @contextlib.contextmanager
-def readable(thread_id: str) -> Iterator[None]:
+def explain_unreadable(thread_id: str) -> Iterator[None]:
     """Add the likely cause where this process cannot read what a thread's worker has written."""
     try:
         yield
@@ -88,7 +88,7 @@ def _said(cause: BaseException) -> str:
     return cause.message if isinstance(cause, ApplicationError) else str(cause)
 
 
-def translated_rpc(error: RPCError, thread_id: str) -> EverlongError:
+def translate_rpc_error(error: RPCError, thread_id: str) -> EverlongError:
     """Return our error for one of the server's."""
     if error.status == RPCStatusCode.NOT_FOUND and error.message.startswith("Namespace"):
         return ServerUnreachable(f"{error.message} Set TEMPORAL_NAMESPACE.")
@@ -110,7 +110,7 @@ def translated_rpc(error: RPCError, thread_id: str) -> EverlongError:
         return NoWorker(f"no worker answers for thread {thread_id!r}. {START_ONE}")
     if error.status == RPCStatusCode.FAILED_PRECONDITION:
         return NoWorker(
-            f"thread {thread_id!r} cannot take it now: {error.message} Its worker's log tells more."
+            f"thread {thread_id!r} cannot take it now: {error.message} See its worker's log."
         )
     return ServerUnreachable(f"the Temporal server refused: {error.message}")
 

@@ -27,7 +27,7 @@ from temporalio.common import RawValue
 from temporalio.converter import ActivitySerializationContext, WorkflowSerializationContext
 from temporalio.service import RPCError, RPCStatusCode
 
-from everlong.client.errors import readable, translated_rpc
+from everlong.client.errors import explain_unreadable, translate_rpc_error
 from everlong.client.progress import Activity, Decode, NotConverted, Progress, Tracker
 from everlong.errors import EverlongError, StoreUnavailable
 from everlong.json_payloads import from_raw
@@ -147,7 +147,7 @@ class Follower:
         try:
             described = await self._describe()
         except RPCError as error:
-            self.problem = str(translated_rpc(error, self._thread_id))
+            self.problem = str(translate_rpc_error(error, self._thread_id))
             return False
         info = described.workflow_execution_info
         return (info.execution.run_id, info.history_length) == (self._run_id, self._last_event_id)
@@ -224,11 +224,11 @@ class Follower:
         """Begin again without a page token that the server refuses; else wait and try again."""
         if error.status in _TOKEN_REFUSED:
             if not self._run_id:
-                raise translated_rpc(error, self._thread_id) from error
+                raise translate_rpc_error(error, self._thread_id) from error
             self.restart()
         # A long poll without an answer is no failure.
         elif error.status not in (RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED):
-            self.problem = str(translated_rpc(error, self._thread_id))
+            self.problem = str(translate_rpc_error(error, self._thread_id))
         await pause_after(self._failures)
         self._failures += 1
 
@@ -263,7 +263,7 @@ class ProgressFollower:
         """Return the progress if it has changed; None if it has not after one long poll."""
         events = await self.follower.next()
         try:
-            with readable(self._thread_id):
+            with explain_unreadable(self._thread_id):
                 await self._tracker.add(events)
         except StoreUnavailable as error:
             # The tracker has some of the events and the page token is past all of them. The first event

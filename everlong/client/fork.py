@@ -9,7 +9,7 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from everlong.archive import manifest as manifests
-from everlong.client.errors import translated, translated_rpc
+from everlong.client.errors import translate_errors, translate_rpc_error
 from everlong.client.time_travel import Past, Scene
 from everlong.errors import ThreadExists, ThreadNotFound
 from everlong.models import (
@@ -46,9 +46,9 @@ async def fork(
     """Start a thread whose past is another one's up to `seq`; return what it was started with.
 
     A turn that was under way there is broken off: the new thread waits for a message. It has the
-    other one's agent and policy, unless another agent is named, which brings its own. What counts
-    against the policy's limits begins anew. The other thread does not notice, and may have ended,
-    also by a limit.
+    other one's agent and policy, unless another agent is named, which brings its own. Its
+    counters against the policy's limits start at zero. The other thread is not changed, and may have
+    ended, also by a limit.
     """
     past = await Past.open(client, packs, thread_id)
     if past.archive is not None:
@@ -87,7 +87,7 @@ def fresh_counters(totals: Totals, written_bytes: int) -> Counters:
     """Return counters of what the new thread does itself. Only its messages are numbered on."""
     return Counters(
         messages=totals.messages,
-        # Nobody will answer what was not answered yet: the next message is the next one's number.
+        # Open messages of the parent are not answered here: the next answer is to the next message.
         answered=totals.messages,
         written_bytes=written_bytes,
     )
@@ -126,7 +126,7 @@ async def check_free(client: Client, packs: PackStore, new_id: str) -> None:
         await client.get_workflow_handle(new_id).describe()
     except RPCError as error:
         if error.status != RPCStatusCode.NOT_FOUND or error.message.startswith("Namespace"):
-            raise translated_rpc(error, new_id) from error
+            raise translate_rpc_error(error, new_id) from error
     else:
         raise _taken(new_id)
     if await manifests.list_ids(packs.store, thread_key(client.namespace, new_id)):
@@ -137,8 +137,8 @@ async def check_free(client: Client, packs: PackStore, new_id: str) -> None:
 
 
 async def start_thread(client: Client, new_id: str, task_queue: str, start: ThreadStart) -> None:
-    """Start a thread under an id that nobody has had."""
-    with translated(new_id):
+    """Start a thread under an id that no thread has had."""
+    with translate_errors(new_id):
         try:
             await client.start_workflow(
                 AGENT_WORKFLOW,

@@ -1,4 +1,4 @@
-"""Where a thread's journal ends, from its history alone: no worker is asked, and nothing resumes."""
+"""Head of a thread's journal, read from its history: asks no worker, so nothing resumes."""
 
 from typing import Any, Final
 
@@ -8,7 +8,7 @@ from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryReverseRequest
 from temporalio.client import Client
 
-from everlong.client.errors import translated
+from everlong.client.errors import translate_errors
 from everlong.errors import ThreadError
 from everlong.models import SegmentRef
 from everlong.models.thread_ids import quote_id
@@ -29,7 +29,7 @@ async def head_of(client: Client, thread_id: str) -> SegmentRef | None:
         execution=WorkflowExecution(workflow_id=thread_id),
         maximum_page_size=_PAGE_EVENTS,
     )
-    with translated(thread_id):
+    with translate_errors(thread_id):
         for _ in range(_PAGES_MAX):
             page = await client.workflow_service.get_workflow_execution_history_reverse(request)
             for event in page.history.events:

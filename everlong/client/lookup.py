@@ -1,7 +1,7 @@
-"""How a thread stands, also if nobody runs it: its status, or else what its last roll left.
+"""Lookup of a thread, with or without a worker: its status, or else its newest run, or else an archive.
 
-A thread without a worker cannot say where its journal ends. Its newest run began with that place, so
-what it had journalled by then can be read. Of one that the server has forgotten, the newest archive is.
+A thread without a worker cannot report its journal's head. Its newest run was started with one, so the
+journal can be read up to there. If the server has deleted the thread, its newest archive is read.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from temporalio.client import Client, WorkflowExecutionDescription
 from temporalio.exceptions import TemporalError
 
 from everlong.archive import Manifest, StoredArchive
-from everlong.client.errors import translated
+from everlong.client.errors import translate_errors
 from everlong.client.status import journal_of, observe
 from everlong.client.time_travel import Past, archive_of
 from everlong.client.visibility import ThreadRow, cards_of, row_of
@@ -22,19 +22,19 @@ from everlong.models import CARD_MEMO, SegmentRef, ThreadCard, ThreadStart, Thre
 from everlong.storage.journal import JournalReader
 from everlong.storage.pack_store import PackStore
 
-# A worker that has the thread answers within milliseconds, and one that replays it within a second or
-# two; somebody waits for a page.
+# A worker with the thread in memory answers within milliseconds, and a worker that replays it within a
+# second or two. A page waits no longer.
 ANSWER_SECONDS_MAX: Final = 4.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Standing:
-    """What can be known of a thread now."""
+class ThreadLookup:
+    """A thread as far as it can be known now."""
 
     thread_id: str
     row: ThreadRow
     status: ThreadStatus | None
-    """None if nobody runs the thread."""
+    """None if no worker answers."""
     journal: JournalReader
     head: SegmentRef | None
     """Where its journal ends; without a status, where it ended when the newest run began."""
@@ -43,20 +43,20 @@ class Standing:
     unavailable: str
     """Why there is no status; empty if there is one."""
     archive: Manifest | None = None
-    """What all of this is read from, if the server has forgotten the thread."""
+    """The archive that all of this is read from, if the server has deleted the thread."""
     passed_over: tuple[str, ...] = ()
     """Newer archives that cannot be read, and why."""
 
     @property
     def last_seq(self) -> int:
-        """Of the newest entry that is journalled."""
+        """Seq of the newest entry in the journal; 0 if there is none."""
         return seq_after(self.head) - 1
 
 
-async def standing(
+async def look_up(
     client: Client, packs: PackStore, thread_id: str, seconds_max: float = ANSWER_SECONDS_MAX
-) -> Standing:
-    """Look at a thread once. Only a thread that there is none of, and no archive, raises."""
+) -> ThreadLookup:
+    """Look at a thread once. Raises `ThreadNotFound` if neither a thread nor an archive exists."""
     try:
         return await _alive(client, packs, thread_id, seconds_max)
     except ThreadNotFound:
@@ -66,8 +66,10 @@ async def standing(
         return _archived(archive)
 
 
-async def _alive(client: Client, packs: PackStore, thread_id: str, seconds_max: float) -> Standing:
-    with translated(thread_id):
+async def _alive(
+    client: Client, packs: PackStore, thread_id: str, seconds_max: float
+) -> ThreadLookup:
+    with translate_errors(thread_id):
         description = await client.get_workflow_handle(thread_id).describe()
     info = description.raw_description.workflow_execution_info
     status, head, unavailable = None, None, ""
@@ -81,7 +83,7 @@ async def _alive(client: Client, packs: PackStore, thread_id: str, seconds_max: 
             f"queue {info.task_queue!r}."
         )
         head = await _head_at_start(client, description)
-    return Standing(
+    return ThreadLookup(
         thread_id=thread_id,
         row=row_of(info, await _card(client, description)),
         status=status,
@@ -93,7 +95,7 @@ async def _alive(client: Client, packs: PackStore, thread_id: str, seconds_max: 
     )
 
 
-def _archived(archive: StoredArchive) -> Standing:
+def _archived(archive: StoredArchive) -> ThreadLookup:
     past, manifest = Past.archived(archive), archive.manifest
     status = past.status
     row = ThreadRow(
@@ -110,7 +112,7 @@ def _archived(archive: StoredArchive) -> Standing:
         asked_ms=None,
         last_resume_ms=0.0,
     )
-    return Standing(
+    return ThreadLookup(
         thread_id=past.thread_id,
         row=row,
         status=status,
@@ -124,7 +126,7 @@ def _archived(archive: StoredArchive) -> Standing:
     )
 
 
-def checked_head(found: Standing, seq: int) -> SegmentRef:
+def check_head(found: ThreadLookup, seq: int) -> SegmentRef:
     """Return the journal's head, which has to hold that entry."""
     if found.head is not None and 1 <= seq <= found.last_seq:
         return found.head

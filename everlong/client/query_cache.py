@@ -15,7 +15,7 @@ from temporalio.client import Client, WorkflowExecutionDescription
 T = TypeVar("T")
 
 ANSWERS_MAX: Final = 1024
-"""Of a client. A status has some 4 KB, so all of them have 4 MB."""
+"""Answers kept for each client. A status has about 4 KB, so all of them take 4 MB."""
 
 _caches: "weakref.WeakKeyDictionary[Client, QueryCache]" = weakref.WeakKeyDictionary()
 
@@ -55,7 +55,7 @@ class QueryCache:
 
 
 def keep_answers(client: Client) -> None:
-    """Keep the answers that a client gets from now on: for one that looks at threads repeatedly."""
+    """Cache the answers that a client gets from now on. For clients that poll threads."""
     _caches.setdefault(client, QueryCache())
 
 

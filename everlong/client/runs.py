@@ -1,4 +1,4 @@
-"""The runs of a thread, newest first, with the way to each in the Temporal UI."""
+"""Runs of a thread, newest first, with links to the Temporal UI."""
 
 import dataclasses
 from typing import Final
@@ -7,10 +7,10 @@ from urllib.parse import quote
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from everlong.client.errors import translated_rpc
+from everlong.client.errors import translate_rpc_error
 
 RUNS_MAX: Final = 50
-"""Of one page. Each takes two calls of the server, one after the other: a quarter of a second."""
+"""Runs of one page. Each takes two sequential requests: a quarter of a second for all."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class RunRow:
     events: int
     history_bytes: int
     ui_url: str
-    """Of its history in the Temporal UI; empty if nobody said where that is."""
+    """Address of its history in the Temporal UI; empty if the UI's address is not set."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ async def runs(
             if found and error.status == RPCStatusCode.NOT_FOUND:
                 run_id = ""  # Its retention is over.
                 break
-            raise translated_rpc(error, thread_id) from error
+            raise translate_rpc_error(error, thread_id) from error
         found.append(row)
         if not run_id:
             break

@@ -140,7 +140,7 @@ _CLOUD: Final = (".tmprl.cloud", ".api.temporal.io")
 _TYPE_PREFIX: Final = "INDEXED_VALUE_TYPE_"
 
 
-async def listed_attributes(client: Client) -> dict[str, str]:
+async def list_attributes(client: Client) -> dict[str, str]:
     """Return the custom search attributes of the namespace, and their types as in `Keyword`."""
     try:
         found = await client.operator_service.list_search_attributes(
@@ -153,11 +153,11 @@ async def listed_attributes(client: Client) -> dict[str, str]:
 
 async def set_up(client: Client) -> dict[str, Literal["added", "present"]]:
     """Add our search attributes that the namespace lacks; return once the server lists them all."""
-    before = await listed_attributes(client)
-    if clashes := clashing(before):
+    before = await list_attributes(client)
+    if clashes := find_clashes(before):
         raise SetupRefused(
             f"the namespace {client.namespace!r} has {clashes}. Nothing was changed. Remove them there, "
-            "if nobody uses them, and run this again; or use another namespace."
+            "if they are not in use, and run this again; or use another namespace."
         )
     missing = [name for name in SEARCH_ATTRIBUTES if name not in before]
     if missing:
@@ -166,7 +166,7 @@ async def set_up(client: Client) -> dict[str, Literal["added", "present"]]:
     return {name: "added" if name in missing else "present" for name in SEARCH_ATTRIBUTES}
 
 
-def clashing(listed: Mapping[str, str]) -> str:
+def find_clashes(listed: Mapping[str, str]) -> str:
     """Return in words which of our attributes are there with another type; empty if none is."""
     return ", ".join(
         f"{name} as {listed[name]} instead of {kind}"
@@ -197,7 +197,7 @@ async def _add(client: Client, names: list[str]) -> None:
 
 async def _until_listed(client: Client) -> None:
     deadline = time.monotonic() + _LISTED_SECONDS_MAX
-    while missing := SEARCH_ATTRIBUTES.keys() - await listed_attributes(client):
+    while missing := SEARCH_ATTRIBUTES.keys() - await list_attributes(client):
         if time.monotonic() > deadline:
             raise SetupRefused(
                 f"the server took the search attributes, and does not list {', '.join(sorted(missing))} "

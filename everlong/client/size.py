@@ -6,7 +6,7 @@ from typing import Final
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from everlong.client.errors import translated_rpc
+from everlong.client.errors import translate_rpc_error
 from everlong.client.runs import previous_run
 from everlong.models import thread_key
 from everlong.storage import BlobStore
@@ -42,7 +42,7 @@ async def measure_size(client: Client, store: BlobStore, thread_id: str) -> Thre
             if runs and error.status == RPCStatusCode.NOT_FOUND:
                 run_id = ""  # Its retention has ended.
                 break
-            raise translated_rpc(error, thread_id) from error
+            raise translate_rpc_error(error, thread_id) from error
         info = description.raw_description.workflow_execution_info
         runs += 1
         events += info.history_length

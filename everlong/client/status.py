@@ -1,4 +1,4 @@
-"""How a thread is: its status, what it waits for, its journal. Nothing here adds to a history."""
+"""Status of a thread, its pending approvals, and its journal. Nothing here adds to a history."""
 
 import dataclasses
 import re
@@ -16,7 +16,7 @@ from temporalio.client import (
 )
 from temporalio.service import RPCError
 
-from everlong.client.errors import readable, translated
+from everlong.client.errors import explain_unreadable, translate_errors
 from everlong.client.query_cache import cached
 from everlong.errors import EntryNotFound, NoWorker
 from everlong.models import (
@@ -60,7 +60,7 @@ async def status(client: Client, thread_id: str) -> ThreadStatus:
 async def observe(client: Client, thread_id: str) -> Observation:
     """Look at a thread once."""
     handle = client.get_workflow_handle(thread_id, result_type=ThreadStatus)
-    with translated(thread_id), readable(thread_id):
+    with translate_errors(thread_id), explain_unreadable(thread_id):
         # First, so that what it says is not newer than the status.
         description = await handle.describe()
         ended = ended_as(description)
@@ -100,7 +100,7 @@ async def held_by(client: Client, activities: Iterable[PendingActivityInfo]) -> 
 
 
 async def pending(client: Client, thread_id: str) -> list[Approval]:
-    """Return the tool calls that wait for a person. A thread that has ended waits for nobody."""
+    """Return the tool calls that wait for an approval; none if the thread has ended."""
     handle = client.get_workflow_handle(thread_id)
 
     async def ask() -> list[Approval]:
@@ -111,7 +111,7 @@ async def pending(client: Client, thread_id: str) -> list[Approval]:
         )
         return waiting
 
-    with translated(thread_id):
+    with translate_errors(thread_id):
         description = await handle.describe()
         if ended_as(description):
             return []
@@ -121,7 +121,7 @@ async def pending(client: Client, thread_id: str) -> list[Approval]:
 async def arguments_of(client: Client, packs: PackStore, thread_id: str, approval: Approval) -> str:
     """Return the whole arguments of a call that waits for a person, from the reply that asks for it.
 
-    Raises `EntryNotFound` if the journal holds another call there: a reset has undone that one.
+    Raises `EntryNotFound` if the journal holds another call there, because a reset has undone this one.
     """
     thread = journal_of(client, packs, thread_id)
     if place := _PLACE.fullmatch(approval.id):

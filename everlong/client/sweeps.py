@@ -20,7 +20,7 @@ from temporalio.client import (
 from temporalio.service import RPCError, RPCStatusCode
 
 from everlong.client.due import archive_before_sweep
-from everlong.client.errors import translated_rpc
+from everlong.client.errors import translate_rpc_error
 from everlong.errors import BlobMissing, ConfigError
 from everlong.models import (
     SWEEPER_SCHEDULE,
@@ -96,7 +96,7 @@ async def schedule_sweeps(
         except ScheduleAlreadyRunningError:
             await client.get_schedule_handle(SWEEPER_SCHEDULE).update(replace_schedule)
     except RPCError as error:
-        raise translated_rpc(error, SWEEPER_SCHEDULE) from error
+        raise translate_rpc_error(error, SWEEPER_SCHEDULE) from error
 
 
 async def unschedule_sweeps(client: Client) -> bool:
@@ -106,7 +106,7 @@ async def unschedule_sweeps(client: Client) -> bool:
     except RPCError as error:
         if error.status == RPCStatusCode.NOT_FOUND:
             return False
-        raise translated_rpc(error, SWEEPER_SCHEDULE) from error
+        raise translate_rpc_error(error, SWEEPER_SCHEDULE) from error
     return True
 
 
@@ -117,7 +117,7 @@ async def read_sweep_interval(client: Client) -> float | None:
     except RPCError as error:
         if error.status == RPCStatusCode.NOT_FOUND:
             return None
-        raise translated_rpc(error, SWEEPER_SCHEDULE) from error
+        raise translate_rpc_error(error, SWEEPER_SCHEDULE) from error
     intervals = found.schedule.spec.intervals
     return intervals[0].every.total_seconds() if intervals else None
 

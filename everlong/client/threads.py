@@ -7,8 +7,8 @@ page names its own:
 - `server`: the newest first, and threads found by id, status and agent. Each page is a query.
 - `index`: any other order, and sums. An index has a few figures of each thread, up to 250,000.
 
-Memory and index are read in the background while someone looks at a list. What was read last is shown
-meanwhile, with when that was.
+Memory and index are read in the background while lists are viewed. Meanwhile a page shows the last
+reading and its time.
 """
 
 import asyncio
@@ -56,11 +56,11 @@ CURSOR_CHARS_MAX: Final = 2_000
 _PAUSE_SECONDS_MIN: Final = 2.0
 _PAUSE_FACTOR: Final = 10.0
 _READ_SECONDS_MAX: Final = 60.0
-# A server that does not answer a request in this time is taken for one that does not answer.
+# A request that takes longer counts as failed.
 _PAGE_SECONDS_MAX: Final = 60.0
 # At 0.2 s for each thousand, 250,000 threads take 50 s; a slow server has six times as long.
 _INDEX_SECONDS_MAX: Final = 300.0
-# Nobody has looked for so long: nothing is read until somebody does.
+# After so long without a viewer, reading stops until the next request.
 _IDLE_SECONDS: Final = 60.0
 # The first page waits so long for the first rows. With it a page is there within half a second.
 _FIRST_SECONDS: Final = 0.25
@@ -444,7 +444,7 @@ class Directory:
 
     def _end_reading(self) -> None:
         self._read_ms = time.time_ns() // 1_000_000
-        if self._problem:  # Who was told of it is told that it is over.
+        if self._problem:  # The log has the problem, so it also gets its end.
             self._version += 1
             self._problem = ""
 
@@ -652,5 +652,5 @@ def _cursor_error(error: EverlongError) -> EverlongError:
 
 
 def _problem_text(error: Exception) -> str:
-    told = str(error) if isinstance(error, EverlongError) else type(error).__name__
-    return f"threads could not be read: {printable(told, 300)}"
+    reason = str(error) if isinstance(error, EverlongError) else type(error).__name__
+    return f"threads could not be read: {printable(reason, 300)}"

@@ -1,6 +1,6 @@
-"""Time travel: what a thread was at an entry of its journal, and what changed between two.
+"""Time travel: the state of a thread at an entry of its journal, and the difference between two.
 
-Only what the journal holds is looked at. A step that a reset undid, or another branch, is not in it.
+Reads the journal only. It holds no step that a reset has undone, and no other branch.
 """
 
 import asyncio
@@ -123,7 +123,7 @@ class Past:
 
     @classmethod
     async def open(cls, client: Client, packs: PackStore, thread_id: str) -> "Past":
-        """Find out where a thread's journal ends now; of one that is gone, its newest archive."""
+        """Open a thread's journal as it is now; if the thread is deleted, its newest archive."""
         try:
             status = await status_of(client, thread_id)
         except ThreadNotFound:

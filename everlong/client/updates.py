@@ -33,7 +33,12 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from everlong.client.diagnosis import Watch
-from everlong.client.errors import is_closed, readable, translated, translated_rpc
+from everlong.client.errors import (
+    explain_unreadable,
+    is_closed,
+    translate_errors,
+    translate_rpc_error,
+)
 from everlong.client.follower import decoder, long_polls, pause_after
 from everlong.client.status import WORKER_SECONDS_MAX
 from everlong.errors import MessageRefused, NoWorker, ThreadError
@@ -95,7 +100,7 @@ async def update(
         watch=watch,
         stage=WorkflowUpdateStage.COMPLETED,
     )
-    with translated(thread_id, refused), readable(thread_id):
+    with translate_errors(thread_id, refused), explain_unreadable(thread_id):
         return await handle.result()  # It is known: the server is not asked again.
 
 
@@ -127,7 +132,7 @@ async def start_update(
             if seconds_max is None:
                 left_seconds = min(left_seconds, check_seconds)
             try:
-                with translated(thread_id, refused), readable(thread_id):
+                with translate_errors(thread_id, refused), explain_unreadable(thread_id):
                     return await request.deliver(left_seconds)
             except NoWorker as error:
                 explained = await watch.explain(error)
@@ -310,14 +315,14 @@ async def poll_turn_end(
     thread_id = handle.workflow_id
     outcome = await _poll(client, handle, on_problem)
     if outcome is not None and outcome.HasField("success"):
-        with readable(thread_id):
+        with explain_unreadable(thread_id):
             found: TurnEnd = await decoder(client, thread_id)(
                 outcome.success.payloads, TurnEnd, None
             )
         return found
     if outcome is not None and outcome.failure.application_failure_info.type == _RUN_CLOSED:
         return None
-    with translated(thread_id), readable(thread_id):
+    with translate_errors(thread_id), explain_unreadable(thread_id):
         try:
             # The server does not keep an update that was refused. The handle knows it by itself.
             return await handle.result(rpc_timeout=_ASK_SECONDS_MAX)
@@ -352,7 +357,7 @@ async def _poll(
                 return None
             # A long poll without an answer is no problem.
             if error.status not in (RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED):
-                on_problem(str(translated_rpc(error, handle.workflow_id)))
+                on_problem(str(translate_rpc_error(error, handle.workflow_id)))
         else:
             if found.HasField("outcome"):
                 return found.outcome

@@ -26,7 +26,7 @@ from temporalio.client import Client, WorkflowExecutionDescription
 from temporalio.exceptions import TemporalError
 from temporalio.service import RPCError, RPCStatusCode
 
-from everlong.client.errors import translated_rpc
+from everlong.client.errors import translate_rpc_error
 from everlong.client.search_attributes import has_attributes
 from everlong.errors import EverlongError
 from everlong.models import AGENT_WORKFLOW, CARD_MEMO, ThreadCard, growth_per_hour
@@ -109,7 +109,7 @@ async def read_rows(
     try:
         found = await client.workflow_service.list_workflow_executions(request)
     except RPCError as error:
-        raise translated_rpc(error, "") from error
+        raise translate_rpc_error(error, "") from error
     rows: list[ThreadRow] = []
     memos: dict[str, bytes] = {}
     for start in range(0, len(found.executions), _SLICE_ROWS):
@@ -125,7 +125,7 @@ async def count_rows(client: Client, query: str = QUERY) -> int:
     try:
         return (await client.workflow_service.count_workflow_executions(request)).count
     except RPCError as error:
-        raise translated_rpc(error, "") from error
+        raise translate_rpc_error(error, "") from error
 
 
 async def _rows(
@@ -391,7 +391,7 @@ class Visibility:
         except RPCError as error:
             if error.status in (RPCStatusCode.NOT_FOUND, RPCStatusCode.INVALID_ARGUMENT):
                 return None
-            raise translated_rpc(error, thread_id) from error
+            raise translate_rpc_error(error, thread_id) from error
         return await _described(client, found) if found.workflow_type == AGENT_WORKFLOW else None
 
 

@@ -1,4 +1,4 @@
-"""Waiting for a thread, and for its answer. A wait asks no worker.
+"""Waits for a thread and for its answers. A wait asks no worker.
 
 `ask` waits by the update that carries the message: the thread completes it with the turn. A caller that
 shows progress, and any other wait, follows the thread's history.
@@ -21,10 +21,10 @@ from everlong.client.delivery import (
     check_startable,
     deliver,
     deliver_and_wait,
-    stored_message,
+    store_message,
 )
 from everlong.client.diagnosis import Report, Watch
-from everlong.client.errors import readable, translated
+from everlong.client.errors import explain_unreadable, translate_errors
 from everlong.client.follower import Follower, ProgressFollower
 from everlong.client.progress import Progress, progress_of
 from everlong.client.status import (
@@ -106,7 +106,7 @@ async def ask(
     """
     deadline = None if seconds_max is None else time.monotonic() + seconds_max
     await check_startable(client, thread_id, agent)
-    message = await stored_message(client, packs, thread_id, text)
+    message = await store_message(client, packs, thread_id, text)
     async with Watch(client, thread_id, on_wait or _log(thread_id)) as watch:
         delivery = _Delivery(client, thread_id, message, task_queue, agent, deadline, watch)
         if on_progress is not None:
@@ -119,7 +119,7 @@ async def ask(
         if ended is None:
             number, run_id = await _queued_again(delivery, wait), ""
         elif ended.head is not None:
-            with readable(thread_id):
+            with explain_unreadable(thread_id):
                 return await _text_at(journal_of(client, packs, thread_id), ended.head, ended.seq)
         else:
             number, run_id = ended.number, handle.workflow_run_id or ""
@@ -154,7 +154,7 @@ async def _answered(
     """Return the answer to a message; `run_id` is a run in which its turn had not ended at first."""
     async for seen in wait.progress(on_progress or _ignore, run_id):
         if seen.answered >= number:
-            with readable(thread_id):
+            with explain_unreadable(thread_id):
                 return await answer_to(client, packs, thread_id, number, seen)
         if seen.status == "paused" and not seen.is_busy and (pause := await wait.pause(seen)):
             raise ThreadPaused(
@@ -315,7 +315,7 @@ class _Wait:
             seen = await observe(self._client, self._thread_id)
         except NoWorker as error:
             self._last_known = f". {error}"
-            with translated(self._thread_id):
+            with translate_errors(self._thread_id):
                 described = await self._client.get_workflow_handle(self._thread_id).describe()
             self._check_alive(ended_as(described))
             return None
@@ -329,7 +329,7 @@ class _Wait:
         """Return what was seen with what heartbeats say now, if that has changed: no event tells it."""
         if seen.status.status not in ("working", "held") or not seen.is_busy:
             return None
-        with translated(self._thread_id):
+        with translate_errors(self._thread_id):
             described = await self._client.get_workflow_handle(self._thread_id).describe()
         text = await held_by(self._client, described.raw_description.pending_activities)
         if text == seen.status.held_by:
@@ -369,7 +369,7 @@ class _Wait:
         return min((time.monotonic() - self._begun) / 20, _REST_SECONDS_MAX)
 
     def _learn(self, problem: str, seen: Progress | None) -> None:
-        """Keep what is to be told if time is over."""
+        """Keep the last known reason, for the error if time runs out."""
         if problem:
             self._last_known = f". {problem}"
         elif seen is not None and seen.held_by:  # Between two tries it says nothing.

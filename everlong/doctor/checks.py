@@ -17,7 +17,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from everlong import limits
 from everlong.client.archives import ARCHIVES_PAGE, list_archives
-from everlong.client.search_attributes import clashing, listed_attributes
+from everlong.client.search_attributes import find_clashes, list_attributes
 from everlong.codecs.composition import (
     INSPECTION_REMEDY,
     OuterCodec,
@@ -188,12 +188,12 @@ async def check_attributes(client: Client) -> Finding:
     """Check that the namespace has our search attributes, with their types."""
     check, wanted = "search attributes", len(SEARCH_ATTRIBUTES)
     try:
-        listed = await listed_attributes(client)
+        listed = await list_attributes(client)
     except SetupRefused as error:
         # Only a warning: workers cannot list them either, and run without them.
         return dataclasses.replace(_failed(check, error), status="warning")
     missing = [name for name in SEARCH_ATTRIBUTES if name not in listed]
-    if clashes := clashing(listed):
+    if clashes := find_clashes(listed):
         return Finding(
             check,
             "failed",

@@ -14,7 +14,7 @@ from everlong import limits
 from everlong.archive import Manifest, StoredArchive, writer
 from everlong.archive.schema import Row, to_row
 from everlong.client.archives import list_archives
-from everlong.client.errors import translated
+from everlong.client.errors import translate_errors
 from everlong.client.head import head_of
 from everlong.client.visibility import PAGE_ROWS, QUERY, ThreadRow, cards_of, quoted, read_rows
 from everlong.client.visibility import row_of as thread_row
@@ -106,7 +106,7 @@ class SourceReader:
     async def _describe(self, thread_id: str, seen: set[str]) -> None:
         """Add a named thread that is not listed; raise ThreadNotFound if it does not exist."""
         try:
-            with translated(thread_id):
+            with translate_errors(thread_id):
                 found = await self._client.get_workflow_handle(thread_id).describe()
         except ThreadNotFound:
             if thread_id not in self._archives:

@@ -14,7 +14,7 @@ from everlong.admin.approvals import (
     list_thread_approvals,
 )
 from everlong.admin.web.pages.renderer import make_environment
-from everlong.client.errors import translated_rpc
+from everlong.client.errors import translate_rpc_error
 from everlong.errors import BlobMissing, SetupRefused
 from everlong.models import Approval
 
@@ -95,6 +95,6 @@ async def test_a_call_has_names_of_its_own_wherever_it_stands_on_the_page(
 
 def test_a_server_without_our_search_attributes_says_what_to_run() -> None:
     said = "invalid query: invalid search attribute: EverlongPendingApprovals"
-    refused = translated_rpc(RPCError(said, RPCStatusCode.INVALID_ARGUMENT, b""), "")
+    refused = translate_rpc_error(RPCError(said, RPCStatusCode.INVALID_ARGUMENT, b""), "")
     assert isinstance(refused, SetupRefused)
     assert "everlong setup" in str(refused)
