@@ -165,7 +165,7 @@ RECEIVED_MAX: Final = 16
 # policy. Further callers follow the history, which has no such bound.
 UPDATES_WAITING_MAX: Final = 4
 # Sizes that a thread remembers of itself, for a sparkline: 30 bytes each as JSON.
-TREND_MAX: Final = 8
+TREND_MAX: Final = 16
 
 # Sub-agents of sub-agents: a thread that could start itself would have no end.
 CHILD_DEPTH_MAX: Final = 4

@@ -49,7 +49,9 @@ from everlong.storage.journal import Journal
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore
 
-_DICTIONARY_BYTES: Final = 4096
+_DICTIONARY_BYTES: Final = 8192
+# Of the segments and messages, only short ones are samples: a long text teaches nothing that recurs.
+_TEXT_BYTES_MAX: Final = 900
 _THREADS: Final = 12
 _STEPS: Final = 24
 _WORDS: Final = " ".join(topics.values()).split()
@@ -60,7 +62,9 @@ _LEVEL: Final = 8
 def main() -> int:
     """Train the dictionary and write it to the file that is named."""
     samples = asyncio.run(_samples())
-    dictionary = zstandard.train_dictionary(_DICTIONARY_BYTES, [*samples], level=_LEVEL)
+    dictionary = zstandard.train_dictionary(
+        _DICTIONARY_BYTES, [*samples], level=_LEVEL, d=6, steps=40, threads=2
+    )
     Path(sys.argv[1]).write_bytes(dictionary.as_bytes())
     print(f"{len(dictionary.as_bytes())} bytes from {len(samples)} samples")
     return 0
@@ -161,7 +165,7 @@ class _Plaintexts:
         for value in self.payloads:
             raw = to_raw(value, DefaultPayloadConverter())
             yield raw.payload.SerializeToString(deterministic=True)
-        yield from self.texts
+        yield from (text for text in self.texts if len(text) < _TEXT_BYTES_MAX)
 
 
 async def _newest_segment(packs: PackStore, head: SegmentRef) -> bytes:

@@ -168,5 +168,5 @@ def test_the_built_in_dictionary_is_the_one_that_the_format_names() -> None:
     root = Path(__file__).parents[2]
     dictionary = (root / "everlong" / "storage" / "dictionary-1.bin").read_bytes()
     digest = hashlib.blake2b(dictionary, digest_size=32).hexdigest()
-    assert len(dictionary) == 4 * limits.KIB
+    assert len(dictionary) == 8 * limits.KIB
     assert digest in (root / "docs" / "wire-format.md").read_text()
