@@ -1,6 +1,6 @@
 """Queries: SQL over journals and archives, read-only and within bounds.
 
-`view_files` needs pyarrow, and the process of a query needs DuckDB. Both come with an extra, so they are
+`view_files` needs pyarrow, and the sandbox process needs DuckDB. Both come with an extra, so they are
 imported when a query runs.
 """
 

@@ -1,7 +1,7 @@
-"""Query engine: has one statement parsed, checked and run by a process of its own. See `running`.
+"""Query engine: runs one statement in a sandbox process, which parses, checks and executes it.
 
-Nothing of a statement is parsed in this process, whatever its length. However a query ends, also by
-being cancelled, its process is killed, and with it its memory is given back.
+This process never parses any part of a statement. However a query ends, also if it is cancelled, the
+sandbox process is killed, and its memory is freed. See `sandbox`.
 """
 
 import asyncio
@@ -21,22 +21,22 @@ from everlong.queries.statement import TOO_COMPLEX
 from everlong.queries.views import Needs
 
 STATEMENT_CHARS_MAX: Final = 20_000
-# A process takes 0.2 s to start, and some seconds on a busy machine, whatever the statement is.
+# A process starts in 0.2 s, or in some seconds on a busy machine, independent of the statement.
 _START_SECONDS: Final = 30.0
 # From the end of its output to the end of a process.
 _END_SECONDS: Final = 5.0
-# Each line is read in parts of this size.
+# Size of the parts that a line is read in.
 _PART_BYTES: Final = 256 * 1024
-# Lines other than rows; that of the columns is the longest.
+# Lines other than rows; the line of columns is the longest.
 _LINE_BYTES_MAX: Final = 1024 * 1024
-# A row has some bytes around it.
+# Bytes around each row.
 _FRAME_BYTES: Final = 64
 _LESS: Final = "Name fewer threads, or ask for less."
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """What a statement gave. Values are what JSON has."""
+    """Result of a statement. Values are JSON values."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
@@ -50,7 +50,7 @@ class Table:
 async def open_statement(
     sql: str, folder: Path, bounds: Bounds | None = None
 ) -> AsyncIterator["Statement"]:
-    """Start a process, and have it parse and check a statement; at the end it is killed.
+    """Start a sandbox process that parses and checks a statement; kill it at the end.
 
     Raises `QueryRefused` if the statement is not one SELECT over our views.
     """
@@ -66,7 +66,7 @@ async def open_statement(
 
 
 class Statement:
-    """A statement that may run, in its process. What it `needs` is given to `run` as files."""
+    """A checked statement in its process. `run` takes the tables that it `needs`, as files."""
 
     def __init__(self, child: "_Child", needs: Needs, bounds: Bounds) -> None:
         self._child = child
@@ -96,12 +96,12 @@ class Statement:
         return cls(child, Needs(frozenset(line["tables"]), line["messages"]), bounds)
 
     async def run(self, files: Mapping[str, str]) -> Table:
-        """Run the statement over what the files of its tables hold."""
+        """Run the statement over the files of its tables."""
         bounds = self._bounds
-        async with _within(FILL_SECONDS, f"what the query reads takes too long to load. {_LESS}"):
+        async with _within(FILL_SECONDS, f"the query's data takes too long to load. {_LESS}"):
             await self._child.write({"files": dict(files)})
             self._raise_if_failed(await self._child.read(_LINE_BYTES_MAX))
-        stopped = f"the query was stopped after {bounds.seconds:g} s, the most. {_LESS}"
+        stopped = f"the query was stopped after {bounds.seconds:g} s, its limit. {_LESS}"
         async with _within(bounds.seconds, stopped):
             columns = self._raise_if_failed(await self._child.read(_LINE_BYTES_MAX))["columns"]
             left_bytes = bounds.result_bytes + _FRAME_BYTES * bounds.rows + _LINE_BYTES_MAX
@@ -112,26 +112,26 @@ class Statement:
         return Table(tuple(columns), tuple(rows), line["truncated"], line["cut"])
 
     def _raise_if_failed(self, line: dict[str, Any] | None) -> dict[str, Any]:
-        """Return a line, unless it says, by not being there too, that the statement failed."""
-        # A process that the kernel gave no more memory ends in the middle.
+        """Return a line. Raises if it reports a failure, or if the process ended without a line."""
+        # A process that the kernel refuses more memory ends without a line.
         why = "memory" if line is None else line.get("failed")
         if line is not None and why is None:
             return line
         said = (line or {}).get("said", "")
         whys = {
-            "memory": f"the query needs more memory than it may have. {_LESS}",
+            "memory": f"the query needs more memory than its limit. {_LESS}",
             "disk": (
-                f"the query needs more disk than there is, or than the {self._bounds.disk_bytes:,} "
-                f"bytes that it may have. {_LESS}"
+                f"the query needs more disk than is free, or than its limit of "
+                f"{self._bounds.disk_bytes:,} bytes. {_LESS}"
             ),
-            "filling": f"what the query reads does not fit ({said}). {_LESS}",
+            "filling": f"the query's data does not fit ({said}). {_LESS}",
         }
         raise QueryRefused(whys.get(str(why), f"the query failed: {said}"))
 
 
 @contextlib.asynccontextmanager
 async def _within(seconds: float, text: str) -> AsyncIterator[None]:
-    """Refuse the query with this text when the time is over."""
+    """Raise `QueryRefused` with this text after a timeout."""
     try:
         async with asyncio.timeout(seconds):
             yield
@@ -140,7 +140,7 @@ async def _within(seconds: float, text: str) -> AsyncIterator[None]:
 
 
 class _Child:
-    """The process of one query, and the lines that it says."""
+    """The sandbox process of one query, and the lines of its output."""
 
     def __init__(self, started: asyncio.subprocess.Process) -> None:
         if started.stdin is None or started.stdout is None:
@@ -153,8 +153,8 @@ class _Child:
 
     @classmethod
     async def start(cls) -> "_Child":
-        # As a file, and isolated: no variable and no folder changes what it does. In a session of its
-        # own, so that Ctrl-C at a terminal ends it by way of this process.
+        # Run as a file and isolated (-I), so that no environment variable and no folder changes what it
+        # does. In a new session, so that Ctrl-C at a terminal reaches it only through this process.
         return cls(
             await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -170,13 +170,13 @@ class _Child:
         )
 
     async def write(self, asked: Mapping[str, Any]) -> None:
-        # If the process has ended, there is no next line: that says it.
+        # If the process has ended, the next read returns no line, and the caller raises then.
         with contextlib.suppress(ConnectionError):
             self._stdin.write(json.dumps(asked).encode() + b"\n")
             await self._stdin.drain()
 
     async def read(self, bytes_max: int) -> dict[str, Any] | None:
-        """Return the next line; None if the process has ended, also in the middle of one."""
+        """Return the next line; None if the process has ended, also in the middle of a line."""
         parts: list[bytes] = []
         self.line_bytes = 0
         while not parts or not parts[-1].endswith(b"\n"):
@@ -195,11 +195,11 @@ class _Child:
 
     async def stop(self) -> None:
         """Kill the process, and wait for its end."""
-        # One that has closed its output has ended, and asyncio warns if that is killed.
+        # A process that has closed its output has ended, and asyncio warns if it is killed.
         if not self._stdout.at_eof():
             self._kill()
         self._stdin.close()
-        # A pipe that is full is not read to its end by itself, and stays open.
+        # Drain the pipe: asyncio does not read a full pipe to its end, and it would stay open.
         while await self._stdout.read(_PART_BYTES):
             pass
         try:

@@ -1,8 +1,8 @@
-"""Functions and types that a statement may use.
+"""Allowlist of the functions and types that a statement may use.
 
-A statement may call nothing else: whatever DuckDB adds in a later version is refused until it is listed
-here. Each function computes a value from its arguments. None reads a file, a setting, a catalog, a
-variable or the environment, none has a side effect, and none runs SQL from a text.
+Every other function is rejected, also those that a later DuckDB adds, until it is listed here. Each
+function computes a value from its arguments. None reads a file, a setting, a catalog, a variable or the
+environment, none has a side effect, and none runs SQL from a text.
 
 `docs/queries.md` has the same list.
 """
@@ -136,4 +136,4 @@ TYPES: Final = frozenset(" ".join(TYPE_GROUPS.values()).split()) | _TWO_WORDS
 VALUE_NAMES: Final = frozenset(
     {"current_catalog", "current_role", "current_schema", "current_user", "session_user", "user"}
 )
-"""Names that DuckDB takes for a function where no column has them, and that are not allowed."""
+"""Names that DuckDB resolves to a function if no column has them. They are not allowed."""

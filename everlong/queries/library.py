@@ -1,4 +1,4 @@
-"""Queries that are often useful, by name. What a fork has from its parent, they leave to the parent."""
+"""Library of named queries. They skip the entries that a fork inherited from its parent."""
 
 import dataclasses
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 
 @dataclasses.dataclass(frozen=True)
 class NamedQuery:
-    """A query, and what it tells."""
+    """A query and its description."""
 
     name: str
     about: str

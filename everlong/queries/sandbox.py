@@ -1,23 +1,23 @@
-"""One statement, in a process of its own: it is parsed, checked and run here. See `process`.
+"""Sandbox: a process that parses, checks and runs one statement. See `sandbox_main`.
 
-DuckDB's parser backtracks: 99 characters of nested CTEs took 52 s and 10 GB. DuckDB holds its own
-buffers to its limit of memory, but not what a function makes in one go, as `repeat('x', 2000000000)`
-does; nor has it always held what a sort spills to its limit of disk. So the kernel bounds the memory of
-this process, first to what parsing may take and then to what the statement may take, and what is spilled
-is watched. The parent ends this process when its time is over or its client has gone. If the parent is
-killed, this process ends too, and removes the folder.
+DuckDB's parser backtracks: 99 characters of nested CTEs took 52 s and 10 GB. DuckDB keeps its own
+buffers within its memory limit, but not the result of a single function, such as
+`repeat('x', 2000000000)`; nor has it always kept the spill files of a sort within its disk limit. So the
+kernel bounds the memory of this process, first to the limit of parsing and then to the limit of the
+statement, and a thread watches the spill files. The parent kills this process at the time limit, or when
+its client disconnects. If the parent is killed, this process ends too, and removes the folder.
 
 Lines of JSON, the parent's marked with `>`:
 
     {"ready": true}                     the process has started
     > {"sql", "bounds", "parent", "folder"}
     {"tables", "messages"}              what the statement reads, if it may run
-    > {"files"}                         the parent has written what the statement reads
+    > {"files"}                         the parent has written the files of the tables
     {"filled": true}                    the views are there; the statement's time begins
     {"columns"}, {"row"} ..., {"truncated", "cut"}
 
-`{"refused"}` or `{"failed", "said"}` may come in place of any line after the first, and is the last one.
-Values are what JSON has.
+`{"refused"}` or `{"failed", "said"}` may replace any line after the first, and is then the last line.
+Values are JSON values.
 """
 
 import contextlib
@@ -42,13 +42,13 @@ from everlong.queries.bounds import FILL_SECONDS, PARSE_SECONDS
 from everlong.queries.statement import TOO_COMPLEX, read_needs
 from everlong.queries.views import INHERITED, RESUMES, TABLES, Needs, table_columns
 
-# Python and DuckDB take 100 MiB of it before anything is asked.
+# Python and DuckDB take 100 MiB of it before the first request.
 _PARSE_BYTES: Final = 256 * 1024 * 1024
-# What Python and DuckDB take before anything is asked, and what a result takes on its way out.
+# Memory of Python and DuckDB before the first request, and of a result while it is written.
 _BASE_BYTES: Final = 512 * 1024 * 1024
-# A disk takes some hundred MB in a second, so a bound is overrun by some ten at most.
+# A disk writes some hundred MB a second, so the bound is exceeded by some ten MB at most.
 _LOOK_SECONDS: Final = 0.05
-# Beyond a step's time: by then a parent that lives has ended this process.
+# CPU time beyond a step's limit: by then a living parent has killed this process.
 _CPU_SECONDS: Final = 3
 _ERROR_CHARS_MAX: Final = 300
 _FIXED: Final[dict[str, str | bool | int | float | list[str]]] = {
@@ -72,7 +72,7 @@ class _Watch:
     def run(self) -> None:
         while not self._over.wait(_LOOK_SECONDS):
             if self.found or _size(self._spill) > self._most:
-                # Again and again: an interrupt between two parts of a statement is forgotten.
+                # Repeatedly: DuckDB drops an interrupt between two parts of a statement.
                 self.found = "disk"
                 self._connection.interrupt()
 
@@ -82,7 +82,7 @@ class _Watch:
 
 def _size(folder: Path) -> int:
     total = 0
-    with contextlib.suppress(OSError):  # Gone since, or not there yet.
+    with contextlib.suppress(OSError):  # Removed meanwhile, or not created yet.
         for each in os.scandir(folder):
             with contextlib.suppress(OSError):
                 total += each.stat().st_size
@@ -90,7 +90,7 @@ def _size(folder: Path) -> int:
 
 
 def bound_parsing(bounds: Mapping[str, Any]) -> None:
-    """Have the kernel hold this process to what parsing may take, within the statement's bounds."""
+    """Limit this process to the resources of parsing, within the statement's bounds."""
     data_bytes = max(_PARSE_BYTES, _run_bytes(bounds))
     resource.setrlimit(resource.RLIMIT_DATA, (_PARSE_BYTES, data_bytes))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, bounds["disk_bytes"]))
@@ -101,10 +101,10 @@ def bound_parsing(bounds: Mapping[str, Any]) -> None:
 
 
 def bound_running(bounds: Mapping[str, Any]) -> None:
-    """Let this process have what the statement may take."""
+    """Raise the limits of this process to those of the statement."""
     data_bytes = _run_bytes(bounds)
     resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, data_bytes))
-    # One file can have no more; all of them together are watched.
+    # The kernel limits one file; `_Watch` limits all files together.
     resource.setrlimit(resource.RLIMIT_FSIZE, (bounds["disk_bytes"], bounds["disk_bytes"]))
     _, most = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (most, most))
@@ -115,7 +115,7 @@ def _run_bytes(bounds: Mapping[str, Any]) -> int:
 
 
 def exit_with_parent(parent: int, folder: Path) -> None:
-    """Wait until the parent is no more, then remove what it left, and end."""
+    """Wait until the parent has ended, then remove its folder and exit."""
     while os.getppid() == parent:
         time.sleep(_LOOK_SECONDS)
     shutil.rmtree(folder, ignore_errors=True)
@@ -123,12 +123,12 @@ def exit_with_parent(parent: int, folder: Path) -> None:
 
 
 def connect() -> "duckdb.DuckDBPyConnection":
-    """Return a connection to a database in memory, which parses, and which views are attached to."""
+    """Return a connection to an in-memory database: it parses, and the views are attached to it."""
     return duckdb.connect(config=_FIXED)
 
 
 def parse(connection: "duckdb.DuckDBPyConnection", sql: str) -> Needs:
-    """Return what a statement reads; raise `QueryRefused` if it may not run."""
+    """Return the tables that a statement reads; raise `QueryRefused` if it may not run."""
     try:
         statement = "select json_serialize_sql(cast(? as varchar))"
         row = connection.execute(statement, [sql]).fetchone()
@@ -148,7 +148,7 @@ def open_views(
     messages: bool,
     files: Mapping[str, str],
 ) -> None:
-    """Make tables of the files, and leave a connection that reads them and does nothing else."""
+    """Load the files into tables, and lock the connection so that it can only read them."""
     connection.execute(f"SET memory_limit = '{bounds['memory_bytes'] // 1024}KiB'")
     connection.execute(f"SET temp_directory = {_quote(folder / 'spill')}")
     connection.execute(f"SET max_temp_directory_size = '{bounds['disk_bytes'] // 1024}KiB'")
@@ -169,7 +169,7 @@ def open_views(
     connection.execute("DETACH views")
     connection.execute(f"ATTACH {path} AS views (READ_ONLY)")
     connection.execute("USE views")
-    # Times are UTC, and so is now(), wherever this runs.
+    # Times are UTC, and so is now(), in any time zone.
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
@@ -183,7 +183,7 @@ def _quote(path: Path) -> str:
 def run(
     connection: "duckdb.DuckDBPyConnection", sql: str, folder: Path, bounds: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Run the statement; yield lines: its columns, its rows, and how it ended."""
+    """Run the statement; yield lines: its columns, its rows, and its outcome."""
     watch = _Watch(connection, folder / "spill", bounds["disk_bytes"])
     threading.Thread(target=watch.run, daemon=True).start()
     try:
@@ -197,15 +197,15 @@ def run(
 
 
 def _failure(error: Exception) -> dict[str, Any]:
-    """Say why a statement, or the making of its views, failed."""
+    """Return the failure of a statement, or of loading its views."""
     if isinstance(error, duckdb.OutOfMemoryException | MemoryError):
         is_spill = "failed to offload" in str(error)
         return {"failed": "disk" if is_spill else "memory", "said": ""}
     if isinstance(error, duckdb.IOException):
-        # Nothing but its own files is read or written, so one of them was to be too large, or the
-        # disk is full. What DuckDB says has the path in it.
+        # Only its own files are read or written, so one of them exceeded its limit, or the disk is full.
+        # DuckDB's message is not passed on: it has the path.
         return {"failed": "disk", "said": ""}
-    # The first line: what comes after it quotes data and paths.
+    # Only the first line: the others quote data and paths.
     said = (str(error).splitlines() or [""])[0][:_ERROR_CHARS_MAX]
     return {"failed": "memory" if "bad_alloc" in said else "statement", "said": said}
 
@@ -234,7 +234,7 @@ def _rows(
 
 
 def truncate_values(values: list[Any], chars_max: int) -> int:
-    """Cut long values in place; return how many there were. A list or an object becomes a text."""
+    """Cut long values in place; return how many were cut. A long list or object becomes a text."""
     cut = 0
     for index, value in enumerate(values):
         if isinstance(value, str | list | dict):
@@ -246,7 +246,7 @@ def truncate_values(values: list[Any], chars_max: int) -> int:
 
 
 def estimate_bytes(value: Any) -> int:
-    """Return about how many bytes a value takes as Python objects."""
+    """Return the approximate size of a value as Python objects."""
     match value:
         case str():
             return 64 + len(value)
@@ -258,7 +258,7 @@ def estimate_bytes(value: Any) -> int:
 
 
 def to_json_value(value: Any) -> Any:
-    """Return a value as JSON has it."""
+    """Return a value as a JSON value."""
     match value:
         case None | bool() | int() | str():
             return value
@@ -284,18 +284,18 @@ def _send(line: str) -> None:
 
 
 def _receive() -> Any:
-    """Return the parent's next line. All that was said has to reach it before."""
+    """Flush the output to the parent, and return its next line."""
     sys.stdout.flush()
     return json.loads(sys.stdin.readline())
 
 
 def main() -> None:
-    """Do what the parent asks for, and end."""
+    """Serve the parent's requests, and exit."""
     _serve()
     sys.stdout.flush()
     # The parent kills this process once it has read the last line, or closes the pipe.
     sys.stdin.readline()
-    # At once: threads still watch, and DuckDB need not clean up what ends with the process.
+    # Exit at once: watcher threads still run, and DuckDB need not clean up.
     os._exit(0)
 
 
@@ -317,7 +317,7 @@ def _serve() -> None:
     try:
         open_views(connection, folder, bounds, needs.messages, files)
     except (duckdb.Error, MemoryError) as error:
-        # Its kind alone: the rest quotes data and paths.
+        # Only the error's type: its message quotes data and paths.
         _send(json.dumps({"failed": "filling", "said": type(error).__name__}))
         return
     _send(json.dumps({"filled": True}))

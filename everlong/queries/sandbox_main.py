@@ -1,7 +1,7 @@
-"""Entry point of a query's process. It is run as a file, with `python -I`.
+"""Entry point of the sandbox process. It is run as a file, with `python -I`.
 
-The process imports `running` and what that needs, and nothing else of Everlong: the `__init__` of the
-package imports the Temporal SDK, which takes longer than most statements.
+The process imports only `sandbox` and its dependencies: the `__init__` of the everlong package imports
+the Temporal SDK, which takes longer than most statements.
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""Folders of queries. The process that has one holds its lock; one that nobody holds is cleared.
+"""Scratch folders of queries. The owning process holds a lock; a folder without a lock is removed.
 
-What was said in threads lies in there, so it has to go also where a process was killed.
+A folder holds message content, so it must be removed also after its process was killed.
 """
 
 import contextlib
@@ -17,13 +17,15 @@ PREFIX: Final = "everlong-query-"
 
 @contextlib.contextmanager
 def make_scratch_folder() -> Iterator[Path]:
-    """Make a folder for one query, which is gone after it."""
-    # It gets its name once it is locked: until then nobody takes it for left behind.
+    """Make a folder for one query, and remove it afterwards."""
+    # It gets its final name once it is locked, so that no other process takes it for an orphan.
     made = Path(tempfile.mkdtemp(prefix=f".{PREFIX}"))
     folder = made.with_name(made.name.removeprefix("."))
     with _open_folder(made) as descriptor:
         try:
-            with contextlib.suppress(OSError):  # Without locks nobody else gets one either.
+            with contextlib.suppress(
+                OSError
+            ):  # Without file locks no other process gets one either.
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield made.rename(folder)
         finally:
@@ -31,9 +33,9 @@ def make_scratch_folder() -> Iterator[Path]:
 
 
 def clear_orphans() -> None:
-    """Remove the folders of processes that are no more."""
+    """Remove the folders of processes that have ended."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        # Somebody holds it, or it is another user's, or it is gone by now.
+        # Another process holds it, or it belongs to another user, or it was removed meanwhile.
         with contextlib.suppress(OSError), _open_folder(folder) as descriptor:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(descriptor).st_uid == os.geteuid():

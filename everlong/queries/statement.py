@@ -1,10 +1,10 @@
-"""Statement check: decides from a parsed statement whether it may run, and what it reads.
+"""Statement check: decides from a parsed statement whether it may run, and which tables it reads.
 
 A statement is one SELECT. Each table in it is one of our views or a CTE in scope; each function, type
-and kind of expression is on a list. Whatever is not known here is refused, so a new feature of DuckDB's
-grammar cannot open a way out.
+and kind of expression is on an allowlist. Every unknown node is rejected, so a new feature of DuckDB's
+grammar cannot escape the sandbox.
 
-The module runs inside the bounded process of a query: a tree may be large and deep.
+The module runs inside the sandbox process: a parse tree may be large and deep.
 """
 
 import dataclasses
@@ -65,15 +65,15 @@ _Scope = frozenset[str]
 
 @dataclasses.dataclass
 class _Walk:
-    """What a walk through the tree has found."""
+    """Nodes and views that a walk through the tree found."""
 
     nodes: list[_Node] = dataclasses.field(default_factory=list)
     views: list[_Node] = dataclasses.field(default_factory=list)
-    """The table references that are views of ours, and no CTEs."""
+    """Table references to our views, without CTEs."""
 
 
 def read_needs(tree: Any) -> Needs:
-    """Return what a parsed statement reads, or raise `QueryRefused`."""
+    """Return the tables that a parsed statement reads, or raise `QueryRefused`."""
     if tree.get("error"):
         raise QueryRefused(_parse_failure(str(tree.get("error_message", ""))))
     statements = tree["statements"]
@@ -109,7 +109,7 @@ def _fold_case(name: object) -> str:
 
 
 def _visit(node: _Node, scope: _Scope, walk: _Walk) -> Iterator[tuple[Any, _Scope]]:
-    """Check one node; yield its parts, each with the CTEs that it sees."""
+    """Check one node; yield its children, each with the CTEs in its scope."""
     walk.nodes.append(node)
     _check_kind(node)
     rest = dict(node)
@@ -120,7 +120,7 @@ def _visit(node: _Node, scope: _Scope, walk: _Walk) -> Iterator[tuple[Any, _Scop
         _check_function(function, TABLE_FUNCTIONS, "after FROM")
         walk.nodes.append(function)
         yield from ((each, scope) for each in function.values())
-    # A CTE sees those before it, and itself only where it is recursive; what is below sees them all.
+    # A CTE sees the CTEs before it, and itself only if it is recursive; the query below sees all.
     ctes = dict(rest.pop("cte_map", None) or {})
     for cte in ctes.pop("map", ()):
         yield cte, scope
@@ -165,7 +165,7 @@ def _path_of(node: _Node) -> list[str]:
 
 
 def _check_function(node: _Node, allowed: frozenset[str], where: str) -> None:
-    # Before the name is a schema or, as in `text.upper()`, a column. A function is safe in any schema.
+    # The name may follow a schema or, as in `text.upper()`, a column. A function is safe in any schema.
     names = [_fold_case(node.get("function_name", "")), *map(_fold_case, _path_of(node)[-1:])]
     for name in names:
         if name not in allowed:
@@ -189,7 +189,7 @@ def _check_column(node: _Node) -> None:
 
 
 def _is_view(node: _Node, scope: _Scope) -> bool:
-    """Tell a view from a CTE in scope; refuse all other tables, and files that a text names."""
+    """Return whether a table is a view and not a CTE in scope; reject other tables and file names."""
     path = _path_of(node)
     if len(path) != 1 or node.get("schema_name") or node.get("catalog_name"):
         raise QueryRefused(f"name views without a schema: {', '.join(sorted(NAMES))}")
@@ -199,16 +199,16 @@ def _is_view(node: _Node, scope: _Scope) -> bool:
     if name in scope:
         return False
     if name not in NAMES:
-        raise QueryRefused(f"there is no view {name[:60]!r}; there are: {', '.join(sorted(NAMES))}")
+        raise QueryRefused(f"no view is named {name[:60]!r}; the views: {', '.join(sorted(NAMES))}")
     return True
 
 
 def _names_messages(walk: _Walk) -> bool:
-    """Tell whether a statement names what only messages hold, or rows of entries as a whole."""
+    """Return whether a statement names columns of messages, or whole rows of entries."""
     read = [node for node in walk.views if _fold_case(node["table_name"]) == "entries"]
     if not read:
         return False
-    # Other names for columns go by their order: which ones they are depends on those that are there.
+    # Column aliases go by position, which depends on the columns that are loaded.
     if any(node.get("column_name_alias") for node in read):
         return True
     rows = {_fold_case(node.get("alias") or "entries") for node in read}
@@ -217,11 +217,11 @@ def _names_messages(walk: _Walk) -> bool:
 
 
 def _names_whole(node: _Node, rows: set[str]) -> bool:
-    """Tell whether a node stands for a column of messages, or for all columns, as `rows` by name do."""
-    # By its number: again that depends on the columns that are there.
+    """Return whether a node names a column of messages or all columns, as an alias in `rows` does."""
+    # A positional reference depends on the columns that are loaded, and a star names all.
     if node.get("class") in ("STAR", "POSITIONAL_REFERENCE"):
         return True
-    # These go by all columns that no one names.
+    # These use all columns without naming them.
     if node.get("type") == "PIVOT" or node.get("ref_type") == "NATURAL":
         return True
     path = _columns_of(node)
@@ -238,6 +238,6 @@ def _columns_of(node: _Node) -> Sequence[str]:
 
 
 def _stars_of_order_by_all(node: _Node) -> list[_Node]:
-    """Return the stars of `order by all`: they stand for what is selected."""
+    """Return the stars of `order by all`: they stand for the selected columns."""
     stars = [each.get("expression") or {} for each in node.get("orders") or ()]
     return [star for star in stars if star.get("columns") and star.get("expr") is None]

@@ -1,4 +1,4 @@
-"""View files: the rows that a statement reads, as Parquet files for the query's process."""
+"""View files: the rows that a statement reads, as Parquet files for the sandbox process."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ _ARROW: Final = {
 
 
 class ViewFiles:
-    """The files of one query, in its folder. Its methods block, so they are called in a thread."""
+    """The files of one query, in its folder. The methods block, so callers run them in a thread."""
 
     def __init__(self, folder: Path, needs: Needs) -> None:
         self._folder = folder
@@ -43,7 +43,7 @@ class ViewFiles:
         self._writers[table].write_table(batch)
 
     def close(self) -> dict[str, str]:
-        """Complete the files; return the path of each table's."""
+        """Complete the files; return the path for each table."""
         for writer in self._writers.values():
             writer.close()
         return {table: str(self._path(table)) for table in self._writers}

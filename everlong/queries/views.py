@@ -1,4 +1,4 @@
-"""The views that queries read: their columns, by the types that DuckDB names them with."""
+"""Views that queries read: their columns, with DuckDB's names of the types."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -27,11 +27,11 @@ ENTRIES: Final = {
     "resume_events": "BIGINT",
     "inherited": "BOOLEAN",
 }
-"""`source` is `journal` or `archive`; `data` is JSON, as in `data->>'by'`; times are UTC; `inherited` is
-what a thread had from another one when it began."""
+"""`source` is `journal` or `archive`; `data` is JSON, as in `data->>'by'`; times are UTC; `inherited`
+marks the entries that a fork shares with its parent."""
 
 MESSAGES: Final = ("text", "tool", "call_id", "tool_calls")
-"""Columns of `entries` that are read from messages: only if a statement names them."""
+"""Columns of `entries` that come from messages, which are read only if a statement names one."""
 
 THREADS: Final = {
     "thread_id": "VARCHAR",
@@ -54,7 +54,7 @@ THREADS: Final = {
     "archive_id": "VARCHAR",
     "archive_bytes": "BIGINT",
 }
-"""`source` is `server`, or `archive` for threads that the server has no history of any more."""
+"""`source` is `server`, or `archive` for threads whose history the server no longer retains."""
 
 RESUMES: Final = (
     "CREATE VIEW resumes AS SELECT thread_id, seq, time, step_number, resume_ms, resume_cause, "
@@ -66,7 +66,7 @@ INHERITED: Final = (
     "UPDATE entries SET inherited = seq <= coalesce((SELECT max(cast(forks.data->>'seq' AS bigint)) "
     "FROM entries AS forks WHERE forks.kind = 'fork' AND forks.thread_id = entries.thread_id), 0)"
 )
-"""Run once all entries are there. A journal's newest `fork` says up to where it is another thread's."""
+"""Run once all entries are loaded. A journal's newest `fork` has the last seq from its parent."""
 
 TABLES: Final = {"entries": ENTRIES, "threads": THREADS}
 NAMES: Final = frozenset({*TABLES, "resumes"})
@@ -74,14 +74,14 @@ NAMES: Final = frozenset({*TABLES, "resumes"})
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """What a statement reads."""
+    """The tables that a statement reads."""
 
     tables: frozenset[str]
     messages: bool
-    """Whether it names what only messages hold."""
+    """Whether it names columns that come from messages."""
 
 
 def table_columns(table: str, messages: bool) -> Mapping[str, str]:
-    """Return the columns of a table, without those of messages where a statement names none."""
+    """Return the columns of a table, without those of messages if the statement names none."""
     left_out = () if messages else MESSAGES
     return {name: kind for name, kind in TABLES[table].items() if name not in left_out}

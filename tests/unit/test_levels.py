@@ -18,9 +18,13 @@ async def test_payloads_of_every_level_point_to_each_other_and_are_read(
     written, items, sizes = [], [], []
     body = text(60_000)
     for number, level in enumerate((1, 19, 3, 9, -5), 1):
-        compressor = zstandard.ZstdCompressor(level=level)
+        plain = zstandard.ZstdCompressor(level=level)
+        small = zstandard.ZstdCompressor(
+            level=level, dict_data=objects._builtin_dictionary(), write_dict_id=False
+        )
         for module in (objects, packs):
-            monkeypatch.setattr(module, "compressor", lambda compressor=compressor: compressor)
+            monkeypatch.setattr(module, "compressor", lambda _=0, plain=plain: plain)
+            monkeypatch.setattr(module, "small_compressor", lambda small=small: small)
         body += text(30_000, number)
         both = [payload(body), payload(text(2000, number))]
         written += await codec.encode(both)
