@@ -147,7 +147,7 @@ async def test_arguments_that_wait_for_a_person_are_seen_whole(
         assert approval["arguments"] == whole
         first, second = (await cli("approvals", thread_id)).splitlines()
         assert first.startswith(f"{found}  restart ")
-        assert second.startswith(f"    {whole[:4096]}… and {len(whole) - 4096} bytes more")
+        assert second.startswith(f"    {whole[:4096]}… and {len(whole) - 4096} more bytes")
         packs = PackStore(cli.threads.store)
         [pending] = await read_pending(cli.threads.client, thread_id)
         for other in (f"{found[:-4]}0000", "1-1-0000", "2-9-0000", "99-1-0000", "2-1", "x"):
@@ -197,7 +197,7 @@ async def test_a_thread_is_limited_paused_compacted_and_stopped(
         told = await cli.fails(ThreadPaused, "send", thread_id, "again")
         assert "by ann: wait" in told
         assert "by ann: wait" in await cli("show", thread_id)
-        assert "goes on" in await cli("unpause", thread_id)
+        assert "continues" in await cli("unpause", thread_id)
         await cli.threads.answered(thread_id, 2)
         assert "will compact" in await cli("compact", thread_id)
         assert "will stop" in await cli("stop", thread_id, "--reason", "done")

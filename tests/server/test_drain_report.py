@@ -148,4 +148,4 @@ async def test_the_doctor_says_how_many_open_runs_hold_payloads(namespace: Names
     finding = await check_runs(namespace.client)
     assert finding.status == "ok"
     assert "hold refs to the store" in finding.text
-    assert "the plugin has to stay" in finding.text
+    assert "the plugin must stay" in finding.text

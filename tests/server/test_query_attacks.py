@@ -124,7 +124,7 @@ async def test_two_statements_of_a_user_do_not_block_the_others(serving: Serving
         assert (await asked(bob, "select 1 as one")).json()["rows"] == [[1]]
         refused = await asked(ana, "select 1 as one")
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
-        assert "You run 2 queries already" in refused.json()["error"]["message"]
+        assert "You are running 2 queries already" in refused.json()["error"]["message"]
         for each in endless:
             each.cancel()
         await asyncio.wait(endless)

@@ -36,7 +36,7 @@ class LosingStore(FileBlobStore):
 
     async def put(self, key: str, data: bytes) -> bool | None:
         is_new = await super().put(key, data)
-        if len(data) > len(TEXT) // 4:
+        if len(data) > len(TEXT) // 5:
             if not self.lost:
                 self.lost += 1
                 raise StoreUnavailable("the answer was lost, for a test")

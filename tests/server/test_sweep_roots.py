@@ -61,7 +61,7 @@ async def decoded(client: Client, store: BlobStore) -> int:
 async def threads(server: TemporalServer, store: BlobStore) -> AsyncIterator[Threads]:
     namespace = await new_namespace(server.address, attributes=True)
     agents = (governed(), governed(Policy(steps_max=1, on_limit="archive"), name="brief"))
-    async with open_threads(server.address, store, *agents, inline_bytes_max=512) as opened:
+    async with open_threads(server.address, store, *agents, inline_bytes_max=128) as opened:
         config = {**opened.client.config(), "namespace": namespace}
         opened.client = Client(**config)  # type: ignore[arg-type] # as its own config has it
         async with opened.worker():

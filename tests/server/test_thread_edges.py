@@ -60,7 +60,7 @@ async def test_a_result_over_the_bound_is_told_to_the_model(
 
     agent = Agent(name="ops", model=one_call("read_all"), tools=[read_all])
     async with open_threads(server.address, store, agent) as threads, threads.worker():
-        assert "has at least 1001 bytes; 1000 is the most" in await ask(threads, thread_id)
+        assert "has at least 1001 bytes; the maximum is 1000" in await ask(threads, thread_id)
 
 
 @pytest.mark.guarantee(49)

@@ -317,5 +317,5 @@ async def test_another_key_of_the_same_id_is_an_error_that_says_so() -> None:
     [inline, ref] = await right.encode([payload(b"small"), payload(noise(20_000))])
     with pytest.raises(BlobCorrupt, match="the key of that id is another"):
         await wrong.decode([inline])
-    with pytest.raises(Exception, match="key 'k1' and was not written with it"):
+    with pytest.raises(Exception, match="key 'k1' but was not written with it"):
         await wrong.decode([ref])
