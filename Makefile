@@ -1,7 +1,7 @@
 # `make help` lists the targets. They need only Python 3.11+ and make; uv is used if it is installed.
 PYTHON ?= python3
 # Tests wait more than they compute: four processes keep two cores busy.
-PYTEST_WORKERS ?= 4
+PYTEST_WORKERS ?= 3
 # Long tests first; tests with a server one by one (tests/support/scheduler.py).
 PYTEST_SPREAD := -n $(PYTEST_WORKERS) --dist loadscope --no-loadscope-reorder
 UV ?= uv

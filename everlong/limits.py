@@ -144,7 +144,9 @@ INBOX_BYTES_MAX: Final = 12 * KIB
 TOOL_CALLS_MAX: Final = 20
 CALL_NAME_CHARS_MAX: Final = 64
 CALL_PREVIEW_CHARS_MAX: Final = 100
+# Characters of a preview that are written, and that a reader accepts.
 PREVIEW_CHARS_MAX: Final = 40
+PREVIEW_CHARS_READ_MAX: Final = 60
 REASON_CHARS_MAX: Final = 160
 FACT_BYTES_MAX: Final = 400
 # Of facts that have expired, the keys that are noted.

@@ -76,7 +76,7 @@ class Ref:
     """Size of the plaintext."""
     kind: Kind
     preview: Annotated[
-        str, Field(max_length=limits.PREVIEW_CHARS_MAX, exclude_if=operator.not_)
+        str, Field(max_length=limits.PREVIEW_CHARS_READ_MAX, exclude_if=operator.not_)
     ] = ""
     """The first characters, for people and logs."""
 
