@@ -73,9 +73,7 @@ class ToolThreads:
 def _called(function: Callable[[], T]) -> T:
     try:
         return function()
-    except (
-        StopIteration
-    ) as error:  # A future cannot carry it: whoever awaits that would never hear.
+    except StopIteration as error:  # A future cannot carry it: its awaiter would wait forever.
         raise RuntimeError("the tool raised StopIteration") from error
 
 

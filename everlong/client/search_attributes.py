@@ -190,7 +190,7 @@ async def _add(client: Client, names: list[str]) -> None:
     try:
         await client.operator_service.add_search_attributes(request)
     except RPCError as error:
-        # Somebody else was faster, who may have added some of them only.
+        # Another client was faster, and may have added only some of them.
         if error.status != RPCStatusCode.ALREADY_EXISTS:
             raise _refusal(client, error) from error
 

@@ -66,7 +66,7 @@ _REGION: Final = Fault(
 )
 _PLAIN_HTTP: Final = Fault(
     "its endpoint speaks plain http, which the store's URL does not say",
-    "Write endpoint=http://... into the URL if nobody else can listen, or use https.",
+    "Write endpoint=http://... into the URL if the network is trusted, or use https.",
     permanent=True,
 )
 _UNREACHABLE: Final = Fault(

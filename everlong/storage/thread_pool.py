@@ -20,7 +20,7 @@ class _Pools:
     """Made when they are first used, and again in a forked child, which has no threads."""
 
     def __init__(self) -> None:
-        # Whoever waits for a part of its work waits in the first, and the parts run in the second.
+        # Jobs in the first pool wait for subtasks in the second; one pool could deadlock.
         self.whole = ThreadPoolExecutor(_THREADS, thread_name_prefix="everlong-bytes")
         self.parts = ThreadPoolExecutor(_THREADS, thread_name_prefix="everlong-frame")
 

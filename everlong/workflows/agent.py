@@ -216,7 +216,7 @@ class AgentWorkflow:
         workflow.continue_as_new(start, memo=next_memo(self._thread))
 
     async def _end(self) -> None:
-        """Leave the journal whole, unread messages included, and say so to whoever waits."""
+        """Leave the journal whole, unread messages included, and report the end to waiting callers."""
         thread = self._thread
         for call in thread.state.calls:
             if call.child_id and not call.report:
