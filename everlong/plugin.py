@@ -55,8 +55,7 @@ from everlong.storage.urls import open_packs
 from everlong.sweep import ArchivedThreads
 from everlong.telemetry import Telemetry
 from everlong.versions import sdk_version, warn_of_untested_sdk
-from everlong.workflows import AgentWorkflow, DoctorWorkflow, SweeperWorkflow
-from everlong.workflows.versioning import VERSIONED
+from everlong.workflows import VERSIONED, AgentWorkflow, DoctorWorkflow, SweeperWorkflow
 
 T = TypeVar("T")
 

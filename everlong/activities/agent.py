@@ -8,30 +8,31 @@ the thread. A tool's own effects are at-least-once.
 import contextlib
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import to_json
 from temporalio import activity
 from temporalio.common import RawValue
+from temporalio.exceptions import ApplicationError
 
 from everlong import compaction, limits
 from everlong.activities.builtin_tools import Session, builtin, in_session
-from everlong.activities.context import (
-    arrived,
-    check_arrived,
-    compacted,
-    evicted,
-    expired,
-    shown,
-    summary,
-)
 from everlong.activities.heartbeat import Heartbeat, build_held_error, heartbeat
-from everlong.activities.model_calls import all_wanted, chat, step_info
+from everlong.activities.model_calls import (
+    all_wanted,
+    build_messages,
+    chat,
+    compact_past,
+    find_evicted,
+    find_expired,
+    step_info,
+    write_summary,
+)
 from everlong.activities.tool_calls import ToolThreads, call_info, complaint, find_call, run_call
 from everlong.agents import Agent, Reply, set_current_call
-from everlong.errors import RefRefused
+from everlong.errors import BlobMissing, RefRefused
 from everlong.json_payloads import from_raw, to_raw
 from everlong.models import (
     APPEND_JOURNAL,
@@ -39,6 +40,7 @@ from everlong.models import (
     CALL_MODEL,
     COLLECT,
     COMPACT,
+    MESSAGE_LOST,
     RUN_TOOL,
     Append,
     Appended,
@@ -48,6 +50,7 @@ from everlong.models import (
     Compact,
     CompactDone,
     Context,
+    Entry,
     Kind,
     Message,
     ModelCall,
@@ -58,6 +61,7 @@ from everlong.models import (
     ToolRun,
     error_result,
     failure_digest,
+    lost_entry,
     new_entry,
     seq_after,
     short_digest,
@@ -130,11 +134,11 @@ class AgentActivities:
         agent = self._agent(context.agent)
         reader, recorder = self._reader(), self._recorder
         async with self._step("model", context) as (beat, reads):
-            await beat.retry_or_hold(lambda: check_arrived(reader, call.tail))
+            await beat.retry_or_hold(lambda: _check_arrived(reader, call.tail))
             past = await beat.retry_or_hold(
                 lambda: reader.past(context, self._policy_of(agent), call.tail)
             )
-            messages = shown(past, agent)
+            messages = build_messages(past, agent)
             recorder.record_act("message", call.acts_on, context)
             reply, message = await chat(recorder, agent, context, messages)
             wanted_calls = await all_wanted(agent, message.tool_calls, self._tools)
@@ -165,7 +169,7 @@ class AgentActivities:
             tokens=reply.tokens,
             cost_usd=reply.cost_usd,
             policy=self._policy_of(agent).fields() if context.policy is None else None,
-            evicted=evicted(past),
+            evicted=find_evicted(past),
             time_ms=now_ms,
             attributes=self.has_attributes,
             resume_ms=resumed.ms,
@@ -219,7 +223,7 @@ class AgentActivities:
         reader, recorder = self._reader(), self._recorder
         with counting(writes=True) as reads:
             async with heartbeat(recorder.count_hold) as beat:
-                entries = await beat.retry_or_hold(lambda: arrived(reader, append.entries))
+                entries = await beat.retry_or_hold(lambda: _replace_lost(reader, append.entries))
                 head, written_bytes = await beat.retry_or_hold(
                     lambda: reader.journal.append(append.head, entries)
                 )
@@ -248,7 +252,7 @@ class AgentActivities:
             past = await beat.retry_or_hold(
                 lambda: reader.past(compact.context, self._policy_of(agent))
             )
-            before_bytes = compaction.size_of(shown(past, agent))
+            before_bytes = compaction.size_of(build_messages(past, agent))
             next_expiry_ms = compaction.next_expiry_ms(
                 past.base, past.items, past.policy, past.now_ms
             )
@@ -262,16 +266,16 @@ class AgentActivities:
             if past.base is None and not past.items:
                 return unchanged
             # In a thread: heartbeats and other activities go on meanwhile.
-            after = await in_thread(compacted, past, compact, before_bytes)
-            after_bytes = compaction.size_of(shown(after, agent))
-            gone = expired(past)
+            after = await in_thread(compact_past, past, compact, before_bytes)
+            after_bytes = compaction.size_of(build_messages(after, agent))
+            gone = find_expired(past)
             if after_bytes >= before_bytes and not gone:
                 return unchanged
             written = Reply()
             if past.policy.summary:
-                written = await summary(self._recorder, agent, compact.context, past)
-                after = await in_thread(compacted, past, compact, before_bytes, written.text)
-                after_bytes = compaction.size_of(shown(after, agent))
+                written = await write_summary(self._recorder, agent, compact.context, past)
+                after = await in_thread(compact_past, past, compact, before_bytes, written.text)
+                after_bytes = compaction.size_of(build_messages(after, agent))
             snapshot = after.base
             assert snapshot is not None  # noqa: S101 - it has just been made
             stored, written_bytes = await beat.retry_until_timeout(
@@ -400,6 +404,38 @@ def _registered(
         return to_raw(await run(from_raw(raw, input_type, converter)), converter)
 
     return execute
+
+
+async def _check_arrived(reader: Reader, tail: Sequence[Entry]) -> None:
+    """Fail the turn of a message that its sender did not store, or not here.
+
+    It is in no journal yet. In one, a part that is missing was there, and can be restored.
+    """
+    try:
+        await reader.journal.messages([entry for entry in tail if _is_sent_as_ref(entry)])
+    except BlobMissing as error:
+        raise ApplicationError(
+            f"the message is not in this store; its sender may use another. {error}",
+            type=MESSAGE_LOST,
+            non_retryable=True,
+        ) from None
+
+
+async def _replace_lost(reader: Reader, entries: Sequence[Entry]) -> list[Entry]:
+    """Return entries that can be read again: of a message that is not here, that it is not."""
+    found: list[Entry] = []
+    for entry in entries:
+        try:
+            if _is_sent_as_ref(entry):
+                await reader.journal.messages([entry])
+        except BlobMissing:
+            entry = lost_entry(entry)
+        found.append(entry)
+    return found
+
+
+def _is_sent_as_ref(entry: Entry) -> bool:
+    return entry.kind == Kind.MESSAGE and entry.ref is not None
 
 
 def _refused(call: ToolCall, reason: str, time_ms: int) -> ToolResult:

@@ -13,12 +13,13 @@ from pydantic_core import to_json
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from everlong import limits
+from everlong import compaction, limits
 from everlong.activities.builtin_tools import BUILTINS, builtin
 from everlong.activities.tool_calls import ToolThreads, bounded
 from everlong.agents import Agent, Reply
 from everlong.models import (
     CallOptions,
+    Compact,
     Context,
     Message,
     ModelCall,
@@ -28,6 +29,7 @@ from everlong.models import (
     call_digest,
     printable,
 )
+from everlong.storage.history import Past
 from everlong.telemetry.resumes import ResumeSummary
 from everlong.telemetry.spans import AGENT, CHAT, PROVIDER, get_error_type
 from everlong.telemetry.steps import StepRecorder, get_provider_and_model
@@ -137,6 +139,83 @@ def _utf8(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
+# The context: what a model is shown of a thread, and how a compaction shortens it.
+
+_BYTES_PER_TOKEN: Final = 4
+
+
+def build_messages(past: Past, agent: Agent) -> list[Message]:
+    """Return what the model reads."""
+
+    def result_bytes_max(name: str) -> int:
+        tool = builtin(name) or agent.tool(name)
+        return limits.SHOWN_BYTES_MAX if tool is None else tool.max_result_bytes
+
+    return compaction.build_context(
+        past.base, past.items, past.policy, past.now_ms, result_bytes_max
+    )
+
+
+def find_expired(past: Past) -> tuple[str, ...]:
+    """Return the keys of facts that the snapshot or an entry still has, and whose time is over."""
+    told = compaction.facts_at(past.base, past.items, past.policy, now_ms=0)
+    held = {
+        fact.key for fact in compaction.facts_at(past.base, past.items, past.policy, past.now_ms)
+    }
+    gone = [fact.key for fact in told if fact.key not in held]
+    return tuple(gone[: limits.EXPIRED_KEYS_MAX])
+
+
+def compact_past(past: Past, compact: Compact, size_bytes: int, summary: str = "") -> Past:
+    """Return a past with a smaller snapshot."""
+    policy = past.policy
+    to_bytes = policy.compact_to_bytes
+    if compact.context_tokens >= policy.compact_at_tokens:
+        # Half of the tokens that messages may have beside instructions and tools, which take the rest.
+        fixed = max(0, compact.context_tokens - size_bytes // _BYTES_PER_TOKEN)
+        wanted = (policy.compact_at_tokens - fixed) * _BYTES_PER_TOKEN // 2
+        to_bytes = min(to_bytes, max(wanted, to_bytes // 4, compaction.BUDGET_BYTES_MIN))
+    snapshot = compaction.compact(
+        past.base,
+        past.items,
+        past.policy,
+        past.now_ms,
+        keep_from_seq=compact.keep_from_seq,
+        to_bytes=to_bytes,
+        summary=summary,
+    )
+    left = tuple(item for item in past.items if item.entry.seq > snapshot.upto_seq)
+    return dataclasses.replace(past, base=snapshot, items=left)
+
+
+def find_evicted(past: Past) -> tuple[str, ...]:
+    """Return the keys of facts that the caps leave out, and that no entry says have gone.
+
+    Calls of one reply do not see what each other remembers.
+    """
+    no_caps = past.policy.with_changes(
+        {"memory_facts_max": 1000, "memory_bytes_max": 64 * limits.KIB}
+    )
+    told = compaction.facts_at(past.base, past.items, no_caps, past.now_ms)
+    held = {
+        fact.key for fact in compaction.facts_at(past.base, past.items, past.policy, past.now_ms)
+    }
+    gone = [fact.key for fact in told if fact.key not in held]
+    return tuple(gone[: limits.EXPIRED_KEYS_MAX])
+
+
+async def write_summary(
+    recorder: StepRecorder, agent: Agent, context: Context, past: Past
+) -> Reply:
+    """Have the model sum up what is about to be shortened. Without it, compaction does as well."""
+    request = compaction.summary_prompt(past.base, past.items, past.policy, past.now_ms)
+    asked = [Message(role="user", text=request)]
+    try:
+        return await _summarise(recorder, agent, context, asked)
+    except ApplicationError:  # It has been logged.
+        return Reply()
+
+
 _ROLES: Final = {"failure": "user"}
 
 
@@ -154,7 +233,7 @@ async def chat(
     return await _told(recorder, agent, context, messages, ask)
 
 
-async def summarise(
+async def _summarise(
     recorder: StepRecorder, agent: Agent, context: Context, messages: Sequence[Message]
 ) -> Reply:
     """Ask the model for a summary, with no tools."""

@@ -5,20 +5,24 @@ converter and its pydantic one carry dataclasses: Everlong need not replace the 
 """
 
 from everlong.models.activity_io import (
+    CHECKS_MAX,
     Append,
     Appended,
     Brief,
     Briefed,
+    Check,
+    Checked,
+    Checkup,
     Collect,
     Compact,
     CompactDone,
     Context,
     ModelCall,
     ModelTurn,
+    Seen,
     ToolRun,
     Turn,
 )
-from everlong.models.doctor import CHECKS_MAX, Check, Checked, Checkup, Seen
 from everlong.models.journal import (
     Compacted,
     ControlNote,

@@ -1,7 +1,19 @@
 """Pure decisions about a thread: same input, same answer, on every machine and replay."""
 
-from everlong.policy.limits import LimitHit, Usage, limit_hit
-from everlong.policy.loops import Observed, Repeated, Streaks, after_step, after_turn
+from everlong.policy.limits import (
+    LimitHit,
+    Observed,
+    Repeated,
+    RollReason,
+    RunSize,
+    Streaks,
+    Usage,
+    after_step,
+    after_turn,
+    expected_resume_seconds,
+    limit_hit,
+    roll_reason,
+)
 from everlong.policy.policy import Action, Policy
 from everlong.policy.retention import (
     QUARANTINE_SECONDS_MIN,
@@ -9,7 +21,6 @@ from everlong.policy.retention import (
     parse_retention,
     parse_seconds,
 )
-from everlong.policy.rollover import RollReason, RunSize, expected_resume_seconds, roll_reason
 
 __all__ = [
     "QUARANTINE_SECONDS_MIN",

@@ -1,10 +1,29 @@
-"""Limits of a thread: compares its usage with its policy's bounds."""
+"""Limits: compares a thread's usage, repetitions and run size with its policy's bounds.
+
+Pure functions: same input, same answer, also in a replay.
+"""
 
 import dataclasses
+import hashlib
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Final
 
 from pydantic.dataclasses import dataclass
 
+from everlong import limits
 from everlong.policy.policy import Policy
+
+# As many as one reply may call, so that calls which all fail in every step are all remembered.
+_FAILURES_MAX: Final = limits.TOOL_CALLS_MAX
+_RECENT_MAX: Final = 8
+
+# Costs of a cold resume, measured on two cores: the minimum, one replayed event, one fetched object
+# (60 ms each, 16 at a time), and one byte that is read and decompressed.
+_RESUME_SECONDS_MIN = 0.1
+_EVENT_SECONDS = 0.0006
+_BLOB_SECONDS = 0.004
+_BYTE_SECONDS = 1 / 50_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,3 +67,134 @@ def limit_hit(policy: Policy, usage: Usage) -> LimitHit | None:
         if bound is not None and value >= bound:
             return LimitHit(limit=limit, value=value, bound=bound, action=policy.action(limit))
     return None
+
+
+# Loops: an agent that repeats the same calls or failures.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeated:
+    """A call that failed in the same way before, with the number of failures."""
+
+    call: str
+    failure: str
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Streaks:
+    """What a thread has repeated so far. Calls and results are short digests."""
+
+    failed_turns: int = 0
+    """Turns in a row that ended without an answer."""
+    refused_steps: int = 0
+    """Steps in a row in which every call named an unknown tool or had invalid arguments."""
+    failures: tuple[Repeated, ...] = ()
+    """Calls that failed and have not succeeded since, the newest last."""
+    no_progress_steps: int = 0
+    """Steps in a row that only repeated a recent one: same calls, same results."""
+    recent: tuple[str, ...] = ()
+    """Digests of the last steps."""
+
+    @property
+    def same_failure(self) -> int:
+        """Highest number of equal failures of one call since it last succeeded."""
+        return max((repeated.count for repeated in self.failures), default=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Observed:
+    """One tool call of a step, with its outcome."""
+
+    call: str
+    result: str
+    outcome: str
+    """`ok`, `failed` or `refused`."""
+
+
+def after_step(streaks: Streaks, calls: Sequence[Observed]) -> Streaks:
+    """Return the streaks after a step. All of its calls have a result."""
+    failures = streaks.failures
+    for observed in dict.fromkeys(calls):  # Equal calls count once per step.
+        failures = _record(failures, observed)
+    whole = ",".join(f"{observed.call}={observed.result}" for observed in calls)
+    step = hashlib.blake2b(whole.encode(), digest_size=4).hexdigest()
+    repeats = step in streaks.recent
+    refused = all(observed.outcome == "refused" for observed in calls)
+    return dataclasses.replace(
+        streaks,
+        refused_steps=streaks.refused_steps + 1 if refused else 0,
+        failures=failures,
+        no_progress_steps=streaks.no_progress_steps + 1 if repeats else 0,
+        recent=(*streaks.recent, step)[-_RECENT_MAX:],
+    )
+
+
+def after_turn(streaks: Streaks, *, failed: bool) -> Streaks:
+    """Return the streaks after a turn. An answer is progress, so it resets them."""
+    if failed:
+        return dataclasses.replace(streaks, failed_turns=streaks.failed_turns + 1, refused_steps=0)
+    return Streaks()
+
+
+def _record(failures: tuple[Repeated, ...], observed: Observed) -> tuple[Repeated, ...]:
+    before = [each for each in failures if each.call == observed.call]
+    others = tuple(each for each in failures if each.call != observed.call)
+    if observed.outcome == "ok":
+        return others
+    same = [each.count for each in before if each.failure == observed.result]
+    repeated = Repeated(call=observed.call, failure=observed.result, count=sum(same) + 1)
+    return (*others, repeated)[-_FAILURES_MAX:]
+
+
+# Rollover: when a run ends and the thread continues as new.
+
+
+class RollReason(StrEnum):
+    """Why a thread continues as new."""
+
+    EVENTS = "events"
+    HISTORY_BYTES = "history_bytes"
+    OFFLOADED_BYTES = "offloaded_bytes"
+    BLOBS = "blobs"
+    RESUME_SECONDS = "resume_seconds"
+    SERVER = "server"
+    """The server suggested it. It hardly ever does once payloads are offloaded."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSize:
+    """Size of the current run."""
+
+    events: int
+    history_bytes: int
+    """History of this run, in bytes."""
+    server_suggests: bool
+    offloaded_bytes: int = 0
+    """Bytes that a replay reads from the store: results that workflow code consumes."""
+    blobs: int = 0
+
+
+def expected_resume_seconds(size: RunSize) -> float:
+    """Return an estimate of the time that a new worker needs to resume the run."""
+    return (
+        _RESUME_SECONDS_MIN
+        + size.events * _EVENT_SECONDS
+        + size.blobs * _BLOB_SECONDS
+        + (size.history_bytes + size.offloaded_bytes) * _BYTE_SECONDS
+    )
+
+
+def roll_reason(policy: Policy, size: RunSize) -> RollReason | None:
+    """Return why the run should end at its next safe point, or None to continue."""
+    bounds = (
+        (RollReason.EVENTS, size.events, policy.run_events_max),
+        (RollReason.HISTORY_BYTES, size.history_bytes, policy.run_history_bytes_max),
+        (RollReason.OFFLOADED_BYTES, size.offloaded_bytes, policy.run_offloaded_bytes_max),
+        (RollReason.BLOBS, size.blobs, policy.run_blobs_max),
+        (RollReason.RESUME_SECONDS, expected_resume_seconds(size), policy.resume_seconds_max),
+    )
+    for reason, value, bound in bounds:
+        if value >= bound:
+            return reason
+    return RollReason.SERVER if size.server_suggests else None

@@ -1,9 +1,27 @@
 """Temporal workflows. Deterministic: no clock, no random, no I/O, no large bodies."""
 
-from everlong.workflows.agent import AgentWorkflow
-from everlong.workflows.doctor import DoctorWorkflow
-from everlong.workflows.size_policy import should_continue_as_new
-from everlong.workflows.sweeper import SweeperWorkflow
-from everlong.workflows.thread import Thread
+from typing import Final
 
-__all__ = ["AgentWorkflow", "DoctorWorkflow", "SweeperWorkflow", "Thread", "should_continue_as_new"]
+from everlong.workflows.agent import AgentWorkflow, VersionedAgentWorkflow
+from everlong.workflows.doctor import DoctorWorkflow, VersionedDoctorWorkflow
+from everlong.workflows.sweeper import SweeperWorkflow, VersionedSweeperWorkflow
+from everlong.workflows.thread import Thread, should_continue_as_new
+
+# The server refuses a versioning behaviour from a worker without versioning, so the plain classes have
+# none. AUTO_UPGRADE, since a thread lives for months and may wait for days: pinned, it would keep an old
+# deployment from draining. Histories have to replay on newer releases anyway.
+VERSIONED: Final[dict[type, type]] = {
+    AgentWorkflow: VersionedAgentWorkflow,
+    DoctorWorkflow: VersionedDoctorWorkflow,
+    SweeperWorkflow: VersionedSweeperWorkflow,
+}
+"""Classes that the plugin registers in place of the plain ones on a worker with worker versioning."""
+
+__all__ = [
+    "VERSIONED",
+    "AgentWorkflow",
+    "DoctorWorkflow",
+    "SweeperWorkflow",
+    "Thread",
+    "should_continue_as_new",
+]

@@ -10,6 +10,7 @@ from datetime import timedelta
 
 from pydantic_core import to_json
 from temporalio import workflow
+from temporalio.common import VersioningBehavior
 from temporalio.exceptions import FailureError, is_cancelled_exception
 
 from everlong import limits
@@ -34,6 +35,7 @@ from everlong.models import (
     Control,
     ControlNote,
     Decide,
+    Entry,
     Kind,
     Pause,
     Report,
@@ -47,7 +49,6 @@ from everlong.models import (
 from everlong.models.state import with_values
 from everlong.policy import LimitHit
 from everlong.workflows import approvals, transitions
-from everlong.workflows.notes import control_note, may_be_replaced
 from everlong.workflows.publishing import next_memo, publish, status_of, take_start_attributes
 from everlong.workflows.thread import Thread
 
@@ -363,7 +364,7 @@ class AgentWorkflow:
     def pause(self, control: Control | None = None) -> None:
         """Take no more steps until `unpause`. What is under way ends; messages are still queued."""
         if self._thread.state.pause is None:
-            noted = control_note("pause", control)
+            noted = _build_note("pause", control)
             pause = Pause(by=noted.by, reason=noted.reason)
             self._thread.state = with_values(self._thread.state, pause=pause)
             self._note(noted)
@@ -375,7 +376,7 @@ class AgentWorkflow:
         if state.pause is not None:
             state = transitions.forgive(state, state.pause.limit)
             self._thread.state = with_values(state, pause=None)
-            self._note(control_note("unpause", control))
+            self._note(_build_note("unpause", control))
 
     @workflow.signal(name=COMPACT_SIGNAL)
     def compact(self, control: Control | None = None) -> None:
@@ -383,14 +384,14 @@ class AgentWorkflow:
         state = self._thread.state
         if not state.compact_asked:
             self._thread.state = with_values(state, compact_asked=True)
-            self._note(control_note("compact", control))
+            self._note(_build_note("compact", control))
 
     @workflow.signal(name=STOP_SIGNAL)
     def stop(self, control: Control | None = None) -> None:
         """End the thread at the next safe point."""
         archiving = control is not None and control.archive
         if not self._thread.stopping:
-            self._note(control_note("stop", control))
+            self._note(_build_note("stop", control))
         elif not archiving:
             return
         self._thread.stop(archiving=archiving)
@@ -399,7 +400,7 @@ class AgentWorkflow:
     def note(self, note: ControlNote) -> None:
         """Have the journal say what somebody did about the thread. It changes nothing else."""
         action = printable(note.action, limits.CALL_NAME_CHARS_MAX)
-        self._note(control_note(action, Control(by=note.by, reason=note.reason)))
+        self._note(_build_note(action, Control(by=note.by, reason=note.reason)))
 
     @workflow.query(name=STATUS_QUERY)
     def status(self) -> ThreadStatus:
@@ -418,9 +419,25 @@ class AgentWorkflow:
     def _note(self, control: ControlNote) -> None:
         """Note what somebody did. Beyond a bound, one pause or unpause stands for the last ones."""
         notes = self._thread.state.notes
-        if self._thread.has_many_notes and may_be_replaced(notes[-1]):
+        if self._thread.has_many_notes and _may_be_replaced(notes[-1]):
             self._thread.state = with_values(self._thread.state, notes=notes[:-1])
         self._thread.note(Kind.CONTROL, control)
+
+
+@workflow.defn(
+    name=AGENT_WORKFLOW, sandboxed=False, versioning_behavior=VersioningBehavior.AUTO_UPGRADE
+)
+class VersionedAgentWorkflow(AgentWorkflow):
+    """A thread: its next task goes to the current version."""
+
+    @workflow.init
+    def __init__(self, start: ThreadStart) -> None:
+        super().__init__(start)
+
+    @workflow.run
+    async def run(self, start: ThreadStart) -> ThreadStatus:
+        """See `AgentWorkflow`."""
+        return await super().run(start)
 
 
 def _update_id() -> str:
@@ -447,3 +464,18 @@ async def _signalled(thread_id: str, name: str, *arguments: object) -> bool:
         workflow.logger.warning("thread %s does not hear %s: %s", thread_id, name, error)
         return False
     return True
+
+
+def _build_note(action: str, control: Control | None) -> ControlNote:
+    """Return what somebody did, as it is journalled."""
+    said = control or Control()
+    return ControlNote(
+        action=action,
+        by=printable(said.by, limits.CALL_NAME_CHARS_MAX),
+        reason=printable(said.reason, limits.REASON_CHARS_MAX),
+    )
+
+
+def _may_be_replaced(note: Entry) -> bool:
+    """Whether a note says no more than the one after it. A change of the policy is refused instead."""
+    return note.kind == Kind.CONTROL and not (note.data or {}).get("changes")

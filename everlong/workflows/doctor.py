@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Final
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy
+from temporalio.common import RetryPolicy, VersioningBehavior
 
 from everlong.models import CHECK, DOCTOR_WORKFLOW, Checked, Checkup
 
@@ -31,3 +31,15 @@ class DoctorWorkflow:
             for _ in range(checkup.times)
         ]
         await asyncio.gather(*checks, return_exceptions=True)
+
+
+@workflow.defn(
+    name=DOCTOR_WORKFLOW, sandboxed=False, versioning_behavior=VersioningBehavior.AUTO_UPGRADE
+)
+class VersionedDoctorWorkflow(DoctorWorkflow):
+    """A check-up. The doctor names a version by an override, which comes before the behaviour."""
+
+    @workflow.run
+    async def run(self, checkup: Checkup) -> None:
+        """See `DoctorWorkflow`."""
+        await super().run(checkup)

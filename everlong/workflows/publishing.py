@@ -5,19 +5,36 @@ An upsert of those is an event, so only of changes that a person looks for.
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from temporalio import workflow
 from temporalio.common import RawValue, SearchAttributeUpdate
 
-from everlong.models import CARD_MEMO, Approval, ThreadCard, ThreadState, ThreadStatus
+from everlong import limits
+from everlong.models import (
+    CARD_MEMO,
+    Approval,
+    PublishedSize,
+    ThreadCard,
+    ThreadState,
+    ThreadStatus,
+    growth_per_hour,
+)
 from everlong.models import search_attributes as attributes
 from everlong.models.state import with_values
-from everlong.workflows import approvals, sizes, transitions
-from everlong.workflows.thread import Thread
+from everlong.workflows import approvals, transitions
+
+if TYPE_CHECKING:
+    from everlong.workflows.thread import Thread
+
+_GROWN: Final = 1.25
+# Up to 4 GiB that is some 55 cards in all.
+_GROWN_BYTES_MIN: Final = 64 * limits.KIB
+_GROWN_STEPS_MIN: Final = 8
+_HOUR_MS: Final = 3_600_000
 
 
-def status_of(thread: Thread, *, stopped: bool) -> ThreadStatus:
+def status_of(thread: "Thread", *, stopped: bool) -> ThreadStatus:
     """Return the answer of the `status` query."""
     state = thread.state
     return ThreadStatus(
@@ -44,7 +61,7 @@ def status_of(thread: Thread, *, stopped: bool) -> ThreadStatus:
     )
 
 
-def _lag_bytes(thread: Thread) -> int:
+def _lag_bytes(thread: "Thread") -> int:
     """Return by how much the context is larger than it should be, if a compaction is due."""
     state = thread.state
     if state.compaction_due_ms is None:
@@ -52,7 +69,7 @@ def _lag_bytes(thread: Thread) -> int:
     return max(0, state.context_bytes - thread.policy.compact_at_bytes)
 
 
-def _word(thread: Thread, stopped: bool) -> str:
+def _word(thread: "Thread", stopped: bool) -> str:
     state = thread.state
     if thread.stopping:
         return thread.end_status() if stopped else "stopping"
@@ -65,7 +82,7 @@ def _word(thread: Thread, stopped: bool) -> str:
     return "approval"
 
 
-def take_start_attributes(thread: Thread) -> None:
+def take_start_attributes(thread: "Thread") -> None:
     """Take note of the search attributes that a new thread was started with, if it was."""
     state = thread.state
     if state.published_size is not None or state.published:
@@ -77,20 +94,20 @@ def take_start_attributes(thread: Thread) -> None:
         state,
         attributes=True,
         published=_published(attributes.ACTIVE, "", 0),
-        published_size=sizes.published(state, now_ms),
-        trend=sizes.trend(state, now_ms),
+        published_size=build_published_size(state, now_ms),
+        trend=build_trend(state, now_ms),
     )
 
 
-def publish(thread: Thread) -> None:
+def publish(thread: "Thread") -> None:
     """Upsert the card and search attributes, if what they say has changed and the server has them."""
     state = thread.state
     now_ms = thread.now_ms()
     waits = not thread.has_work or state.pause is not None
-    is_due = sizes.is_due(state, now_ms, waits=waits)
+    is_due = is_size_due(state, now_ms, waits=waits)
     if is_due:
-        size = sizes.published(state, now_ms)
-        trend = sizes.trend(state, now_ms)
+        size = build_published_size(state, now_ms)
+        trend = build_trend(state, now_ms)
         thread.state = with_values(state, published_size=size, trend=trend)
         workflow.upsert_memo({CARD_MEMO: _card(thread, now_ms)})
     if not state.attributes:
@@ -115,7 +132,7 @@ def publish(thread: Thread) -> None:
         workflow.upsert_search_attributes(updates)
 
 
-def next_memo(thread: Thread) -> dict[str, object]:
+def next_memo(thread: "Thread") -> dict[str, object]:
     """Return the memo of the next run. By itself it would be the one that this run began with."""
     memo: dict[str, object] = {
         name: RawValue(payload) for name, payload in workflow.info().raw_memo.items()
@@ -123,7 +140,66 @@ def next_memo(thread: Thread) -> dict[str, object]:
     return memo | {CARD_MEMO: _card(thread, thread.now_ms())}
 
 
-def _card(thread: Thread, now_ms: int) -> ThreadCard:
+def compute_growth(state: ThreadState, now_ms: int) -> float:
+    """Return the thread's growth in bytes per hour, as `growth_per_hour` defines it."""
+    return growth_per_hour(state.trend, state.counters.written_bytes, now_ms, rested=state.rested)
+
+
+def is_size_due(state: ThreadState, now_ms: int, *, waits: bool) -> bool:
+    """Whether what the thread last published has become untrue enough."""
+    last = state.published_size
+    size_bytes, steps = state.counters.written_bytes, state.counters.steps
+    if last is None:
+        return size_bytes > 0
+    if state.rested and not last.rested:
+        return True
+    if waits and (steps > last.steps or state.context_bytes != last.context_bytes):
+        return True
+    if size_bytes > last.thread_bytes and (state.stopping or now_ms - last.ms >= _HOUR_MS):
+        return True
+    return _has_grown(state, last) or _has_other_resumes(state, last)
+
+
+def _has_grown(state: ThreadState, last: PublishedSize) -> bool:
+    size_bytes, steps = state.counters.written_bytes, state.counters.steps
+    return steps >= max(last.steps * _GROWN, last.steps + _GROWN_STEPS_MIN) or size_bytes >= max(
+        last.thread_bytes * _GROWN, last.thread_bytes + _GROWN_BYTES_MIN
+    )
+
+
+def _has_other_resumes(state: ThreadState, last: PublishedSize) -> bool:
+    slower = state.resume_ms > 2 * last.resume_ms
+    return slower or 0 < state.resume_ms < last.resume_ms / 2
+
+
+def build_trend(state: ThreadState, now_ms: int) -> tuple[tuple[int, int], ...]:
+    """Return sizes that were published, with the one that is now: of the thread's whole life.
+
+    Where there are too many, the one goes whose neighbours are closest for its age. So there is always
+    one of some hours ago, and one of some days, however long the life is.
+    """
+    samples = (*state.trend, (now_ms, state.counters.written_bytes))
+    if len(samples) <= limits.TREND_MAX:
+        return samples
+    inner = range(1, len(samples) - 1)
+    ages = [max(1, now_ms - ms) for ms, _ in samples]
+    crowded = min(inner, key=lambda at: (ages[at - 1] - ages[at + 1]) / ages[at])
+    return samples[:crowded] + samples[crowded + 1 :]
+
+
+def build_published_size(state: ThreadState, now_ms: int) -> PublishedSize:
+    """Return what to remember of a size that is published now."""
+    return PublishedSize(
+        ms=now_ms,
+        thread_bytes=state.counters.written_bytes,
+        context_bytes=state.context_bytes,
+        steps=state.counters.steps,
+        resume_ms=state.resume_ms,
+        rested=state.rested,
+    )
+
+
+def _card(thread: "Thread", now_ms: int) -> ThreadCard:
     state, counters = thread.state, thread.state.counters
     return ThreadCard(
         ms=now_ms,
@@ -148,7 +224,7 @@ def _card(thread: Thread, now_ms: int) -> ThreadCard:
 def _size(state: ThreadState, now_ms: int) -> list[SearchAttributeUpdate[Any]]:
     updates: list[SearchAttributeUpdate[Any]] = [
         attributes.STATE_BYTES.value_set(state.counters.written_bytes),
-        attributes.GROWTH.value_set(sizes.growth(state, now_ms)),
+        attributes.GROWTH.value_set(compute_growth(state, now_ms)),
     ]
     if state.resume_ms:
         updates.append(attributes.LAST_RESUME.value_set(round(state.resume_ms, 1)))
@@ -163,7 +239,7 @@ def _asked_at(pending: Sequence[Approval]) -> SearchAttributeUpdate[Any]:
     return attributes.ASKED_AT.value_set(datetime.fromtimestamp(asked_ms / 1000, UTC))
 
 
-def _status(thread: Thread, pending: int) -> tuple[str, str]:
+def _status(thread: "Thread", pending: int) -> tuple[str, str]:
     state = thread.state
     if thread.stopping:
         return thread.end_status(), state.ended.limit if state.ended else ""

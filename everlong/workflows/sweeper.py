@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Final
 
 from temporalio import workflow
-from temporalio.common import RetryPolicy
+from temporalio.common import RetryPolicy, VersioningBehavior
 
 from everlong.models import SWEEP, SWEEPER_WORKFLOW, SweepOptions, SweepReport, add_reports
 
@@ -49,3 +49,15 @@ class SweeperWorkflow:
             ),
         )
         return report
+
+
+@workflow.defn(
+    name=SWEEPER_WORKFLOW, sandboxed=False, versioning_behavior=VersioningBehavior.AUTO_UPGRADE
+)
+class VersionedSweeperWorkflow(SweeperWorkflow):
+    """A sweep, which may take a day: after a rollout its next attempt runs on the new version."""
+
+    @workflow.run
+    async def run(self, options: SweepOptions) -> SweepReport:
+        """See `SweeperWorkflow`."""
+        return await super().run(options)

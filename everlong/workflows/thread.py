@@ -17,6 +17,7 @@ from everlong.models import (
     APPEND_JOURNAL,
     CALL_MODEL,
     COMPACT,
+    CONSUMED_FUNCTION,
     CONTEXT_TOO_LARGE,
     MESSAGE_LOST,
     SENT,
@@ -33,6 +34,8 @@ from everlong.models import (
     Report,
     SendMessage,
     ThreadStart,
+    ThreadState,
+    Turn,
     printable,
     seq_after,
     short_digest,
@@ -40,7 +43,7 @@ from everlong.models import (
 )
 from everlong.models.state import with_values
 from everlong.policy import LimitHit, Policy, RollReason, RunSize, limit_hit, roll_reason
-from everlong.workflows import approvals, sizes, transitions, turns
+from everlong.workflows import approvals, publishing, transitions
 from everlong.workflows.activity_executor import (
     Executor,
     LeftWhileHeld,
@@ -160,7 +163,7 @@ class Thread:
             acts_on=self.state.acts_on,
             state_bytes=transitions.state_bytes(self.state),
             thread_bytes=self.state.counters.written_bytes,
-            growth_bytes_per_hour=round(sizes.growth(self.state, self.now_ms())),
+            growth_bytes_per_hour=round(publishing.compute_growth(self.state, self.now_ms())),
             steps=self.state.counters.steps,
         )
         try:
@@ -255,10 +258,10 @@ class Thread:
                 head=self.state.head,
                 entries=self.state.tail,
                 agent=self.agent,
-                last_run=turns.last_run(),
-                ended=turns.ended(self.state),
-                error_type=turns.error_type(self.state),
-                turn=turns.under_way(self.state),
+                last_run=_get_last_run(),
+                ended=_get_ended_turn(self.state),
+                error_type=_get_error_type(self.state),
+                turn=_get_turn(self.state),
             )
             appended = await self._executor.execute(APPEND_JOURNAL, append, Appended, _STORE)
             self.state = transitions.after_append(self.state, appended)
@@ -368,7 +371,7 @@ class Thread:
             policy=self._policy,
             changes={} if self._policy else self._changes,
             state=approvals.carry(
-                turns.carried(transitions.counted(self.state, runs=1)), workflow.info().run_id
+                _carry_turn(transitions.counted(self.state, runs=1)), workflow.info().run_id
             ),
             parent=self.parent,
         )
@@ -381,10 +384,84 @@ class Thread:
             snapshot=self.state.snapshot,
             now_ms=self.now_ms(),
             policy=None if self._policy is None else self._policy.differences(),
-            last_run=turns.last_run(),
-            turn=turns.under_way(self.state),
+            last_run=_get_last_run(),
+            turn=_get_turn(self.state),
         )
 
     def now_ms(self) -> int:
         """Return the workflow's time."""
         return workflow.time_ns() // 1_000_000
+
+
+def should_continue_as_new(policy: Policy | None = None) -> bool:
+    """Return whether the current run should continue as new at its next safe point.
+
+    Where payloads are offloaded the history stays small, so the server does not suggest it in time,
+    though every resume reads all results from the store again. This looks at the events and bytes of
+    the history, at the payload bytes that the run has consumed since it started (results, signals,
+    updates), at how long a resume is expected to take, and at the server's suggestion. Call it in
+    workflow code, at the end of a step.
+
+    The answer is the same in a replay. A change of the policy is a change of workflow code: patch it
+    as any other. On a worker without the plugin, or without its activation hooks (its log says so), only
+    the history and the server's suggestion count. So a run whose payloads are offloaded must not move
+    from such a worker to one with hooks: a replay there would end the run earlier than it did.
+
+    Args:
+        policy: Bounds `run_*_max` and `resume_seconds_max`; the defaults if not given.
+
+    """
+    info = workflow.info()
+    history_bytes = info.get_current_history_size()
+    consumed = workflow.extern_functions().get(CONSUMED_FUNCTION)
+    consumed_bytes = int(consumed()) if consumed is not None else 0
+    size = RunSize(
+        events=info.get_current_history_length(),
+        history_bytes=history_bytes,
+        server_suggests=info.is_continue_as_new_suggested(),
+        # Plain payloads are part of the history. So a run from before the plugin answers as it did.
+        offloaded_bytes=max(0, consumed_bytes - history_bytes),
+    )
+    return roll_reason(policy or Policy(), size) is not None
+
+
+def _get_turn(state: ThreadState) -> Turn | None:
+    """Return the turn that is under way, if one is."""
+    return _build_turn(state) if state.in_turn else None
+
+
+def _get_ended_turn(state: ThreadState) -> Turn | None:
+    """Return the turn that ends with what is journalled now, if it ends without an answer."""
+    ends = state.failed_turn is not None or (state.stopping and state.in_turn)
+    return _build_turn(state) if ends else None
+
+
+def _get_error_type(state: ThreadState) -> str:
+    """Return why the turn that ends now has no answer: its failure, or that the thread was stopped."""
+    if state.failed_turn is not None:
+        return state.failed_turn.error_type
+    return "Stopped" if state.stopping and state.in_turn else ""
+
+
+def _get_last_run() -> str:
+    """Return the id of the run before this one; empty if this is the first."""
+    return workflow.info().continued_run_id or ""
+
+
+def _get_run_start_ms() -> int:
+    """Return when this run began."""
+    return int(workflow.info().workflow_start_time.timestamp() * 1000)
+
+
+def _carry_turn(state: ThreadState) -> ThreadState:
+    """Return the state as the next run gets it: with what that has to tell of the turn's part here."""
+    if not state.in_turn:
+        return state
+    turn = _build_turn(state)
+    return with_values(state, turn_ms=turn.began_ms, carried_after=_get_last_run())
+
+
+def _build_turn(state: ThreadState) -> Turn:
+    return Turn(
+        number=state.counters.answered + 1, began_ms=max(state.turn_ms, _get_run_start_ms())
+    )

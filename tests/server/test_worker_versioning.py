@@ -17,7 +17,7 @@ from everlong.embedded import TemporalServer
 from everlong.limits import INLINE_BYTES_MAX
 from everlong.storage import BlobStore
 from everlong.testing import ScriptedModel
-from everlong.workflows.versioning import VERSIONED
+from everlong.workflows import VERSIONED
 from tests.support.thread_driver import DrivenThread
 from tests.support.threads import Threads, open_threads
 
