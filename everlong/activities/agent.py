@@ -73,8 +73,8 @@ from everlong.storage.instrumented import Reads, counting
 from everlong.storage.pack_store import PackStore
 from everlong.storage.thread_pool import in_thread
 from everlong.telemetry import Telemetry
-from everlong.telemetry.resumes import RecentRuns, ResumeSummary
 from everlong.telemetry.spans import COMPACT as COMPACT_SPAN
+from everlong.telemetry.spans import RecentRuns, ResumeSummary
 from everlong.telemetry.steps import StepRecorder, get_provider_and_model
 
 InputT = TypeVar("InputT")

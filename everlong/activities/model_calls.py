@@ -30,8 +30,7 @@ from everlong.models import (
     printable,
 )
 from everlong.storage.history import Past
-from everlong.telemetry.resumes import ResumeSummary
-from everlong.telemetry.spans import AGENT, CHAT, PROVIDER, get_error_type
+from everlong.telemetry.spans import AGENT, CHAT, PROVIDER, ResumeSummary, get_error_type
 from everlong.telemetry.steps import StepRecorder, get_provider_and_model
 
 # What comes back from a model: checked, journalled, and looked up again when its tools run.

@@ -5,8 +5,7 @@ Workflow code never sees them; it knows an agent by name only.
 
 from everlong.agents.agent import RESERVED_NAMES, Agent
 from everlong.agents.model import Model, Reply
-from everlong.agents.tool_context import CallInfo, current_call, set_current_call
-from everlong.agents.tools import Tool, ToolOptions, tool
+from everlong.agents.tools import CallInfo, Tool, ToolOptions, current_call, set_current_call, tool
 
 __all__ = [
     "RESERVED_NAMES",

@@ -1,7 +1,8 @@
 """Compactor: turns a snapshot and the entries after it into a smaller snapshot.
 
 `compact` is a pure function: the same input gives the same bytes on every machine, and the context built
-from its result never exceeds the budget.
+from its result never exceeds the budget. A summary by a model is optional: the caller sends the text of
+`summary_prompt` to a model, and passes the reply to `compact`.
 """
 
 import collections
@@ -9,7 +10,14 @@ from collections.abc import Sequence
 from typing import Final
 
 from everlong import limits
-from everlong.compaction.context import Group, group_messages, is_live, kept_of, newest_message_seq
+from everlong.compaction.context import (
+    Group,
+    build_context,
+    group_messages,
+    is_live,
+    kept_of,
+    newest_message_seq,
+)
 from everlong.compaction.facts import facts_at
 from everlong.compaction.notes import (
     APPROVAL,
@@ -27,9 +35,9 @@ from everlong.compaction.rendering import (
     summary_bytes,
 )
 from everlong.compaction.snapshot import Item, Note, Snapshot
-from everlong.compaction.text import head_of, replace_surrogates
+from everlong.compaction.text import clip, head_of, replace_surrogates, utf8_bytes
 from everlong.compaction.window import Window, is_over, window_of
-from everlong.models import Entry, Kind
+from everlong.models import Entry, Kind, Message
 from everlong.policy import Policy
 
 # Smallest budget: it leaves room for notes, however large the facts are.
@@ -40,6 +48,14 @@ _WINDOW_MOST: Final = 2
 _SUMMARY_SHARE: Final = 4
 # Overhead of the summary message.
 _MESSAGE_BYTES: Final = 16
+_PROMPT: Final = (
+    "Summarise this work of an agent for the agent itself, which goes on with it and will not see most "
+    "of it again. Say what was wanted, what was found out and how, what was decided and why, what was "
+    "tried in vain, and what is left to do. Keep names, paths, numbers and ids as they are written. "
+    "Leave out what can be looked up again. At most {words} words, plain text.\n\n"
+)
+_RESULT_BYTES_MAX: Final = 2000
+_BYTES_PER_WORD: Final = 7
 
 
 def compact(
@@ -81,6 +97,35 @@ def compact(
         summary=written,
         summary_seq=upto_seq if summary else (base.summary_seq if base else 0),
     )
+
+
+def summary_prompt(
+    base: Snapshot | None,
+    items: Sequence[Item],
+    policy: Policy,
+    now_ms: int,
+    *,
+    bytes_max: int | None = None,
+) -> str:
+    """Return the prompt for a summary of a snapshot and the entries after it.
+
+    It has at most `bytes_max` bytes, by default the size at which a context is compacted. If not all
+    messages fit, the newest stay.
+    """
+    asked = _PROMPT.format(words=policy.compact_to_bytes // _SUMMARY_SHARE // _BYTES_PER_WORD)
+    room = (policy.compact_at_bytes if bytes_max is None else bytes_max) - len(asked)
+    messages = build_context(base, items, policy, now_ms, lambda _: _RESULT_BYTES_MAX)
+    known = "".join(message.text for message in messages if message.role == "summary")
+    known = head_of(known, room // 2)
+    room -= utf8_bytes(known)
+    lines: list[str] = []
+    for message in reversed(messages):
+        line = "" if message.role == "summary" else _format_message(message)
+        room -= utf8_bytes(line)
+        if room < 0:
+            break
+        lines.append(line)
+    return "".join([asked, known, *reversed(lines)])
 
 
 class _Notes:
@@ -176,3 +221,9 @@ def _clip_summary(summary: str, bytes_max: int) -> str:
     return head_of(
         replace_surrogates(summary).strip(), bytes_max - SUMMARY_FRAME_BYTES_MAX
     ).rstrip()
+
+
+def _format_message(message: Message) -> str:
+    calls = "".join(f"\ncalls {call.tool} {call.arguments}" for call in message.tool_calls)
+    who = f"{message.role} {message.tool}".strip()
+    return f"{who}: {clip(message.text + calls, 2 * _RESULT_BYTES_MAX)}\n"

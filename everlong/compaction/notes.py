@@ -25,10 +25,17 @@ from everlong.compaction.extraction import (
     sentences,
     stems,
 )
-from everlong.compaction.rendering import Page, notes_bytes
+from everlong.compaction.rendering import (
+    BULK_BYTES,
+    Page,
+    brief_pair,
+    call_text,
+    notes_bytes,
+    outcome_of,
+    texts_of,
+)
 from everlong.compaction.snapshot import Kept, Note, NoteKind
 from everlong.compaction.text import clip, replace_surrogates, utf8_bytes
-from everlong.compaction.tool_calls import BULK_BYTES, brief_pair, call_text, outcome_of, texts_of
 from everlong.models import Entry, Kind
 
 _SENTENCE_BYTES_MAX: Final = 400

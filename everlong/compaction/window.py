@@ -16,9 +16,9 @@ from everlong.compaction.context import (
     message_bytes,
 )
 from everlong.compaction.notes import calls_of, outcome_of_result
+from everlong.compaction.rendering import cut_arguments
 from everlong.compaction.snapshot import Kept
 from everlong.compaction.text import CUT_BYTES_MIN, Cut, replace_surrogates, utf8_bytes
-from everlong.compaction.tool_calls import cut_arguments
 from everlong.models import Kind, Message
 from everlong.policy import Policy
 

@@ -36,7 +36,6 @@ from everlong.interceptors.sdk_internals import (
 )
 from everlong.models import AGENT_WORKFLOW
 from everlong.telemetry import Spans, Telemetry
-from everlong.telemetry.resumes import RecentRuns, ResumeSummary
 from everlong.telemetry.spans import (
     AGENT,
     CONTINUE_AS_NEW,
@@ -44,6 +43,8 @@ from everlong.telemetry.spans import (
     RUN,
     THREAD,
     Attributes,
+    RecentRuns,
+    ResumeSummary,
     TurnSpan,
 )
 

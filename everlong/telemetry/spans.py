@@ -6,6 +6,7 @@ after a crash replaces the first in the tracing backend. The next run begins its
 link to the end of the previous one.
 """
 
+import collections
 import contextlib
 import copy
 import dataclasses
@@ -13,7 +14,7 @@ import functools
 import hashlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -63,6 +64,10 @@ _WRAPPERS_MAX: Final = 4
 _TYPE_CHARS_MAX: Final = 64
 # A step asks for the ids of its turn a dozen times.
 _IDS_MAX: Final = 1024
+# Bound of `RecentRuns`: a process sees new runs for as long as it lives.
+_RUNS_MAX: Final = 10_000
+
+T = TypeVar("T")
 
 
 class Spans:
@@ -315,3 +320,34 @@ class TurnSpan:
     @property
     def _name(self) -> str:
         return f"{INVOKE_AGENT} {self.agent}"
+
+
+@dataclasses.dataclass(frozen=True)
+class ResumeSummary:
+    """Duration, cause and replayed events of a run's last resume."""
+
+    ms: float = 0.0
+    cause: str = ""
+    events: int = 0
+
+
+class RecentRuns(Generic[T]):
+    """One value for each of the most recent runs. Safe to use from any OS thread."""
+
+    def __init__(self, runs_max: int = _RUNS_MAX) -> None:
+        self._runs_max = runs_max
+        self._values: collections.OrderedDict[str, T] = collections.OrderedDict()
+        self._lock = threading.Lock()
+
+    def put(self, run_id: str, value: T) -> None:
+        """Set the value of a run. The least recently set run is dropped if the map is full."""
+        with self._lock:
+            self._values[run_id] = value
+            self._values.move_to_end(run_id)
+            if len(self._values) > self._runs_max:
+                self._values.popitem(last=False)
+
+    def pop(self, run_id: str) -> T | None:
+        """Remove and return the value of a run; None if it has none."""
+        with self._lock:
+            return self._values.pop(run_id, None)

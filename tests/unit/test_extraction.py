@@ -12,7 +12,7 @@ from bench.evidence_corpus import corpus, transcript
 from bench.evidence_measure import recalls, whole_context
 from everlong.compaction import extraction
 from everlong.compaction.extraction import find_commands, find_numbers, find_refs
-from everlong.compaction.tool_calls import (
+from everlong.compaction.rendering import (
     arguments_text,
     brief_pair,
     call_text,

@@ -21,8 +21,12 @@ from everlong import EverlongPlugin
 from everlong.codecs import EverlongCodec
 from everlong.storage.memory import MemoryBlobStore
 from everlong.telemetry import Telemetry
-from everlong.telemetry.resumes import RecentRuns
-from everlong.telemetry.spans import derive_trace_id, format_traceparent, parse_traceparent
+from everlong.telemetry.spans import (
+    RecentRuns,
+    derive_trace_id,
+    format_traceparent,
+    parse_traceparent,
+)
 from tests.support.sample_payloads import noise, payload
 
 
