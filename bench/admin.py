@@ -25,9 +25,9 @@ from bench.report import Report, finish, machine
 from bench.report import Series as Table
 from bench.synthetic_threads import populate, start_with_journal, wait_until_listed
 from everlong import Agent, EverlongPlugin, Reply
-from everlong.config import load_settings, point_to_embedded, store_url
+from everlong.config import build_store_url, load_settings, point_to_embedded
 from everlong.embedded import TemporalServer, start_codec_server, start_server
-from everlong.embedded.server import LOOPBACK, free_port
+from everlong.embedded.server import LOOPBACK, find_free_port
 from everlong.storage.urls import open_packs
 from everlong.testing import ScriptedModel
 
@@ -88,7 +88,7 @@ async def open_admin(server: TemporalServer, folder: Path) -> AsyncIterator[http
     """Start `everlong serve` with a store in `folder`; yield an HTTP client once it listens."""
     (folder / "blobs").mkdir(exist_ok=True)
     settings = point_to_embedded(load_settings({"EVERLONG_DATA_DIR": str(folder)}), server.address)
-    port = free_port()
+    port = find_free_port()
     with start_codec_server(settings, port, server.ui_port) as admin:
         await admin.wait_for_output(_READY, 60.0)
         async with httpx.AsyncClient(base_url=f"http://{LOOPBACK}:{port}", timeout=60) as client:
@@ -156,7 +156,7 @@ async def measure_journals(server: TemporalServer, folder: Path, size: Size) -> 
     """Measure the endpoints of one thread, with a short journal and a long one, in turns."""
     report = Report(f"one thread with {size.short:,} and with {size.long:,} entries")
     client = await connect_client(server, folder)
-    packs = open_packs(store_url(folder))
+    packs = open_packs(build_store_url(folder))
     agent = Agent(name="ops", model=ScriptedModel(lambda _: Reply(text="ok")))
     plugin = EverlongPlugin(store=packs.store, agents=[agent])
     own = await Client.connect(server.address, plugins=[plugin])
@@ -219,7 +219,9 @@ async def first_byte_ms(
 async def connect_client(server: TemporalServer, folder: Path) -> Client:
     """Return a Temporal client with a store in `folder`."""
     (folder / "blobs").mkdir(exist_ok=True)
-    return await Client.connect(server.address, plugins=[EverlongPlugin(store=store_url(folder))])
+    return await Client.connect(
+        server.address, plugins=[EverlongPlugin(store=build_store_url(folder))]
+    )
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from everlong import EverlongPlugin
 from everlong.client.threads import ROWS_MAX
 from everlong.config import load_settings, point_to_embedded
 from everlong.embedded import start_codec_server
-from everlong.embedded.server import LOOPBACK, free_port
+from everlong.embedded.server import LOOPBACK, find_free_port
 from everlong.models import AGENT_WORKFLOW, CARD_MEMO
 from everlong.models.search_attributes import SEARCH_ATTRIBUTES
 from everlong.storage.memory import MemoryBlobStore
@@ -192,7 +192,7 @@ async def _rows(size: int) -> list[Row]:
 async def _open_admin(address: str, folder: Path) -> AsyncIterator[tuple[httpx.AsyncClient, int]]:
     (folder / "blobs").mkdir()
     settings = point_to_embedded(load_settings({"EVERLONG_DATA_DIR": str(folder)}), address)
-    port = free_port()
+    port = find_free_port()
     with start_codec_server(settings, port, ui_port=port) as admin:
         await admin.wait_for_output(_READY, 60.0)
         async with httpx.AsyncClient(base_url=f"http://{LOOPBACK}:{port}", timeout=60) as client:

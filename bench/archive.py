@@ -29,8 +29,8 @@ from everlong.models import (
     StepInfo,
     ThreadStatus,
     ToolCall,
-    new_entry,
-    note,
+    build_entry,
+    build_note,
     seq_after,
     thread_key,
 )
@@ -80,7 +80,7 @@ async def write_journal(packs: PackStore, steps: int) -> SegmentRef:
         reply = Message(role="assistant", text=assistant["content"], tool_calls=(call,))
         seq, now_ms = seq_after(head), 1_794_800_000_000 + 5000 * number
         said = dataclasses.replace(
-            new_entry(seq, Kind.REPLY, reply, now_ms),
+            build_entry(seq, Kind.REPLY, reply, now_ms),
             tokens=1000,
             cost_usd=0.01,
             step=StepInfo(number=number, thread_bytes=8000 * number, context_bytes=100_000),
@@ -168,7 +168,7 @@ async def time_restore(packs: PackStore, manifest: Manifest) -> float:
     """Restore the journal from the archive; return the seconds."""
     started = time.monotonic()
     archive = await StoredArchive.open(packs, manifest)
-    last = note(manifest.entries + 1, Kind.FORK, {"thread_id": THREAD_ID, "seq": 1}, 1)
+    last = build_note(manifest.entries + 1, Kind.FORK, {"thread_id": THREAD_ID, "seq": 1}, 1)
     thread = thread_key(NAMESPACE, "again")
     await restore.restore_journal(packs, thread, archive, last, writer.ignore_progress)
     return time.monotonic() - started

@@ -29,7 +29,7 @@ from bench.report import Report, Series, finish, machine
 from everlong import Agent, EverlongPlugin, Policy, Reply, ThreadStart, tool
 from everlong.client.status import pending
 from everlong.embedded import start_server
-from everlong.embedded.server import free_port
+from everlong.embedded.server import find_free_port
 from everlong.models import (
     AGENT_WORKFLOW,
     DECIDE_UPDATE,
@@ -39,7 +39,7 @@ from everlong.models import (
     SendMessage,
     ToolCall,
 )
-from everlong.models.search_attributes import start_attributes
+from everlong.models.search_attributes import build_start_attributes
 from everlong.testing import ScriptedModel
 
 ACTIONS_MAX: Final = 50
@@ -185,7 +185,7 @@ class EverlongVariant:
             ThreadStart(agent="reader", policy=policy),
             id=thread_id,
             task_queue=self.queue,
-            search_attributes=start_attributes(
+            search_attributes=build_start_attributes(
                 "reader"
             ),  # The same start as that of `service.send`.
         )
@@ -466,7 +466,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def _measure(folder: Path, *, quick: bool) -> Report:
-    metrics_port = free_port()
+    metrics_port = find_free_port()
     server = await start_server(folder, metrics_port=metrics_port)
     with server.process:
         return await measure_cost(server.address, metrics_port, folder, quick=quick)

@@ -14,7 +14,7 @@ from bench import evidence_phrases as said
 from bench.evidence_names import World
 from bench.evidence_outputs import failed_output, failures_of, long_output, shell_line, short_output
 from everlong.compaction import Item
-from everlong.models import Entry, Kind, Message, ToolCall, new_entry
+from everlong.models import Entry, Kind, Message, ToolCall, build_entry
 
 DOMAINS: Final = tuple(said.DOMAINS)
 _START_MS: Final = 1_730_000_000_000
@@ -321,7 +321,7 @@ class _Writer:
         return text
 
     def _add(self, kind: Kind, message: Message) -> Entry:
-        entry = new_entry(self._seq, kind, message, _START_MS + self._seq * _STEP_MS)
+        entry = build_entry(self._seq, kind, message, _START_MS + self._seq * _STEP_MS)
         return self._take(Item(entry, message))
 
     def _note(self, kind: Kind, data: dict[str, object]) -> Entry:

@@ -99,7 +99,7 @@ def compact_in_rounds(transcript: Transcript, budget: int) -> tuple[list[Message
         )
         digest.update(compaction.dump(base))
         shown = compaction.build_context(base, (), _POLICY, last.time_ms, lambda _: _WHOLE)
-        if compaction.size_of(shown) > budget:
+        if compaction.measure_messages(shown) > budget:
             raise AssertionError(f"{transcript.name}: a context over its budget of {budget}")
     return shown, digest.hexdigest()
 
@@ -108,7 +108,7 @@ def truncate(whole: Sequence[Message], budget: int) -> list[Message]:
     """Return the last messages that fit: the usual alternative to compaction."""
     found: list[Message] = []
     for message in reversed(whole):
-        budget -= compaction.size_of([message])
+        budget -= compaction.measure_messages([message])
         if budget < 0:
             break
         found.append(message)
@@ -120,14 +120,14 @@ def survival(
 ) -> tuple[Survival, dict[str, Count]]:
     """Return the remains of a transcript after compaction, and after truncation of its beginning."""
     whole = whole_context(transcript)
-    budget = int(compaction.size_of(whole) * share)
+    budget = int(compaction.measure_messages(whole) * share)
     shown, digest = compact_in_rounds(transcript, budget)
     counts, missing = measure_context(transcript, shown, recall=recall)
     truth = transcript.truth
     left = Survival(
         counts=counts,
         missing=missing,
-        tokens=compaction.size_of(shown) / compaction.size_of(whole),
+        tokens=compaction.measure_messages(shown) / compaction.measure_messages(whole),
         pieces=pieces(shown) / pieces(whole),
         stale_asks=_listed(truth.closed, _section(shown, "Open:")),
         listed_asks=_listed(truth.asks, _section(shown, "Open:")),
@@ -135,7 +135,7 @@ def survival(
         by_users=_by_users(transcript, {*missing["asks"], *missing["decisions"]}),
         digest=digest,
     )
-    cut = truncate(whole, int(compaction.size_of(whole) * TRUNCATED_SHARE))
+    cut = truncate(whole, int(compaction.measure_messages(whole) * TRUNCATED_SHARE))
     return left, measure_context(transcript, cut, recall=False)[0]
 
 

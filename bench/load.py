@@ -27,7 +27,7 @@ from bench.load_worker import AGENT, PLAIN_LOOP
 from bench.report import Report, Series, finish, machine
 from everlong import EverlongPlugin
 from everlong.client.wait import ask as ask_thread
-from everlong.config import environment_without_temporal
+from everlong.config import drop_temporal_variables
 from everlong.embedded import ManagedProcess, TemporalServer, start_server
 
 _ROOT: Final = Path(__file__).parents[1]
@@ -106,7 +106,7 @@ class ThreadHarness:
                 *(sys.executable, "-m", "bench.load_worker"),
                 *(self.address, queue, kind, self.store_url, *self.options),
             ],
-            env={**environment_without_temporal(), "PYTHONPATH": str(_ROOT)},
+            env={**drop_temporal_variables(), "PYTHONPATH": str(_ROOT)},
             log=self.folder / f"{name}.log",
         )
         self.workers.append(worker)

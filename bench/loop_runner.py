@@ -16,7 +16,7 @@ from temporalio.service import RPCError
 from bench import worker_log
 from bench.loop import LIST_LOOP, RUN_UNTIL
 from bench.objects import Place
-from everlong.config import environment_without_temporal
+from everlong.config import drop_temporal_variables
 from everlong.embedded import ManagedProcess
 from everlong.errors import ProcessFailed
 
@@ -148,7 +148,7 @@ class LoopRunner:
             f"worker of {self.name}",
             arguments,
             env={
-                **environment_without_temporal(),
+                **drop_temporal_variables(),
                 **self.place.environ,
                 "PYTHONPATH": str(_ROOT),
             },

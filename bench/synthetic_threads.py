@@ -25,7 +25,7 @@ from everlong.models import (
     StepInfo,
     ThreadCard,
     ThreadState,
-    note,
+    build_note,
     thread_key,
 )
 from everlong.storage.history import Reader, message_entry
@@ -189,7 +189,7 @@ async def _compaction(reader: Reader, seq: int, began_ms: int) -> tuple[Entry, i
     snapshot = Snapshot(upto_seq=seq - 1, time_ms=time_ms, budget_bytes=64 * _KIB, facts=(fact,))
     ref, written = await reader.store(snapshot, 4 * _KIB)
     done = Compacted(snapshot=ref, reason="size", before_bytes=256 * _KIB, after_bytes=4 * _KIB)
-    return note(seq, Kind.COMPACTION, done, time_ms), written
+    return build_note(seq, Kind.COMPACTION, done, time_ms), written
 
 
 def _set_seq(entry: Entry, seq: int, step: StepInfo | None) -> Entry:

@@ -13,7 +13,7 @@ from temporalio.client import Client
 from bench.thread_agent import GATE
 from bench.thread_harness import ThreadHarness
 from everlong import EverlongPlugin
-from everlong.config import environment_without_temporal
+from everlong.config import drop_temporal_variables
 from everlong.embedded import ManagedProcess
 from everlong.worker import READY
 
@@ -50,7 +50,7 @@ def environment_without_otel() -> dict[str, str]:
     """Return the environment for a child process, without variables of OpenTelemetry and Everlong."""
     kept = {
         key: value
-        for key, value in environment_without_temporal().items()
+        for key, value in drop_temporal_variables().items()
         if not key.startswith(("OTEL_", "EVERLONG_"))
     }
     return {**kept, "PYTHONPATH": str(ROOT)}

@@ -125,7 +125,7 @@ _STATE: Final = limits.STATE_BYTES_MAX
 def add_runs(report: Report, runs: list[Run]) -> None:
     """Add the sizes of the runs. Each must be within its policy."""
     policy = Policy()
-    states = [transitions.state_bytes(run.start.state) for run in runs]
+    states = [transitions.measure_state(run.start.state) for run in runs]
     report.add("runs", len(runs), least=2)
     report.add(
         "events of the longest run",

@@ -17,7 +17,7 @@ from temporalio.common import WorkflowIDConflictPolicy
 from bench import worker_log
 from bench.thread_agent import GATE
 from everlong import EverlongPlugin, Policy, ThreadStart, open_store
-from everlong.config import environment_without_temporal
+from everlong.config import drop_temporal_variables
 from everlong.embedded import ManagedProcess
 from everlong.models import (
     AGENT_WORKFLOW,
@@ -67,7 +67,7 @@ class ThreadHarness:
         arguments += [self._address, self.queue, self._store_url, sticky_seconds]
         name = f"{self.queue}-{len(self.workers)}"
         environment = {
-            **environment_without_temporal(),
+            **drop_temporal_variables(),
             "PYTHONPATH": str(_ROOT),
             GATE: str(self.gate),
         }

@@ -113,29 +113,29 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
             "and the profile file."
         ) from error
     temporal.setdefault("target_host", f"{LOOPBACK}:7233")
-    is_silent = _flag(env, "OTEL_SDK_DISABLED")
+    is_silent = _read_flag(env, "OTEL_SDK_DISABLED")
     protocol = env.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "http/protobuf"
     return Settings(
         data_dir=data_dir,
-        store=env.get("EVERLONG_STORE") or _dev_store(data_dir),
+        store=env.get("EVERLONG_STORE") or _find_dev_store(data_dir),
         task_queue=env.get("EVERLONG_TASK_QUEUE") or TASK_QUEUE_DEFAULT,
         deployment=env.get("EVERLONG_DEPLOYMENT", ""),
         build_id=env.get("EVERLONG_BUILD_ID", ""),
         worker=load_worker_options(env),
-        inline_bytes_max=_bytes(env, "EVERLONG_INLINE_BYTES_MAX", limits.INLINE_BYTES_MAX),
-        encoder_bytes_max=_bytes(env, "EVERLONG_ENCODER_BYTES_MAX", limits.ENCODER_BYTES_MAX),
+        inline_bytes_max=_read_bytes(env, "EVERLONG_INLINE_BYTES_MAX", limits.INLINE_BYTES_MAX),
+        encoder_bytes_max=_read_bytes(env, "EVERLONG_ENCODER_BYTES_MAX", limits.ENCODER_BYTES_MAX),
         traces_exporter="none" if is_silent else env.get("OTEL_TRACES_EXPORTER") or "none",
         metrics_exporter="none" if is_silent else env.get("OTEL_METRICS_EXPORTER") or "none",
         traces_protocol=env.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or protocol,
         metrics_protocol=env.get("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL") or protocol,
-        metrics_host=_host(env, "OTEL_EXPORTER_PROMETHEUS_HOST"),
-        metrics_port=_port(env, "OTEL_EXPORTER_PROMETHEUS_PORT", METRICS_PORT_DEFAULT),
-        metrics_anonymous=_flag(env, "EVERLONG_METRICS_ANONYMOUS"),
-        record_contents=_flag(env, _CAPTURE),
+        metrics_host=_read_host(env, "OTEL_EXPORTER_PROMETHEUS_HOST"),
+        metrics_port=_read_port(env, "OTEL_EXPORTER_PROMETHEUS_PORT", METRICS_PORT_DEFAULT),
+        metrics_anonymous=_read_flag(env, "EVERLONG_METRICS_ANONYMOUS"),
+        record_contents=_read_flag(env, _CAPTURE),
         cache_dir=env.get("EVERLONG_CACHE_DIR", ""),
         retention=env.get("EVERLONG_RETENTION", ""),
         keys=env.get("EVERLONG_KEYS", ""),
-        accept_unsealed=_flag(env, "EVERLONG_ACCEPT_UNSEALED"),
+        accept_unsealed=_read_flag(env, "EVERLONG_ACCEPT_UNSEALED"),
         outer_codec=env.get("EVERLONG_OUTER_CODEC", ""),
         codec=env.get("EVERLONG_CODEC", ""),
         token=env.get("EVERLONG_TOKEN", ""),
@@ -150,13 +150,13 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     )
 
 
-def store_url(data_dir: Path) -> str:
+def build_store_url(data_dir: Path) -> str:
     """Return the URL of the blob store inside a data directory."""
     return (data_dir / "blobs").absolute().as_uri()
 
 
-def _dev_store(data_dir: Path) -> str:
-    return store_url(data_dir) if (data_dir / "blobs").is_dir() else ""
+def _find_dev_store(data_dir: Path) -> str:
+    return build_store_url(data_dir) if (data_dir / "blobs").is_dir() else ""
 
 
 def require_store(settings: Settings) -> str:
@@ -211,14 +211,14 @@ def point_to_embedded(settings: Settings, address: str) -> Settings:
     """Return settings that point to the embedded server, whatever cluster the environment names."""
     return dataclasses.replace(
         settings,
-        store=store_url(settings.data_dir),
+        store=build_store_url(settings.data_dir),
         # Loopback, like the rest of the embedded stack: its processes get no token.
         metrics_host=LOOPBACK,
         temporal=ClientConnectConfig(target_host=address, namespace=EMBEDDED_NAMESPACE),
     )
 
 
-def environment_without_temporal() -> dict[str, str]:
+def drop_temporal_variables() -> dict[str, str]:
     """Return the environment without the user's own Temporal profile, TLS settings and API key.
 
     Those are for another server than the embedded one; errors in them must not stop it.
@@ -227,10 +227,10 @@ def environment_without_temporal() -> dict[str, str]:
     return {**kept, "TEMPORAL_CONFIG_FILE": os.devnull}
 
 
-def embedded_environment(settings: Settings) -> dict[str, str]:
+def build_embedded_environment(settings: Settings) -> dict[str, str]:
     """Return the environment for a child process that should load these settings."""
     return {
-        **environment_without_temporal(),
+        **drop_temporal_variables(),
         "TEMPORAL_ADDRESS": settings.temporal["target_host"],
         "TEMPORAL_NAMESPACE": EMBEDDED_NAMESPACE,
         "EVERLONG_DATA_DIR": str(settings.data_dir),
@@ -267,7 +267,7 @@ def embedded_environment(settings: Settings) -> dict[str, str]:
     }
 
 
-def _bytes(env: Mapping[str, str], name: str, default: int) -> int:
+def _read_bytes(env: Mapping[str, str], name: str, default: int) -> int:
     text = env.get(name) or str(default)
     try:
         value = int(text)
@@ -280,19 +280,19 @@ def _bytes(env: Mapping[str, str], name: str, default: int) -> int:
     return value
 
 
-def _host(env: Mapping[str, str], name: str) -> str:
+def _read_host(env: Mapping[str, str], name: str) -> str:
     host = env.get(name) or "localhost"
     return LOOPBACK if host == "localhost" else host
 
 
-def _port(env: Mapping[str, str], name: str, default: int) -> int:
+def _read_port(env: Mapping[str, str], name: str, default: int) -> int:
     text = env.get(name) or str(default)
     if not (text.isascii() and text.isdigit() and int(text) <= _PORT_MAX):
         raise ConfigError(f"{name} is {text[:20]!r}; give a port, such as {default}, or 0 for any")
     return int(text)
 
 
-def _flag(env: Mapping[str, str], name: str) -> bool:
+def _read_flag(env: Mapping[str, str], name: str) -> bool:
     text = env.get(name, "").lower()
     if text not in ("", "0", "false", "1", "true"):
         raise ConfigError(f"{name} is {text[:20]!r}; give 1 or 0")

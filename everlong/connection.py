@@ -16,7 +16,7 @@ from everlong.agents import Agent
 from everlong.codecs.converter import ExplainingPayloadConverter
 from everlong.config import Settings, require_metrics_host, require_store
 from everlong.errors import ConfigError, ServerUnreachable
-from everlong.models import printable
+from everlong.models import make_printable
 from everlong.plugin import EverlongPlugin
 from everlong.storage import BlobStore
 from everlong.storage.byte_budget import ByteBudget
@@ -44,7 +44,7 @@ async def connect(
     plugin = EverlongPlugin(
         store=require_store(settings) if store is None else store,
         agents=agents,
-        keys=_keys(settings),
+        keys=_parse_keys(settings),
         accept_unsealed=settings.accept_unsealed,
         outer_codec=load_codec(settings.outer_codec, "EVERLONG_OUTER_CODEC"),
         cache_dir=settings.cache_dir or None,
@@ -69,7 +69,7 @@ async def connect(
     except (RuntimeError, ValueError) as error:
         raise ServerUnreachable(
             f"no Temporal server answers at {settings.temporal.get('target_host')}. Start one with "
-            f"`everlong dev`, or set TEMPORAL_ADDRESS. ({printable(str(error), 200)})"
+            f"`everlong dev`, or set TEMPORAL_ADDRESS. ({make_printable(str(error), 200)})"
         ) from error
 
 
@@ -82,7 +82,7 @@ def open_configured_packs(
     """Open the configured store, with its keys and its cache."""
     return open_packs(
         require_store(settings),
-        keys=_keys(settings),
+        keys=_parse_keys(settings),
         accept_unsealed=settings.accept_unsealed,
         cache_dir=settings.cache_dir or None,
         memory_bytes_max=memory_bytes_max,
@@ -121,15 +121,19 @@ def load_codec(path: str, setting: str) -> PayloadCodec | None:
         return found
     name = path.partition(":")[2]
     if not callable(found):
-        raise _not_loaded(path, setting, f"{name!r} is a {type(found).__name__} and not callable")
+        raise _build_load_error(
+            path, setting, f"{name!r} is a {type(found).__name__} and not callable"
+        )
     try:
         codec = found()
     except Exception as error:  # The team's code may raise anything.
         why = f"calling {name!r} without arguments failed ({type(error).__name__})"
-        raise _not_loaded(path, setting, why) from error
+        raise _build_load_error(path, setting, why) from error
     if not isinstance(codec, PayloadCodec):
         returned = type(codec).__name__
-        raise _not_loaded(path, setting, f"{name!r} returned a {returned}, not a PayloadCodec")
+        raise _build_load_error(
+            path, setting, f"{name!r} returned a {returned}, not a PayloadCodec"
+        )
     return codec
 
 
@@ -137,7 +141,7 @@ def _import_name(path: str, setting: str) -> object:
     """Return the object at `module:name`."""
     module_name, colon, name = path.partition(":")
     if not colon or not module_name or not name:
-        raise _not_loaded(path, setting, "it has no module or no name")
+        raise _build_load_error(path, setting, "it has no module or no name")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
@@ -146,18 +150,18 @@ def _import_name(path: str, setting: str) -> object:
         why = f"the module {module_name!r} cannot be imported ({type(error).__name__})"
         if isinstance(error, ModuleNotFoundError):
             why = f"there is no module {error.name!r} on Python's path"
-        raise _not_loaded(path, setting, why) from error
+        raise _build_load_error(path, setting, why) from error
     if not hasattr(module, name):
-        raise _not_loaded(path, setting, f"the module {module_name!r} has no {name!r}")
+        raise _build_load_error(path, setting, f"the module {module_name!r} has no {name!r}")
     return getattr(module, name)
 
 
-def _not_loaded(path: str, setting: str, why: str) -> ConfigError:
+def _build_load_error(path: str, setting: str, why: str) -> ConfigError:
     return ConfigError(
         f"{setting} is {path[:200]!r}, which cannot be loaded: {why}. Give module:name of a "
         "PayloadCodec, or of a callable that returns one, as in acme.codecs:make_codec."
     )
 
 
-def _keys(settings: Settings) -> dict[str, bytes] | None:
+def _parse_keys(settings: Settings) -> dict[str, bytes] | None:
     return parse_keys(settings.keys) if settings.keys else None

@@ -54,7 +54,7 @@ from everlong.storage.pack_store import PackStore
 from everlong.storage.urls import open_packs
 from everlong.sweep import ArchivedThreads
 from everlong.telemetry import Telemetry
-from everlong.versions import sdk_version, warn_of_untested_sdk
+from everlong.versions import get_sdk_version, warn_of_untested_sdk
 from everlong.workflows import VERSIONED, AgentWorkflow, DoctorWorkflow, SweeperWorkflow
 
 T = TypeVar("T")
@@ -140,7 +140,7 @@ class EverlongPlugin(PackSource, SimplePlugin):
         if sticky_seconds is not None:
             worker_options.STICKY_SECONDS.check("sticky_seconds", sticky_seconds)
         self._sticky_seconds = sticky_seconds
-        warn_of_untested_sdk(sdk_version())
+        warn_of_untested_sdk(get_sdk_version())
         sdk_internals.probe()
         if outer_codec is not None:
             _check_outer(outer_codec, has_keys=keys is not None)
@@ -195,7 +195,7 @@ class EverlongPlugin(PackSource, SimplePlugin):
             self._archive_due,
         )
         activities: list[Callable[..., Any]] = [
-            *self._activities.all(),
+            *self._activities.list_activities(),
             checks.check,
             self.sweeps.sweep,
         ]

@@ -41,17 +41,17 @@ class Versions:
         return fits(self.sdk, SDK_TESTED)
 
 
-def sdk_version() -> str:
+def get_sdk_version() -> str:
     """Return the installed version of the SDK."""
-    return _version(SDK)
+    return _read_version(SDK)
 
 
-def versions() -> Versions:
+def get_versions() -> Versions:
     """Return the versions in this process."""
     return Versions(
-        everlong=_version("everlong"),
-        sdk=sdk_version(),
-        sdk_wanted=_wanted(),
+        everlong=_read_version("everlong"),
+        sdk=get_sdk_version(),
+        sdk_wanted=_read_wanted(),
         python=platform.python_version(),
     )
 
@@ -69,12 +69,12 @@ def warn_of_untested_sdk(sdk: str) -> None:
 
 def fits(version: str, wanted: str) -> bool:
     """Return whether a version satisfies bounds of the form `<2,>=1.33`."""
-    number = _number(version)
+    number = _parse_number(version)
     bounds = _BOUND.findall(wanted)
-    return all((number >= _number(bound)) == (sign == ">=") for sign, bound in bounds)
+    return all((number >= _parse_number(bound)) == (sign == ">=") for sign, bound in bounds)
 
 
-def _number(version: str) -> tuple[int, ...]:
+def _parse_number(version: str) -> tuple[int, ...]:
     """Return the leading numbers of a version without trailing zeros, so that 1.35 equals 1.35.0."""
     found = re.match(r"\d+(\.\d+)*", version)
     numbers = [int(part) for part in found[0].split(".")] if found else []
@@ -83,14 +83,14 @@ def _number(version: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _version(package: str) -> str:
+def _read_version(package: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:  # Run from a checkout that is not installed.
         return "unknown"
 
 
-def _wanted() -> str:
+def _read_wanted() -> str:
     try:
         requirements = metadata.requires("everlong") or []
     except metadata.PackageNotFoundError:

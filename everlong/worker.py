@@ -15,7 +15,7 @@ from everlong.agents import Agent
 from everlong.config import Settings, require_deployment
 from everlong.connection import connect, open_configured_providers
 from everlong.errors import AgentNotFound, ServerUnreachable
-from everlong.models import printable
+from everlong.models import make_printable
 
 READY: Final = "everlong worker ready"
 SERVICE_NAME: Final = "everlong-worker"
@@ -79,8 +79,8 @@ async def run_worker(settings: Settings, agents: Sequence[Agent]) -> None:
                 await stopping.wait()
         except RuntimeError as error:
             raise ServerUnreachable(
-                f"the worker cannot continue: {printable(str(error), 300)}. Check TEMPORAL_NAMESPACE "
-                "and the server."
+                f"the worker cannot continue: {make_printable(str(error), 300)}. Check "
+                "TEMPORAL_NAMESPACE and the server."
             ) from error
     finally:
         # Flush spans and metrics now: `cli.app.run` exits without the interpreter's clean-up.

@@ -81,8 +81,8 @@ class WorkerOptions:
             "max_concurrent_workflow_tasks": self.workflow_tasks,
             "max_concurrent_activities": self.activities,
             "max_cached_workflows": self.cached_threads,
-            "workflow_task_poller_behavior": _pollers(self.workflow_pollers),
-            "activity_task_poller_behavior": _pollers(self.activity_pollers),
+            "workflow_task_poller_behavior": _build_pollers(self.workflow_pollers),
+            "activity_task_poller_behavior": _build_pollers(self.activity_pollers),
             "identity": self.identity or None,
         }
         return {name: value for name, value in given.items() if value is not None}
@@ -117,7 +117,7 @@ def set_defaults(config: WorkerConfig, *, only_agents: bool, sticky_seconds: flo
     then the plugin's option, for any worker; then the defaults for agents. The latter apply only to
     workers that run nothing else: a thread replays cheaply, a team's own workflow may not.
     """
-    wanted: dict[str, Any] = dict(_agent_defaults()) if only_agents else {}
+    wanted: dict[str, Any] = dict(_build_agent_defaults()) if only_agents else {}
     if sticky_seconds is not None:
         wanted[_STICKY] = timedelta(seconds=sticky_seconds)
     options: dict[str, Any] = config  # type: ignore[assignment] # names of its keys are variable here
@@ -125,16 +125,16 @@ def set_defaults(config: WorkerConfig, *, only_agents: bool, sticky_seconds: flo
     for name, value in wanted.items():
         # The SDK accepts either a tuner or slot counts.
         is_tuned = has_tuner and name.startswith(_SLOTS)
-        if options.get(name) == _sdk_default(name) and not is_tuned:
+        if options.get(name) == _get_sdk_default(name) and not is_tuned:
             options[name] = value
 
 
-def _agent_defaults() -> dict[str, Any]:
+def _build_agent_defaults() -> dict[str, Any]:
     """Return the arguments of `Worker` for workers that run only agents."""
     return {
         _STICKY: timedelta(seconds=limits.STICKY_SECONDS),
         f"{_SLOTS}workflow_tasks": limits.WORKFLOW_TASKS,
-        "workflow_task_poller_behavior": _pollers(limits.WORKFLOW_POLLERS),
+        "workflow_task_poller_behavior": _build_pollers(limits.WORKFLOW_POLLERS),
         "nonsticky_to_sticky_poll_ratio": 1 / limits.WORKFLOW_POLLERS,
         "workflow_task_executor": ThreadPoolExecutor(
             limits.WORKFLOW_THREADS, thread_name_prefix="everlong-workflows"
@@ -142,11 +142,11 @@ def _agent_defaults() -> dict[str, Any]:
     }
 
 
-def _sdk_default(name: str) -> object:
+def _get_sdk_default(name: str) -> object:
     return inspect.signature(Worker.__init__).parameters[name].default
 
 
-def _pollers(count: int | None) -> PollerBehaviorSimpleMaximum | None:
+def _build_pollers(count: int | None) -> PollerBehaviorSimpleMaximum | None:
     return None if count is None else PollerBehaviorSimpleMaximum(maximum=count)
 
 

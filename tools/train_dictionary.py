@@ -21,7 +21,6 @@ from typing import Final
 import zstandard
 from temporalio.converter import DefaultPayloadConverter
 
-from everlong.json_payloads import to_raw
 from everlong.models import (
     CallOptions,
     Context,
@@ -39,11 +38,12 @@ from everlong.models import (
     ToolRun,
     Turn,
     WantedCall,
-    new_entry,
+    build_entry,
     seq_after,
     thread_key,
 )
 from everlong.models.journal import SnapshotRef
+from everlong.models.json_payloads import to_raw
 from everlong.policy import Policy
 from everlong.storage.journal import Journal
 from everlong.storage.memory import MemoryBlobStore
@@ -82,7 +82,7 @@ async def _thread(number: int) -> list[bytes]:
     thread = thread_key("default", f"thread-{number}")
     journal = Journal(packs, thread)
     now_ms = 1_790_000_000_000 + source.randrange(10**10)
-    asked = new_entry(1, Kind.MESSAGE, Message(role="user", text=_text(source, 12)), now_ms)
+    asked = build_entry(1, Kind.MESSAGE, Message(role="user", text=_text(source, 12)), now_ms)
     head, written_bytes = await journal.append(None, [asked])
     tail: tuple[Entry, ...] = ()
     snapshot: SnapshotRef | None = None
@@ -108,7 +108,7 @@ async def _thread(number: int) -> list[bytes]:
             steps=step,
         )
         reply = Message(role="assistant", text=_text(source, 30), tool_calls=(call,))
-        entry = new_entry(seq_after(head, tail), Kind.REPLY, reply, now_ms)
+        entry = build_entry(seq_after(head, tail), Kind.REPLY, reply, now_ms)
         entry = dataclasses.replace(entry, step=info, tokens=source.randrange(90_000))
         head, segment_bytes = await journal.append(head, [*tail, entry])
         wanted = WantedCall(
@@ -173,7 +173,7 @@ async def _newest_segment(packs: PackStore, head: SegmentRef) -> bytes:
 
 
 def _body(message: Message) -> bytes:
-    entry = new_entry(1, Kind.TOOL_RESULT, message, 0)
+    entry = build_entry(1, Kind.TOOL_RESULT, message, 0)
     return json.dumps(entry.body, separators=(",", ":")).encode()
 
 

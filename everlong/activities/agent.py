@@ -18,22 +18,27 @@ from temporalio.common import RawValue
 from temporalio.exceptions import ApplicationError
 
 from everlong import compaction, limits
-from everlong.activities.builtin_tools import Session, builtin, in_session
+from everlong.activities.builtin_tools import Session, find_builtin, use_session
 from everlong.activities.heartbeat import Heartbeat, build_held_error, heartbeat
 from everlong.activities.model_calls import (
-    all_wanted,
     build_messages,
+    build_step_info,
+    build_wanted_calls,
     chat,
     compact_past,
     find_evicted,
     find_expired,
-    step_info,
     write_summary,
 )
-from everlong.activities.tool_calls import ToolThreads, call_info, complaint, find_call, run_call
+from everlong.activities.tool_calls import (
+    ToolThreads,
+    build_call_info,
+    describe_invalid_arguments,
+    find_call,
+    run_call,
+)
 from everlong.agents import Agent, Reply, set_current_call
 from everlong.errors import BlobMissing, RefRefused
-from everlong.json_payloads import from_raw, to_raw
 from everlong.models import (
     APPEND_JOURNAL,
     BRIEF,
@@ -59,14 +64,15 @@ from everlong.models import (
     ToolCall,
     ToolResult,
     ToolRun,
-    error_result,
+    build_entry,
+    build_error_result,
+    build_lost_entry,
     failure_digest,
-    lost_entry,
-    new_entry,
     seq_after,
     short_digest,
     thread_key,
 )
+from everlong.models.json_payloads import from_raw, to_raw
 from everlong.policy import Policy
 from everlong.storage.history import Reader, message_entry
 from everlong.storage.instrumented import Reads, counting
@@ -110,15 +116,15 @@ class AgentActivities:
         """Whether threads in the namespace of this activity may write our search attributes."""
         return activity.info().namespace in self.attribute_namespaces
 
-    def all(self) -> list[Callable[..., Any]]:
+    def list_activities(self) -> list[Callable[..., Any]]:
         """Return the activities that a worker has to register."""
         return [
-            _registered(CALL_MODEL, self.call_model, ModelCall),
-            _registered(RUN_TOOL, self.run_tool, ToolRun),
-            _registered(APPEND_JOURNAL, self.append_journal, Append),
-            _registered(COMPACT, self.compact, Compact),
-            _registered(BRIEF, self.brief, Brief),
-            _registered(COLLECT, self.collect, Collect),
+            _define_activity(CALL_MODEL, self.call_model, ModelCall),
+            _define_activity(RUN_TOOL, self.run_tool, ToolRun),
+            _define_activity(APPEND_JOURNAL, self.append_journal, Append),
+            _define_activity(COMPACT, self.compact, Compact),
+            _define_activity(BRIEF, self.brief, Brief),
+            _define_activity(COLLECT, self.collect, Collect),
         ]
 
     async def close(self) -> None:
@@ -131,26 +137,26 @@ class AgentActivities:
     async def call_model(self, call: ModelCall) -> ModelTurn:
         """Load the context, ask the model, and journal the tail and the reply together."""
         context = call.context
-        agent = self._agent(context.agent)
-        reader, recorder = self._reader(), self._recorder
-        async with self._step("model", context) as (beat, reads):
+        agent = self._find_agent(context.agent)
+        reader, recorder = self._open_reader(), self._recorder
+        async with self._run_step("model", context) as (beat, reads):
             await beat.retry_or_hold(lambda: _check_arrived(reader, call.tail))
             past = await beat.retry_or_hold(
-                lambda: reader.past(context, self._policy_of(agent), call.tail)
+                lambda: reader.past(context, self._get_policy(agent), call.tail)
             )
             messages = build_messages(past, agent)
             recorder.record_act("message", call.acts_on, context)
             reply, message = await chat(recorder, agent, context, messages)
-            wanted_calls = await all_wanted(agent, message.tool_calls, self._tools)
+            wanted_calls = await build_wanted_calls(agent, message.tool_calls, self._tools)
             seq = seq_after(context.head, call.tail)
             now_ms = _now_ms()
             resumed = self._resumes.pop(activity.info().workflow_run_id or "") or ResumeSummary()
-            context_bytes = compaction.size_of(messages)
+            context_bytes = compaction.measure_messages(messages)
             entry = dataclasses.replace(
-                new_entry(seq, Kind.REPLY, message, now_ms),
+                build_entry(seq, Kind.REPLY, message, now_ms),
                 tokens=reply.tokens,
                 cost_usd=reply.cost_usd,
-                step=step_info(call, context_bytes, resumed),
+                step=build_step_info(call, context_bytes, resumed),
             )
             head, written_bytes = await beat.retry_until_timeout(
                 lambda: reader.journal.append(context.head, [*call.tail, entry])
@@ -165,10 +171,10 @@ class AgentActivities:
             tool_calls=wanted_calls,
             context_bytes=context_bytes,
             context_tokens=reply.input_tokens,
-            written_bytes=_stored_bytes(written_bytes, reads),
+            written_bytes=_count_stored_bytes(written_bytes, reads),
             tokens=reply.tokens,
             cost_usd=reply.cost_usd,
-            policy=self._policy_of(agent).fields() if context.policy is None else None,
+            policy=self._get_policy(agent).fields() if context.policy is None else None,
             evicted=find_evicted(past),
             time_ms=now_ms,
             attributes=self.has_attributes,
@@ -177,24 +183,24 @@ class AgentActivities:
 
     async def run_tool(self, run: ToolRun) -> ToolResult:
         """Run one tool call of the newest reply and store what it returns."""
-        agent = self._agent(run.context.agent)
-        reader, recorder = self._reader(), self._recorder
-        async with self._step("tool", run.context) as (beat, reads):
+        agent = self._find_agent(run.context.agent)
+        reader, recorder = self._open_reader(), self._recorder
+        async with self._run_step("tool", run.context) as (beat, reads):
             # The call's arguments may be large, so they come from the journal, not from history.
             head, call = await beat.retry_or_hold(lambda: find_call(reader, run))
             session = Session(
                 reader=reader,
                 head=head,
-                load=lambda: reader.past(run.context, self._policy_of(agent)),
+                load=lambda: reader.past(run.context, self._get_policy(agent)),
             )
-            info = call_info(agent, head, call)
+            info = build_call_info(agent, head, call)
             if run.acts_on is not None:
                 recorder.record_act("approval", [run.acts_on], run.context)
-            known = agent.tool(call.tool) or builtin(call.tool)
-            telling = recorder.record_tool_call(run.context, call, tool=known)
-            with set_current_call(info), in_session(session), telling as told:
+            known = agent.find_tool(call.tool) or find_builtin(call.tool)
+            recording = recorder.record_tool_call(run.context, call, tool=known)
+            with set_current_call(info), use_session(session), recording as record_outcome:
                 outcome, text, bytes_max = await run_call(agent, run, call, beat, self._tools)
-                told(outcome, text)
+                record_outcome(outcome, text)
             message = Message(role="tool", text=text, call_id=call.id, tool=call.tool)
             now_ms = _now_ms()
             with recorder.record_offload(run.context) as stored:
@@ -212,7 +218,7 @@ class AgentActivities:
         recorder.record_written("tool", agent.name, run.context.turn, written_bytes)
         return ToolResult(
             entry=entry,
-            written_bytes=_stored_bytes(written_bytes, reads),
+            written_bytes=_count_stored_bytes(written_bytes, reads),
             outcome=outcome,
             digest=short_digest(text) if outcome == "ok" else failure_digest(text),
             memory=session.memory,
@@ -220,7 +226,7 @@ class AgentActivities:
 
     async def append_journal(self, append: Append) -> Appended:
         """Journal entries that no model call will."""
-        reader, recorder = self._reader(), self._recorder
+        reader, recorder = self._open_reader(), self._recorder
         with counting(writes=True) as reads:
             async with heartbeat(recorder.count_hold) as beat:
                 entries = await beat.retry_or_hold(lambda: _replace_lost(reader, append.entries))
@@ -233,7 +239,7 @@ class AgentActivities:
         recorder.record_turn_end(
             append.agent, append.ended, append.last_run, "failed", append.error_type
         )
-        return Appended(head=head, written_bytes=_stored_bytes(written_bytes, reads))
+        return Appended(head=head, written_bytes=_count_stored_bytes(written_bytes, reads))
 
     async def compact(self, compact: Compact) -> CompactDone:
         """Make a smaller snapshot of the last one and the entries since."""
@@ -246,14 +252,14 @@ class AgentActivities:
         return done
 
     async def _compact(self, compact: Compact) -> CompactDone:
-        agent = self._agent(compact.context.agent)
-        reader = self._reader()
-        async with self._step("compact", compact.context) as (beat, reads):
+        agent = self._find_agent(compact.context.agent)
+        reader = self._open_reader()
+        async with self._run_step("compact", compact.context) as (beat, reads):
             past = await beat.retry_or_hold(
-                lambda: reader.past(compact.context, self._policy_of(agent))
+                lambda: reader.past(compact.context, self._get_policy(agent))
             )
-            before_bytes = compaction.size_of(build_messages(past, agent))
-            next_expiry_ms = compaction.next_expiry_ms(
+            before_bytes = compaction.measure_messages(build_messages(past, agent))
+            next_expiry_ms = compaction.find_next_expiry_ms(
                 past.base, past.items, past.policy, past.now_ms
             )
             unchanged = CompactDone(
@@ -267,7 +273,7 @@ class AgentActivities:
                 return unchanged
             # In a thread: heartbeats and other activities go on meanwhile.
             after = await in_thread(compact_past, past, compact, before_bytes)
-            after_bytes = compaction.size_of(build_messages(after, agent))
+            after_bytes = compaction.measure_messages(build_messages(after, agent))
             gone = find_expired(past)
             if after_bytes >= before_bytes and not gone:
                 return unchanged
@@ -275,7 +281,7 @@ class AgentActivities:
             if past.policy.summary:
                 written = await write_summary(self._recorder, agent, compact.context, past)
                 after = await in_thread(compact_past, past, compact, before_bytes, written.text)
-                after_bytes = compaction.size_of(build_messages(after, agent))
+                after_bytes = compaction.measure_messages(build_messages(after, agent))
             snapshot = after.base
             assert snapshot is not None  # noqa: S101 - it has just been made
             stored, written_bytes = await beat.retry_until_timeout(
@@ -285,8 +291,8 @@ class AgentActivities:
             snapshot=stored,
             before_bytes=before_bytes,
             after_bytes=after_bytes,
-            written_bytes=_stored_bytes(written_bytes, reads),
-            next_expiry_ms=compaction.next_expiry_ms(
+            written_bytes=_count_stored_bytes(written_bytes, reads),
+            next_expiry_ms=compaction.find_next_expiry_ms(
                 after.base, after.items, after.policy, after.now_ms
             ),
             summarised=bool(written.text),
@@ -297,24 +303,28 @@ class AgentActivities:
 
     async def brief(self, brief: Brief) -> Briefed:
         """Put a sub-agent's task into its thread's place, and say where it is."""
-        agent = self._agent(brief.context.agent)
+        agent = self._find_agent(brief.context.agent)
         run = ToolRun(context=brief.context, call_id=brief.call_id, tool=brief.tool)
-        child = self._reader(brief.child_id).journal
+        child = self._open_reader(brief.child_id).journal
         now_ms = brief.context.now_ms
         async with heartbeat(self._recorder.count_hold) as beat:
-            _, call = await beat.retry_or_hold(lambda: find_call(self._reader(), run))
-            tool = agent.tool(call.tool)
+            _, call = await beat.retry_or_hold(lambda: find_call(self._open_reader(), run))
+            tool = agent.find_tool(call.tool)
             if tool is None:
-                return Briefed(refused=_refused(call, f"there is no tool {call.tool!r}", now_ms))
+                return Briefed(
+                    refused=_build_refusal(call, f"there is no tool {call.tool!r}", now_ms)
+                )
             try:
                 request = str(tool.parse(call.arguments)["request"])
             except ValidationError as error:
-                return Briefed(refused=_refused(call, complaint(error), now_ms))
+                return Briefed(
+                    refused=_build_refusal(call, describe_invalid_arguments(error), now_ms)
+                )
             # The work itself is told of by the sub-agent's thread.
             with self._recorder.record_tool_call(
                 brief.context, call, tool=tool, child_id=brief.child_id
-            ) as told:
-                told("ok", "")
+            ) as record_outcome:
+                record_outcome("ok", "")
             if len(to_json(request)) <= limits.MESSAGE_BYTES_MAX // 2:
                 return Briefed(message=SendMessage(text=request or "(no request)"))
             message = Message(role="user", text=request)
@@ -328,17 +338,17 @@ class AgentActivities:
             message=SendMessage(
                 ref=entry.ref,
                 original=entry.original,
-                stored_bytes=_stored_bytes(written_bytes, reads),
+                stored_bytes=_count_stored_bytes(written_bytes, reads),
             )
         )
 
     async def collect(self, collect: Collect) -> ToolResult:
         """Take over a sub-agent's answer: it is stored again, as the result of a call here."""
-        journal = self._reader().journal
-        child = self._reader(collect.child_id).journal
+        journal = self._open_reader().journal
+        child = self._open_reader(collect.child_id).journal
         async with heartbeat(self._recorder.count_hold) as beat:
 
-            async def answer() -> Message:
+            async def read_answer() -> Message:
                 try:
                     # The newest of either kind stands within a step of the end of the journal.
                     newest = await child.last(collect.head, (Kind.REPLY, Kind.FAILURE))
@@ -349,7 +359,7 @@ class AgentActivities:
                 [message] = await child.messages([newest])
                 return message
 
-            said = await beat.retry_or_hold(answer)
+            said = await beat.retry_or_hold(read_answer)
             failed = said.role == "failure" or bool(said.tool_calls)
             text = f"error: {said.text or 'broken off'}" if failed else said.text
             message = Message(role="tool", text=text, call_id=collect.call_id, tool=collect.tool)
@@ -362,19 +372,21 @@ class AgentActivities:
                 )
         return ToolResult(
             entry=entry,
-            written_bytes=_stored_bytes(written_bytes, reads),
+            written_bytes=_count_stored_bytes(written_bytes, reads),
             outcome="failed" if failed else "ok",
             digest=failure_digest(text) if failed else short_digest(text),
         )
 
     @contextlib.asynccontextmanager
-    async def _step(self, step: str, context: Context) -> AsyncIterator[tuple[Heartbeat, Reads]]:
+    async def _run_step(
+        self, step: str, context: Context
+    ) -> AsyncIterator[tuple[Heartbeat, Reads]]:
         """Heartbeat, and count what is read and stored, while the body runs."""
         with self._recorder.record_step(step, context) as reads:
             async with heartbeat(self._recorder.count_hold) as beat:
                 yield beat, reads
 
-    def _agent(self, name: str) -> Agent:
+    def _find_agent(self, name: str) -> Agent:
         try:
             return self._agents[name]
         except KeyError:
@@ -384,16 +396,16 @@ class AgentActivities:
                 "it, on this task queue."
             ) from None
 
-    def _policy_of(self, agent: Agent) -> Policy:
+    def _get_policy(self, agent: Agent) -> Policy:
         return self._policy if agent.policy == _POLICY else agent.policy
 
-    def _reader(self, thread_id: str = "") -> Reader:
+    def _open_reader(self, thread_id: str = "") -> Reader:
         info = activity.info()
         key = thread_key(info.namespace, thread_id or info.workflow_id or "")
         return Reader(self._packs, key)
 
 
-def _registered(
+def _define_activity(
     name: str, run: Callable[[InputT], Awaitable[object]], input_type: type[InputT]
 ) -> Callable[[RawValue], Awaitable[RawValue]]:
     """Return an activity whose payloads are converted here, and not by the SDK."""
@@ -429,7 +441,7 @@ async def _replace_lost(reader: Reader, entries: Sequence[Entry]) -> list[Entry]
             if _is_sent_as_ref(entry):
                 await reader.journal.messages([entry])
         except BlobMissing:
-            entry = lost_entry(entry)
+            entry = build_lost_entry(entry)
         found.append(entry)
     return found
 
@@ -438,11 +450,11 @@ def _is_sent_as_ref(entry: Entry) -> bool:
     return entry.kind == Kind.MESSAGE and entry.ref is not None
 
 
-def _refused(call: ToolCall, reason: str, time_ms: int) -> ToolResult:
-    return error_result(call.id, call.tool, reason, time_ms, outcome="refused")
+def _build_refusal(call: ToolCall, reason: str, time_ms: int) -> ToolResult:
+    return build_error_result(call.id, call.tool, reason, time_ms, outcome="refused")
 
 
-def _stored_bytes(written_bytes: int, reads: Reads) -> int:
+def _count_stored_bytes(written_bytes: int, reads: Reads) -> int:
     """Return the bytes that a thread counts as stored by an activity.
 
     A retry counts packs that were there already too. Mostly an earlier attempt has stored them, whose

@@ -50,7 +50,7 @@ _SESSION: contextvars.ContextVar[Session] = contextvars.ContextVar("everlong_bui
 
 
 @contextlib.contextmanager
-def in_session(session: Session) -> Iterator[None]:
+def use_session(session: Session) -> Iterator[None]:
     """Make built-in tools work on a thread."""
     token = _SESSION.set(session)
     try:
@@ -79,7 +79,7 @@ async def recall(
     session = _SESSION.get()
     last_seq = seq_after(session.head) - 1
     if ref is not None:
-        seq = await _seq_of(session, ref)
+        seq = await _find_seq(session, ref)
     if seq is None:
         if not pattern:
             raise ValueError("say what to recall: seq, seq and to_seq, ref, or pattern")
@@ -88,7 +88,9 @@ async def recall(
         raise ValueError(f"there is no entry {seq} yet; the last is {last_seq}")
     if to_seq is not None and to_seq != seq:
         return await _list(session, seq, min(to_seq, last_seq), pattern)
-    [opened] = await _open(session, await session.reader.journal.read(session.head, seq, seq))
+    [opened] = await _open_entries(
+        session, await session.reader.journal.read(session.head, seq, seq)
+    )
     text = opened.text
     if pattern:
         found = await _grep(text, pattern, RECALL_BYTES_MAX)
@@ -131,10 +133,10 @@ async def remember(
             f"the fact takes {size_bytes} bytes, and one may take {limits.FACT_BYTES_MAX}. Remember "
             "less, such as where to find the rest."
         )
-    facts = compaction.facts_at(past.base, past.items, past.policy, past.now_ms)
+    facts = compaction.list_facts(past.base, past.items, past.policy, past.now_ms)
     change = compaction.remember(facts, fact, past.policy, past.now_ms)
-    session.memory = compaction.change_data(change)
-    return _remembered(change)
+    session.memory = compaction.dump_change(change)
+    return _describe_change(change)
 
 
 async def forget(key: str) -> str:
@@ -146,8 +148,8 @@ async def forget(key: str) -> str:
     """
     session = _SESSION.get()
     past = await session.load()
-    facts = compaction.facts_at(past.base, past.items, past.policy, past.now_ms)
-    session.memory = compaction.change_data(compaction.forget(facts, key))
+    facts = compaction.list_facts(past.base, past.items, past.policy, past.now_ms)
+    session.memory = compaction.dump_change(compaction.forget(facts, key))
     return f"forgot {key!r}"
 
 
@@ -158,7 +160,7 @@ BUILTINS: Final[tuple[Tool, ...]] = (
 )
 
 
-def builtin(name: str) -> Tool | None:
+def find_builtin(name: str) -> Tool | None:
     """Return the built-in tool of that name, or None."""
     return _BY_NAME.get(name)
 
@@ -166,7 +168,7 @@ def builtin(name: str) -> Tool | None:
 _BY_NAME: Final = {each.name: each for each in BUILTINS}
 
 
-def _remembered(change: MemoryChange) -> str:
+def _describe_change(change: MemoryChange) -> str:
     gone = f"; forgot {', '.join(change.evicted)} to make room" if change.evicted else ""
     return f"remembered{gone}"
 
@@ -180,7 +182,9 @@ class _Opened:
     tool: str = ""
 
 
-async def _open(session: Session, entries: Sequence[Entry], *, whole: bool = True) -> list[_Opened]:
+async def _open_entries(
+    session: Session, entries: Sequence[Entry], *, whole: bool = True
+) -> list[_Opened]:
     """Read what entries hold: messages with their calls, or data. A pack is read once."""
     spoken = [entry for entry in entries if entry.kind in MESSAGE_KINDS]
     messages = dict(
@@ -191,25 +195,25 @@ async def _open(session: Session, entries: Sequence[Entry], *, whole: bool = Tru
         )
     )
     return [
-        _Opened(entry, _text_of(messages[entry.seq]), messages[entry.seq].tool)
+        _Opened(entry, _format_message(messages[entry.seq]), messages[entry.seq].tool)
         if entry.seq in messages
         else _Opened(entry, to_json(entry.data, indent=1).decode())
         for entry in entries
     ]
 
 
-def _text_of(message: Message) -> str:
+def _format_message(message: Message) -> str:
     calls = [f"{call.tool}({call.arguments}) [{call.id}]" for call in message.tool_calls]
     return "\n".join([message.text, *calls] if message.text else calls)
 
 
-async def _seq_of(session: Session, ref: str) -> int:
+async def _find_seq(session: Session, ref: str) -> int:
     """Return the entry that leads to a stored object."""
     if len(ref) < 8:
         raise ValueError("give the first 8 characters of the ref at least")
     last_seq = seq_after(session.head) - 1
     first_seq = max(1, last_seq - _SEARCH_ENTRIES_MAX + 1)
-    async for entries in _batches(session, first_seq, last_seq):
+    async for entries in _walk_back(session, first_seq, last_seq):
         found = [entry.seq for entry in entries if _leads_to(entry, ref)]
         if len(found) > 1:
             raise ValueError(f"that is where entries {found} lie; give one of them as seq")
@@ -224,7 +228,7 @@ def _leads_to(entry: Entry, ref: str) -> bool:
     return any(each.digest.startswith(ref) for each in refs)
 
 
-async def _batches(session: Session, first_seq: int, last_seq: int) -> AsyncIterator[list[Entry]]:
+async def _walk_back(session: Session, first_seq: int, last_seq: int) -> AsyncIterator[list[Entry]]:
     """Go back through the journal."""
     while last_seq >= first_seq:
         from_seq = max(first_seq, last_seq - _BATCH_ENTRIES + 1)
@@ -242,14 +246,14 @@ async def _list(session: Session, seq: int, to_seq: int, pattern: str | None) ->
     lines: list[str] = []
     left, to_read = RECALL_BYTES_MAX, _SEARCH_BYTES_MAX
     for entry in entries:
-        size_bytes = _read_bytes(entry) if pattern else entry.size_bytes
+        size_bytes = _get_read_bytes(entry) if pattern else entry.size_bytes
         # The first is read in any case, or the same call would be made again.
         if left < 0 or (size_bytes > to_read and entry.seq > seq):
             words = f", pattern={to_json(pattern).decode()}" if pattern else ""
             lines.append(f"[more from recall(seq={entry.seq}, to_seq={to_seq}{words})]")
             break
         to_read -= size_bytes
-        [opened] = await _open(session, [entry], whole=pattern is not None)
+        [opened] = await _open_entries(session, [entry], whole=pattern is not None)
         shown = (
             await _grep(opened.text, pattern, share)
             if pattern
@@ -270,11 +274,11 @@ async def _search(session: Session, pattern: str, to_seq: int | None) -> str:
     last_seq = (asking.seq if asking else seq_after(session.head)) - 1
     last_seq = last_seq if to_seq is None else min(last_seq, to_seq)
     newest_seq, first_seq = last_seq, max(1, last_seq - _SEARCH_ENTRIES_MAX + 1)
-    async for entries in _batches(session, first_seq, last_seq):
+    async for entries in _walk_back(session, first_seq, last_seq):
         # The newest is read in any case, or the same call would be made again.
-        affordable = _affordable(entries, to_read, at_least=int(last_seq == newest_seq))
-        to_read -= sum(map(_read_bytes, affordable))
-        for opened in reversed(await _open(session, affordable)):
+        affordable = _take_affordable(entries, to_read, at_least=int(last_seq == newest_seq))
+        to_read -= sum(map(_get_read_bytes, affordable))
+        for opened in reversed(await _open_entries(session, affordable)):
             last_seq = opened.entry.seq - 1
             if opened.tool == recall.__name__:
                 continue  # It repeats what others hold.
@@ -298,16 +302,16 @@ async def _grep(text: str, pattern: str, bytes_max: int) -> str:
     return await in_thread(compaction.grep, text, pattern, bytes_max=bytes_max)
 
 
-def _affordable(entries: Sequence[Entry], to_read: int, at_least: int) -> list[Entry]:
+def _take_affordable(entries: Sequence[Entry], to_read: int, at_least: int) -> list[Entry]:
     """Return the newest of some entries that have so many bytes together, or so many entries."""
     wanted: list[Entry] = []
     for entry in reversed(entries):
-        to_read -= _read_bytes(entry)
+        to_read -= _get_read_bytes(entry)
         if to_read < 0 and len(wanted) >= at_least:
             break
         wanted.insert(0, entry)
     return wanted
 
 
-def _read_bytes(entry: Entry) -> int:
+def _get_read_bytes(entry: Entry) -> int:
     return (entry.original or entry).size_bytes

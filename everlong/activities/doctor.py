@@ -14,9 +14,9 @@ from temporalio import activity
 from everlong import limits
 from everlong.doctor import probes
 from everlong.errors import EverlongError, InvalidKey
-from everlong.models import CHECK, Check, Checked, Seen, printable
+from everlong.models import CHECK, Check, Checked, Seen, make_printable
 from everlong.storage.pack_store import PackStore
-from everlong.versions import versions
+from everlong.versions import get_versions
 
 _STORE_CHARS_MAX: Final = 300
 _WARNING_CHARS_MAX: Final = 400
@@ -64,7 +64,7 @@ class CheckActivities:
                 return data
 
             answer = await probes.try_read(write)
-        running = versions()
+        running = get_versions()
         return Checked(
             time_ms=time_ms,
             everlong=running.everlong,
@@ -72,7 +72,7 @@ class CheckActivities:
             sdk_tested=running.sdk_tested,
             python=running.python,
             agents=self._agents,
-            store=printable(repr(self._packs.store), _STORE_CHARS_MAX),
+            store=make_printable(repr(self._packs.store), _STORE_CHARS_MAX),
             inline_bytes_max=self._inline_bytes_max,
             key_ids=await self._key_ids(),
             attributes=self._has_attributes(),
@@ -80,7 +80,7 @@ class CheckActivities:
             payload=payload,
             answer=answer,
             answer_payload=answer_payload,
-            codec_warning=printable(self._codec_warning(), _WARNING_CHARS_MAX),
+            codec_warning=make_printable(self._codec_warning(), _WARNING_CHARS_MAX),
         )
 
     async def _read(self, key: str) -> bytes:

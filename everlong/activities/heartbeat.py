@@ -29,7 +29,7 @@ from everlong.errors import (
     StoreUnavailable,
     UnknownVersion,
 )
-from everlong.models import HELD, printable
+from everlong.models import HELD, make_printable
 
 T = TypeVar("T")
 
@@ -107,7 +107,7 @@ class Heartbeat:
 def build_held_error(reason: str) -> ApplicationError:
     """Return the failure that makes the workflow wait and schedule the activity again, without limit."""
     return ApplicationError(
-        printable(reason, limits.HELD_REASON_CHARS_MAX), type=HELD, non_retryable=True
+        make_printable(reason, limits.HELD_REASON_CHARS_MAX), type=HELD, non_retryable=True
     )
 
 

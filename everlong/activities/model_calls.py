@@ -14,8 +14,8 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from everlong import compaction, limits
-from everlong.activities.builtin_tools import BUILTINS, builtin
-from everlong.activities.tool_calls import ToolThreads, bounded
+from everlong.activities.builtin_tools import BUILTINS, find_builtin
+from everlong.activities.tool_calls import ToolThreads, bound_call
 from everlong.agents import Agent, Reply
 from everlong.models import (
     CallOptions,
@@ -27,7 +27,7 @@ from everlong.models import (
     ToolCall,
     WantedCall,
     call_digest,
-    printable,
+    make_printable,
 )
 from everlong.storage.history import Past
 from everlong.telemetry.spans import AGENT, CHAT, PROVIDER, ResumeSummary, get_error_type
@@ -39,13 +39,17 @@ from everlong.telemetry.steps import StepRecorder, get_provider_and_model
 _EMPTY_REPLIES_MAX = 3
 
 
-def checked(reply: Reply) -> Message:
+def check_reply(reply: Reply) -> Message:
     """Return a reply as a message that can be stored, or raise what is wrong with it."""
     message = Message(
         role="assistant",
-        text=_utf8(reply.text or ""),  # Providers give None beside tool calls.
+        text=_replace_surrogates(reply.text or ""),  # Providers give None beside tool calls.
         tool_calls=tuple(
-            ToolCall(id=_utf8(call.id), tool=_utf8(call.tool), arguments=_utf8(call.arguments))
+            ToolCall(
+                id=_replace_surrogates(call.id),
+                tool=_replace_surrogates(call.tool),
+                arguments=_replace_surrogates(call.arguments),
+            )
             for call in reply.tool_calls
         ),
         native=reply.native,
@@ -79,7 +83,7 @@ def check_costs(reply: Reply) -> None:
         raise ValueError(f"it says that it took {reply.tokens} tokens and {reply.cost_usd} dollars")
 
 
-async def all_wanted(
+async def build_wanted_calls(
     agent: Agent, calls: Sequence[ToolCall], threads: ToolThreads
 ) -> tuple[WantedCall, ...]:
     """Return calls as the workflow hears of them.
@@ -87,23 +91,25 @@ async def all_wanted(
     What says whether one needs approval may be a team's own function, so it has a thread, and a bound.
     """
     if not any(_has_rule(agent, call) for call in calls):
-        return tuple(_wanted(agent, call) for call in calls)
+        return tuple(_build_wanted_call(agent, call) for call in calls)
     try:
         async with asyncio.timeout(limits.APPROVAL_RULE_SECONDS_MAX):
-            return tuple([await threads.run(partial(_wanted, agent, call)) for call in calls])
+            return tuple(
+                [await threads.run(partial(_build_wanted_call, agent, call)) for call in calls]
+            )
     except TimeoutError:
         activity.logger.warning("needs_approval takes too long; a person is asked")
-        return tuple(_wanted(agent, call, unsure=True) for call in calls)
+        return tuple(_build_wanted_call(agent, call, unsure=True) for call in calls)
 
 
 def _has_rule(agent: Agent, call: ToolCall) -> bool:
     """Tell whether a function decides if a call needs approval."""
-    tool = builtin(call.tool) or agent.tool(call.tool)
+    tool = find_builtin(call.tool) or agent.find_tool(call.tool)
     return tool is not None and not isinstance(tool.needs_approval, bool)
 
 
-def _wanted(agent: Agent, call: ToolCall, *, unsure: bool = False) -> WantedCall:
-    tool = builtin(call.tool) or agent.tool(call.tool)
+def _build_wanted_call(agent: Agent, call: ToolCall, *, unsure: bool = False) -> WantedCall:
+    tool = find_builtin(call.tool) or agent.find_tool(call.tool)
     if tool is None:
         options = CallOptions()
     elif unsure:
@@ -115,13 +121,13 @@ def _wanted(agent: Agent, call: ToolCall, *, unsure: bool = False) -> WantedCall
     return WantedCall(
         call_id=call.id,
         tool=call.tool,
-        preview=printable(call.arguments, limits.CALL_PREVIEW_CHARS_MAX) if asks else "",
+        preview=make_printable(call.arguments, limits.CALL_PREVIEW_CHARS_MAX) if asks else "",
         digest=call_digest(call.tool, call.arguments),
         options=options,
     )
 
 
-def step_info(call: ModelCall, context_bytes: int, resumed: ResumeSummary) -> StepInfo:
+def build_step_info(call: ModelCall, context_bytes: int, resumed: ResumeSummary) -> StepInfo:
     """Return what the journal says of a model call, beside the reply."""
     return StepInfo(
         number=call.steps,
@@ -133,7 +139,7 @@ def step_info(call: ModelCall, context_bytes: int, resumed: ResumeSummary) -> St
     )
 
 
-def _utf8(text: str) -> str:
+def _replace_surrogates(text: str) -> str:
     """Replace lone surrogates, as from undecodable bytes: they cannot be stored."""
     return text.encode(errors="replace").decode()
 
@@ -147,7 +153,7 @@ def build_messages(past: Past, agent: Agent) -> list[Message]:
     """Return what the model reads."""
 
     def result_bytes_max(name: str) -> int:
-        tool = builtin(name) or agent.tool(name)
+        tool = find_builtin(name) or agent.find_tool(name)
         return limits.SHOWN_BYTES_MAX if tool is None else tool.max_result_bytes
 
     return compaction.build_context(
@@ -157,9 +163,9 @@ def build_messages(past: Past, agent: Agent) -> list[Message]:
 
 def find_expired(past: Past) -> tuple[str, ...]:
     """Return the keys of facts that the snapshot or an entry still has, and whose time is over."""
-    told = compaction.facts_at(past.base, past.items, past.policy, now_ms=0)
+    told = compaction.list_facts(past.base, past.items, past.policy, now_ms=0)
     held = {
-        fact.key for fact in compaction.facts_at(past.base, past.items, past.policy, past.now_ms)
+        fact.key for fact in compaction.list_facts(past.base, past.items, past.policy, past.now_ms)
     }
     gone = [fact.key for fact in told if fact.key not in held]
     return tuple(gone[: limits.EXPIRED_KEYS_MAX])
@@ -195,9 +201,9 @@ def find_evicted(past: Past) -> tuple[str, ...]:
     no_caps = past.policy.with_changes(
         {"memory_facts_max": 1000, "memory_bytes_max": 64 * limits.KIB}
     )
-    told = compaction.facts_at(past.base, past.items, no_caps, past.now_ms)
+    told = compaction.list_facts(past.base, past.items, no_caps, past.now_ms)
     held = {
-        fact.key for fact in compaction.facts_at(past.base, past.items, past.policy, past.now_ms)
+        fact.key for fact in compaction.list_facts(past.base, past.items, past.policy, past.now_ms)
     }
     gone = [fact.key for fact in told if fact.key not in held]
     return tuple(gone[: limits.EXPIRED_KEYS_MAX])
@@ -207,7 +213,7 @@ async def write_summary(
     recorder: StepRecorder, agent: Agent, context: Context, past: Past
 ) -> Reply:
     """Have the model sum up what is about to be shortened. Without it, compaction does as well."""
-    request = compaction.summary_prompt(past.base, past.items, past.policy, past.now_ms)
+    request = compaction.build_summary_prompt(past.base, past.items, past.policy, past.now_ms)
     asked = [Message(role="user", text=request)]
     try:
         return await _summarise(recorder, agent, context, asked)
@@ -225,11 +231,11 @@ async def chat(
     tools = (*agent.callable_tools, *BUILTINS)
 
     async def ask() -> tuple[Reply, Message]:
-        async with bounded(f"model of agent {agent.name!r}"):
+        async with bound_call(f"model of agent {agent.name!r}"):
             reply = await agent.resolved_model.reply(agent.instructions, messages, tools)
-            return reply, checked(reply)
+            return reply, check_reply(reply)
 
-    return await _told(recorder, agent, context, messages, ask)
+    return await _record_model_call(recorder, agent, context, messages, ask)
 
 
 async def _summarise(
@@ -238,16 +244,16 @@ async def _summarise(
     """Ask the model for a summary, with no tools."""
 
     async def ask() -> tuple[Reply, Message]:
-        async with bounded(f"summary by the model of agent {agent.name!r}"):
+        async with bound_call(f"summary by the model of agent {agent.name!r}"):
             reply = await agent.resolved_model.reply(agent.instructions, messages, ())
             check_costs(reply)
             return reply, Message(role="assistant", text=reply.text)
 
-    reply, _ = await _told(recorder, agent, context, messages, ask)
+    reply, _ = await _record_model_call(recorder, agent, context, messages, ask)
     return reply
 
 
-async def _told(
+async def _record_model_call(
     recorder: StepRecorder,
     agent: Agent,
     context: Context,
@@ -269,9 +275,9 @@ async def _told(
             reply, message = await ask()
             output_tokens = max(0, reply.tokens - reply.input_tokens)
             if span.is_recording():
-                span.set_attributes(_answered(reply, message))
+                span.set_attributes(_describe_reply(reply, message))
                 if recorder.telemetry.record_contents:
-                    span.set_attributes(_said(agent, messages, message))
+                    span.set_attributes(_describe_contents(agent, messages, message))
             # In the span: it is what their exemplars lead to.
             for kind, tokens in (("input", reply.input_tokens), ("output", output_tokens)):
                 usage = {**labels, "gen_ai.token.type": kind}
@@ -289,7 +295,7 @@ async def _told(
     return reply, message
 
 
-def _answered(reply: Reply, message: Message) -> dict[str, Any]:
+def _describe_reply(reply: Reply, message: Message) -> dict[str, Any]:
     """Return what a span tells of a reply, apart from its contents."""
     return {
         "gen_ai.usage.input_tokens": reply.input_tokens,
@@ -304,21 +310,23 @@ def _answered(reply: Reply, message: Message) -> dict[str, Any]:
     }
 
 
-def _said(agent: Agent, messages: Sequence[Message], message: Message) -> dict[str, Any]:
+def _describe_contents(
+    agent: Agent, messages: Sequence[Message], message: Message
+) -> dict[str, Any]:
     """Return the contents of a model call."""
     return {
         "gen_ai.system_instructions": agent.instructions[: limits.CONTENTS_BYTES_MAX],
-        "gen_ai.input.messages": contents(messages),
-        "gen_ai.output.messages": contents([message]),
+        "gen_ai.input.messages": format_contents(messages),
+        "gen_ai.output.messages": format_contents([message]),
     }
 
 
-def contents(messages: Sequence[Message]) -> str:
+def format_contents(messages: Sequence[Message]) -> str:
     """Return messages as the conventions write them: the newest, as many as a span should hold."""
     found: list[bytes] = []
     left_bytes = limits.CONTENTS_BYTES_MAX
     for message in reversed(messages):
-        written = to_json(_content(message))
+        written = to_json(_build_content(message))
         left_bytes -= len(written) + 1
         if left_bytes < 0:
             break
@@ -326,7 +334,7 @@ def contents(messages: Sequence[Message]) -> str:
     return "[" + ",".join(each.decode() for each in reversed(found)) + "]"
 
 
-def _content(message: Message) -> dict[str, Any]:
+def _build_content(message: Message) -> dict[str, Any]:
     parts: list[dict[str, Any]] = []
     if message.role == "tool":
         parts.append(

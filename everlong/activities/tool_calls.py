@@ -19,7 +19,7 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from everlong import limits
-from everlong.activities.builtin_tools import BUILTINS, builtin
+from everlong.activities.builtin_tools import BUILTINS, find_builtin
 from everlong.activities.heartbeat import Heartbeat
 from everlong.agents import Agent, CallInfo, Tool
 from everlong.agents.tools import ResultTooLarge, check_result_size
@@ -32,7 +32,7 @@ from everlong.models import (
     SegmentRef,
     ToolCall,
     ToolRun,
-    printable,
+    make_printable,
 )
 from everlong.storage.history import Reader
 
@@ -61,16 +61,16 @@ class ToolThreads:
             result = tool.function(**arguments)
         else:
             result = await self.run(functools.partial(tool.function, **arguments))
-        return tool.text_of(await result if inspect.isawaitable(result) else result)
+        return tool.format_result(await result if inspect.isawaitable(result) else result)
 
     async def run(self, function: Callable[[], T]) -> T:
         """Call what may block: it must not stop the heartbeats, nor other activities."""
-        blocking = functools.partial(_called, function)
+        blocking = functools.partial(_call_blocking, function)
         in_context = functools.partial(contextvars.copy_context().run, blocking)
         return await asyncio.get_running_loop().run_in_executor(self._threads, in_context)
 
 
-def _called(function: Callable[[], T]) -> T:
+def _call_blocking(function: Callable[[], T]) -> T:
     try:
         return function()
     except StopIteration as error:  # A future cannot carry it: its awaiter would wait forever.
@@ -78,7 +78,9 @@ def _called(function: Callable[[], T]) -> T:
 
 
 @contextlib.asynccontextmanager
-async def bounded(what: str, seconds_max: float = limits.CALL_SECONDS_MAX) -> AsyncIterator[None]:
+async def bound_call(
+    what: str, seconds_max: float = limits.CALL_SECONDS_MAX
+) -> AsyncIterator[None]:
     """Bound a call of the user's code in time, and in what its failure leaves in history.
 
     How often it is tried is the workflow's retry policy; a user's `ApplicationError` may say no.
@@ -87,18 +89,18 @@ async def bounded(what: str, seconds_max: float = limits.CALL_SECONDS_MAX) -> As
         async with asyncio.timeout(seconds_max):
             yield
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - it is not our code
-        activity.logger.warning("%s failed\n%s", what, _trace())
+        activity.logger.warning("%s failed\n%s", what, _format_trace())
         # The cause is not attached: it may be of any size.
-        raise _failure(f"{what} failed: {type(error).__name__}: {error}", error) from None
+        raise _build_failure(f"{what} failed: {type(error).__name__}: {error}", error) from None
 
 
-def _trace() -> str:
+def _format_trace() -> str:
     """Return where it failed, as a log takes it: of a bounded length, and without lone surrogates."""
     trace = traceback.format_exc()[-limits.TRACE_CHARS_MAX :]
     return trace.encode(errors="replace").decode()
 
 
-def _failure(reason: str, error: BaseException) -> ApplicationError:
+def _build_failure(reason: str, error: BaseException) -> ApplicationError:
     theirs = error if isinstance(error, ApplicationError) else ApplicationError("")
     delay = theirs.next_retry_delay
     if isinstance(error, ModelUnavailable) and error.retry_after_seconds is not None:
@@ -108,7 +110,7 @@ def _failure(reason: str, error: BaseException) -> ApplicationError:
     if isinstance(error, ModelRefused) and error.context_too_large:
         kind = CONTEXT_TOO_LARGE
     return ApplicationError(
-        printable(reason, 2 * limits.REASON_CHARS_MAX),
+        make_printable(reason, 2 * limits.REASON_CHARS_MAX),
         type=kind if kind != HELD else "ApplicationError",  # That word is ours.
         non_retryable=theirs.non_retryable or isinstance(error, _PERMANENT),
         next_retry_delay=delay,
@@ -119,8 +121,8 @@ async def run_call(
     agent: Agent, run: ToolRun, call: ToolCall, beat: Heartbeat, threads: ToolThreads
 ) -> tuple[Outcome, str, int]:
     """Run a tool. What the model got wrong is returned to it; what the tool raises is retried."""
-    own = builtin(call.tool)
-    tool = own or agent.tool(call.tool)
+    own = find_builtin(call.tool)
+    tool = own or agent.find_tool(call.tool)
     if tool is None:
         names = [each.name for each in (*agent.callable_tools, *BUILTINS)]
         text = f"error: there is no tool {call.tool!r}. The tools are {names}."
@@ -128,7 +130,7 @@ async def run_call(
     try:
         arguments = tool.parse(call.arguments)
     except ValidationError as error:
-        return "refused", f"error: {complaint(error)}", tool.max_result_bytes
+        return "refused", f"error: {describe_invalid_arguments(error)}", tool.max_result_bytes
     if own is not None:
         try:
             # They read the journal and do nothing else: what is missing there holds the thread.
@@ -147,7 +149,7 @@ async def run_call(
         )
         return "failed", text, tool.max_result_bytes
     seconds_max = tool.call_options.timeout_seconds or limits.CALL_SECONDS_MAX
-    async with bounded(f"tool {tool.name!r}", seconds_max):
+    async with bound_call(f"tool {tool.name!r}", seconds_max):
         try:
             text = await threads.call(tool, arguments)
             # As JSON it may be larger: that is what the journal stores.
@@ -180,17 +182,17 @@ async def find_call(reader: Reader, run: ToolRun) -> tuple[SegmentRef, ToolCall]
     """Return the call with its arguments, from the newest reply of the journal."""
     head = run.context.head
     if head is None:
-        raise _no_call(run)
+        raise _build_missing_call_error(run)
     entry = await reader.journal.last(head, Kind.REPLY)
     messages = [] if entry is None else await reader.journal.messages([entry])
     for message in messages:
         for call in message.tool_calls:
             if call.id == run.call_id:
                 return head, call
-    raise _no_call(run)
+    raise _build_missing_call_error(run)
 
 
-def call_info(agent: Agent, head: SegmentRef, call: ToolCall) -> CallInfo:
+def build_call_info(agent: Agent, head: SegmentRef, call: ToolCall) -> CallInfo:
     """Return what a tool may know of its call."""
     info = activity.info()
     thread_id = info.workflow_id or ""
@@ -205,12 +207,12 @@ def call_info(agent: Agent, head: SegmentRef, call: ToolCall) -> CallInfo:
     )
 
 
-def complaint(error: ValidationError) -> str:
+def describe_invalid_arguments(error: ValidationError) -> str:
     """Say to a model what is wrong with its arguments."""
     return f"the arguments do not fit. {error}"[:_COMPLAINT_CHARS_MAX]
 
 
-def _no_call(run: ToolRun) -> ApplicationError:
+def _build_missing_call_error(run: ToolRun) -> ApplicationError:
     return ApplicationError(
         f"the newest reply of the journal holds no call {run.call_id!r}",
         type="CallNotFound",

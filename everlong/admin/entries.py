@@ -11,7 +11,7 @@ from everlong import limits
 from everlong.admin.format import message_text, note_text, one_line
 from everlong.client.lookup import ThreadLookup, check_head, look_up
 from everlong.errors import EntryNotFound, StoreError
-from everlong.models import Entry, Kind, Message, message_of
+from everlong.models import Entry, Kind, Message, parse_message
 from everlong.storage.journal import JournalReader
 from everlong.storage.pack_store import PackStore
 from everlong.storage.segments import MESSAGE_KINDS
@@ -144,7 +144,7 @@ def _preview_text(entry: Entry) -> str:
     if entry.kind not in MESSAGE_KINDS:
         return note_text(entry)
     if entry.body is not None:
-        return message_text(message_of(entry.kind, entry.body))
+        return message_text(parse_message(entry.kind, entry.body))
     return f"{entry.ref.preview}…" if entry.ref is not None and entry.ref.preview else ""
 
 
@@ -204,7 +204,7 @@ async def _render_body(
         text = note_text(entry) if form == "text" else json.dumps(entry.data, indent=2)
         return entry, text, ()
     [body] = await journal.bodies([entry], whole=True)
-    message = message_of(entry.kind, body)
+    message = parse_message(entry.kind, body)
     calls = tuple(call.tool for call in message.tool_calls)
     if form == "text":
         return entry, message.text, calls

@@ -17,7 +17,7 @@ from everlong.client.visibility import ThreadRow
 from everlong.doctor.checks import check_store
 from everlong.doctor.findings import Finding
 from everlong.errors import EverlongError
-from everlong.models import SweepReport, printable
+from everlong.models import SweepReport, make_printable
 from everlong.storage.pack_store import PackStore
 
 TOP_MAX: Final = 10
@@ -192,7 +192,7 @@ async def check_store_health(packs: PackStore) -> StoreHealth:
             "store", "failed", f"the store did not answer within {_STORE_SECONDS_MAX:.0f} s"
         )
     except EverlongError as error:
-        found = Finding("store", "failed", printable(str(error), 300))
+        found = Finding("store", "failed", make_printable(str(error), 300))
     return StoreHealth(
         status=found.status,
         text=found.text,

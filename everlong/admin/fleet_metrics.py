@@ -17,7 +17,7 @@ from temporalio.client import Client
 from temporalio.common import TypedSearchAttributes
 
 from everlong.client.visibility import read_rows
-from everlong.models import AGENT_WORKFLOW, printable
+from everlong.models import AGENT_WORKFLOW, make_printable
 from everlong.models.search_attributes import ASKED_AT, PENDING
 from everlong.telemetry import Meters
 
@@ -155,7 +155,7 @@ async def _refresh(
                 _LOG.warning(
                     "metrics of all threads are not shown until the Temporal server answers: %s: %s",
                     type(error).__name__,
-                    printable(str(error), 300),
+                    make_printable(str(error), 300),
                 )
         await asyncio.sleep(refresh_seconds)
 

@@ -15,7 +15,7 @@ from everlong.client.time_travel import Past, archive_of
 from everlong.errors import ArchiveNotFound, ControlRefused, DecisionRefused, NoWorker
 from everlong.models import ThreadStatus, thread_key
 from everlong.models.thread_ids import show_id
-from everlong.policy import Usage, limit_hit
+from everlong.policy import Usage, find_limit_hit
 from everlong.storage.pack_store import PackStore
 
 Action: TypeAlias = Literal[
@@ -142,7 +142,7 @@ def _preview_limits(found: ThreadLookup, given: Mapping[str, Any]) -> Preview:
         for name in sorted(changes)
         if getattr(policy, name) != getattr(changed, name)
     ]
-    hit = limit_hit(changed, usage_of(found.status))
+    hit = find_limit_hit(changed, usage_of(found.status))
     warnings = list(_ended_warnings(found))
     if hit is not None:
         warnings.append(f"{hit.reason} would be reached at once: the thread would {hit.action}.")
@@ -314,7 +314,7 @@ def _preview_control(found: ThreadLookup, action: Action) -> Preview:
         sentence = "The thread goes on."
         if status is not None and status.status != "paused":
             sentence = "The thread is not paused. Nothing would change."
-        elif status is not None and (hit := limit_hit(status.policy, usage_of(status))):
+        elif status is not None and (hit := find_limit_hit(status.policy, usage_of(status))):
             warnings = (
                 *warnings,
                 f"{hit.reason} is still reached: the thread would {hit.action} again. "

@@ -64,7 +64,7 @@ class Agent:
                 f"agent {self.name!r}: every agent has a tool {reserved[0]!r} already. Rename yours."
             )
 
-    def tool(self, name: str) -> Tool | None:
+    def find_tool(self, name: str) -> Tool | None:
         """Return the tool or sub-agent of that name, or None."""
         return self._tools_by_name.get(name)
 

@@ -36,7 +36,7 @@ from everlong import limits
 from everlong.agents.model import Reply
 from everlong.agents.tools import Tool
 from everlong.errors import ConfigError, EverlongError, ModelRefused, ModelUnavailable
-from everlong.models import Kind, Message, body_of, message_of, printable
+from everlong.models import Kind, Message, build_body, make_printable, parse_message
 
 # Length of a quote from a provider's error: enough for a reason, too little for a prompt.
 _QUOTED_CHARS_MAX: Final = 200
@@ -71,9 +71,9 @@ class ProviderModel:
 
         Raises `ModelUnavailable`, which may be retried, and `ModelRefused`, which may not.
         """
-        request = request_messages(instructions, messages)
+        request = build_request(instructions, messages)
         parameters = ModelRequestParameters(
-            function_tools=[_definition(each) for each in tools],
+            function_tools=[_build_definition(each) for each in tools],
             instruction_parts=[InstructionPart(content=instructions)] if instructions else None,
         )
         try:
@@ -87,7 +87,7 @@ class ProviderModel:
                 model_settings=self._settings,
                 model_request_parameters=parameters,
             )
-            reply = _reply_of(response)
+            reply = _build_reply(response)
         except Exception as error:  # noqa: BLE001 - clients raise anything for a reply they cannot read
             # Not chained: clients' errors contain requests and replies.
             raise self._translate(error) from None
@@ -112,14 +112,14 @@ class ProviderModel:
             case exceptions.ModelConnectionError():
                 return self._make_unavailable("the provider cannot be reached", error)
         status = error.status_code if isinstance(error, exceptions.ModelHTTPError) else None
-        if refusal := self._refusal(error, status):
+        if refusal := self._find_refusal(error, status):
             return refusal
         if status is not None:
             return self._make_unavailable(f"the provider answered with status {status}", error)
         kind = type(error).__name__
         return self._make_unavailable(f"the provider gave no usable reply ({kind})", error)
 
-    def _refusal(self, error: Exception, status: int | None) -> ModelRefused | None:
+    def _find_refusal(self, error: Exception, status: int | None) -> ModelRefused | None:
         """Return a `ModelRefused` if every retry of the call would meet the same error."""
         match error:
             case exceptions.ModelQuotaExceededError():
@@ -147,7 +147,7 @@ class ProviderModel:
         return self._make_refusal(f"the provider answered with status {status}")
 
     def _make_bad_key(self, status: int | None) -> ModelRefused:
-        where = _key_name(self._name) if self._named else "the key that it was made with"
+        where = _get_key_name(self._name) if self._named else "the key that it was made with"
         return ModelRefused(
             f"the provider refused the API key of model {self._name!r} (status {status}): check {where}"
         )
@@ -180,7 +180,7 @@ def _is_truncated(response: ModelResponse) -> bool:
     return response.provider_name == "anthropic" and not reason
 
 
-def request_messages(instructions: str, messages: Sequence[Message]) -> list[ModelMessage]:
+def build_request(instructions: str, messages: Sequence[Message]) -> list[ModelMessage]:
     """Return a conversation that every provider accepts: requests and responses alternate, calls paired.
 
     A call without a result gets a placeholder, a result without a call becomes text, and no text is
@@ -231,10 +231,10 @@ def _answer_open_calls(waiting: Mapping[str, str]) -> Iterator[ModelMessage]:
 
 def _to_native(message: Message) -> ModelMessage:
     try:
-        return ModelMessagesTypeAdapter.validate_python([body_of(message)])[0]
+        return ModelMessagesTypeAdapter.validate_python([build_body(message)])[0]
     except ValidationError:
         # Stored by another version of pydantic-ai: rebuild it from the text and the calls.
-        plain = body_of(dataclasses.replace(message, native=None))
+        plain = build_body(dataclasses.replace(message, native=None))
         return ModelMessagesTypeAdapter.validate_python([plain])[0]
 
 
@@ -251,29 +251,29 @@ def _drop_blanks(message: ModelMessage) -> ModelMessage:
     return dataclasses.replace(message, parts=kept)
 
 
-def _definition(tool: Tool) -> ToolDefinition:
+def _build_definition(tool: Tool) -> ToolDefinition:
     return ToolDefinition(
         name=tool.name, description=tool.description, parameters_json_schema=tool.schema
     )
 
 
-def _reply_of(response: ModelResponse) -> Reply:
+def _build_reply(response: ModelResponse) -> Reply:
     used: set[str] = set()
     for number, part in enumerate(response.parts):
         if isinstance(part, ToolCallPart):
-            part.args = _arguments(part)
-            part.tool_call_id = _call_id(part.tool_call_id, number, used)
+            part.args = _format_arguments(part)
+            part.tool_call_id = _make_call_id(part.tool_call_id, number, used)
             used.add(part.tool_call_id)
     # Through bytes, so that text that cannot be encoded fails here, and not when it is stored.
     [body] = json.loads(ModelMessagesTypeAdapter.dump_json([response], exclude_none=True))
     body["usage"] = {key: value for key, value in body["usage"].items() if value}
-    message = message_of(Kind.REPLY, body)
+    message = parse_message(Kind.REPLY, body)
     return Reply(
         text=message.text,
         tool_calls=message.tool_calls,
         tokens=response.usage.total_tokens,
         input_tokens=response.usage.input_tokens,
-        cost_usd=_cost_usd(response),
+        cost_usd=_compute_cost_usd(response),
         native=body,
         model=response.model_name or "",
         response_id=response.provider_response_id or "",
@@ -281,12 +281,12 @@ def _reply_of(response: ModelResponse) -> Reply:
     )
 
 
-def _arguments(call: ToolCallPart) -> str:
+def _format_arguments(call: ToolCallPart) -> str:
     """Return the arguments as JSON text. Invalid ones stay unchanged, and the model gets an error."""
     return (call.args if isinstance(call.args, str) else call.args_as_json_str()) or "{}"
 
 
-def _call_id(call_id: str, number: int, used: set[str]) -> str:
+def _make_call_id(call_id: str, number: int, used: set[str]) -> str:
     """Return a call's id, or a generated one if it is too long, duplicate, or not portable."""
     if _CALL_ID.fullmatch(call_id) and call_id not in used:
         return call_id
@@ -294,7 +294,7 @@ def _call_id(call_id: str, number: int, used: set[str]) -> str:
     return f"call_{number}_{digest.hexdigest()}"
 
 
-def _cost_usd(response: ModelResponse) -> float:
+def _compute_cost_usd(response: ModelResponse) -> float:
     """Return the cost by pydantic-ai's price list; 0 for a model that is not on it."""
     try:
         return float(response.cost().total_price)
@@ -316,7 +316,9 @@ def _build_model(model: object) -> PydanticModel[Any]:
         reason = str(error)
     except Exception as error:  # noqa: BLE001 - clients differ in what they raise for a missing key
         reason = str(error).partition(" To try Pydantic AI without")[0]
-    raise ConfigError(f"model {model!r} cannot be used: {printable(reason, _QUOTED_CHARS_MAX * 2)}")
+    raise ConfigError(
+        f"model {model!r} cannot be used: {make_printable(reason, _QUOTED_CHARS_MAX * 2)}"
+    )
 
 
 _KEY_NAMES: Final = {
@@ -330,7 +332,7 @@ _KEY_NAMES: Final = {
 }
 
 
-def _key_name(model: str) -> str:
+def _get_key_name(model: str) -> str:
     provider = model.partition(":")[0]
     return _KEY_NAMES.get(provider) or f"{provider.upper().replace('-', '_')}_API_KEY"
 
@@ -339,4 +341,4 @@ def _quote_reason(body: object) -> str:
     """Return the beginning of the provider's own reason."""
     inner = body.get("error", body) if isinstance(body, dict) else body
     words = inner.get("message", "") if isinstance(inner, dict) else inner
-    return printable(str(words or "no reason given"), _QUOTED_CHARS_MAX)
+    return make_printable(str(words or "no reason given"), _QUOTED_CHARS_MAX)

@@ -121,7 +121,7 @@ class Tool:
             _LOG.warning("needs_approval of tool %r failed; approval is required", self.name)
             return True
 
-    def text_of(self, result: object) -> str:
+    def format_result(self, result: object) -> str:
         """Return the function's result as text for the model.
 
         Text that is too large is refused before the conversion, which would block the event loop for
@@ -235,7 +235,7 @@ def _make_tool(function: Callable[..., Any], options: ToolOptions) -> Tool:
         raise ConfigError(
             f"tool {name!r} has no docstring. Describe it in a sentence: the model decides by it."
         )
-    arguments = _arguments_of(name, function, documented)
+    arguments = _build_arguments(name, function, documented)
     parameters = [field.alias or key for key, field in arguments.model_fields.items()]
     call_options = parse_options(name, dict(options), parameters)
     made = Tool(
@@ -266,7 +266,7 @@ def check_name(name: str, what: str) -> str:
     return name
 
 
-def _arguments_of(
+def _build_arguments(
     name: str, function: Callable[..., Any], documented: dict[str, str]
 ) -> type[BaseModel]:
     try:
@@ -318,13 +318,13 @@ def _read_docstring(doc: str) -> tuple[str, dict[str, str]]:
     start = next((n for n, line in enumerate(lines) if line.strip() in _SECTIONS), len(lines))
     paragraph = itertools.takewhile(str.strip, lines[:start])
     section = lines[start + 1 :]
-    indent = next((_indent(line) for line in section if line.strip()), 0)
+    indent = next((_measure_indent(line) for line in section if line.strip()), 0)
     found: dict[str, str] = {}
     current = ""
     for line in section:
-        if line.strip() and _indent(line) < max(indent, 1):
+        if line.strip() and _measure_indent(line) < max(indent, 1):
             break  # The next section.
-        matched = _ARGUMENT.match(line.strip()) if _indent(line) == indent else None
+        matched = _ARGUMENT.match(line.strip()) if _measure_indent(line) == indent else None
         if matched:
             current = matched[1]
             found[current] = matched[2]
@@ -333,7 +333,7 @@ def _read_docstring(doc: str) -> tuple[str, dict[str, str]]:
     return " ".join(line.strip() for line in paragraph), found
 
 
-def _indent(line: str) -> int:
+def _measure_indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
@@ -359,12 +359,12 @@ def parse_options(name: str, options: Mapping[str, Any], parameters: Sequence[st
     _check_at_least(what, options, "attempts_max", 1)
     _check_at_least(what, options, "max_result_bytes", _RESULT_BYTES_MIN)
     return CallOptions(
-        timeout_seconds=_seconds(what, options, "timeout_seconds"),
+        timeout_seconds=_read_seconds(what, options, "timeout_seconds"),
         attempts_max=options.get("attempts_max"),
-        approvers=_names(what, options, "approvers"),
-        deadline_seconds=_seconds(what, options, "deadline_seconds"),
+        approvers=_read_names(what, options, "approvers"),
+        deadline_seconds=_read_seconds(what, options, "deadline_seconds"),
         on_deadline=options.get("on_deadline", "deny"),
-        escalate_to=_names(what, options, "escalate_to"),
+        escalate_to=_read_names(what, options, "escalate_to"),
     )
 
 
@@ -383,7 +383,7 @@ def _check_rule(what: str, rule: object, parameters: Sequence[str]) -> None:
 
 
 def _check_approval(what: str, options: Mapping[str, Any]) -> None:
-    names = _names(what, options, "approvers") + _names(what, options, "escalate_to")
+    names = _read_names(what, options, "approvers") + _read_names(what, options, "escalate_to")
     if sum(len(name.encode()) for name in names) > limits.APPROVERS_BYTES_MAX:
         raise ConfigError(
             f"{what}: approvers and escalate_to have over "
@@ -409,7 +409,7 @@ def _check_at_least(what: str, options: Mapping[str, Any], option: str, least: i
         raise ConfigError(f"{what}: {option} must be an integer of at least {least}, not {value!r}")
 
 
-def _seconds(what: str, options: Mapping[str, Any], option: str) -> float | None:
+def _read_seconds(what: str, options: Mapping[str, Any], option: str) -> float | None:
     if option not in options:
         return None
     value = options[option]
@@ -422,7 +422,7 @@ def _seconds(what: str, options: Mapping[str, Any], option: str) -> float | None
     return float(value)
 
 
-def _names(what: str, options: Mapping[str, Any], option: str) -> tuple[str, ...]:
+def _read_names(what: str, options: Mapping[str, Any], option: str) -> tuple[str, ...]:
     names = options.get(option, ())
     if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
         raise ConfigError(f"{what}: {option} must be a list of names, as in {option}=['alice']")

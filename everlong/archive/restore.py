@@ -9,7 +9,7 @@ from everlong import limits
 from everlong.archive.reader import StoredArchive
 from everlong.archive.schema import Row, drop_snapshot, read_body, to_entry
 from everlong.archive.writer import Progress
-from everlong.models import Compacted, Entry, Kind, SegmentRef, SnapshotRef, note
+from everlong.models import Compacted, Entry, Kind, SegmentRef, SnapshotRef, build_note
 from everlong.storage.journal import Journal
 from everlong.storage.pack_store import PackStore
 from everlong.storage.segments import MESSAGE_KINDS, parsed_compaction
@@ -80,7 +80,7 @@ class _Writer:
         self.restored.written_bytes += written_bytes
         self.restored.snapshot = dataclasses.replace(compacted.snapshot, ref=ref)
         moved: Compacted = dataclasses.replace(compacted, snapshot=self.restored.snapshot)
-        return note(entry.seq, entry.kind, moved, entry.time_ms)
+        return build_note(entry.seq, entry.kind, moved, entry.time_ms)
 
 
 async def restore_journal(

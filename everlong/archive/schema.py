@@ -18,9 +18,9 @@ from everlong.models import (
     Ref,
     StepInfo,
     ToolCall,
-    body_of,
-    message_of,
-    note,
+    build_body,
+    build_note,
+    parse_message,
 )
 from everlong.models.journal import Body
 from everlong.storage.segments import MESSAGE_KINDS, to_message
@@ -86,7 +86,7 @@ def _with_message(row: Row, entry: Entry, body: Body, shown: Body | None) -> Row
         return dataclasses.replace(row, body=to_json(body).decode(), shown=stored)
     plain = dataclasses.replace(message, native=None)
     # Most of the shown text is in `text` already.
-    if less is not None and body_of(dataclasses.replace(plain, text=less.text)) == shown:
+    if less is not None and build_body(dataclasses.replace(plain, text=less.text)) == shown:
         stored = to_json(_cut(less.text, message.text)).decode()
     return dataclasses.replace(
         row,
@@ -95,7 +95,7 @@ def _with_message(row: Row, entry: Entry, body: Body, shown: Body | None) -> Row
         tool=message.tool or None,
         call_id=message.call_id or None,
         tool_calls=message.tool_calls,
-        body=None if body_of(plain) == body else to_json(body).decode(),
+        body=None if build_body(plain) == body else to_json(body).decode(),
         shown=stored,
     )
 
@@ -112,7 +112,7 @@ def read_body(row: Row, *, whole: bool) -> Body:
 
 
 def _body(row: Row, text: str) -> Body:
-    return body_of(
+    return build_body(
         Message(
             role=row.role or "",
             text=text,
@@ -183,7 +183,7 @@ def drop_snapshot(entry: Entry) -> Entry:
     The name of a missing object would keep sweeps from deleting anything.
     """
     data = {name: value for name, value in (entry.data or {}).items() if name != _SNAPSHOT}
-    return note(entry.seq, entry.kind, data, entry.time_ms)
+    return build_note(entry.seq, entry.kind, data, entry.time_ms)
 
 
 def read_message(row: Row, *, whole: bool) -> Message:
@@ -193,7 +193,7 @@ def read_message(row: Row, *, whole: bool) -> Message:
         raise ValueError(f"entry {row.seq}, a {row.kind}, is not a message")
     body = read_body(row, whole=whole)
     try:
-        return message_of(kind, body)
+        return parse_message(kind, body)
     except (KeyError, TypeError, ValueError):
         raise UnknownVersion(
             f"the message of entry {row.seq} of an archive cannot be parsed. A newer Everlong wrote "

@@ -16,7 +16,7 @@ from everlong.admin.console import command, out
 from everlong.cli.sweep import choose_index_dir, read_retention
 from everlong.config import (
     Settings,
-    environment_without_temporal,
+    drop_temporal_variables,
     load_settings,
 )
 from everlong.connection import (
@@ -324,7 +324,7 @@ async def _dev(
 
 def _embedded_settings(data_dir: Path | None) -> Settings:
     """Return settings for the embedded stack, without the user's own Temporal connection."""
-    settings = load_settings(environment_without_temporal())
+    settings = load_settings(drop_temporal_variables())
     if data_dir is not None:
         settings = dataclasses.replace(settings, data_dir=data_dir.absolute())
     return settings

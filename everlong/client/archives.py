@@ -40,7 +40,7 @@ from everlong.errors import (
     ThreadEnded,
     ThreadNotFound,
 )
-from everlong.models import ThreadStatus, printable, seq_after, thread_key
+from everlong.models import ThreadStatus, make_printable, seq_after, thread_key
 from everlong.storage.pack_store import PackStore
 from everlong.storage.quarantine import bare
 from everlong.sweep import Histories, record_seen
@@ -226,8 +226,8 @@ async def _write_archive(
         thread=thread,
         entries=seq_after(found.head) - 1,
         archived_ms=now_ms,
-        by=printable(by, limits.CALL_NAME_CHARS_MAX),
-        reason=printable(reason, limits.REASON_CHARS_MAX),
+        by=make_printable(by, limits.CALL_NAME_CHARS_MAX),
+        reason=make_printable(reason, limits.REASON_CHARS_MAX),
         status=found,
     )
     manifest = await writer.write(packs, journal, facts, on_progress)
@@ -297,8 +297,8 @@ async def _free(
         namespace=manifest.namespace,
         thread=manifest.thread,
         freed_ms=_now_ms(),
-        by=printable(by, limits.CALL_NAME_CHARS_MAX),
-        reason=printable(reason, limits.REASON_CHARS_MAX),
+        by=make_printable(by, limits.CALL_NAME_CHARS_MAX),
+        reason=make_printable(reason, limits.REASON_CHARS_MAX),
     )
     await freed.write(packs, record)
     # A sweep deletes nothing of a thread that it has never seen, and this deletes its last history.

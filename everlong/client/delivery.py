@@ -24,9 +24,9 @@ from everlong.models import (
     SendMessage,
     ThreadStart,
     TurnEnd,
-    printable,
+    make_printable,
 )
-from everlong.models.search_attributes import start_attributes
+from everlong.models.search_attributes import build_start_attributes
 from everlong.models.thread_ids import check_id, check_new_id, is_new_id
 from everlong.storage.history import message_entry
 from everlong.storage.pack_store import PackStore
@@ -58,7 +58,7 @@ async def send(
     """
     await check_startable(client, thread_id, agent)
     message = await store_message(client, packs, thread_id, text, message_id)
-    message = dataclasses.replace(message, by=printable(by, limits.CALL_NAME_CHARS_MAX))
+    message = dataclasses.replace(message, by=make_printable(by, limits.CALL_NAME_CHARS_MAX))
     async with Watch(client, thread_id, on_wait) as watch:
         return await deliver(
             client,
@@ -189,7 +189,7 @@ async def _start(
     """Return what starts a thread, if it is not there; None if it has to be there."""
     if agent is None or not await check_startable(client, thread_id, agent):
         return None
-    attributes = start_attributes(agent) if await has_attributes(client) else None
+    attributes = build_start_attributes(agent) if await has_attributes(client) else None
     return lambda: WithStartWorkflowOperation(
         AGENT_WORKFLOW,
         ThreadStart(agent=agent),

@@ -39,7 +39,7 @@ from temporalio.client import Client
 from everlong.client.errors import START_ONE
 from everlong.client.status import held_by
 from everlong.errors import NoWorker
-from everlong.models import HELD, printable
+from everlong.models import HELD, make_printable
 
 logger = logging.getLogger(__name__)
 
@@ -199,7 +199,7 @@ def explain_agent(queue: str, faults: Sequence[Fault], listed: Collection[str]) 
 def explain_fault(fault: Fault) -> Diagnosis:
     """Return what a failed task says about the worker that it failed on."""
     worker = f"worker {fault.worker}" if fault.worker else "a worker"
-    reason = printable(fault.message, _REASON_CHARS_MAX)
+    reason = make_printable(fault.message, _REASON_CHARS_MAX)
     if match := _NO_PLUGIN.search(fault.message):
         return Diagnosis(
             "no_plugin",
@@ -438,7 +438,9 @@ async def _list_pollers(client: Client, queue: str, kind: TaskQueueType.ValueTyp
         )
     )
     return [
-        _Poller(printable(each.identity, 100), _age_seconds(each.last_access_time.ToMilliseconds()))
+        _Poller(
+            make_printable(each.identity, 100), _age_seconds(each.last_access_time.ToMilliseconds())
+        )
         for each in found.pollers
     ]
 
@@ -489,7 +491,7 @@ def _fault(worker: str, failure: Failure) -> Fault:
         if not failure.HasField("cause"):
             break
         failure = failure.cause
-    return Fault(printable(worker, 100), tuple(types), ": ".join(filter(None, messages)))
+    return Fault(make_printable(worker, 100), tuple(types), ": ".join(filter(None, messages)))
 
 
 def _names(workers: Sequence[str]) -> str:

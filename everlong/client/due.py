@@ -17,7 +17,7 @@ from everlong.client.archives import archive
 from everlong.client.errors import translate_errors, translate_rpc_error
 from everlong.client.head import head_of
 from everlong.errors import EverlongError, SetupRefused, ThreadNotFound
-from everlong.models import AGENT_WORKFLOW, SWEEP_REASONS_MAX, printable, thread_key
+from everlong.models import AGENT_WORKFLOW, SWEEP_REASONS_MAX, make_printable, thread_key
 from everlong.models.search_attributes import REASON
 from everlong.models.thread_ids import show_id
 from everlong.storage.pack_store import PackStore
@@ -111,7 +111,7 @@ async def _is_due(
 
     def note(found: manifests.Unreadable) -> None:
         text = f"thread {show_id(thread.id)}: an archive cannot be read and is skipped: {found}"
-        logger.warning("%s", printable(text, _WARNING_CHARS_MAX))
+        logger.warning("%s", make_printable(text, _WARNING_CHARS_MAX))
         unreadable.append(text)
 
     head: str | None = None
@@ -161,10 +161,10 @@ async def archive_before_sweep(
     try:
         found = await archive_due(client, packs, count_max=_ARCHIVES_MAX, spans=spans)
     except EverlongError as error:
-        return ArchivedThreads(failed=(printable(str(error), _REASON_CHARS_MAX),))
+        return ArchivedThreads(failed=(make_printable(str(error), _REASON_CHARS_MAX),))
     more = () if found.is_complete else ("more threads are due: the next sweep archives them",)
     reasons = [
-        printable(each, _REASON_CHARS_MAX)
+        make_printable(each, _REASON_CHARS_MAX)
         for each in (*more, *found.failed, *found.unreadable)[:SWEEP_REASONS_MAX]
     ]
     return ArchivedThreads(len(found.archived), tuple(reasons))

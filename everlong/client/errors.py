@@ -29,7 +29,7 @@ from everlong.errors import (
     ThreadError,
     ThreadNotFound,
 )
-from everlong.models import printable
+from everlong.models import make_printable
 from everlong.models.thread_ids import quote_id
 
 T = TypeVar("T")
@@ -100,7 +100,7 @@ def translate_rpc_error(error: RPCError, thread_id: str) -> EverlongError:
             f"everlong send {quote_id(thread_id)} 'hello' --agent NAME"
         )
     if error.status == RPCStatusCode.INVALID_ARGUMENT:
-        said = printable(error.message, 200)
+        said = make_printable(error.message, 200)
         if "search attribute" in error.message:
             return SetupRefused(
                 f"the server does not have our search attributes ({said}). Add them with: everlong setup"

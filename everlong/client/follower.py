@@ -30,8 +30,8 @@ from temporalio.service import RPCError, RPCStatusCode
 from everlong.client.errors import explain_unreadable, translate_rpc_error
 from everlong.client.progress import Activity, Decode, NotConverted, Progress, Tracker
 from everlong.errors import EverlongError, StoreUnavailable
-from everlong.json_payloads import from_raw
 from everlong.models import AGENT_WORKFLOW, ThreadStart
+from everlong.models.json_payloads import from_raw
 
 LONG_POLLS_MAX: Final = 500
 """Long polls of one connection at a time. A Temporal frontend takes 1,200 of a namespace by default, and

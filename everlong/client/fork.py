@@ -22,7 +22,7 @@ from everlong.models import (
     ThreadState,
     ThreadStatus,
     Totals,
-    note,
+    build_note,
     thread_key,
 )
 from everlong.models.thread_ids import check_new_id, quote_id
@@ -62,7 +62,7 @@ async def fork(
     scene, totals = await past.scene(seq), await past.totals(seq)
     new_key = thread_key(client.namespace, new_id)
     forked = Forked(thread_id=thread_id, seq=seq, by=by, reason=reason)
-    entry = note(seq + 1, Kind.FORK, forked, time.time_ns() // 1_000_000)
+    entry = build_note(seq + 1, Kind.FORK, forked, time.time_ns() // 1_000_000)
     # All that the new thread's state will name is durable before it starts.
     new_head, head_bytes = await Journal(packs, new_key).fork(head, seq, entry)
     snapshot, snapshot_bytes = await _copied(packs, new_key, scene)

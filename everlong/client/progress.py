@@ -47,7 +47,7 @@ from everlong.models import (
     ThreadState,
     ThreadStatus,
     ToolRun,
-    printable,
+    make_printable,
     seq_after,
 )
 from everlong.models.search_attributes import REASON, STATUS
@@ -354,7 +354,7 @@ class Tracker:
         closed = self._open.pop(attributes.scheduled_event_id, _UNKNOWN)
         failure: Failure = attributes.failure
         if failure.application_failure_info.type == HELD:
-            reason = printable(failure.message, limits.HELD_REASON_CHARS_MAX)
+            reason = make_printable(failure.message, limits.HELD_REASON_CHARS_MAX)
             call_id = await self._call_id(closed)
             self._held.append(_Held(closed.activity.type, call_id, reason))
             return
@@ -506,8 +506,8 @@ class Tracker:
         if name == PAUSE_SIGNAL and self._pause is None:
             control: Control = said or Control()
             self._pause = Pause(
-                by=printable(control.by, limits.CALL_NAME_CHARS_MAX),
-                reason=printable(control.reason, limits.REASON_CHARS_MAX),
+                by=make_printable(control.by, limits.CALL_NAME_CHARS_MAX),
+                reason=make_printable(control.reason, limits.REASON_CHARS_MAX),
             )
         elif name == UNPAUSE_SIGNAL:
             self._pause, self._pause_is_brief = None, False

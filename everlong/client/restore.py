@@ -10,7 +10,7 @@ from everlong.archive import Progress, restore, writer
 from everlong.client.fork import check_free, fresh_counters, policy_for, start_thread
 from everlong.client.time_travel import Past, archive_of
 from everlong.errors import ArchiveNotFound
-from everlong.models import Forked, Kind, ThreadStart, ThreadState, note, thread_key
+from everlong.models import Forked, Kind, ThreadStart, ThreadState, build_note, thread_key
 from everlong.models.thread_ids import check_new_id, quote_id
 from everlong.storage.pack_store import PackStore
 
@@ -58,7 +58,7 @@ async def revive(
     past = Past.archived(archive)
     scene, totals = await past.scene(last_seq), await past.totals(last_seq)
     forked = Forked(thread_id=thread_id, seq=last_seq, by=by, reason=reason)
-    entry = note(last_seq + 1, Kind.FORK, forked, time.time_ns() // 1_000_000)
+    entry = build_note(last_seq + 1, Kind.FORK, forked, time.time_ns() // 1_000_000)
     new_key = thread_key(client.namespace, new_id)
     # Everything that the new thread's state names is durable before the thread starts.
     revived = await restore.restore_journal(packs, new_key, archive, entry, on_progress)

@@ -25,7 +25,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from everlong.errors import EverlongError, ServerUnreachable, SetupRefused
-from everlong.models import printable
+from everlong.models import make_printable
 from everlong.models.search_attributes import SEARCH_ATTRIBUTES
 
 _LOG: Final = logging.getLogger(__name__)
@@ -208,7 +208,7 @@ async def _until_listed(client: Client) -> None:
 
 def _refusal(client: Client, error: RPCError) -> EverlongError:
     address = client.service_client.config.target_host
-    said = printable(error.message, 200)
+    said = make_printable(error.message, 200)
     host = address.rpartition(":")[0] or address
     if error.status == RPCStatusCode.UNIMPLEMENTED or host.endswith(_CLOUD):
         wanted = " ".join(

@@ -27,7 +27,7 @@ from everlong.models import (
     Kind,
     ThreadStatus,
     call_digest,
-    printable,
+    make_printable,
     thread_key,
 )
 from everlong.models.thread_ids import quote_id
@@ -171,5 +171,5 @@ async def _failing_task(client: Client, thread_id: str, error: RPCError) -> str:
     )
     for event in newest.history.events:
         if event.HasField("workflow_task_failed_event_attributes"):
-            return printable(event.workflow_task_failed_event_attributes.failure.message, 500)
+            return make_printable(event.workflow_task_failed_event_attributes.failure.message, 500)
     return ""

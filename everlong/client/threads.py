@@ -38,7 +38,7 @@ from everlong.client.visibility import (
     read_rows,
 )
 from everlong.errors import ConfigError, EverlongError, SetupRefused, ThreadNotFound
-from everlong.models import ThreadCard, printable
+from everlong.models import ThreadCard, make_printable
 
 T = TypeVar("T")
 
@@ -653,4 +653,4 @@ def _cursor_error(error: EverlongError) -> EverlongError:
 
 def _problem_text(error: Exception) -> str:
     reason = str(error) if isinstance(error, EverlongError) else type(error).__name__
-    return f"threads could not be read: {printable(reason, 300)}"
+    return f"threads could not be read: {make_printable(reason, 300)}"

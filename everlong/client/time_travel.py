@@ -99,7 +99,7 @@ class Scene:
     @cached_property
     def context_bytes(self) -> int:
         """Size of the context."""
-        return compaction.size_of(self.context)
+        return compaction.measure_messages(self.context)
 
 
 class Past:
@@ -172,7 +172,7 @@ class Past:
         context = compaction.build_context(
             base, items, policy, time_ms, lambda _: limits.TEXT_BYTES_MAX
         )
-        facts = compaction.facts_at(base, items, policy, time_ms)
+        facts = compaction.list_facts(base, items, policy, time_ms)
         return Scene(time_ms, snapshot, data, tuple(context), facts, base, tuple(items))
 
     async def _snapshot(self, head: SegmentRef, seq: int) -> tuple[SnapshotRef | None, bytes]:
@@ -199,7 +199,7 @@ class Past:
         context = compaction.build_context(
             after, left, policy, before.time_ms, lambda _: limits.TEXT_BYTES_MAX
         )
-        return before.context_bytes, compaction.size_of(context)
+        return before.context_bytes, compaction.measure_messages(context)
 
     async def totals(self, seq: int) -> Totals:
         """Return the totals of all entries up to one. Only an archive is read whole for them."""

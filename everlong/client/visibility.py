@@ -29,7 +29,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from everlong.client.errors import translate_rpc_error
 from everlong.client.search_attributes import has_attributes
 from everlong.errors import EverlongError
-from everlong.models import AGENT_WORKFLOW, CARD_MEMO, ThreadCard, growth_per_hour
+from everlong.models import AGENT_WORKFLOW, CARD_MEMO, ThreadCard, compute_growth_per_hour
 from everlong.models import search_attributes as attributes
 from everlong.sweep.history_reader import CLOSED
 
@@ -210,7 +210,7 @@ def _growth(card: ThreadCard | None, said: Mapping[str, Any]) -> float:
     if card is None or not card.trend:
         return float(said.get(attributes.GROWTH.name) or 0.0)
     now_ms = int(time.time()) // 60 * 60_000
-    return growth_per_hour(card.trend, card.stored_bytes, now_ms, rested=card.rested)
+    return compute_growth_per_hour(card.trend, card.stored_bytes, now_ms, rested=card.rested)
 
 
 def _status(info: WorkflowExecutionInfo, said: str, *, is_open: bool) -> str:

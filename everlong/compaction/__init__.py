@@ -1,8 +1,13 @@
 """Compaction, context, facts and recall: pure functions of entries, policy and a given time."""
 
-from everlong.compaction.compactor import BUDGET_BYTES_MIN, compact, summary_prompt
-from everlong.compaction.context import build_context, estimate_tokens, next_expiry_ms, size_of
-from everlong.compaction.facts import change_data, facts_at, forget, remember
+from everlong.compaction.compactor import BUDGET_BYTES_MIN, build_summary_prompt, compact
+from everlong.compaction.context import (
+    build_context,
+    estimate_tokens,
+    find_next_expiry_ms,
+    measure_messages,
+)
+from everlong.compaction.facts import dump_change, forget, list_facts, remember
 from everlong.compaction.snapshot import Item, Kept, Note, Snapshot, dump, load
 from everlong.compaction.text import PATTERN_CHARS_MAX, excerpt, grep, shorten
 
@@ -14,18 +19,18 @@ __all__ = [
     "Note",
     "Snapshot",
     "build_context",
-    "change_data",
+    "build_summary_prompt",
     "compact",
     "dump",
+    "dump_change",
     "estimate_tokens",
     "excerpt",
-    "facts_at",
+    "find_next_expiry_ms",
     "forget",
     "grep",
+    "list_facts",
     "load",
-    "next_expiry_ms",
+    "measure_messages",
     "remember",
     "shorten",
-    "size_of",
-    "summary_prompt",
 ]

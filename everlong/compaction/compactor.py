@@ -2,7 +2,7 @@
 
 `compact` is a pure function: the same input gives the same bytes on every machine, and the context built
 from its result never exceeds the budget. A summary by a model is optional: the caller sends the text of
-`summary_prompt` to a model, and passes the reply to `compact`.
+`build_summary_prompt` to a model, and passes the reply to `compact`.
 """
 
 import collections
@@ -13,30 +13,30 @@ from everlong import limits
 from everlong.compaction.context import (
     Group,
     build_context,
+    find_newest_message_seq,
     group_messages,
     is_live,
-    kept_of,
-    newest_message_seq,
+    list_kept,
 )
-from everlong.compaction.facts import facts_at
+from everlong.compaction.facts import list_facts
 from everlong.compaction.notes import (
     APPROVAL,
     Ledger,
-    approval_prefix,
-    note_of_entry,
-    notes_of_group,
+    build_entry_note,
+    build_group_notes,
+    format_approval_prefix,
     select,
 )
-from everlong.compaction.rendering import (
+from everlong.compaction.renderer import (
     FRAME_BYTES_MAX,
     SUMMARY_FRAME_BYTES_MAX,
-    facts_bytes,
-    notes_bytes,
-    summary_bytes,
+    measure_facts,
+    measure_notes,
+    measure_summary,
 )
 from everlong.compaction.snapshot import Item, Note, Snapshot
-from everlong.compaction.text import clip, head_of, replace_surrogates, utf8_bytes
-from everlong.compaction.window import Window, is_over, window_of
+from everlong.compaction.text import clip, replace_surrogates, take_head, utf8_bytes
+from everlong.compaction.window import Window, build_window, is_over
 from everlong.models import Entry, Kind, Message
 from everlong.policy import Policy
 
@@ -72,20 +72,20 @@ def compact(
     budget = policy.compact_to_bytes if to_bytes is None else to_bytes
     if budget < BUDGET_BYTES_MIN:
         raise ValueError(f"to_bytes is {budget}; a context needs at least {BUDGET_BYTES_MIN} bytes")
-    taken = _entries_to_compact(base, items, keep_from_seq)
+    taken = _find_entries(base, items, keep_from_seq)
     if base is not None and not taken and _is_unchanged(base, policy, now_ms, budget, summary):
         return base
     upto_seq = taken[-1].entry.seq if taken else (base.upto_seq if base else 0)
-    facts = facts_at(base, taken, policy, now_ms)
-    room = budget - FRAME_BYTES_MAX - _MESSAGE_BYTES - facts_bytes(facts, budget)
+    facts = list_facts(base, taken, policy, now_ms)
+    room = budget - FRAME_BYTES_MAX - _MESSAGE_BYTES - measure_facts(facts, budget)
     written = _clip_summary(summary or (base.summary if base else ""), room // _SUMMARY_SHARE)
-    room -= summary_bytes(written)
+    room -= measure_summary(written)
     notes = _Notes(base, taken, policy, now_ms)
-    window = notes.window(room // _WINDOW_LEAST)
-    demand = notes_bytes(select(notes.outside(window), room, notes.live)[0])
+    window = notes.choose_window(room // _WINDOW_LEAST)
+    demand = measure_notes(select(notes.list_outside(window), room, notes.is_live)[0])
     if (wider := min(room - demand, room // _WINDOW_MOST)) > room // _WINDOW_LEAST:
-        window = notes.window(wider)
-    chosen, dropped = select(notes.outside(window), room - window.size_bytes, notes.live)
+        window = notes.choose_window(wider)
+    chosen, dropped = select(notes.list_outside(window), room - window.size_bytes, notes.is_live)
     return Snapshot(
         upto_seq=upto_seq,
         time_ms=now_ms,
@@ -93,13 +93,13 @@ def compact(
         facts=facts,
         notes=tuple(chosen),
         kept=tuple(each for group in window.kept for each in group.members),
-        dropped=_newest_seqs(base.dropped if base else {}, dropped),
+        dropped=_merge_newest_seqs(base.dropped if base else {}, dropped),
         summary=written,
         summary_seq=upto_seq if summary else (base.summary_seq if base else 0),
     )
 
 
-def summary_prompt(
+def build_summary_prompt(
     base: Snapshot | None,
     items: Sequence[Item],
     policy: Policy,
@@ -116,7 +116,7 @@ def summary_prompt(
     room = (policy.compact_at_bytes if bytes_max is None else bytes_max) - len(asked)
     messages = build_context(base, items, policy, now_ms, lambda _: _RESULT_BYTES_MAX)
     known = "".join(message.text for message in messages if message.role == "summary")
-    known = head_of(known, room // 2)
+    known = take_head(known, room // 2)
     room -= utf8_bytes(known)
     lines: list[str] = []
     for message in reversed(messages):
@@ -136,16 +136,16 @@ class _Notes:
     ) -> None:
         self._base = base.notes if base else ()
         self._policy, self._now_ms = policy, now_ms
-        self._groups = group_messages(kept_of(base, taken))
-        self._spared = newest_message_seq(base, taken)
+        self._groups = group_messages(list_kept(base, taken))
+        self._spared = find_newest_message_seq(base, taken)
         self._entries = [item.entry for item in taken if item.message is None]
         self._known: dict[int, list[Note]] = {}
 
-    def window(self, window_bytes: int) -> Window:
+    def choose_window(self, window_bytes: int) -> Window:
         """Return the messages to keep, in about that many bytes."""
-        return window_of(self._groups, self._spared, window_bytes, self._policy, self._now_ms)
+        return build_window(self._groups, self._spared, window_bytes, self._policy, self._now_ms)
 
-    def outside(self, window: Window) -> list[Note]:
+    def list_outside(self, window: Window) -> list[Note]:
         """Return the notes, by seq, of everything that a window does not show in full."""
         whole = {each.seq for group in window.kept for each in group.members if not each.noted}
         shown = {group.head.seq for group in window.kept}
@@ -159,40 +159,38 @@ class _Notes:
             if group.head.seq in shown and whole.issuperset(each.seq for each in group.members):
                 ledger.close_done(group.head.message.text, group.head.seq)
                 continue
-            for note in self._of_group(group):
+            for note in self._get_group_notes(group):
                 # A call that the window shows with its result needs no line.
                 if note.seq not in whole and not (note.kind == "pair" and group.head.seq in shown):
                     ledger.add(note)
         for entry in waiting:
             _add_entry(ledger, entry)
-        return list(filter(self.live, ledger.notes()))
+        return list(filter(self.is_live, ledger.notes()))
 
-    def live(self, note: Note) -> bool:
+    def is_live(self, note: Note) -> bool:
         """Return whether a note has not expired."""
         return is_live(note, self._policy, self._now_ms)
 
-    def _of_group(self, group: Group) -> list[Note]:
+    def _get_group_notes(self, group: Group) -> list[Note]:
         if group.head.seq not in self._known:
-            self._known[group.head.seq] = list(notes_of_group(group))
+            self._known[group.head.seq] = list(build_group_notes(group))
         return self._known[group.head.seq]
 
 
 def _add_entry(ledger: Ledger, entry: Entry) -> None:
     asked = ""
     if entry.kind == Kind.DECIDED and not (entry.data or {}).get("escalated"):
-        asked = ledger.settle(approval_prefix((entry.data or {}).get("id", "")))
-    note = note_of_entry(entry, asked)
+        asked = ledger.settle(format_approval_prefix((entry.data or {}).get("id", "")))
+    note = build_entry_note(entry, asked)
     if note is not None:
         ledger.add(note)
 
 
-def _entries_to_compact(
-    base: Snapshot | None, items: Sequence[Item], keep_from_seq: int
-) -> list[Item]:
+def _find_entries(base: Snapshot | None, items: Sequence[Item], keep_from_seq: int) -> list[Item]:
     """Return the entries to compact. A last step that lacks results is left out."""
     after = base.upto_seq if base else 0
     taken = [item for item in items if after < item.entry.seq < keep_from_seq]
-    found = group_messages(kept_of(None, taken))
+    found = group_messages(list_kept(None, taken))
     if found and None in found[-1].results:
         return [item for item in taken if item.entry.seq < found[-1].head.seq]
     return taken
@@ -202,23 +200,23 @@ def _is_unchanged(base: Snapshot, policy: Policy, now_ms: int, budget: int, summ
     """Return whether a snapshot stays the same if no entries are added to it."""
     if budget < base.budget_bytes or summary not in ("", base.summary):
         return False
-    if base.facts != facts_at(base, (), policy, now_ms):
+    if base.facts != list_facts(base, (), policy, now_ms):
         return False
     if not all(is_live(note, policy, now_ms) for note in base.notes):
         return False
-    spared = newest_message_seq(base, ())
+    spared = find_newest_message_seq(base, ())
     found = group_messages(base.kept)
     return not any(is_over(each, policy, now_ms) for each in found if each.head.seq != spared)
 
 
-def _newest_seqs(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+def _merge_newest_seqs(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
     """Return, for each kind of dropped notes, the newest seq."""
     kinds = sorted({*one, *other})
     return {kind: max(one.get(kind, 0), other.get(kind, 0)) for kind in kinds}
 
 
 def _clip_summary(summary: str, bytes_max: int) -> str:
-    return head_of(
+    return take_head(
         replace_surrogates(summary).strip(), bytes_max - SUMMARY_FRAME_BYTES_MAX
     ).rstrip()
 

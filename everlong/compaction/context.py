@@ -10,8 +10,8 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
-from everlong.compaction.facts import facts_at
-from everlong.compaction.rendering import summary_text
+from everlong.compaction.facts import list_facts
+from everlong.compaction.renderer import render_summary
 from everlong.compaction.snapshot import Item, Kept, Note, Snapshot
 from everlong.compaction.text import Cut, utf8_bytes
 from everlong.models import Kind, Message
@@ -31,20 +31,20 @@ def build_context(
 ) -> list[Message]:
     """Return the messages that the model reads, in order."""
     found = []
-    facts = facts_at(base, items, policy, now_ms)
-    notes = live_notes(base.notes, policy, now_ms) if base else []
-    if text := summary_text(base, facts, notes):
+    facts = list_facts(base, items, policy, now_ms)
+    notes = filter_live_notes(base.notes, policy, now_ms) if base else []
+    if text := render_summary(base, facts, notes):
         found.append(Message(role="summary", text=text))
-    shown = kept_of(base, items)
-    spared = newest_message_seq(base, items)
+    shown = list_kept(base, items)
+    spared = find_newest_message_seq(base, items)
     for group in group_messages(shown):
         found.extend(_render_group(group, policy, now_ms, spared, result_bytes_max))
     return found
 
 
-def size_of(messages: Sequence[Message]) -> int:
+def measure_messages(messages: Sequence[Message]) -> int:
     """Return the size of messages: texts, names, ids and arguments, as UTF-8."""
-    return sum(map(message_bytes, messages))
+    return sum(map(measure_message, messages))
 
 
 def estimate_tokens(text: str) -> int:
@@ -52,7 +52,7 @@ def estimate_tokens(text: str) -> int:
     return -(-utf8_bytes(text) // 4)
 
 
-def message_bytes(message: Message) -> int:
+def measure_message(message: Message) -> int:
     """Return the size of one message, as UTF-8."""
     if message.native is not None:
         return _MESSAGE_BYTES + utf8_bytes(json.dumps(message.native, ensure_ascii=False))
@@ -62,7 +62,7 @@ def message_bytes(message: Message) -> int:
     return _MESSAGE_BYTES + sum(map(utf8_bytes, texts))
 
 
-def kept_of(base: Snapshot | None, items: Sequence[Item]) -> list[Kept]:
+def list_kept(base: Snapshot | None, items: Sequence[Item]) -> list[Kept]:
     """Return the messages of a snapshot and of the entries after it."""
     after = base.upto_seq if base else 0
     return [
@@ -112,14 +112,14 @@ def group_messages(kept: Sequence[Kept]) -> list[Group]:
     return found
 
 
-def cut_of(kept: Kept) -> Cut:
+def get_cut(kept: Kept) -> Cut:
     """Return the kept part of a message's text."""
     if kept.left_out:
         return Cut(kept.message.text, kept.left_out, kept.tail)
     return Cut.of(kept.message.text, kept.seq)
 
 
-def expired_text(seq: int) -> str:
+def format_expired(seq: int) -> str:
     """Return the line that replaces an expired message."""
     return f"[expired; recall(seq={seq}) shows it]"
 
@@ -138,27 +138,27 @@ def _render_group(
         if each.seq != spared and has_expired(each.kind, each.time_ms, policy, now_ms)
     }
     if head.seq not in gone:
-        text = cut_of(head).render(head.seq)
+        text = get_cut(head).render(head.seq)
         same = text == head.message.text
         yield head.message if same else dataclasses.replace(head.message, text=text)
     elif head.kind == Kind.FAILURE:
         return
     elif all(each.seq in gone for each in group.members):
         # If a whole step has expired, one line replaces its calls and results.
-        yield Message(role=head.message.role, text=expired_text(head.seq))
+        yield Message(role=head.message.role, text=format_expired(head.seq))
         return
     else:
-        yield dataclasses.replace(head.message, text=expired_text(head.seq), native=None)
+        yield dataclasses.replace(head.message, text=format_expired(head.seq), native=None)
     for call, result in zip(head.message.tool_calls, group.results, strict=True):
         text = NOT_RUN
         if result is not None and result.seq in gone:
-            text = expired_text(result.seq)
+            text = format_expired(result.seq)
         elif result is not None:
-            text = cut_of(result).fit(result_bytes_max(call.tool)).render(result.seq)
+            text = get_cut(result).fit(result_bytes_max(call.tool)).render(result.seq)
         yield Message(role="tool", text=text, call_id=call.id, tool=call.tool)
 
 
-def expires_ms(kind: Kind, time_ms: int, policy: Policy) -> int | None:
+def get_expiry_ms(kind: Kind, time_ms: int, policy: Policy) -> int | None:
     """Return when an entry's message expires, or None for never."""
     seconds = None
     if kind == Kind.TOOL_RESULT:
@@ -174,11 +174,11 @@ def expires_ms(kind: Kind, time_ms: int, policy: Policy) -> int | None:
 
 def has_expired(kind: Kind, time_ms: int, policy: Policy, now_ms: int) -> bool:
     """Return whether an entry's message has expired."""
-    until_ms = expires_ms(kind, time_ms, policy)
+    until_ms = get_expiry_ms(kind, time_ms, policy)
     return until_ms is not None and until_ms <= now_ms
 
 
-def note_expires_ms(note: Note, policy: Policy) -> int | None:
+def get_note_expiry_ms(note: Note, policy: Policy) -> int | None:
     """Return when a note expires, or None for never.
 
     Open asks and decisions stay. So does the line of a tool call, which says where to find the expired
@@ -186,29 +186,29 @@ def note_expires_ms(note: Note, policy: Policy) -> int | None:
     """
     if note.kind in ("open", "decision", "pair"):
         return None
-    return expires_ms(note.source, note.time_ms, policy)
+    return get_expiry_ms(note.source, note.time_ms, policy)
 
 
 def is_live(note: Note, policy: Policy, now_ms: int) -> bool:
     """Return whether a note has not expired."""
-    until_ms = note_expires_ms(note, policy)
+    until_ms = get_note_expiry_ms(note, policy)
     return until_ms is None or until_ms > now_ms
 
 
-def live_notes(notes: Iterable[Note], policy: Policy, now_ms: int) -> list[Note]:
+def filter_live_notes(notes: Iterable[Note], policy: Policy, now_ms: int) -> list[Note]:
     """Return the notes that have not expired."""
     return [note for note in notes if is_live(note, policy, now_ms)]
 
 
-def next_expiry_ms(
+def find_next_expiry_ms(
     base: Snapshot | None, items: Sequence[Item], policy: Policy, now_ms: int
 ) -> int | None:
     """Return when the next part of the context expires, after now; None for never."""
-    times = _expiries(base, items, policy, now_ms)
+    times = _list_expiries(base, items, policy, now_ms)
     return min((each for each in times if each is not None and each > now_ms), default=None)
 
 
-def newest_message_seq(base: Snapshot | None, items: Sequence[Item]) -> int:
+def find_newest_message_seq(base: Snapshot | None, items: Sequence[Item]) -> int:
     """Return the seq of the current turn's message; 0 without one."""
     for item in reversed(items):
         if item.entry.kind == Kind.MESSAGE:
@@ -217,19 +217,19 @@ def newest_message_seq(base: Snapshot | None, items: Sequence[Item]) -> int:
     return max(seqs, default=0)
 
 
-def _expiries(
+def _list_expiries(
     base: Snapshot | None, items: Sequence[Item], policy: Policy, now_ms: int
 ) -> Iterator[int | None]:
-    for fact in facts_at(base, items, policy, now_ms):
+    for fact in list_facts(base, items, policy, now_ms):
         yield fact.expires_ms
     # The current turn's message does not expire while the turn lasts.
-    spared = newest_message_seq(base, items)
+    spared = find_newest_message_seq(base, items)
     if base is not None:
         for note in base.notes:
-            yield note_expires_ms(note, policy)
+            yield get_note_expiry_ms(note, policy)
         for kept in base.kept:
             if kept.seq != spared:
-                yield expires_ms(kept.kind, kept.time_ms, policy)
+                yield get_expiry_ms(kept.kind, kept.time_ms, policy)
     for item in items:
         if item.entry.seq != spared:
-            yield expires_ms(item.entry.kind, item.entry.time_ms, policy)
+            yield get_expiry_ms(item.entry.kind, item.entry.time_ms, policy)

@@ -21,12 +21,12 @@ _WORD_CHARS_MAX: Final = 300
 _PLAIN_PATH_CHARS_MIN: Final = 9
 
 
-def word_set(text: str) -> frozenset[str]:
+def split_words(text: str) -> frozenset[str]:
     """Return the words of a text as a set."""
     return frozenset(text.split())
 
 
-_EXTENSIONS: Final = word_set(
+_EXTENSIONS: Final = split_words(
     "avro bak bat c cc cfg cjs class conf cpp cs css csv dart db diff dll doc docx dockerfile eml env"
     " erb ex exe go gradle gz h hcl hpp htm html ics ini ipynb jar java jpeg jpg js json jsonl jsx key"
     " kt lock log lua md mdx mjs mp4 msg msi ndjson orc out parquet patch pcap pdf pem php pkl pl"
@@ -61,7 +61,7 @@ _NUMBER: Final = re.compile(
 )
 
 
-def words(text: str) -> Iterator[str]:
+def find_words(text: str) -> Iterator[str]:
     """Yield the distinct words of a text that may be paths or ids, in order."""
     for word in dict.fromkeys(_SPLIT.split(text)):
         if 4 <= len(word) <= _WORD_CHARS_MAX and not word.isalpha() and "…" not in word:
@@ -71,8 +71,8 @@ def words(text: str) -> Iterator[str]:
 def find_refs(text: str, *, bulk: bool) -> list[str]:
     """Return the paths and ids of a text, each once. In bulk output the rules for ids are stricter."""
     found: dict[str, None] = {}
-    for word in words(text):
-        for ref in _refs_of(word, bulk):
+    for word in find_words(text):
+        for ref in _find_refs_in_word(word, bulk):
             found[ref] = None
     return list(found)
 
@@ -85,13 +85,13 @@ def find_numbers(text: str) -> list[tuple[str, str]]:
     for at, part in enumerate(parts):
         name, sign, value = part.rpartition("=")
         if len(value) <= 40 and _NUMBER.fullmatch(value):
-            before = f"{name}{sign}" if sign else _neighbour(parts, at - 1)
+            before = f"{name}{sign}" if sign else _get_neighbour(parts, at - 1)
             snippet = f"{before}{value}" if sign else f"{before} {value}"
-            found.append((value, f"{snippet} {_neighbour(parts, at + 1)}".strip()))
+            found.append((value, f"{snippet} {_get_neighbour(parts, at + 1)}".strip()))
     return found
 
 
-def _neighbour(parts: list[str], at: int) -> str:
+def _get_neighbour(parts: list[str], at: int) -> str:
     if not 0 <= at < len(parts) or len(parts[at]) > 24:
         return ""
     return parts[at]
@@ -99,7 +99,7 @@ def _neighbour(parts: list[str], at: int) -> str:
 
 # Cached: words repeat within a text and from one text to the next.
 @functools.lru_cache(maxsize=16_384)
-def _refs_of(word: str, bulk: bool) -> tuple[str, ...]:
+def _find_refs_in_word(word: str, bulk: bool) -> tuple[str, ...]:
     return tuple(_find_in_word(word, bulk))
 
 
@@ -176,7 +176,7 @@ def _is_named_id(word: str, digits: int, bulk: bool) -> bool:
     return len(word) >= 8 and digits >= 2 and coded
 
 
-_COMMANDS: Final = word_set(
+_COMMANDS: Final = split_words(
     "ansible ansible-playbook apt apt-get aws awk az bash bazel brew bun bundle cargo cat cd"
     " celery chmod chown cmake cp crontab cqlsh curl cut dbt deno df dig django-admin dmesg"
     " docker docker-compose dotnet du echo env eslint etcdctl everlong export ffmpeg find"
@@ -222,12 +222,12 @@ def find_commands(text: str, *, bulk: bool) -> list[str]:
             continue
         if line.lstrip().startswith("```"):
             shell = not shell and line.strip().strip("`").lower() in _SHELLS
-        elif command := _command_of(line, shell):
+        elif command := _find_command(line, shell):
             found[command] = None
     return list(found)
 
 
-def _command_of(line: str, shell: bool) -> str:
+def _find_command(line: str, shell: bool) -> str:
     if shell and _is_command(line, known=True):
         return line.strip()
     if _SIGN.search(line) and (match := _PROMPT.match(line)):
@@ -258,14 +258,14 @@ _ABBREVIATED: Final = re.compile(r"(?:^|\s)(?:\d{1,3}|[ei]\.[ge]|vs|No|Mr|Mrs|Ms
 _PIECES_MAX: Final = 8
 
 
-def _any_of(phrases: str) -> re.Pattern[str]:
+def _compile_phrases(phrases: str) -> re.Pattern[str]:
     """Compile phrases, separated by semicolons, to an expression that matches whole words."""
     found = (" ".join(phrase.split()) for phrase in phrases.split(";"))
     return re.compile(r"(?ai)\b(?:" + "|".join(filter(None, found)) + r")(?!\w)")
 
 
 # Words of choosing, allowing and forbidding, by the user or the agent.
-_DECIDED: Final = _any_of(r"""
+_DECIDED: Final = _compile_phrases(r"""
     decided; decisions?; agreed; consensus; settled; chose; chosen; choosing; opted; voted;
     choice (?:is|fell); approve[ds]; rejected; vetoed; overruled; turned down;
     ruled (?:out|against); verdict; discarded; sign(?:ed|s)?[ -]?off; green[- ]?li(?:ght|t);
@@ -283,7 +283,7 @@ _DECIDED: Final = _any_of(r"""
     it (?:is|will be)[,.!]?(?: then)?[.!]?$
     """)
 # These words are binding too if the user says them.
-_BINDING: Final = _any_of(r"""
+_BINDING: Final = _compile_phrases(r"""
     never; always; must; mustn't; do not; don't; only; nobody; no one; any ?more; at most; at least;
     ok(?:ay)?[,:]; has to; have to; allowed; rule; proceed; absolutely; i want; i'd rather;
     i'm happy; accepted; prefer\w*; standard; no to; yes to; no longer; hold off; roll back;
@@ -292,7 +292,7 @@ _BINDING: Final = _any_of(r"""
     ^(?:use|stop|avoid|skip|leave|ship|take|put|make sure|ensure|no|yes|do it|fine)
     """)
 # Something is still to be done, answered or received.
-_OPEN: Final = _any_of(r"""
+_OPEN: Final = _compile_phrases(r"""
     to-?dos?; fixme; tb[cd]; await(?:ing|s); waiting (?:for|on|until|to hear);
     blocked (?:on|by|until); blocker; pending; outstanding; unresolved; unanswered; undecided;
     unfinished; unable to; open (?:questions?|items?|points?|issues?|asks?|requests?|tasks?|ends?);
@@ -308,7 +308,7 @@ _OPEN: Final = _any_of(r"""
     let (?:me|us) know; say the word; do you want me; would you like me; shall i; should (?:i|we)
     """)
 # These words postpone something if the user says them.
-_PUT_OFF: Final = _any_of(r"""
+_PUT_OFF: Final = _compile_phrases(r"""
     later; afterwards?; eventually; at some point; in due course; whenever; no rush; not now;
     (?:once|after|when|as soon as|until|before)\b.{2,80}[,:];
     (?:once|after|when|as soon as|before)\b.{0,80}\b(?:is|are|has|have|lands?|arrives?|done|back|ready);
@@ -319,7 +319,7 @@ _PUT_OFF: Final = _any_of(r"""
     would (?:be|also|love|like)
     """)
 # Words with which an agent may have decided something, or left something open.
-_SIGNIFICANT: Final = _any_of(r"""
+_SIGNIFICANT: Final = _compile_phrases(r"""
     accept\w*; agree\w*; allow\w*; avoid\w*; better; cancel\w*; commit\w*; confirm\w*; consider\w*;
     declin\w*; discard\w*; drop\w*; exclu\w*; final\w*; implement\w*; insist\w*; instruct\w*;
     keep\w*; kept; leave\w*; left; prefer\w*; pick\w*; postpon\w*; proceed\w*; propos\w*;
@@ -333,13 +333,13 @@ _SIGNIFICANT: Final = _any_of(r"""
 _CONTINUED: Final = re.compile(
     r"(?ai)(?:reasons?|because|since|rationale|why|otherwise|so|this|that|which|it|they|then|instead)\b"
 )
-_DONE: Final = _any_of(r"""
+_DONE: Final = _compile_phrases(r"""
     done; finished; completed?; resolved; fixed; answered; closed; merged; delivered; sent; handled;
     shipped; rotated; arrived; received; no longer (?:needed|open|blocked); never ?mind; cancell?ed;
     solved; sorted; took care of; taken care of; unblocked; settled; checked off
     """)
 # A sentence with one of these reports nothing as done. An ask left open by mistake does less harm.
-_UNDONE: Final = _any_of(r"""
+_UNDONE: Final = _compile_phrases(r"""
     not; \w+n't; never(?! ?mind); no(?! longer); nobody; none; nothing; neither; nor; cannot; unable;
     without; refused; refuses; fails?; failed; failing; yet; almost; nearly; half; part(?:ly|ially)?;
     still; until; unless; once; will; to be; should; must; needs?; if; try(?:ing)?; tried
@@ -347,7 +347,7 @@ _UNDONE: Final = _any_of(r"""
 _SHORT_WORDS_MAX: Final = 4
 _HEADING: Final = re.compile(r"[^.!?]{2,80}:\s*$")
 _WORD: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{3,}")
-_COMMON: Final = word_set(
+_COMMON: Final = split_words(
     "about after again also been before could does done each from have here into just last like make"
     " more need next once only open over please should some still than that their them then there"
     " these they this todo until very waiting want were what when where which while will with would"
@@ -355,7 +355,7 @@ _COMMON: Final = word_set(
 )
 
 
-def sentences(text: str) -> Iterator[tuple[str, str]]:
+def split_sentences(text: str) -> Iterator[tuple[str, str]]:
     """Yield the sentences of a text, without code blocks, each with the heading above it."""
     if len(text) > _HEAD_CHARS + _TAIL_CHARS:
         text = f"{text[:_HEAD_CHARS]}\n{text[-_TAIL_CHARS:]}"
@@ -372,7 +372,7 @@ def sentences(text: str) -> Iterator[tuple[str, str]]:
         if not bullet:
             heading = line if _HEADING.fullmatch(line) else ""
         if bullet or not heading:
-            for sentence in _split(line[bullet.end() :] if bullet else line):
+            for sentence in _split_line(line[bullet.end() :] if bullet else line):
                 yield sentence[:_SENTENCE_CHARS_MAX], heading
 
 
@@ -412,7 +412,7 @@ def is_done(sentence: str) -> bool:
     return bool(_DONE.search(sentence)) and not _UNDONE.search(sentence)
 
 
-def stems(sentence: str) -> frozenset[str]:
+def find_stems(sentence: str) -> frozenset[str]:
     """Return the beginnings of a sentence's significant words."""
     found = (word.rstrip(".-") for word in _WORD.findall(sentence.lower()))
     return frozenset(word[:5] for word in found if word not in _COMMON and len(word) > 3)
@@ -423,7 +423,7 @@ def is_about(said: frozenset[str], asked: frozenset[str]) -> bool:
     return len(asked) > 2 and 3 * len(asked & said) >= 2 * len(asked)
 
 
-def _split(line: str) -> Iterator[str]:
+def _split_line(line: str) -> Iterator[str]:
     pending: list[str] = []
     for piece in map(str.strip, _SENTENCE.split(line)):
         if piece:

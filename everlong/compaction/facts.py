@@ -18,7 +18,7 @@ from everlong.policy import Policy
 _CHANGE: Final = TypeAdapter(MemoryChange)
 
 
-def fact_bytes(fact: Fact) -> int:
+def measure_fact(fact: Fact) -> int:
     """Return the size of a fact's line in a context."""
     return utf8_bytes(fact.key) + utf8_bytes(fact.text) + len("- : \n")
 
@@ -28,7 +28,7 @@ def is_expired(fact: Fact, now_ms: int) -> bool:
     return fact.expires_ms is not None and fact.expires_ms <= now_ms
 
 
-def facts_at(
+def list_facts(
     base: Snapshot | None, items: Iterable[Item], policy: Policy, now_ms: int
 ) -> tuple[Fact, ...]:
     """Return the facts at a time, oldest first: the snapshot's, with the changes of later entries."""
@@ -38,7 +38,7 @@ def facts_at(
         known = item.entry.seq <= after or item.entry.data is None
         if item.entry.kind == Kind.MEMORY and not known:
             _apply(facts, _CHANGE.validate_python(item.entry.data))
-    held, _ = _within_caps(facts.values(), policy, now_ms)
+    held, _ = _apply_caps(facts.values(), policy, now_ms)
     return tuple(sorted(held, key=lambda fact: (fact.time_ms, fact.key)))
 
 
@@ -52,7 +52,7 @@ def remember(facts: Sequence[Fact], fact: Fact, policy: Policy, now_ms: int) -> 
         fact = dataclasses.replace(fact, expires_ms=until_ms)
     if not policy.memory_facts_max:
         raise ValueError("this thread remembers no facts: its policy has memory_facts_max=0")
-    size_bytes = fact_bytes(fact)
+    size_bytes = measure_fact(fact)
     if size_bytes > policy.memory_bytes_max:
         raise ValueError(
             f"the fact takes {size_bytes} bytes, and all facts together may take "
@@ -62,7 +62,7 @@ def remember(facts: Sequence[Fact], fact: Fact, policy: Policy, now_ms: int) -> 
         raise ValueError("the fact would have expired already; give it a later expiry, or none")
     others = [each for each in facts if each.key != fact.key]
     # The new fact itself is never evicted, whatever its importance.
-    _, evicted = _within_caps(others, policy, now_ms, facts_taken=1, bytes_taken=size_bytes)
+    _, evicted = _apply_caps(others, policy, now_ms, facts_taken=1, bytes_taken=size_bytes)
     return MemoryChange(remembered=fact, evicted=tuple(each.key for each in evicted))
 
 
@@ -74,7 +74,7 @@ def forget(facts: Sequence[Fact], key: str) -> MemoryChange:
     return MemoryChange(forgotten=key)
 
 
-def change_data(change: MemoryChange) -> dict[str, object]:
+def dump_change(change: MemoryChange) -> dict[str, object]:
     """Return a change as the data of a `memory` entry."""
     data: dict[str, object] = _CHANGE.dump_python(change, mode="json", exclude_defaults=True)
     return data
@@ -87,7 +87,7 @@ def _apply(facts: dict[str, Fact], change: MemoryChange) -> None:
         facts[change.remembered.key] = change.remembered
 
 
-def _within_caps(
+def _apply_caps(
     facts: Iterable[Fact],
     policy: Policy,
     now_ms: int,
@@ -100,12 +100,12 @@ def _within_caps(
         facts,
         key=lambda each: (not is_expired(each, now_ms), each.importance, each.time_ms, each.key),
     )
-    size_bytes = bytes_taken + sum(map(fact_bytes, order))
+    size_bytes = bytes_taken + sum(map(measure_fact, order))
     gone = 0
     for fact in order:
         full = len(order) - gone + facts_taken > policy.memory_facts_max
         if not full and size_bytes <= policy.memory_bytes_max and not is_expired(fact, now_ms):
             break
-        size_bytes -= fact_bytes(fact)
+        size_bytes -= measure_fact(fact)
         gone += 1
     return order[gone:], order[:gone]

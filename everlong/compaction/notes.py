@@ -10,11 +10,12 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
-from everlong.compaction.context import Group, cut_of
+from everlong.compaction.context import Group, get_cut
 from everlong.compaction.extraction import (
     find_commands,
     find_numbers,
     find_refs,
+    find_stems,
     is_about,
     is_answer,
     is_continuation,
@@ -22,17 +23,16 @@ from everlong.compaction.extraction import (
     is_done,
     is_open,
     may_matter,
-    sentences,
-    stems,
+    split_sentences,
 )
-from everlong.compaction.rendering import (
+from everlong.compaction.renderer import (
     BULK_BYTES,
     Page,
-    brief_pair,
-    call_text,
-    notes_bytes,
-    outcome_of,
-    texts_of,
+    list_texts,
+    measure_notes,
+    render_call,
+    render_outcome,
+    shorten_pair,
 )
 from everlong.compaction.snapshot import Kept, Note, NoteKind
 from everlong.compaction.text import clip, replace_surrogates, utf8_bytes
@@ -52,57 +52,57 @@ APPROVAL: Final = "approval "
 _CUED: Final = ("open", "decision")
 
 
-def notes_of_group(group: Group) -> Iterator[Note]:
+def build_group_notes(group: Group) -> Iterator[Note]:
     """Yield the notes of a message, or of a reply with its calls and results."""
-    yield from notes_of_head(group.head)
-    for call, result in zip(calls_of(group.head), group.results, strict=True):
+    yield from build_head_notes(group.head)
+    for call, result in zip(get_call_lines(group.head), group.results, strict=True):
         where = group.head if result is None else result
-        outcome = _NOT_RUN if result is None else outcome_of_result(result)
-        yield _note(where, "pair", f"{call} -> {outcome}")
+        outcome = _NOT_RUN if result is None else get_outcome_line(result)
+        yield _build_note(where, "pair", f"{call} -> {outcome}")
         if result is not None:
-            yield from notes_of_result(result)
+            yield from build_result_notes(result)
 
 
-def calls_of(reply: Kept) -> tuple[str, ...]:
+def get_call_lines(reply: Kept) -> tuple[str, ...]:
     """Return the line of each call of a reply, also if its arguments were shortened since."""
-    return reply.calls or tuple(map(call_text, reply.message.tool_calls))
+    return reply.calls or tuple(map(render_call, reply.message.tool_calls))
 
 
-def outcome_of_result(result: Kept) -> str:
+def get_outcome_line(result: Kept) -> str:
     """Return the line of a result, also if it was shortened since."""
-    return result.outcome or outcome_of(result.message.text, cut_of(result).left_out)
+    return result.outcome or render_outcome(result.message.text, get_cut(result).left_out)
 
 
-def notes_of_head(kept: Kept) -> Iterator[Note]:
+def build_head_notes(kept: Kept) -> Iterator[Note]:
     """Yield the notes of a message or a reply: its sentences, and the refs in its calls."""
     if kept.noted:
         return
     text = replace_surrogates(kept.message.text)
-    yield from _sentences(kept, text)
-    yield from _refs(kept, text, bulk=False)
-    yield from _numbers(kept, text)
+    yield from _build_sentence_notes(kept, text)
+    yield from _build_ref_notes(kept, text, bulk=False)
+    yield from _build_number_notes(kept, text)
     for call in kept.message.tool_calls:
-        for value in texts_of(call.arguments):
-            yield from _refs(kept, value, bulk=utf8_bytes(value) > BULK_BYTES)
+        for value in list_texts(call.arguments):
+            yield from _build_ref_notes(kept, value, bulk=utf8_bytes(value) > BULK_BYTES)
 
 
-def notes_of_result(kept: Kept) -> Iterator[Note]:
+def build_result_notes(kept: Kept) -> Iterator[Note]:
     """Yield the paths, commands and ids of a tool's result, and the numbers if it is short."""
     if kept.noted:
         return
     text = replace_surrogates(kept.message.text)
     bulk = utf8_bytes(text) > BULK_BYTES
-    yield from _refs(kept, text, bulk=bulk)
+    yield from _build_ref_notes(kept, text, bulk=bulk)
     if not bulk:
-        yield from _numbers(kept, text)
+        yield from _build_number_notes(kept, text)
 
 
-def approval_prefix(approval_id: str) -> str:
+def format_approval_prefix(approval_id: str) -> str:
     """Return the prefix of the note of a pending approval."""
     return f"{APPROVAL}{approval_id}: "
 
 
-def note_of_entry(entry: Entry, asked: str = "") -> Note | None:
+def build_entry_note(entry: Entry, asked: str = "") -> Note | None:
     """Return the note of an entry without a message, or None if it is not worth one.
 
     `asked` is the call that a decision is about, from the approval's note.
@@ -113,7 +113,7 @@ def note_of_entry(entry: Entry, asked: str = "") -> Note | None:
     if entry.kind == Kind.ASKED:
         kind = "open"
         call = f"{data.get('tool', '')} {data.get('arguments', '')}".strip()
-        text = f"{approval_prefix(data.get('id', ''))}{call}"
+        text = f"{format_approval_prefix(data.get('id', ''))}{call}"
     elif entry.kind == Kind.DECIDED and not data.get("escalated"):
         kind = "decision"
         verb = "approved" if data.get("approve") else "denied"
@@ -136,19 +136,19 @@ def note_of_entry(entry: Entry, asked: str = "") -> Note | None:
     )
 
 
-def _sentences(kept: Kept, text: str) -> Iterator[Note]:
+def _build_sentence_notes(kept: Kept, text: str) -> Iterator[Note]:
     """Yield the sentences of a text as notes. A decision and its reason stay in one note."""
     room = _SAID_BYTES_MAX
     for kind, said in _join_sentences(kept, text):
         if kind not in _CUED:
             room -= utf8_bytes(said)
-        yield _sentence_note(kept, kind if room >= 0 or kind in _CUED else "prose", said)
+        yield _build_sentence_note(kept, kind if room >= 0 or kind in _CUED else "prose", said)
 
 
 def _join_sentences(kept: Kept, text: str) -> Iterator[tuple[NoteKind, str]]:
     kind: NoteKind = "prose"
     said = ""
-    for sentence, heading in sentences(text):
+    for sentence, heading in split_sentences(text):
         now = _classify(kept, sentence, heading)
         fits = said and utf8_bytes(said) + utf8_bytes(sentence) < _SENTENCE_BYTES_MAX
         if fits and is_answer(sentence, said):
@@ -167,9 +167,9 @@ def _continues(before: NoteKind, kind: NoteKind, sentence: str) -> bool:
     return before in _CUED and kind not in _CUED and is_continuation(sentence)
 
 
-def _sentence_note(kept: Kept, kind: NoteKind, text: str) -> Note:
+def _build_sentence_note(kept: Kept, kind: NoteKind, text: str) -> Note:
     bytes_max = _PROSE_BYTES_MAX if kind == "prose" else _SENTENCE_BYTES_MAX
-    return _note(kept, kind, clip(text, bytes_max))
+    return _build_note(kept, kind, clip(text, bytes_max))
 
 
 def _classify(kept: Kept, sentence: str, heading: str) -> NoteKind:
@@ -186,7 +186,7 @@ def _classify(kept: Kept, sentence: str, heading: str) -> NoteKind:
     return "remark" if ends_turn or may_matter(sentence) else "prose"
 
 
-def _refs(kept: Kept, text: str, *, bulk: bool) -> Iterator[Note]:
+def _build_ref_notes(kept: Kept, text: str, *, bulk: bool) -> Iterator[Note]:
     kind: NoteKind = "mention" if bulk else "ref"
     room = _REFS_BYTES_MAX
     commands = [f"`{each}`" for each in find_commands(text, bulk=bulk)]
@@ -194,15 +194,15 @@ def _refs(kept: Kept, text: str, *, bulk: bool) -> Iterator[Note]:
         room -= utf8_bytes(ref) + 1
         if room < 0:
             return
-        yield _note(kept, kind, ref)
+        yield _build_note(kept, kind, ref)
 
 
-def _numbers(kept: Kept, text: str) -> Iterator[Note]:
+def _build_number_notes(kept: Kept, text: str) -> Iterator[Note]:
     for _, snippet in find_numbers(text)[:_NUMBERS_MAX]:
-        yield _note(kept, "number", clip(snippet, 80))
+        yield _build_note(kept, "number", clip(snippet, 80))
 
 
-def _note(kept: Kept, kind: NoteKind, text: str) -> Note:
+def _build_note(kept: Kept, kind: NoteKind, text: str) -> Note:
     return Note(seq=kept.seq, kind=kind, text=text, source=kept.kind, time_ms=kept.time_ms)
 
 
@@ -238,7 +238,7 @@ class Ledger:
 
     def add(self, note: Note) -> None:
         """Add a note. Notes must come in the order of their entries."""
-        key = _key(note)
+        key = _get_key(note)
         known = self._notes.pop(key, None)
         if known is not None and known.seq != note.seq:
             note = _merge(known, note)
@@ -246,8 +246,8 @@ class Ledger:
         self._open.pop(key, None)
         if note.kind == "open":
             # Only the first sentence identifies the ask; the sentences after it merely explain it.
-            first = next((sentence for sentence, _ in sentences(note.text)), "")
-            self._open[key] = stems(first)
+            first = next((sentence for sentence, _ in split_sentences(note.text)), "")
+            self._open[key] = find_stems(first)
         if note.kind in _SENTENCES:
             self.close_done(note.text, note.seq)
 
@@ -255,10 +255,10 @@ class Ledger:
         """Close the open asks before an entry that a sentence of its text reports as done."""
         if not self._open:
             return
-        for sentence, _ in sentences(text):
+        for sentence, _ in split_sentences(text):
             if not is_done(sentence):
                 continue
-            said = stems(sentence)
+            said = find_stems(sentence)
             for key in list(itertools.islice(reversed(self._open), _OPEN_HEARD_MAX)):
                 if self._notes[key].seq < seq and is_about(said, self._open[key]):
                     self._close(key, "asked")
@@ -296,41 +296,41 @@ def select(
     lines = [note for note in notes if note.kind not in ("ref", "mention", "number")]
     pieces = Ledger(
         [
-            *(part for note in lines for part in _parts(note) if live(part)),
+            *(part for note in lines for part in _split_parts(note) if live(part)),
             *(note for note in notes if note.kind in ("ref", "mention", "number")),
         ]
     ).notes()
     choice = _Choice(room)
     for kind, share in _RANKS.items():
-        found = _newest_first([note for note in (*lines, *pieces) if note.kind == kind])
+        found = _sort_newest_first([note for note in (*lines, *pieces) if note.kind == kind])
         if kind == "pair":
             found = _shorten_old_pairs(found, int(room * _WHOLE_PAIRS))
         choice.take(found, int(room * share))
     choice.take(choice.take_back(), room)
-    chosen = _in_order(choice.fitted(), [*lines, *pieces])
+    chosen = _sort_by_seq(choice.fit(), [*lines, *pieces])
     dropped: dict[str, int] = {}
     for note in choice.take_back():
         dropped[note.kind] = max(dropped.get(note.kind, 0), note.seq)
     return chosen, dropped
 
 
-def _parts(note: Note) -> Iterator[Note]:
+def _split_parts(note: Note) -> Iterator[Note]:
     """Yield the refs and numbers in a line. They remain if the line itself is dropped."""
-    for ref in _refs_in(note.text):
+    for ref in _find_refs_cached(note.text):
         yield dataclasses.replace(note, kind="ref", text=ref, seqs=())
     if note.kind != "pair":
-        for _, snippet in _numbers_in(note.text):
+        for _, snippet in _find_numbers_cached(note.text):
             yield dataclasses.replace(note, kind="number", text=snippet, seqs=())
 
 
 # Cached: one compaction parses a line several times, and the next one again.
 @functools.lru_cache(maxsize=8192)
-def _refs_in(text: str) -> tuple[str, ...]:
+def _find_refs_cached(text: str) -> tuple[str, ...]:
     return tuple(find_refs(text, bulk=False))
 
 
 @functools.lru_cache(maxsize=8192)
-def _numbers_in(text: str) -> tuple[tuple[str, str], ...]:
+def _find_numbers_cached(text: str) -> tuple[tuple[str, str], ...]:
     return tuple(find_numbers(text))
 
 
@@ -365,10 +365,10 @@ class _Choice:
         skipped, self._skipped = self._skipped, []
         return skipped
 
-    def fitted(self) -> list[Note]:
+    def fit(self) -> list[Note]:
         """Return the chosen notes, without the last of them if the text exceeds the room."""
         chosen = self._chosen
-        while chosen and notes_bytes(chosen) > self._room:
+        while chosen and measure_notes(chosen) > self._room:
             fewer = len(chosen) * 7 // 8
             self._skipped += chosen[fewer:]
             chosen = chosen[:fewer]
@@ -380,10 +380,10 @@ class _Choice:
         if note.kind in ("ref", "mention"):
             # A command also shows the refs in it.
             if note.text.startswith("`"):
-                self._refs.update(_refs_in(note.text))
+                self._refs.update(_find_refs_cached(note.text))
             return
-        self._refs.update(_refs_in(note.text))
-        self._numbers.update((note.seq, value) for value, _ in _numbers_in(note.text))
+        self._refs.update(_find_refs_cached(note.text))
+        self._numbers.update((note.seq, value) for value, _ in _find_numbers_cached(note.text))
         self._lines += f"{note.text}\n"
 
     def _is_shown(self, note: Note) -> bool:
@@ -393,11 +393,13 @@ class _Choice:
                 note.text.startswith("`") and note.text.strip("`") in self._lines
             )
         if note.kind == "number":
-            return all((note.seq, value) in self._numbers for value, _ in _numbers_in(note.text))
+            return all(
+                (note.seq, value) in self._numbers for value, _ in _find_numbers_cached(note.text)
+            )
         return False
 
 
-def _newest_first(notes: Sequence[Note]) -> list[Note]:
+def _sort_newest_first(notes: Sequence[Note]) -> list[Note]:
     """Sort notes by entry, newest first; the notes of one entry keep their order."""
     return sorted(notes, key=lambda note: -note.seq)
 
@@ -406,18 +408,18 @@ def _shorten_old_pairs(pairs: Sequence[Note], bytes_max: int) -> list[Note]:
     found = []
     for note in pairs:
         bytes_max -= utf8_bytes(note.text)
-        text = note.text if bytes_max > 0 else brief_pair(note.text)
+        text = note.text if bytes_max > 0 else shorten_pair(note.text)
         found.append(dataclasses.replace(note, text=text))
     return found
 
 
-def _in_order(chosen: Sequence[Note], notes: Sequence[Note]) -> list[Note]:
+def _sort_by_seq(chosen: Sequence[Note], notes: Sequence[Note]) -> list[Note]:
     """Sort the chosen notes by seq, and within an entry as in its text."""
-    places = {_key(note): place for place, note in enumerate(notes)}
-    return sorted(chosen, key=lambda note: (note.seq, places.get(_key(note), 0)))
+    places = {_get_key(note): place for place, note in enumerate(notes)}
+    return sorted(chosen, key=lambda note: (note.seq, places.get(_get_key(note), 0)))
 
 
-def _key(note: Note) -> tuple[str, str]:
+def _get_key(note: Note) -> tuple[str, str]:
     if note.kind in ("ref", "mention"):
         return "ref", note.text
     return ("sentence" if note.kind in _SENTENCES else note.kind), note.text

@@ -12,7 +12,7 @@ import dataclasses
 import re
 from typing import Final
 
-# Longest result of `mark`: a seq and a size of 12 digits each.
+# Longest result of `format_mark`: a seq and a size of 12 digits each.
 MARK_BYTES_MAX: Final = 76
 _MARK: Final = re.compile(
     r"\[\.\.\. ([0-9]{1,12}) bytes left out; recall\(seq=([0-9]{1,12})\) shows them \.\.\.\]"
@@ -29,7 +29,7 @@ _LEAD_CHARS: Final = 100
 _MORE_BYTES_MAX: Final = 96
 
 
-def mark(left_out: int, seq: int) -> str:
+def format_mark(left_out: int, seq: int) -> str:
     """Return the mark for a cut: the number of missing bytes, and how to read them."""
     return f"[... {left_out} bytes left out; recall(seq={seq}) shows them ...]"
 
@@ -39,14 +39,14 @@ def utf8_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode(errors="replace"))
 
 
-def head_of(text: str, bytes_max: int) -> str:
+def take_head(text: str, bytes_max: int) -> str:
     """Return the beginning of a text: whole characters of at most `bytes_max`."""
     if bytes_max <= 0:
         return ""
     return text[:bytes_max].encode(errors="replace")[:bytes_max].decode(errors="ignore")
 
 
-def tail_of(text: str, bytes_max: int) -> str:
+def take_tail(text: str, bytes_max: int) -> str:
     """Return the end of a text: whole characters of at most `bytes_max`."""
     if bytes_max <= 0:
         return ""
@@ -63,7 +63,7 @@ def clip(text: str, bytes_max: int) -> str:
     flat = " ".join(text[: 2 * bytes_max + 64].split())
     if utf8_bytes(flat) <= bytes_max and len(text) <= 2 * bytes_max + 64:
         return flat
-    return head_of(flat, bytes_max - 3).rstrip() + "…"
+    return take_head(flat, bytes_max - 3).rstrip() + "…"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Cut:
         """Return the text for a model, with a mark where bytes are missing."""
         if not self.left_out:
             return self.head
-        return f"{self.head}{mark(self.left_out, seq)}{self.tail}"
+        return f"{self.head}{format_mark(self.left_out, seq)}{self.tail}"
 
     def fit(self, bytes_max: int) -> "Cut":
         """Return the text cut so that it renders in at most `bytes_max`, or as the mark alone."""
@@ -99,12 +99,12 @@ class Cut:
             return self
         room = max(0, bytes_max - marked)
         if not self.left_out:
-            head = _cut_after_line(head_of(self.head, room * 2 // 3))
-            tail = _cut_before_line(tail_of(self.head, room - room * 2 // 3))
+            head = _cut_after_line(take_head(self.head, room * 2 // 3))
+            tail = _cut_before_line(take_tail(self.head, room - room * 2 // 3))
         else:
             keep_head = max(room * 2 // 3, room - tail_bytes)
-            head = _cut_after_line(head_of(self.head, keep_head))
-            tail = _cut_before_line(tail_of(self.tail, room - min(keep_head, head_bytes)))
+            head = _cut_after_line(take_head(self.head, keep_head))
+            tail = _cut_before_line(take_tail(self.tail, room - min(keep_head, head_bytes)))
         left_out = head_bytes + tail_bytes + self.left_out - utf8_bytes(head) - utf8_bytes(tail)
         return Cut(head, left_out, tail)
 

@@ -10,13 +10,13 @@ from typing import Final
 from everlong.compaction.context import (
     NOT_RUN,
     Group,
-    cut_of,
-    expired_text,
+    format_expired,
+    get_cut,
     has_expired,
-    message_bytes,
+    measure_message,
 )
-from everlong.compaction.notes import calls_of, outcome_of_result
-from everlong.compaction.rendering import cut_arguments
+from everlong.compaction.notes import get_call_lines, get_outcome_line
+from everlong.compaction.renderer import cut_arguments
 from everlong.compaction.snapshot import Kept
 from everlong.compaction.text import CUT_BYTES_MIN, Cut, replace_surrogates, utf8_bytes
 from everlong.models import Kind, Message
@@ -39,10 +39,10 @@ class Window:
         """Keep a group."""
         if group is not None:
             self.kept.append(group)
-            self.size_bytes += group_bytes(group)
+            self.size_bytes += measure_group(group)
 
 
-def window_of(
+def build_window(
     found: Sequence[Group], spared: int, window_bytes: int, policy: Policy, now_ms: int
 ) -> Window:
     """Return the newest user message and the newest steps that fit, shortened where needed."""
@@ -58,7 +58,7 @@ def window_of(
         # Only the last step is cut to the room left. In the others only long results are cut.
         left = room - window.size_bytes
         cut = _cut_results(group, share) if steps else cut_group(group, left, share)
-        if cut is None or group_bytes(cut) > left:
+        if cut is None or measure_group(cut) > left:
             break
         window.add(cut)
         steps += 1
@@ -74,15 +74,15 @@ def is_over(group: Group, policy: Policy, now_ms: int) -> bool:
     return head or (bool(results) and all(results))
 
 
-def group_bytes(group: Group) -> int:
+def measure_group(group: Group) -> int:
     """Return the largest size of a group in a context, whatever expires."""
     head = group.head
-    text = cut_of(head).render(head.seq)
-    size_bytes = message_bytes(dataclasses.replace(head.message, text=text))
-    size_bytes += max(0, utf8_bytes(expired_text(head.seq)) - utf8_bytes(text))
+    text = get_cut(head).render(head.seq)
+    size_bytes = measure_message(dataclasses.replace(head.message, text=text))
+    size_bytes += max(0, utf8_bytes(format_expired(head.seq)) - utf8_bytes(text))
     for call, result in zip(head.message.tool_calls, group.results, strict=True):
         bare = Message(role="tool", call_id=call.id, tool=call.tool)
-        size_bytes += message_bytes(bare) + _result_bytes(result)
+        size_bytes += measure_message(bare) + _measure_result(result)
     return size_bytes
 
 
@@ -90,37 +90,37 @@ def cut_group(group: Group, bytes_max: int, result_bytes_max: int | None = None)
     """Return a group with its texts cut evenly to `bytes_max` in all; None if that is impossible."""
     if result_bytes_max is not None:
         group = _cut_results(group, result_bytes_max)
-    if group_bytes(group) > bytes_max and group.head.message.native is not None:
+    if measure_group(group) > bytes_max and group.head.message.native is not None:
         message = dataclasses.replace(group.head.message, native=None)
         group = Group(dataclasses.replace(group.head, message=message), group.results)
-    if group_bytes(group) <= bytes_max:
+    if measure_group(group) <= bytes_max:
         return group
-    texts = _sizes(group)
-    share = _level(texts, bytes_max - group_bytes(group) + sum(texts))
+    texts = _measure_texts(group)
+    share = _find_level(texts, bytes_max - measure_group(group) + sum(texts))
     if share < CUT_BYTES_MIN:
         return None
     cut = _cut_results(_cut_head(group, share), share)
-    return cut if group_bytes(cut) <= bytes_max else None
+    return cut if measure_group(cut) <= bytes_max else None
 
 
-def _sizes(group: Group) -> list[int]:
+def _measure_texts(group: Group) -> list[int]:
     """Return the sizes of the texts that can be cut."""
     message = group.head.message
     return [
-        utf8_bytes(cut_of(group.head).render(group.head.seq)),
+        utf8_bytes(get_cut(group.head).render(group.head.seq)),
         *(utf8_bytes(call.arguments) for call in message.tool_calls),
-        *(_result_bytes(result) for result in group.results if result is not None),
+        *(_measure_result(result) for result in group.results if result is not None),
     ]
 
 
-def _result_bytes(result: Kept | None) -> int:
+def _measure_result(result: Kept | None) -> int:
     if result is None:
         return len(NOT_RUN)
-    shown = utf8_bytes(cut_of(result).render(result.seq))
-    return max(shown, utf8_bytes(expired_text(result.seq)))
+    shown = utf8_bytes(get_cut(result).render(result.seq))
+    return max(shown, utf8_bytes(format_expired(result.seq)))
 
 
-def _level(sizes: list[int], room: int) -> int:
+def _find_level(sizes: list[int], room: int) -> int:
     """Return the size to which the larger texts must be cut so that all of them fit."""
     left = len(sizes)
     for size in sorted(sizes):
@@ -143,17 +143,17 @@ def _cut_head(group: Group, bytes_max: int) -> Group:
     )
     if calls != head.message.tool_calls:
         message = dataclasses.replace(head.message, tool_calls=calls, native=None)
-        said = calls_of(group.head)
+        said = get_call_lines(group.head)
         head = dataclasses.replace(head, message=message, noted=True, calls=said)
     return Group(head, group.results)
 
 
 def _cut_text(kept: Kept, bytes_max: int) -> Kept:
-    whole = cut_of(kept)
+    whole = get_cut(kept)
     cut = whole.fit(bytes_max)
     if cut == whole:
         return kept
-    outcome = outcome_of_result(kept) if kept.kind == Kind.TOOL_RESULT else ""
+    outcome = get_outcome_line(kept) if kept.kind == Kind.TOOL_RESULT else ""
     return _replace_text(kept, cut, outcome)
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from everlong import limits
 from everlong.agents import Agent, Reply, tool
-from everlong.models import Decided, Message, ToolCall, printable
+from everlong.models import Decided, Message, ToolCall, make_printable
 from everlong.policy import Policy
 from everlong.testing import ScriptedModel, workload
 
@@ -77,8 +77,8 @@ def build_expected_conversation(question: str, decided: Decided | None = None) -
 def _restart_result(service: str, decided: Decided | None) -> str:
     if decided is None or decided.approve:
         return f"{service} restarted"
-    why = f": {printable(decided.reason, limits.REASON_CHARS_MAX)}" if decided.reason else ""
-    return f"error: denied by {printable(decided.by, limits.CALL_NAME_CHARS_MAX)}{why}"
+    why = f": {make_printable(decided.reason, limits.REASON_CHARS_MAX)}" if decided.reason else ""
+    return f"error: denied by {make_printable(decided.by, limits.CALL_NAME_CHARS_MAX)}{why}"
 
 
 def _call_tool(text: str, number: int, name: str, **arguments: object) -> Reply:

@@ -42,12 +42,12 @@ from everlong.errors import (
     SetupRefused,
     StoreUnavailable,
 )
-from everlong.models import printable
+from everlong.models import make_printable
 from everlong.models.search_attributes import SEARCH_ATTRIBUTES
 from everlong.storage import BlobStore
 from everlong.storage.cache import CachedBlobStore
 from everlong.storage.pack_store import PackStore
-from everlong.versions import SDK, SDK_TESTED, Versions, versions
+from everlong.versions import SDK, SDK_TESTED, Versions, get_versions
 
 _LATENCY_CALLS: Final = 5
 # The check of the workers takes longest: 12 s for workers that hang, and a few more rounds.
@@ -129,7 +129,7 @@ async def _check_clock(client: Client, task_queue: str) -> tuple[Clock, Finding]
 
 def check_versions() -> Finding:
     """Check that the installed SDK is supported, and was tested."""
-    return judge_versions(versions())
+    return judge_versions(get_versions())
 
 
 async def check_server(client: Client) -> Finding:
@@ -270,7 +270,7 @@ def _failed(check: str, error: EverlongError | RPCError | TimeoutError) -> Findi
         text, _, fix = str(error).partition(". ")
         return Finding(check, "failed", text, fix)
     if isinstance(error, RPCError):
-        said = printable(error.message, 200)
+        said = make_printable(error.message, 200)
         return Finding(
             check,
             "failed",

@@ -15,7 +15,7 @@ from temporalio.api.common.v1 import Payload
 from temporalio.converter import DataConverter, WorkflowSerializationContext
 
 from everlong.errors import EverlongError
-from everlong.models import Seen, printable
+from everlong.models import Seen, make_printable
 from everlong.storage import BlobStore
 
 PREFIX: Final = "doctor/"
@@ -63,7 +63,7 @@ def describe_error(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "it did not answer in time"
     if isinstance(error, EverlongError):
-        return printable(str(error), _REASON_CHARS_MAX)
+        return make_printable(str(error), _REASON_CHARS_MAX)
     return type(error).__name__
 
 

@@ -33,14 +33,14 @@ from everlong.models import (
     Check,
     Checked,
     Checkup,
-    printable,
+    make_printable,
     thread_key,
 )
 from everlong.storage import BlobStore
 from everlong.storage.cache import CachedBlobStore
 from everlong.storage.objects import thread_prefix
 from everlong.storage.pack_store import PackStore
-from everlong.versions import SDK_TESTED, Versions, versions
+from everlong.versions import SDK_TESTED, Versions, get_versions
 
 ID_PREFIX: Final = "everlong-doctor-"
 _WORKFLOW: Final = timedelta(seconds=30)
@@ -255,7 +255,7 @@ def _parse_answer(payloads: Sequence[Any]) -> tuple[Checked | None, str]:
 
 
 def _shorten(text: str) -> str:
-    return printable(text, _REASON_CHARS_MAX)
+    return make_printable(text, _REASON_CHARS_MAX)
 
 
 SKEW_SECONDS_MAX: Final = 1.0
@@ -508,7 +508,7 @@ async def check_workers(
             if not silent or time.monotonic() > deadline:
                 break
     asker = Asker(
-        versions=versions(),
+        versions=get_versions(),
         store=repr(store),
         key_ids=() if keys is None else keys.ids,
         payload_digest=probes.digest(data),

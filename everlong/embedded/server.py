@@ -15,7 +15,7 @@ from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from everlong.config import EMBEDDED_NAMESPACE, environment_without_temporal
+from everlong.config import EMBEDDED_NAMESPACE, drop_temporal_variables
 from everlong.embedded.process import ManagedProcess
 from everlong.errors import ConfigError, PortInUse, ProcessFailed, TemporalBinaryMissing
 from everlong.models.search_attributes import SEARCH_ATTRIBUTES
@@ -80,9 +80,12 @@ async def start_server(
             )
     for attempt in range(_START_ATTEMPTS_MAX):
         usual = usual_ports and attempt == 0
-        chosen = port or _free_port(PORT_DEFAULT if usual else 0)
-        ui_chosen = ui_port or _free_port(UI_PORT_DEFAULT if usual else 0)
-        arguments = [binary, *_arguments(data_dir, chosen, ui_chosen, codec_endpoint, metrics_port)]
+        chosen = port or _choose_port(PORT_DEFAULT if usual else 0)
+        ui_chosen = ui_port or _choose_port(UI_PORT_DEFAULT if usual else 0)
+        arguments = [
+            binary,
+            *_build_arguments(data_dir, chosen, ui_chosen, codec_endpoint, metrics_port),
+        ]
         for name, value in (dynamic_config or {}).items():
             arguments += ["--dynamic-config-value", f"{name}={value}"]
         for pragma in () if durable else _NOT_DURABLE:
@@ -90,7 +93,7 @@ async def start_server(
         process = ManagedProcess(
             "Temporal server",
             arguments,
-            env=environment_without_temporal(),
+            env=drop_temporal_variables(),
             log=data_dir / "temporal.log",
         )
         server = TemporalServer(process, chosen, ui_chosen)
@@ -118,11 +121,11 @@ def find_temporal() -> str:
     return found
 
 
-def _free_port(wanted: int) -> int:
-    return wanted if wanted and is_free(wanted) else free_port()
+def _choose_port(wanted: int) -> int:
+    return wanted if wanted and is_free(wanted) else find_free_port()
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """Return a TCP port that is free on loopback now."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
@@ -139,9 +142,9 @@ def claim_port(usual: int) -> Iterator[int]:
         try:
             claim.bind((LOOPBACK, usual))
         except OSError:
-            yield free_port()
+            yield find_free_port()
             return
-        yield _free_port(usual)
+        yield _choose_port(usual)
 
 
 def is_free(port: int, host: str = LOOPBACK) -> bool:
@@ -157,7 +160,7 @@ def is_free(port: int, host: str = LOOPBACK) -> bool:
         return True
 
 
-def _arguments(
+def _build_arguments(
     data_dir: Path, port: int, ui_port: int, codec_endpoint: str, metrics_port: int | None
 ) -> list[str]:
     arguments = ["server", "start-dev", "--ip", LOOPBACK, "--port", str(port)]

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Self
 
-from everlong.config import Settings, embedded_environment, point_to_embedded
+from everlong.config import Settings, build_embedded_environment, point_to_embedded
 from everlong.embedded.process import ManagedProcess
 from everlong.embedded.server import (
     LOOPBACK,
@@ -127,7 +127,7 @@ def _start_everlong(name: str, arguments: Sequence[str], settings: Settings) -> 
     return ManagedProcess(
         name,
         [sys.executable, "-m", "everlong", *arguments],
-        env=embedded_environment(settings),
+        env=build_embedded_environment(settings),
         log=settings.data_dir / f"{name}.log",
     )
 

@@ -20,7 +20,7 @@ Body = dict[str, Any]
 """A message as JSON, in the format of pydantic-ai's `ModelMessage`: see `messages`."""
 
 
-def printable(text: str, chars_max: int) -> str:
+def make_printable(text: str, chars_max: int) -> str:
     """Return the beginning of a text on one line, without characters that JSON has to escape."""
     return "".join(c if c.isprintable() else " " for c in text[:chars_max])
 
@@ -208,7 +208,7 @@ def add_up(entries: Iterable[Entry], before: Totals | None = None) -> Totals:
     )
 
 
-def _without_zeros(totals: Totals | None) -> dict[str, int | float]:
+def _drop_zeros(totals: Totals | None) -> dict[str, int | float]:
     return {} if totals is None else {k: v for k, v in vars(totals).items() if v}
 
 
@@ -236,7 +236,7 @@ class Segment:
     totals: Annotated[
         Totals | None,
         Field(exclude_if=lambda totals: totals is None),
-        PlainSerializer(_without_zeros),
+        PlainSerializer(_drop_zeros),
     ] = None
     """Totals of all entries before these; None in the first segment, in folds, and if unknown."""
     version: Literal[2] = 2
@@ -313,7 +313,7 @@ class Forked:
     reason: str = ""
 
 
-def note(seq: int, kind: Kind, data: object, time_ms: int) -> Entry:
+def build_note(seq: int, kind: Kind, data: object, time_ms: int) -> Entry:
     """Return an entry for something that is no message. `data` is of the type that its kind names."""
     fields: dict[str, Any] = to_jsonable_python(data, exclude_none=True)
     return Entry(seq=seq, kind=kind, time_ms=time_ms, size_bytes=len(to_json(fields)), data=fields)

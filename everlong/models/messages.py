@@ -15,7 +15,7 @@ from everlong.models.tools import Outcome, ToolResult, failure_digest
 NO_ANSWER: Final = "[The turn ended without an answer: "
 
 
-def body_of(message: Message) -> Body:
+def build_body(message: Message) -> Body:
     """Return a message as it is stored."""
     if message.native is not None:
         return message.native
@@ -48,7 +48,7 @@ def body_of(message: Message) -> Body:
     return {"kind": "request", "parts": [{"part_kind": "user-prompt", "content": message.text}]}
 
 
-def message_of(kind: Kind, body: Body) -> Message:
+def parse_message(kind: Kind, body: Body) -> Message:
     """Return a stored message, as the kind of its entry says how to read it."""
     parts = body["parts"]
     if kind == Kind.TOOL_RESULT:
@@ -66,19 +66,21 @@ def message_of(kind: Kind, body: Body) -> Message:
         return Message(role="user", text=text)
     calls = tuple(
         ToolCall(
-            id=part["tool_call_id"], tool=part["tool_name"], arguments=_arguments(part["args"])
+            id=part["tool_call_id"],
+            tool=part["tool_name"],
+            arguments=_format_arguments(part["args"]),
         )
         for part in parts
         if part["part_kind"] == "tool-call"
     )
     plain = Message(role="assistant", text=text, tool_calls=calls)
-    if body_of(plain) == body:
+    if build_body(plain) == body:
         return plain
     # A copy: a team's model may change what it is given, and the body may be read again.
     return Message(role="assistant", text=text, tool_calls=calls, native=from_json(to_json(body)))
 
 
-def _arguments(args: object) -> str:
+def _format_arguments(args: object) -> str:
     """Return a call's arguments as JSON text; providers give either, or none."""
     if isinstance(args, str):
         return args
@@ -88,27 +90,27 @@ def _arguments(args: object) -> str:
 _TEXTS: Final = {"text", "user-prompt"}
 
 
-def new_entry(seq: int, kind: Kind, message: Message, time_ms: int) -> Entry:
+def build_entry(seq: int, kind: Kind, message: Message, time_ms: int) -> Entry:
     """Return an entry that holds its message."""
-    body = body_of(message)
+    body = build_body(message)
     return Entry(seq=seq, kind=kind, time_ms=time_ms, size_bytes=len(to_json(body)), body=body)
 
 
-def lost_entry(entry: Entry) -> Entry:
+def build_lost_entry(entry: Entry) -> Entry:
     """Return what takes the place of a message that its sender did not store, or not here."""
     lost = Message(role="user", text="[this message was never stored]")
-    placed = new_entry(entry.seq, entry.kind, lost, entry.time_ms)
+    placed = build_entry(entry.seq, entry.kind, lost, entry.time_ms)
     return dataclasses.replace(placed, data=entry.data)
 
 
-def error_result(
+def build_error_result(
     call_id: str, tool: str, reason: str, time_ms: int, outcome: Outcome = "failed"
 ) -> ToolResult:
     """Return what the model reads of a call that has no result of its own."""
     text = f"error: {reason}"
     message = Message(role="tool", text=text, call_id=call_id, tool=tool)
     return ToolResult(
-        entry=new_entry(1, Kind.TOOL_RESULT, message, time_ms),
+        entry=build_entry(1, Kind.TOOL_RESULT, message, time_ms),
         written_bytes=0,
         outcome=outcome,
         digest=failure_digest(text),

@@ -32,7 +32,7 @@ SEARCH_ATTRIBUTES: Final = {key.name: key.indexed_value_type.name.title() for ke
 ACTIVE: Final = "active"
 
 
-def start_attributes(agent: str) -> TypedSearchAttributes:
+def build_start_attributes(agent: str) -> TypedSearchAttributes:
     """Return the attributes that a new thread would have after its first step.
 
     A thread that is started with them can be found at once and does not write them itself: an upsert is

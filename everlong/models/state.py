@@ -23,7 +23,7 @@ from everlong.policy import LimitHit, Policy, Streaks
 T = TypeVar("T")
 
 
-def with_values(instance: T, **values: Any) -> T:
+def replace_values(instance: T, **values: Any) -> T:
     """Return a copy of a pydantic dataclass with other values, as they are.
 
     `dataclasses.replace` validates all fields again: 25 microseconds for a thread's state, where this
@@ -354,15 +354,15 @@ class ThreadStatus:
 # Growth: how many bytes a thread stores in an hour. The only definition of it.
 #
 # The metric `everlong.thread.growth`, the search attribute `EverlongGrowthBytesPerHour`, the lists, the
-# pages and the gauge `everlong.threads.growth` all call `growth_per_hour`. They may differ only by when
-# they call it, and by how old the size is that they know.
+# pages and the gauge `everlong.threads.growth` all call `compute_growth_per_hour`. They may differ only
+# by when they call it, and by the age of the size that they know.
 
 _HOUR_MS: Final = 3_600_000
 _WINDOW_MS_MIN: Final = 600_000
 """Ten minutes. A young thread's first 10 KB in 5 s are not 7 MB an hour."""
 
 
-def growth_per_hour(
+def compute_growth_per_hour(
     trend: Sequence[tuple[int, int]], stored_bytes: int, now_ms: int, *, rested: bool
 ) -> float:
     """Return the bytes stored in an hour, given samples (Unix milliseconds, bytes), oldest first.

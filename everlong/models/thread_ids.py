@@ -38,23 +38,23 @@ _SHOWN_CHARS_MAX: Final = 80
 
 def check_new_id(text: str) -> None:
     """Raise `ThreadIdRefused` unless a new thread may be given this id."""
-    if problem := _new_id_problem(text):
+    if problem := _find_new_id_problem(text):
         shown = show_id(text[:_SHOWN_CHARS_MAX]) + "…" * (len(text) > _SHOWN_CHARS_MAX)
         raise ThreadIdRefused(f"a new thread cannot be called {shown}: {problem}. {_RULE}")
 
 
 def is_new_id(text: str) -> bool:
     """Whether a new thread may be given this id."""
-    return not _new_id_problem(text)
+    return not _find_new_id_problem(text)
 
 
 def check_id(text: str) -> None:
     """Raise `ThreadNotFound` for a text that Temporal takes for no id at all."""
-    if problem := id_problem(text):
+    if problem := find_id_problem(text):
         raise ThreadNotFound(f"no thread can be called that: {problem}")
 
 
-def id_problem(text: str) -> str:
+def find_id_problem(text: str) -> str:
     """Return why no thread has this id, whichever program started it; empty if one may have it."""
     try:
         size_bytes = len(text.encode())
@@ -65,8 +65,8 @@ def id_problem(text: str) -> str:
     return ""
 
 
-def _new_id_problem(text: str) -> str:
-    if problem := id_problem(text):
+def _find_new_id_problem(text: str) -> str:
+    if problem := find_id_problem(text):
         return problem
     if found := _UNSEEN.search(text):
         return f"U+{ord(found[0]):04X} cannot be seen"

@@ -8,11 +8,11 @@ from everlong.policy.limits import (
     RunSize,
     Streaks,
     Usage,
-    after_step,
-    after_turn,
-    expected_resume_seconds,
-    limit_hit,
-    roll_reason,
+    count_step,
+    count_turn,
+    estimate_resume_seconds,
+    find_limit_hit,
+    find_roll_reason,
 )
 from everlong.policy.policy import Action, Policy
 from everlong.policy.retention import (
@@ -34,11 +34,11 @@ __all__ = [
     "RunSize",
     "Streaks",
     "Usage",
-    "after_step",
-    "after_turn",
-    "expected_resume_seconds",
-    "limit_hit",
+    "count_step",
+    "count_turn",
+    "estimate_resume_seconds",
+    "find_limit_hit",
+    "find_roll_reason",
     "parse_retention",
     "parse_seconds",
-    "roll_reason",
 ]

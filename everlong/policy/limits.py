@@ -58,7 +58,7 @@ class Usage:
     no_progress_steps: int = 0
 
 
-def limit_hit(policy: Policy, usage: Usage) -> LimitHit | None:
+def find_limit_hit(policy: Policy, usage: Usage) -> LimitHit | None:
     """Return the first limit that the usage reaches, or None."""
     for field in dataclasses.fields(usage):
         limit = f"{field.name}_max"
@@ -112,7 +112,7 @@ class Observed:
     """`ok`, `failed` or `refused`."""
 
 
-def after_step(streaks: Streaks, calls: Sequence[Observed]) -> Streaks:
+def count_step(streaks: Streaks, calls: Sequence[Observed]) -> Streaks:
     """Return the streaks after a step. All of its calls have a result."""
     failures = streaks.failures
     for observed in dict.fromkeys(calls):  # Equal calls count once per step.
@@ -130,7 +130,7 @@ def after_step(streaks: Streaks, calls: Sequence[Observed]) -> Streaks:
     )
 
 
-def after_turn(streaks: Streaks, *, failed: bool) -> Streaks:
+def count_turn(streaks: Streaks, *, failed: bool) -> Streaks:
     """Return the streaks after a turn. An answer is progress, so it resets them."""
     if failed:
         return dataclasses.replace(streaks, failed_turns=streaks.failed_turns + 1, refused_steps=0)
@@ -175,7 +175,7 @@ class RunSize:
     blobs: int = 0
 
 
-def expected_resume_seconds(size: RunSize) -> float:
+def estimate_resume_seconds(size: RunSize) -> float:
     """Return an estimate of the time that a new worker needs to resume the run."""
     return (
         _RESUME_SECONDS_MIN
@@ -185,14 +185,14 @@ def expected_resume_seconds(size: RunSize) -> float:
     )
 
 
-def roll_reason(policy: Policy, size: RunSize) -> RollReason | None:
+def find_roll_reason(policy: Policy, size: RunSize) -> RollReason | None:
     """Return why the run should end at its next safe point, or None to continue."""
     bounds = (
         (RollReason.EVENTS, size.events, policy.run_events_max),
         (RollReason.HISTORY_BYTES, size.history_bytes, policy.run_history_bytes_max),
         (RollReason.OFFLOADED_BYTES, size.offloaded_bytes, policy.run_offloaded_bytes_max),
         (RollReason.BLOBS, size.blobs, policy.run_blobs_max),
-        (RollReason.RESUME_SECONDS, expected_resume_seconds(size), policy.resume_seconds_max),
+        (RollReason.RESUME_SECONDS, estimate_resume_seconds(size), policy.resume_seconds_max),
     )
     for reason, value, bound in bounds:
         if value >= bound:

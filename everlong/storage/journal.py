@@ -27,7 +27,7 @@ from everlong.models import (
     SegmentRef,
     Totals,
     add_up,
-    body_of,
+    build_body,
     seq_after,
 )
 from everlong.models.journal import Body
@@ -227,7 +227,7 @@ class Journal:
 
         `excerpt` is a body that holds the beginning and the end of this one.
         """
-        body = body_of(message)
+        body = build_body(message)
         data = to_json(body)
         entry = Entry(seq=seq, kind=kind, time_ms=time_ms, size_bytes=len(data), body=body)
         if len(data) <= inline_bytes_max:

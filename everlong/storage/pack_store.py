@@ -19,7 +19,7 @@ from everlong.errors import (
     RefRefused,
     UnknownVersion,
 )
-from everlong.models import Kind, Ref, printable
+from everlong.models import Kind, Ref, make_printable
 from everlong.storage.base import BlobStore, FailedPuts, get_bounded
 from everlong.storage.byte_budget import ByteBudget
 from everlong.storage.instrumented import READS
@@ -439,7 +439,7 @@ class PackStore:
             digest=name.hex(),
             size_bytes=len(plaintext),
             kind=kind,
-            preview=printable(preview, limits.PREVIEW_CHARS_MAX),
+            preview=make_printable(preview, limits.PREVIEW_CHARS_MAX),
         )
         return ref, size_bytes
 

@@ -25,7 +25,7 @@ from everlong.models import (
     Segment,
     SegmentRef,
     Slice,
-    message_of,
+    parse_message,
     seq_after,
 )
 from everlong.models.journal import Body
@@ -141,7 +141,7 @@ def parsed_compaction(entry: Entry) -> Compacted:
 def to_message(entry: Entry, body: Body) -> Message:
     """Return the message of an entry whose body this is."""
     try:
-        return message_of(entry.kind, body)
+        return parse_message(entry.kind, body)
     except (KeyError, TypeError, ValueError):
         # Not chained: these errors quote what they met.
         raise UnknownVersion(

@@ -23,7 +23,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from everlong.errors import ServerUnreachable
-from everlong.models import printable
+from everlong.models import make_printable
 
 _RUNS_PAGE: Final = 1000
 _EVENTS_PAGE: Final = 256
@@ -281,6 +281,7 @@ def _translate_errors() -> Iterator[None]:
         yield
     except RPCError as error:
         raise ServerUnreachable(
-            f"the Temporal server refused to list or read histories: {printable(error.message, 200)}. "
+            "the Temporal server refused to list or read histories: "
+            f"{make_printable(error.message, 200)}. "
             "Check that this client may list, describe and read workflows and schedules."
         ) from error

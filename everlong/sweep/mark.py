@@ -19,7 +19,7 @@ from temporalio.api.common.v1 import Payload
 from everlong import limits
 from everlong.codecs.payloads import walk_payloads
 from everlong.errors import BlobMissing, StoreUnavailable
-from everlong.models import SWEEP_REASONS_MAX, printable, thread_key
+from everlong.models import SWEEP_REASONS_MAX, make_printable, thread_key
 from everlong.storage.pack_store import gathered
 from everlong.sweep.history_reader import (
     HistorySource,
@@ -382,7 +382,7 @@ class Marker:
 
     def _note(self, reason: str) -> None:
         if len(self.incomplete) < SWEEP_REASONS_MAX:
-            self.incomplete.append(printable(reason, _REASON_CHARS_MAX))
+            self.incomplete.append(make_printable(reason, _REASON_CHARS_MAX))
 
 
 class _Schedules:

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from everlong import limits
 from everlong.errors import BlobMissing, StoreError
-from everlong.models import SweepClass, Tally, printable
+from everlong.models import SweepClass, Tally, make_printable
 from everlong.policy import Retention
 from everlong.storage import quarantine
 from everlong.storage.base import BlobStore
@@ -163,7 +163,7 @@ class QuarantineMover:
 
     def _note(self, key: str, error: StoreError) -> None:
         """Skip an object that the store fails to read or move. Many faults are an outage, and raise."""
-        self.faults.append(f"{key}: {type(error).__name__}: {printable(str(error), 200)}")
+        self.faults.append(f"{key}: {type(error).__name__}: {make_printable(str(error), 200)}")
         if len(self.faults) >= _FAULTS_MAX:
             raise error
 

@@ -11,7 +11,6 @@ from temporalio.common import RawValue, RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError
 
 from everlong import limits
-from everlong.json_payloads import from_raw, to_raw, writes_plain_json
 from everlong.models import (
     APPEND_JOURNAL,
     BRIEF,
@@ -19,9 +18,10 @@ from everlong.models import (
     COLLECT,
     HELD,
     RUN_TOOL,
-    printable,
+    make_printable,
 )
-from everlong.models.state import with_values
+from everlong.models.json_payloads import from_raw, to_raw, writes_plain_json
+from everlong.models.state import replace_values
 from everlong.workflows import approvals
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class LeftWhileHeld(Exception):
     """A step that cannot go on is left as it is: the run or the thread is to end, or to pause."""
 
 
-def attempts(number: int = limits.CALL_ATTEMPTS_MAX) -> RetryPolicy:
+def build_retry_policy(number: int = limits.CALL_ATTEMPTS_MAX) -> RetryPolicy:
     """Return the retry policy of what may fail for good. 0 is for our own code, which never does."""
     return RetryPolicy(maximum_interval=_INTERVAL, maximum_attempts=number)
 
@@ -80,12 +80,12 @@ class Executor:
                 try:
                     result = await self._run(name, argument, result_type, retry_policy)
                 except ActivityError as error:
-                    if type_of(error) != HELD:
+                    if get_failure_type(error) != HELD:
                         raise
-                    self._held[token] = reason_of(name, error, limits.HELD_REASON_CHARS_MAX)
+                    self._held[token] = describe_failure(name, error, limits.HELD_REASON_CHARS_MAX)
                 else:
                     if thread.state.holds:
-                        thread.state = with_values(thread.state, holds=0)
+                        thread.state = replace_values(thread.state, holds=0)
                     return result
                 if not should_leave():
                     holds = await self._pause(holds, should_leave)
@@ -129,10 +129,10 @@ class Executor:
         """
         thread = self._thread
         more = min(holds + 1, _HOLDS_MAX)
-        thread.state = with_values(thread.state, holds=max(thread.state.holds, more))
+        thread.state = replace_values(thread.state, holds=max(thread.state.holds, more))
         seconds = min(limits.HELD_PAUSE_SECONDS_MIN * 2.0**holds, limits.HELD_PAUSE_SECONDS_MAX)
         pause = timedelta(seconds=seconds)
-        deadline = approvals.until_deadline(thread.state, thread.now_ms())
+        deadline = approvals.get_time_to_deadline(thread.state, thread.now_ms())
         was_stopping = thread.stopping  # What comes after a stop has to wait like the rest.
         with contextlib.suppress(TimeoutError):
             await workflow.wait_condition(
@@ -143,14 +143,16 @@ class Executor:
         return more
 
 
-def type_of(error: ActivityError) -> str:
+def get_failure_type(error: ActivityError) -> str:
     """Return the type that our activity gave its failure."""
     return (error.cause.type or "") if isinstance(error.cause, ApplicationError) else ""
 
 
-def reason_of(what: str, error: ActivityError, chars_max: int = limits.REASON_CHARS_MAX) -> str:
+def describe_failure(
+    what: str, error: ActivityError, chars_max: int = limits.REASON_CHARS_MAX
+) -> str:
     """Say what failed and why, shortly: it stays in operational state for a while."""
     cause = error.cause
     # Our activities say themselves what failed; of a time-out, only the server knows.
     reason = cause.message if isinstance(cause, ApplicationError) else f"{what}: {cause or error}"
-    return printable(reason, chars_max)
+    return make_printable(reason, chars_max)

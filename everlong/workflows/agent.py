@@ -14,7 +14,6 @@ from temporalio.common import VersioningBehavior
 from temporalio.exceptions import FailureError, is_cancelled_exception
 
 from everlong import limits
-from everlong.json_payloads import to_raw
 from everlong.models import (
     AGENT_WORKFLOW,
     COMPACT_SIGNAL,
@@ -43,14 +42,20 @@ from everlong.models import (
     ThreadStart,
     ThreadStatus,
     TurnEnd,
-    printable,
+    make_printable,
     short_digest,
 )
-from everlong.models.state import with_values
+from everlong.models.json_payloads import to_raw
+from everlong.models.state import replace_values
 from everlong.policy import LimitHit
 from everlong.workflows import approvals, transitions
-from everlong.workflows.publishing import next_memo, publish, status_of, take_start_attributes
 from everlong.workflows.thread import Thread
+from everlong.workflows.visibility import (
+    adopt_start_attributes,
+    build_next_memo,
+    build_status,
+    publish,
+)
 
 
 @workflow.defn(name=AGENT_WORKFLOW, sandboxed=False)
@@ -60,7 +65,7 @@ class AgentWorkflow:
     @workflow.init
     def __init__(self, start: ThreadStart) -> None:
         self._thread = Thread(start)
-        take_start_attributes(self._thread)
+        adopt_start_attributes(self._thread)
         self._stopped = False
         self._waiting_since_ms = self._thread.now_ms()
         self._is_idle = False
@@ -73,7 +78,7 @@ class AgentWorkflow:
     async def run(self, start: ThreadStart) -> ThreadStatus:
         """Take steps until told to stop or cancelled; either way the journal is left whole."""
         try:
-            await self._live()
+            await self._take_steps()
             await self._end()
         except BaseException as error:
             if is_cancelled_exception(error):
@@ -87,44 +92,44 @@ class AgentWorkflow:
         self._stopped = True
         return self.status()
 
-    async def _live(self) -> None:
+    async def _take_steps(self) -> None:
         """Take steps until told to stop; end the run early when policy says so."""
         thread = self._thread
         while not thread.stopping:
-            await self._settle_down()
+            await self._keep_in_bounds()
             if self._has_answered_parent():
                 thread.stop()
             if thread.roll_reason() is not None and not thread.stopping:
                 await self._roll()
             elif self._can_step():
                 await thread.step()
-                thread.state = with_values(thread.state, rested=False)
+                thread.state = replace_values(thread.state, rested=False)
                 self._waiting_since_ms = thread.now_ms()
             else:
                 await self._wait()
 
-    async def _settle_down(self) -> None:
+    async def _keep_in_bounds(self) -> None:
         """Do between two steps what keeps the thread small and in bounds."""
         thread = self._thread
         thread.state = approvals.expire(thread.state, thread.now_ms())
         await thread.keep_small()
         if thread.has_work and thread.state.pause is None and (hit := thread.limit()):
-            self._reach(hit)
+            self._apply_limit(hit)
         publish(thread)
 
     def _can_step(self) -> bool:
         thread = self._thread
         return thread.has_work and thread.state.pause is None and not thread.stopping
 
-    def _reach(self, hit: LimitHit) -> None:
+    def _apply_limit(self, hit: LimitHit) -> None:
         """Do what the policy says about a limit that is reached."""
         thread = self._thread
         thread.note(Kind.LIMIT, hit)
         if hit.action == "pause":
             pause = Pause(by="policy", reason=hit.reason, limit=hit)
-            thread.state = with_values(thread.state, pause=pause)
+            thread.state = replace_values(thread.state, pause=pause)
             return
-        thread.state = with_values(thread.state, ended=hit)
+        thread.state = replace_values(thread.state, ended=hit)
         thread.stop()
 
     # Waiting.
@@ -134,7 +139,7 @@ class AgentWorkflow:
         thread = self._thread
         was_paused, policy = thread.state.pause is not None, thread.policy
 
-        def woken() -> bool:
+        def should_wake() -> bool:
             paused = thread.state.pause is not None
             return (
                 thread.stopping
@@ -151,23 +156,23 @@ class AgentWorkflow:
         self._is_idle = True
         try:
             await workflow.wait_condition(
-                woken, timeout=None if timeout is None else timedelta(seconds=timeout)
+                should_wake, timeout=None if timeout is None else timedelta(seconds=timeout)
             )
         except TimeoutError:
             is_time = True
         finally:
             self._is_idle = False
         if is_time:
-            await self._on_time()
+            await self._handle_timeout()
 
     def _seconds_to_wait(self) -> float | None:
         """Return how long until something has to be done without anybody's saying so."""
         thread = self._thread
         state, now_ms = thread.state, thread.now_ms()
         waits: list[float] = []
-        if (deadline := approvals.until_deadline(state, now_ms)) is not None:
+        if (deadline := approvals.get_time_to_deadline(state, now_ms)) is not None:
             waits.append(deadline.total_seconds())
-        if not state.rested and self._is_long():
+        if not state.rested and self._should_rest():
             waits.append(thread.policy.idle_seconds - (now_ms - self._waiting_since_ms) / 1000)
         elif state.next_expiry_ms is not None:
             # Not more often than a thread rests, however finely facts expire.
@@ -177,7 +182,7 @@ class AgentWorkflow:
             waits.append(min(seconds, limits.CHILD_CHECK_SECONDS_MAX))
         return max(0.0, min(waits)) if waits else None
 
-    async def _on_time(self) -> None:
+    async def _handle_timeout(self) -> None:
         """Do what time alone asks for."""
         thread = self._thread
         state, now_ms = thread.state, thread.now_ms()
@@ -190,12 +195,12 @@ class AgentWorkflow:
             await self._rest()
         children = [call.child_id for call in state.calls if call.child_id and not call.report]
         for child_id in children:
-            await self._ask_child(child_id)
+            await self._check_child(child_id)
         if children:
             checks = min(thread.state.child_checks + 1, 16)
-            thread.state = with_values(thread.state, child_checks=checks)
+            thread.state = replace_values(thread.state, child_checks=checks)
 
-    def _is_long(self) -> bool:
+    def _should_rest(self) -> bool:
         """Whether rest would make the next resume shorter."""
         state = self._thread.state
         unsaved = bool(state.tail or state.notes)
@@ -206,7 +211,7 @@ class AgentWorkflow:
         thread = self._thread
         await thread.compact("idle")
         if not thread.has_work or thread.state.pause is not None:
-            thread.state = with_values(thread.state, rested=True)
+            thread.state = replace_values(thread.state, rested=True)
             await self._roll()
 
     async def _roll(self) -> None:
@@ -214,16 +219,14 @@ class AgentWorkflow:
         self._is_leaving = True
         await workflow.wait_condition(workflow.all_handlers_finished)
         start = to_raw(self._thread.next_start(), workflow.payload_converter())
-        workflow.continue_as_new(start, memo=next_memo(self._thread))
+        workflow.continue_as_new(start, memo=build_next_memo(self._thread))
 
     async def _end(self) -> None:
         """Leave the journal whole, unread messages included, and report the end to waiting callers."""
         thread = self._thread
         for call in thread.state.calls:
             if call.child_id and not call.report:
-                await _signalled(
-                    call.child_id, STOP_SIGNAL, Control(by=workflow.info().workflow_id)
-                )
+                await _signal(call.child_id, STOP_SIGNAL, Control(by=workflow.info().workflow_id))
         thread.state = transitions.break_off(thread.state, thread.now_ms())
         if thread.state.ended is not None and thread.state.in_turn:
             reason = f"the thread was ended by {thread.state.ended.reason}"
@@ -252,17 +255,17 @@ class AgentWorkflow:
                 tokens=state.counters.tokens,
                 cost_usd=state.counters.cost_usd,
             )
-            await _signalled(parent.thread_id, REPORT_SIGNAL, report)
+            await _signal(parent.thread_id, REPORT_SIGNAL, report)
 
-    async def _ask_child(self, child_id: str) -> None:
+    async def _check_child(self, child_id: str) -> None:
         """Find out whether a sub-agent's thread is still there. If it is, it will report."""
-        if not await _signalled(child_id, REPORT_AGAIN_SIGNAL):
-            self._thread.reported(Report(child_id=child_id))
+        if not await _signal(child_id, REPORT_AGAIN_SIGNAL):
+            self._thread.take_report(Report(child_id=child_id))
 
     @workflow.signal(name=REPORT_SIGNAL)
     def report(self, report: Report) -> None:
         """Take in a sub-agent's answer."""
-        self._thread.reported(report)
+        self._thread.take_report(report)
 
     @workflow.signal(name=REPORT_AGAIN_SIGNAL)
     def report_again(self) -> None:
@@ -277,12 +280,12 @@ class AgentWorkflow:
         With `until_answered` it returns when the caller has something to look at: the answer, a pause,
         the end of the thread, or the next run. Beyond a bound on such updates it returns at once.
         """
-        number = self._thread.queue(with_values(_identified(message), sent=SENT.get()))
+        number = self._thread.queue(replace_values(_add_id(message), sent=SENT.get()))
         if not message.until_answered:
             return number
         if self._updates_waiting < limits.UPDATES_WAITING_MAX:
             await self._wait_for_turn(number)
-        return transitions.turn_end(self._thread.state, number)
+        return transitions.find_turn_end(self._thread.state, number)
 
     async def _wait_for_turn(self, number: int) -> None:
         thread = self._thread
@@ -318,26 +321,26 @@ class AgentWorkflow:
             raise ValueError(
                 f"this thread is of agent {self._thread.agent!r}, not {message.agent!r}"
             )
-        if reason := self._thread.why_refused(_identified(message)):
+        if reason := self._thread.explain_message_refusal(_add_id(message)):
             raise ValueError(reason)
 
     @workflow.update(name=DECIDE_UPDATE)
     def decide(self, decide: Decide) -> None:
         """Approve or deny a call that waits for it."""
-        self._thread.decide(decide, _update_id())
+        self._thread.decide(decide, _get_update_id())
 
     @decide.validator
     def _validate_decide(self, decide: Decide) -> None:
         self._refuse_if_stopping()
-        if reason := self._thread.why_undecided(decide, _update_id()):
+        if reason := self._thread.explain_decision_refusal(decide, _get_update_id()):
             raise ValueError(reason)
 
     @workflow.update(name=CONFIGURE_UPDATE)
     def configure(self, configure: Configure) -> None:
         """Change the thread's policy; once, if a request is sent again."""
-        if self._thread.has_configured(_update_id()):
+        if self._thread.has_configured(_get_update_id()):
             return
-        self._thread.configure(configure.changes, _update_id())
+        self._thread.configure(configure.changes, _get_update_id())
         self._note(
             ControlNote(
                 action="configure",
@@ -350,7 +353,7 @@ class AgentWorkflow:
     @configure.validator
     def _validate_configure(self, configure: Configure) -> None:
         self._refuse_if_stopping()
-        if self._thread.has_configured(_update_id()):
+        if self._thread.has_configured(_get_update_id()):
             return
         if not configure.changes:
             raise ValueError("nothing is to be changed: `changes` is empty")
@@ -366,7 +369,7 @@ class AgentWorkflow:
         if self._thread.state.pause is None:
             noted = _build_note("pause", control)
             pause = Pause(by=noted.by, reason=noted.reason)
-            self._thread.state = with_values(self._thread.state, pause=pause)
+            self._thread.state = replace_values(self._thread.state, pause=pause)
             self._note(noted)
 
     @workflow.signal(name=UNPAUSE_SIGNAL)
@@ -375,7 +378,7 @@ class AgentWorkflow:
         state = self._thread.state
         if state.pause is not None:
             state = transitions.forgive(state, state.pause.limit)
-            self._thread.state = with_values(state, pause=None)
+            self._thread.state = replace_values(state, pause=None)
             self._note(_build_note("unpause", control))
 
     @workflow.signal(name=COMPACT_SIGNAL)
@@ -383,7 +386,7 @@ class AgentWorkflow:
         """Compact at the next safe point."""
         state = self._thread.state
         if not state.compact_asked:
-            self._thread.state = with_values(state, compact_asked=True)
+            self._thread.state = replace_values(state, compact_asked=True)
             self._note(_build_note("compact", control))
 
     @workflow.signal(name=STOP_SIGNAL)
@@ -399,18 +402,18 @@ class AgentWorkflow:
     @workflow.signal(name=NOTE_SIGNAL)
     def note(self, note: ControlNote) -> None:
         """Have the journal say what somebody did about the thread. It changes nothing else."""
-        action = printable(note.action, limits.CALL_NAME_CHARS_MAX)
+        action = make_printable(note.action, limits.CALL_NAME_CHARS_MAX)
         self._note(_build_note(action, Control(by=note.by, reason=note.reason)))
 
     @workflow.query(name=STATUS_QUERY)
     def status(self) -> ThreadStatus:
         """Say how far the thread is."""
-        return status_of(self._thread, stopped=self._stopped)
+        return build_status(self._thread, stopped=self._stopped)
 
     @workflow.query(name=PENDING_QUERY)
     def pending(self) -> list[Approval]:
         """List the calls that wait for a person."""
-        return approvals.pending(self._thread.state)
+        return approvals.list_pending(self._thread.state)
 
     def _refuse_if_stopping(self) -> None:
         if self._thread.stopping:
@@ -419,8 +422,8 @@ class AgentWorkflow:
     def _note(self, control: ControlNote) -> None:
         """Note what somebody did. Beyond a bound, one pause or unpause stands for the last ones."""
         notes = self._thread.state.notes
-        if self._thread.has_many_notes and _may_be_replaced(notes[-1]):
-            self._thread.state = with_values(self._thread.state, notes=notes[:-1])
+        if self._thread.has_many_notes and _is_replaceable(notes[-1]):
+            self._thread.state = replace_values(self._thread.state, notes=notes[:-1])
         self._thread.note(Kind.CONTROL, control)
 
 
@@ -440,21 +443,21 @@ class VersionedAgentWorkflow(AgentWorkflow):
         return await super().run(start)
 
 
-def _update_id() -> str:
+def _get_update_id() -> str:
     """Return the id of the update under way. One that meets a roll may be sent again to the next."""
     update = workflow.current_update_info()
     return "" if update is None else update.id
 
 
-def _identified(message: SendMessage) -> SendMessage:
+def _add_id(message: SendMessage) -> SendMessage:
     """Give a message an id that it lacks."""
-    update_id = _update_id()
+    update_id = _get_update_id()
     if message.id or not update_id:
         return message
-    return with_values(message, id=short_digest(update_id, size_bytes=8))
+    return replace_values(message, id=short_digest(update_id, size_bytes=8))
 
 
-async def _signalled(thread_id: str, name: str, *arguments: object) -> bool:
+async def _signal(thread_id: str, name: str, *arguments: object) -> bool:
     """Signal another thread; return whether it is there."""
     try:
         await workflow.get_external_workflow_handle(thread_id).signal(name, args=list(arguments))
@@ -471,11 +474,11 @@ def _build_note(action: str, control: Control | None) -> ControlNote:
     said = control or Control()
     return ControlNote(
         action=action,
-        by=printable(said.by, limits.CALL_NAME_CHARS_MAX),
-        reason=printable(said.reason, limits.REASON_CHARS_MAX),
+        by=make_printable(said.by, limits.CALL_NAME_CHARS_MAX),
+        reason=make_printable(said.reason, limits.REASON_CHARS_MAX),
     )
 
 
-def _may_be_replaced(note: Entry) -> bool:
+def _is_replaceable(note: Entry) -> bool:
     """Whether a note says no more than the one after it. A change of the policy is refused instead."""
     return note.kind == Kind.CONTROL and not (note.data or {}).get("changes")

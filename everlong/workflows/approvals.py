@@ -20,22 +20,22 @@ from everlong.models import (
     ToolResult,
     Waits,
     add_data,
-    error_result,
-    printable,
+    build_error_result,
+    make_printable,
     short_digest,
 )
-from everlong.models.state import with_values
+from everlong.models.state import replace_values
 from everlong.workflows import transitions
 
 DEADLINE = "deadline"
 
 
-def pending(state: ThreadState) -> list[Approval]:
+def list_pending(state: ThreadState) -> list[Approval]:
     """Return the approvals that wait, in call order."""
-    return [_approval(call, call.waits) for call in state.calls if call.waits is not None]
+    return [_build_approval(call, call.waits) for call in state.calls if call.waits is not None]
 
 
-def _approval(call: Call, waits: Waits) -> Approval:
+def _build_approval(call: Call, waits: Waits) -> Approval:
     options = call.options
     return Approval(
         id=call.id,
@@ -62,29 +62,29 @@ def request(state: ThreadState, time_ms: int) -> ThreadState:
             if deadline_seconds is None
             else time_ms + int(deadline_seconds * 1000),
         )
-        state = transitions.with_call(state, with_values(call, waits=waits))
-        state = transitions.add_note(state, Kind.ASKED, _approval(call, waits), time_ms)
+        state = transitions.replace_call(state, replace_values(call, waits=waits))
+        state = transitions.add_note(state, Kind.ASKED, _build_approval(call, waits), time_ms)
     return state
 
 
-def why_refused(state: ThreadState, decide: Decide, time_ms: int, key: str = "") -> str:
+def explain_refusal(state: ThreadState, decide: Decide, time_ms: int, key: str = "") -> str:
     """Return why a decision does not count, or an empty string.
 
     `key` names the request: one that met a roll may be sent again, and has been carried out then.
     """
     state = expire(state, time_ms)  # The timer may be late.
-    approval = next((each for each in pending(state) if each.id == decide.id), None)
+    approval = next((each for each in list_pending(state) if each.id == decide.id), None)
     if approval is None:
-        if key and _mark(decide.id, key) in state.decided:
+        if key and _format_mark(decide.id, key) in state.decided:
             return ""
         if any(each.split()[0] == decide.id for each in state.decided):
             return f"approval {decide.id!r} has been decided already; the journal says by whom"
-        ids = [each.id for each in pending(state)]
+        ids = [each.id for each in list_pending(state)]
         return f"there is no approval {decide.id!r}; those that wait are {ids}"
     if not decide.by.strip() or decide.by == DEADLINE:
         return f"say who decides: `by` is {decide.by!r}"
     if approval.approvers and decide.by not in approval.approvers:
-        return f"{decide.by!r} may not decide {decide.id!r}; {_any_of(approval.approvers)} may"
+        return f"{decide.by!r} may not decide {decide.id!r}; {_join_names(approval.approvers)} may"
     return ""
 
 
@@ -95,39 +95,39 @@ def decide(
     key: str = "",
     sent: Sent | None = None,
 ) -> ThreadState:
-    """Take in a decision that `why_refused` has let pass."""
+    """Take in a decision that `explain_refusal` has let pass."""
     state = expire(state, time_ms)
-    if why_refused(state, decision, time_ms) or _mark(decision.id, key) in state.decided:
+    if explain_refusal(state, decision, time_ms) or _format_mark(decision.id, key) in state.decided:
         return state
-    [approval] = [each for each in pending(state) if each.id == decision.id]
+    [approval] = [each for each in list_pending(state) if each.id == decision.id]
     # A control character takes six bytes in the state.
     decided = Decided(
         id=approval.id,
         tool=approval.tool,
         asked_ms=approval.asked_ms,
         approve=decision.approve,
-        by=printable(decision.by, len(decision.by)),
-        reason=printable(decision.reason, len(decision.reason)),
+        by=make_printable(decision.by, len(decision.by)),
+        reason=make_printable(decision.reason, len(decision.reason)),
     )
-    return _decided(state, decided, time_ms, key, sent)
+    return _record_decision(state, decided, time_ms, key, sent)
 
 
-def until_deadline(state: ThreadState, time_ms: int) -> timedelta | None:
+def get_time_to_deadline(state: ThreadState, time_ms: int) -> timedelta | None:
     """Return how long until the first approval is overdue."""
-    deadlines = [each.deadline_ms for each in pending(state) if each.deadline_ms is not None]
+    deadlines = [each.deadline_ms for each in list_pending(state) if each.deadline_ms is not None]
     return timedelta(milliseconds=max(0, min(deadlines) - time_ms)) if deadlines else None
 
 
 def expire(state: ThreadState, time_ms: int) -> ThreadState:
     """Deny or pass on the calls for which no decision came in time."""
-    for approval in pending(state):
+    for approval in list_pending(state):
         if approval.deadline_ms is None or approval.deadline_ms > time_ms:
             continue
         if approval.on_deadline == "deny" or approval.escalated:
-            late = with_values(_overdue(approval), reason="no decision came in time")
-            state = _decided(state, late, time_ms)
+            late = replace_values(_build_overdue(approval), reason="no decision came in time")
+            state = _record_decision(state, late, time_ms)
         else:
-            state = _escalated(state, approval, time_ms)
+            state = _escalate(state, approval, time_ms)
     return state
 
 
@@ -137,22 +137,22 @@ def carry(state: ThreadState, run_id: str) -> ThreadState:
     The same for decisions that are not journalled yet. A run that an earlier roll filled in stays.
     """
     calls = tuple(
-        with_values(call, waits=with_values(call.waits, asked_run=run_id))
+        replace_values(call, waits=replace_values(call.waits, asked_run=run_id))
         if call.waits is not None and call.waits.asked_run is None
         else call
         for call in state.calls
     )
 
-    def named(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+    def add_run(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
         return tuple(
             add_data(each, asked_run=run_id) if each.kind == Kind.DECIDED else each
             for each in entries
         )
 
-    return with_values(state, calls=calls, tail=named(state.tail), notes=named(state.notes))
+    return replace_values(state, calls=calls, tail=add_run(state.tail), notes=add_run(state.notes))
 
 
-def _overdue(approval: Approval) -> Decided:
+def _build_overdue(approval: Approval) -> Decided:
     return Decided(
         id=approval.id,
         tool=approval.tool,
@@ -162,7 +162,7 @@ def _overdue(approval: Approval) -> Decided:
     )
 
 
-def _escalated(state: ThreadState, approval: Approval, time_ms: int) -> ThreadState:
+def _escalate(state: ThreadState, approval: Approval, time_ms: int) -> ThreadState:
     """Ask others, and give them as long as the first had."""
     [call] = [each for each in state.calls if each.id == approval.id]
     seconds = call.options.deadline_seconds or 0.0
@@ -172,12 +172,12 @@ def _escalated(state: ThreadState, approval: Approval, time_ms: int) -> ThreadSt
         deadline_ms=time_ms + int(seconds * 1000),
         escalated=True,
     )
-    state = transitions.with_call(state, with_values(call, waits=waits))
-    decided = with_values(_overdue(approval), escalated=True)
+    state = transitions.replace_call(state, replace_values(call, waits=waits))
+    decided = replace_values(_build_overdue(approval), escalated=True)
     return transitions.add_note(state, Kind.DECIDED, decided, time_ms)
 
 
-def _decided(
+def _record_decision(
     state: ThreadState,
     decided: Decided,
     time_ms: int,
@@ -185,33 +185,33 @@ def _decided(
     sent: Sent | None = None,
 ) -> ThreadState:
     [call] = [each for each in state.calls if each.id == decided.id]
-    decided = with_values(decided, asked_run=call.waits.asked_run if call.waits else None)
-    state = with_values(
+    decided = replace_values(decided, asked_run=call.waits.asked_run if call.waits else None)
+    state = replace_values(
         state,
-        decided=(*state.decided, _mark(decided.id, key))[-limits.DECIDED_MAX :],
+        decided=(*state.decided, _format_mark(decided.id, key))[-limits.DECIDED_MAX :],
         rested=False,
     )
     state = transitions.add_note(state, Kind.DECIDED, decided, time_ms)
     if decided.approve:
-        approved = with_values(call, waits=None, approved=True, sent=sent)
-        return transitions.with_call(state, approved)
+        approved = replace_values(call, waits=None, approved=True, sent=sent)
+        return transitions.replace_call(state, approved)
     if sent is not None:  # The model is told, once all calls have a result.
         acts_on = (*state.acts_on, sent)[-limits.TOOL_CALLS_MAX :]
-        state = with_values(state, acts_on=acts_on)
-    return transitions.with_result(state, call, denied(call, decided, time_ms))
+        state = replace_values(state, acts_on=acts_on)
+    return transitions.add_result(state, call, build_denial(call, decided, time_ms))
 
 
-def _mark(approval_id: str, key: str) -> str:
+def _format_mark(approval_id: str, key: str) -> str:
     """Return a decision as `ThreadState.decided` has it."""
     return f"{approval_id} {short_digest(key, size_bytes=8)}" if key else approval_id
 
 
-def denied(call: Call, decided: Decided, time_ms: int) -> ToolResult:
+def build_denial(call: Call, decided: Decided, time_ms: int) -> ToolResult:
     """Return what the model reads instead of a result. Nothing has failed."""
-    why = f": {printable(decided.reason, limits.REASON_CHARS_MAX)}" if decided.reason else ""
-    reason = f"denied by {printable(decided.by, limits.CALL_NAME_CHARS_MAX)}{why}"
-    return error_result(call.call_id, call.tool, reason, time_ms, outcome="ok")
+    why = f": {make_printable(decided.reason, limits.REASON_CHARS_MAX)}" if decided.reason else ""
+    reason = f"denied by {make_printable(decided.by, limits.CALL_NAME_CHARS_MAX)}{why}"
+    return build_error_result(call.call_id, call.tool, reason, time_ms, outcome="ok")
 
 
-def _any_of(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     return " or ".join(names)

@@ -36,26 +36,26 @@ from everlong.models import (
     ThreadStart,
     ThreadState,
     Turn,
-    printable,
+    make_printable,
     seq_after,
     short_digest,
     thread_key,
 )
-from everlong.models.state import with_values
-from everlong.policy import LimitHit, Policy, RollReason, RunSize, limit_hit, roll_reason
-from everlong.workflows import approvals, publishing, transitions
+from everlong.models.state import replace_values
+from everlong.policy import LimitHit, Policy, RollReason, RunSize, find_limit_hit, find_roll_reason
+from everlong.workflows import approvals, transitions, visibility
 from everlong.workflows.activity_executor import (
     Executor,
     LeftWhileHeld,
-    attempts,
-    reason_of,
-    type_of,
+    build_retry_policy,
+    describe_failure,
+    get_failure_type,
 )
 from everlong.workflows.tool_calls import ToolRunner
 
-_MODEL: Final = attempts()
-_STORE: Final = attempts(0)
-_COMPACT: Final = attempts(3)
+_MODEL: Final = build_retry_policy()
+_STORE: Final = build_retry_policy(0)
+_COMPACT: Final = build_retry_policy(3)
 
 
 class Thread:
@@ -85,38 +85,38 @@ class Thread:
     def stop(self, *, archiving: bool = False) -> None:
         """Have the thread end; as archived, if anybody has asked for that."""
         archiving = archiving or self.state.archiving
-        self.state = with_values(self.state, stopping=True, archiving=archiving)
+        self.state = replace_values(self.state, stopping=True, archiving=archiving)
 
     @property
     def held_by(self) -> str:
         """What the thread waits for, if it is held."""
         return self._executor.held_by
 
-    def end_status(self) -> str:
+    def get_end_status(self) -> str:
         """Return what the thread is once it has ended."""
         ended = self.state.ended
         by_limit = ended is not None and ended.action == "archive"
         return "archived" if by_limit or self.state.archiving else "stopped"
 
-    def reported(self, report: Report) -> None:
+    def take_report(self, report: Report) -> None:
         """Take in what a sub-agent's thread says."""
-        self._tools.reported(report)
+        self._tools.take_report(report)
 
     # Messages and turns.
 
-    def why_refused(self, message: SendMessage) -> str:
+    def explain_message_refusal(self, message: SendMessage) -> str:
         """Return why a message cannot be queued, or an empty string."""
         info = workflow.info()
-        return transitions.why_refused(
+        return transitions.explain_refusal(
             self.state, message, thread_key(info.namespace, info.workflow_id)
         )
 
     def queue(self, message: SendMessage) -> int:
         """Queue a message, unless it has been; return its number."""
-        if (number := transitions.number_of(self.state, message)) is not None:
+        if (number := transitions.find_number(self.state, message)) is not None:
             return number
         self.state = transitions.queue(self.state, message)
-        self._executor.count_read(transitions.queued_bytes(message))
+        self._executor.count_read(transitions.measure_message(message))
         return self.state.counters.messages
 
     @property
@@ -132,7 +132,7 @@ class Thread:
         """Take one step: run what tools can be run, else call the model. Begin a turn if need be.
 
         A step that is held for so long that the run should end is left as it is; the next run takes
-        it up. So look at `roll_reason` after each.
+        it up. So look at `find_roll_reason` after each.
         """
         with contextlib.suppress(LeftWhileHeld):
             await self._step()
@@ -145,7 +145,7 @@ class Thread:
             if all(call.result for call in self.state.calls):
                 self.state = transitions.settle(self.state, self.now_ms())
             return
-        if reason := self._why_turn_ends():
+        if reason := self._explain_turn_end():
             await self.fail_turn(reason)
             return
         await self._call_model()
@@ -161,9 +161,9 @@ class Thread:
             context=self.context(),
             tail=self.state.tail,
             acts_on=self.state.acts_on,
-            state_bytes=transitions.state_bytes(self.state),
+            state_bytes=transitions.measure_state(self.state),
             thread_bytes=self.state.counters.written_bytes,
-            growth_bytes_per_hour=round(publishing.compute_growth(self.state, self.now_ms())),
+            growth_bytes_per_hour=round(visibility.compute_growth(self.state, self.now_ms())),
             steps=self.state.counters.steps,
         )
         try:
@@ -171,17 +171,19 @@ class Thread:
         except ActivityError as error:
             if is_cancelled_exception(error):
                 raise
-            self.state = with_values(self.state, acts_on=())
-            if type_of(error) == MESSAGE_LOST:
-                self.state = transitions.without_lost_messages(self.state)
+            self.state = replace_values(self.state, acts_on=())
+            if get_failure_type(error) == MESSAGE_LOST:
+                self.state = transitions.replace_lost_messages(self.state)
             # A compaction that is held leaves the step as it is, and the next run asks again.
-            if not (type_of(error) == CONTEXT_TOO_LARGE and await self._compact("provider")):
-                reason = reason_of("the model call failed", error)
-                await self.fail_turn(reason, type_of(error) or type(error.cause).__name__)
+            if not (
+                get_failure_type(error) == CONTEXT_TOO_LARGE and await self._compact("provider")
+            ):
+                reason = describe_failure("the model call failed", error)
+                await self.fail_turn(reason, get_failure_type(error) or type(error.cause).__name__)
             return
         if self._policy is None:
             self._adopt(Policy().with_changes(turn.policy or {}))
-        self.state = transitions.after_model(self.state, turn)
+        self.state = transitions.apply_reply(self.state, turn)
         self.state = approvals.request(self.state, self.now_ms())
         if not turn.tool_calls:
             self.state = transitions.end_turn(self.state, seq_after(turn.head) - 1)
@@ -192,10 +194,10 @@ class Thread:
             self._policy = own.with_changes(self._changes)
         except ValueError as error:  # What was changed does not go with the rest.
             self._policy = own
-            reason = printable(f"not configured: {error}", limits.REASON_CHARS_MAX)
+            reason = make_printable(f"not configured: {error}", limits.REASON_CHARS_MAX)
             self.note(Kind.CONTROL, ControlNote(action="configure", by="policy", reason=reason))
 
-    def _why_turn_ends(self) -> str:
+    def _explain_turn_end(self) -> str:
         policy = self.policy
         if self.state.turn_steps >= policy.turn_steps_max:
             return f"the turn reached {policy.turn_steps_max} model calls"
@@ -208,9 +210,9 @@ class Thread:
 
     # Approvals.
 
-    def why_undecided(self, decide: Decide, key: str = "") -> str:
+    def explain_decision_refusal(self, decide: Decide, key: str = "") -> str:
         """Return why a decision does not count, or an empty string. `key` names the request."""
-        return approvals.why_refused(self.state, decide, self.now_ms(), key)
+        return approvals.explain_refusal(self.state, decide, self.now_ms(), key)
 
     def decide(self, decide: Decide, key: str = "") -> None:
         """Take in a person's decision about a call; once, if a request is sent again."""
@@ -225,7 +227,7 @@ class Thread:
     @property
     def has_many_notes(self) -> bool:
         """Whether so much was said beside the conversation that the state has no room for more."""
-        return transitions.entries_bytes(self.state.notes) > limits.TAIL_BYTES_MAX
+        return transitions.measure_entries(self.state.notes) > limits.TAIL_BYTES_MAX
 
     @property
     def should_flush(self) -> bool:
@@ -238,7 +240,7 @@ class Thread:
             return True
         if state.in_turn and not state.notes and not state.calls:
             return False
-        return transitions.entries_bytes((*state.tail, *state.notes)) > limits.TAIL_BYTES_MAX
+        return transitions.measure_entries((*state.tail, *state.notes)) > limits.TAIL_BYTES_MAX
 
     async def flush(self) -> bool:
         """Journal what no model call will, so that nothing is left in memory; return whether it is so.
@@ -264,7 +266,7 @@ class Thread:
                 turn=_get_turn(self.state),
             )
             appended = await self._executor.execute(APPEND_JOURNAL, append, Appended, _STORE)
-            self.state = transitions.after_append(self.state, appended)
+            self.state = transitions.apply_append(self.state, appended)
 
     async def keep_small(self) -> None:
         """Journal a long tail, and compact if the policy or somebody wants it."""
@@ -273,7 +275,7 @@ class Thread:
             return  # The store is away. The next run carries what the journal could not get.
         if self.state.compact_asked or self.state.compaction_due_ms is not None:
             await self.compact("asked" if self.state.compact_asked else "policy")
-        size_bytes = transitions.state_bytes(self.state)
+        size_bytes = transitions.measure_state(self.state)
         # What the journal has yet to get may have come meanwhile, and is no reason to end.
         if size_bytes > limits.STATE_BYTES_MAX and not self.should_flush:
             raise LimitReached(
@@ -305,12 +307,12 @@ class Thread:
             if is_cancelled_exception(error):
                 raise
             # A thread that cannot be compacted goes on until its context reaches a limit.
-            workflow.logger.warning("compaction failed: %s", reason_of("it", error))
+            workflow.logger.warning("compaction failed: %s", describe_failure("it", error))
             size_bytes = self.state.context_bytes
             done = CompactDone(
                 snapshot=None, before_bytes=size_bytes, after_bytes=size_bytes, written_bytes=0
             )
-        self.state = transitions.after_compaction(self.state, done, reason, self.now_ms())
+        self.state = transitions.apply_compaction(self.state, done, reason, self.now_ms())
         return done.after_bytes < done.before_bytes
 
     def _first_open_seq(self) -> int:
@@ -326,13 +328,13 @@ class Thread:
     def _note_due_compaction(self) -> None:
         due = transitions.is_compaction_due(self.state, self.policy)
         if due and self.state.compaction_due_ms is None:
-            self.state = with_values(self.state, compaction_due_ms=self.now_ms())
+            self.state = replace_values(self.state, compaction_due_ms=self.now_ms())
 
     # The run and the policy.
 
     def limit(self) -> LimitHit | None:
         """Return the limit that the thread has reached, if it has."""
-        return limit_hit(self.policy, transitions.usage(self.state))
+        return find_limit_hit(self.policy, transitions.build_usage(self.state))
 
     def has_configured(self, key: str) -> bool:
         """Whether a request has been carried out already: one that met a roll is sent again."""
@@ -343,7 +345,7 @@ class Thread:
         changed = self.policy.with_changes(changes)
         if key:
             configured = (*self.state.configured, short_digest(key, size_bytes=8))
-            self.state = with_values(self.state, configured=configured[-limits.CONFIGURED_MAX :])
+            self.state = replace_values(self.state, configured=configured[-limits.CONFIGURED_MAX :])
         if self._policy is None:  # The agent's own is not known yet.
             self._changes = {**self._changes, **changes}
         else:
@@ -351,7 +353,7 @@ class Thread:
 
     def roll_reason(self) -> RollReason | None:
         """Return why the run should end at the next safe point: between two steps."""
-        return roll_reason(self.policy, self.run_size())
+        return find_roll_reason(self.policy, self.run_size())
 
     def run_size(self) -> RunSize:
         """Return how large the run has become."""
@@ -371,7 +373,7 @@ class Thread:
             policy=self._policy,
             changes={} if self._policy else self._changes,
             state=approvals.carry(
-                _carry_turn(transitions.counted(self.state, runs=1)), workflow.info().run_id
+                _carry_turn(transitions.add_to_counters(self.state, runs=1)), workflow.info().run_id
             ),
             parent=self.parent,
         )
@@ -422,7 +424,7 @@ def should_continue_as_new(policy: Policy | None = None) -> bool:
         # Plain payloads are part of the history. So a run from before the plugin answers as it did.
         offloaded_bytes=max(0, consumed_bytes - history_bytes),
     )
-    return roll_reason(policy or Policy(), size) is not None
+    return find_roll_reason(policy or Policy(), size) is not None
 
 
 def _get_turn(state: ThreadState) -> Turn | None:
@@ -458,7 +460,7 @@ def _carry_turn(state: ThreadState) -> ThreadState:
     if not state.in_turn:
         return state
     turn = _build_turn(state)
-    return with_values(state, turn_ms=turn.began_ms, carried_after=_get_last_run())
+    return replace_values(state, turn_ms=turn.began_ms, carried_after=_get_last_run())
 
 
 def _build_turn(state: ThreadState) -> Turn:

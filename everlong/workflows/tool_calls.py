@@ -33,17 +33,22 @@ from everlong.models import (
     ThreadState,
     ToolResult,
     ToolRun,
-    error_result,
+    build_error_result,
 )
-from everlong.models.search_attributes import start_attributes
-from everlong.models.state import with_values
+from everlong.models.search_attributes import build_start_attributes
+from everlong.models.state import replace_values
 from everlong.workflows import approvals, transitions
-from everlong.workflows.activity_executor import Executor, LeftWhileHeld, attempts, reason_of
+from everlong.workflows.activity_executor import (
+    Executor,
+    LeftWhileHeld,
+    build_retry_policy,
+    describe_failure,
+)
 
 if TYPE_CHECKING:
     from everlong.workflows.thread import Thread
 
-_OURS: Final = attempts()
+_OURS: Final = build_retry_policy()
 
 
 class ToolRunner:
@@ -65,14 +70,14 @@ class ToolRunner:
         errors: dict[str, BaseException] = {}
         try:
             while True:
-                for call in self._startable({*running, *errors}):
+                for call in self._find_startable({*running, *errors}):
                     task = asyncio.create_task(self._run(call.id))
                     # If the thread is cancelled, nobody else looks at how it ended.
                     task.add_done_callback(lambda done: done.cancelled() or done.exception())
                     running[call.id] = task
                 if not running:
                     break
-                await self._until_something_happens(running, errors)
+                await self._wait_for_change(running, errors)
                 for call_id in [each for each, task in running.items() if task.done()]:
                     if error := running.pop(call_id).exception():
                         errors[call_id] = error
@@ -82,39 +87,39 @@ class ToolRunner:
         for error in sorted(errors.values(), key=lambda each: isinstance(each, LeftWhileHeld)):
             raise error
 
-    def _startable(self, taken: Container[str]) -> list[Call]:
+    def _find_startable(self, taken: Container[str]) -> list[Call]:
         state = self._thread.state
         if self._thread.stopping or state.pause is not None:
             return []
         return [call for call in state.calls if call.id not in taken and self.is_runnable(call)]
 
-    async def _until_something_happens(
+    async def _wait_for_change(
         self, running: Mapping[str, asyncio.Task[None]], errors: Container[str]
     ) -> None:
         """Wait for a result, a decision, or a deadline of an approval."""
 
-        def happened() -> bool:
+        def has_changed() -> bool:
             if any(task.done() for task in running.values()):
                 return True
-            return any(call.id not in errors for call in self._startable(running))
+            return any(call.id not in errors for call in self._find_startable(running))
 
         thread = self._thread
-        timeout = approvals.until_deadline(thread.state, thread.now_ms())
+        timeout = approvals.get_time_to_deadline(thread.state, thread.now_ms())
         try:
-            await workflow.wait_condition(happened, timeout=timeout)
+            await workflow.wait_condition(has_changed, timeout=timeout)
         except TimeoutError:
             thread.state = approvals.expire(thread.state, thread.now_ms())
 
-    def reported(self, report: Report) -> None:
+    def take_report(self, report: Report) -> None:
         """Take in what a sub-agent's thread says, if it is one that is waited for."""
         for call in self._thread.state.calls:
             if call.child_id == report.child_id and call.report is None and call.result is None:
-                told = with_values(call, report=report)
-                self._thread.state = transitions.with_call(self._thread.state, told)
+                told = replace_values(call, report=report)
+                self._thread.state = transitions.replace_call(self._thread.state, told)
 
     async def _run(self, call_id: str) -> None:
         """Do what can be done for a call now: run it, start its sub-agent, or take over the answer."""
-        call = self._call(call_id)
+        call = self._find_call(call_id)
         result: ToolResult | None
         try:
             if not call.options.agent:
@@ -128,11 +133,11 @@ class ToolRunner:
                 raise
             # The model hears of it and may try another way.
             what = f"tool {call.tool!r} failed"
-            reason = reason_of(what, error) if isinstance(error, ActivityError) else what
-            result = self._error(call, reason)
+            reason = describe_failure(what, error) if isinstance(error, ActivityError) else what
+            result = self._build_error(call, reason)
         if result is not None:
             state = self._thread.state
-            self._thread.state = transitions.with_result(state, self._call(call_id), result)
+            self._thread.state = transitions.add_result(state, self._find_call(call_id), result)
 
     async def _run_tool(self, call: Call) -> ToolResult:
         context = self._thread.context()
@@ -140,7 +145,7 @@ class ToolRunner:
         # tool call ends no turn; most tools do not read the context.
         snapshot = context.snapshot if call.tool in CONTEXT_TOOLS else None
         run = ToolRun(
-            context=with_values(context, last_run="", snapshot=snapshot),
+            context=replace_values(context, last_run="", snapshot=snapshot),
             call_id=call.call_id,
             tool=call.tool,
             approved=call.approved,
@@ -150,7 +155,7 @@ class ToolRunner:
                 limits.STEP_RESULTS_BYTES_MAX // len(self._thread.state.calls),
             ),
         )
-        retry_policy = attempts(call.options.attempts_max or limits.CALL_ATTEMPTS_MAX)
+        retry_policy = build_retry_policy(call.options.attempts_max or limits.CALL_ATTEMPTS_MAX)
         return await self._executor.execute(RUN_TOOL, run, ToolResult, retry_policy)
 
     async def _start_child(self, call: Call) -> ToolResult | None:
@@ -158,10 +163,10 @@ class ToolRunner:
         parent = self._thread.parent
         depth = 1 if parent is None else parent.depth + 1
         if depth > limits.CHILD_DEPTH_MAX:
-            return self._error(call, f"sub-agents go {limits.CHILD_DEPTH_MAX} deep at most")
+            return self._build_error(call, f"sub-agents go {limits.CHILD_DEPTH_MAX} deep at most")
         info = workflow.info()
         # Random, so that a branch that a reset has abandoned cannot answer for this one.
-        child_id = transitions.child_id(
+        child_id = transitions.build_child_id(
             info.workflow_id, call.options.agent, workflow.uuid4().hex[:12]
         )
         brief = Brief(
@@ -174,8 +179,8 @@ class ToolRunner:
         if briefed.message is None:
             return briefed.refused
         # Known before the thread can have answered: its report may come with the news of its start.
-        started = with_values(self._call(call.id), child_id=child_id)
-        self._thread.state = transitions.with_call(self._thread.state, started)
+        started = replace_values(self._find_call(call.id), child_id=child_id)
+        self._thread.state = transitions.replace_call(self._thread.state, started)
         counters = Counters(messages=1, written_bytes=briefed.message.stored_bytes)
         state = ThreadState(inbox=(briefed.message,), counters=counters)
         start = ThreadStart(
@@ -193,7 +198,9 @@ class ToolRunner:
                 id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
                 parent_close_policy=ParentClosePolicy.ABANDON,
                 search_attributes=(
-                    start_attributes(call.options.agent) if self._thread.state.attributes else None
+                    build_start_attributes(call.options.agent)
+                    if self._thread.state.attributes
+                    else None
                 ),
             )
         return None
@@ -201,18 +208,20 @@ class ToolRunner:
     async def _collect(self, call: Call) -> ToolResult:
         report = call.report
         if report is None or report.head is None:
-            return self._error(call, f"the sub-agent's thread {call.child_id!r} ended unheard")
+            return self._build_error(
+                call, f"the sub-agent's thread {call.child_id!r} ended unheard"
+            )
         collect = Collect(
             child_id=call.child_id, head=report.head, call_id=call.call_id, tool=call.tool
         )
         result = await self._executor.execute(COLLECT, collect, ToolResult, _OURS)
-        self._thread.state = transitions.counted(
+        self._thread.state = transitions.add_to_counters(
             self._thread.state, tokens=report.tokens, cost_usd=report.cost_usd
         )
         return result
 
-    def _error(self, call: Call, reason: str) -> ToolResult:
-        return error_result(call.call_id, call.tool, reason, self._thread.now_ms())
+    def _build_error(self, call: Call, reason: str) -> ToolResult:
+        return build_error_result(call.call_id, call.tool, reason, self._thread.now_ms())
 
-    def _call(self, call_id: str) -> Call:
+    def _find_call(self, call_id: str) -> Call:
         return next(call for call in self._thread.state.calls if call.id == call_id)

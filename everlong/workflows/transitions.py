@@ -26,15 +26,15 @@ from everlong.models import (
     ThreadState,
     ToolResult,
     TurnEnd,
-    error_result,
-    lost_entry,
-    new_entry,
-    note,
+    build_entry,
+    build_error_result,
+    build_lost_entry,
+    build_note,
     seq_after,
 )
-from everlong.models.state import with_values
+from everlong.models.state import replace_values
 from everlong.models.thread_ids import clean_id
-from everlong.policy import LimitHit, Observed, Policy, Usage, after_step, after_turn
+from everlong.policy import LimitHit, Observed, Policy, Usage, count_step, count_turn
 
 _STATE = TypeAdapter(ThreadState)
 _MESSAGE = TypeAdapter(SendMessage)
@@ -44,14 +44,14 @@ _TYPE_CHARS_MAX = 64
 _ENTRY_BYTES = 160
 
 
-def state_bytes(state: ThreadState) -> int:
+def measure_state(state: ThreadState) -> int:
     """Return the size of a state as JSON."""
     return len(_STATE.dump_json(state))
 
 
-def why_refused(state: ThreadState, message: SendMessage, thread: str) -> str:
+def explain_refusal(state: ThreadState, message: SendMessage, thread: str) -> str:
     """Return why a message cannot be queued, or an empty string. `thread` is the thread's key."""
-    if number_of(state, message) is not None:
+    if find_number(state, message) is not None:
         return ""
     if message.ref is not None:
         refs = [ref for ref in (message.ref, message.original) if ref is not None]
@@ -63,24 +63,24 @@ def why_refused(state: ThreadState, message: SendMessage, thread: str) -> str:
             return f"the message has {message.ref.size_bytes} bytes; {limits.TEXT_BYTES_MAX} is the most"
     elif not message.text.strip():
         return "the message is empty"
-    size_bytes = queued_bytes(message)
+    size_bytes = measure_message(message)
     if size_bytes > limits.MESSAGE_BYTES_MAX:
         return (
             f"the message has {size_bytes} bytes; {limits.MESSAGE_BYTES_MAX} is the most to send as it "
             "is. Everlong's own client stores a longer one first, and sends its ref."
         )
-    if sum(map(queued_bytes, state.inbox)) + size_bytes > limits.INBOX_BYTES_MAX:
+    if sum(map(measure_message, state.inbox)) + size_bytes > limits.INBOX_BYTES_MAX:
         return f"{len(state.inbox)} messages wait already; send again once some are answered"
     return ""
 
 
-def number_of(state: ThreadState, message: SendMessage) -> int | None:
+def find_number(state: ThreadState, message: SendMessage) -> int | None:
     """Return the number of a message that has been taken in before."""
     numbers = [each.number for each in state.received if each.id == message.id]
     return numbers[-1] if message.id and numbers else None
 
 
-def queued_bytes(message: SendMessage) -> int:
+def measure_message(message: SendMessage) -> int:
     """Return the size of a message in the state's JSON, with the comma that follows it."""
     return len(_MESSAGE.dump_json(message)) + 1
 
@@ -89,21 +89,21 @@ def queue(state: ThreadState, message: SendMessage) -> ThreadState:
     """Take in a message that has arrived."""
     # Bounded: it is the sender's word. A long message is two packs at most.
     stored_bytes = min(message.stored_bytes, 2 * limits.TEXT_BYTES_MAX) if message.ref else 0
-    state = counted(state, messages=1, written_bytes=stored_bytes)
+    state = add_to_counters(state, messages=1, written_bytes=stored_bytes)
     received = state.received
     if message.id:
         new = Received(id=message.id, number=state.counters.messages)
         received = (*received, new)[-limits.RECEIVED_MAX :]
     # These have served their purpose.
-    message = with_values(message, agent="", stored_bytes=0, until_answered=False)
-    return with_values(state, inbox=(*state.inbox, message), received=received)
+    message = replace_values(message, agent="", stored_bytes=0, until_answered=False)
+    return replace_values(state, inbox=(*state.inbox, message), received=received)
 
 
 def begin_turn(state: ThreadState, time_ms: int) -> ThreadState:
     """Take up the oldest message that waits."""
     message, *inbox = state.inbox
-    state = _received(state, message, time_ms)
-    return with_values(
+    state = _add_received(state, message, time_ms)
+    return replace_values(
         state,
         inbox=tuple(inbox),
         in_turn=True,
@@ -115,29 +115,29 @@ def begin_turn(state: ThreadState, time_ms: int) -> ThreadState:
     )
 
 
-def without_lost_messages(state: ThreadState) -> ThreadState:
+def replace_lost_messages(state: ThreadState) -> ThreadState:
     """Put a note where the tail names a message that the store does not have."""
     tail = tuple(
-        lost_entry(entry) if entry.kind == Kind.MESSAGE and entry.ref is not None else entry
+        build_lost_entry(entry) if entry.kind == Kind.MESSAGE and entry.ref is not None else entry
         for entry in state.tail
     )
-    return with_values(state, tail=tail)
+    return replace_values(state, tail=tail)
 
 
 def end_turn(state: ThreadState, seq: int, failure: str = "") -> ThreadState:
     """Count the message as dealt with: it has been answered by that entry, or will not be."""
-    state = counted(state, answered=1)
+    state = add_to_counters(state, answered=1)
     answer = Answer(number=state.counters.answered, seq=seq)
-    return with_values(
+    return replace_values(
         state,
         in_turn=False,
         last_failure=failure,
         answers=(*state.answers, answer)[-limits.ANSWERS_MAX :],
-        streaks=after_turn(state.streaks, failed=bool(failure)),
+        streaks=count_turn(state.streaks, failed=bool(failure)),
     )
 
 
-def turn_end(state: ThreadState, number: int) -> TurnEnd:
+def find_turn_end(state: ThreadState, number: int) -> TurnEnd:
     """Return where the turn of a message ended, if it has ended and the thread still knows."""
     for answer in state.answers:
         if answer.number == number:
@@ -153,29 +153,29 @@ def fail_turn(
     seq = seq_after(state.head, state.tail)
     failed = FailedTurn(seq=seq, reason=reason, error_type=error_type[:_TYPE_CHARS_MAX])
     state = add_message(state, Kind.FAILURE, Message(role="failure", text=reason), time_ms)
-    return with_values(state, in_turn=False, last_failure=reason, failed_turn=failed)
+    return replace_values(state, in_turn=False, last_failure=reason, failed_turn=failed)
 
 
 def break_off(state: ThreadState, time_ms: int) -> ThreadState:
     """Give calls that will not be run a result, since the thread ends."""
     for call in state.calls:
         if call.result is None:
-            not_run = error_result(call.call_id, call.tool, _ENDED, time_ms)
-            state = with_call(state, with_values(call, waits=None, result=not_run))
+            not_run = build_error_result(call.call_id, call.tool, _ENDED, time_ms)
+            state = replace_call(state, replace_values(call, waits=None, result=not_run))
     return take_notes(settle(state, time_ms))
 
 
 def empty_inbox(state: ThreadState, time_ms: int) -> ThreadState:
     """Move what nobody will read to the tail, since the thread ends."""
     for message in state.inbox:
-        state = _received(state, message, time_ms)
-    return with_values(state, inbox=())
+        state = _add_received(state, message, time_ms)
+    return replace_values(state, inbox=())
 
 
-def after_model(state: ThreadState, turn: ModelTurn) -> ThreadState:
+def apply_reply(state: ThreadState, turn: ModelTurn) -> ThreadState:
     """Take in a reply, which has been journalled with the tail before it."""
     reply_seq = seq_after(turn.head) - 1
-    state = counted(
+    state = add_to_counters(
         state,
         steps=1,
         written_bytes=turn.written_bytes,
@@ -183,7 +183,7 @@ def after_model(state: ThreadState, turn: ModelTurn) -> ThreadState:
         tokens=turn.tokens,
         cost_usd=turn.cost_usd,
     )
-    state = with_values(
+    state = replace_values(
         state,
         head=turn.head,
         tail=(),
@@ -211,22 +211,24 @@ def after_model(state: ThreadState, turn: ModelTurn) -> ThreadState:
     if turn.evicted:
         change = MemoryChange(evicted=turn.evicted)
         state = add_note(state, Kind.MEMORY, change, turn.time_ms)
-    return _journalled(state)
+    return _end_failed_turn(state)
 
 
-def with_call(state: ThreadState, changed: Call) -> ThreadState:
+def replace_call(state: ThreadState, changed: Call) -> ThreadState:
     """Replace a call by what has become of it."""
     calls = tuple(changed if call.id == changed.id else call for call in state.calls)
-    return with_values(state, calls=calls)
+    return replace_values(state, calls=calls)
 
 
-def with_result(state: ThreadState, call: Call, result: ToolResult) -> ThreadState:
+def add_result(state: ThreadState, call: Call, result: ToolResult) -> ThreadState:
     """Take in what a call returned. The entry waits until all calls of the reply have one."""
-    state = counted(state, tool_calls=1, written_bytes=result.written_bytes)
-    state = with_values(state, step_bytes=state.step_bytes + result.written_bytes, child_checks=0)
+    state = add_to_counters(state, tool_calls=1, written_bytes=result.written_bytes)
+    state = replace_values(
+        state, step_bytes=state.step_bytes + result.written_bytes, child_checks=0
+    )
     # What only a call that has yet to run needs is left behind.
     done = Call(id=call.id, call_id=call.call_id, tool=call.tool, digest=call.digest, result=result)
-    return with_call(state, done)
+    return replace_call(state, done)
 
 
 def settle(state: ThreadState, time_ms: int) -> ThreadState:
@@ -236,32 +238,32 @@ def settle(state: ThreadState, time_ms: int) -> ThreadState:
         raise ValueError("a call has no result yet")
     state = take_notes(state)  # What was asked and decided came first.
     for _, result in done:
-        entry = with_values(result.entry, seq=seq_after(state.head, state.tail))
-        state = with_values(state, tail=(*state.tail, entry))
+        entry = replace_values(result.entry, seq=seq_after(state.head, state.tail))
+        state = replace_values(state, tail=(*state.tail, entry))
     for _, result in done:
         if result.memory is not None:
             state = add_note(state, Kind.MEMORY, result.memory, time_ms)
     if done:
         observed = [Observed(call.digest, result.digest, result.outcome) for call, result in done]
-        state = with_values(state, streaks=after_step(state.streaks, observed))
-    return with_values(state, calls=())
+        state = replace_values(state, streaks=count_step(state.streaks, observed))
+    return replace_values(state, calls=())
 
 
-def after_append(state: ThreadState, appended: Appended) -> ThreadState:
+def apply_append(state: ThreadState, appended: Appended) -> ThreadState:
     """Empty the tail of what has been journalled; more may have come meanwhile."""
-    state = counted(state, written_bytes=appended.written_bytes)
+    state = add_to_counters(state, written_bytes=appended.written_bytes)
     upto_seq = seq_after(appended.head) - 1
     tail = tuple(entry for entry in state.tail if entry.seq > upto_seq)
-    return _journalled(with_values(state, head=appended.head, tail=tail))
+    return _end_failed_turn(replace_values(state, head=appended.head, tail=tail))
 
 
-def after_compaction(
+def apply_compaction(
     state: ThreadState, done: CompactDone, reason: str, time_ms: int
 ) -> ThreadState:
     """Begin the context with the new snapshot, if there is one, and note it."""
     due_ms = state.compaction_due_ms
-    state = counted(state, tokens=done.tokens, cost_usd=done.cost_usd)
-    state = with_values(
+    state = add_to_counters(state, tokens=done.tokens, cost_usd=done.cost_usd)
+    state = replace_values(
         state,
         compaction_due_ms=None,
         compact_asked=False,
@@ -270,8 +272,8 @@ def after_compaction(
     )
     if done.snapshot is None or done.snapshot == state.snapshot:
         return state
-    state = counted(state, compactions=1, written_bytes=done.written_bytes)
-    state = with_values(
+    state = add_to_counters(state, compactions=1, written_bytes=done.written_bytes)
+    state = replace_values(
         state, snapshot=done.snapshot, context_bytes=done.after_bytes, context_tokens=0
     )
     compacted = Compacted(
@@ -298,7 +300,7 @@ def is_compaction_due(state: ThreadState, policy: Policy) -> bool:
     )
 
 
-def usage(state: ThreadState) -> Usage:
+def build_usage(state: ThreadState) -> Usage:
     """Return what counts against the policy's limits."""
     counters, streaks = state.counters, state.streaks
     return Usage(
@@ -318,44 +320,44 @@ def forgive(state: ThreadState, hit: LimitHit | None) -> ThreadState:
     """Begin to count anew what a person has looked at: how much has gone wrong in a row."""
     if hit is None:
         return state
-    fresh = with_values(
+    fresh = replace_values(
         state.streaks, failed_turns=0, refused_steps=0, failures=(), no_progress_steps=0, recent=()
     )
-    return with_values(state, streaks=fresh, step_bytes=0)
+    return replace_values(state, streaks=fresh, step_bytes=0)
 
 
 def add_message(state: ThreadState, kind: Kind, message: Message, time_ms: int) -> ThreadState:
     """Add a message that the journal has yet to get."""
-    entry = new_entry(seq_after(state.head, state.tail), kind, message, time_ms)
-    return with_values(state, tail=(*state.tail, entry))
+    entry = build_entry(seq_after(state.head, state.tail), kind, message, time_ms)
+    return replace_values(state, tail=(*state.tail, entry))
 
 
 def add_note(state: ThreadState, kind: Kind, data: object, time_ms: int) -> ThreadState:
     """Add something that is no message. It gets its seq later: a model call may be under way."""
-    return with_values(state, notes=(*state.notes, note(1, kind, data, time_ms)))
+    return replace_values(state, notes=(*state.notes, build_note(1, kind, data, time_ms)))
 
 
 def take_notes(state: ThreadState) -> ThreadState:
     """Give notes their place at the end of the tail."""
     seq = seq_after(state.head, state.tail)
-    taken = tuple(with_values(each, seq=seq + i) for i, each in enumerate(state.notes))
-    return with_values(state, tail=(*state.tail, *taken), notes=())
+    taken = tuple(replace_values(each, seq=seq + i) for i, each in enumerate(state.notes))
+    return replace_values(state, tail=(*state.tail, *taken), notes=())
 
 
-def entries_bytes(entries: Sequence[Entry]) -> int:
+def measure_entries(entries: Sequence[Entry]) -> int:
     """Return about what entries take of the state."""
     return sum(_ENTRY_BYTES + entry.size_bytes for entry in entries)
 
 
-def counted(state: ThreadState, **more: float) -> ThreadState:
+def add_to_counters(state: ThreadState, **more: float) -> ThreadState:
     """Add to the counters."""
-    counters: Counters = with_values(
+    counters: Counters = replace_values(
         state.counters, **{name: getattr(state.counters, name) + n for name, n in more.items()}
     )
-    return with_values(state, counters=counters)
+    return replace_values(state, counters=counters)
 
 
-def child_id(parent_id: str, agent: str, suffix: str) -> str:
+def build_child_id(parent_id: str, agent: str, suffix: str) -> str:
     """Return the id of a sub-agent's thread. Bounded, also for a sub-agent's sub-agent.
 
     It is an id that a new thread may have, whatever the parent's is.
@@ -363,23 +365,23 @@ def child_id(parent_id: str, agent: str, suffix: str) -> str:
     return f"{clean_id(parent_id[: limits.CHILD_PARENT_CHARS_MAX])}/{agent}-{suffix}"
 
 
-def _journalled(state: ThreadState) -> ThreadState:
+def _end_failed_turn(state: ThreadState) -> ThreadState:
     """Count a failed turn whose reason has been journalled."""
     failed = state.failed_turn
     if failed is None or failed.seq >= seq_after(state.head):
         return state
     ended = end_turn(state, failed.seq, failure=failed.reason)
     # The next turn may have begun.
-    return with_values(
+    return replace_values(
         ended, failed_turn=None, in_turn=state.in_turn, last_failure=state.last_failure
     )
 
 
-def _received(state: ThreadState, message: SendMessage, time_ms: int) -> ThreadState:
+def _add_received(state: ThreadState, message: SendMessage, time_ms: int) -> ThreadState:
     said = Message(role="user", text=message.text)
-    entry = new_entry(seq_after(state.head, state.tail), Kind.MESSAGE, said, time_ms)
+    entry = build_entry(seq_after(state.head, state.tail), Kind.MESSAGE, said, time_ms)
     if message.ref is not None:
-        entry = with_values(
+        entry = replace_values(
             entry,
             body=None,
             ref=message.ref,
@@ -387,5 +389,5 @@ def _received(state: ThreadState, message: SendMessage, time_ms: int) -> ThreadS
             original=message.original,
         )
     if message.by:
-        entry = with_values(entry, data={"by": message.by})
-    return with_values(state, tail=(*state.tail, entry))
+        entry = replace_values(entry, data={"by": message.by})
+    return replace_values(state, tail=(*state.tail, entry))

@@ -12,7 +12,7 @@ from pathlib import Path
 import boto3
 import pytest
 
-from everlong.embedded.server import free_port
+from everlong.embedded.server import find_free_port
 from everlong.errors import BlobMissing, ConfigError, EverlongError, StoreUnavailable
 from everlong.storage import BlobStore, aws, open_store
 from everlong.storage.base import ranges_of
@@ -117,7 +117,7 @@ def test_a_missing_bucket_is_a_mistake_in_the_url(s3: S3Server) -> None:
 
 
 def test_an_endpoint_where_nobody_listens_is_told(s3: S3Server) -> None:
-    url = s3.url("p").replace(s3.endpoint, f"http://127.0.0.1:{free_port()}")
+    url = s3.url("p").replace(s3.endpoint, f"http://127.0.0.1:{find_free_port()}")
     text = refusal(StoreUnavailable, url)
     assert "s3://everlong/p: nobody answers at its endpoint. Check the endpoint" in text
 

@@ -18,7 +18,7 @@ from temporalio.converter import WorkflowSerializationContext
 
 from everlong.archive.manifest import MANIFEST, archive_key
 from everlong.codecs import EverlongCodec
-from everlong.models import Entry, Kind, Message, SegmentRef, new_entry
+from everlong.models import Entry, Kind, Message, SegmentRef, build_entry
 from everlong.storage.journal import Journal
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
@@ -124,7 +124,7 @@ async def _write_all() -> None:
 def _entry(seq: int, kind: Kind = Kind.MESSAGE, text: str = "") -> Entry:
     roles = {Kind.MESSAGE: "user", Kind.REPLY: "assistant", Kind.FAILURE: "failure"}
     message = Message(role=roles[kind], text=text or f"line {seq}")
-    entry = new_entry(seq, kind, message, TIME_MS + seq)
+    entry = build_entry(seq, kind, message, TIME_MS + seq)
     return dataclasses.replace(entry, tokens=10, cost_usd=0.5) if kind == Kind.REPLY else entry
 
 

@@ -17,9 +17,9 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from everlong import Agent, Reply, tool
-from everlong.config import load_settings, point_to_embedded, store_url
+from everlong.config import build_store_url, load_settings, point_to_embedded
 from everlong.embedded import TemporalServer, start_codec_server
-from everlong.embedded.server import LOOPBACK, free_port
+from everlong.embedded.server import LOOPBACK, find_free_port
 from everlong.storage import open_store
 from everlong.testing import ScriptedModel
 from tests.support.scale import scaled
@@ -54,8 +54,8 @@ async def test_nothing_that_fits_the_description_or_not_is_answered_with_a_5xx(
     (tmp_path / "blobs").mkdir()
     queue = f"fuzz-{os.getpid()}"
     found = load_settings({"EVERLONG_DATA_DIR": str(tmp_path), "EVERLONG_TASK_QUEUE": queue})
-    port = free_port()
-    store = open_store(store_url(tmp_path))
+    port = find_free_port()
+    store = open_store(build_store_url(tmp_path))
     async with open_threads(server.address, store, asking_agent()) as threads:
         threads.task_queue = queue
         with start_codec_server(point_to_embedded(found, server.address), port, 8233) as admin:

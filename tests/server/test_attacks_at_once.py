@@ -16,9 +16,9 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from everlong.config import environment_without_temporal
+from everlong.config import drop_temporal_variables
 from everlong.embedded import ManagedProcess, TemporalServer
-from everlong.embedded.server import free_port
+from everlong.embedded.server import find_free_port
 from everlong.embedded.stack import CODEC_SERVER_READY
 from everlong.storage import open_store
 from tests.server.test_query_attacks import BOMBS, READS
@@ -74,12 +74,12 @@ async def serving(
     open_store(root.as_uri())
     roles = {"ana": "viewer", "bob": "viewer", "eve": "viewer", "kim": "operator"}
     env = {
-        **environment_without_temporal(),
+        **drop_temporal_variables(),
         "TEMPORAL_ADDRESS": server.address,
         "EVERLONG_STORE": root.as_uri(),
         "EVERLONG_TOKENS": ",".join(f"{name}:{roles[name]}:{TOKENS[name]}" for name in roles),
     }
-    port = free_port()
+    port = find_free_port()
     arguments = [sys.executable, "-m", "everlong", "serve", "--port", str(port)]
     with ManagedProcess("serve", arguments, env=env, log=folder / "log") as started:
         await started.wait_for_output(CODEC_SERVER_READY, 60)

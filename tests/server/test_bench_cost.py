@@ -5,12 +5,12 @@ from pathlib import Path
 
 from bench.cost import ACTIONS_MAX, measure_cost
 from everlong.embedded import start_server
-from everlong.embedded.server import free_port
+from everlong.embedded.server import find_free_port
 
 
 def test_twenty_fast_steps_send_no_heartbeat_and_cost_at_most_fifty_actions(tmp_path: Path) -> None:
     async def measure() -> None:
-        metrics_port = free_port()
+        metrics_port = find_free_port()
         server = await start_server(tmp_path, metrics_port=metrics_port, durable=False)
         with server.process:
             report = await measure_cost(server.address, metrics_port, tmp_path, quick=True)

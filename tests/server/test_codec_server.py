@@ -14,9 +14,9 @@ import pytest
 from temporalio import workflow
 from temporalio.client import WorkflowHandle
 
-from everlong.config import environment_without_temporal
+from everlong.config import drop_temporal_variables
 from everlong.embedded import ManagedProcess, TemporalServer
-from everlong.embedded.server import find_temporal, free_port
+from everlong.embedded.server import find_free_port, find_temporal
 from everlong.embedded.stack import CODEC_SERVER_READY
 from everlong.storage import BlobStore, open_store
 from tests.support.threads import open_threads
@@ -65,7 +65,7 @@ async def serving(
     arguments = [sys.executable, "-m", "everlong", "serve", "--port", str(port)]
     for origin in origins:
         arguments += ["--cors-origin", origin]
-    env = {**environment_without_temporal(), "EVERLONG_STORE": store, "EVERLONG_TOKEN": token}
+    env = {**drop_temporal_variables(), "EVERLONG_STORE": store, "EVERLONG_TOKEN": token}
     with ManagedProcess("codec server", arguments, env=env, log=log) as process:
         await process.wait_for_output(CODEC_SERVER_READY, 60)
         yield f"http://127.0.0.1:{port}"
@@ -98,7 +98,7 @@ def store(store_url: str) -> BlobStore:
 def temporal(address: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [find_temporal(), *arguments, "--address", address],
-        env=environment_without_temporal(),
+        env=drop_temporal_variables(),
         capture_output=True,
         text=True,
         timeout=60,
@@ -140,7 +140,7 @@ async def test_temporals_cli_shows_what_is_in_the_store_to_who_has_the_token(
     assert raw.returncode == 0
     assert len(raw.stdout) < 20_000
     log = tmp_path / "serve.log"
-    async with serving(store_url, log, port=free_port(), token=TOKEN) as url:
+    async with serving(store_url, log, port=find_free_port(), token=TOKEN) as url:
         for endpoint in (url, f"{url}/default", f"{url}/behind/a-proxy/default"):
             assert list(shown(show(server.address, thread_id, endpoint, TOKEN))) == expected
         refused = show(server.address, thread_id, url, "another", *BRIEFLY)
@@ -157,7 +157,7 @@ async def test_the_codec_servers_log_names_what_is_missing(
     elsewhere = (tmp_path / "elsewhere").as_uri()
     open_store(elsewhere)
     log = tmp_path / "serve.log"
-    async with serving(elsewhere, log, port=free_port()) as url:
+    async with serving(elsewhere, log, port=find_free_port()) as url:
         assert show(server.address, thread_id, url, "", *BRIEFLY).returncode != 0
     assert "/decode answered 422: BlobMissing" in log.read_text()
     assert "Traceback" not in log.read_text()
@@ -171,7 +171,7 @@ async def test_what_temporals_cli_starts_a_workflow_with_reaches_it_through_the_
     given.write_text(json.dumps(value("given", LARGE_BYTES)))
     log = tmp_path / "serve.log"
     async with open_threads(server.address, store) as threads:
-        async with serving(store_url, log, port=free_port(), token=TOKEN) as url:
+        async with serving(store_url, log, port=find_free_port(), token=TOKEN) as url:
             arguments = ["--type", "codec-server-tail", "--task-queue", threads.task_queue]
             arguments += ["--input-file", str(given), "-w", thread_id, "--codec-endpoint", url]
             arguments += ["--codec-auth", f"Bearer {TOKEN}"]
@@ -185,6 +185,6 @@ async def test_what_temporals_cli_starts_a_workflow_with_reaches_it_through_the_
 
 
 async def test_the_codec_server_is_healthy_while_it_runs(store_url: str, tmp_path: Path) -> None:
-    async with serving(store_url, tmp_path / "log", port=free_port(), token=TOKEN) as url:
+    async with serving(store_url, tmp_path / "log", port=find_free_port(), token=TOKEN) as url:
         with urllib.request.urlopen(f"{url}/healthz", timeout=10) as response:
             assert json.load(response) == {"status": "ok"}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from everlong.embedded.server import free_port
+from everlong.embedded.server import find_free_port
 
 
 class Terminal:
@@ -67,7 +67,7 @@ def call(url: str, body: dict[str, object] | None = None) -> dict[str, object]:
 
 @pytest.mark.full
 def test_the_demo_waits_for_a_person_and_takes_a_denial_as_well(tmp_path: Path) -> None:
-    ports = ["--port", str(free_port()), "--ui-port", str(free_port())]
+    ports = ["--port", str(find_free_port()), "--ui-port", str(find_free_port())]
     command = [sys.executable, "-m", "everlong", "demo", "--data-dir", str(tmp_path / "d"), *ports]
     terminal = Terminal(command, tmp_path)
     try:

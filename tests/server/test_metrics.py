@@ -17,7 +17,7 @@ from everlong.client.delivery import send
 from everlong.client.wait import wait_for_status
 from everlong.config import Settings, load_settings, point_to_embedded
 from everlong.embedded import TemporalServer, start_codec_server, start_worker
-from everlong.embedded.server import free_port
+from everlong.embedded.server import find_free_port
 from everlong.storage import BlobStore
 from everlong.telemetry.exporters import ExportSettings, open_providers
 from everlong.testing import ScriptedModel
@@ -156,7 +156,7 @@ def measured(tmp_path: Path, address: str, port: int) -> Settings:
 async def test_a_worker_shows_its_metrics_until_it_stops(
     server: TemporalServer, tmp_path: Path
 ) -> None:
-    port = free_port()
+    port = find_free_port()
     settings = measured(tmp_path, server.address, port)
     with start_worker(settings, ["everlong.demo:agent"]) as worker:
         await worker.wait_for_output(READY, 30)
@@ -168,9 +168,9 @@ async def test_a_worker_shows_its_metrics_until_it_stops(
 
 
 async def test_the_admin_server_shows_all_threads(server: TemporalServer, tmp_path: Path) -> None:
-    port = free_port()
+    port = find_free_port()
     settings = measured(tmp_path, server.address, port - 1)
-    with start_codec_server(settings, free_port(), 8233):
+    with start_codec_server(settings, find_free_port(), 8233):
         url = f"http://127.0.0.1:{port}/metrics"
         text = await got(url, lambda text: 'everlong_threads{status="active"}' in text)
         assert 'service_name="everlong-admin"' in text
@@ -180,8 +180,8 @@ async def test_the_admin_server_shows_all_threads(server: TemporalServer, tmp_pa
 async def test_without_temporal_the_admin_server_serves_values_and_no_gauges(
     tmp_path: Path,
 ) -> None:
-    port, web_port = free_port(), free_port()
-    settings = measured(tmp_path, f"127.0.0.1:{free_port()}", port - 1)
+    port, web_port = find_free_port(), find_free_port()
+    settings = measured(tmp_path, f"127.0.0.1:{find_free_port()}", port - 1)
     with start_codec_server(settings, web_port, 8233) as admin:
         await admin.wait_for_output("metrics of all threads are not shown", 30)
         assert "ok" in await got(f"http://127.0.0.1:{web_port}/healthz", bool)

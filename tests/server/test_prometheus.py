@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 
 from everlong import Policy, limits
 from everlong.embedded import ManagedProcess, TemporalServer, start_server
-from everlong.embedded.server import free_port
+from everlong.embedded.server import find_free_port
 from everlong.embedded.stack import CODEC_SERVER_READY
 from everlong.models import SWEEPER_WORKFLOW, SweepOptions
 from everlong.storage import open_store
@@ -49,7 +49,11 @@ class Fleet:
     workers: int = 0
 
     def __post_init__(self) -> None:
-        self.worker_port, self.admin_port, self.port = free_port(), free_port(), free_port()
+        self.worker_port, self.admin_port, self.port = (
+            find_free_port(),
+            find_free_port(),
+            find_free_port(),
+        )
         self.blobs = self.tmp_path / "blobs"
 
     def everlong(self, name: str, *arguments: str, metrics_port: int) -> ManagedProcess:
@@ -75,7 +79,7 @@ class Fleet:
         )
 
     def admin(self) -> ManagedProcess:
-        arguments = ["serve", "--port", str(free_port())]
+        arguments = ["serve", "--port", str(find_free_port())]
         return self.everlong("admin", *arguments, metrics_port=self.admin_port)
 
     def prometheus(self) -> ManagedProcess:

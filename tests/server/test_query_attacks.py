@@ -10,9 +10,9 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from everlong.config import environment_without_temporal
+from everlong.config import drop_temporal_variables
 from everlong.embedded import ManagedProcess, TemporalServer
-from everlong.embedded.server import free_port
+from everlong.embedded.server import find_free_port
 from everlong.embedded.stack import CODEC_SERVER_READY
 from tests.support.query_fuzzer import children
 from tests.support.query_runner import ENDLESS
@@ -74,9 +74,9 @@ async def serving(
 ) -> AsyncIterator[Serving]:
     folder = tmp_path_factory.mktemp("serving")
     (folder / "tmp").mkdir()
-    port = free_port()
+    port = find_free_port()
     env = {
-        **environment_without_temporal(),
+        **drop_temporal_variables(),
         "TEMPORAL_ADDRESS": server.address,
         "EVERLONG_STORE": (folder / "blobs").as_uri(),
         "EVERLONG_TOKENS": ",".join(

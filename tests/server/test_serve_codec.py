@@ -20,9 +20,9 @@ from temporalio.worker import Worker
 
 from everlong import EverlongPlugin
 from everlong.client.wait import ask
-from everlong.config import environment_without_temporal
+from everlong.config import drop_temporal_variables
 from everlong.embedded import ManagedProcess, TemporalServer
-from everlong.embedded.server import free_port
+from everlong.embedded.server import find_free_port
 from everlong.embedded.stack import CODEC_SERVER_READY
 from everlong.storage import BlobStore
 from tests.support.scripted_agents import pages_answer, reading_agent
@@ -37,11 +37,11 @@ async def serving(
     address: str, store: str, log: Path, *options: str
 ) -> AsyncIterator[httpx.AsyncClient]:
     """Run `everlong serve`, and give a client of it."""
-    port = free_port()
+    port = find_free_port()
     arguments = [sys.executable, "-m", "everlong", "serve", "--port", str(port), *options]
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     env = {
-        **environment_without_temporal(),
+        **drop_temporal_variables(),
         "TEMPORAL_ADDRESS": address,
         "EVERLONG_STORE": store,
         "EVERLONG_TOKEN": "",

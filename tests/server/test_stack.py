@@ -18,9 +18,9 @@ from temporalio.client import Client
 from everlong import EverlongPlugin
 from everlong.client.wait import wait_for_status
 from everlong.codecs.codec import INLINE_ENCODING
-from everlong.config import store_url
+from everlong.config import build_store_url
 from everlong.embedded import ManagedProcess, TemporalServer, start_server
-from everlong.embedded.server import find_temporal, free_port
+from everlong.embedded.server import find_free_port, find_temporal
 from everlong.models.search_attributes import SEARCH_ATTRIBUTES
 from tests.unit.test_process import wait_until_gone
 
@@ -38,12 +38,12 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def port() -> int:
-    return free_port()
+    return find_free_port()
 
 
 def start_dev(data_dir: Path, port: int, log: Path, *agents: str) -> ManagedProcess:
     arguments = ["dev", *agents, "--data-dir", str(data_dir), "--port", str(port)]
-    arguments += ["--ui-port", str(free_port())]
+    arguments += ["--ui-port", str(find_free_port())]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     return ManagedProcess("dev", [*EVERLONG, *arguments], env=env, log=log)
 
@@ -90,7 +90,7 @@ def run(*arguments: str, data_dir: Path, port: int) -> str:
 
 
 def plugin(data_dir: Path) -> EverlongPlugin:
-    return EverlongPlugin(store=store_url(data_dir))
+    return EverlongPlugin(store=build_store_url(data_dir))
 
 
 async def test_dev_runs_what_it_says_and_ctrl_c_stops_all_of_it(
@@ -180,7 +180,7 @@ async def test_ctrl_c_while_it_starts_stops_it_at_once(
 ) -> None:
     (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
     monkeypatch.chdir(tmp_path)
-    ports = ["--port", str(free_port()), "--ui-port", str(free_port())]
+    ports = ["--port", str(find_free_port()), "--ui-port", str(find_free_port())]
     arguments = ["dev", "slow:agent", "--data-dir", str(tmp_path / "data"), *ports]
     with ManagedProcess(
         "dev", [*EVERLONG, *arguments], env=os.environ, log=tmp_path / "log"
@@ -245,7 +245,7 @@ async def test_no_part_outlives_a_stack_that_is_killed(dev: ManagedProcess) -> N
 
 
 def demo(tmp_path: Path, code: str) -> subprocess.CompletedProcess[str]:
-    ports = ["--port", str(free_port()), "--ui-port", str(free_port())]
+    ports = ["--port", str(find_free_port()), "--ui-port", str(find_free_port())]
     arguments = ["everlong", "demo", "--data-dir", str(tmp_path / "demo"), *ports]
     return subprocess.run(
         [

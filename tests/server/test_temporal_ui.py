@@ -14,7 +14,7 @@ import pytest
 from playwright.async_api import Page, async_playwright, expect
 
 from everlong.embedded import start_server
-from everlong.embedded.server import free_port
+from everlong.embedded.server import find_free_port
 from everlong.storage import open_store
 from tests.server.test_codec_server import LARGE_BYTES, serving, swap, value
 
@@ -58,7 +58,7 @@ async def downloaded(page: Page, number: int) -> object:
 
 @pytest.mark.guarantee(89)
 async def test_the_temporal_ui_shows_what_is_in_the_store(tmp_path: Path, thread_id: str) -> None:
-    port = free_port()
+    port = find_free_port()
     server = await start_server(tmp_path, codec_endpoint=f"http://127.0.0.1:{port}")
     with server.process:
         store_url = (tmp_path / "blobs").as_uri()

@@ -17,7 +17,7 @@ from everlong import Policy
 from everlong.admin.web import Access, AppContext, create_admin_app
 from everlong.client.threads import Directory
 from everlong.embedded import start_server
-from everlong.embedded.server import free_port
+from everlong.embedded.server import find_free_port
 from everlong.models import ThreadStatus
 from everlong.storage import open_store
 from tests.support.dashboard_agent import agent
@@ -113,7 +113,7 @@ async def open_stage(folder: Path) -> AsyncIterator[Stage]:
 @contextlib.asynccontextmanager
 async def serving(app: FastAPI) -> AsyncIterator[str]:
     """Serve an application on loopback; yield its address."""
-    port = free_port()
+    port = find_free_port()
     config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning", access_log=False)
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve())

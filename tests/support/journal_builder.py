@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from everlong.models import Entry, Kind, Message, Segment, SegmentRef, new_entry
+from everlong.models import Entry, Kind, Message, Segment, SegmentRef, build_entry
 from everlong.storage.journal import Journal
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import thread_key
@@ -16,7 +16,7 @@ def entry(seq: int, text: str = "hello", kind: Kind = Kind.MESSAGE) -> Entry:
     """Return an entry with its message inside, of any length."""
     roles = {Kind.MESSAGE: "user", Kind.REPLY: "assistant", Kind.TOOL_RESULT: "tool"}
     message = Message(role=roles.get(kind, "failure"), text=text)
-    return new_entry(seq, kind, message, 1_763_276_400_000 + seq)
+    return build_entry(seq, kind, message, 1_763_276_400_000 + seq)
 
 
 def noisy(seq: int, text_bytes: int) -> Entry:

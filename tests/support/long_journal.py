@@ -17,8 +17,8 @@ from everlong.models import (
     StepInfo,
     ThreadState,
     ToolCall,
-    new_entry,
-    note,
+    build_entry,
+    build_note,
     thread_key,
 )
 from everlong.storage.journal import Journal
@@ -57,7 +57,9 @@ async def live_through(stage: Stage, thread_id: str, count: int, compacted_seq: 
         ]
         place = compacted_seq + 1 - first
         if 0 <= place < len(batch):
-            batch[place] = note(compacted_seq + 1, Kind.COMPACTION, compacted, batch[place].time_ms)
+            batch[place] = build_note(
+                compacted_seq + 1, Kind.COMPACTION, compacted, batch[place].time_ms
+            )
         head, _ = await journal.append(head, batch)
     state = ThreadState(
         head=head,
@@ -103,15 +105,15 @@ def entry(seq: int, began_ms: int, sizes: _Sizes) -> Entry:
     asked = ASKS[seq // 2 % 4]
     if seq == 1:
         text = "Checkout is slow again. Find out why, and mend it if you may."
-        return new_entry(seq, Kind.MESSAGE, Message(role="user", text=text), time_ms)
+        return build_entry(seq, Kind.MESSAGE, Message(role="user", text=text), time_ms)
     if seq % 2:
         text = f"{RESULTS[(seq - 1) // 2 % 4]} (result {seq})"
         result = Message(role="tool", text=text, call_id=f"call-{seq - 1}", tool=asked)
-        return new_entry(seq, Kind.TOOL_RESULT, result, time_ms)
+        return build_entry(seq, Kind.TOOL_RESULT, result, time_ms)
     sizes.step()
     arguments = f'{{"window": "15m", "seq": {seq}}}'
     calls = (ToolCall(id=f"call-{seq}", tool=asked, arguments=arguments),)
-    reply = new_entry(seq, Kind.REPLY, Message(role="assistant", tool_calls=calls), time_ms)
+    reply = build_entry(seq, Kind.REPLY, Message(role="assistant", tool_calls=calls), time_ms)
     is_resume = seq % 40 == 0
     step = StepInfo(
         number=seq // 2,

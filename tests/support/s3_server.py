@@ -14,7 +14,7 @@ from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
 from everlong.embedded.process import ManagedProcess
-from everlong.embedded.server import LOOPBACK, free_port
+from everlong.embedded.server import LOOPBACK, find_free_port
 from everlong.errors import ProcessFailed
 
 BUCKET: Final = "everlong"
@@ -34,7 +34,7 @@ class S3Server:
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
         self._ports = {
-            f"{role}.port{kind}": free_port() for role in _ROLES for kind in ("", ".grpc")
+            f"{role}.port{kind}": find_free_port() for role in _ROLES for kind in ("", ".grpc")
         }
         self._start()
 

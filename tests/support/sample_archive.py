@@ -22,8 +22,8 @@ from everlong.models import (
     StepInfo,
     ThreadStatus,
     ToolCall,
-    new_entry,
-    note,
+    build_entry,
+    build_note,
     seq_after,
     thread_key,
 )
@@ -72,7 +72,7 @@ class Life:
         await self.add(entry)
 
     async def note(self, kind: Kind, data: object) -> None:
-        await self.add(note(1, kind, data, self.time_ms()))
+        await self.add(build_note(1, kind, data, self.time_ms()))
 
     async def step(self, tool: str = "search_logs", result: str | None = None) -> None:
         """Append one model call and the result of its tool."""
@@ -89,7 +89,7 @@ class Life:
             resume_cause="crash" if self.steps % 3 == 2 else "",
             resume_events=self.steps % 3,
         )
-        entry = new_entry(1, Kind.REPLY, reply, self.time_ms())
+        entry = build_entry(1, Kind.REPLY, reply, self.time_ms())
         await self.add(dataclasses.replace(entry, tokens=100, cost_usd=0.25, step=info))
         text = answer["content"] if result is None else result
         said = Message(role="tool", text=text, call_id=call_id, tool=tool)
@@ -156,7 +156,7 @@ async def build_thread(packs: PackStore, thread_id: str = "ops-7") -> Life:
     fact = Fact(key="region", text="eu-1", time_ms=NOW_MS)
     await life.note(Kind.MEMORY, MemoryChange(remembered=fact))
     await life.compact()
-    reply = new_entry(1, Kind.REPLY, Message(role="assistant", native=NATIVE), life.time_ms())
+    reply = build_entry(1, Kind.REPLY, Message(role="assistant", native=NATIVE), life.time_ms())
     await life.add(dataclasses.replace(reply, tokens=7))
     await life.say(Kind.MESSAGE, Message(role="user", text="and now? " + "long " * 20_000))
     await life.step()

@@ -20,7 +20,7 @@ from everlong.client.control import decide
 from everlong.client.status import status
 from everlong.config import Settings, load_settings, point_to_embedded
 from everlong.embedded import start_server, start_worker
-from everlong.embedded.server import free_port
+from everlong.embedded.server import find_free_port
 from everlong.models import Message, call_digest
 from everlong.storage import open_store
 from everlong.testing import ScriptedModel
@@ -90,7 +90,7 @@ class Waited:
 
 async def wait_through(folder: Path, approval_seconds: float) -> Waited:
     """Ask, kill the worker during the approval, approve on another worker, and return the answers."""
-    metrics_port = free_port()
+    metrics_port = find_free_port()
     server = await start_server(folder, durable=False, metrics_port=metrics_port)
     with server.process:
         base = load_settings({"EVERLONG_DATA_DIR": str(folder), "EVERLONG_TASK_QUEUE": "slow"})

@@ -29,7 +29,7 @@ from everlong.models import (
     ToolResult,
     ToolRun,
     Turn,
-    new_entry,
+    build_entry,
     thread_key,
 )
 from everlong.storage.journal import Journal
@@ -41,7 +41,7 @@ from tests.support.fake_stores import CountingStore
 from tests.support.journal_builder import entry
 from tests.support.scripted_agents import call
 
-ASKED = new_entry(1, Kind.MESSAGE, Message(role="user", text="go"), 1)
+ASKED = build_entry(1, Kind.MESSAGE, Message(role="user", text="go"), 1)
 
 
 def context(head: SegmentRef | None = None) -> Context:
@@ -120,7 +120,7 @@ async def test_recall_of_lost_bytes_is_held(
     head, _ = await journal.append(None, [entry])
     wanted = call(0, "recall", seq=1)
     asking = Message(role="assistant", tool_calls=(wanted,))
-    head, _ = await journal.append(head, [new_entry(2, Kind.REPLY, asking, 2)])
+    head, _ = await journal.append(head, [build_entry(2, Kind.REPLY, asking, 2)])
     assert entry.ref is not None
     [lost] = tmp_path.glob(f"v1/*/{entry.ref.digest}*")
     kept = lost.read_bytes()
@@ -298,7 +298,7 @@ async def test_contents_are_built_only_where_a_span_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: TracerProvider | None
 ) -> None:
     built: list[object] = []
-    monkeypatch.setattr(model_calls, "contents", built.append)
+    monkeypatch.setattr(model_calls, "format_contents", built.append)
     telemetry = Telemetry(provider, record_contents=True)
     activities = AgentActivities(open_packs(tmp_path.as_uri()), [answering()], telemetry=telemetry)
     turn = await ActivityEnvironment().run(

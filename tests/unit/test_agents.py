@@ -30,8 +30,8 @@ def recall(seq: int) -> str:
 
 def test_an_agent_has_a_name_and_a_policy() -> None:
     agent = Agent(name="ops", model=MODEL, tools=[restart], policy=Policy(steps_max=5))
-    assert agent.tool("restart") is restart
-    assert agent.tool("stop") is None
+    assert agent.find_tool("restart") is restart
+    assert agent.find_tool("stop") is None
     assert agent.policy.steps_max == 5
     assert Agent(name="ops", model=MODEL).policy == Policy()
 
@@ -71,7 +71,7 @@ READER = Agent(name="reader", model=MODEL, instructions="\nRead files.\nAll.", t
 def test_a_sub_agent_is_a_tool_with_one_argument() -> None:
     boss = Agent(name="boss", model=MODEL, tools=[restart, READER, WRITER])
     assert [each.name for each in boss.callable_tools] == ["restart", "reader", "writer"]
-    made = boss.tool("reader")
+    made = boss.find_tool("reader")
     assert made is not None
     assert made.description == "Read files."
     assert made.schema["required"] == ["request"]

@@ -18,8 +18,8 @@ from everlong.models import (
     Message,
     ThreadState,
     ToolResult,
-    message_of,
-    new_entry,
+    build_entry,
+    parse_message,
 )
 from everlong.workflows import approvals
 
@@ -48,13 +48,13 @@ def kinds(state: ThreadState) -> list[Kind]:
 
 def test_only_calls_that_need_approval_are_asked_for_and_each_once() -> None:
     state = approvals.request(state_of(asks(), CallOptions(), asks()), NOW_MS)
-    assert [each.id for each in approvals.pending(state)] == ["4-1", "4-3"]
+    assert [each.id for each in approvals.list_pending(state)] == ["4-1", "4-3"]
     assert kinds(state) == [Kind.ASKED, Kind.ASKED]
     assert approvals.request(state, NOW_MS + 5) == state
     state = approvals.decide(state, decision(1), NOW_MS)
     state = approvals.decide(state, decision(3, approve=False), NOW_MS)
     assert approvals.request(state, NOW_MS + 9) == state
-    assert approvals.pending(state) == []
+    assert approvals.list_pending(state) == []
 
 
 def test_an_approved_call_can_be_run_and_a_denied_one_has_its_result() -> None:
@@ -66,7 +66,7 @@ def test_an_approved_call_can_be_run_and_a_denied_one_has_its_result() -> None:
     assert second.result is not None
     assert second.result.outcome == "ok"  # Nothing has failed: somebody said no.
     assert second.result.entry.body is not None
-    told = message_of(Kind.TOOL_RESULT, second.result.entry.body)
+    told = parse_message(Kind.TOOL_RESULT, second.result.entry.body)
     assert (told.text, told.call_id) == ("error: denied by bob : so", "c2")
     assert [each.split()[0] for each in state.decided] == ["4-2", "4-1"]
     assert [(note.data or {})["by"] for note in state.notes[2:]] == ["bob ", "alice"]
@@ -89,7 +89,7 @@ def test_a_decision_that_does_not_count_is_refused_with_a_reason(
 ) -> None:
     state = approvals.request(state_of(asks(approvers=("alice", "bob")), asks()), NOW_MS)
     state = approvals.decide(state, decision(2), NOW_MS)
-    refused = approvals.why_refused(state, decide, NOW_MS)
+    refused = approvals.explain_refusal(state, decide, NOW_MS)
     assert reason in refused
     assert bool(reason) == bool(refused)
 
@@ -97,21 +97,21 @@ def test_a_decision_that_does_not_count_is_refused_with_a_reason(
 def test_a_decision_that_is_sent_again_changes_nothing() -> None:
     state = approvals.request(state_of(asks()), NOW_MS)
     once = approvals.decide(state, decision(), NOW_MS, "request 1")
-    assert approvals.why_refused(once, decision(), NOW_MS, "request 1") == ""
+    assert approvals.explain_refusal(once, decision(), NOW_MS, "request 1") == ""
     assert approvals.decide(once, decision(), NOW_MS + 9, "request 1") == once
-    assert "decided already" in approvals.why_refused(once, decision(), NOW_MS, "request 2")
-    assert "decided already" in approvals.why_refused(once, decision(), NOW_MS)
+    assert "decided already" in approvals.explain_refusal(once, decision(), NOW_MS, "request 2")
+    assert "decided already" in approvals.explain_refusal(once, decision(), NOW_MS)
 
 
 def test_a_deadline_is_kept_to_the_millisecond() -> None:
     state = approvals.request(state_of(asks(deadline_seconds=2.5), asks()), NOW_MS)
-    assert approvals.until_deadline(state, NOW_MS) == timedelta(seconds=2.5)
+    assert approvals.get_time_to_deadline(state, NOW_MS) == timedelta(seconds=2.5)
     assert approvals.expire(state, NOW_MS + 2499) == state
     late = approvals.expire(state, NOW_MS + 2500)
-    assert [each.id for each in approvals.pending(late)] == ["4-2"]
+    assert [each.id for each in approvals.list_pending(late)] == ["4-2"]
     assert (late.notes[-1].data or {})["by"] == approvals.DEADLINE
-    assert approvals.until_deadline(late, NOW_MS) is None
-    assert approvals.until_deadline(state, NOW_MS + 9999) == timedelta(0)
+    assert approvals.get_time_to_deadline(late, NOW_MS) is None
+    assert approvals.get_time_to_deadline(state, NOW_MS + 9999) == timedelta(0)
 
 
 def test_an_escalation_gives_others_as_long_and_is_the_only_one() -> None:
@@ -119,15 +119,15 @@ def test_an_escalation_gives_others_as_long_and_is_the_only_one() -> None:
         approvers=("alice",), deadline_seconds=10.0, on_deadline="escalate", escalate_to=("chief",)
     )
     state = approvals.expire(approvals.request(state_of(options), NOW_MS), NOW_MS + 12_000)
-    [approval] = approvals.pending(state)
+    [approval] = approvals.list_pending(state)
     assert approval.escalated
     assert (approval.asked_ms, approval.deadline_ms) == (NOW_MS, NOW_MS + 22_000)
-    assert "chief may" in approvals.why_refused(state, decision(by="alice"), NOW_MS + 12_000)
-    assert approvals.why_refused(state, decision(by="chief"), NOW_MS + 12_000) == ""
+    assert "chief may" in approvals.explain_refusal(state, decision(by="alice"), NOW_MS + 12_000)
+    assert approvals.explain_refusal(state, decision(by="chief"), NOW_MS + 12_000) == ""
     assert approvals.expire(state, NOW_MS + 21_999) == state
     late = approvals.expire(state, NOW_MS + 22_000)
-    assert approvals.pending(late) == []
-    assert "decided already" in approvals.why_refused(late, decision(by="chief"), NOW_MS)
+    assert approvals.list_pending(late) == []
+    assert "decided already" in approvals.explain_refusal(late, decision(by="chief"), NOW_MS)
     assert kinds(late) == [Kind.ASKED, Kind.DECIDED, Kind.DECIDED]
 
 
@@ -140,22 +140,22 @@ def test_somebody_who_decides_in_time_is_not_overruled_by_the_deadline() -> None
 def test_a_decision_that_comes_after_the_deadline_is_late_though_the_timer_is_later() -> None:
     state = approvals.request(state_of(asks(deadline_seconds=1.0), asks()), NOW_MS)
     late_ms = NOW_MS + 1000
-    assert approvals.why_refused(state, decision(), late_ms - 1) == ""
-    assert "decided already" in approvals.why_refused(state, decision(), late_ms)
+    assert approvals.explain_refusal(state, decision(), late_ms - 1) == ""
+    assert "decided already" in approvals.explain_refusal(state, decision(), late_ms)
     late = approvals.decide(state, decision(), late_ms)
-    assert [each.id for each in approvals.pending(late)] == ["4-2"]
+    assert [each.id for each in approvals.list_pending(late)] == ["4-2"]
     assert (late.calls[0].approved, late.calls[0].result is not None) == (False, True)
 
 
 def test_a_result_of_another_call_leaves_an_approval_as_it_is() -> None:
     state = approvals.request(state_of(asks(), CallOptions()), NOW_MS)
     done = ToolResult(
-        entry=new_entry(1, Kind.TOOL_RESULT, Message(role="tool", call_id="c2"), NOW_MS),
+        entry=build_entry(1, Kind.TOOL_RESULT, Message(role="tool", call_id="c2"), NOW_MS),
         written_bytes=0,
     )
     second = dataclasses.replace(state.calls[1], result=done)
     after = dataclasses.replace(state, calls=(state.calls[0], second))
-    assert approvals.pending(after) == approvals.pending(state)
+    assert approvals.list_pending(after) == approvals.list_pending(state)
 
 
 @given(st.integers(1, 3 * limits.DECIDED_MAX))

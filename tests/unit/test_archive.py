@@ -20,7 +20,7 @@ from everlong.errors import (
     EverlongError,
     StoreUnavailable,
 )
-from everlong.models import Kind, SegmentRef, note, seq_after, thread_key
+from everlong.models import Kind, SegmentRef, build_note, seq_after, thread_key
 from everlong.storage.cache import CachedBlobStore
 from everlong.storage.journal import Journal
 from everlong.storage.memory import MemoryBlobStore
@@ -327,7 +327,7 @@ async def revived(life: Life, seq: int | None = None) -> tuple[Journal, SegmentR
     archive = await StoredArchive.open(life.packs, await life.archived())
     thread = thread_key(NAMESPACE, "ops-8")
     last_seq = archive.manifest.entries if seq is None else seq
-    last = note(last_seq + 1, Kind.FORK, {"thread_id": "ops-7", "seq": last_seq}, NOW_MS)
+    last = build_note(last_seq + 1, Kind.FORK, {"thread_id": "ops-7", "seq": last_seq}, NOW_MS)
     found = await restore.restore_journal(
         life.packs, thread, archive, last, archive_writer.ignore_progress
     )

@@ -13,8 +13,8 @@ from everlong.models import (
     Kind,
     Message,
     SegmentRef,
-    new_entry,
-    note,
+    build_entry,
+    build_note,
 )
 from everlong.storage.journal import Journal
 from everlong.storage.memory import MemoryBlobStore
@@ -40,7 +40,7 @@ async def compactions(journal: Journal, head: SegmentRef | None) -> list[Entry]:
 async def revived(life: Life, manifest: manifests.Manifest, new_id: str) -> Life:
     archive = await StoredArchive.open(life.packs, manifest)
     seq = manifest.entries
-    last = note(seq + 1, Kind.FORK, Forked(thread_id=life.thread_id, seq=seq), NOW_MS)
+    last = build_note(seq + 1, Kind.FORK, Forked(thread_id=life.thread_id, seq=seq), NOW_MS)
     again = Life(life.packs, new_id, fake_namespace.NAMESPACE)
     found = await restore.restore_journal(
         life.packs, again.thread, archive, last, writer.ignore_progress
@@ -92,7 +92,7 @@ async def test_a_sweep_of_a_thread_revived_without_an_older_snapshot_is_complete
 
 async def test_who_sent_a_message_is_in_the_archive_and_in_a_revived_journal() -> None:
     life = Life(PackStore(MemoryBlobStore()))
-    entry = new_entry(1, Kind.MESSAGE, Message(role="user", text="hello"), NOW_MS)
+    entry = build_entry(1, Kind.MESSAGE, Message(role="user", text="hello"), NOW_MS)
     await life.add(dataclasses.replace(entry, data={"by": "ann"}))
     await life.compact()
     again = await revived(life, await life.archived(), "again")

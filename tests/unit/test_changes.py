@@ -3,12 +3,12 @@ import dataclasses
 import pytest
 
 from everlong.models import Counters, ThreadState
-from everlong.models.state import with_values
+from everlong.models.state import replace_values
 
 
 def test_a_copy_with_other_values_is_what_replace_makes() -> None:
     state = ThreadState(counters=Counters(steps=3), rested=True)
-    copy = with_values(state, rested=False, holds=2)
+    copy = replace_values(state, rested=False, holds=2)
     assert copy == dataclasses.replace(state, rested=False, holds=2)
     assert type(copy) is ThreadState
     assert state.rested
@@ -17,4 +17,4 @@ def test_a_copy_with_other_values_is_what_replace_makes() -> None:
 
 def test_a_field_that_does_not_exist_is_refused() -> None:
     with pytest.raises(TypeError, match="ThreadState has no field 'tired'"):
-        with_values(ThreadState(), tired=True)
+        replace_values(ThreadState(), tired=True)

@@ -29,7 +29,7 @@ from everlong.models import (
     Kind,
     MemoryChange,
     ThreadStatus,
-    note,
+    build_note,
 )
 from everlong.policy import LimitHit
 
@@ -302,7 +302,7 @@ NOTES: list[tuple[Kind, object, str]] = [
 
 @pytest.mark.parametrize(("kind", "data", "text"), NOTES, ids=[text for *_, text in NOTES])
 def test_notes_are_put_in_words(kind: Kind, data: object, text: str) -> None:
-    assert note_text(note(1, kind, data, 1)).strip() == text
+    assert note_text(build_note(1, kind, data, 1)).strip() == text
 
 
 def test_without_its_packages_the_command_says_what_to_install(tmp_path: Path) -> None:

@@ -10,10 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everlong import compaction
-from everlong.compaction import Item, Snapshot, compact, dump, load, size_of, summary_prompt
-from everlong.compaction.rendering import FRAME_BYTES_MAX, SUMMARY_FRAME_BYTES_MAX
+from everlong.compaction import (
+    Item,
+    Snapshot,
+    build_summary_prompt,
+    compact,
+    dump,
+    load,
+    measure_messages,
+)
+from everlong.compaction.renderer import FRAME_BYTES_MAX, SUMMARY_FRAME_BYTES_MAX
 from everlong.compaction.snapshot import NoteKind
-from everlong.compaction.text import MARK_BYTES_MAX, mark
+from everlong.compaction.text import MARK_BYTES_MAX, format_mark
 from everlong.errors import BlobCorrupt, UnknownVersion
 from everlong.models import Fact, Kind, MemoryChange, ToolCall
 from everlong.policy import Policy
@@ -63,7 +71,7 @@ def test_a_context_is_within_its_budget_paired_and_has_the_users_message_whateve
     for now_ms in (25_000, 45_000, 10**9):
         for result_bytes_max in (1, 500, 1 << 40):
             messages = shown(base, (), policy, now_ms, result_bytes_max)
-            assert size_of(messages) <= budget
+            assert measure_messages(messages) <= budget
             assert_paired(messages)
     rest = [item for item in items if item.entry.seq > base.upto_seq]
     messages = shown(base, rest, policy, 25_000)
@@ -111,7 +119,7 @@ def test_a_megabyte_of_anything_fits_into_two_kibibytes_in_well_under_a_second(t
     # Four texts of a megabyte and an argument.
     assert time.process_time() - begun < 3.0
     messages = shown(base)
-    assert size_of(messages) <= 2 * KIB
+    assert measure_messages(messages) <= 2 * KIB
     [user] = [message for message in messages if message.role == "user"]
     assert "recall(seq=1)" in user.text
 
@@ -154,7 +162,7 @@ def test_the_last_steps_stay_word_by_word_and_the_user_message_a_message() -> No
     window = messages[2:]
     assert window == [item.message for item in thread.items[-len(window) :]]
     assert len(window) >= 10
-    assert size_of(window) <= Policy().compact_to_bytes // 2
+    assert measure_messages(window) <= Policy().compact_to_bytes // 2
 
 
 def test_every_call_that_left_the_window_is_a_line_with_its_seq_and_outcome() -> None:
@@ -226,7 +234,7 @@ def test_what_does_not_fit_is_named_with_the_entries_that_recall_can_open() -> N
 def test_facts_stay_word_by_word_until_they_expire() -> None:
     fact = Fact(key="region", text="eu-west-1, never us-east-1", time_ms=0, expires_ms=5_000_000)
     thread = Thread()
-    thread.note(Kind.MEMORY, **compaction.change_data(MemoryChange(remembered=fact)))
+    thread.note(Kind.MEMORY, **compaction.dump_change(MemoryChange(remembered=fact)))
     thread.items += long_thread().items[1:]
     base = compact(None, thread.items, SMALL, 1, keep_from_seq=ALL)
     for _ in range(5):
@@ -246,7 +254,7 @@ def test_facts_that_are_too_many_for_the_budget_are_counted_and_leave_room() -> 
     thread = long_thread()
     base = compact(base, thread.items, policy, 0, keep_from_seq=ALL, to_bytes=2 * KIB)
     messages = shown(base, policy=policy)
-    assert size_of(messages) <= 2 * KIB
+    assert measure_messages(messages) <= 2 * KIB
     assert base.facts == facts
     text = messages[0].text
     assert "- k199: " in text
@@ -265,7 +273,7 @@ def test_frame_and_marks_are_within_what_is_set_aside_for_them_for_any_seq() -> 
     with_summary = dataclasses.replace(base, summary="s", summary_seq=seq)
     more = len(summarise_entry(with_summary)) - len(summarise_entry(base))
     assert more - 1 <= SUMMARY_FRAME_BYTES_MAX
-    assert len(mark(seq, seq)) <= MARK_BYTES_MAX
+    assert len(format_mark(seq, seq)) <= MARK_BYTES_MAX
 
 
 def test_a_models_summary_is_bounded_and_the_evidence_stays() -> None:
@@ -285,12 +293,12 @@ def test_the_request_for_a_summary_is_bounded_and_ends_with_the_newest_messages(
     thread = long_thread(steps=300)
     thread.user("the newest message")
     base = compact(None, thread.items[:300], Policy(), 0, keep_from_seq=ALL)
-    request = summary_prompt(base, thread.items, Policy(), 0, bytes_max=20_000)
+    request = build_summary_prompt(base, thread.items, Policy(), 0, bytes_max=20_000)
     assert len(request.encode()) <= 20_000
     assert request.startswith("Summarise this work")
     assert request.endswith("user: the newest message\n")
     assert "Entries 1 to " in request
-    assert len(summary_prompt(None, thread.items, Policy(), 0).encode()) <= 256 * KIB
+    assert len(build_summary_prompt(None, thread.items, Policy(), 0).encode()) <= 256 * KIB
 
 
 def test_a_snapshot_of_another_version_is_refused_without_quoting_it() -> None:
@@ -323,7 +331,7 @@ def test_a_reply_of_which_a_provider_sent_more_is_kept_as_it_was_sent() -> None:
     )
     items = [thread.items[0], Item(thread.items[1].entry, large)]
     base = compact(None, items, SMALL, 0, keep_from_seq=ALL)
-    assert size_of(shown(base)) <= 2 * KIB
+    assert measure_messages(shown(base)) <= 2 * KIB
     assert shown(base)[-1].text == "Hi."
 
 
@@ -340,7 +348,7 @@ def test_a_call_with_arguments_that_no_parser_takes_can_be_compacted() -> None:
     for number in range(30):
         thread.step(f"make {number}", "done " * 100)
     base = compact(base, thread.items[base.upto_seq :], SMALL, 0, keep_from_seq=ALL)
-    assert size_of(shown(base)) <= 2 * KIB
+    assert measure_messages(shown(base)) <= 2 * KIB
 
 
 @pytest.mark.guarantee(60)

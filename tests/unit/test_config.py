@@ -4,7 +4,7 @@ import pytest
 
 from everlong import limits
 from everlong.config import (
-    embedded_environment,
+    build_embedded_environment,
     load_settings,
     point_to_embedded,
     require_deployment,
@@ -101,7 +101,7 @@ def test_the_embedded_stack_ignores_the_users_cluster(
     settings = point_to_embedded(
         load_settings({"EVERLONG_DATA_DIR": str(tmp_path)}), "127.0.0.1:1234"
     )
-    environment = embedded_environment(settings)
+    environment = build_embedded_environment(settings)
     assert "TEMPORAL_API_KEY" not in environment
     child = load_settings(environment)
     assert child.temporal["target_host"] == "127.0.0.1:1234"

@@ -7,7 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everlong import compaction
-from everlong.compaction import Item, Snapshot, estimate_tokens, next_expiry_ms, shorten, size_of
+from everlong.compaction import (
+    Item,
+    Snapshot,
+    estimate_tokens,
+    find_next_expiry_ms,
+    measure_messages,
+    shorten,
+)
 from everlong.models import Fact, Kind, Message, ToolCall
 from everlong.policy import Policy
 from tests.support.conversations import Thread, assert_paired, conversations, shown
@@ -27,7 +34,7 @@ def test_facts_come_first_and_alone_if_nothing_was_compacted() -> None:
     thread = Thread()
     thread.user("hello")
     fact = Fact(key="name", text="Ada", time_ms=0)
-    thread.note(Kind.MEMORY, **compaction.change_data(compaction.remember((), fact, Policy(), 0)))
+    thread.note(Kind.MEMORY, **compaction.dump_change(compaction.remember((), fact, Policy(), 0)))
     first, second = shown(None, thread.items)
     assert first == Message(role="summary", text="Facts:\n- name: Ada\n")
     assert second.role == "user"
@@ -175,16 +182,16 @@ def test_the_next_expiry_is_that_of_whatever_goes_first_and_is_shown() -> None:
     policy = Policy(tool_result_ttl_seconds=100, failure_ttl_seconds=50, message_ttl_seconds=1)
     thread = Thread()
     thread.user("hello")
-    assert next_expiry_ms(None, thread.items, policy, thread.now_ms) is None
+    assert find_next_expiry_ms(None, thread.items, policy, thread.now_ms) is None
     result = thread.step("ls", "many files")
     failure = thread.add(Kind.FAILURE, "down")
     expiries = [1000 * failure + 50_000, 1000 * result + 100_000]
-    assert next_expiry_ms(None, thread.items, policy, thread.now_ms) == expiries[0]
-    assert next_expiry_ms(None, thread.items, policy, expiries[0]) == expiries[1]
-    assert next_expiry_ms(None, thread.items, policy, expiries[1]) is None
+    assert find_next_expiry_ms(None, thread.items, policy, thread.now_ms) == expiries[0]
+    assert find_next_expiry_ms(None, thread.items, policy, expiries[0]) == expiries[1]
+    assert find_next_expiry_ms(None, thread.items, policy, expiries[1]) is None
     fact = Fact(key="k", text="t", time_ms=0, expires_ms=expiries[0] - 1)
     base = Snapshot(upto_seq=0, time_ms=0, budget_bytes=2048, facts=(fact,))
-    assert next_expiry_ms(base, thread.items, policy, thread.now_ms) == expiries[0] - 1
+    assert find_next_expiry_ms(base, thread.items, policy, thread.now_ms) == expiries[0] - 1
 
 
 @settings(max_examples=40)
@@ -197,18 +204,20 @@ def test_a_context_changes_at_the_next_expiry_and_not_before(
     )
     for base in (None, compaction.compact(None, items, policy, now_ms, keep_from_seq=10_000)):
         rest = items if base is None else []
-        until_ms = next_expiry_ms(base, rest, policy, now_ms)
+        until_ms = find_next_expiry_ms(base, rest, policy, now_ms)
         end_ms = 10_000_000 if until_ms is None else until_ms - 1
         assert shown(base, rest, policy, now_ms) == shown(base, rest, policy, end_ms)
 
 
 def test_sizes_count_texts_names_ids_and_arguments() -> None:
-    assert size_of([]) == 0
-    plain = size_of([Message(role="user", text="é")])
-    assert size_of([Message(role="user", text="ab")]) == plain
+    assert measure_messages([]) == 0
+    plain = measure_messages([Message(role="user", text="é")])
+    assert measure_messages([Message(role="user", text="ab")]) == plain
     call = Message(role="assistant", tool_calls=(_call(),))
-    assert size_of([call]) - size_of([Message(role="assistant")]) == len("idbash{}")
-    assert size_of([Message(role="assistant", native={"parts": ["x" * 100]})]) > 100
+    assert measure_messages([call]) - measure_messages([Message(role="assistant")]) == len(
+        "idbash{}"
+    )
+    assert measure_messages([Message(role="assistant", native={"parts": ["x" * 100]})]) > 100
 
 
 @pytest.mark.parametrize(("text", "tokens"), [("", 0), ("abcd", 1), ("abcde", 2), ("éé", 1)])

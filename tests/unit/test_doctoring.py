@@ -31,7 +31,7 @@ from everlong.models.search_attributes import SEARCH_ATTRIBUTES
 from everlong.storage.base import BlobInfo
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.urls import open_packs
-from everlong.versions import SDK_TESTED, Versions, fits, versions
+from everlong.versions import SDK_TESTED, Versions, fits, get_versions
 from tests.support.sample_payloads import KEY_1, activity, payload
 from tests.unit.test_cli import everlong
 
@@ -211,7 +211,7 @@ def test_a_version_is_compared_by_its_numbers(version: str, right: bool) -> None
 
 
 def test_the_range_of_the_sdk_is_that_of_the_project() -> None:
-    found = versions()
+    found = get_versions()
     project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     lower, upper = found.sdk_wanted.split(",")[::-1]
     assert f'"temporalio{lower},{upper}"' in project
@@ -249,7 +249,7 @@ def test_an_untested_version_is_warned_of_once(
 
 def test_the_tested_versions_are_within_those_that_are_required() -> None:
     lowest = SDK_TESTED.split(",")[0]
-    assert lowest in versions().sdk_wanted.split(",")
+    assert lowest in get_versions().sdk_wanted.split(",")
 
 
 @pytest.mark.parametrize(

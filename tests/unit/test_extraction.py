@@ -12,12 +12,12 @@ from bench.evidence_corpus import corpus, transcript
 from bench.evidence_measure import recalls, whole_context
 from everlong.compaction import extraction
 from everlong.compaction.extraction import find_commands, find_numbers, find_refs
-from everlong.compaction.rendering import (
-    arguments_text,
-    brief_pair,
-    call_text,
+from everlong.compaction.renderer import (
     cut_arguments,
-    outcome_of,
+    render_arguments,
+    render_call,
+    render_outcome,
+    shorten_pair,
 )
 from everlong.models import ToolCall
 
@@ -139,7 +139,7 @@ def test_numbers_are_found_with_the_words_around_them() -> None:
 
 def test_a_list_is_what_its_heading_says() -> None:
     text = "Fixed it.\n\nOpen points:\n- the changelog\n- the docs\n\nThat is all."
-    found = list(extraction.sentences(text))
+    found = list(extraction.split_sentences(text))
     assert found == [
         ("Fixed it.", ""),
         ("the changelog", "Open points:"),
@@ -152,7 +152,7 @@ def test_a_list_is_what_its_heading_says() -> None:
 
 def test_code_is_no_sentence_and_dots_within_words_end_none() -> None:
     text = "See e.g. v1.2 of a.py. It works.\n```py\nTODO = 1\n```\nDr. Who agreed."
-    assert [sentence for sentence, _ in extraction.sentences(text)] == [
+    assert [sentence for sentence, _ in extraction.split_sentences(text)] == [
         "See e.g. v1.2 of a.py.",
         "It works.",
         "Dr. Who agreed.",
@@ -176,11 +176,11 @@ def test_code_is_no_sentence_and_dots_within_words_end_none() -> None:
     ],
 )
 def test_an_outcome_says_how_a_call_ended(result: str, outcome: str) -> None:
-    assert outcome_of(result) == outcome
+    assert render_outcome(result) == outcome
 
 
 def test_a_brief_line_does_not_hide_that_something_failed() -> None:
-    assert brief_pair("bash make test -> 3kB: 40 passed") == "bash make test -> 3kB"
+    assert shorten_pair("bash make test -> 3kB: 40 passed") == "bash make test -> 3kB"
     for line in (
         "bash make test -> 3kB: 2 failed, 40 passed",
         "bash ./gradlew -> 9kB: BUILD FAILED in 3s",
@@ -188,19 +188,22 @@ def test_a_brief_line_does_not_hide_that_something_failed() -> None:
         "bash echo 'a -> 3kB: b' -> failed 5kB: error: disk",
         "bash true -> ok, empty",
     ):
-        assert brief_pair(line) == line
+        assert shorten_pair(line) == line
 
 
 def test_arguments_are_shown_shortly_and_numbers_as_they_were_written() -> None:
-    assert arguments_text('{"path": "a.py"}') == "a.py"
+    assert render_arguments('{"path": "a.py"}') == "a.py"
     assert (
-        arguments_text('{"path": "a.py", "limit": 1.10, "all": true}') == "a.py limit=1.10 all=true"
+        render_arguments('{"path": "a.py", "limit": 1.10, "all": true}')
+        == "a.py limit=1.10 all=true"
     )
-    assert arguments_text('{"argv": ["ls", "-l"]}') == "ls -l"
-    assert arguments_text('{"path": "a.py", "text": "%s"}' % ("word " * 100)) == "a.py text=(500B)"
-    assert arguments_text("not JSON") == "not JSON"
-    assert arguments_text("[" * 100_000).startswith("[[[")
-    assert call_text(ToolCall(id="1", tool="ls", arguments="{}")) == "ls"
+    assert render_arguments('{"argv": ["ls", "-l"]}') == "ls -l"
+    assert (
+        render_arguments('{"path": "a.py", "text": "%s"}' % ("word " * 100)) == "a.py text=(500B)"
+    )
+    assert render_arguments("not JSON") == "not JSON"
+    assert render_arguments("[" * 100_000).startswith("[[[")
+    assert render_call(ToolCall(id="1", tool="ls", arguments="{}")) == "ls"
 
 
 def test_long_arguments_are_cut_to_an_object_that_still_fits() -> None:

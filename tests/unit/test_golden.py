@@ -12,7 +12,7 @@ from everlong.archive import ArchivedJournal, parquet, restore, writer
 from everlong.archive import manifest as manifests
 from everlong.codecs import EverlongCodec
 from everlong.codecs.refs import parse_ref
-from everlong.models import Kind, Message, SegmentRef, note
+from everlong.models import Kind, Message, SegmentRef, build_note
 from everlong.storage.journal import Journal
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
@@ -128,7 +128,7 @@ async def test_archives_are_read_as_they_were_written(
     assert native.native is not None
     assert native.native["parts"][0]["signature"] == "c2ln"
     assert json.loads(await archive.snapshot(manifest.snapshot_seq))["budget_bytes"] == 4096
-    last = note(22, Kind.FORK, {"thread_id": "ops-7", "seq": 21}, 1)
+    last = build_note(22, Kind.FORK, {"thread_id": "ops-7", "seq": 21}, 1)
     revived = await restore.restore_journal(
         packs, thread_key("default", "b"), archive, last, writer.ignore_progress
     )

@@ -18,8 +18,8 @@ from everlong.models import (
     Slice,
     ToolCall,
     Totals,
-    body_of,
-    new_entry,
+    build_body,
+    build_entry,
 )
 from everlong.storage.cache import CachedBlobStore
 from everlong.storage.journal import Journal
@@ -97,7 +97,7 @@ async def test_a_long_message_is_stored_once_and_beside_its_entry() -> None:
         found = await log.messages([long, short, longer])
         assert store.gets == 1
         assert [message.text for message in found[:2]] == bodies[:2]
-        assert body_of(found[2]) == bodies[2]
+        assert build_body(found[2]) == bodies[2]
 
 
 async def test_a_body_of_its_own_is_durable_before_its_entry() -> None:
@@ -107,7 +107,7 @@ async def test_a_body_of_its_own_is_durable_before_its_entry() -> None:
     result, written_bytes = await log.body_entry(Kind.TOOL_RESULT, message, 7, preview="a page")
     assert (store.puts, result.body, result.part) == (1, None, None)
     assert written_bytes > 0
-    assert result.size_bytes == len(to_json(body_of(message)))
+    assert result.size_bytes == len(to_json(build_body(message)))
     assert result.ref is not None
     assert result.ref.preview == "a page"
     assert await log.messages([result]) == [message]
@@ -139,7 +139,7 @@ async def test_only_messages_are_messages() -> None:
     log = journal()
     calls = (ToolCall(id="c1", tool="read", arguments="{}"),)
     reply = Message(role="assistant", text="Look.", tool_calls=calls)
-    said = Entry(seq=1, kind=Kind.REPLY, time_ms=0, size_bytes=0, body=body_of(reply), tokens=5)
+    said = Entry(seq=1, kind=Kind.REPLY, time_ms=0, size_bytes=0, body=build_body(reply), tokens=5)
     note = Entry(seq=2, kind=Kind.CONTROL, time_ms=0, size_bytes=20, data={"action": "pause"})
     head, _ = await log.append(None, [said, note])
     read = await log.read(head)
@@ -329,7 +329,7 @@ def test_a_segment_without_long_bodies_is_only_its_json() -> None:
 
 def test_what_a_writer_keeps_of_a_segment_is_what_a_reader_finds() -> None:
     call = ToolCall(id="c1", tool="read", arguments='{"path": "a\u2028b"}')
-    reply = new_entry(1, Kind.REPLY, Message(role="assistant", text="é", tool_calls=(call,)), 1)
+    reply = build_entry(1, Kind.REPLY, Message(role="assistant", text="é", tool_calls=(call,)), 1)
     note = Entry(seq=2, kind=Kind.LIMIT, time_ms=2, size_bytes=9, data={"value": 1.5, "why": None})
     long = Ref(thread=THREAD, digest="ab" * 32, size_bytes=9, kind=Kind.MESSAGE, preview="x")
     entries = (

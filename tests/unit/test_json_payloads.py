@@ -14,8 +14,8 @@ from temporalio.converter import (
     PayloadConverter,
 )
 
-from everlong.json_payloads import from_raw, to_raw
 from everlong.models import Brief, Context, ThreadStart, ThreadState
+from everlong.models.json_payloads import from_raw, to_raw
 from everlong.policy import Policy
 
 VALUE = Brief(

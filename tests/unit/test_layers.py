@@ -20,7 +20,7 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
     "models": ({"limits", "policy"}, PURE),
     "models/thread_ids": ({"errors"}, STDLIB_ONLY),
     "models/search_attributes": (set(), {"temporalio"}),
-    "json_payloads": (set(), PURE | {"temporalio"}),
+    "models/json_payloads": (set(), PURE | {"temporalio"}),
     "doctor": (
         {
             "client",
@@ -62,7 +62,7 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
     "workflows": (
         {
             "errors",
-            "json_payloads",
+            "models/json_payloads",
             "limits",
             "models",
             "models/search_attributes",
@@ -76,7 +76,7 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
             "agents",
             "compaction",
             "errors",
-            "json_payloads",
+            "models/json_payloads",
             "limits",
             "models",
             "storage/history",
@@ -110,7 +110,7 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
             "compaction",
             "config",
             "errors",
-            "json_payloads",
+            "models/json_payloads",
             "limits",
             "models",
             "models/search_attributes",

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from everlong.models import failure_digest, short_digest
-from everlong.policy import Observed, Streaks, after_step, after_turn
+from everlong.policy import Observed, Streaks, count_step, count_turn
 
 OUTCOMES = {"x": "ok", "y": "failed", "z": "failed", "r": "refused"}
 observed = st.builds(
@@ -20,7 +20,7 @@ steps = st.lists(st.lists(observed, min_size=1, max_size=4), max_size=30)
 def after(*taken: list[Observed]) -> Streaks:
     streaks = Streaks()
     for step in taken:
-        streaks = after_step(streaks, step)
+        streaks = count_step(streaks, step)
     return streaks
 
 
@@ -83,11 +83,11 @@ def test_results_in_another_order_are_another_step() -> None:
 
 def test_an_answer_is_progress_and_a_failed_turn_is_not() -> None:
     looping = after(*[failed("a")] * 4)
-    assert after_turn(looping, failed=False) == Streaks()
-    once = after_turn(looping, failed=True)
+    assert count_turn(looping, failed=False) == Streaks()
+    once = count_turn(looping, failed=True)
     assert (once.failed_turns, once.same_failure) == (1, 4)
-    assert after_turn(once, failed=True).failed_turns == 2
-    assert after_turn(after_turn(once, failed=False), failed=True).failed_turns == 1
+    assert count_turn(once, failed=True).failed_turns == 2
+    assert count_turn(count_turn(once, failed=False), failed=True).failed_turns == 1
 
 
 @pytest.mark.guarantee(69)
@@ -113,7 +113,7 @@ def test_the_same_steps_give_the_same_streaks_after_a_roll(taken: list[list[Obse
     codec = TypeAdapter(Streaks)
     streaks = Streaks()
     for step in taken:
-        streaks = codec.validate_json(codec.dump_json(after_step(streaks, step)))
+        streaks = codec.validate_json(codec.dump_json(count_step(streaks, step)))
     assert streaks == after(*taken)
 
 

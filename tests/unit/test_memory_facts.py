@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everlong import compaction
-from everlong.compaction import Item, Snapshot, facts_at, forget, remember
+from everlong.compaction import Item, Snapshot, forget, list_facts, remember
 from everlong.models import Entry, Fact, Kind, MemoryChange
 from everlong.policy import Policy
 
@@ -20,7 +20,7 @@ def fact(key: str, *, at: int = 0, importance: int = 3, expires: int | None = No
 
 
 def entry(seq: int, change: MemoryChange) -> Item:
-    data = compaction.change_data(change)
+    data = compaction.dump_change(change)
     return Item(Entry(seq=seq, kind=Kind.MEMORY, time_ms=seq, size_bytes=1, data=data))
 
 
@@ -35,14 +35,14 @@ def test_facts_are_folded_in_order_over_those_of_the_snapshot() -> None:
         entry(7, MemoryChange(forgotten="a")),
         entry(8, MemoryChange(remembered=dataclasses.replace(fact("b", at=2), text="new"))),
     ]
-    found = facts_at(base, items, POLICY, 10)
+    found = list_facts(base, items, POLICY, 10)
     assert keys(found) == ["c", "b"]
     assert found[1].text == "new"
 
 
 def test_an_entry_that_the_snapshot_has_is_not_applied_again() -> None:
     base = Snapshot(upto_seq=5, time_ms=0, budget_bytes=2048, facts=())
-    assert facts_at(base, [entry(5, MemoryChange(remembered=fact("gone")))], POLICY, 10) == ()
+    assert list_facts(base, [entry(5, MemoryChange(remembered=fact("gone")))], POLICY, 10) == ()
 
 
 def test_recorded_evictions_hold_whatever_the_policy_is_now() -> None:
@@ -50,13 +50,13 @@ def test_recorded_evictions_hold_whatever_the_policy_is_now() -> None:
         entry(1, MemoryChange(remembered=fact("a"))),
         entry(2, MemoryChange(remembered=fact("b"), evicted=("a",))),
     ]
-    assert keys(facts_at(None, items, Policy(), 10)) == ["b"]
+    assert keys(list_facts(None, items, Policy(), 10)) == ["b"]
 
 
 def test_expired_facts_are_gone_at_the_moment_they_expire() -> None:
     items = [entry(1, MemoryChange(remembered=fact("a", expires=100)))]
-    assert keys(facts_at(None, items, POLICY, 99)) == ["a"]
-    assert facts_at(None, items, POLICY, 100) == ()
+    assert keys(list_facts(None, items, POLICY, 99)) == ["a"]
+    assert list_facts(None, items, POLICY, 100) == ()
 
 
 @pytest.mark.guarantee(61)
@@ -89,7 +89,7 @@ def test_a_fact_of_the_same_key_is_replaced_and_evicts_nobody() -> None:
     held = (fact("a"), fact("b"), fact("c"))
     change = remember(held, fact("b", at=9), POLICY, 9)
     assert change.evicted == ()
-    after = facts_at(
+    after = list_facts(
         Snapshot(upto_seq=1, time_ms=0, budget_bytes=2048, facts=held),
         [entry(2, change)],
         POLICY,
@@ -140,13 +140,13 @@ def test_remembering_one_by_one_keeps_the_caps_and_the_newest_fact(
     policy = Policy(memory_facts_max=facts_max, memory_bytes_max=bytes_max)
     items: list[Item] = []
     for now_ms, each in enumerate(facts):
-        held = facts_at(None, items, policy, now_ms)
+        held = list_facts(None, items, policy, now_ms)
         try:
             change = remember(held, each, policy, now_ms)
         except ValueError:
             continue
         items.append(entry(len(items) + 1, change))
-        after = facts_at(None, items, policy, now_ms)
+        after = list_facts(None, items, policy, now_ms)
         assert len(after) <= facts_max
         assert sum(len(f.key.encode()) + len(f.text.encode()) for f in after) <= bytes_max
         assert change.remembered in after
@@ -160,4 +160,4 @@ def test_facts_do_not_depend_on_where_the_snapshot_was_made(facts: list[Fact]) -
     policy = Policy(memory_facts_max=1000, memory_bytes_max=64 * 1024)
     for cut in range(len(items) + 1):
         base = compaction.compact(None, items[:cut], policy, 50, keep_from_seq=10_000)
-        assert facts_at(base, items[cut:], policy, 50) == facts_at(None, items, policy, 50)
+        assert list_facts(base, items[cut:], policy, 50) == list_facts(None, items, policy, 50)

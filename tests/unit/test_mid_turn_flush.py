@@ -23,7 +23,7 @@ from everlong.models import (
     ThreadStart,
     ThreadState,
     Turn,
-    note,
+    build_note,
 )
 from everlong.storage.urls import open_packs
 from everlong.telemetry import Telemetry
@@ -47,7 +47,7 @@ async def test_an_approval_that_is_flushed_in_mid_turn_has_its_parent_and_its_li
     env, turn = ActivityEnvironment(), Turn(number=3, began_ms=BEGAN_MS)
     append = Append(
         head=None,
-        entries=(note(1, Kind.DECIDED, DECIDED, 5_000),),
+        entries=(build_note(1, Kind.DECIDED, DECIDED, 5_000),),
         agent="ops",
         ended=turn if ends else None,
         turn=None if ends else turn,
@@ -77,7 +77,7 @@ async def test_a_flush_names_the_turn_under_way(
         get_current_history_size=lambda: 0,
     )
     monkeypatch.setattr(workflow, "info", lambda: info)
-    decided = note(1, Kind.DECIDED, DECIDED, 5_000)
+    decided = build_note(1, Kind.DECIDED, DECIDED, 5_000)
     state = ThreadState(in_turn=in_turn, notes=(decided,))
     thread = Thread(ThreadStart(agent="ops", state=state))
     appends: list[Append] = []

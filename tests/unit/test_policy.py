@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from everlong import Policy, limits
-from everlong.policy import RollReason, RunSize, expected_resume_seconds, roll_reason
+from everlong.policy import RollReason, RunSize, estimate_resume_seconds, find_roll_reason
 
 sizes = st.builds(
     RunSize,
@@ -55,16 +55,16 @@ changes = st.fixed_dictionaries(
 def test_a_run_ends_at_the_first_bound_that_it_reaches(
     size: RunSize, reason: RollReason | None
 ) -> None:
-    assert roll_reason(Policy(), size) == reason
+    assert find_roll_reason(Policy(), size) == reason
 
 
 @pytest.mark.guarantee(52)
 def test_a_run_ends_when_its_resume_would_take_too_long() -> None:
     policy = Policy(resume_seconds_max=0.5)
     size = RunSize(300, 100_000, False, offloaded_bytes=10 * limits.MIB, blobs=50)
-    assert expected_resume_seconds(size) > 0.5
-    assert roll_reason(policy, size) == RollReason.RESUME_SECONDS
-    assert roll_reason(policy, RunSize(300, 100_000, False)) is None
+    assert estimate_resume_seconds(size) > 0.5
+    assert find_roll_reason(policy, size) == RollReason.RESUME_SECONDS
+    assert find_roll_reason(policy, RunSize(300, 100_000, False)) is None
 
 
 @given(sizes, sizes)
@@ -75,9 +75,9 @@ def test_a_larger_run_never_has_less_reason_to_end(one: RunSize, other: RunSize)
             for field in dataclasses.fields(RunSize)
         )
     )
-    assert expected_resume_seconds(larger) >= expected_resume_seconds(one)
-    if roll_reason(Policy(), one) is not None:
-        assert roll_reason(Policy(), larger) is not None
+    assert estimate_resume_seconds(larger) >= estimate_resume_seconds(one)
+    if find_roll_reason(Policy(), one) is not None:
+        assert find_roll_reason(Policy(), larger) is not None
 
 
 def least(field: str) -> Any:
@@ -104,7 +104,7 @@ def least(field: str) -> Any:
 def test_no_policy_makes_a_run_end_that_has_just_begun(field: str) -> None:
     """It would continue as new for ever, without doing anything."""
     just_begun = RunSize(events=20, history_bytes=12 * limits.KIB, server_suggests=False)
-    assert roll_reason(Policy().with_changes({field: least(field)}), just_begun) is None
+    assert find_roll_reason(Policy().with_changes({field: least(field)}), just_begun) is None
 
 
 @pytest.mark.parametrize(

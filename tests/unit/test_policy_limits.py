@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from everlong import Policy, limits
 from everlong.models import Counters, ThreadState
-from everlong.policy import LimitHit, Repeated, Streaks, Usage, limit_hit
+from everlong.policy import LimitHit, Repeated, Streaks, Usage, find_limit_hit
 from everlong.workflows import transitions
 
 BOUNDS: dict[str, float] = {
@@ -42,26 +42,26 @@ def test_every_kind_of_usage_has_a_limit() -> None:
 def test_a_limit_is_reached_at_its_bound_and_not_before(name: str) -> None:
     bound = BOUNDS[name]
     step = 0.01 if name == "cost_usd" else 1
-    assert limit_hit(POLICY, used(name, bound - step)) is None
+    assert find_limit_hit(POLICY, used(name, bound - step)) is None
     hit = LimitHit(limit=f"{name}_max", value=bound, bound=bound, action="pause")
-    assert limit_hit(POLICY, used(name, bound)) == hit
+    assert find_limit_hit(POLICY, used(name, bound)) == hit
     stops = POLICY.with_changes({"actions": {f"{name}_max": "stop"}})
-    assert limit_hit(stops, used(name, bound)) == dataclasses.replace(hit, action="stop")
+    assert find_limit_hit(stops, used(name, bound)) == dataclasses.replace(hit, action="stop")
     archives = POLICY.with_changes({"on_limit": "archive"})
-    assert limit_hit(archives, used(name, bound)) == dataclasses.replace(hit, action="archive")
+    assert find_limit_hit(archives, used(name, bound)) == dataclasses.replace(hit, action="archive")
 
 
 @pytest.mark.parametrize("name", ["steps", "tokens", "cost_usd", "thread_bytes", "step_bytes"])
 def test_a_limit_can_be_switched_off(name: str) -> None:
     policy = POLICY.with_changes({f"{name}_max": None})
-    assert limit_hit(policy, used(name, 10**18)) is None
+    assert find_limit_hit(policy, used(name, 10**18)) is None
 
 
 @pytest.mark.guarantee(68)
 @given(usages)
 def test_a_limit_is_reported_exactly_when_one_is_reached(usage: Usage) -> None:
     reached = {f"{name}_max" for name, bound in BOUNDS.items() if getattr(usage, name) >= bound}
-    hit = limit_hit(POLICY, usage)
+    hit = find_limit_hit(POLICY, usage)
     assert (hit is None) == (not reached)
     if hit is not None:
         assert hit.limit in reached
@@ -81,7 +81,7 @@ def test_what_a_thread_has_used_is_taken_from_its_state() -> None:
         context_bytes=6,
         streaks=Streaks(failed_turns=7, failures=failures, no_progress_steps=8),
     )
-    assert transitions.usage(state) == Usage(
+    assert transitions.build_usage(state) == Usage(
         steps=1,
         tokens=2,
         cost_usd=3.0,
@@ -107,13 +107,13 @@ def test_what_somebody_has_looked_at_counts_anew(name: str) -> None:
             recent=("r",),
         ),
     )
-    hit = limit_hit(POLICY, transitions.usage(state))
+    hit = find_limit_hit(POLICY, transitions.build_usage(state))
     assert hit is not None
     assert transitions.forgive(state, None) == state
-    assert limit_hit(POLICY, transitions.usage(transitions.forgive(state, hit))) is None
+    assert find_limit_hit(POLICY, transitions.build_usage(transitions.forgive(state, hit))) is None
 
 
 def test_what_has_been_spent_is_not_forgiven() -> None:
     state = ThreadState(counters=Counters(cost_usd=3.0))
-    hit = limit_hit(POLICY, transitions.usage(state))
-    assert limit_hit(POLICY, transitions.usage(transitions.forgive(state, hit))) == hit
+    hit = find_limit_hit(POLICY, transitions.build_usage(state))
+    assert find_limit_hit(POLICY, transitions.build_usage(transitions.forgive(state, hit))) == hit

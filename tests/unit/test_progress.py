@@ -46,7 +46,7 @@ from everlong.models import (
     ToolRun,
     Waits,
     WantedCall,
-    new_entry,
+    build_entry,
 )
 
 _CONVERTER = pydantic_data_converter.payload_converter
@@ -303,7 +303,7 @@ async def test_a_deadline_denies_or_asks_others(on_deadline: str, pending: int) 
 async def test_a_failure_ends_a_turn_once_it_is_journalled() -> None:
     history = History().send(1)
     history.failed(history.scheduled(CALL_MODEL), "Refused", "no").task()
-    said = new_entry(2, Kind.FAILURE, Message(role="failure", text="no"), 1)
+    said = build_entry(2, Kind.FAILURE, Message(role="failure", text="no"), 1)
     appending = history.scheduled(APPEND_JOURNAL, Append(head=None, entries=(said,)))
     assert (await history.progress()).answered == 0
     seen = (
@@ -563,7 +563,7 @@ async def test_progress_does_not_depend_on_how_events_are_paged(turns: list[str]
 def _play(history: History, turn: str, seq: int) -> int:
     """Add the events of a turn; return the seq of its last entry."""
     if turn == "fail":
-        entry = new_entry(seq + 2, Kind.FAILURE, Message(role="failure", text="no"), 1)
+        entry = build_entry(seq + 2, Kind.FAILURE, Message(role="failure", text="no"), 1)
         history.failed(history.scheduled(CALL_MODEL), "Refused", "no").task()
         appending = history.scheduled(APPEND_JOURNAL, Append(head=None, entries=(entry,)))
         history.completed(appending, Appended(head=head(seq + 2), written_bytes=1)).task()

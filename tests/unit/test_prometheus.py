@@ -11,7 +11,7 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 
 from everlong.config import (
-    embedded_environment,
+    build_embedded_environment,
     load_settings,
     point_to_embedded,
     require_metrics_host,
@@ -170,7 +170,7 @@ def test_the_embedded_stack_passes_on_what_is_exported_and_stays_on_loopback() -
         "EVERLONG_TOKEN": "t",
     }
     settings = point_to_embedded(load_settings(environment), "127.0.0.1:7233")
-    child = load_settings(embedded_environment(settings))
+    child = load_settings(build_embedded_environment(settings))
     assert (child.traces_exporter, child.metrics_exporter) == ("otlp", "otlp,prometheus")
     assert (child.traces_protocol, child.metrics_protocol) == ("grpc", "http/protobuf")
     assert (require_metrics_host(child), child.metrics_port) == ("127.0.0.1", 9999)

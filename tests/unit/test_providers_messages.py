@@ -25,8 +25,8 @@ from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from everlong.agents.providers import NO_OUTPUT, NOT_RUN, NOT_SHOWN, ProviderModel, request_messages
-from everlong.models import Kind, Message, ToolCall, body_of, message_of
+from everlong.agents.providers import NO_OUTPUT, NOT_RUN, NOT_SHOWN, ProviderModel, build_request
+from everlong.models import Kind, Message, ToolCall, build_body, parse_message
 from tests.support import fake_provider as told
 from tests.support.fake_provider import Json, ProviderServer
 from tests.support.scale import scaled
@@ -48,7 +48,7 @@ def outline(messages: list[ModelMessage]) -> list[list[str]]:
 
 
 def test_results_of_one_reply_are_one_request() -> None:
-    sent = request_messages("Be brief.", [USER, ASSISTANT, RESULT_A, RESULT_B])
+    sent = build_request("Be brief.", [USER, ASSISTANT, RESULT_A, RESULT_B])
     assert outline(sent) == [
         ["user-prompt"],
         ["text", "tool-call", "tool-call"],
@@ -60,7 +60,7 @@ def test_results_of_one_reply_are_one_request() -> None:
 
 def test_a_summary_is_said_before_the_rest() -> None:
     summary = Message(role="summary", text="Much has happened.")
-    sent = request_messages("", [summary, USER, ANSWER, USER])
+    sent = build_request("", [summary, USER, ANSWER, USER])
     assert outline(sent) == [["user-prompt", "user-prompt"], ["text"], ["user-prompt"]]
     assert [part.content for part in sent[0].parts if isinstance(part, UserPromptPart)] == [
         "Much has happened.",
@@ -71,14 +71,14 @@ def test_a_summary_is_said_before_the_rest() -> None:
 
 
 def test_a_failure_is_said_by_the_agents_side() -> None:
-    sent = request_messages("", [USER, FAILURE, USER])
+    sent = build_request("", [USER, FAILURE, USER])
     assert outline(sent) == [["user-prompt"], ["text"], ["user-prompt"]]
     assert "the model is gone" in str(sent[1].parts[0])
 
 
 def test_a_call_without_a_result_gets_one_that_says_so() -> None:
     for after in ([FAILURE, USER], [USER], []):
-        sent = request_messages("", [USER, ASSISTANT, RESULT_A, *after])
+        sent = build_request("", [USER, ASSISTANT, RESULT_A, *after])
         returns = {
             part.tool_call_id: part.content
             for part in sent[2].parts
@@ -89,7 +89,7 @@ def test_a_call_without_a_result_gets_one_that_says_so() -> None:
 
 
 def test_a_result_without_a_call_becomes_text() -> None:
-    sent = request_messages("", [RESULT_A, USER, ASSISTANT, RESULT_A, RESULT_A, RESULT_B])
+    sent = build_request("", [RESULT_A, USER, ASSISTANT, RESULT_A, RESULT_A, RESULT_B])
     assert outline(sent) == [
         ["user-prompt", "user-prompt"],
         ["text", "tool-call", "tool-call"],
@@ -99,13 +99,13 @@ def test_a_result_without_a_call_becomes_text() -> None:
 
 
 def test_a_conversation_that_begins_with_a_reply_is_begun_for_it() -> None:
-    sent = request_messages("", [ANSWER, USER])
+    sent = build_request("", [ANSWER, USER])
     assert outline(sent) == [["user-prompt"], ["text"], ["user-prompt"]]
     assert NOT_SHOWN in str(sent[0].parts[0])
 
 
 def test_two_replies_in_a_row_have_a_request_between_them() -> None:
-    sent = request_messages("", [USER, ANSWER, ASSISTANT, RESULT_A, RESULT_B])
+    sent = build_request("", [USER, ANSWER, ASSISTANT, RESULT_A, RESULT_B])
     assert [each.kind for each in sent] == ["request", "response"] * 2 + ["request"]
     assert NOT_SHOWN in str(sent[2].parts[0])
 
@@ -122,7 +122,7 @@ NATIVE: dict[str, Any] = {
 
 
 def test_a_native_body_is_sent_as_it_came() -> None:
-    sent = request_messages("", [USER, Message(role="assistant", text="Done.", native=NATIVE)])
+    sent = build_request("", [USER, Message(role="assistant", text="Done.", native=NATIVE)])
     assert isinstance(sent[1], ModelResponse)
     assert sent[1].provider_name == "anthropic"
     [thinking] = [part for part in sent[1].parts if isinstance(part, ThinkingPart)]
@@ -137,7 +137,7 @@ def test_a_native_body_of_another_version_is_sent_without_its_format(
     native: dict[str, Any],
 ) -> None:
     message = Message(role="assistant", text="Look.", tool_calls=CALLS[:1], native=native)
-    sent = request_messages("", [USER, message, RESULT_A])
+    sent = build_request("", [USER, message, RESULT_A])
     assert outline(sent) == [["user-prompt"], ["text", "tool-call"], ["tool-return"]]
 
 
@@ -156,13 +156,13 @@ BODIES = [
 def test_bodies_written_by_hand_are_the_librarys_and_come_back_equal(
     kind: Kind, message: Message
 ) -> None:
-    [parsed] = ModelMessagesTypeAdapter.validate_json(json.dumps([body_of(message)]))
-    assert body_of(message)["kind"] == parsed.kind
+    [parsed] = ModelMessagesTypeAdapter.validate_json(json.dumps([build_body(message)]))
+    assert build_body(message)["kind"] == parsed.kind
     [again] = json.loads(ModelMessagesTypeAdapter.dump_json([parsed], exclude_none=True))
-    back = message_of(kind, again)
+    back = parse_message(kind, again)
     assert back == message
-    assert message_of(kind, body_of(message)) == message
-    for part, written in zip(parsed.parts, body_of(message)["parts"], strict=True):
+    assert parse_message(kind, build_body(message)) == message
+    for part, written in zip(parsed.parts, build_body(message)["parts"], strict=True):
         assert {key: getattr(part, key) for key in written} == written
 
 
@@ -205,7 +205,7 @@ def strings(value: Any) -> list[str]:
 def blank_natives() -> list[Message]:
     thought = NATIVE["parts"][0]
     blank = {"part_kind": "text", "content": " \n"}
-    calls = body_of(Message(role="assistant", tool_calls=CALLS))["parts"]
+    calls = build_body(Message(role="assistant", tool_calls=CALLS))["parts"]
     return [
         Message(role="assistant", text=" \n", tool_calls=CALLS),
         Message(
@@ -276,7 +276,7 @@ roles = st.sampled_from([USER, ASSISTANT, RESULT_A, RESULT_B, ANSWER, FAILURE])
 @settings(max_examples=scaled(60, 200), deadline=None)
 @given(st.lists(roles, max_size=12))
 def test_any_conversation_is_sent_in_a_form_that_providers_take(messages: list[Message]) -> None:
-    sent = request_messages("Be brief.", messages)
+    sent = build_request("Be brief.", messages)
     said = json.dumps([str(part) for each in sent for part in each.parts])
     assert not sent or isinstance(sent[0], ModelRequest)
     for before, after in itertools.pairwise(sent):

@@ -10,9 +10,9 @@ import pytest
 from bench.evidence_corpus import transcript
 from bench.evidence_measure import compact_in_rounds, measure_context
 from everlong.activities import builtin_tools
-from everlong.activities.builtin_tools import Session, in_session, recall
+from everlong.activities.builtin_tools import Session, recall, use_session
 from everlong.compaction import Item
-from everlong.models import Kind, Message, SegmentRef, new_entry, thread_key
+from everlong.models import Kind, Message, SegmentRef, build_entry, thread_key
 from everlong.storage.history import Past, Reader, message_entry
 from everlong.storage.pack_store import PackStore
 from tests.support.fake_stores import CountingStore
@@ -42,7 +42,7 @@ class Journalled:
             entries = [
                 item.entry
                 if item.message is None
-                else new_entry(item.entry.seq, item.entry.kind, item.message, 1)
+                else build_entry(item.entry.seq, item.entry.kind, item.message, 1)
                 for item in items[start : start + at_once]
             ]
             self.head, _ = await self.reader.journal.append(self.head, entries)
@@ -81,7 +81,7 @@ async def test_a_range_without_a_match_is_read_up_to_the_bound_and_goes_on_where
     calls = 0
     while calls < 30:
         calls += 1
-        with in_session(journalled.session()):
+        with use_session(journalled.session()):
             said = await recall(**asked)  # type: ignore[arg-type] # as a model writes them
         assert journalled.store.gets < 12
         if not said.startswith("[more"):
@@ -97,7 +97,7 @@ async def test_an_entry_over_the_bound_does_not_hide_those_after_it() -> None:
     journalled = Journalled()
     await journalled.add("needle " + "abc " * 20_000)
     await journalled.add("needle", Kind.MESSAGE)
-    with in_session(journalled.session()):
+    with use_session(journalled.session()):
         first = await recall(seq=1, to_seq=2, pattern="needle")
         assert first.startswith("1 tool_result: ")
         second = await recall(**arguments_in(first))  # type: ignore[arg-type] # as above
@@ -115,14 +115,14 @@ async def test_a_search_of_a_long_journal_reads_a_part_and_says_how_to_look_on()
     calls = 0
     while calls < 10:
         calls += 1
-        with in_session(journalled.session()):
+        with use_session(journalled.session()):
             said = await recall(**asked)  # type: ignore[arg-type] # as above
         assert journalled.store.gets < 20
         if "the needle" in said:
             break
         asked = arguments_in(said)
     assert calls == 4
-    with in_session(journalled.session()), pytest.raises(ValueError, match="from entry 138 on"):
+    with use_session(journalled.session()), pytest.raises(ValueError, match="from entry 138 on"):
         await recall(ref="deadbeef")
 
 
@@ -130,11 +130,11 @@ async def test_a_ref_that_several_entries_share_is_told_with_their_seqs() -> Non
     journalled = Journalled()
     messages = [Message(role="user", text=f"{n} " + "long " * 300) for n in range(3)]
     await journalled.take(
-        [Item(new_entry(n, Kind.MESSAGE, each, 1), each) for n, each in enumerate(messages, 1)]
+        [Item(build_entry(n, Kind.MESSAGE, each, 1), each) for n, each in enumerate(messages, 1)]
     )
     assert journalled.head is not None
     shared = journalled.head.ref.digest
-    with in_session(journalled.session()), pytest.raises(ValueError, match=r"\[1, 2, 3\]"):
+    with use_session(journalled.session()), pytest.raises(ValueError, match=r"\[1, 2, 3\]"):
         await recall(ref=shared[:10])
 
 
@@ -148,7 +148,7 @@ async def test_all_that_compaction_left_out_is_found_by_the_tool_itself() -> Non
     _, missing = measure_context(story, shown, recall=False)
     lost = [text for kind in ("decisions", "paths", "commands", "ids") for text in missing[kind]]
     assert len(lost) > 200
-    with in_session(journalled.session()):
+    with use_session(journalled.session()):
         for text in lost[:: len(lost) // 60]:
             pattern = text[:200].replace("*", "\\*")
             said = await recall(pattern=pattern)

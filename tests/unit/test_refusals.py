@@ -12,7 +12,7 @@ from everlong.codecs import EverlongCodec
 from everlong.codecs.offload import Offloader
 from everlong.codecs.refs import PackRef, parse_ref
 from everlong.errors import ConfigError, ObjectTooLarge, RefRefused, UnknownVersion
-from everlong.models import Entry, Kind, Message, Ref, Segment, SegmentRef, new_entry
+from everlong.models import Entry, Kind, Message, Ref, Segment, SegmentRef, build_entry
 from everlong.storage.journal import Journal
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
@@ -92,7 +92,7 @@ async def test_an_unsealed_pack_reads_nothing_of_a_sealed_one() -> None:
 async def test_a_journal_reads_nothing_of_another_thread() -> None:
     packs = PackStore(MemoryBlobStore())
     victim = Journal(packs, thread_key("default", "victim"))
-    entry = new_entry(1, Kind.MESSAGE, Message(role="user", text="a secret"), 0)
+    entry = build_entry(1, Kind.MESSAGE, Message(role="user", text="a secret"), 0)
     head, _ = await victim.append(None, [entry])
     other = Journal(packs, thread_key("default", "other"))
     for read in (other.read(head), other.newest(head), other.append(head, [entry])):
@@ -114,9 +114,9 @@ async def test_a_payload_that_looks_like_a_segment_leads_no_journal_to_another_t
     """Whoever may start a workflow under an id can have a worker store anything in its place."""
     packs = PackStore(MemoryBlobStore(), None if keys is None else Keyring(keys))
     victim, other = thread_key("default", "victim"), thread_key("default", "other")
-    secret = new_entry(1, Kind.MESSAGE, Message(role="user", text="a secret"), 0)
+    secret = build_entry(1, Kind.MESSAGE, Message(role="user", text="a secret"), 0)
     head, _ = await Journal(packs, victim).append(None, [secret])
-    own = new_entry(2, Kind.MESSAGE, Message(role="user", text="x"), 0)
+    own = build_entry(2, Kind.MESSAGE, Message(role="user", text="x"), 0)
     text = to_plaintext(Segment(before=(head,), entries=(own,), shares=(victim,)))[0]
     offloader = Offloader(packs)
     stored, _ = await offloader.write(other, Payload(metadata=metadata, data=text), text)

@@ -10,9 +10,9 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from everlong.config import environment_without_temporal
+from everlong.config import drop_temporal_variables
 from everlong.embedded.process import ManagedProcess
-from everlong.embedded.server import free_port
+from everlong.embedded.server import find_free_port
 from everlong.embedded.stack import CODEC_SERVER_READY
 
 TOKEN = "a-token-of-the-viewer"
@@ -42,7 +42,7 @@ class Serving:
 async def serving(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serving]:
     folder = tmp_path_factory.mktemp("serving")
     env = {
-        **environment_without_temporal(),
+        **drop_temporal_variables(),
         "TEMPORAL_ADDRESS": "127.0.0.1:1",
         "EVERLONG_STORE": (folder / "blobs").as_uri(),
         "EVERLONG_TOKEN": "",
@@ -52,7 +52,7 @@ async def serving(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ser
         "EVERLONG_TRUSTED_PROXIES": PROXY,
         "EVERLONG_HOSTS": "ops.example.org",
     }
-    port = free_port()
+    port = find_free_port()
     arguments = [sys.executable, "-m", "everlong", "serve", "--port", str(port)]
     with ManagedProcess("serve", arguments, env=env, log=folder / "log") as process:
         await process.wait_for_output(CODEC_SERVER_READY, 60)

@@ -13,9 +13,9 @@ import pytest
 import pytest_asyncio
 
 from everlong.codecs import EverlongCodec
-from everlong.config import environment_without_temporal
+from everlong.config import drop_temporal_variables
 from everlong.embedded.process import ManagedProcess
-from everlong.embedded.server import free_port
+from everlong.embedded.server import find_free_port
 from everlong.embedded.stack import CODEC_SERVER_READY
 from everlong.storage import open_store
 from tests.support import forged_packs
@@ -45,13 +45,13 @@ async def serving(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ser
     root = folder / "blobs"
     open_store(root.as_uri())
     env = {
-        **environment_without_temporal(),
+        **drop_temporal_variables(),
         "TEMPORAL_ADDRESS": "127.0.0.1:1",
         "EVERLONG_STORE": root.as_uri(),
         "EVERLONG_TOKEN": "",
         "EVERLONG_TOKENS": "",
     }
-    port = free_port()
+    port = find_free_port()
     arguments = [sys.executable, "-m", "everlong", "serve", "--port", str(port)]
     with ManagedProcess("serve", arguments, env=env, log=folder / "log") as process:
         await process.wait_for_output(CODEC_SERVER_READY, 60)

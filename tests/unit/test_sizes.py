@@ -11,7 +11,7 @@ from temporalio.api.workflow.v1 import WorkflowExecutionInfo
 from everlong import limits
 from everlong.client.visibility import row_of
 from everlong.models import Counters, PublishedSize, ThreadCard, ThreadState
-from everlong.workflows import publishing
+from everlong.workflows import visibility
 
 HOUR_MS = 3_600_000
 MIB = limits.MIB
@@ -23,8 +23,8 @@ def thread(size_bytes: int, last: PublishedSize | None, **fields: object) -> Thr
 
 
 def test_a_thread_that_has_stored_nothing_is_not_told_of() -> None:
-    assert not publishing.is_size_due(thread(0, None), 0, waits=True)
-    assert publishing.is_size_due(thread(1, None), 0, waits=False)
+    assert not visibility.is_size_due(thread(0, None), 0, waits=True)
+    assert visibility.is_size_due(thread(1, None), 0, waits=False)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_a_thread_that_has_stored_nothing_is_not_told_of() -> None:
 )
 def test_a_size_is_told_when_it_has_changed_enough(size_bytes: int, now_ms: int, due: bool) -> None:
     last = PublishedSize(ms=0, thread_bytes=10 * MIB)
-    assert publishing.is_size_due(thread(size_bytes, last), now_ms, waits=False) == due
+    assert visibility.is_size_due(thread(size_bytes, last), now_ms, waits=False) == due
 
 
 def test_a_small_thread_is_not_told_of_at_every_step() -> None:
@@ -48,28 +48,28 @@ def test_a_small_thread_is_not_told_of_at_every_step() -> None:
     for step in range(200):
         written = state.counters.written_bytes + 12_000
         state = dataclasses.replace(state, counters=Counters(written_bytes=written))
-        if publishing.is_size_due(state, step * 1000, waits=False):
+        if visibility.is_size_due(state, step * 1000, waits=False):
             told += 1
             state = dataclasses.replace(
-                state, published_size=publishing.build_published_size(state, step * 1000)
+                state, published_size=visibility.build_published_size(state, step * 1000)
             )
     assert told == 13  # Of 200 steps, 2.3 MiB in all.
 
 
 def test_rest_is_told_of_once_and_is_no_growth() -> None:
     state = thread(2 * MIB, PublishedSize(ms=0, thread_bytes=MIB), rested=True, trend=((0, MIB),))
-    assert publishing.is_size_due(state, 1000, waits=False)
-    assert publishing.compute_growth(state, 1000) == 0
-    state = dataclasses.replace(state, published_size=publishing.build_published_size(state, 1000))
-    assert not publishing.is_size_due(state, 2000, waits=False)
+    assert visibility.is_size_due(state, 1000, waits=False)
+    assert visibility.compute_growth(state, 1000) == 0
+    state = dataclasses.replace(state, published_size=visibility.build_published_size(state, 1000))
+    assert not visibility.is_size_due(state, 2000, waits=False)
 
 
 def test_growth_is_what_has_come_since_and_never_what_was_there_before() -> None:
-    assert publishing.compute_growth(thread(2 * 1024 * MIB, None), 5000) == 0
+    assert visibility.compute_growth(thread(2 * 1024 * MIB, None), 5000) == 0
     trend = ((0, 10 * MIB),)
-    assert publishing.compute_growth(thread(12 * MIB, None, trend=trend), HOUR_MS // 2) == 4 * MIB
+    assert visibility.compute_growth(thread(12 * MIB, None, trend=trend), HOUR_MS // 2) == 4 * MIB
     # A burst just after is taken over ten minutes: it is no rate yet.
-    assert publishing.compute_growth(thread(11 * MIB, None, trend=trend), 1) == 6 * MIB
+    assert visibility.compute_growth(thread(11 * MIB, None, trend=trend), 1) == 6 * MIB
 
 
 @pytest.mark.parametrize("rested", [False, True])
@@ -85,7 +85,7 @@ def test_the_metric_and_the_list_say_the_same_growth(
     state = thread(20_000, None, trend=trend, rested=rested)
     card = ThreadCard(ms=now_ms, stored_bytes=20_000, trend=trend, rested=rested)
     info = WorkflowExecutionInfo(status=WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_RUNNING)
-    assert row_of(info, card).growth_bytes_per_hour == publishing.compute_growth(state, now_ms)
+    assert row_of(info, card).growth_bytes_per_hour == visibility.compute_growth(state, now_ms)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_resume_is_told_of_when_it_took_half_or_double(
     before_ms: float, now_ms: float, due: bool
 ) -> None:
     last = PublishedSize(ms=0, thread_bytes=MIB, resume_ms=before_ms)
-    assert publishing.is_size_due(thread(MIB, last, resume_ms=now_ms), 1, waits=False) == due
+    assert visibility.is_size_due(thread(MIB, last, resume_ms=now_ms), 1, waits=False) == due
 
 
 def steps(number: int, size_bytes: int = MIB, **fields: object) -> ThreadState:
@@ -120,7 +120,7 @@ def steps(number: int, size_bytes: int = MIB, **fields: object) -> ThreadState:
     ],
 )
 def test_steps_waits_and_ends_are_told_of(state: ThreadState, waits: bool, due: bool) -> None:
-    assert publishing.is_size_due(state, 1, waits=waits) == due
+    assert visibility.is_size_due(state, 1, waits=waits) == due
 
 
 def test_growth_is_right_however_often_cards_are_written() -> None:
@@ -129,8 +129,8 @@ def test_growth_is_right_however_often_cards_are_written() -> None:
         counters = Counters(written_bytes=int(rate * now_ms) + 1)
         state = dataclasses.replace(state, counters=counters)
         if now_ms >= 600_000:
-            assert publishing.compute_growth(state, now_ms) == pytest.approx(45 * MIB, rel=0.01)
-        state = dataclasses.replace(state, trend=publishing.build_trend(state, now_ms))
+            assert visibility.compute_growth(state, now_ms) == pytest.approx(45 * MIB, rel=0.01)
+        state = dataclasses.replace(state, trend=visibility.build_trend(state, now_ms))
 
 
 def test_a_trend_is_of_the_whole_life_and_bounded() -> None:
@@ -138,7 +138,7 @@ def test_a_trend_is_of_the_whole_life_and_bounded() -> None:
     for now_ms in range(0, 1_000_000, 1_000):
         counters = Counters(written_bytes=now_ms)
         state = dataclasses.replace(state, counters=counters)
-        state = dataclasses.replace(state, trend=publishing.build_trend(state, now_ms))
+        state = dataclasses.replace(state, trend=visibility.build_trend(state, now_ms))
     assert len(state.trend) == limits.TREND_MAX
     assert state.trend[0] == (0, 0)
     assert state.trend[-1] == (999_000, 999_000)

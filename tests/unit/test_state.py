@@ -33,8 +33,8 @@ from everlong.models import (
     ThreadState,
     ToolResult,
     WantedCall,
-    new_entry,
-    printable,
+    build_entry,
+    make_printable,
     seq_after,
 )
 from everlong.policy import LimitHit, Repeated, Streaks
@@ -57,7 +57,7 @@ SENT = Sent(ms=NOW_MS, trace="0" * 55)
 def with_full_inbox(state: ThreadState, message: SendMessage) -> ThreadState:
     for number in range(10_000):
         each = dataclasses.replace(message, id=message.id and f"{number:04}{message.id[4:]}")
-        if transitions.why_refused(state, each, THREAD):
+        if transitions.explain_refusal(state, each, THREAD):
             return state
         state = transitions.queue(state, each)
     raise AssertionError("there is room for ever")
@@ -142,7 +142,7 @@ def called(state: ThreadState, tool: str, *, asks: bool = False) -> ThreadState:
         for number in range(limits.TOOL_CALLS_MAX)
     )
     turn = ModelTurn(head=HEAD, tool_calls=calls, context_bytes=1, written_bytes=1)
-    return approvals.request(transitions.after_model(state, turn), NOW_MS)
+    return approvals.request(transitions.apply_reply(state, turn), NOW_MS)
 
 
 # A tool that exists has a plain name; a model may make up any other.
@@ -153,9 +153,9 @@ UNKNOWN = WIDE * limits.CALL_NAME_CHARS_MAX
 def short_result(call_id: str, tool: str) -> Entry:
     """Return a result that stays in its entry: as long as that allows."""
     message = Message(role="tool", text="", call_id=call_id, tool=tool)
-    room = limits.ENTRY_BODY_BYTES_MAX - new_entry(1, Kind.TOOL_RESULT, message, 1).size_bytes
+    room = limits.ENTRY_BODY_BYTES_MAX - build_entry(1, Kind.TOOL_RESULT, message, 1).size_bytes
     text = "x" * max(0, room)
-    return new_entry(1, Kind.TOOL_RESULT, dataclasses.replace(message, text=text), NOW_MS)
+    return build_entry(1, Kind.TOOL_RESULT, dataclasses.replace(message, text=text), NOW_MS)
 
 
 def stored_result(call_id: str, tool: str) -> Entry:
@@ -174,7 +174,7 @@ def refused_result(call_id: str, tool: str) -> Entry:
 def failed_result(call_id: str, tool: str) -> Entry:
     text = "error: " + WIDE * limits.REASON_CHARS_MAX
     message = Message(role="tool", text=text, call_id=call_id, tool=tool)
-    return new_entry(1, Kind.TOOL_RESULT, message, NOW_MS)
+    return build_entry(1, Kind.TOOL_RESULT, message, NOW_MS)
 
 
 def largest_change() -> dict[str, object]:
@@ -208,14 +208,17 @@ def finished(state: ThreadState, kind: str, leave: int = 1) -> ThreadState:
             digest="d" * 8,
             memory=CHANGE if kind == "remembered" else None,
         )
-        state = transitions.with_result(state, call, done)
+        state = transitions.add_result(state, call, done)
     return state
 
 
 def flushed(state: ThreadState) -> ThreadState:
     """Return a state after what the workflow does before it checks the bound."""
     waits = state.calls or state.notes or not state.in_turn
-    if not waits or transitions.entries_bytes((*state.tail, *state.notes)) <= limits.TAIL_BYTES_MAX:
+    if (
+        not waits
+        or transitions.measure_entries((*state.tail, *state.notes)) <= limits.TAIL_BYTES_MAX
+    ):
         return state
     count = seq_after(state.head, transitions.take_notes(state).tail) - HEAD.first_seq
     return dataclasses.replace(
@@ -227,7 +230,7 @@ def as_much_as_is_not_flushed(state: ThreadState, entry: ControlNote) -> ThreadS
     """Add notes up to where one more would have them journalled."""
     while True:
         more = transitions.add_note(state, Kind.CONTROL, entry, NOW_MS)
-        if transitions.entries_bytes(more.notes) > limits.TAIL_BYTES_MAX:
+        if transitions.measure_entries(more.notes) > limits.TAIL_BYTES_MAX:
             return state
         state = more
 
@@ -236,7 +239,7 @@ SMALL = ControlNote(action="unpause")
 
 
 def size_of(state: ThreadState) -> int:
-    return transitions.state_bytes(flushed(state))
+    return transitions.measure_state(flushed(state))
 
 
 @pytest.mark.guarantee(56)
@@ -244,7 +247,7 @@ def size_of(state: ThreadState) -> int:
 @pytest.mark.parametrize("tail", ["no tail", "notes"])
 def test_calls_that_all_wait_for_a_person_fit(message: SendMessage, tail: str) -> None:
     state = flushed(called(busy(message), KNOWN, asks=True))
-    assert len(approvals.pending(state)) == limits.TOOL_CALLS_MAX
+    assert len(approvals.list_pending(state)) == limits.TOOL_CALLS_MAX
     if tail == "notes":
         state = as_much_as_is_not_flushed(state, SMALL)
     assert size_of(state) <= limits.STATE_BYTES_MAX
@@ -286,7 +289,7 @@ def test_what_the_journal_cannot_get_has_a_bound_too(message: SendMessage, stops
     state = called(busy(message), KNOWN, asks=True)
     deadline_ms = NOW_MS + int(limits.ACTIVITY_SECONDS_MAX * 1000)
     state = approvals.expire(state, deadline_ms)
-    for call in approvals.pending(state):
+    for call in approvals.list_pending(state):
         decision = Decide(
             id=call.id, approve=False, by=call.approvers[0], reason=WIDE * 299 + "\x00"
         )
@@ -294,7 +297,7 @@ def test_what_the_journal_cannot_get_has_a_bound_too(message: SendMessage, stops
     assert len(state.notes) == 3 * limits.TOOL_CALLS_MAX
     if stops:
         state = transitions.empty_inbox(transitions.break_off(state, NOW_MS), NOW_MS)
-    assert transitions.state_bytes(state) <= limits.STATE_HELD_BYTES_MAX
+    assert transitions.measure_state(state) <= limits.STATE_HELD_BYTES_MAX
 
 
 @pytest.mark.guarantee(56)
@@ -321,11 +324,11 @@ def test_a_turn_that_has_just_begun_fits(message: SendMessage) -> None:
 def test_sub_agents_of_a_thread_with_a_long_id_fit(message: SendMessage) -> None:
     """Temporal takes ids of up to 1,000 bytes."""
     state = called(busy(message), KNOWN)
-    name = transitions.child_id("i" * 1000, "a" * limits.CALL_NAME_CHARS_MAX, "f" * 12)
+    name = transitions.build_child_id("i" * 1000, "a" * limits.CALL_NAME_CHARS_MAX, "f" * 12)
     report = Report(child_id=name, head=HEAD, tokens=10**15, cost_usd=1 / 3)
     for call in state.calls:
         changed = dataclasses.replace(call, child_id=name, report=report)
-        state = transitions.with_call(state, changed)
+        state = transitions.replace_call(state, changed)
     assert size_of(as_much_as_is_not_flushed(state, SMALL)) <= limits.STATE_BYTES_MAX
 
 
@@ -362,5 +365,5 @@ def test_the_id_of_a_message_is_plain() -> None:
 
 
 def test_printable_text_needs_no_escapes_but_quotes() -> None:
-    assert printable("a\nb\x00c" + "d" * 100, 6) == "a b cd"
-    assert printable("\ud800\u202e\u00ad", 9) == "   "
+    assert make_printable("a\nb\x00c" + "d" * 100, 6) == "a b cd"
+    assert make_printable("\ud800\u202e\u00ad", 9) == "   "

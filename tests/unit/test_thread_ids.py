@@ -34,7 +34,7 @@ from everlong.models.thread_ids import (
 )
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore
-from everlong.workflows.transitions import child_id
+from everlong.workflows.transitions import build_child_id
 
 ROOT = Path(everlong.__file__).parent
 GOOD = [
@@ -113,7 +113,7 @@ def test_whatever_unicode_calls_a_control_a_break_or_a_blank_is_refused(characte
 
 @given(st.text(f"{''.join(GOOD[:3])}{''.join(BAD[:29])}😀", min_size=1, max_size=300))
 def test_any_text_becomes_an_id_that_may_be_taken(text: str) -> None:
-    for made in (derive_id(text, "-fork"), child_id(text, "ops", "0123456789ab")):
+    for made in (derive_id(text, "-fork"), build_child_id(text, "ops", "0123456789ab")):
         assert is_new_id(made)
         assert len(made.encode()) <= 1000
 
@@ -149,7 +149,7 @@ DOORS = {
     "client/updates.py": "delivers what `client/delivery.py` has checked",
     "doctor/workers.py": "everlong.Doctor, under an id of its own",
     "client/sweeps.py": "the schedule of everlong.Sweeper, under a fixed id",
-    "workflows/tool_calls.py": "sub-agents: `child_id`",
+    "workflows/tool_calls.py": "sub-agents: `build_child_id`",
     "interceptors/headers.py": "Temporal's own client with the plugin: checks them all",
     "interceptors/replay.py": "passes a child's start on",
 }

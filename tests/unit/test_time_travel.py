@@ -24,8 +24,8 @@ from everlong.models import (
     ThreadStatus,
     ToolCall,
     add_up,
-    new_entry,
-    note,
+    build_entry,
+    build_note,
     thread_key,
 )
 from everlong.storage.journal import Journal
@@ -44,18 +44,18 @@ def said(seq: int, kind: Kind, text: str = "", **more: object) -> Entry:
         Kind.FAILURE: "failure",
     }
     message = Message(role=roles[kind], text=text, **more)  # type: ignore[arg-type]
-    return new_entry(seq, kind, message, 1000 * seq)
+    return build_entry(seq, kind, message, 1000 * seq)
 
 
 def asked(seq: int, name: str, **more: object) -> Entry:
     approval = Approval(id=name, tool="restart", arguments="{}", asked_ms=1000 * seq, **more)  # type: ignore[arg-type]
-    return note(seq, Kind.ASKED, approval, 1000 * seq)
+    return build_note(seq, Kind.ASKED, approval, 1000 * seq)
 
 
 def decided(seq: int, name: str, **more: object) -> Entry:
     said = {"tool": "restart", "asked_ms": 1, "approve": True, "by": "ann", **more}
     decision = Decided(id=name, **said)  # type: ignore[arg-type]
-    return note(seq, Kind.DECIDED, decision, 1000 * seq)
+    return build_note(seq, Kind.DECIDED, decision, 1000 * seq)
 
 
 def a_turn() -> list[Entry]:
@@ -68,7 +68,7 @@ def a_turn() -> list[Entry]:
         asked(3, "2-1"),
         decided(4, "2-1"),
         said(5, Kind.TOOL_RESULT, "done", call_id="c1", tool="restart"),
-        note(6, Kind.MEMORY, MemoryChange(remembered=fact), 6000),
+        build_note(6, Kind.MEMORY, MemoryChange(remembered=fact), 6000),
         dataclasses.replace(said(7, Kind.REPLY, "it is up"), tokens=50, cost_usd=0.5),
     ]
 
@@ -104,7 +104,7 @@ def test_an_escalated_approval_waits_for_others() -> None:
     [
         said(2, Kind.REPLY, "never mind"),
         said(2, Kind.FAILURE, "ended by a limit"),
-        note(2, Kind.CONTROL, ControlNote(action="stop"), 2000),
+        build_note(2, Kind.CONTROL, ControlNote(action="stop"), 2000),
     ],
     ids=lambda entry: entry.kind,
 )
@@ -114,7 +114,7 @@ def test_nobody_is_waited_for_once_the_calls_are_broken_off(end: Entry) -> None:
 
 
 def test_a_pause_breaks_nothing_off() -> None:
-    paused = note(2, Kind.CONTROL, ControlNote(action="pause"), 2000)
+    paused = build_note(2, Kind.CONTROL, ControlNote(action="pause"), 2000)
     assert time_travel.pending_after([asked(1, "1-1"), paused])
 
 
@@ -166,7 +166,7 @@ async def test_the_snapshot_in_force_is_the_newest_at_or_before_an_entry() -> No
     entries = [
         said(1, Kind.MESSAGE, "hello"),
         said(2, Kind.REPLY, "hi"),
-        note(3, Kind.COMPACTION, compacted, 3000),
+        build_note(3, Kind.COMPACTION, compacted, 3000),
         said(4, Kind.MESSAGE, "and now?"),
     ]
     head, _ = await journal.append(None, entries)
@@ -191,7 +191,7 @@ async def test_a_snapshot_of_a_strange_thread_is_not_read() -> None:
     compacted = Compacted(
         snapshot=SnapshotRef(ref=ref, upto_seq=1), reason="asked", before_bytes=9, after_bytes=5
     )
-    entries = [said(1, Kind.MESSAGE, "hello"), note(2, Kind.COMPACTION, compacted, 2000)]
+    entries = [said(1, Kind.MESSAGE, "hello"), build_note(2, Kind.COMPACTION, compacted, 2000)]
     head, _ = await Journal(packs, KEY).append(None, entries)
     with pytest.raises(RefRefused):
         await Past("t", status_of(head), Journal(packs, KEY)).scene(2)

@@ -343,7 +343,7 @@ class Point:
     ],
 )
 def test_a_result_becomes_text(result: object, text: str) -> None:
-    assert restart.text_of(result) == text
+    assert restart.format_result(result) == text
 
 
 def _circle() -> list[object]:
@@ -359,7 +359,7 @@ def _circle() -> list[object]:
 )
 def test_a_result_that_is_no_json_is_a_clear_error(result: object) -> None:
     with pytest.raises(TypeError, match=r"'restart' returned a .* that is not JSON") as caught:
-        restart.text_of(result)
+        restart.format_result(result)
     assert "secret" not in str(caught.value)
     assert caught.value.__suppress_context__
 

@@ -28,8 +28,8 @@ from everlong.models import (
     ThreadState,
     ToolResult,
     WantedCall,
-    message_of,
-    new_entry,
+    build_entry,
+    parse_message,
     seq_after,
 )
 from everlong.workflows import approvals, transitions
@@ -67,7 +67,7 @@ class Life(RuleBasedStateMachine):
     @rule(text=st.text("abc", min_size=1, max_size=3))
     def send(self, text: str) -> None:
         message = SendMessage(text=text)
-        if transitions.why_refused(self.state, message, THREAD) == "":
+        if transitions.explain_refusal(self.state, message, THREAD) == "":
             self.state = transitions.queue(self.state, message)
             self.sent.append(text)
 
@@ -77,13 +77,13 @@ class Life(RuleBasedStateMachine):
         note = ControlNote(action="pause", reason=self.noted[-1])
         self.state = transitions.add_note(self.state, Kind.CONTROL, note, self.time_ms)
 
-    @precondition(lambda self: bool(approvals.pending(self.state)))
+    @precondition(lambda self: bool(approvals.list_pending(self.state)))
     @rule(data=st.data(), approve=st.booleans())
     def decide(self, data: st.DataObject, approve: bool) -> None:
-        chosen = data.draw(st.sampled_from(approvals.pending(self.state)))
+        chosen = data.draw(st.sampled_from(approvals.list_pending(self.state)))
         decision = Decide(id=chosen.id, approve=approve, by="alice")
         in_time = chosen.deadline_ms is None or self.time_ms < chosen.deadline_ms
-        refused = approvals.why_refused(self.state, decision, self.time_ms)
+        refused = approvals.explain_refusal(self.state, decision, self.time_ms)
         assert in_time == (refused == "")
         before = self.state
         self.state = approvals.decide(self.state, decision, self.time_ms)
@@ -91,7 +91,7 @@ class Life(RuleBasedStateMachine):
         if in_time:
             self.decided[chosen.id] = approve
             self.results += not approve
-        again = approvals.why_refused(self.state, decision, self.time_ms)
+        again = approvals.explain_refusal(self.state, decision, self.time_ms)
         assert "decided already" in again
 
     @rule(seconds=st.integers(1, 60))
@@ -99,8 +99,8 @@ class Life(RuleBasedStateMachine):
         self.time_ms += 1000 * seconds
 
     def count_expired(self, before: ThreadState, but: str = "") -> None:
-        left = {each.id for each in approvals.pending(self.state)}
-        for approval in approvals.pending(before):
+        left = {each.id for each in approvals.list_pending(self.state)}
+        for approval in approvals.list_pending(before):
             late = approval.deadline_ms is not None and approval.deadline_ms <= self.time_ms
             assert late == (approval.id not in left) or approval.id == but
             if late:
@@ -134,7 +134,7 @@ class Life(RuleBasedStateMachine):
     def reply(self, kinds: list[str]) -> None:
         assert self.under_way is not None
         seq = seq_after(self.under_way.head, self.under_way.entries)
-        reply = new_entry(seq, Kind.REPLY, Message(role="assistant", text="x"), self.time_ms)
+        reply = build_entry(seq, Kind.REPLY, Message(role="assistant", text="x"), self.time_ms)
         head = self.appended([*self.under_way.entries, reply])
         calls = tuple(
             WantedCall(
@@ -148,8 +148,8 @@ class Life(RuleBasedStateMachine):
             for number, kind in enumerate(kinds)
         )
         turn = ModelTurn(head=head, tool_calls=calls, context_bytes=10, written_bytes=5)
-        self.state = approvals.request(transitions.after_model(self.state, turn), self.time_ms)
-        new = {each.id for each in approvals.pending(self.state)}
+        self.state = approvals.request(transitions.apply_reply(self.state, turn), self.time_ms)
+        new = {each.id for each in approvals.list_pending(self.state)}
         assert not new & self.asked
         self.asked |= new
         if not calls:
@@ -174,11 +174,11 @@ class Life(RuleBasedStateMachine):
         call = data.draw(st.sampled_from(calls))
         message = Message(role="tool", text="r", call_id=call.call_id, tool=call.tool)
         result = ToolResult(
-            entry=new_entry(1, Kind.TOOL_RESULT, message, self.time_ms),
+            entry=build_entry(1, Kind.TOOL_RESULT, message, self.time_ms),
             written_bytes=1,
             memory={"forgotten": "k"} if remembers else None,
         )
-        self.state = transitions.with_result(self.state, call, result)
+        self.state = transitions.add_result(self.state, call, result)
         self.results += 1
 
     @precondition(lambda self: self.quiet and self.state.calls)
@@ -199,7 +199,7 @@ class Life(RuleBasedStateMachine):
     def end_flush(self) -> None:
         assert self.under_way is not None
         appended = Appended(head=self.appended(self.under_way.entries), written_bytes=1)
-        self.state = transitions.after_append(self.state, appended)
+        self.state = transitions.apply_append(self.state, appended)
         self.under_way = None
 
     @precondition(lambda self: self.quiet and self.state.head is not None)
@@ -210,7 +210,7 @@ class Life(RuleBasedStateMachine):
         if snapshot != self.state.snapshot:
             self.noted.append(f"compacted to {seq}")
         done = CompactDone(snapshot=snapshot, before_bytes=2, after_bytes=1, written_bytes=1)
-        self.state = transitions.after_compaction(self.state, done, "asked", self.time_ms)
+        self.state = transitions.apply_compaction(self.state, done, "asked", self.time_ms)
 
     @precondition(lambda self: self.quiet)
     @rule()
@@ -294,7 +294,7 @@ class Life(RuleBasedStateMachine):
 
 def text_of(entry: Entry) -> str:
     assert entry.body is not None
-    return message_of(entry.kind, entry.body).text
+    return parse_message(entry.kind, entry.body).text
 
 
 TestLife = Life.TestCase
@@ -307,14 +307,14 @@ def test_results_are_journalled_in_call_order_whatever_came_first(order: list[bo
     wanted = tuple(WantedCall(call_id=f"c{i}", tool="t") for i in range(len(order)))
     head = SegmentRef(ref=REF, first_seq=1, count=7)
     turn = ModelTurn(head=head, tool_calls=wanted, context_bytes=1, written_bytes=1)
-    state = transitions.after_model(ThreadState(in_turn=True), turn)
+    state = transitions.apply_reply(ThreadState(in_turn=True), turn)
     places = [call.id.rsplit("-", 1)[0] for call in state.calls]
     assert places == [f"7-{i}" for i in range(1, len(order) + 1)]
     late = [call for call, first in zip(state.calls, order, strict=True) if not first]
     for call in [*(each for each in state.calls if each not in late), *late]:
         message = Message(role="tool", call_id=call.call_id, text="r")
-        result = ToolResult(entry=new_entry(1, Kind.TOOL_RESULT, message, 1), written_bytes=10)
-        state = transitions.with_result(state, call, result)
+        result = ToolResult(entry=build_entry(1, Kind.TOOL_RESULT, message, 1), written_bytes=10)
+        state = transitions.add_result(state, call, result)
     state = transitions.settle(state, 1)
     bodies = [entry.body["parts"][0]["tool_call_id"] for entry in state.tail if entry.body]
     assert bodies == [call.call_id for call in wanted]
@@ -326,13 +326,13 @@ def test_results_are_journalled_in_call_order_whatever_came_first(order: list[bo
 def test_a_message_that_is_sent_again_with_its_id_is_known() -> None:
     message = SendMessage(text="once", id="m1")
     state = transitions.queue(ThreadState(), message)
-    assert transitions.number_of(state, message) == 1
-    assert transitions.number_of(state, SendMessage(text="once")) is None
+    assert transitions.find_number(state, message) == 1
+    assert transitions.find_number(state, SendMessage(text="once")) is None
     other = SendMessage(text="another")
     state = transitions.queue(transitions.queue(state, other), dataclasses.replace(other, id="m3"))
     state = transitions.begin_turn(state, 1)
-    assert transitions.number_of(state, message) == 1
-    assert transitions.number_of(state, SendMessage(text="different", id="m3")) == 3
+    assert transitions.find_number(state, message) == 1
+    assert transitions.find_number(state, SendMessage(text="different", id="m3")) == 3
 
 
 def test_a_compaction_that_changed_nothing_is_no_compaction() -> None:
@@ -341,7 +341,7 @@ def test_a_compaction_that_changed_nothing_is_no_compaction() -> None:
     done = CompactDone(
         snapshot=snapshot, before_bytes=9, after_bytes=9, written_bytes=0, next_expiry_ms=77
     )
-    after = transitions.after_compaction(state, done, "policy", 10)
+    after = transitions.apply_compaction(state, done, "policy", 10)
     assert (after.counters.compactions, after.notes) == (0, ())
     assert (after.compaction_due_ms, after.next_expiry_ms) == (None, 77)
 
@@ -351,7 +351,7 @@ def test_a_compaction_says_how_late_it_was() -> None:
     done = CompactDone(
         snapshot=SnapshotRef(ref=REF, upto_seq=3), before_bytes=9, after_bytes=4, written_bytes=2
     )
-    after = transitions.after_compaction(state, done, "policy", 3500)
+    after = transitions.apply_compaction(state, done, "policy", 3500)
     [note] = after.notes
     compacted = TypeAdapter(Compacted).validate_python(note.data)
     assert (compacted.lag_seconds, compacted.reason) == (2.5, "policy")

@@ -122,7 +122,7 @@ async def test_a_default_of_slots_gives_way_to_a_tuner_and_to_a_workers_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slots = "max_concurrent_workflow_tasks"
-    monkeypatch.setattr(worker_options, "_agent_defaults", lambda: {slots: 8})
+    monkeypatch.setattr(worker_options, "_build_agent_defaults", lambda: {slots: 8})
     plugin = EverlongPlugin(store="memory:", agents=[AGENT])
     assert (await configure(plugin))[slots] == 8
     assert (await configure(plugin, **{slots: 3}))[slots] == 3

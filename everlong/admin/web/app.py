@@ -35,7 +35,7 @@ from everlong.admin.web.security import (
     has_wrong_token,
     identify_user,
 )
-from everlong.versions import versions
+from everlong.versions import get_versions
 
 REQUEST_BYTES_MAX: Final = 4 * limits.MIB
 """Body of an API request: a long message. The command line streams longer ones."""
@@ -72,7 +72,7 @@ def create_admin_app(
     app = FastAPI(
         title="Everlong",
         summary="Threads of long-running agents: read, control and archive them.",
-        version=versions().everlong,
+        version=get_versions().everlong,
         docs_url=None,
         redoc_url=None,
         openapi_url="/api/v1/openapi.json",

@@ -22,7 +22,7 @@ from fastapi import Depends, HTTPException, Request
 
 from everlong.config import Settings
 from everlong.errors import ConfigError
-from everlong.models import printable
+from everlong.models import make_printable
 
 
 class Role(StrEnum):
@@ -168,7 +168,7 @@ class User:
         """Return the author to journal for a change. `given` counts only if the user has no name."""
         if self.name:
             return self.name
-        return printable(given.strip(), NAME_CHARS_MAX).strip() or _system_user()
+        return make_printable(given.strip(), NAME_CHARS_MAX).strip() or _system_user()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

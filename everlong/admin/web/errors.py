@@ -37,7 +37,7 @@ from everlong.errors import (
     ThreadNotFound,
     ThreadPaused,
 )
-from everlong.models import printable
+from everlong.models import make_printable
 
 _LOG: Final = logging.getLogger(__name__)
 _MESSAGE_CHARS_MAX: Final = 2_000
@@ -147,7 +147,7 @@ def add_error_handlers(app: FastAPI) -> None:
 def describe_validation_error(error: RequestValidationError) -> str:
     """Return which fields are invalid and why, without their values."""
     problems = [
-        f"{'.'.join(printable(str(part), 60) for part in each['loc'])}: {each['msg']}"
+        f"{'.'.join(make_printable(str(part), 60) for part in each['loc'])}: {each['msg']}"
         for each in list(error.errors())[:8]
     ]
     return "; ".join(problems) or "the request is invalid"

@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 
 from everlong.client.archives import ArchiveResult
 from everlong.errors import EverlongError
-from everlong.models import SweepReport, printable
+from everlong.models import SweepReport, make_printable
 
 _LOG: Final = logging.getLogger(__name__)
 RUNNING_MAX: Final = 4
@@ -107,7 +107,7 @@ class Jobs:
             started_ms=_now_ms(),
         )
         self._jobs[job.id] = job
-        _LOG.info("job %s: %s, requested by %s", job.id, action, printable(by, 64) or "-")
+        _LOG.info("job %s: %s, requested by %s", job.id, action, make_printable(by, 64) or "-")
         self._tasks[job.id] = asyncio.create_task(self._run(job.id, work))
         for old in [each for each in self._jobs if each not in self._tasks][:-KEPT_MAX]:
             del self._jobs[old]

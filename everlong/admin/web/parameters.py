@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 from fastapi import Depends, Path, Query
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from everlong.models.thread_ids import ID_BYTES_MAX, check_new_id, id_problem
+from everlong.models.thread_ids import ID_BYTES_MAX, check_new_id, find_id_problem
 
 BY_QUERY: Final = "-"
 """Placeholder in a path. The query parameter `id` then names the thread."""
@@ -24,7 +24,7 @@ RUN_ID: Final = r"^([0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})?$"
 
 def check_id(text: str) -> str:
     """Return an id that a thread may have. Raises ValueError for any other text."""
-    if problem := id_problem(text):
+    if problem := find_id_problem(text):
         raise ValueError(problem)
     return text
 

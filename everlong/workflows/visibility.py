@@ -18,10 +18,10 @@ from everlong.models import (
     ThreadCard,
     ThreadState,
     ThreadStatus,
-    growth_per_hour,
+    compute_growth_per_hour,
 )
 from everlong.models import search_attributes as attributes
-from everlong.models.state import with_values
+from everlong.models.state import replace_values
 from everlong.workflows import approvals, transitions
 
 if TYPE_CHECKING:
@@ -34,12 +34,12 @@ _GROWN_STEPS_MIN: Final = 8
 _HOUR_MS: Final = 3_600_000
 
 
-def status_of(thread: "Thread", *, stopped: bool) -> ThreadStatus:
+def build_status(thread: "Thread", *, stopped: bool) -> ThreadStatus:
     """Return the answer of the `status` query."""
     state = thread.state
     return ThreadStatus(
         agent=thread.agent,
-        status=_word(thread, stopped),
+        status=_get_status_word(thread, stopped),
         counters=state.counters,
         head=state.head,
         waiting_messages=len(state.inbox),
@@ -49,19 +49,19 @@ def status_of(thread: "Thread", *, stopped: bool) -> ThreadStatus:
         ended=state.ended,
         snapshot=state.snapshot,
         tail_entries=len(state.tail) + len(state.notes),
-        pending=len(approvals.pending(state)),
+        pending=len(approvals.list_pending(state)),
         children=tuple(call.child_id for call in state.calls if call.child_id and not call.report),
         answers=state.answers,
         streaks=state.streaks,
-        state_bytes=transitions.state_bytes(state),
+        state_bytes=transitions.measure_state(state),
         context_bytes=state.context_bytes,
-        compaction_lag_bytes=_lag_bytes(thread),
+        compaction_lag_bytes=_compute_lag_bytes(thread),
         compaction_due_ms=state.compaction_due_ms,
         policy=thread.policy,
     )
 
 
-def _lag_bytes(thread: "Thread") -> int:
+def _compute_lag_bytes(thread: "Thread") -> int:
     """Return by how much the context is larger than it should be, if a compaction is due."""
     state = thread.state
     if state.compaction_due_ms is None:
@@ -69,20 +69,20 @@ def _lag_bytes(thread: "Thread") -> int:
     return max(0, state.context_bytes - thread.policy.compact_at_bytes)
 
 
-def _word(thread: "Thread", stopped: bool) -> str:
+def _get_status_word(thread: "Thread", stopped: bool) -> str:
     state = thread.state
     if thread.stopping:
-        return thread.end_status() if stopped else "stopping"
+        return thread.get_end_status() if stopped else "stopping"
     if thread.held_by:
         return "held"
     if state.pause is not None:
         return "paused"
-    if thread.has_work or not approvals.pending(state):
+    if thread.has_work or not approvals.list_pending(state):
         return "working" if thread.has_work or state.in_turn else "waiting"
     return "approval"
 
 
-def take_start_attributes(thread: "Thread") -> None:
+def adopt_start_attributes(thread: "Thread") -> None:
     """Take note of the search attributes that a new thread was started with, if it was."""
     state = thread.state
     if state.published_size is not None or state.published:
@@ -90,10 +90,10 @@ def take_start_attributes(thread: "Thread") -> None:
     if workflow.info().typed_search_attributes.get(attributes.STATUS) != attributes.ACTIVE:
         return
     now_ms = thread.now_ms()
-    thread.state = with_values(
+    thread.state = replace_values(
         state,
         attributes=True,
-        published=_published(attributes.ACTIVE, "", 0),
+        published=_format_published(attributes.ACTIVE, "", 0),
         published_size=build_published_size(state, now_ms),
         trend=build_trend(state, now_ms),
     )
@@ -108,13 +108,13 @@ def publish(thread: "Thread") -> None:
     if is_due:
         size = build_published_size(state, now_ms)
         trend = build_trend(state, now_ms)
-        thread.state = with_values(state, published_size=size, trend=trend)
-        workflow.upsert_memo({CARD_MEMO: _card(thread, now_ms)})
+        thread.state = replace_values(state, published_size=size, trend=trend)
+        workflow.upsert_memo({CARD_MEMO: _build_card(thread, now_ms)})
     if not state.attributes:
         return
-    pending = approvals.pending(state)
-    status, reason = _status(thread, len(pending))
-    published = _published(status, reason, len(pending))
+    pending = approvals.list_pending(state)
+    status, reason = _get_status_and_reason(thread, len(pending))
+    published = _format_published(status, reason, len(pending))
     updates: list[SearchAttributeUpdate[Any]] = []
     if published != state.published:
         updates += [
@@ -122,27 +122,29 @@ def publish(thread: "Thread") -> None:
             attributes.STATUS.value_set(status),
             attributes.REASON.value_set(reason),
             attributes.PENDING.value_set(len(pending)),
-            _asked_at(pending),
+            _build_asked_at(pending),
         ]
     if is_due:
         # With the trend that the card has: a list computes the same growth from it.
-        updates += _size(thread.state, now_ms)
+        updates += _build_size_updates(thread.state, now_ms)
     if updates:
-        thread.state = with_values(thread.state, published=published)
+        thread.state = replace_values(thread.state, published=published)
         workflow.upsert_search_attributes(updates)
 
 
-def next_memo(thread: "Thread") -> dict[str, object]:
+def build_next_memo(thread: "Thread") -> dict[str, object]:
     """Return the memo of the next run. By itself it would be the one that this run began with."""
     memo: dict[str, object] = {
         name: RawValue(payload) for name, payload in workflow.info().raw_memo.items()
     }
-    return memo | {CARD_MEMO: _card(thread, thread.now_ms())}
+    return memo | {CARD_MEMO: _build_card(thread, thread.now_ms())}
 
 
 def compute_growth(state: ThreadState, now_ms: int) -> float:
-    """Return the thread's growth in bytes per hour, as `growth_per_hour` defines it."""
-    return growth_per_hour(state.trend, state.counters.written_bytes, now_ms, rested=state.rested)
+    """Return the thread's growth in bytes per hour, as `compute_growth_per_hour` defines it."""
+    return compute_growth_per_hour(
+        state.trend, state.counters.written_bytes, now_ms, rested=state.rested
+    )
 
 
 def is_size_due(state: ThreadState, now_ms: int, *, waits: bool) -> bool:
@@ -199,7 +201,7 @@ def build_published_size(state: ThreadState, now_ms: int) -> PublishedSize:
     )
 
 
-def _card(thread: "Thread", now_ms: int) -> ThreadCard:
+def _build_card(thread: "Thread", now_ms: int) -> ThreadCard:
     state, counters = thread.state, thread.state.counters
     return ThreadCard(
         ms=now_ms,
@@ -208,11 +210,11 @@ def _card(thread: "Thread", now_ms: int) -> ThreadCard:
         runs=counters.runs,
         tokens=counters.tokens,
         cost_usd=counters.cost_usd,
-        operational_bytes=transitions.state_bytes(state),
+        operational_bytes=transitions.measure_state(state),
         context_bytes=state.context_bytes,
         stored_bytes=counters.written_bytes,
         read_bytes=counters.context_bytes,
-        lag_bytes=_lag_bytes(thread),
+        lag_bytes=_compute_lag_bytes(thread),
         lag_since_ms=state.compaction_due_ms,
         resume_ms=round(state.resume_ms, 1),
         since_ms=state.since_ms,
@@ -221,7 +223,7 @@ def _card(thread: "Thread", now_ms: int) -> ThreadCard:
     )
 
 
-def _size(state: ThreadState, now_ms: int) -> list[SearchAttributeUpdate[Any]]:
+def _build_size_updates(state: ThreadState, now_ms: int) -> list[SearchAttributeUpdate[Any]]:
     updates: list[SearchAttributeUpdate[Any]] = [
         attributes.STATE_BYTES.value_set(state.counters.written_bytes),
         attributes.GROWTH.value_set(compute_growth(state, now_ms)),
@@ -231,7 +233,7 @@ def _size(state: ThreadState, now_ms: int) -> list[SearchAttributeUpdate[Any]]:
     return updates
 
 
-def _asked_at(pending: Sequence[Approval]) -> SearchAttributeUpdate[Any]:
+def _build_asked_at(pending: Sequence[Approval]) -> SearchAttributeUpdate[Any]:
     """Say since when a person is waited for: for the longest, if there are several."""
     if not pending:
         return attributes.ASKED_AT.value_unset()
@@ -239,14 +241,14 @@ def _asked_at(pending: Sequence[Approval]) -> SearchAttributeUpdate[Any]:
     return attributes.ASKED_AT.value_set(datetime.fromtimestamp(asked_ms / 1000, UTC))
 
 
-def _status(thread: "Thread", pending: int) -> tuple[str, str]:
+def _get_status_and_reason(thread: "Thread", pending: int) -> tuple[str, str]:
     state = thread.state
     if thread.stopping:
-        return thread.end_status(), state.ended.limit if state.ended else ""
+        return thread.get_end_status(), state.ended.limit if state.ended else ""
     if state.pause is not None:
         return "paused", state.pause.limit.limit if state.pause.limit else "person"
     return ("approval" if pending else attributes.ACTIVE), ""
 
 
-def _published(status: str, reason: str, pending: int) -> str:
+def _format_published(status: str, reason: str, pending: int) -> str:
     return f"{status} {reason} {pending}"

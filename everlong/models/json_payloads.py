@@ -40,7 +40,7 @@ def to_raw(value: object, converter: PayloadConverter) -> RawValue:
     if writes_plain_json(converter):
         try:
             # A field at its default is not written: defaults of these models are part of the format.
-            data = _adapter(type(value)).dump_json(value, exclude_defaults=True)
+            data = _get_adapter(type(value)).dump_json(value, exclude_defaults=True)
         except PydanticSerializationError:  # A lone surrogate: the SDK escapes it.
             return RawValue(converter.to_payload(value))
         return RawValue(Payload(metadata={"encoding": _ENCODING}, data=data))
@@ -53,7 +53,7 @@ def from_raw(raw: RawValue, value_type: type[T], converter: PayloadConverter) ->
     if payload.metadata.get("encoding") == _ENCODING and writes_plain_json(converter):
         # An escaped lone surrogate is an error to pydantic. The SDK reads it, or says what is wrong.
         with contextlib.suppress(ValidationError):
-            found: T = _adapter(value_type).validate_json(payload.data)
+            found: T = _get_adapter(value_type).validate_json(payload.data)
             return found
     value: T = converter.from_payload(payload, value_type)
     return value
@@ -63,7 +63,7 @@ def from_raw(raw: RawValue, value_type: type[T], converter: PayloadConverter) ->
 _adapters: Final[dict[type, TypeAdapter[Any]]] = {}
 
 
-def _adapter(value_type: type) -> TypeAdapter[Any]:
+def _get_adapter(value_type: type) -> TypeAdapter[Any]:
     found = _adapters.get(value_type)
     if found is None:
         found = _adapters[value_type] = TypeAdapter(value_type)

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from everlong.compaction.extraction import find_refs
-from everlong.compaction.facts import fact_bytes
+from everlong.compaction.facts import measure_fact
 from everlong.compaction.snapshot import Note, NoteKind, Snapshot
-from everlong.compaction.text import clip, head_of, replace_surrogates, shorten, utf8_bytes
+from everlong.compaction.text import clip, replace_surrogates, shorten, take_head, utf8_bytes
 from everlong.models import Fact, Kind, ToolCall
 
 _SECTIONS: Final[dict[NoteKind, str]] = {"open": "Open:\n", "decision": "Decided:\n"}
@@ -63,15 +63,17 @@ class Page:
             title = "" if section else _SECTIONS[note.kind]
             if note.seq in section:
                 return utf8_bytes(f" {note.text}")
-            return utf8_bytes(title + _section_line([note]))
+            return utf8_bytes(title + _render_section_line([note]))
         segments = self._lines.get(note.seq)
         if segments is None:
             title = "" if self._lines else _LOG
-            return utf8_bytes(f"{title}{_seqs(note)} {_speaker(note)}{note.text}\n")
+            return utf8_bytes(f"{title}{_format_seqs(note)} {_get_speaker(note)}{note.text}\n")
         if note.kind in segments:
             return utf8_bytes(_SEGMENTS[note.kind] + note.text)
         # The seqs of older equal pairs come before the line.
-        return utf8_bytes(_BETWEEN + _speaker(note) + note.text + _seqs(note)) - len(str(note.seq))
+        return utf8_bytes(_BETWEEN + _get_speaker(note) + note.text + _format_seqs(note)) - len(
+            str(note.seq)
+        )
 
     def add(self, note: Note) -> None:
         """Add a note."""
@@ -86,14 +88,14 @@ class Page:
         for kind, title in _SECTIONS.items():
             if section := self._sections[kind]:
                 parts.append(title)
-                parts.extend(_section_line(section[seq]) for seq in sorted(section))
+                parts.extend(_render_section_line(section[seq]) for seq in sorted(section))
         if self._lines:
             parts.append(_LOG)
-            parts.extend(_log_line(seq, self._lines[seq]) for seq in sorted(self._lines))
+            parts.extend(_render_log_line(seq, self._lines[seq]) for seq in sorted(self._lines))
         return "".join(parts)
 
 
-def page_of(notes: Sequence[Note]) -> Page:
+def build_page(notes: Sequence[Note]) -> Page:
     """Return a page of notes."""
     page = Page()
     for note in notes:
@@ -101,14 +103,17 @@ def page_of(notes: Sequence[Note]) -> Page:
     return page
 
 
-def summary_text(base: Snapshot | None, facts: Sequence[Fact], notes: Sequence[Note]) -> str:
+def render_summary(base: Snapshot | None, facts: Sequence[Fact], notes: Sequence[Note]) -> str:
     """Return the text of the summary message; empty without facts and a snapshot."""
     if base is None:
-        return _facts_text(facts, None)
-    parts = [_first_line(base.upto_seq), _facts_text(facts, facts_bytes_max(base.budget_bytes))]
+        return _render_facts(facts, None)
+    parts = [
+        _render_first_line(base.upto_seq),
+        _render_facts(facts, get_facts_bytes_max(base.budget_bytes)),
+    ]
     if base.summary:
         parts.append(f"{_SUMMARY.format(base.summary_seq)}{base.summary}\n")
-    parts.append(page_of(notes).text())
+    parts.append(build_page(notes).text())
     if base.dropped:
         kinds = ", ".join(_DROPPED[kind] for kind in _DROPPED if kind in base.dropped)
         upto_seq = max(base.dropped.values())
@@ -116,41 +121,41 @@ def summary_text(base: Snapshot | None, facts: Sequence[Fact], notes: Sequence[N
     return "".join(parts)
 
 
-def notes_bytes(notes: Sequence[Note]) -> int:
+def measure_notes(notes: Sequence[Note]) -> int:
     """Return the size of notes in the text."""
-    return utf8_bytes(page_of(notes).text())
+    return utf8_bytes(build_page(notes).text())
 
 
-def summary_bytes(summary: str) -> int:
+def measure_summary(summary: str) -> int:
     """Return the size of a model's summary in the text."""
     return SUMMARY_FRAME_BYTES_MAX + utf8_bytes(summary) if summary else 0
 
 
-def facts_bytes_max(budget_bytes: int) -> int:
+def get_facts_bytes_max(budget_bytes: int) -> int:
     """Return the part of a budget that facts may take."""
     return budget_bytes // 2
 
 
-def facts_bytes(facts: Sequence[Fact], budget_bytes: int) -> int:
+def measure_facts(facts: Sequence[Fact], budget_bytes: int) -> int:
     """Return the largest size of facts in the text, whichever of them expire."""
     if not facts:
         return 0
-    whole = len(_FACTS) + sum(map(fact_bytes, facts))
-    bound = facts_bytes_max(budget_bytes)
+    whole = len(_FACTS) + sum(map(measure_fact, facts))
+    bound = get_facts_bytes_max(budget_bytes)
     return min(whole, bound)
 
 
-def _facts_text(facts: Sequence[Fact], bytes_max: int | None) -> str:
+def _render_facts(facts: Sequence[Fact], bytes_max: int | None) -> str:
     if not facts:
         return ""
     shown, left = list(facts), 0
-    if bytes_max is not None and len(_FACTS) + sum(map(fact_bytes, facts)) > bytes_max:
+    if bytes_max is not None and len(_FACTS) + sum(map(measure_fact, facts)) > bytes_max:
         room = bytes_max - len(_FACTS) - len(_FACTS_LEFT) - 6
         shown = []
         # The facts that would be evicted last come first.
         for fact in sorted(facts, key=lambda each: (-each.importance, -each.time_ms, each.key)):
-            if fact_bytes(fact) <= room:
-                room -= fact_bytes(fact)
+            if measure_fact(fact) <= room:
+                room -= measure_fact(fact)
                 shown.append(fact)
         shown.sort(key=lambda each: (each.time_ms, each.key))
         left = len(facts) - len(shown)
@@ -160,33 +165,33 @@ def _facts_text(facts: Sequence[Fact], bytes_max: int | None) -> str:
     return _FACTS + "".join(lines)
 
 
-def _first_line(upto_seq: int) -> str:
+def _render_first_line(upto_seq: int) -> str:
     return (
         f"[Entries 1 to {upto_seq}, compacted. Lines begin with their seq: recall(seq=12) shows "
         'entry 12 whole, recall(pattern="words") searches.]\n'
     )
 
 
-def _section_line(notes: Sequence[Note]) -> str:
+def _render_section_line(notes: Sequence[Note]) -> str:
     """Return the line of one entry, with its speaker: an agent's words are not an approval."""
     speaker = _SPEAKERS.get(notes[0].source, "")
     return f"{notes[0].seq} {speaker}{' '.join(note.text for note in notes)}\n"
 
 
-def _log_line(seq: int, segments: dict[NoteKind, list[Note]]) -> str:
+def _render_log_line(seq: int, segments: dict[NoteKind, list[Note]]) -> str:
     texts = []
     for kind, between in _SEGMENTS.items():
         if notes := segments.get(kind):
-            texts.append(_speaker(notes[0]) + between.join(note.text for note in notes))
-    older = [_seqs(note).removeprefix(str(seq)) for note in segments.get("pair", ())]
+            texts.append(_get_speaker(notes[0]) + between.join(note.text for note in notes))
+    older = [_format_seqs(note).removeprefix(str(seq)) for note in segments.get("pair", ())]
     return f"{seq}{''.join(older)} {_BETWEEN.join(texts)}\n"
 
 
-def _speaker(note: Note) -> str:
+def _get_speaker(note: Note) -> str:
     return _SPEAKERS.get(note.source, "") if note.kind in ("asked", "remark", "prose") else ""
 
 
-def _seqs(note: Note) -> str:
+def _format_seqs(note: Note) -> str:
     more = [f"+{note.more}"] if note.more else []
     return ",".join([*map(str, (note.seq, *note.seqs)), *more])
 
@@ -229,24 +234,24 @@ _TOTALS: Final = re.compile(
 )
 
 
-def call_text(call: ToolCall) -> str:
+def render_call(call: ToolCall) -> str:
     """Return the line of a call: its tool and its arguments."""
-    return f"{clip(call.tool, 64)} {arguments_text(call.arguments)}".rstrip()
+    return f"{clip(call.tool, 64)} {render_arguments(call.arguments)}".rstrip()
 
 
-def outcome_of(text: str, left_out: int = 0) -> str:
+def render_outcome(text: str, left_out: int = 0) -> str:
     """Return the outcome of a call for its line: the whole result, if it is short."""
     size_bytes = utf8_bytes(text) + left_out
     if size_bytes <= RESULT_BYTES_MAX:
         return " ".join(replace_surrogates(text).split()) or "ok, empty"
-    lines = _ends_of(text)
+    lines = _list_end_lines(text)
     failed = _FAILED.search(lines[0]) or any(map(_EXIT.search, lines))
-    line = clip(_main_line(lines, failed), _LINE_BYTES_MAX)
+    line = clip(_find_main_line(lines, failed), _LINE_BYTES_MAX)
     # A long output is never called a success: its reader decides that.
-    return f"{'failed ' if failed else ''}{_short_size(size_bytes)}: {line}"
+    return f"{'failed ' if failed else ''}{_format_size(size_bytes)}: {line}"
 
 
-def brief_pair(text: str) -> str:
+def shorten_pair(text: str) -> str:
     """Return the line of a call without the excerpt of a long output."""
     call, arrow, outcome = text.rpartition(" -> ")
     size, _, detail = outcome.partition(": ")
@@ -255,14 +260,14 @@ def brief_pair(text: str) -> str:
     return f"{call}{arrow}{size}"
 
 
-def arguments_text(arguments: str) -> str:
+def render_arguments(arguments: str) -> str:
     """Return the arguments of a call in short: the values, and all names but the first."""
-    values = _object(arguments, as_written=True)
+    values = _parse_object(arguments, as_written=True)
     if values is None:
         return clip(replace_surrogates(arguments), _ARGUMENTS_BYTES_MAX)
     parts: list[str] = []
     for name, value in values.items():
-        text = _value_text(name, value, alone=len(values) == 1)
+        text = _render_value(name, value, alone=len(values) == 1)
         # The first argument is mostly the subject of the call, so it needs no name.
         parts.append(f"{clip(name, 40)}={text}" if parts else text)
     shown = " ".join(parts)
@@ -275,7 +280,7 @@ def cut_arguments(arguments: str, bytes_max: int, seq: int) -> str:
     """Return arguments cut to `bytes_max`: still a JSON object, with its long texts cut."""
     if utf8_bytes(arguments) <= bytes_max:
         return arguments
-    values = _object(arguments) or {}
+    values = _parse_object(arguments) or {}
     share = bytes_max
     while values and share > 32:
         share //= 2
@@ -286,9 +291,9 @@ def cut_arguments(arguments: str, bytes_max: int, seq: int) -> str:
     return json.dumps({"left_out": f"recall(seq={seq})"})
 
 
-def texts_of(arguments: str) -> list[str]:
+def list_texts(arguments: str) -> list[str]:
     """Return the texts among the arguments of a call, nested ones too."""
-    values = _object(arguments)
+    values = _parse_object(arguments)
     if values is None:
         return [replace_surrogates(arguments)]
     found: list[str] = []
@@ -305,9 +310,9 @@ def texts_of(arguments: str) -> list[str]:
     return found
 
 
-def _object(arguments: str, *, as_written: bool = False) -> dict[str, Any] | None:
+def _parse_object(arguments: str, *, as_written: bool = False) -> dict[str, Any] | None:
     """Parse arguments that are a plain JSON object. `as_written` keeps its numbers as text."""
-    if _depth(arguments) > _DEPTH_MAX:
+    if _measure_depth(arguments) > _DEPTH_MAX:
         return None
     number = str if as_written else None
     try:
@@ -317,7 +322,7 @@ def _object(arguments: str, *, as_written: bool = False) -> dict[str, Any] | Non
     return values if isinstance(values, dict) and len(values) <= _VALUES_MAX else None
 
 
-def _depth(arguments: str) -> int:
+def _measure_depth(arguments: str) -> int:
     """Return an upper bound of the nesting depth. Brackets within texts count too.
 
     The JSON parser's own limit differs between versions of Python.
@@ -329,37 +334,37 @@ def _depth(arguments: str) -> int:
     return deepest
 
 
-def _value_text(name: str, value: Any, *, alone: bool) -> str:
+def _render_value(name: str, value: Any, *, alone: bool) -> str:
     if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
         value = " ".join(value)
     if not isinstance(value, str):
-        return clip(_json(value), _VALUE_BYTES_MAX)
+        return clip(_dump_json(value), _VALUE_BYTES_MAX)
     bytes_max = _COMMAND_BYTES_MAX if name.lower() in _COMMAND_KEYS else _VALUE_BYTES_MAX
     text = replace_surrogates(str(value))
     if utf8_bytes(text) > bytes_max:
         # A path, an address or an id is useless without its end.
         if len(text) <= _COMMAND_BYTES_MAX and find_refs(text, bulk=False) == [text]:
             return text
-        return f"{clip(text, bytes_max) if alone else ''}({_short_size(utf8_bytes(text))})"
+        return f"{clip(text, bytes_max) if alone else ''}({_format_size(utf8_bytes(text))})"
     return text if len(text.splitlines()) <= 1 else " ".join(text.split())
 
 
 def _cut_value(value: Any, bytes_max: int, seq: int) -> Any:
-    text = value if isinstance(value, str) else _json(value)
+    text = value if isinstance(value, str) else _dump_json(value)
     if utf8_bytes(text) <= bytes_max:
         return value
     return (
         shorten(replace_surrogates(text), bytes_max, seq)
         if bytes_max > 128
-        else head_of(text, bytes_max)
+        else take_head(text, bytes_max)
     )
 
 
-def _json(value: Any) -> str:
+def _dump_json(value: Any) -> str:
     return replace_surrogates(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
-def _ends_of(text: str) -> list[str]:
+def _list_end_lines(text: str) -> list[str]:
     """Return the first and the last lines that are not empty."""
     head = [line.strip() for line in text[:4000].splitlines() if line.strip()]
     tail = [line.strip() for line in text[-4000:].splitlines() if line.strip()]
@@ -367,7 +372,7 @@ def _ends_of(text: str) -> list[str]:
     return [line for line in found if _LETTER.search(line)] or [""]
 
 
-def _main_line(lines: list[str], failed: object) -> str:
+def _find_main_line(lines: list[str], failed: object) -> str:
     """Return the most informative line of a result."""
     if lines[0].startswith("Traceback"):
         return lines[-1]
@@ -381,5 +386,5 @@ def _main_line(lines: list[str], failed: object) -> str:
     return lines[0]
 
 
-def _short_size(size_bytes: int) -> str:
+def _format_size(size_bytes: int) -> str:
     return f"{size_bytes}B" if size_bytes < 1000 else f"{(size_bytes + 500) // 1000}kB"
