@@ -1,4 +1,9 @@
-"""Running the activities of a thread, and holding where one cannot begin."""
+"""Activity executor: runs the activities of a thread, and waits while one is held.
+
+An activity that had no effect yet fails with the type `HELD` when it cannot continue, for example while
+the store is down. The thread then waits, longer each time, and schedules the activity again without
+limit. A hold ends neither the thread nor its turn.
+"""
 
 import contextlib
 from collections.abc import Callable
@@ -32,16 +37,16 @@ T = TypeVar("T")
 _INTERVAL: Final = timedelta(seconds=limits.RETRY_SECONDS_MAX)
 _TIMEOUT: Final = timedelta(seconds=limits.ACTIVITY_SECONDS_MAX)
 _HOLDS_MAX: Final = 10  # 10 s doubled ten times is far over the longest pause.
-# What a thread that is paused does not begin.
+# Activities that a paused thread does not start.
 _STEPS: Final = frozenset({CALL_MODEL, RUN_TOOL, BRIEF, COLLECT})
 
 
 class LeftWhileHeld(Exception):
-    """A step that cannot go on is left as it is: the run or the thread is to end, or to pause."""
+    """The run or the thread is about to end or to pause, so a held step is left as it is."""
 
 
 def build_retry_policy(number: int = limits.CALL_ATTEMPTS_MAX) -> RetryPolicy:
-    """Return the retry policy of what may fail for good. 0 is for our own code, which never does."""
+    """Return a retry policy. 0 attempts mean no limit: for our own code, which never fails permanently."""
     return RetryPolicy(maximum_interval=_INTERVAL, maximum_attempts=number)
 
 
@@ -50,26 +55,27 @@ class Executor:
 
     def __init__(self, thread: "Thread") -> None:
         self._thread = thread
-        self._held: dict[object, str] = {}  # What each activity that is held waits for.
+        self._held: dict[object, str] = {}  # The reason of each activity that is held.
         self.blobs = 0
-        """What this run has read that is an object in the store: a replay fetches it."""
+        """Stored objects that this run has read. A replay fetches them again."""
         self.offloaded_bytes = 0
+        """Size of those objects, in bytes."""
 
     @property
     def held_by(self) -> str:
-        """What the thread waits for, if it is held."""
+        """Reason of a hold; empty if no activity is held."""
         return next(iter(self._held.values()), "")
 
     async def execute(
         self, name: str, argument: object, result_type: type[T], retry_policy: RetryPolicy
     ) -> T:
-        """Run an activity. While it is held before it could begin, wait and try again."""
+        """Run an activity. While it is held, wait and schedule it again."""
         token = object()
         thread = self._thread
         holds = thread.state.holds
 
         def should_leave() -> bool:
-            # A step is left when the thread is to end; what the journal must still get is not.
+            # A thread that ends leaves its steps, but the entries that it still has must be journalled.
             if thread.stopping:
                 return name != APPEND_JOURNAL
             return name in _STEPS and thread.state.pause is not None
@@ -98,7 +104,7 @@ class Executor:
         self, name: str, argument: object, result_type: type[T], retry_policy: RetryPolicy
     ) -> T:
         converter = workflow.payload_converter()
-        # A team's own converter may go by the context of the activity, which only the SDK gives it.
+        # A team's own converter may depend on the activity's context, which only the SDK passes to it.
         is_raw = writes_plain_json(converter)
         found: RawValue | T = await workflow.execute_activity(
             name,
@@ -112,20 +118,21 @@ class Executor:
             result, size_bytes = from_raw(found, result_type, converter), len(found.payload.data)
         else:
             result, size_bytes = found, len(to_json(found))
-        # The codec keeps what our activities return in the history up to this size.
+        # Up to this size, the codec keeps results of our activities in the history.
         self.count_read(size_bytes, limits.STATE_BYTES_MAX)
         return result
 
     def count_read(self, size_bytes: int, inline_bytes_max: int = limits.INLINE_BYTES_MAX) -> None:
-        """Count what a replay reads: from the store, unless it is small enough to be in the history."""
+        """Count a value that a replay reads from the store. Smaller values are in the history."""
         if size_bytes > inline_bytes_max:
             self.blobs += 1
             self.offloaded_bytes += size_bytes
 
     async def _pause(self, holds: int, should_leave: Callable[[], bool]) -> int:
-        """Wait before the next try: longer each time, but not through a wish to stop or a deadline.
+        """Wait before the next try, longer each time. A stop or a deadline ends the wait early.
 
-        `holds` says how often this activity was held before; those beside it count for themselves.
+        `holds` is the number of earlier holds of this activity. Activities that run at the same time
+        count their own.
         """
         thread = self._thread
         more = min(holds + 1, _HOLDS_MAX)
@@ -133,7 +140,9 @@ class Executor:
         seconds = min(limits.HELD_PAUSE_SECONDS_MIN * 2.0**holds, limits.HELD_PAUSE_SECONDS_MAX)
         pause = timedelta(seconds=seconds)
         deadline = approvals.get_time_to_deadline(thread.state, thread.now_ms())
-        was_stopping = thread.stopping  # What comes after a stop has to wait like the rest.
+        was_stopping = (
+            thread.stopping
+        )  # An activity that starts after a stop waits the whole pause.
         with contextlib.suppress(TimeoutError):
             await workflow.wait_condition(
                 lambda: should_leave() or (thread.stopping and not was_stopping),
@@ -144,15 +153,15 @@ class Executor:
 
 
 def get_failure_type(error: ActivityError) -> str:
-    """Return the type that our activity gave its failure."""
+    """Return the type of the failure that our activity raised; empty for other failures."""
     return (error.cause.type or "") if isinstance(error.cause, ApplicationError) else ""
 
 
 def describe_failure(
     what: str, error: ActivityError, chars_max: int = limits.REASON_CHARS_MAX
 ) -> str:
-    """Say what failed and why, shortly: it stays in operational state for a while."""
+    """Return what failed and why, in short: operational state holds the text for a while."""
     cause = error.cause
-    # Our activities say themselves what failed; of a time-out, only the server knows.
+    # Messages of our own activities name what failed. A time-out of the server does not.
     reason = cause.message if isinstance(cause, ApplicationError) else f"{what}: {cause or error}"
     return make_printable(reason, chars_max)

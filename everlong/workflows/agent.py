@@ -1,7 +1,8 @@
-"""The `everlong.Agent` workflow: a thread that takes messages until it is told to stop.
+"""The `everlong.Agent` workflow: a thread that takes messages until it is stopped.
 
-What a step does is in `Thread`. Here is what happens between steps: who may say what to the thread,
-when it waits, and when a run ends.
+`Thread` takes the steps. This module decides what happens between steps: it handles updates, signals and
+queries, waits, enforces limits, and ends a run or the thread. A run ends only between steps, when no
+activity is in flight and all handlers have finished.
 """
 
 import asyncio
@@ -69,14 +70,14 @@ class AgentWorkflow:
         self._stopped = False
         self._waiting_since_ms = self._thread.now_ms()
         self._is_idle = False
-        """Whether no step is under way and the thread waits for a message, a decision or a deadline."""
+        """Whether no step is in progress: the thread waits for a message, a decision or a deadline."""
         self._is_leaving = False
-        """Whether the run is about to close, so that no update may wait any longer."""
+        """Whether the run is about to close, so updates must complete now."""
         self._updates_waiting = 0
 
     @workflow.run
     async def run(self, start: ThreadStart) -> ThreadStatus:
-        """Take steps until told to stop or cancelled; either way the journal is left whole."""
+        """Take steps until the thread is stopped or cancelled. In both cases the journal is completed."""
         try:
             await self._take_steps()
             await self._end()
@@ -93,7 +94,7 @@ class AgentWorkflow:
         return self.status()
 
     async def _take_steps(self) -> None:
-        """Take steps until told to stop; end the run early when policy says so."""
+        """Take steps until the thread is stopped. Continue as new when the policy requires it."""
         thread = self._thread
         while not thread.stopping:
             await self._keep_in_bounds()
@@ -109,7 +110,7 @@ class AgentWorkflow:
                 await self._wait()
 
     async def _keep_in_bounds(self) -> None:
-        """Do between two steps what keeps the thread small and in bounds."""
+        """Expire approvals, journal, compact, check the limits and publish: between two steps."""
         thread = self._thread
         thread.state = approvals.expire(thread.state, thread.now_ms())
         await thread.keep_small()
@@ -122,7 +123,7 @@ class AgentWorkflow:
         return thread.has_work and thread.state.pause is None and not thread.stopping
 
     def _apply_limit(self, hit: LimitHit) -> None:
-        """Do what the policy says about a limit that is reached."""
+        """Pause or end the thread, as the policy demands for this limit."""
         thread = self._thread
         thread.note(Kind.LIMIT, hit)
         if hit.action == "pause":
@@ -135,7 +136,7 @@ class AgentWorkflow:
     # Waiting.
 
     async def _wait(self) -> None:
-        """Wait for somebody, a deadline, or until the thread has been idle for long enough."""
+        """Wait for work, a control request or a deadline, or until the thread has been idle long enough."""
         thread = self._thread
         was_paused, policy = thread.state.pause is not None, thread.policy
 
@@ -166,7 +167,7 @@ class AgentWorkflow:
             await self._handle_timeout()
 
     def _seconds_to_wait(self) -> float | None:
-        """Return how long until something has to be done without anybody's saying so."""
+        """Return the time until the next timer of the thread is due; None if no timer is set."""
         thread = self._thread
         state, now_ms = thread.state, thread.now_ms()
         waits: list[float] = []
@@ -175,7 +176,7 @@ class AgentWorkflow:
         if not state.rested and self._should_rest():
             waits.append(thread.policy.idle_seconds - (now_ms - self._waiting_since_ms) / 1000)
         elif state.next_expiry_ms is not None:
-            # Not more often than a thread rests, however finely facts expire.
+            # At most once in `idle_seconds`, even if facts expire one shortly after another.
             waits.append(max(thread.policy.idle_seconds, (state.next_expiry_ms - now_ms) / 1000))
         if any(call.child_id and not call.report for call in state.calls):
             seconds = limits.CHILD_CHECK_SECONDS * 2.0**state.child_checks
@@ -183,7 +184,7 @@ class AgentWorkflow:
         return max(0.0, min(waits)) if waits else None
 
     async def _handle_timeout(self) -> None:
-        """Do what time alone asks for."""
+        """Do the work of timers that are due: expire approvals, rest, check sub-agents."""
         thread = self._thread
         state, now_ms = thread.state, thread.now_ms()
         thread.state = approvals.expire(state, now_ms)
@@ -201,13 +202,13 @@ class AgentWorkflow:
             thread.state = replace_values(thread.state, child_checks=checks)
 
     def _should_rest(self) -> bool:
-        """Whether rest would make the next resume shorter."""
+        """Whether a rest would make the next resume shorter."""
         state = self._thread.state
         unsaved = bool(state.tail or state.notes)
         return unsaved or self._thread.run_size().events > limits.IDLE_EVENTS_MAX
 
     async def _rest(self) -> None:
-        """Compact, and begin a short run: an answer days later resumes from a handful of events."""
+        """Compact and continue as new, so that an answer days later replays a handful of events."""
         thread = self._thread
         await thread.compact("idle")
         if not thread.has_work or thread.state.pause is not None:
@@ -215,14 +216,14 @@ class AgentWorkflow:
             await self._roll()
 
     async def _roll(self) -> None:
-        """Continue as new. Safe here: no step is in flight, and the state holds what waits."""
+        """Continue as new. Safe here: no step is in flight, and the state holds all that waits."""
         self._is_leaving = True
         await workflow.wait_condition(workflow.all_handlers_finished)
         start = to_raw(self._thread.next_start(), workflow.payload_converter())
         workflow.continue_as_new(start, memo=build_next_memo(self._thread))
 
     async def _end(self) -> None:
-        """Leave the journal whole, unread messages included, and report the end to waiting callers."""
+        """Journal all that is left, unread messages included, publish the end and report to the parent."""
         thread = self._thread
         for call in thread.state.calls:
             if call.child_id and not call.report:
@@ -234,16 +235,16 @@ class AgentWorkflow:
         thread.state = transitions.empty_inbox(thread.state, thread.now_ms())
         await thread.flush()
         if thread.state.notes:
-            await thread.flush()  # Something was said meanwhile.
+            await thread.flush()  # Notes arrived during the first flush.
         if thread.state.tail:
-            await self._roll()  # The store has been away for long. The next run ends the thread.
+            await self._roll()  # The store was down for long. The next run ends the thread.
         publish(thread)
         await self._report()
 
     # Sub-agents.
 
     def _has_answered_parent(self) -> bool:
-        """Whether this is a sub-agent's thread whose one message has been dealt with."""
+        """Whether this is a sub-agent's thread whose only turn has ended."""
         return self._thread.parent is not None and self._thread.state.counters.answered > 0
 
     async def _report(self) -> None:
@@ -258,27 +259,27 @@ class AgentWorkflow:
             await _signal(parent.thread_id, REPORT_SIGNAL, report)
 
     async def _check_child(self, child_id: str) -> None:
-        """Find out whether a sub-agent's thread is still there. If it is, it will report."""
+        """Check that a sub-agent's thread still runs; then it will report. Else record its end."""
         if not await _signal(child_id, REPORT_AGAIN_SIGNAL):
             self._thread.take_report(Report(child_id=child_id))
 
     @workflow.signal(name=REPORT_SIGNAL)
     def report(self, report: Report) -> None:
-        """Take in a sub-agent's answer."""
+        """Record a sub-agent's report."""
         self._thread.take_report(report)
 
     @workflow.signal(name=REPORT_AGAIN_SIGNAL)
     def report_again(self) -> None:
-        """Do nothing: that it was received is the answer. A thread that has ended has reported."""
+        """Do nothing: the delivery is the answer. A thread that has ended has reported already."""
 
-    # What people and programs may say.
+    # Updates, signals and queries.
 
     @workflow.update(name=SEND_UPDATE)
     async def send(self, message: SendMessage) -> int | TurnEnd:
-        """Queue a message; return its number once it is durable.
+        """Queue a message, and return its number once it is durable.
 
-        With `until_answered` it returns when the caller has something to look at: the answer, a pause,
-        the end of the thread, or the next run. Beyond a bound on such updates it returns at once.
+        With `until_answered`, return when the turn has ended, the thread is paused or stopping, or the
+        run closes. At most `UPDATES_WAITING_MAX` updates wait; further ones return at once.
         """
         number = self._thread.queue(replace_values(_add_id(message), sent=SENT.get()))
         if not message.until_answered:
@@ -300,14 +301,14 @@ class AgentWorkflow:
 
         self._updates_waiting += 1
         try:
-            # A cancellation of the workflow ends this wait too; the message is queued all the same.
+            # A cancellation of the workflow also ends this wait. The message stays queued.
             with contextlib.suppress(asyncio.CancelledError):
                 await workflow.wait_condition(is_over)
         finally:
             self._updates_waiting -= 1
 
     async def _release_updates(self) -> None:
-        """Let updates that wait for an answer complete before the run fails or is cancelled."""
+        """Complete the updates that wait for an answer, before the run fails or is cancelled."""
         self._is_leaving = True
         if self._updates_waiting:
             await workflow.wait_condition(workflow.all_handlers_finished)
@@ -316,17 +317,20 @@ class AgentWorkflow:
     def _validate_send(self, message: SendMessage) -> None:
         self._refuse_if_stopping()
         if self._thread.parent is not None:
-            raise ValueError(f"this thread works for {self._thread.parent.thread_id!r} alone")
+            raise ValueError(
+                "this is a sub-agent's thread: it takes messages only from "
+                f"{self._thread.parent.thread_id!r}"
+            )
         if message.agent and message.agent != self._thread.agent:
             raise ValueError(
-                f"this thread is of agent {self._thread.agent!r}, not {message.agent!r}"
+                f"this thread runs agent {self._thread.agent!r}, not {message.agent!r}"
             )
         if reason := self._thread.explain_message_refusal(_add_id(message)):
             raise ValueError(reason)
 
     @workflow.update(name=DECIDE_UPDATE)
     def decide(self, decide: Decide) -> None:
-        """Approve or deny a call that waits for it."""
+        """Approve or deny a call that waits for approval."""
         self._thread.decide(decide, _get_update_id())
 
     @decide.validator
@@ -337,7 +341,7 @@ class AgentWorkflow:
 
     @workflow.update(name=CONFIGURE_UPDATE)
     def configure(self, configure: Configure) -> None:
-        """Change the thread's policy; once, if a request is sent again."""
+        """Change the thread's policy. A request that is sent again changes nothing."""
         if self._thread.has_configured(_get_update_id()):
             return
         self._thread.configure(configure.changes, _get_update_id())
@@ -356,25 +360,25 @@ class AgentWorkflow:
         if self._thread.has_configured(_get_update_id()):
             return
         if not configure.changes:
-            raise ValueError("nothing is to be changed: `changes` is empty")
+            raise ValueError("`changes` is empty: name at least one field of the policy")
         if self._thread.has_many_notes:
-            raise ValueError("too much is being said to this thread at once; try again later")
+            raise ValueError("this thread gets too many requests at once; try again later")
         if len(to_json(configure.changes)) > limits.CHANGES_BYTES_MAX:
-            raise ValueError(f"changes have at most {limits.CHANGES_BYTES_MAX} bytes")
+            raise ValueError(f"`changes` may have at most {limits.CHANGES_BYTES_MAX} bytes")
         self._thread.policy.with_changes(configure.changes)
 
     @workflow.signal(name=PAUSE_SIGNAL)
     def pause(self, control: Control | None = None) -> None:
-        """Take no more steps until `unpause`. What is under way ends; messages are still queued."""
+        """Take no more steps until `unpause`. Activities in flight end; messages are still queued."""
         if self._thread.state.pause is None:
-            noted = _build_note("pause", control)
-            pause = Pause(by=noted.by, reason=noted.reason)
+            request = _build_note("pause", control)
+            pause = Pause(by=request.by, reason=request.reason)
             self._thread.state = replace_values(self._thread.state, pause=pause)
-            self._note(noted)
+            self._note(request)
 
     @workflow.signal(name=UNPAUSE_SIGNAL)
     def unpause(self, control: Control | None = None) -> None:
-        """Go on. A limit that is still reached pauses the thread again: raise it first."""
+        """Take steps again. Raise a limit first: one that is still reached pauses the thread again."""
         state = self._thread.state
         if state.pause is not None:
             state = transitions.forgive(state, state.pause.limit)
@@ -401,18 +405,18 @@ class AgentWorkflow:
 
     @workflow.signal(name=NOTE_SIGNAL)
     def note(self, note: ControlNote) -> None:
-        """Have the journal say what somebody did about the thread. It changes nothing else."""
+        """Journal an action on the thread, such as a fork or an archive. Changes nothing else."""
         action = make_printable(note.action, limits.CALL_NAME_CHARS_MAX)
         self._note(_build_note(action, Control(by=note.by, reason=note.reason)))
 
     @workflow.query(name=STATUS_QUERY)
     def status(self) -> ThreadStatus:
-        """Say how far the thread is."""
+        """Return the thread's status."""
         return build_status(self._thread, stopped=self._stopped)
 
     @workflow.query(name=PENDING_QUERY)
     def pending(self) -> list[Approval]:
-        """List the calls that wait for a person."""
+        """Return the calls that wait for approval."""
         return approvals.list_pending(self._thread.state)
 
     def _refuse_if_stopping(self) -> None:
@@ -420,7 +424,7 @@ class AgentWorkflow:
             raise ValueError("this thread is stopping; start a new one")
 
     def _note(self, control: ControlNote) -> None:
-        """Note what somebody did. Beyond a bound, one pause or unpause stands for the last ones."""
+        """Note a control action. Beyond a bound, it replaces the last note if that had no changes."""
         notes = self._thread.state.notes
         if self._thread.has_many_notes and _is_replaceable(notes[-1]):
             self._thread.state = replace_values(self._thread.state, notes=notes[:-1])
@@ -431,7 +435,7 @@ class AgentWorkflow:
     name=AGENT_WORKFLOW, sandboxed=False, versioning_behavior=VersioningBehavior.AUTO_UPGRADE
 )
 class VersionedAgentWorkflow(AgentWorkflow):
-    """A thread: its next task goes to the current version."""
+    """A thread on workers with worker versioning. Its next task goes to the current version."""
 
     @workflow.init
     def __init__(self, start: ThreadStart) -> None:
@@ -444,13 +448,16 @@ class VersionedAgentWorkflow(AgentWorkflow):
 
 
 def _get_update_id() -> str:
-    """Return the id of the update under way. One that meets a roll may be sent again to the next."""
+    """Return the id of the current update; empty outside one.
+
+    The client sends an update again, with the same id, if it met a continue-as-new.
+    """
     update = workflow.current_update_info()
     return "" if update is None else update.id
 
 
 def _add_id(message: SendMessage) -> SendMessage:
-    """Give a message an id that it lacks."""
+    """Return the message with an id: its own, or one derived from the update's id."""
     update_id = _get_update_id()
     if message.id or not update_id:
         return message
@@ -458,27 +465,29 @@ def _add_id(message: SendMessage) -> SendMessage:
 
 
 async def _signal(thread_id: str, name: str, *arguments: object) -> bool:
-    """Signal another thread; return whether it is there."""
+    """Signal another thread, and return whether it was delivered."""
     try:
         await workflow.get_external_workflow_handle(thread_id).signal(name, args=list(arguments))
     except FailureError as error:
         if is_cancelled_exception(error):
             raise
-        workflow.logger.warning("thread %s does not hear %s: %s", thread_id, name, error)
+        workflow.logger.warning(
+            "signal %s was not delivered to thread %s: %s", name, thread_id, error
+        )
         return False
     return True
 
 
 def _build_note(action: str, control: Control | None) -> ControlNote:
-    """Return what somebody did, as it is journalled."""
-    said = control or Control()
+    """Return a control action as the journal records it. A signal cannot be refused, so it is cut."""
+    given = control or Control()
     return ControlNote(
         action=action,
-        by=make_printable(said.by, limits.CALL_NAME_CHARS_MAX),
-        reason=make_printable(said.reason, limits.REASON_CHARS_MAX),
+        by=make_printable(given.by, limits.CALL_NAME_CHARS_MAX),
+        reason=make_printable(given.reason, limits.REASON_CHARS_MAX),
     )
 
 
 def _is_replaceable(note: Entry) -> bool:
-    """Whether a note says no more than the one after it. A change of the policy is refused instead."""
+    """Whether a later control note may replace this one. Changes of the policy must stay."""
     return note.kind == Kind.CONTROL and not (note.data or {}).get("changes")

@@ -1,7 +1,7 @@
-"""Tool calls that wait for a person: pure functions of a thread's state.
+"""Approvals: tool calls that wait for a person, as pure functions of a thread's state.
 
-An approval is asked for once, when the reply arrives, and decided once: the decision takes it out of
-the state, and its id goes to `decided`.
+An approval is requested once, when the reply arrives, and decided once: the decision removes it from the
+state and adds its id to `decided`.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ DEADLINE = "deadline"
 
 
 def list_pending(state: ThreadState) -> list[Approval]:
-    """Return the approvals that wait, in call order."""
+    """Return the pending approvals, in call order."""
     return [_build_approval(call, call.waits) for call in state.calls if call.waits is not None]
 
 
@@ -51,7 +51,7 @@ def _build_approval(call: Call, waits: Waits) -> Approval:
 
 
 def request(state: ThreadState, time_ms: int) -> ThreadState:
-    """Ask for the approvals that the calls of a new reply need."""
+    """Request the approvals that the calls of a new reply need."""
     for call in state.calls:
         if not call.options.needs_approval or call.waits or call.approved or call.result:
             continue
@@ -68,11 +68,12 @@ def request(state: ThreadState, time_ms: int) -> ThreadState:
 
 
 def explain_refusal(state: ThreadState, decide: Decide, time_ms: int, key: str = "") -> str:
-    """Return why a decision does not count, or an empty string.
+    """Return why a decision is refused; empty if it is accepted.
 
-    `key` names the request: one that met a roll may be sent again, and has been carried out then.
+    `key` identifies the request: a client sends it again if it met a continue-as-new. A request that was
+    applied before is accepted, and changes nothing.
     """
-    state = expire(state, time_ms)  # The timer may be late.
+    state = expire(state, time_ms)  # The timer may fire late.
     approval = next((each for each in list_pending(state) if each.id == decide.id), None)
     if approval is None:
         if key and _format_mark(decide.id, key) in state.decided:
@@ -80,9 +81,9 @@ def explain_refusal(state: ThreadState, decide: Decide, time_ms: int, key: str =
         if any(each.split()[0] == decide.id for each in state.decided):
             return f"approval {decide.id!r} has been decided already; the journal says by whom"
         ids = [each.id for each in list_pending(state)]
-        return f"there is no approval {decide.id!r}; those that wait are {ids}"
+        return f"there is no approval {decide.id!r}; the pending ones are {ids}"
     if not decide.by.strip() or decide.by == DEADLINE:
-        return f"say who decides: `by` is {decide.by!r}"
+        return f"`by` must be the name of the approver, not {decide.by!r}"
     if approval.approvers and decide.by not in approval.approvers:
         return f"{decide.by!r} may not decide {decide.id!r}; {_join_names(approval.approvers)} may"
     return ""
@@ -95,12 +96,12 @@ def decide(
     key: str = "",
     sent: Sent | None = None,
 ) -> ThreadState:
-    """Take in a decision that `explain_refusal` has let pass."""
+    """Apply a decision that `explain_refusal` accepts."""
     state = expire(state, time_ms)
     if explain_refusal(state, decision, time_ms) or _format_mark(decision.id, key) in state.decided:
         return state
     [approval] = [each for each in list_pending(state) if each.id == decision.id]
-    # A control character takes six bytes in the state.
+    # Made printable, since JSON needs six bytes for a control character.
     decided = Decided(
         id=approval.id,
         tool=approval.tool,
@@ -113,13 +114,13 @@ def decide(
 
 
 def get_time_to_deadline(state: ThreadState, time_ms: int) -> timedelta | None:
-    """Return how long until the first approval is overdue."""
+    """Return the time until the first approval is overdue; None without deadlines."""
     deadlines = [each.deadline_ms for each in list_pending(state) if each.deadline_ms is not None]
     return timedelta(milliseconds=max(0, min(deadlines) - time_ms)) if deadlines else None
 
 
 def expire(state: ThreadState, time_ms: int) -> ThreadState:
-    """Deny or pass on the calls for which no decision came in time."""
+    """Deny or escalate the approvals whose deadline has passed."""
     for approval in list_pending(state):
         if approval.deadline_ms is None or approval.deadline_ms > time_ms:
             continue
@@ -132,9 +133,9 @@ def expire(state: ThreadState, time_ms: int) -> ThreadState:
 
 
 def carry(state: ThreadState, run_id: str) -> ThreadState:
-    """Return the state as the next run gets it, with the run that asked in each approval.
+    """Return the state for the next run: each pending approval names the run that asked.
 
-    The same for decisions that are not journalled yet. A run that an earlier roll filled in stays.
+    So do the decisions that are not journalled yet. A run id from an earlier continue-as-new stays.
     """
     calls = tuple(
         replace_values(call, waits=replace_values(call.waits, asked_run=run_id))
@@ -163,7 +164,7 @@ def _build_overdue(approval: Approval) -> Decided:
 
 
 def _escalate(state: ThreadState, approval: Approval, time_ms: int) -> ThreadState:
-    """Ask others, and give them as long as the first had."""
+    """Pass an approval on to `escalate_to`, with the same time as the first approvers had."""
     [call] = [each for each in state.calls if each.id == approval.id]
     seconds = call.options.deadline_seconds or 0.0
     waits = Waits(
@@ -195,19 +196,19 @@ def _record_decision(
     if decided.approve:
         approved = replace_values(call, waits=None, approved=True, sent=sent)
         return transitions.replace_call(state, approved)
-    if sent is not None:  # The model is told, once all calls have a result.
+    if sent is not None:  # The model reads the denial once all calls have a result.
         acts_on = (*state.acts_on, sent)[-limits.TOOL_CALLS_MAX :]
         state = replace_values(state, acts_on=acts_on)
     return transitions.add_result(state, call, build_denial(call, decided, time_ms))
 
 
 def _format_mark(approval_id: str, key: str) -> str:
-    """Return a decision as `ThreadState.decided` has it."""
+    """Return a decision in the format of `ThreadState.decided`."""
     return f"{approval_id} {short_digest(key, size_bytes=8)}" if key else approval_id
 
 
 def build_denial(call: Call, decided: Decided, time_ms: int) -> ToolResult:
-    """Return what the model reads instead of a result. Nothing has failed."""
+    """Return the result of a denied call, for the model. It does not count as a failure."""
     why = f": {make_printable(decided.reason, limits.REASON_CHARS_MAX)}" if decided.reason else ""
     reason = f"denied by {make_printable(decided.by, limits.CALL_NAME_CHARS_MAX)}{why}"
     return build_error_result(call.call_id, call.tool, reason, time_ms, outcome="ok")

@@ -1,4 +1,7 @@
-"""The `everlong.Doctor` workflow: has workers say what they are. It ends whatever they answer."""
+"""The `everlong.Doctor` workflow: asks workers for their versions, keys and store.
+
+It completes whatever they answer, or if none does.
+"""
 
 import asyncio
 from datetime import timedelta
@@ -9,17 +12,17 @@ from temporalio.common import RetryPolicy, VersioningBehavior
 
 from everlong.models import CHECK, DOCTOR_WORKFLOW, Checked, Checkup
 
-# A worker that is well answers within milliseconds; what it does by itself is bounded at 5 s.
+# A healthy worker answers within milliseconds, and its own checks end after 5 s.
 _CHECK: Final = timedelta(seconds=10)
 
 
 @workflow.defn(name=DOCTOR_WORKFLOW, sandboxed=False)
 class DoctorWorkflow:
-    """One check-up. Who asked reads the answers in the history, where it finds their workers too."""
+    """One check-up. The client reads the answers, and the workers that gave them, from the history."""
 
     @workflow.run
     async def run(self, checkup: Checkup) -> None:
-        """Run the activities at once, so that more than one worker gets one of them."""
+        """Run the activities at the same time, so that several workers get one each."""
         checks = [
             workflow.execute_activity(
                 CHECK,
@@ -37,7 +40,7 @@ class DoctorWorkflow:
     name=DOCTOR_WORKFLOW, sandboxed=False, versioning_behavior=VersioningBehavior.AUTO_UPGRADE
 )
 class VersionedDoctorWorkflow(DoctorWorkflow):
-    """A check-up. The doctor names a version by an override, which comes before the behaviour."""
+    """A check-up of a versioned worker. The client selects a version by an override, which wins."""
 
     @workflow.run
     async def run(self, checkup: Checkup) -> None:

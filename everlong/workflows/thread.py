@@ -1,8 +1,8 @@
-"""A thread inside a workflow: its operational state, and the steps that can be taken on it.
+"""Thread: a thread's operational state inside a workflow, and the steps that change it.
 
-It holds refs, never bodies. Between steps all that matters is in `state`. A run may end at any of
-those points, and the next one begins with the same state. `everlong.Agent` is made of it; a team's own
-workflow can be too, on a worker that has the plugin and an agent.
+It holds refs, never bodies. Between two steps `state` is complete: a run may end there, and the next run
+begins with the same state. `everlong.Agent` is built on it. A team's own workflow can use it too, on a
+worker that has the plugin and the agent.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ _COMPACT: Final = build_retry_policy(3)
 
 
 class Thread:
-    """One run of a thread. Make it from the workflow's argument, which `next_start` carries over."""
+    """One run of a thread. Create it from the workflow's argument; `next_start` returns the next one."""
 
     def __init__(self, start: ThreadStart) -> None:
         self.agent = start.agent
@@ -69,50 +69,50 @@ class Thread:
         self._changes = start.changes
         self._executor = Executor(self)
         self._tools = ToolRunner(self, self._executor)
-        # What a run begins with is not its doing: to end it for that would be to do so for ever.
+        # Only growth since the start counts: a run that ended because of its own start would end forever.
         self._first_bytes = workflow.info().get_current_history_size()
 
     @property
     def policy(self) -> Policy:
-        """The thread's policy: its own, else the agent's, once a worker has said it."""
+        """The thread's policy. Until the first reply reports the agent's own, the default is used."""
         return self._policy or Policy().with_changes(self._changes)
 
     @property
     def stopping(self) -> bool:
-        """Whether the thread is to end: steps under way do so as soon as they can."""
+        """Whether the thread is about to end. A step in progress ends as soon as it can."""
         return self.state.stopping
 
     def stop(self, *, archiving: bool = False) -> None:
-        """Have the thread end; as archived, if anybody has asked for that."""
+        """Make the thread end. With `archiving`, now or in an earlier call, it ends as `archived`."""
         archiving = archiving or self.state.archiving
         self.state = replace_values(self.state, stopping=True, archiving=archiving)
 
     @property
     def held_by(self) -> str:
-        """What the thread waits for, if it is held."""
+        """Reason of a hold; empty if the thread is not held."""
         return self._executor.held_by
 
     def get_end_status(self) -> str:
-        """Return what the thread is once it has ended."""
+        """Return the status of the thread after its end."""
         ended = self.state.ended
         by_limit = ended is not None and ended.action == "archive"
         return "archived" if by_limit or self.state.archiving else "stopped"
 
     def take_report(self, report: Report) -> None:
-        """Take in what a sub-agent's thread says."""
+        """Record the report of a sub-agent's thread."""
         self._tools.take_report(report)
 
     # Messages and turns.
 
     def explain_message_refusal(self, message: SendMessage) -> str:
-        """Return why a message cannot be queued, or an empty string."""
+        """Return why a message is refused; empty if it is accepted."""
         info = workflow.info()
         return transitions.explain_refusal(
             self.state, message, thread_key(info.namespace, info.workflow_id)
         )
 
     def queue(self, message: SendMessage) -> int:
-        """Queue a message, unless it has been; return its number."""
+        """Queue a message, unless it was queued before. Return its number."""
         if (number := transitions.find_number(self.state, message)) is not None:
             return number
         self.state = transitions.queue(self.state, message)
@@ -121,7 +121,7 @@ class Thread:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step can be taken. Otherwise a message or a person's decision is waited for."""
+        """Whether a step can be taken. Otherwise the thread waits for a message or a decision."""
         if self.state.calls:
             return any(self._tools.is_runnable(call) for call in self.state.calls) or all(
                 call.result for call in self.state.calls
@@ -151,7 +151,7 @@ class Thread:
         await self._call_model()
 
     async def fail_turn(self, reason: str, error_type: str = "LimitReached") -> None:
-        """End a turn that has no answer. The reason is journalled, and the thread stays usable."""
+        """End the turn without an answer. The reason is journalled, and the thread stays usable."""
         self.state = transitions.fail_turn(self.state, reason, self.now_ms(), error_type)
         await self.flush()
 
@@ -174,7 +174,7 @@ class Thread:
             self.state = replace_values(self.state, acts_on=())
             if get_failure_type(error) == MESSAGE_LOST:
                 self.state = transitions.replace_lost_messages(self.state)
-            # A compaction that is held leaves the step as it is, and the next run asks again.
+            # If the compaction is held, the step is left as it is, and the next run calls the model again.
             if not (
                 get_failure_type(error) == CONTEXT_TOO_LARGE and await self._compact("provider")
             ):
@@ -189,7 +189,7 @@ class Thread:
             self.state = transitions.end_turn(self.state, seq_after(turn.head) - 1)
 
     def _adopt(self, own: Policy) -> None:
-        """Take the agent's own policy, with what was configured before it was known."""
+        """Use the agent's own policy, with the changes that were configured before it was known."""
         try:
             self._policy = own.with_changes(self._changes)
         except ValueError as error:  # What was changed does not go with the rest.
@@ -211,41 +211,41 @@ class Thread:
     # Approvals.
 
     def explain_decision_refusal(self, decide: Decide, key: str = "") -> str:
-        """Return why a decision does not count, or an empty string. `key` names the request."""
+        """Return why a decision is refused; empty if it is accepted. `key` identifies the request."""
         return approvals.explain_refusal(self.state, decide, self.now_ms(), key)
 
     def decide(self, decide: Decide, key: str = "") -> None:
-        """Take in a person's decision about a call; once, if a request is sent again."""
+        """Apply a decision on an approval. A request that is sent again changes nothing."""
         self.state = approvals.decide(self.state, decide, self.now_ms(), key, SENT.get())
 
     # Size.
 
     def note(self, kind: Kind, data: object) -> None:
-        """Add something that is no message to the journal, at the next chance."""
+        """Add an event that is not a message. The next append journals it."""
         self.state = transitions.add_note(self.state, kind, data, self.now_ms())
 
     @property
     def has_many_notes(self) -> bool:
-        """Whether so much was said beside the conversation that the state has no room for more."""
+        """Whether the notes have reached their bound in operational state."""
         return transitions.measure_entries(self.state.notes) > limits.TAIL_BYTES_MAX
 
     @property
     def should_flush(self) -> bool:
-        """Whether it is time to journal what has not been.
+        """Whether to journal the tail and the notes now.
 
-        A message or results alone are journalled by the model call that comes next.
+        A message or tool results alone are journalled by the next model call, without an append.
         """
         state = self.state
-        if state.failed_turn is not None:  # Somebody waits for it.
+        if state.failed_turn is not None:  # A client may wait for the answer.
             return True
         if state.in_turn and not state.notes and not state.calls:
             return False
         return transitions.measure_entries((*state.tail, *state.notes)) > limits.TAIL_BYTES_MAX
 
     async def flush(self) -> bool:
-        """Journal what no model call will, so that nothing is left in memory; return whether it is so.
+        """Journal the tail and the notes. Return whether that was possible.
 
-        A tail is left where it is if the store is away for so long that the run should end.
+        If the store is down until the run should end, they stay in the state, and the next run has them.
         """
         try:
             await self._flush()
@@ -269,23 +269,23 @@ class Thread:
             self.state = transitions.apply_append(self.state, appended)
 
     async def keep_small(self) -> None:
-        """Journal a long tail, and compact if the policy or somebody wants it."""
+        """Journal a long tail, and compact if the policy or an operator asks for it."""
         self._note_due_compaction()
         if self.should_flush and not await self.flush():
-            return  # The store is away. The next run carries what the journal could not get.
+            return  # The store is down. The next run carries the entries that are not journalled.
         if self.state.compact_asked or self.state.compaction_due_ms is not None:
             await self.compact("asked" if self.state.compact_asked else "policy")
         size_bytes = transitions.measure_state(self.state)
-        # What the journal has yet to get may have come meanwhile, and is no reason to end.
+        # Entries that arrived meanwhile and wait for the journal are no reason to end the thread.
         if size_bytes > limits.STATE_BYTES_MAX and not self.should_flush:
             raise LimitReached(
-                f"operational state has {size_bytes} bytes; {limits.STATE_BYTES_MAX} is the most"
+                f"operational state has {size_bytes} bytes; the maximum is {limits.STATE_BYTES_MAX}"
             )
 
     async def compact(self, reason: str) -> bool:
-        """Shorten the context, and return whether that was possible.
+        """Shorten the context, and return whether it is smaller now.
 
-        What belongs to a step under way stays as it is.
+        Entries of a step in progress stay as they are.
         """
         try:
             return await self._compact(reason)
@@ -306,7 +306,7 @@ class Thread:
         except ActivityError as error:
             if is_cancelled_exception(error):
                 raise
-            # A thread that cannot be compacted goes on until its context reaches a limit.
+            # A thread that cannot be compacted continues until its context reaches a limit.
             workflow.logger.warning("compaction failed: %s", describe_failure("it", error))
             size_bytes = self.state.context_bytes
             done = CompactDone(
@@ -316,10 +316,10 @@ class Thread:
         return done.after_bytes < done.before_bytes
 
     def _first_open_seq(self) -> int:
-        """Return the seq from which entries belong to a step under way.
+        """Return the seq of the first entry that a compaction must not change.
 
-        In a turn, the newest reply and its results do: providers want back what they said last as it
-        was, thinking and all.
+        In a turn, that is the newest reply: providers require it and its results unchanged, including
+        the model's thinking.
         """
         if self.state.in_turn and self.state.turn_steps:
             return self.state.reply_seq
@@ -333,30 +333,30 @@ class Thread:
     # The run and the policy.
 
     def limit(self) -> LimitHit | None:
-        """Return the limit that the thread has reached, if it has."""
+        """Return the limit that the thread has reached, or None."""
         return find_limit_hit(self.policy, transitions.build_usage(self.state))
 
     def has_configured(self, key: str) -> bool:
-        """Whether a request has been carried out already: one that met a roll is sent again."""
+        """Whether a request was applied before: a client sends it again after a continue-as-new."""
         return bool(key) and short_digest(key, size_bytes=8) in self.state.configured
 
     def configure(self, changes: dict[str, Any], key: str = "") -> None:
-        """Change fields of the policy; raise `ValueError` for what is wrong. `key` names the request."""
+        """Change fields of the policy; raise `ValueError` for invalid ones. `key` identifies the request."""
         changed = self.policy.with_changes(changes)
         if key:
             configured = (*self.state.configured, short_digest(key, size_bytes=8))
             self.state = replace_values(self.state, configured=configured[-limits.CONFIGURED_MAX :])
-        if self._policy is None:  # The agent's own is not known yet.
+        if self._policy is None:  # The agent's own policy is not known yet.
             self._changes = {**self._changes, **changes}
         else:
             self._policy = changed
 
     def roll_reason(self) -> RollReason | None:
-        """Return why the run should end at the next safe point: between two steps."""
+        """Return why the run should end before the next step, or None."""
         return find_roll_reason(self.policy, self.run_size())
 
     def run_size(self) -> RunSize:
-        """Return how large the run has become."""
+        """Return the size of the current run."""
         info = workflow.info()
         return RunSize(
             events=info.get_current_history_length(),
@@ -379,7 +379,7 @@ class Thread:
         )
 
     def context(self) -> Context:
-        """Return what an activity has to know of the thread."""
+        """Return the arguments that all activities of the thread need."""
         return Context(
             agent=self.agent,
             head=self.state.head,
@@ -398,16 +398,17 @@ class Thread:
 def should_continue_as_new(policy: Policy | None = None) -> bool:
     """Return whether the current run should continue as new at its next safe point.
 
-    Where payloads are offloaded the history stays small, so the server does not suggest it in time,
-    though every resume reads all results from the store again. This looks at the events and bytes of
-    the history, at the payload bytes that the run has consumed since it started (results, signals,
-    updates), at how long a resume is expected to take, and at the server's suggestion. Call it in
-    workflow code, at the end of a step.
+    If payloads are offloaded, the history stays small, and the server does not suggest it in time. But
+    every resume reads all results from the store again. This function checks the events and bytes of the
+    history, the payload bytes that the run has consumed since its start (results, signals, updates), the
+    expected time of a resume, and the server's suggestion. Call it in workflow code, at the end of a
+    step.
 
     The answer is the same in a replay. A change of the policy is a change of workflow code: patch it
-    as any other. On a worker without the plugin, or without its activation hooks (its log says so), only
-    the history and the server's suggestion count. So a run whose payloads are offloaded must not move
-    from such a worker to one with hooks: a replay there would end the run earlier than it did.
+    like any other. On a worker without the plugin, or without its activation hooks (a warning in its log
+    reports that), only the history and the server's suggestion count. So a run whose payloads are
+    offloaded must not move from such a worker to one with hooks: the replay there would end the run
+    earlier than it did.
 
     Args:
         policy: Bounds `run_*_max` and `resume_seconds_max`; the defaults if not given.
@@ -421,25 +422,25 @@ def should_continue_as_new(policy: Policy | None = None) -> bool:
         events=info.get_current_history_length(),
         history_bytes=history_bytes,
         server_suggests=info.is_continue_as_new_suggested(),
-        # Plain payloads are part of the history. So a run from before the plugin answers as it did.
+        # Plain payloads are part of the history, so a run from before the plugin gets the same answer.
         offloaded_bytes=max(0, consumed_bytes - history_bytes),
     )
     return find_roll_reason(policy or Policy(), size) is not None
 
 
 def _get_turn(state: ThreadState) -> Turn | None:
-    """Return the turn that is under way, if one is."""
+    """Return the current turn; None between turns."""
     return _build_turn(state) if state.in_turn else None
 
 
 def _get_ended_turn(state: ThreadState) -> Turn | None:
-    """Return the turn that ends with what is journalled now, if it ends without an answer."""
+    """Return the turn that ends without an answer with the entries that are journalled now, or None."""
     ends = state.failed_turn is not None or (state.stopping and state.in_turn)
     return _build_turn(state) if ends else None
 
 
 def _get_error_type(state: ThreadState) -> str:
-    """Return why the turn that ends now has no answer: its failure, or that the thread was stopped."""
+    """Return the error type of the turn that ends now without an answer; empty if none does."""
     if state.failed_turn is not None:
         return state.failed_turn.error_type
     return "Stopped" if state.stopping and state.in_turn else ""
@@ -451,12 +452,15 @@ def _get_last_run() -> str:
 
 
 def _get_run_start_ms() -> int:
-    """Return when this run began."""
+    """Return the start of this run, as Unix milliseconds."""
     return int(workflow.info().workflow_start_time.timestamp() * 1000)
 
 
 def _carry_turn(state: ThreadState) -> ThreadState:
-    """Return the state as the next run gets it: with what that has to tell of the turn's part here."""
+    """Return the state for the next run, with the start of the turn's part in this run.
+
+    The next run records that part of the turn in its span.
+    """
     if not state.in_turn:
         return state
     turn = _build_turn(state)

@@ -1,4 +1,8 @@
-"""Running the tool calls of a reply: side by side, as soon as each may, sub-agents included."""
+"""Tool calls of a reply: runs them in parallel, each as soon as it may run, sub-agents included.
+
+A sub-agent is a thread of its own. The parent does not wait for the child workflow: the child outlives
+the parent's run, and signals its result to the parent's workflow id.
+"""
 
 import asyncio
 import contextlib
@@ -52,27 +56,27 @@ _OURS: Final = build_retry_policy()
 
 
 class ToolRunner:
-    """Runs the calls that a thread's newest reply asks for."""
+    """Runs the tool calls of a thread's newest reply."""
 
     def __init__(self, thread: "Thread", executor: Executor) -> None:
         self._thread = thread
         self._executor = executor
 
     def is_runnable(self, call: Call) -> bool:
-        """Whether something can be done for a call now: nobody is waited for."""
+        """Whether a call can run now: it waits for neither a person nor a sub-agent."""
         if call.result is not None or call.waits is not None:
             return False
         return not call.child_id or call.report is not None
 
     async def run(self) -> None:
-        """Run calls until none can be run. One that is approved meanwhile starts at once."""
+        """Run calls until none can run. A call that is approved meanwhile starts at once."""
         running: dict[str, asyncio.Task[None]] = {}
         errors: dict[str, BaseException] = {}
         try:
             while True:
                 for call in self._find_startable({*running, *errors}):
                     task = asyncio.create_task(self._run(call.id))
-                    # If the thread is cancelled, nobody else looks at how it ended.
+                    # Retrieve the exception, or asyncio logs it if the thread is cancelled.
                     task.add_done_callback(lambda done: done.cancelled() or done.exception())
                     running[call.id] = task
                 if not running:
@@ -111,14 +115,14 @@ class ToolRunner:
             thread.state = approvals.expire(thread.state, thread.now_ms())
 
     def take_report(self, report: Report) -> None:
-        """Take in what a sub-agent's thread says, if it is one that is waited for."""
+        """Record the report of a sub-agent's thread, if a call waits for it."""
         for call in self._thread.state.calls:
             if call.child_id == report.child_id and call.report is None and call.result is None:
-                told = replace_values(call, report=report)
-                self._thread.state = transitions.replace_call(self._thread.state, told)
+                reported = replace_values(call, report=report)
+                self._thread.state = transitions.replace_call(self._thread.state, reported)
 
     async def _run(self, call_id: str) -> None:
-        """Do what can be done for a call now: run it, start its sub-agent, or take over the answer."""
+        """Run a tool, start a sub-agent, or collect a sub-agent's answer: what the call needs next."""
         call = self._find_call(call_id)
         result: ToolResult | None
         try:
@@ -131,7 +135,7 @@ class ToolRunner:
         except (ActivityError, ChildWorkflowError) as error:
             if is_cancelled_exception(error):
                 raise
-            # The model hears of it and may try another way.
+            # The model reads the failure, and may try another way.
             what = f"tool {call.tool!r} failed"
             reason = describe_failure(what, error) if isinstance(error, ActivityError) else what
             result = self._build_error(call, reason)
@@ -141,8 +145,8 @@ class ToolRunner:
 
     async def _run_tool(self, call: Call) -> ToolResult:
         context = self._thread.context()
-        # Each field costs history at every step. Only spans of whole turns link to the last run, and a
-        # tool call ends no turn; most tools do not read the context.
+        # Each field adds to the history of every step. `last_run` is for spans of whole turns, and a tool
+        # call ends no turn; most tools do not read the context, so they need no snapshot.
         snapshot = context.snapshot if call.tool in CONTEXT_TOOLS else None
         run = ToolRun(
             context=replace_values(context, last_run="", snapshot=snapshot),
@@ -159,13 +163,15 @@ class ToolRunner:
         return await self._executor.execute(RUN_TOOL, run, ToolResult, retry_policy)
 
     async def _start_child(self, call: Call) -> ToolResult | None:
-        """Start a sub-agent's thread. It outlives this run, and reports to whichever there is then."""
+        """Start a sub-agent's thread. It outlives this run, and reports to the run that is current then."""
         parent = self._thread.parent
         depth = 1 if parent is None else parent.depth + 1
         if depth > limits.CHILD_DEPTH_MAX:
-            return self._build_error(call, f"sub-agents go {limits.CHILD_DEPTH_MAX} deep at most")
+            return self._build_error(
+                call, f"sub-agents may be nested {limits.CHILD_DEPTH_MAX} levels deep at most"
+            )
         info = workflow.info()
-        # Random, so that a branch that a reset has abandoned cannot answer for this one.
+        # A random id: after a reset, a child of the abandoned branch cannot answer for this branch.
         child_id = transitions.build_child_id(
             info.workflow_id, call.options.agent, workflow.uuid4().hex[:12]
         )
@@ -178,7 +184,7 @@ class ToolRunner:
         briefed = await self._executor.execute(BRIEF, brief, Briefed, _OURS)
         if briefed.message is None:
             return briefed.refused
-        # Known before the thread can have answered: its report may come with the news of its start.
+        # Record the id first: the child's report may arrive in the same task as the event of its start.
         started = replace_values(self._find_call(call.id), child_id=child_id)
         self._thread.state = transitions.replace_call(self._thread.state, started)
         counters = Counters(messages=1, written_bytes=briefed.message.stored_bytes)
@@ -188,8 +194,8 @@ class ToolRunner:
             state=state,
             parent=Parent(thread_id=info.workflow_id, depth=depth),
         )
-        # It is there already after a reset to a point between its id and its start. It has the same
-        # task, and will report here.
+        # After a reset to a point between the choice of the id and the start, the child runs already.
+        # It has the same task, and will report here.
         with contextlib.suppress(WorkflowAlreadyStartedError):
             await workflow.start_child_workflow(
                 AGENT_WORKFLOW,

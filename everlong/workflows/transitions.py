@@ -1,6 +1,6 @@
-"""How a thread's operational state changes: pure functions from one state to the next.
+"""Transitions: pure functions from one operational state of a thread to the next.
 
-The workflow decides when; what that means for the state is here. Approvals have a module of their own.
+The workflow decides when to apply one. Transitions of approvals are in `approvals`.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ _STATE = TypeAdapter(ThreadState)
 _MESSAGE = TypeAdapter(SendMessage)
 _ENDED = "not run, since the thread ended"
 _TYPE_CHARS_MAX = 64
-# What an entry takes beside its body or data.
+# Size of an entry without its body or data.
 _ENTRY_BYTES = 160
 
 
@@ -50,7 +50,7 @@ def measure_state(state: ThreadState) -> int:
 
 
 def explain_refusal(state: ThreadState, message: SendMessage, thread: str) -> str:
-    """Return why a message cannot be queued, or an empty string. `thread` is the thread's key."""
+    """Return why a message is refused; empty if it is accepted. `thread` is the thread's key."""
     if find_number(state, message) is not None:
         return ""
     if message.ref is not None:
@@ -58,16 +58,19 @@ def explain_refusal(state: ThreadState, message: SendMessage, thread: str) -> st
         if any(ref.thread != thread for ref in refs):
             return "the message's text is stored for another thread; send it to that one"
         if message.ref.kind != Kind.MESSAGE or message.text:
-            return "a message is either a text or the ref of one"
+            return "a message has either a text or the ref of a stored message, not both"
         if message.ref.size_bytes > limits.TEXT_BYTES_MAX:
-            return f"the message has {message.ref.size_bytes} bytes; {limits.TEXT_BYTES_MAX} is the most"
+            return (
+                f"the message has {message.ref.size_bytes} bytes; the maximum is "
+                f"{limits.TEXT_BYTES_MAX}"
+            )
     elif not message.text.strip():
         return "the message is empty"
     size_bytes = measure_message(message)
     if size_bytes > limits.MESSAGE_BYTES_MAX:
         return (
-            f"the message has {size_bytes} bytes; {limits.MESSAGE_BYTES_MAX} is the most to send as it "
-            "is. Everlong's own client stores a longer one first, and sends its ref."
+            f"the message has {size_bytes} bytes; the maximum of an inline message is "
+            f"{limits.MESSAGE_BYTES_MAX}. Everlong's client stores a longer message and sends its ref."
         )
     if sum(map(measure_message, state.inbox)) + size_bytes > limits.INBOX_BYTES_MAX:
         return f"{len(state.inbox)} messages wait already; send again once some are answered"
@@ -75,7 +78,7 @@ def explain_refusal(state: ThreadState, message: SendMessage, thread: str) -> st
 
 
 def find_number(state: ThreadState, message: SendMessage) -> int | None:
-    """Return the number of a message that has been taken in before."""
+    """Return the number of a message that was queued before; None for a new one."""
     numbers = [each.number for each in state.received if each.id == message.id]
     return numbers[-1] if message.id and numbers else None
 
@@ -86,8 +89,8 @@ def measure_message(message: SendMessage) -> int:
 
 
 def queue(state: ThreadState, message: SendMessage) -> ThreadState:
-    """Take in a message that has arrived."""
-    # Bounded: it is the sender's word. A long message is two packs at most.
+    """Queue a message."""
+    # Bounded, since the sender reports the size: a long message is at most two packs.
     stored_bytes = min(message.stored_bytes, 2 * limits.TEXT_BYTES_MAX) if message.ref else 0
     state = add_to_counters(state, messages=1, written_bytes=stored_bytes)
     received = state.received
@@ -100,7 +103,7 @@ def queue(state: ThreadState, message: SendMessage) -> ThreadState:
 
 
 def begin_turn(state: ThreadState, time_ms: int) -> ThreadState:
-    """Take up the oldest message that waits."""
+    """Begin a turn with the oldest message of the inbox."""
     message, *inbox = state.inbox
     state = _add_received(state, message, time_ms)
     return replace_values(
@@ -116,7 +119,7 @@ def begin_turn(state: ThreadState, time_ms: int) -> ThreadState:
 
 
 def replace_lost_messages(state: ThreadState) -> ThreadState:
-    """Put a note where the tail names a message that the store does not have."""
+    """Replace stored messages of the tail by a notice: the store does not have them."""
     tail = tuple(
         build_lost_entry(entry) if entry.kind == Kind.MESSAGE and entry.ref is not None else entry
         for entry in state.tail
@@ -125,7 +128,7 @@ def replace_lost_messages(state: ThreadState) -> ThreadState:
 
 
 def end_turn(state: ThreadState, seq: int, failure: str = "") -> ThreadState:
-    """Count the message as dealt with: it has been answered by that entry, or will not be."""
+    """Count a turn as ended, with the seq of the reply or the failure that ended it."""
     state = add_to_counters(state, answered=1)
     answer = Answer(number=state.counters.answered, seq=seq)
     return replace_values(
@@ -138,7 +141,7 @@ def end_turn(state: ThreadState, seq: int, failure: str = "") -> ThreadState:
 
 
 def find_turn_end(state: ThreadState, number: int) -> TurnEnd:
-    """Return where the turn of a message ended, if it has ended and the thread still knows."""
+    """Return where the turn of a message ended. Without a head if it has not, or too long ago."""
     for answer in state.answers:
         if answer.number == number:
             return TurnEnd(number=number, seq=answer.seq, head=state.head)
@@ -148,7 +151,7 @@ def find_turn_end(state: ThreadState, number: int) -> TurnEnd:
 def fail_turn(
     state: ThreadState, reason: str, time_ms: int, error_type: str = "LimitReached"
 ) -> ThreadState:
-    """End a turn that has no answer. It counts once the journal has the reason."""
+    """End a turn without an answer. The turn is counted once the reason is journalled."""
     state = take_notes(state)
     seq = seq_after(state.head, state.tail)
     failed = FailedTurn(seq=seq, reason=reason, error_type=error_type[:_TYPE_CHARS_MAX])
@@ -157,7 +160,7 @@ def fail_turn(
 
 
 def break_off(state: ThreadState, time_ms: int) -> ThreadState:
-    """Give calls that will not be run a result, since the thread ends."""
+    """Give a result to all calls that have none, since the thread ends."""
     for call in state.calls:
         if call.result is None:
             not_run = build_error_result(call.call_id, call.tool, _ENDED, time_ms)
@@ -166,14 +169,14 @@ def break_off(state: ThreadState, time_ms: int) -> ThreadState:
 
 
 def empty_inbox(state: ThreadState, time_ms: int) -> ThreadState:
-    """Move what nobody will read to the tail, since the thread ends."""
+    """Move the unread messages to the tail, since the thread ends."""
     for message in state.inbox:
         state = _add_received(state, message, time_ms)
     return replace_values(state, inbox=())
 
 
 def apply_reply(state: ThreadState, turn: ModelTurn) -> ThreadState:
-    """Take in a reply, which has been journalled with the tail before it."""
+    """Apply a reply. The activity has journalled it, together with the tail before it."""
     reply_seq = seq_after(turn.head) - 1
     state = add_to_counters(
         state,
@@ -189,7 +192,7 @@ def apply_reply(state: ThreadState, turn: ModelTurn) -> ThreadState:
         tail=(),
         calls=tuple(
             Call(
-                # With a digest: after a reset another call may stand in the same place.
+                # With a digest, since after a reset another call may have the same seq and number.
                 id=f"{reply_seq}-{number}-{wanted.digest[:4]}",
                 call_id=wanted.call_id,
                 tool=wanted.tool,
@@ -215,28 +218,28 @@ def apply_reply(state: ThreadState, turn: ModelTurn) -> ThreadState:
 
 
 def replace_call(state: ThreadState, changed: Call) -> ThreadState:
-    """Replace a call by what has become of it."""
+    """Replace the call with the same id."""
     calls = tuple(changed if call.id == changed.id else call for call in state.calls)
     return replace_values(state, calls=calls)
 
 
 def add_result(state: ThreadState, call: Call, result: ToolResult) -> ThreadState:
-    """Take in what a call returned. The entry waits until all calls of the reply have one."""
+    """Add a call's result. Its entry waits in the call until all calls of the reply have a result."""
     state = add_to_counters(state, tool_calls=1, written_bytes=result.written_bytes)
     state = replace_values(
         state, step_bytes=state.step_bytes + result.written_bytes, child_checks=0
     )
-    # What only a call that has yet to run needs is left behind.
+    # Fields that only a call without a result needs are dropped.
     done = Call(id=call.id, call_id=call.call_id, tool=call.tool, digest=call.digest, result=result)
     return replace_call(state, done)
 
 
 def settle(state: ThreadState, time_ms: int) -> ThreadState:
-    """Move the results of all calls to the tail, in call order, and what they remembered after them."""
+    """Move the results of all calls to the tail, in call order, and then their memory changes."""
     done = [(call, call.result) for call in state.calls if call.result is not None]
     if len(done) < len(state.calls):
         raise ValueError("a call has no result yet")
-    state = take_notes(state)  # What was asked and decided came first.
+    state = take_notes(state)  # Requests and decisions of approvals come before the results.
     for _, result in done:
         entry = replace_values(result.entry, seq=seq_after(state.head, state.tail))
         state = replace_values(state, tail=(*state.tail, entry))
@@ -250,7 +253,7 @@ def settle(state: ThreadState, time_ms: int) -> ThreadState:
 
 
 def apply_append(state: ThreadState, appended: Appended) -> ThreadState:
-    """Empty the tail of what has been journalled; more may have come meanwhile."""
+    """Remove the journalled entries from the tail. It may have got more of them meanwhile."""
     state = add_to_counters(state, written_bytes=appended.written_bytes)
     upto_seq = seq_after(appended.head) - 1
     tail = tuple(entry for entry in state.tail if entry.seq > upto_seq)
@@ -260,7 +263,7 @@ def apply_append(state: ThreadState, appended: Appended) -> ThreadState:
 def apply_compaction(
     state: ThreadState, done: CompactDone, reason: str, time_ms: int
 ) -> ThreadState:
-    """Begin the context with the new snapshot, if there is one, and note it."""
+    """Use the new snapshot, if there is one, and note the compaction."""
     due_ms = state.compaction_due_ms
     state = add_to_counters(state, tokens=done.tokens, cost_usd=done.cost_usd)
     state = replace_values(
@@ -289,9 +292,9 @@ def apply_compaction(
 
 
 def is_compaction_due(state: ThreadState, policy: Policy) -> bool:
-    """Whether the context is larger than the policy wants, and has grown since the last time.
+    """Return whether the context exceeds the policy's bound, and has grown since the last compaction.
 
-    What instructions and tools take of it, or a step under way, no compaction shortens.
+    Growth is required because a compaction cannot shorten instructions, tools, or a step in progress.
     """
     grown = state.context_bytes > state.compacted_bytes * 5 // 4
     return grown and (
@@ -301,7 +304,7 @@ def is_compaction_due(state: ThreadState, policy: Policy) -> bool:
 
 
 def build_usage(state: ThreadState) -> Usage:
-    """Return what counts against the policy's limits."""
+    """Return the usage that the policy's limits are compared with."""
     counters, streaks = state.counters, state.streaks
     return Usage(
         steps=counters.steps,
@@ -317,7 +320,7 @@ def build_usage(state: ThreadState) -> Usage:
 
 
 def forgive(state: ThreadState, hit: LimitHit | None) -> ThreadState:
-    """Begin to count anew what a person has looked at: how much has gone wrong in a row."""
+    """Reset the counts of repeated failures after an operator has unpaused the thread at a limit."""
     if hit is None:
         return state
     fresh = replace_values(
@@ -327,25 +330,25 @@ def forgive(state: ThreadState, hit: LimitHit | None) -> ThreadState:
 
 
 def add_message(state: ThreadState, kind: Kind, message: Message, time_ms: int) -> ThreadState:
-    """Add a message that the journal has yet to get."""
+    """Add a message to the tail."""
     entry = build_entry(seq_after(state.head, state.tail), kind, message, time_ms)
     return replace_values(state, tail=(*state.tail, entry))
 
 
 def add_note(state: ThreadState, kind: Kind, data: object, time_ms: int) -> ThreadState:
-    """Add something that is no message. It gets its seq later: a model call may be under way."""
+    """Add a note. It gets its seq later, since a model call in flight may append entries first."""
     return replace_values(state, notes=(*state.notes, build_note(1, kind, data, time_ms)))
 
 
 def take_notes(state: ThreadState) -> ThreadState:
-    """Give notes their place at the end of the tail."""
+    """Move the notes to the end of the tail, and give them their seq."""
     seq = seq_after(state.head, state.tail)
     taken = tuple(replace_values(each, seq=seq + i) for i, each in enumerate(state.notes))
     return replace_values(state, tail=(*state.tail, *taken), notes=())
 
 
 def measure_entries(entries: Sequence[Entry]) -> int:
-    """Return about what entries take of the state."""
+    """Return the approximate size of entries in the state."""
     return sum(_ENTRY_BYTES + entry.size_bytes for entry in entries)
 
 
@@ -358,15 +361,15 @@ def add_to_counters(state: ThreadState, **more: float) -> ThreadState:
 
 
 def build_child_id(parent_id: str, agent: str, suffix: str) -> str:
-    """Return the id of a sub-agent's thread. Bounded, also for a sub-agent's sub-agent.
+    """Return the id of a sub-agent's thread: valid for a new thread, whatever the parent's id is.
 
-    It is an id that a new thread may have, whatever the parent's is.
+    Its length is bounded at any depth, since only the beginning of the parent's id is used.
     """
     return f"{clean_id(parent_id[: limits.CHILD_PARENT_CHARS_MAX])}/{agent}-{suffix}"
 
 
 def _end_failed_turn(state: ThreadState) -> ThreadState:
-    """Count a failed turn whose reason has been journalled."""
+    """Count a failed turn once its reason is journalled."""
     failed = state.failed_turn
     if failed is None or failed.seq >= seq_after(state.head):
         return state
@@ -378,8 +381,8 @@ def _end_failed_turn(state: ThreadState) -> ThreadState:
 
 
 def _add_received(state: ThreadState, message: SendMessage, time_ms: int) -> ThreadState:
-    said = Message(role="user", text=message.text)
-    entry = build_entry(seq_after(state.head, state.tail), Kind.MESSAGE, said, time_ms)
+    text = Message(role="user", text=message.text)
+    entry = build_entry(seq_after(state.head, state.tail), Kind.MESSAGE, text, time_ms)
     if message.ref is not None:
         entry = replace_values(
             entry,

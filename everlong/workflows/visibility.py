@@ -1,6 +1,8 @@
-"""What a thread says of itself: in its status, in search attributes, and in a card, which is a memo.
+"""Visibility: what a thread publishes about itself.
 
-An upsert of those is an event, so only of changes that a person looks for.
+The `status` query is computed when a client asks. Search attributes and the card (a memo) are written by
+the thread. Each upsert is an event and a billed action, so a thread publishes only changes that an
+operator looks for: of its status at once, of its size when `is_size_due` says so.
 """
 
 from collections.abc import Sequence
@@ -27,8 +29,8 @@ from everlong.workflows import approvals, transitions
 if TYPE_CHECKING:
     from everlong.workflows.thread import Thread
 
+# The size is published again after it has grown by a quarter: about 55 times up to 4 GiB.
 _GROWN: Final = 1.25
-# Up to 4 GiB that is some 55 cards in all.
 _GROWN_BYTES_MIN: Final = 64 * limits.KIB
 _GROWN_STEPS_MIN: Final = 8
 _HOUR_MS: Final = 3_600_000
@@ -62,7 +64,7 @@ def build_status(thread: "Thread", *, stopped: bool) -> ThreadStatus:
 
 
 def _compute_lag_bytes(thread: "Thread") -> int:
-    """Return by how much the context is larger than it should be, if a compaction is due."""
+    """Return the bytes by which the context exceeds its bound, if a compaction is due."""
     state = thread.state
     if state.compaction_due_ms is None:
         return 0
@@ -83,10 +85,10 @@ def _get_status_word(thread: "Thread", stopped: bool) -> str:
 
 
 def adopt_start_attributes(thread: "Thread") -> None:
-    """Take note of the search attributes that a new thread was started with, if it was."""
+    """Record the search attributes that the client set at the start, so that they are not set again."""
     state = thread.state
     if state.published_size is not None or state.published:
-        return  # It has written its own.
+        return  # The thread has published already.
     if workflow.info().typed_search_attributes.get(attributes.STATUS) != attributes.ACTIVE:
         return
     now_ms = thread.now_ms()
@@ -100,7 +102,10 @@ def adopt_start_attributes(thread: "Thread") -> None:
 
 
 def publish(thread: "Thread") -> None:
-    """Upsert the card and search attributes, if what they say has changed and the server has them."""
+    """Upsert the card and the search attributes if they have changed enough.
+
+    Search attributes are left out until a worker reports that the server has them.
+    """
     state = thread.state
     now_ms = thread.now_ms()
     waits = not thread.has_work or state.pause is not None
@@ -125,7 +130,7 @@ def publish(thread: "Thread") -> None:
             _build_asked_at(pending),
         ]
     if is_due:
-        # With the trend that the card has: a list computes the same growth from it.
+        # With the trend of the card, so that a list computes the same growth from the card.
         updates += _build_size_updates(thread.state, now_ms)
     if updates:
         thread.state = replace_values(thread.state, published=published)
@@ -133,7 +138,7 @@ def publish(thread: "Thread") -> None:
 
 
 def build_next_memo(thread: "Thread") -> dict[str, object]:
-    """Return the memo of the next run. By itself it would be the one that this run began with."""
+    """Return the memo for the next run. By default the server would reuse the memo of this run's start."""
     memo: dict[str, object] = {
         name: RawValue(payload) for name, payload in workflow.info().raw_memo.items()
     }
@@ -148,7 +153,7 @@ def compute_growth(state: ThreadState, now_ms: int) -> float:
 
 
 def is_size_due(state: ThreadState, now_ms: int, *, waits: bool) -> bool:
-    """Whether what the thread last published has become untrue enough."""
+    """Return whether the published size differs enough from the current one."""
     last = state.published_size
     size_bytes, steps = state.counters.written_bytes, state.counters.steps
     if last is None:
@@ -175,10 +180,11 @@ def _has_other_resumes(state: ThreadState, last: PublishedSize) -> bool:
 
 
 def build_trend(state: ThreadState, now_ms: int) -> tuple[tuple[int, int], ...]:
-    """Return sizes that were published, with the one that is now: of the thread's whole life.
+    """Return the trend with the current size added.
 
-    Where there are too many, the one goes whose neighbours are closest for its age. So there is always
-    one of some hours ago, and one of some days, however long the life is.
+    At most `TREND_MAX` samples cover the whole life of the thread. If there are more, the sample is
+    dropped whose neighbours are closest to each other relative to its age. So there is always a sample
+    of some hours ago and one of some days ago, however old the thread is.
     """
     samples = (*state.trend, (now_ms, state.counters.written_bytes))
     if len(samples) <= limits.TREND_MAX:
@@ -190,7 +196,7 @@ def build_trend(state: ThreadState, now_ms: int) -> tuple[tuple[int, int], ...]:
 
 
 def build_published_size(state: ThreadState, now_ms: int) -> PublishedSize:
-    """Return what to remember of a size that is published now."""
+    """Return the record of a size that is published now."""
     return PublishedSize(
         ms=now_ms,
         thread_bytes=state.counters.written_bytes,
@@ -234,7 +240,7 @@ def _build_size_updates(state: ThreadState, now_ms: int) -> list[SearchAttribute
 
 
 def _build_asked_at(pending: Sequence[Approval]) -> SearchAttributeUpdate[Any]:
-    """Say since when a person is waited for: for the longest, if there are several."""
+    """Return the update of the time since which the oldest approval is pending."""
     if not pending:
         return attributes.ASKED_AT.value_unset()
     asked_ms = min(each.asked_ms for each in pending)

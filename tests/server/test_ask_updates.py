@@ -211,7 +211,7 @@ async def test_a_refusal_reaches_the_caller(
 ) -> None:
     async with open_threads(server.address, store, governed()) as threads, threads.worker():
         await threads.send(thread_id, "hello")
-        with pytest.raises(MessageRefused, match="this thread is of agent 'ops', not 'other'"):
+        with pytest.raises(MessageRefused, match="this thread runs agent 'ops', not 'other'"):
             await ask(
                 threads.client,
                 thread_id,
