@@ -46,7 +46,7 @@ class LeftWhileHeld(Exception):
 
 
 def build_retry_policy(number: int = limits.CALL_ATTEMPTS_MAX) -> RetryPolicy:
-    """Return a retry policy. 0 attempts mean no limit: for our own code, which never fails permanently."""
+    """Return a retry policy. 0 means no limit: for our own code, which never fails permanently."""
     return RetryPolicy(maximum_interval=_INTERVAL, maximum_attempts=number)
 
 

@@ -77,7 +77,7 @@ class AgentWorkflow:
 
     @workflow.run
     async def run(self, start: ThreadStart) -> ThreadStatus:
-        """Take steps until the thread is stopped or cancelled. In both cases the journal is completed."""
+        """Take steps until the thread is stopped or cancelled; either way, complete the journal."""
         try:
             await self._take_steps()
             await self._end()
@@ -136,7 +136,7 @@ class AgentWorkflow:
     # Waiting.
 
     async def _wait(self) -> None:
-        """Wait for work, a control request or a deadline, or until the thread has been idle long enough."""
+        """Wait for work, a control request or a timer."""
         thread = self._thread
         was_paused, policy = thread.state.pause is not None, thread.policy
 
@@ -223,7 +223,7 @@ class AgentWorkflow:
         workflow.continue_as_new(start, memo=build_next_memo(self._thread))
 
     async def _end(self) -> None:
-        """Journal all that is left, unread messages included, publish the end and report to the parent."""
+        """Journal the rest, unread messages included; publish the end, and report it to the parent."""
         thread = self._thread
         for call in thread.state.calls:
             if call.child_id and not call.report:

@@ -69,7 +69,7 @@ class Thread:
         self._changes = start.changes
         self._executor = Executor(self)
         self._tools = ToolRunner(self, self._executor)
-        # Only growth since the start counts: a run that ended because of its own start would end forever.
+        # Only growth since the start counts: a start above the bound would end every run at once.
         self._first_bytes = workflow.info().get_current_history_size()
 
     @property
@@ -129,10 +129,10 @@ class Thread:
         return self.state.in_turn or bool(self.state.inbox)
 
     async def step(self) -> None:
-        """Take one step: run what tools can be run, else call the model. Begin a turn if need be.
+        """Take one step: run the tool calls that can run, else call the model. Begin a turn if needed.
 
-        A step that is held for so long that the run should end is left as it is; the next run takes
-        it up. So look at `find_roll_reason` after each.
+        If a step is held until the run should end, it is left as it is, and the next run continues it.
+        So check `roll_reason` after each step.
         """
         with contextlib.suppress(LeftWhileHeld):
             await self._step()
@@ -174,7 +174,7 @@ class Thread:
             self.state = replace_values(self.state, acts_on=())
             if get_failure_type(error) == MESSAGE_LOST:
                 self.state = transitions.replace_lost_messages(self.state)
-            # If the compaction is held, the step is left as it is, and the next run calls the model again.
+            # If the compaction is held, the step stays as it is, and the next run calls the model again.
             if not (
                 get_failure_type(error) == CONTEXT_TOO_LARGE and await self._compact("provider")
             ):
@@ -192,7 +192,7 @@ class Thread:
         """Use the agent's own policy, with the changes that were configured before it was known."""
         try:
             self._policy = own.with_changes(self._changes)
-        except ValueError as error:  # What was changed does not go with the rest.
+        except ValueError as error:  # The changes contradict the agent's policy.
             self._policy = own
             reason = make_printable(f"not configured: {error}", limits.REASON_CHARS_MAX)
             self.note(Kind.CONTROL, ControlNote(action="configure", by="policy", reason=reason))
@@ -341,7 +341,7 @@ class Thread:
         return bool(key) and short_digest(key, size_bytes=8) in self.state.configured
 
     def configure(self, changes: dict[str, Any], key: str = "") -> None:
-        """Change fields of the policy; raise `ValueError` for invalid ones. `key` identifies the request."""
+        """Change fields of the policy; raise `ValueError` for invalid ones. `key` names the request."""
         changed = self.policy.with_changes(changes)
         if key:
             configured = (*self.state.configured, short_digest(key, size_bytes=8))

@@ -145,8 +145,8 @@ class ToolRunner:
 
     async def _run_tool(self, call: Call) -> ToolResult:
         context = self._thread.context()
-        # Each field adds to the history of every step. `last_run` is for spans of whole turns, and a tool
-        # call ends no turn; most tools do not read the context, so they need no snapshot.
+        # Each field adds to the history of every step. `last_run` is for spans of whole turns, and a
+        # tool call ends no turn. Most tools do not read the context, so they need no snapshot.
         snapshot = context.snapshot if call.tool in CONTEXT_TOOLS else None
         run = ToolRun(
             context=replace_values(context, last_run="", snapshot=snapshot),
@@ -163,7 +163,7 @@ class ToolRunner:
         return await self._executor.execute(RUN_TOOL, run, ToolResult, retry_policy)
 
     async def _start_child(self, call: Call) -> ToolResult | None:
-        """Start a sub-agent's thread. It outlives this run, and reports to the run that is current then."""
+        """Start a sub-agent's thread. It outlives this run, and reports to the then current run."""
         parent = self._thread.parent
         depth = 1 if parent is None else parent.depth + 1
         if depth > limits.CHILD_DEPTH_MAX:
@@ -215,7 +215,7 @@ class ToolRunner:
         report = call.report
         if report is None or report.head is None:
             return self._build_error(
-                call, f"the sub-agent's thread {call.child_id!r} ended unheard"
+                call, f"the sub-agent's thread {call.child_id!r} ended without a report"
             )
         collect = Collect(
             child_id=call.child_id, head=report.head, call_id=call.call_id, tool=call.tool

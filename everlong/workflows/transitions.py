@@ -97,7 +97,7 @@ def queue(state: ThreadState, message: SendMessage) -> ThreadState:
     if message.id:
         new = Received(id=message.id, number=state.counters.messages)
         received = (*received, new)[-limits.RECEIVED_MAX :]
-    # These have served their purpose.
+    # The checks and the update have used these fields; the turn does not need them.
     message = replace_values(message, agent="", stored_bytes=0, until_answered=False)
     return replace_values(state, inbox=(*state.inbox, message), received=received)
 
@@ -374,7 +374,7 @@ def _end_failed_turn(state: ThreadState) -> ThreadState:
     if failed is None or failed.seq >= seq_after(state.head):
         return state
     ended = end_turn(state, failed.seq, failure=failed.reason)
-    # The next turn may have begun.
+    # Keep the fields of the next turn, which may have begun.
     return replace_values(
         ended, failed_turn=None, in_turn=state.in_turn, last_failure=state.last_failure
     )

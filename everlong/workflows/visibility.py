@@ -138,7 +138,7 @@ def publish(thread: "Thread") -> None:
 
 
 def build_next_memo(thread: "Thread") -> dict[str, object]:
-    """Return the memo for the next run. By default the server would reuse the memo of this run's start."""
+    """Return the memo for the next run. By default it would get the memo that this run began with."""
     memo: dict[str, object] = {
         name: RawValue(payload) for name, payload in workflow.info().raw_memo.items()
     }

@@ -134,7 +134,7 @@ async def test_decisions_that_do_not_count_are_refused_by_name(drive: Drive) -> 
         assert first.id in await refused("9-9", "alice")
         assert "'carol' may not decide" in await refused(first.id, "carol")
         assert "alice or bob may" in await refused(first.id, "Alice")
-        assert "say who decides" in await refused(first.id, "  ")
+        assert "`by` must be the name of the approver" in await refused(first.id, "  ")
         # What is refused leaves nothing in the history.
         assert len((await thread.histories())[0].events) == events
         await thread.decide(first.id, by="bob")

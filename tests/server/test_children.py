@@ -192,7 +192,7 @@ async def test_a_sub_agent_that_is_terminated_is_found_out(
         gate.open.set()
         answer = await thread.answer()
         assert answer.startswith("error: ")
-        assert "ended unheard" in answer
+        assert "ended without a report" in answer
 
 
 async def test_a_sub_agent_that_is_alive_is_left_in_peace_by_the_check(
@@ -253,7 +253,10 @@ async def test_sub_agents_of_sub_agents_have_a_bound(drive: Drive) -> None:
         agent = helper(f"level{level}", model=model, tools=[agent])
     top = boss(call(0, "level1", request="deeper"), helpers=[agent])
     async with drive([top]) as thread:
-        assert await thread.ask() == f"error: sub-agents go {limits.CHILD_DEPTH_MAX} deep at most"
+        assert (
+            await thread.ask()
+            == f"error: sub-agents may be nested {limits.CHILD_DEPTH_MAX} levels deep at most"
+        )
 
 
 async def test_a_request_may_be_long_and_one_that_does_not_fit_is_refused(drive: Drive) -> None:

@@ -198,7 +198,7 @@ async def pending(life: Life) -> str:
     while time.monotonic() < deadline:
         with pytest.raises(WorkflowUpdateFailedError) as refused:
             await handle.execute_update(DECIDE_UPDATE, Decide(id="none", approve=True, by="ada"))
-        if found := re.search(r"those that wait are \['(.+)'\]", str(refused.value.cause)):
+        if found := re.search(r"the pending ones are \['(.+)'\]", str(refused.value.cause)):
             return found[1]
         await asyncio.sleep(0.05)
     raise AssertionError("no approval waits")

@@ -196,7 +196,7 @@ async def test_a_turn_that_never_ends_is_ended(
     [
         ("", "empty"),
         ("  \n", "empty"),
-        ("x" * (limits.TEXT_BYTES_MAX + 1), "is the most"),
+        ("x" * (limits.TEXT_BYTES_MAX + 1), str(limits.TEXT_BYTES_MAX)),
     ],
 )
 async def test_messages_that_do_not_fit_are_refused(
