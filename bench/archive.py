@@ -18,9 +18,9 @@ from typing import Final
 
 from pydantic_core import to_json
 
-from everlong.admin.console import out
-from everlong.admin.format import bytes_text
 from everlong.archive import Facts, Manifest, StoredArchive, new_archive_id, restore, writer
+from everlong.console import out
+from everlong.format import bytes_text
 from everlong.models import (
     Counters,
     Kind,

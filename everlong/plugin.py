@@ -349,7 +349,7 @@ class EverlongPlugin(PackSource, SimplePlugin):
         """Archive the threads that are due. Archives need packages that a worker may lack."""
         try:
             # Imported here, so that a worker that never sweeps does not pay for it.
-            from everlong.client.due import archive_before_sweep
+            from everlong.client.archives import archive_before_sweep
 
             return await archive_before_sweep(client, packs, self._resumes.telemetry.spans)
         except ModuleNotFoundError as error:

@@ -8,9 +8,9 @@ from typing import Final, Literal, TypeAlias
 from temporalio.client import Client
 
 from everlong import limits
-from everlong.admin.format import message_text, note_text, one_line
 from everlong.client.lookup import ThreadLookup, check_head, look_up
 from everlong.errors import EntryNotFound, StoreError
+from everlong.format import message_text, note_text, one_line
 from everlong.models import Entry, Kind, Message, parse_message
 from everlong.storage.journal import JournalReader
 from everlong.storage.pack_store import PackStore

@@ -6,13 +6,13 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 from temporalio.client import Client
 
-from everlong.admin.format import bytes_text, counted, setting_text
 from everlong.archive import manifest as manifests
 from everlong.client.archives import ArchivePlan, Then, plan_archive
 from everlong.client.lookup import ThreadLookup, look_up
 from everlong.client.status import pending
 from everlong.client.time_travel import Past, archive_of
 from everlong.errors import ArchiveNotFound, ControlRefused, DecisionRefused, NoWorker
+from everlong.format import bytes_text, counted, setting_text
 from everlong.models import ThreadStatus, thread_key
 from everlong.models.thread_ids import show_id
 from everlong.policy import Usage, find_limit_hit

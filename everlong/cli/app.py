@@ -15,10 +15,10 @@ import typer
 from temporalio.client import Client
 
 import everlong
-from everlong.admin.console import err, out, plain
 from everlong.client.visibility import read_rows
 from everlong.config import load_settings
 from everlong.connection import connect
+from everlong.console import err, out, plain
 from everlong.errors import ConfigError, EverlongError
 from everlong.models.thread_ids import check_id, is_new_id
 

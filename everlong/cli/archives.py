@@ -11,8 +11,6 @@ from rich.markup import escape
 from rich.status import Status
 from rich.table import Column, Table
 
-from everlong.admin.console import command, err, plain, print_table
-from everlong.admin.format import bytes_text, counted
 from everlong.admin.preview import plan_lines
 from everlong.cli.app import (
     By,
@@ -33,10 +31,12 @@ from everlong.client.archives import (
     list_archives,
     plan_archive,
 )
-from everlong.client.restore import revive as revive_thread
+from everlong.client.fork import revive as revive_thread
 from everlong.client.thread import ThreadHandle
 from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
+from everlong.console import command, err, plain, print_table
+from everlong.format import bytes_text, counted
 from everlong.models.thread_ids import quote_id, show_id
 
 commands = typer.Typer()

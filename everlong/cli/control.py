@@ -8,7 +8,6 @@ from typing import Annotated, Any, Protocol
 import typer
 from temporalio.client import Client
 
-from everlong.admin.format import setting_text
 from everlong.admin.preview import Action, preview_action
 from everlong.cli.app import (
     By,
@@ -26,6 +25,7 @@ from everlong.client.thread import ThreadHandle
 from everlong.config import load_settings
 from everlong.connection import open_configured_packs
 from everlong.errors import ConfigError
+from everlong.format import setting_text
 from everlong.models.thread_ids import show_id
 from everlong.policy import Policy
 

@@ -12,7 +12,6 @@ import typer
 from temporalio.client import Client
 
 from everlong import limits, worker_options
-from everlong.admin.console import command, out
 from everlong.cli.sweep import choose_index_dir, read_retention
 from everlong.config import (
     Settings,
@@ -25,6 +24,7 @@ from everlong.connection import (
     open_configured_packs,
     open_configured_providers,
 )
+from everlong.console import command, out
 from everlong.demo.run import run_demo
 from everlong.embedded import EmbeddedStack
 from everlong.embedded.server import is_free

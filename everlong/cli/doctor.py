@@ -9,12 +9,12 @@ import typer
 from rich.text import Text
 from temporalio.client import Client
 
-from everlong.admin.console import out, plain, show_progress
 from everlong.cli.app import Json
 from everlong.cli.output import print_json, print_lines
 from everlong.client.search_attributes import set_up
 from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
+from everlong.console import out, plain, show_progress
 from everlong.doctor.checks import run_checks
 from everlong.doctor.drain import DrainReport, HoldingCount, count_holdings
 from everlong.doctor.findings import Finding

@@ -6,8 +6,6 @@ from typing import Annotated
 
 import typer
 
-from everlong.admin.console import command, out
-from everlong.admin.format import bytes_text, message_text, note_text, one_line
 from everlong.cli.app import By, Json, ThreadId, resolve_name
 from everlong.cli.output import (
     approval_text,
@@ -21,6 +19,8 @@ from everlong.client.thread import ThreadHandle
 from everlong.client.time_travel import ThreadDiff
 from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
+from everlong.console import command, out
+from everlong.format import bytes_text, message_text, note_text, one_line
 from everlong.models import Kind
 from everlong.models.thread_ids import quote_id, show_id
 

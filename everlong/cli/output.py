@@ -14,20 +14,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from everlong.admin.console import out, plain
 from everlong.admin.fleet import FleetView, StoreHealth
-from everlong.admin.format import (
-    bytes_text,
-    counted,
-    message_text,
-    note_text,
-    one_line,
-    spark_text,
-)
 from everlong.archive import Manifest
-from everlong.client.size import ThreadSize
+from everlong.client.lookup import ThreadSize
 from everlong.client.threads import ThreadPage
 from everlong.client.visibility import ThreadRow
+from everlong.console import out, plain
+from everlong.format import bytes_text, counted, message_text, note_text, one_line, spark_text
 from everlong.models import Approval, Entry, Fact, Message, ThreadCard, ThreadStatus, Totals
 from everlong.models.thread_ids import show_id
 

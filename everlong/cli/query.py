@@ -12,13 +12,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from everlong.admin.console import err, plain, print_table
-from everlong.admin.format import one_line
 from everlong.cli.app import Json
 from everlong.cli.output import print_json, print_lines
 from everlong.config import load_settings
 from everlong.connection import connect, open_configured_packs
+from everlong.console import err, plain, print_table
 from everlong.errors import ConfigError
+from everlong.format import one_line
 from everlong.models.thread_ids import check_id
 from everlong.queries import LIBRARY
 from everlong.queries.query import QueryResult, find_named_query, run_query

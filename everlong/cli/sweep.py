@@ -9,8 +9,6 @@ from typing import Annotated, Final
 import typer
 from rich.table import Table
 
-from everlong.admin.console import err, out, plain, show_progress
-from everlong.admin.format import bytes_text
 from everlong.cli.app import By, Json, Reason, resolve_name
 from everlong.cli.output import print_json, print_lines, time_text
 from everlong.client.sweeps import (
@@ -22,7 +20,9 @@ from everlong.client.sweeps import (
 from everlong.client.sweeps import sweep as sweep_namespace
 from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
+from everlong.console import err, out, plain, show_progress
 from everlong.errors import ConfigError, SweepIncomplete
+from everlong.format import bytes_text
 from everlong.models import SweepOptions, SweepReport, Tally
 from everlong.models.thread_ids import show_id
 from everlong.policy import Retention, parse_retention, parse_seconds

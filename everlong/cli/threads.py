@@ -12,9 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from temporalio.client import Client
 
-from everlong.admin.console import err, out, plain, print_table
 from everlong.admin.fleet import check_store_health, load_fleet
-from everlong.admin.format import bytes_text, message_text, one_line
 from everlong.cli.app import By, Json, ThreadId, resolve_name
 from everlong.cli.output import (
     approval_text,
@@ -31,8 +29,8 @@ from everlong.cli.output import (
     time_text,
     totals_text,
 )
+from everlong.client.lookup import RUNS_MAX
 from everlong.client.progress import Progress
-from everlong.client.runs import RUNS_MAX
 from everlong.client.sweeps import read_last_sweep
 from everlong.client.thread import ThreadHandle
 from everlong.client.threads import PAGE_LIMIT_MAX, Directory, Sort
@@ -40,7 +38,9 @@ from everlong.client.time_travel import Past
 from everlong.client.wait import SCAN_ENTRIES
 from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
+from everlong.console import err, out, plain, print_table
 from everlong.errors import ConfigError, EntryNotFound, StoreError
+from everlong.format import bytes_text, message_text, one_line
 from everlong.models import Entry, Message, SegmentRef, Totals, seq_after
 from everlong.models.thread_ids import quote_id, show_id
 from everlong.storage.journal import JournalReader

@@ -8,15 +8,14 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
+import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, TypeVar
 
-from temporalio.api.common.v1 import WorkflowExecution
-from temporalio.api.workflowservice.v1 import DeleteWorkflowExecutionRequest
-from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.client import Client, WorkflowExecution
 from temporalio.service import RPCError, RPCStatusCode
 
 from everlong import limits
@@ -26,24 +25,39 @@ from everlong.archive.manifest import UNREADABLE, Unreadable
 from everlong.client.control import note, stop
 from everlong.client.errors import translate_errors, translate_rpc_error
 from everlong.client.follower import Follower
-from everlong.client.runs import previous_run
-from everlong.client.size import ThreadSize, measure_size
+from everlong.client.lookup import (
+    ThreadSize,
+    delete_runs,
+    head_of,
+    list_ended_runs,
+    list_run_ids,
+    measure_size,
+)
 from everlong.client.status import ended_as, journal_of, status
 from everlong.client.time_travel import Past, archive_of
-from everlong.client.visibility import quoted
 from everlong.errors import (
     ArchiveNotFound,
     ControlRefused,
     EverlongError,
     NotAnswered,
+    SetupRefused,
     StoreUnavailable,
     ThreadEnded,
     ThreadNotFound,
 )
-from everlong.models import ThreadStatus, make_printable, seq_after, thread_key
+from everlong.models import (
+    AGENT_WORKFLOW,
+    SWEEP_REASONS_MAX,
+    ThreadStatus,
+    make_printable,
+    seq_after,
+    thread_key,
+)
+from everlong.models.search_attributes import REASON
+from everlong.models.thread_ids import show_id
 from everlong.storage.pack_store import PackStore
 from everlong.storage.quarantine import bare
-from everlong.sweep import Histories, record_seen
+from everlong.sweep import ArchivedThreads, Histories, record_seen
 from everlong.telemetry import Spans, Telemetry
 from everlong.telemetry.spans import AGENT, ARCHIVE, THREAD
 
@@ -410,7 +424,7 @@ async def _read_all(reads: Iterator[tuple[str, Awaitable[T]]]) -> tuple[list[T],
     return found, unreadable
 
 
-_ENDED = frozenset({"stopped", "archived", "terminated", "failed", "canceled", "timed_out"})
+_ENDS = frozenset({"stopped", "archived", "terminated", "failed", "canceled", "timed_out"})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -442,7 +456,7 @@ async def plan_archive(
     """Return what `archive` would do, writing nothing."""
     past = await Past.open(client, packs, thread_id)
     found, is_gone = past.status, past.archive is not None
-    ends = then != "keep" and not is_gone and found.status not in _ENDED
+    ends = then != "keep" and not is_gone and found.status not in _ENDS
     frees = then == "free" and not is_gone
     refused = why_not_freed(thread_id, found) if frees and not ends else ""
     return ArchivePlan(
@@ -482,62 +496,147 @@ async def export_archive(packs: PackStore, manifest: Manifest, path: Path) -> in
     return await writer.export(packs, manifest, path)
 
 
-# 100 bytes of memory each: 10 MB. A thread that rolls every hour has this many in 11 years.
-_RUNS_MAX: Final = 100_000
+logger = logging.getLogger(__name__)
+
+# In one call. The caller repeats it: sweeps run at least every hour.
+DUE_MAX: Final = 20
+_WARNING_CHARS_MAX: Final = 600
+# A failed thread costs a few calls, or one write of its archive.
+_FAILED_MAX: Final = 200
+# Checking a thread costs one listing of the store, a manifest, and a page of its history.
+_LOOKED_AT_MAX: Final = 10_000
+_DUE_QUERY: Final = (
+    f"WorkflowType = '{AGENT_WORKFLOW}' AND ExecutionStatus = 'Completed' "
+    "AND EverlongStatus = 'archived'"
+)
 
 
-async def list_ended_runs(client: Client, thread_id: str, run_id: str) -> list[str]:
-    """Return all runs of a thread, newest first. Refused unless it ended with the given run."""
-    with translate_errors(thread_id):
-        description = await client.get_workflow_handle(thread_id).describe()
-    if not ended_as(description):
-        raise ControlRefused(f"thread {thread_id!r} has not ended; its histories are not deleted")
-    if description.run_id != run_id:
-        raise ControlRefused(
-            f"thread {thread_id!r} has gone on since it was archived; its histories are not deleted. "
-            "Archive it again."
-        )
-    return await list_run_ids(client, thread_id, run_id)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DueArchives:
+    """Result of archiving due threads."""
+
+    archived: tuple[Manifest, ...]
+    failed: tuple[str, ...] = ()
+    """Threads that could not be checked or archived, each with the reason. They stay due."""
+    unreadable: tuple[str, ...] = ()
+    """Archives that could not be read and were skipped, each with its thread and the reason."""
+    is_complete: bool = True
+    """Whether nothing else is due. False also if there were more threads than one call checks."""
 
 
-async def delete_runs(client: Client, thread_id: str, runs: Sequence[str]) -> None:
-    """Delete the histories of runs, given newest first.
-
-    The newest is deleted last: while it exists, a repeated call finds the others. The server deletes
-    asynchronously, so histories stay readable for some seconds.
-    """
-    for run_id in reversed(runs):
-        await _delete(client, thread_id, run_id)
-
-
-async def list_run_ids(client: Client, thread_id: str, newest: str) -> list[str]:
-    """Return the ids of all runs, newest first: the chain of continued runs, and branches of resets."""
-    runs = {newest: None}
-    run_id = newest
-    while len(runs) < _RUNS_MAX:
-        try:
-            run_id = await previous_run(client, thread_id, run_id)
-        except RPCError as error:
-            if error.status != RPCStatusCode.NOT_FOUND:
-                raise translate_rpc_error(error, thread_id) from error
-            break  # Its retention has ended, or it is deleted already.
-        if not run_id:
+async def archive_due(
+    client: Client, packs: PackStore, *, count_max: int = DUE_MAX, spans: Spans | None = None
+) -> DueArchives:
+    """Archive at most `count_max` threads that ended as `archived` and have no archive."""
+    done: list[Manifest] = []
+    failed: list[str] = []
+    unreadable: list[str] = []
+    looked_at = 0
+    is_complete = True
+    async for thread in _list_ended(client):
+        looked_at += 1
+        # Failed threads are listed again next time, so they must not use up the whole call.
+        if looked_at > _LOOKED_AT_MAX or len(failed) == _FAILED_MAX:
+            is_complete = False
             break
-        runs[run_id] = None
-    query = f"WorkflowId = {quoted(thread_id)}"
-    with translate_errors(thread_id):
-        async for each in client.list_workflows(query, limit=_RUNS_MAX):
-            if each.status != WorkflowExecutionStatus.RUNNING:
-                runs.setdefault(each.run_id)
-    return list(runs)
+        try:
+            is_due = await _is_due(client, packs, thread, unreadable)
+            if is_due and len(done) == count_max:
+                is_complete = False
+                break
+            if is_due:
+                done.append(await _archive_thread(client, packs, thread, spans))
+        except EverlongError as error:
+            failed.append(f"{show_id(thread.id)}: {error}")
+        except ModuleNotFoundError:  # Without pyarrow, no thread can be archived.
+            raise
+        except Exception as error:  # noqa: BLE001 - one thread's error must not stop the others.
+            failed.append(f"{show_id(thread.id)}: {type(error).__name__}")
+    return DueArchives(
+        archived=tuple(done),
+        failed=tuple(failed),
+        unreadable=tuple(unreadable),
+        is_complete=is_complete,
+    )
 
 
-async def _delete(client: Client, thread_id: str, run_id: str) -> None:
-    # Always by run id: without one, the server would delete a thread that was started since.
-    run = WorkflowExecution(workflow_id=thread_id, run_id=run_id)
-    request = DeleteWorkflowExecutionRequest(namespace=client.namespace, workflow_execution=run)
+async def _archive_thread(
+    client: Client, packs: PackStore, thread: WorkflowExecution, spans: Spans | None
+) -> Manifest:
+    limit = thread.typed_search_attributes.get(REASON, "")
+    reason = f"limit {limit}" if limit else ""
+    # `keep`: a thread that was reset a moment ago continues, and must not be ended again.
+    found = await archive(
+        client, packs, thread.id, then="keep", by="policy", reason=reason, spans=spans
+    )
+    return found.manifest
+
+
+async def _is_due(
+    client: Client, packs: PackStore, thread: WorkflowExecution, unreadable: list[str]
+) -> bool:
+    """Return whether a thread has no archive of its end; an archive of an earlier end does not count.
+
+    Any readable archive of the same journal counts, not only the newest: otherwise an unreadable newest
+    one would make every sweep archive the thread again.
+    """
+
+    def report_unreadable(found: manifests.Unreadable) -> None:
+        text = f"thread {show_id(thread.id)}: an archive cannot be read and is skipped: {found}"
+        logger.warning("%s", make_printable(text, _WARNING_CHARS_MAX))
+        unreadable.append(text)
+
+    head: str | None = None
     try:
-        await client.workflow_service.delete_workflow_execution(request)
+        async for manifest in manifests.iter_readable(
+            packs, thread_key(client.namespace, thread.id), report_unreadable
+        ):
+            if manifest.status != "archived":
+                continue
+            if head is None:
+                head = manifests.head_digest(await head_of(client, thread.id))
+            if manifest.head == head:
+                return False
+        # After a reset, the ended run is still listed while the thread continues in another.
+        return await _newest_run(client, thread.id) == thread.run_id
+    except ThreadNotFound:  # Visibility lags: it still lists a thread that was freed.
+        return False
+
+
+async def _newest_run(client: Client, thread_id: str) -> str:
+    with translate_errors(thread_id):
+        return (await client.get_workflow_handle(thread_id).describe()).run_id
+
+
+async def _list_ended(client: Client) -> AsyncIterator[WorkflowExecution]:
+    try:
+        async for thread in client.list_workflows(_DUE_QUERY, limit=_LOOKED_AT_MAX + 1):
+            yield thread
     except RPCError as error:
-        if error.status != RPCStatusCode.NOT_FOUND:
-            raise translate_rpc_error(error, thread_id) from error
+        if error.status == RPCStatusCode.INVALID_ARGUMENT:
+            raise SetupRefused(
+                "the server does not have our search attributes, so threads that are due cannot be "
+                "found. Add them with: everlong setup"
+            ) from error
+        raise translate_rpc_error(error, "") from error
+
+
+# In one sweep. The next archives the rest, long before Temporal deletes the histories.
+_ARCHIVES_MAX: Final = 1000
+_REASON_CHARS_MAX: Final = 400
+
+
+async def archive_before_sweep(
+    client: Client, packs: PackStore, spans: Spans | None = None
+) -> ArchivedThreads:
+    """Archive due threads before a sweep. Failures are reported, and those threads stay due."""
+    try:
+        found = await archive_due(client, packs, count_max=_ARCHIVES_MAX, spans=spans)
+    except EverlongError as error:
+        return ArchivedThreads(failed=(make_printable(str(error), _REASON_CHARS_MAX),))
+    more = () if found.is_complete else ("more threads are due: the next sweep archives them",)
+    reasons = [
+        make_printable(each, _REASON_CHARS_MAX)
+        for each in (*more, *found.failed, *found.unreadable)[:SWEEP_REASONS_MAX]
+    ]
+    return ArchivedThreads(len(found.archived), tuple(reasons))

@@ -1,25 +1,53 @@
-"""Lookup of a thread, with or without a worker: its status, or else its newest run, or else an archive.
+"""Lookup: what the server and the store know of a thread, with or without a worker.
 
-A thread without a worker cannot report its journal's head. Its newest run was started with one, so the
-journal can be read up to there. If the server has deleted the thread, its newest archive is read.
+A thread without a worker cannot report where its journal ends; the newest events of its history name
+the head. If the server has deleted the thread, its newest archive is read.
 """
 
 import asyncio
 import contextlib
 import dataclasses
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
+from urllib.parse import quote
 
-from temporalio.client import Client, WorkflowExecutionDescription
+from pydantic import TypeAdapter, ValidationError
+from temporalio.api.common.v1 import Payloads, WorkflowExecution
+from temporalio.api.history.v1 import HistoryEvent
+from temporalio.api.workflowservice.v1 import (
+    DeleteWorkflowExecutionRequest,
+    GetWorkflowExecutionHistoryReverseRequest,
+)
+from temporalio.client import Client, WorkflowExecutionDescription, WorkflowExecutionStatus
 from temporalio.exceptions import TemporalError
+from temporalio.service import RPCError, RPCStatusCode
 
 from everlong.archive import Manifest, StoredArchive
-from everlong.client.errors import translate_errors
-from everlong.client.status import journal_of, observe
+from everlong.client.errors import translate_errors, translate_rpc_error
+from everlong.client.status import ended_as, journal_of, observe
 from everlong.client.time_travel import Past, archive_of
-from everlong.client.visibility import ThreadRow, cards_of, row_of
-from everlong.errors import EntryNotFound, EverlongError, NoWorker, ThreadNotFound
-from everlong.models import CARD_MEMO, SegmentRef, ThreadCard, ThreadStart, ThreadStatus, seq_after
+from everlong.client.visibility import ThreadRow, cards_of, quoted, row_of
+from everlong.errors import (
+    ControlRefused,
+    EntryNotFound,
+    EverlongError,
+    NoWorker,
+    ThreadError,
+    ThreadNotFound,
+)
+from everlong.models import (
+    CARD_MEMO,
+    SegmentRef,
+    ThreadCard,
+    ThreadStart,
+    ThreadStatus,
+    seq_after,
+    thread_key,
+)
+from everlong.models.thread_ids import quote_id
+from everlong.storage import BlobStore
 from everlong.storage.journal import JournalReader
+from everlong.storage.objects import thread_prefix
 from everlong.storage.pack_store import PackStore
 
 # A worker with the thread in memory answers within milliseconds, and a worker that replays it within a
@@ -151,3 +179,254 @@ async def _head_at_start(
             [start] = await client.data_converter.decode(payloads, [ThreadStart])
             return start.state.head if isinstance(start, ThreadStart) else None
     return None
+
+
+_HEAD: Final = TypeAdapter(SegmentRef)
+_PAGE_EVENTS: Final = 100
+# A run has 400 events, and one step of 20 tools more. A run that is longer began elsewhere.
+_PAGES_MAX: Final = 20
+
+
+async def head_of(client: Client, thread_id: str) -> SegmentRef | None:
+    """Return the head of a thread's journal, as the newest event of its last run that has it says.
+
+    None if nothing is journalled yet.
+    """
+    request = GetWorkflowExecutionHistoryReverseRequest(
+        namespace=client.namespace,
+        execution=WorkflowExecution(workflow_id=thread_id),
+        maximum_page_size=_PAGE_EVENTS,
+    )
+    with translate_errors(thread_id):
+        for _ in range(_PAGES_MAX):
+            page = await client.workflow_service.get_workflow_execution_history_reverse(request)
+            for event in page.history.events:
+                found = await _said(client, event)
+                if found is not None:
+                    return found
+            if not page.next_page_token:
+                return None
+            request.next_page_token = page.next_page_token
+    raise ThreadError(
+        f"the newest {_PAGES_MAX * _PAGE_EVENTS:,} events of thread {thread_id!r} do not say where its "
+        f"journal ends. Ask its worker: everlong show {quote_id(thread_id)}"
+    )
+
+
+async def _said(client: Client, event: HistoryEvent) -> SegmentRef | None:
+    """Return the head that an event has: a step's or an append's result, the end, or the beginning."""
+    if event.HasField("activity_task_completed_event_attributes"):
+        return _head(await _value(client, event.activity_task_completed_event_attributes.result))
+    if event.HasField("workflow_execution_completed_event_attributes"):
+        said = event.workflow_execution_completed_event_attributes.result
+        return _head(await _value(client, said))
+    if event.HasField("workflow_execution_started_event_attributes"):
+        said = event.workflow_execution_started_event_attributes.input
+        return _head((await _value(client, said)).get("state"))
+    return None
+
+
+async def _value(client: Client, payloads: Payloads) -> dict[str, Any]:
+    values = await client.data_converter.decode(payloads.payloads[:1])
+    return values[0] if values and isinstance(values[0], dict) else {}
+
+
+def _head(value: object) -> SegmentRef | None:
+    head = value.get("head") if isinstance(value, dict) else None
+    if head is None:
+        return None
+    try:
+        return _HEAD.validate_python(head)
+    except ValidationError:
+        return None
+
+
+RUNS_MAX: Final = 50
+"""Runs of one page. Each takes two sequential requests: a quarter of a second for all."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunRow:
+    """One run."""
+
+    run_id: str
+    status: str
+    """`running`, `continued_as_new`, or how the thread ended."""
+    started_ms: int
+    closed_ms: int | None
+    events: int
+    history_bytes: int
+    ui_url: str
+    """Address of its history in the Temporal UI; empty if the UI's address is not set."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunPage:
+    """Some runs of a thread, newest first."""
+
+    thread_id: str
+    runs: tuple[RunRow, ...]
+    next_run_id: str
+    """The run before these; empty if there is none, or if its retention is over."""
+
+
+async def runs(
+    client: Client,
+    thread_id: str,
+    *,
+    from_run_id: str = "",
+    limit: int = 20,
+    temporal_ui: str = "",
+) -> RunPage:
+    """Return the newest runs of a thread, or those from one on backwards."""
+    found: list[RunRow] = []
+    run_id: str | None = from_run_id or None
+    for _ in range(max(1, min(limit, RUNS_MAX))):
+        try:
+            row = await _run(client, thread_id, run_id, temporal_ui)
+            run_id = await previous_run(client, thread_id, row.run_id)
+        except RPCError as error:
+            if found and error.status == RPCStatusCode.NOT_FOUND:
+                run_id = ""  # Its retention is over.
+                break
+            raise translate_rpc_error(error, thread_id) from error
+        found.append(row)
+        if not run_id:
+            break
+    return RunPage(thread_id=thread_id, runs=tuple(found), next_run_id=run_id or "")
+
+
+async def _run(client: Client, thread_id: str, run_id: str | None, temporal_ui: str) -> RunRow:
+    description = await client.get_workflow_handle(thread_id, run_id=run_id).describe()
+    info = description.raw_description.workflow_execution_info
+    closed = description.close_time
+    return RunRow(
+        run_id=description.run_id,
+        status=description.status.name.lower() if description.status else "running",
+        started_ms=int(description.start_time.timestamp() * 1000),
+        closed_ms=None if closed is None else int(closed.timestamp() * 1000),
+        events=info.history_length,
+        history_bytes=info.history_size_bytes,
+        ui_url=ui_url(temporal_ui, client.namespace, thread_id, description.run_id),
+    )
+
+
+def ui_url(base: str, namespace: str, thread_id: str, run_id: str = "") -> str:
+    """Return where the Temporal UI shows a thread, or one of its runs."""
+    if not base:
+        return ""
+    workflow = quote(thread_id, safe="")
+    place = f"{base.rstrip('/')}/namespaces/{quote(namespace, safe='')}/workflows/{workflow}"
+    return f"{place}/{quote(run_id, safe='')}/history" if run_id else place
+
+
+async def previous_run(client: Client, thread_id: str, run_id: str) -> str:
+    """Return the id of the run that a run continues, or an empty string."""
+    handle = client.get_workflow_handle(thread_id, run_id=run_id)
+    async for event in handle.fetch_history_events(page_size=1):
+        return event.workflow_execution_started_event_attributes.continued_execution_run_id
+    return ""
+
+
+# 100 bytes of memory each: 10 MB. A thread that rolls every hour has this many in 11 years.
+_RUN_IDS_MAX: Final = 100_000
+
+
+async def list_ended_runs(client: Client, thread_id: str, run_id: str) -> list[str]:
+    """Return all runs of a thread, newest first. Refused unless it ended with the given run."""
+    with translate_errors(thread_id):
+        description = await client.get_workflow_handle(thread_id).describe()
+    if not ended_as(description):
+        raise ControlRefused(f"thread {thread_id!r} has not ended; its histories are not deleted")
+    if description.run_id != run_id:
+        raise ControlRefused(
+            f"thread {thread_id!r} has gone on since it was archived; its histories are not deleted. "
+            "Archive it again."
+        )
+    return await list_run_ids(client, thread_id, run_id)
+
+
+async def delete_runs(client: Client, thread_id: str, runs: Sequence[str]) -> None:
+    """Delete the histories of runs, given newest first.
+
+    The newest is deleted last: while it exists, a repeated call finds the others. The server deletes
+    asynchronously, so histories stay readable for some seconds.
+    """
+    for run_id in reversed(runs):
+        await _delete(client, thread_id, run_id)
+
+
+async def list_run_ids(client: Client, thread_id: str, newest: str) -> list[str]:
+    """Return the ids of all runs, newest first: the chain of continued runs, and branches of resets."""
+    runs = {newest: None}
+    run_id = newest
+    while len(runs) < _RUN_IDS_MAX:
+        try:
+            run_id = await previous_run(client, thread_id, run_id)
+        except RPCError as error:
+            if error.status != RPCStatusCode.NOT_FOUND:
+                raise translate_rpc_error(error, thread_id) from error
+            break  # Its retention has ended, or it is deleted already.
+        if not run_id:
+            break
+        runs[run_id] = None
+    query = f"WorkflowId = {quoted(thread_id)}"
+    with translate_errors(thread_id):
+        async for each in client.list_workflows(query, limit=_RUN_IDS_MAX):
+            if each.status != WorkflowExecutionStatus.RUNNING:
+                runs.setdefault(each.run_id)
+    return list(runs)
+
+
+async def _delete(client: Client, thread_id: str, run_id: str) -> None:
+    # Always by run id: without one, the server would delete a thread that was started since.
+    run = WorkflowExecution(workflow_id=thread_id, run_id=run_id)
+    request = DeleteWorkflowExecutionRequest(namespace=client.namespace, workflow_execution=run)
+    try:
+        await client.workflow_service.delete_workflow_execution(request)
+    except RPCError as error:
+        if error.status != RPCStatusCode.NOT_FOUND:
+            raise translate_rpc_error(error, thread_id) from error
+
+
+# Two server calls for each run: a second or two for all of them.
+_SIZED_RUNS_MAX: Final = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class ThreadSize:
+    """Size of a thread."""
+
+    runs: int
+    events: int
+    history_bytes: int
+    """Sum over the runs that the server still has, at most the newest 100."""
+    blobs: int
+    blob_bytes: int
+    is_partial: bool = False
+    """Whether there are more runs, so that `runs`, `events` and `history_bytes` are lower bounds."""
+
+
+async def measure_size(client: Client, store: BlobStore, thread_id: str) -> ThreadSize:
+    """Measure a thread: the histories of its newest runs, and its objects."""
+    runs = events = history_bytes = 0
+    run_id: str | None = None  # The newest run.
+    while run_id != "" and runs < _SIZED_RUNS_MAX:
+        try:
+            description = await client.get_workflow_handle(thread_id, run_id=run_id).describe()
+            run_id = await previous_run(client, thread_id, description.run_id)
+        except RPCError as error:
+            if runs and error.status == RPCStatusCode.NOT_FOUND:
+                run_id = ""  # Its retention has ended.
+                break
+            raise translate_rpc_error(error, thread_id) from error
+        info = description.raw_description.workflow_execution_info
+        runs += 1
+        events += info.history_length
+        history_bytes += info.history_size_bytes
+    prefix = thread_prefix(thread_key(client.namespace, thread_id))
+    blobs = blob_bytes = 0
+    async for blob in store.list(prefix):
+        blobs += 1
+        blob_bytes += blob.size_bytes
+    return ThreadSize(runs, events, history_bytes, blobs, blob_bytes, is_partial=run_id != "")

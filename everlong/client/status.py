@@ -1,10 +1,12 @@
 """Status of a thread, its pending approvals, and its journal. Nothing here adds to a history."""
 
+import collections
 import dataclasses
 import re
-from collections.abc import Iterable
+import weakref
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.workflow.v1 import PendingActivityInfo
@@ -17,7 +19,6 @@ from temporalio.client import (
 from temporalio.service import RPCError
 
 from everlong.client.errors import explain_unreadable, translate_errors
-from everlong.client.query_cache import cached
 from everlong.errors import EntryNotFound, NoWorker
 from everlong.models import (
     AGENT_WORKFLOW,
@@ -173,3 +174,63 @@ async def _failing_task(client: Client, thread_id: str, error: RPCError) -> str:
         if event.HasField("workflow_task_failed_event_attributes"):
             return make_printable(event.workflow_task_failed_event_attributes.failure.message, 500)
     return ""
+
+
+T = TypeVar("T")
+
+ANSWERS_MAX: Final = 1024
+"""Answers kept for each client. A status has about 4 KB, so all of them take 4 MB."""
+
+_caches: "weakref.WeakKeyDictionary[Client, QueryCache]" = weakref.WeakKeyDictionary()
+
+
+class QueryCache:
+    """The last answers that one client got."""
+
+    def __init__(self, answers_max: int = ANSWERS_MAX) -> None:
+        self._answers_max = answers_max
+        self._answers: collections.OrderedDict[tuple[str, str], tuple[tuple[str, int], Any]] = (
+            collections.OrderedDict()
+        )
+
+    async def get(
+        self,
+        query: str,
+        description: WorkflowExecutionDescription,
+        ask: Callable[[], Awaitable[T]],
+    ) -> T:
+        """Return the answer to a query, asking for it if the thread has new events since the last.
+
+        The description has to be older than the answer that `ask` gets.
+        """
+        key = (query, description.id)
+        at = (description.run_id, description.history_length)
+        found = self._answers.get(key)
+        if found is not None and found[0] == at:
+            self._answers.move_to_end(key)
+            answer: T = found[1]
+            return answer
+        answer = await ask()
+        self._answers[key] = (at, answer)
+        self._answers.move_to_end(key)
+        if len(self._answers) > self._answers_max:
+            self._answers.popitem(last=False)
+        return answer
+
+
+def keep_answers(client: Client) -> None:
+    """Cache the answers that a client gets from now on. For clients that poll threads."""
+    _caches.setdefault(client, QueryCache())
+
+
+async def cached(
+    client: Client,
+    query: str,
+    description: WorkflowExecutionDescription,
+    ask: Callable[[], Awaitable[T]],
+) -> T:
+    """Return the answer to a query: from the cache of a client that keeps one."""
+    cache = _caches.get(client)
+    if cache is None:
+        return await ask()
+    return await cache.get(query, description, ask)

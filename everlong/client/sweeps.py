@@ -19,7 +19,7 @@ from temporalio.client import (
 )
 from temporalio.service import RPCError, RPCStatusCode
 
-from everlong.client.due import archive_before_sweep
+from everlong.client.archives import archive_before_sweep
 from everlong.client.errors import translate_rpc_error
 from everlong.errors import BlobMissing, ConfigError
 from everlong.models import (

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from temporalio.client import Client
 
-from everlong.client import control, diagnosis, fork, runs, status, time_travel, wait
-from everlong.client.delivery import send
+from everlong.client import control, diagnosis, fork, lookup, status, time_travel, wait
 from everlong.client.diagnosis import Diagnosis, Report
+from everlong.client.lookup import RunPage
 from everlong.client.packs import packs_of
 from everlong.client.progress import Progress
-from everlong.client.runs import RunPage
 from everlong.client.time_travel import Past, ThreadDiff, ThreadView
+from everlong.client.updates import send
 from everlong.config import TASK_QUEUE_DEFAULT
 from everlong.models import Approval, Entry, Message, ThreadStatus, seq_after
 from everlong.storage.pack_store import PackStore
@@ -23,7 +23,7 @@ from everlong.storage.pack_store import PackStore
 if TYPE_CHECKING:
     from everlong.archive import Progress as ArchiveProgress
     from everlong.client.archives import ArchiveResult, Then
-    from everlong.client.size import ThreadSize
+    from everlong.client.lookup import ThreadSize
 
 # Entries that `journal` reads at a time: 32 segments.
 _PAGE_ENTRIES: Final = 1024
@@ -182,13 +182,13 @@ class ThreadHandle:
 
         With the address of a Temporal UI, each run has a link to its history there.
         """
-        return await runs.runs(
+        return await lookup.runs(
             self.client, self.id, from_run_id=from_run_id, limit=limit, temporal_ui=temporal_ui
         )
 
     async def size(self) -> "ThreadSize":
         """Measure the thread: its histories on the server and its objects in the store."""
-        from everlong.client.size import measure_size
+        from everlong.client.lookup import measure_size
 
         return await measure_size(self.client, self.packs.store, self.id)
 

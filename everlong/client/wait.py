@@ -17,12 +17,6 @@ from typing import Final, TypeVar
 
 from temporalio.client import Client, WorkflowUpdateHandle
 
-from everlong.client.delivery import (
-    check_startable,
-    deliver,
-    deliver_and_wait,
-    store_message,
-)
 from everlong.client.diagnosis import Report, Watch
 from everlong.client.errors import explain_unreadable, translate_errors
 from everlong.client.follower import Follower, ProgressFollower
@@ -34,7 +28,13 @@ from everlong.client.status import (
     journal_of,
     observe,
 )
-from everlong.client.updates import poll_turn_end
+from everlong.client.updates import (
+    check_startable,
+    deliver,
+    deliver_and_wait,
+    poll_turn_end,
+    store_message,
+)
 from everlong.errors import (
     MessageRefused,
     NotAnswered,

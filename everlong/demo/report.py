@@ -8,8 +8,8 @@ from typing import Final
 from pydantic import TypeAdapter
 from rich.table import Table
 
-from everlong.admin.format import bytes_text
 from everlong.demo.agent import STEPS
+from everlong.format import bytes_text
 from everlong.models import Decided, Message, ThreadStatus
 
 SAVING_MIN: Final = 10.0

@@ -16,17 +16,17 @@ from pydantic import TypeAdapter
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from temporalio.client import Client
 
-from everlong.admin.console import command, out
 from everlong.client.control import decide
-from everlong.client.delivery import send
+from everlong.client.lookup import measure_size
 from everlong.client.progress import Progress as ThreadProgress
-from everlong.client.size import measure_size
 from everlong.client.status import pending
 from everlong.client.status import status as read_status
 from everlong.client.time_travel import journal, messages
+from everlong.client.updates import send
 from everlong.client.wait import wait_for_progress
 from everlong.config import Settings
 from everlong.connection import connect, open_configured_packs
+from everlong.console import command, out
 from everlong.demo.agent import STEPS, agent, build_expected_conversation, runaway
 from everlong.demo.report import APPROVER, Report, find_false_claims, make_table
 from everlong.embedded import EmbeddedStack

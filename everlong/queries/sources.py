@@ -15,7 +15,7 @@ from everlong.archive import Manifest, StoredArchive, writer
 from everlong.archive.schema import Row, to_row
 from everlong.client.archives import list_archives
 from everlong.client.errors import translate_errors
-from everlong.client.head import head_of
+from everlong.client.lookup import head_of
 from everlong.client.visibility import PAGE_ROWS, QUERY, ThreadRow, cards_of, quoted, read_rows
 from everlong.client.visibility import row_of as thread_row
 from everlong.errors import EverlongError, ThreadNotFound

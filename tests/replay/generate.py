@@ -21,7 +21,7 @@ from everlong import Agent, Policy, Reply, limits, tool
 from everlong.client.control import compact, configure, note, pause, stop, unpause
 from everlong.client.control import decide as decide_approval
 from everlong.client.fork import fork
-from everlong.client.runs import previous_run
+from everlong.client.lookup import previous_run
 from everlong.client.status import pending
 from everlong.client.wait import ask as ask_thread
 from everlong.client.wait import wait_for_status

@@ -6,10 +6,10 @@ import pytest
 
 from everlong import Policy, limits
 from everlong.client.control import compact, configure, decide, pause, stop, unpause
-from everlong.client.delivery import send
 from everlong.client.status import pending
 from everlong.client.status import status as read_status
 from everlong.client.time_travel import journal, messages, state_at
+from everlong.client.updates import send
 from everlong.client.wait import wait_for_status
 from everlong.embedded import TemporalServer
 from everlong.errors import (
@@ -75,9 +75,9 @@ async def test_the_size_of_many_runs_is_a_bound(
         whole = await threads.size(thread_id)
         assert whole.runs > 2
         assert not whole.is_partial
-        monkeypatch.setattr("everlong.client.size._RUNS_MAX", whole.runs)
+        monkeypatch.setattr("everlong.client.lookup._SIZED_RUNS_MAX", whole.runs)
         assert await threads.size(thread_id) == whole
-        monkeypatch.setattr("everlong.client.size._RUNS_MAX", 2)
+        monkeypatch.setattr("everlong.client.lookup._SIZED_RUNS_MAX", 2)
         part = await threads.size(thread_id)
         assert (part.runs, part.is_partial) == (2, True)
         assert 0 < part.events < whole.events

@@ -20,11 +20,11 @@ from everlong.admin.series import load_series
 from everlong.archive import freed, writer
 from everlong.archive import manifest as manifests
 from everlong.client import archives
-from everlong.client.archives import archive, list_archives
+from everlong.client.archives import archive, archive_due, list_archives
 from everlong.client.control import compact
-from everlong.client.due import archive_due
 from everlong.client.fork import fork as fork_thread
-from everlong.client.restore import revive
+from everlong.client.fork import revive
+from everlong.client.lookup import list_ended_runs
 from everlong.client.status import status as read_status
 from everlong.client.time_travel import diff as diff_states
 from everlong.client.time_travel import journal, state_at
@@ -291,7 +291,7 @@ async def test_histories_of_a_thread_that_has_gone_on_are_not_deleted(
     await say(threads, thread_id, "hello")
     await archive(client, packs, thread_id, then="close")
     with pytest.raises(ControlRefused, match="has gone on since"):
-        await archives.list_ended_runs(client, thread_id, "an earlier run")
+        await list_ended_runs(client, thread_id, "an earlier run")
     assert (await read_status(client, thread_id)).status == "archived"
 
 

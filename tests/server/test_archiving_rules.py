@@ -12,11 +12,9 @@ from everlong.admin.overview import load_overview
 from everlong.admin.preview import Action, Preview, plan_lines, preview_action
 from everlong.archive import freed, new_archive_id
 from everlong.archive import manifest as manifests
-from everlong.client.archives import archive, list_archives, plan_archive
+from everlong.client.archives import archive, archive_due, list_archives, plan_archive
 from everlong.client.control import configure, pause
-from everlong.client.due import archive_due
-from everlong.client.fork import fork
-from everlong.client.restore import revive
+from everlong.client.fork import fork, revive
 from everlong.client.status import pending
 from everlong.client.status import status as read_status
 from everlong.client.time_travel import Past, journal

@@ -16,9 +16,8 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowUpdateSta
 from temporalio.service import RPCError
 from temporalio.worker import Replayer
 
-from everlong import EverlongPlugin, Policy, limits
+from everlong import EverlongPlugin, Policy, ask, limits
 from everlong.client.control import decide, pause
-from everlong.client.entry import ask
 from everlong.client.status import pending
 from everlong.client.status import status as read_status
 from everlong.client.wait import wait_for_progress

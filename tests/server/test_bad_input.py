@@ -12,7 +12,7 @@ import pytest
 from temporalio.common import RetryPolicy
 
 from everlong import Agent, Policy, Reply, Tool, limits, tool
-from everlong.client.delivery import send
+from everlong.client.updates import send
 from everlong.errors import MessageRefused, ThreadEnded
 from everlong.models import Kind, Message, SendMessage, ToolCall
 from everlong.storage.memory import MemoryBlobStore

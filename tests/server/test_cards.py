@@ -10,9 +10,9 @@ from temporalio.converter import JSONPlainPayloadConverter
 from everlong import Policy, ThreadStart
 from everlong.admin.series import load_series
 from everlong.client.control import note, stop
-from everlong.client.delivery import send
 from everlong.client.status import status as read_status
 from everlong.client.time_travel import journal
+from everlong.client.updates import send
 from everlong.embedded import TemporalServer
 from everlong.models import AGENT_WORKFLOW, CARD_MEMO, Kind, ThreadCard
 from everlong.storage import BlobStore

@@ -14,10 +14,10 @@ from temporalio.worker import Worker
 
 from everlong import Agent, EverlongPlugin, Reply, tool
 from everlong.client import diagnosis
-from everlong.client.delivery import send
 from everlong.client.diagnosis import Diagnosis, diagnose
 from everlong.client.packs import packs_of
 from everlong.client.status import status
+from everlong.client.updates import send
 from everlong.client.wait import ask
 from everlong.embedded import TemporalServer
 from everlong.errors import BlobMissing, EverlongError, KeyMissing, NotAnswered, NoWorker

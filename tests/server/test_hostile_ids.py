@@ -19,8 +19,7 @@ import everlong
 from everlong import ThreadStart
 from everlong.admin.web.pages import filters
 from everlong.client.archives import list_archives
-from everlong.client.fork import fork
-from everlong.client.restore import revive
+from everlong.client.fork import fork, revive
 from everlong.client.status import status
 from everlong.embedded import TemporalServer
 from everlong.errors import ThreadIdRefused, ThreadNotFound

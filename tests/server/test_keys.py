@@ -5,9 +5,9 @@ from temporalio.client import Client
 from temporalio.worker import Worker
 
 from everlong import EverlongPlugin
-from everlong.client.delivery import send
 from everlong.client.status import status as read_status
 from everlong.client.time_travel import messages
+from everlong.client.updates import send
 from everlong.client.wait import wait_for_status
 from everlong.embedded import TemporalServer
 from everlong.errors import NoWorker

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from everlong import Agent, Policy, Reply, limits, tool
-from everlong.client.delivery import send
+from everlong.client.updates import send
 from everlong.errors import ModelRefused, ThreadEnded
 from everlong.models import Kind, Message, ThreadStatus
 from everlong.testing import ScriptedModel

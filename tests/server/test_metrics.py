@@ -13,7 +13,7 @@ from temporalio.worker import Worker
 
 from everlong import Agent, EverlongPlugin, Reply, tool
 from everlong.admin.fleet_metrics import FleetFigures, measure
-from everlong.client.delivery import send
+from everlong.client.updates import send
 from everlong.client.wait import wait_for_status
 from everlong.config import Settings, load_settings, point_to_embedded
 from everlong.embedded import TemporalServer, start_codec_server, start_worker

@@ -11,9 +11,8 @@ import pytest
 
 from everlong.archive import StoredArchive
 from everlong.client.archives import archive
-from everlong.client.fork import fork
-from everlong.client.head import head_of
-from everlong.client.restore import revive
+from everlong.client.fork import fork, revive
+from everlong.client.lookup import head_of
 from everlong.client.status import status as read_status
 from everlong.client.visibility import RowsPage
 from everlong.client.wait import wait_for_status

@@ -8,8 +8,8 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from everlong import Agent, Policy, Reply, tool
-from everlong.client.delivery import send
 from everlong.client.search_attributes import missing_attributes
+from everlong.client.updates import send
 from everlong.embedded import TemporalServer
 from everlong.errors import NoWorker
 from everlong.models.search_attributes import (

@@ -17,8 +17,8 @@ from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client, WorkflowUpdateFailedError
 
 from everlong import EverlongPlugin
-from everlong.client.delivery import send
 from everlong.client.time_travel import journal
+from everlong.client.updates import send
 from everlong.client.wait import wait_for_status
 from everlong.embedded import ManagedProcess, TemporalServer
 from everlong.interceptors.resume import PARTS

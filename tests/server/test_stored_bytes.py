@@ -7,9 +7,9 @@ from pathlib import Path
 from temporalio import activity
 
 from everlong import Agent, Reply, tool
-from everlong.client.delivery import send
 from everlong.client.fork import fork as fork_thread
 from everlong.client.status import status as read_status
+from everlong.client.updates import send
 from everlong.embedded import TemporalServer
 from everlong.errors import StoreUnavailable
 from everlong.models import Message

@@ -9,8 +9,8 @@ from temporalio.client import WorkflowExecutionStatus
 from temporalio.common import RetryPolicy
 
 from everlong import Agent, Policy, Reply, limits, tool
-from everlong.client.delivery import send
 from everlong.client.status import status as read_status
+from everlong.client.updates import send
 from everlong.client.wait import answer, wait_for_status
 from everlong.embedded import TemporalServer
 from everlong.errors import MessageRefused, ThreadEnded, ThreadNotFound, TurnFailed

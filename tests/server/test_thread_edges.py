@@ -13,10 +13,10 @@ from temporalio.common import RetryPolicy
 from temporalio.exceptions import ApplicationError
 
 from everlong import Agent, Policy, Reply, limits, tool
-from everlong.client import size, status
-from everlong.client.delivery import send
-from everlong.client.runs import previous_run
+from everlong.client import lookup, status
+from everlong.client.lookup import previous_run
 from everlong.client.status import status as read_status
+from everlong.client.updates import send
 from everlong.client.wait import answer as read_answer
 from everlong.client.wait import wait_for_status
 from everlong.embedded import TemporalServer
@@ -306,5 +306,5 @@ async def test_a_threads_size_is_known_after_its_first_runs_are_gone(
     async with open_threads(server.address, store, reading_agent(1)) as threads, threads.worker():
         await ask(threads, thread_id)
         before = await threads.size(thread_id)
-        monkeypatch.setattr(size, "previous_run", with_one_that_is_gone)
+        monkeypatch.setattr(lookup, "previous_run", with_one_that_is_gone)
         assert await threads.size(thread_id) == before

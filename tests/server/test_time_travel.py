@@ -10,12 +10,12 @@ from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
 
 from everlong import Policy
 from everlong.client.control import compact, configure, decide, stop
-from everlong.client.delivery import send
 from everlong.client.fork import fork as fork_thread
 from everlong.client.status import pending
 from everlong.client.status import status as read_status
 from everlong.client.time_travel import ThreadView, journal, state_at
 from everlong.client.time_travel import diff as diff_states
+from everlong.client.updates import send
 from everlong.client.wait import ask as ask_thread
 from everlong.client.wait import wait_for_status
 from everlong.embedded import TemporalServer

@@ -12,8 +12,8 @@ from temporalio.worker import Worker
 
 from everlong import Agent, EverlongPlugin, Policy, Reply, tool
 from everlong.client.control import decide, stop
-from everlong.client.delivery import send
 from everlong.client.status import pending as read_pending
+from everlong.client.updates import send
 from everlong.client.wait import wait_for_status
 from everlong.embedded import TemporalServer
 from everlong.errors import ModelRefused

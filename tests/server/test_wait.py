@@ -7,13 +7,12 @@ import time
 import pytest
 from temporalio.client import Client
 
-from everlong import Policy
+from everlong import Policy, ask
 from everlong.client.control import decide, pause, stop, unpause
-from everlong.client.delivery import send as send_message
-from everlong.client.entry import ask
 from everlong.client.packs import packs_of
 from everlong.client.status import pending
 from everlong.client.status import status as read_status
+from everlong.client.updates import send as send_message
 from everlong.client.wait import answer_to, pause_seconds
 from everlong.embedded import TemporalServer
 from everlong.errors import (

@@ -29,9 +29,9 @@ from everlong.archive import Manifest, writer
 from everlong.archive import manifest as manifests
 from everlong.client.archives import Then, archive
 from everlong.client.control import compact
-from everlong.client.delivery import send
 from everlong.client.fork import fork
 from everlong.client.time_travel import messages as read_messages
+from everlong.client.updates import send
 from everlong.client.wait import wait_for_status
 from everlong.codecs import EverlongCodec
 from everlong.codecs.payloads import walk_payloads

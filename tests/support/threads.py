@@ -14,9 +14,9 @@ from temporalio.client import Client, Interceptor
 from temporalio.worker import Worker
 
 from everlong import Agent, EverlongPlugin, Policy, ThreadStart
-from everlong.client.delivery import send as send_message
-from everlong.client.size import ThreadSize, measure_size
+from everlong.client.lookup import ThreadSize, measure_size
 from everlong.client.time_travel import messages
+from everlong.client.updates import send as send_message
 from everlong.client.wait import wait_for_status
 from everlong.models import AGENT_WORKFLOW, Message, ThreadStatus
 from everlong.storage import BlobStore

@@ -15,10 +15,9 @@ from everlong.archive import freed
 from everlong.archive import manifest as manifests
 from everlong.cli import app
 from everlong.cli import archives as commands
-from everlong.client import archives, due
+from everlong.client import archives
 from everlong.client.archives import ArchivePage, ArchivePlan
-from everlong.client.head import head_of
-from everlong.client.size import ThreadSize
+from everlong.client.lookup import ThreadSize, head_of
 from everlong.errors import ConfigError, KeyMissing, StoreUnavailable, ThreadError, ThreadNotFound
 from everlong.models import Counters, Kind, Message, ThreadStatus
 from everlong.storage import BlobStore
@@ -74,10 +73,10 @@ class Ended:
         self.newest_runs: dict[str, str] = {}
         self.fails: set[str] = set()
         self.asked: list[str] = []
-        monkeypatch.setattr(due, "_list_ended", self._ended)
-        monkeypatch.setattr(due, "head_of", self._head_of)
-        monkeypatch.setattr(due, "_newest_run", self._newest_run)
-        monkeypatch.setattr(due, "archive", self._archive)
+        monkeypatch.setattr(archives, "_list_ended", self._ended)
+        monkeypatch.setattr(archives, "head_of", self._head_of)
+        monkeypatch.setattr(archives, "_newest_run", self._newest_run)
+        monkeypatch.setattr(archives, "archive", self._archive)
 
     def add(self, thread_id: str, run_id: str = "r1") -> None:
         self.threads.append(
@@ -103,12 +102,14 @@ class Ended:
             raise StoreUnavailable("the store is away")
         return SimpleNamespace(manifest=SimpleNamespace(thread_id=thread_id))
 
-    async def archive(self, packs: PackStore | None = None, count_max: int = 20) -> due.DueArchives:
+    async def archive(
+        self, packs: PackStore | None = None, count_max: int = 20
+    ) -> archives.DueArchives:
         self.asked = []
-        return await due.archive_due(CLIENT, packs or self.life.packs, count_max=count_max)
+        return await archives.archive_due(CLIENT, packs or self.life.packs, count_max=count_max)
 
 
-def archived(found: due.DueArchives) -> list[str]:
+def archived(found: archives.DueArchives) -> list[str]:
     return [each.thread_id for each in found.archived]
 
 
@@ -170,7 +171,7 @@ async def test_an_archive_that_cannot_be_read_has_no_sweep_archive_again_and_is_
         assert told.startswith(f"thread ops-7: an archive cannot be read and is skipped: {name}")
     assert name in caplog.text
     # It is in the report of the sweep, which people see.
-    preserved = await due.archive_before_sweep(CLIENT, life.packs)
+    preserved = await archives.archive_before_sweep(CLIENT, life.packs)
     assert preserved.archived == 0
     assert [name in reason for reason in preserved.failed] == [True]
     # And where archives are listed.
@@ -214,12 +215,12 @@ async def test_a_thread_that_fails_holds_up_no_other_and_bounds_are_told(
     assert [each.partition(":")[0] for each in found.failed] == ["t0", "t1"]
     assert not (await ended_threads.archive(count_max=1)).is_complete
     assert (await ended_threads.archive(count_max=2)).is_complete
-    monkeypatch.setattr(due, "_LOOKED_AT_MAX", 3)
+    monkeypatch.setattr(archives, "_LOOKED_AT_MAX", 3)
     found = await ended_threads.archive()
     assert (archived(found), found.is_complete) == (["t2"], False)
-    monkeypatch.setattr(due, "_LOOKED_AT_MAX", 4)
+    monkeypatch.setattr(archives, "_LOOKED_AT_MAX", 4)
     assert (await ended_threads.archive()).is_complete
-    monkeypatch.setattr(due, "_FAILED_MAX", 2)
+    monkeypatch.setattr(archives, "_FAILED_MAX", 2)
     assert not (await ended_threads.archive()).is_complete
 
 

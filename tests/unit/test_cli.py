@@ -12,13 +12,13 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from everlong.admin.format import bytes_text, note_text
 from everlong.cli import app
 from everlong.cli.app import resolve_name
 from everlong.cli.control import parse_changes
 from everlong.cli.output import arguments_text, print_lines, show_table
-from everlong.client.size import ThreadSize
+from everlong.client.lookup import ThreadSize
 from everlong.errors import ConfigError
+from everlong.format import bytes_text, note_text
 from everlong.models import (
     Approval,
     ControlNote,

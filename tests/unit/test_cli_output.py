@@ -5,11 +5,11 @@ import io
 import pytest
 from rich.console import Console
 
-from everlong.admin import console
-from everlong.admin.format import spark_text
+from everlong import console
 from everlong.cli.output import threads_table
 from everlong.client.threads import ThreadPage
 from everlong.client.visibility import ThreadRow
+from everlong.format import spark_text
 from everlong.models import ThreadCard
 
 THREAD_ID = "support-customer-4711"

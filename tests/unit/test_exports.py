@@ -60,7 +60,7 @@ def test_what_a_workflow_imports_is_light() -> None:
 
 def test_a_question_to_a_thread_needs_no_extra() -> None:
     """`everlong.ask` and the plugin work without the packages of `everlong[admin]`."""
-    assert imported_with("everlong.client.due", *FROM_EXTRAS) == "[]"
+    assert imported_with("everlong.client.archives", *FROM_EXTRAS) == "[]"
 
 
 FROM_EXTRAS = (

@@ -172,7 +172,7 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "admin": (
         {
-            "admin/format",
+            "format",
             "archive",
             "client",
             "doctor",
@@ -187,8 +187,8 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
         },
         {"temporalio"},
     ),
-    "admin/console": (set(), {"rich"}),
-    "admin/format": ({"limits", "models"}, STDLIB_ONLY),
+    "console": (set(), {"rich"}),
+    "format": ({"limits", "models"}, STDLIB_ONLY),
     "admin/web": (
         {
             "admin",
@@ -197,7 +197,7 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
             "queries/query",
             "queries/sources",
             "archive",
-            "admin/format",
+            "format",
             "client",
             "codecs",
             "config",
@@ -214,8 +214,8 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
     "demo": (
         {
             "client",
-            "admin/console",
-            "admin/format",
+            "console",
+            "format",
             "agents",
             "config",
             "connection",
@@ -240,9 +240,9 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
             "queries/query",
             "queries/sources",
             "client",
-            "admin/console",
+            "console",
             "admin/web",
-            "admin/format",
+            "format",
             "config",
             "connection",
             "demo",
@@ -260,7 +260,10 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
         {"typer", "rich", "uvicorn", "temporalio"},
     ),
     "testing": ({"agents", "errors", "limits", "models", "storage"}, STDLIB_ONLY),
-    "": ({"agents", "client", "errors", "models", "plugin", "policy", "storage"}, STDLIB_ONLY),
+    "": (
+        {"agents", "client", "config", "errors", "models", "plugin", "policy", "storage"},
+        {"temporalio"},
+    ),
     "__main__": ({"cli"}, STDLIB_ONLY),
 }
 

@@ -75,7 +75,7 @@ async def test_a_sweep_by_a_worker_without_pyarrow_says_that_it_does_not_archive
     async def preserve(*_: object) -> None:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-    monkeypatch.setattr("everlong.client.due.archive_before_sweep", preserve)
+    monkeypatch.setattr("everlong.client.archives.archive_before_sweep", preserve)
     plugin = EverlongPlugin(store="memory:")
     client = await Client.connect("127.0.0.1:1", lazy=True)
     assert plugin.sweeps.archive_due is not None

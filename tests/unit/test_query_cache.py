@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from everlong.client.query_cache import QueryCache, cached, keep_answers
+from everlong.client.status import QueryCache, cached, keep_answers
 
 
 def description(thread_id: str = "a", run_id: str = "run-1", events: int = 9) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from everlong.client import due
+from everlong.client import archives
 from everlong.errors import StoreUnavailable
 from everlong.models import thread_key
 from everlong.storage import quarantine
@@ -180,9 +180,9 @@ async def test_one_thread_that_cannot_be_archived_does_not_keep_the_others(
             raise OSError(28, "No space left on device")
         return thread.id
 
-    monkeypatch.setattr(due, "_list_ended", ended)
-    monkeypatch.setattr(due, "_is_due", is_due)
-    monkeypatch.setattr(due, "_archive_thread", archived)
-    found = await due.archive_before_sweep(None, PackStore(MemoryBlobStore()))  # type: ignore[arg-type]
+    monkeypatch.setattr(archives, "_list_ended", ended)
+    monkeypatch.setattr(archives, "_is_due", is_due)
+    monkeypatch.setattr(archives, "_archive_thread", archived)
+    found = await archives.archive_before_sweep(None, PackStore(MemoryBlobStore()))  # type: ignore[arg-type]
     assert found.archived == 2
     assert found.failed == ("ops-0: OSError",)

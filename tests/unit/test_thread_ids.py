@@ -15,10 +15,9 @@ from temporalio import client
 from temporalio.service import RPCError, RPCStatusCode
 
 import everlong
-from everlong.client import delivery
-from everlong.client.delivery import send
-from everlong.client.fork import check_free
-from everlong.client.restore import revive
+from everlong.client import updates
+from everlong.client.fork import check_free, revive
+from everlong.client.updates import send
 from everlong.client.wait import ask
 from everlong.errors import ThreadIdRefused, ThreadNotFound
 from everlong.interceptors.headers import ThreadIdInterceptor
@@ -196,12 +195,12 @@ class Server:
 
 async def test_a_message_starts_no_thread_under_such_an_id_and_reaches_one_that_exists() -> None:
     there: Any = Server("a\nb")
-    assert await delivery.check_startable(there, "ops-7", "ops")
-    assert not await delivery.check_startable(there, "ops-7", None)
-    assert not await delivery.check_startable(there, "a\nb", "ops")
-    assert not await delivery.check_startable(there, "a\rb", None)
+    assert await updates.check_startable(there, "ops-7", "ops")
+    assert not await updates.check_startable(there, "ops-7", None)
+    assert not await updates.check_startable(there, "a\nb", "ops")
+    assert not await updates.check_startable(there, "a\rb", None)
     with pytest.raises(ThreadIdRefused):
-        await delivery.check_startable(there, "a\rb", "ops")
+        await updates.check_startable(there, "a\rb", "ops")
 
 
 async def test_nothing_is_stored_for_a_thread_that_is_not_started() -> None:

@@ -12,7 +12,7 @@ from temporalio.converter import PayloadCodec
 
 from everlong.admin.fleet import StoreHealth, check_store_health
 from everlong.admin.web.jobs import Jobs
-from everlong.client.query_cache import keep_answers
+from everlong.client.status import keep_answers
 from everlong.client.sweeps import read_last_sweep
 from everlong.client.thread import ThreadHandle
 from everlong.client.threads import Directory

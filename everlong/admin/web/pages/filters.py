@@ -11,7 +11,7 @@ from typing import Final
 from urllib.parse import quote
 
 from everlong import limits
-from everlong.admin.format import bytes_text
+from everlong.format import bytes_text
 
 Label = Callable[[float], str]
 

@@ -14,7 +14,7 @@ from everlong.admin.web.pages.journal import build_journal
 from everlong.admin.web.pages.layout import Layout
 from everlong.admin.web.pages.renderer import make_etag, respond_with_etag
 from everlong.admin.web.parameters import RUN_ID, QueryId, ThreadId
-from everlong.client.runs import RunPage
+from everlong.client.lookup import RunPage
 from everlong.errors import EverlongError, ThreadNotFound
 from everlong.models import Pause, ThreadStatus
 from everlong.policy import LimitHit

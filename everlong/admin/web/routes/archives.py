@@ -7,7 +7,6 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
-from everlong.admin.format import bytes_text, counted
 from everlong.admin.web.auth import ARCHIVE_THEN, CurrentUser, check_permission, requires
 from everlong.admin.web.context import AppContext
 from everlong.admin.web.jobs import Job, OnProgress, Outcome
@@ -21,7 +20,8 @@ from everlong.admin.web.parameters import (
 )
 from everlong.admin.web.routes.jobs import JOB_RESPONSES, run_job
 from everlong.client.archives import ArchivePage, ArchiveResult, Then, list_archives
-from everlong.client.restore import revive as revive_thread
+from everlong.client.fork import revive as revive_thread
+from everlong.format import bytes_text, counted
 
 _ARCHIVES_PAGE: Final = 100
 ArchiveId = Annotated[str, Field(pattern=ARCHIVE_ID)]

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 from fastapi import APIRouter, Response
 
 from everlong.admin.fleet import FleetView, StoreHealth, load_fleet
-from everlong.admin.format import bytes_text, counted
 from everlong.admin.web.auth import CurrentUser, requires
 from everlong.admin.web.context import AppContext
 from everlong.admin.web.jobs import Job, OnProgress, Outcome
@@ -17,6 +16,7 @@ from everlong.admin.web.parameters import (
 from everlong.admin.web.routes.jobs import JOB_RESPONSES, run_job
 from everlong.client.sweeps import read_sweep_interval
 from everlong.client.sweeps import sweep as sweep_namespace
+from everlong.format import bytes_text, counted
 from everlong.models import SweepReport
 
 

@@ -17,8 +17,7 @@ from everlong.admin.web.parameters import (
     Text,
     ThreadId,
 )
-from everlong.client.runs import RUNS_MAX, RunPage
-from everlong.client.size import ThreadSize
+from everlong.client.lookup import RUNS_MAX, RunPage, ThreadSize
 from everlong.client.status import WORKER_SECONDS_MAX
 from everlong.client.threads import (
     CURSOR_CHARS_MAX,
