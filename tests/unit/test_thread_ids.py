@@ -143,9 +143,8 @@ def test_an_id_as_it_is_shown_can_be_pasted_into_a_shell(text: str) -> None:
 
 # What starts a workflow, and why its id is sound. A new door has to be added here, and to ask.
 DOORS = {
-    "client/delivery.py": "messages that may start a thread: `check_startable`",
     "client/fork.py": "forks and revivals: `check_free`",
-    "client/updates.py": "delivers what `client/delivery.py` has checked",
+    "client/updates.py": "messages that may start a thread: `check_startable`",
     "doctor/workers.py": "everlong.Doctor, under an id of its own",
     "client/sweeps.py": "the schedule of everlong.Sweeper, under a fixed id",
     "workflows/tool_calls.py": "sub-agents: `build_child_id`",
