@@ -41,12 +41,12 @@ SDK ?=
 SDK_VENV = .venv-sdk-$(SDK)
 SDK_TESTS := \
 	$(addprefix tests/unit/test_,sdk_internals.py plugin.py codec.py codec_server_access.py activities.py golden.py \
-		search_attributes.py core_metrics.py config.py spans.py keys.py doctoring.py codec_composition.py activation.py \
+		search_attributes.py core_metrics.py config.py spans.py keys.py doctor.py codec_composition.py activation.py \
 		drain.py worker_options.py) \
 	tests/replay \
 	$(addprefix tests/server/test_,sdk_internals.py plugin.py converters.py codec_order.py codec_server.py \
-		replay.py queries.py resume.py beyond.py rollout.py drain.py drain_report.py never_terminated.py \
-		thread.py approvals.py nexus.py two_workers.py worker_versioning.py size_policy.py)
+		replay.py cold_queries.py resume.py workflow_code_change.py rollout.py drain.py drain_report.py replay_size.py \
+		thread.py approvals.py nexus.py worker_versioning.py size_policy.py)
 .PHONY: test-sdk
 test-sdk: ## Run the tests that depend on the Temporal SDK with another version of it; SDK=1.33.0
 	@test -n "$(SDK)" || { echo "error: name a version of temporalio, as in: make test-sdk SDK=1.33.0"; exit 1; }
@@ -69,7 +69,7 @@ test-sdk: ## Run the tests that depend on the Temporal SDK with another version 
 LOWEST_TESTS := \
 	tests/contract tests/replay \
 	$(addprefix tests/server/test_,plugin.py replay.py resume.py codec_server.py thread.py approvals.py keys.py \
-		admin.py admin_api.py admin_archives.py archiving.py querying.py metrics.py seeing.py provider_thread.py \
+		thread_requests.py admin_api.py admin_archives.py archive.py query.py metrics.py spans.py providers.py \
 		stack.py)
 # Old versions of one package may use deprecated APIs of another: such warnings are not failures.
 LOWEST_PYTEST = .venv-lowest/bin/python -m pytest -W default::DeprecationWarning $(PYTEST_SPREAD)
@@ -196,4 +196,4 @@ soak: $(READY) ## Run 1,000 random threads with kills; SOAK="--count 50" for few
 
 .PHONY: screenshots
 screenshots: $(READY) ## Take the pictures of the README and docs/dashboard.md again
-	EVERLONG_SCREENSHOTS=docs/images $(BIN)/pytest -q tests/browser/test_images.py
+	EVERLONG_SCREENSHOTS=docs/images $(BIN)/pytest -q tests/browser/test_screenshots.py

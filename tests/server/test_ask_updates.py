@@ -27,8 +27,8 @@ from everlong.models import SEND_UPDATE, SendMessage, TurnEnd
 from everlong.storage import BlobStore
 from everlong.storage.memory import MemoryBlobStore
 from everlong.workflows import AgentWorkflow
-from tests.server.test_diagnosis_costs import Counting
-from tests.server.test_wait import asked, until_pending
+from tests.server.test_ask import asked, until_pending
+from tests.server.test_diagnosis import Counting
 from tests.support.governed_agent import governed
 from tests.support.scripted_agents import pages_answer, reading_agent
 from tests.support.threads import Threads, open_threads

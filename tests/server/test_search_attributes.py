@@ -22,7 +22,7 @@ from everlong.models.search_attributes import (
 )
 from everlong.storage import BlobStore
 from everlong.testing import ScriptedModel
-from tests.server.test_wait import asked
+from tests.server.test_ask import asked
 from tests.support.scripted_agents import call, reading_agent
 from tests.support.thread_driver import Drive, DrivenThread, call_then_answer
 from tests.support.threads import open_threads

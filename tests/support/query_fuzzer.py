@@ -1,7 +1,7 @@
 """Fuzzer of queries: random and malformed statements through the real engine.
 
 Each must end with a result or `QueryRefused` within its time limit. This process must not grow, and no
-query process may remain. `make fuzz-queries` runs many; `tests/unit/test_query_fuzz.py` a few.
+query process may remain. `make fuzz-queries` runs many; `tests/unit/test_query_kills.py` a few.
 """
 
 import argparse

@@ -20,7 +20,7 @@ from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore
 from tests.support.sample_archive import Life, build_thread
 from tests.support.sample_payloads import KEY_1, flipped
-from tests.unit.test_archive_freed import keys_of, record
+from tests.unit.test_archive_deletion_records import keys_of, record
 
 SEALED = Keyring({"k1": KEY_1})
 EITHER = pytest.mark.parametrize("keys", [None, SEALED], ids=["plain", "sealed"])

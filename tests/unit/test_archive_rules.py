@@ -26,7 +26,7 @@ from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore
 from tests.support.sample_archive import NAMESPACE, Life, build_thread
 from tests.support.sample_payloads import KEY_1, KEY_2
-from tests.unit.test_archive_freed import record
+from tests.unit.test_archive_deletion_records import record
 
 CLIENT: Any = SimpleNamespace(namespace=NAMESPACE)
 

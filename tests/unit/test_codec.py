@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import zstandard
 from temporalio.api.common.v1 import Payload
 from temporalio.converter import (
     NexusSerializationContext,
@@ -29,6 +30,7 @@ from everlong.errors import (
     StoreUnavailable,
     UnknownVersion,
 )
+from everlong.storage import objects, packs
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import NO_THREAD, seal, thread_key, thread_prefix
 from everlong.storage.urls import open_packs
@@ -332,3 +334,30 @@ def test_keys_are_given_once() -> None:
 def test_a_negative_threshold_is_refused() -> None:
     with pytest.raises(ConfigError, match="inline_bytes_max is -1"):
         EverlongCodec(MemoryBlobStore(), inline_bytes_max=-1)
+
+
+@pytest.mark.parametrize("keys", [None, {"k1": KEY_1}])
+async def test_payloads_of_every_level_point_to_each_other_and_are_read(
+    monkeypatch: pytest.MonkeyPatch, keys: dict[str, bytes] | None
+) -> None:
+    store = MemoryBlobStore()
+    codec = EverlongCodec(store, keys=keys).with_context(workflow())
+    written, items, sizes = [], [], []
+    body = text(60_000)
+    for number, level in enumerate((1, 19, 3, 9, -5), 1):
+        plain = zstandard.ZstdCompressor(level=level)
+        small = zstandard.ZstdCompressor(
+            level=level, dict_data=objects._builtin_dictionary(), write_dict_id=False
+        )
+        for module in (objects, packs):
+            monkeypatch.setattr(module, "compressor", lambda _=0, plain=plain: plain)
+            monkeypatch.setattr(module, "small_compressor", lambda small=small: small)
+        body += text(30_000, number)
+        both = [payload(body), payload(text(2000, number))]
+        written += await codec.encode(both)
+        items += both
+        sizes.append(len(written[-1].data))
+    monkeypatch.undo()
+    assert len(set(sizes)) > 1, "the levels made no difference"
+    assert len(await stored(store)) == 5
+    assert await EverlongCodec(store, keys=keys).decode(written) == items

@@ -16,7 +16,7 @@ from everlong.queries import sandbox
 from everlong.queries.engine import open_statement
 from everlong.queries.scratch import PREFIX, clear_orphans, make_scratch_folder
 from everlong.queries.view_files import ViewFiles
-from tests.support.query_fuzzer import children
+from tests.support.query_fuzzer import RSS_GROWTH_MAX, SECONDS_MAX, children, fuzz
 from tests.support.query_runner import ENDLESS
 
 ASKING = f"""
@@ -170,3 +170,15 @@ async def test_a_query_that_is_cancelled_leaves_no_process_and_no_files(temporar
     assert time.monotonic() - started < 5
     assert not children()
     assert not list(temporary.iterdir())
+
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
+
+
+@pytest.mark.guarantee(102)
+async def test_any_statement_ends_in_time_and_leaves_nothing(tmp_path: Path) -> None:
+    report = await fuzz(15, 16, tmp_path)
+    assert report.ended.total() == 16
+    assert report.seconds_max < SECONDS_MAX
+    assert report.rss_growth_bytes < RSS_GROWTH_MAX
+    assert report.left == ()

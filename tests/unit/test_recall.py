@@ -1,13 +1,24 @@
 """Looking into what is no longer in the context: any part can be reached, and nothing takes long."""
 
+import dataclasses
+import json
 import re
 import time
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everlong.compaction import PATTERN_CHARS_MAX, excerpt, grep
+from bench.evidence_corpus import transcript
+from bench.evidence_measure import compact_in_rounds, measure_context
+from everlong.activities import builtin_tools
+from everlong.activities.builtin_tools import Session, recall, use_session
+from everlong.compaction import PATTERN_CHARS_MAX, Item, excerpt, grep
+from everlong.models import Kind, Message, SegmentRef, build_entry, thread_key
+from everlong.storage.history import Past, Reader, message_entry
+from everlong.storage.pack_store import PackStore
+from tests.support.fake_stores import CountingStore
 
 texts = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=400)
 
@@ -89,3 +100,141 @@ def test_a_pattern_that_would_hang_a_regular_expression_takes_one_pass(pattern: 
     begun = time.process_time()
     grep("a" * 1_000_000, pattern, bytes_max=1000)
     assert time.process_time() - begun < 2.0
+
+
+THREAD = thread_key("default", "recalled")
+
+
+class Journalled:
+    """A journal that a test writes, and a session on it."""
+
+    def __init__(self) -> None:
+        self.store = CountingStore()
+        self.reader = Reader(PackStore(self.store), THREAD)
+        self.head: SegmentRef | None = None
+        self.seq = 1
+
+    async def add(self, text: str, kind: Kind = Kind.TOOL_RESULT) -> None:
+        role = "tool" if kind == Kind.TOOL_RESULT else "user"
+        message = Message(role=role, text=text, call_id="c", tool="bash")
+        entry, _ = await message_entry(self.reader.journal, kind, message, 1, 1000)
+        entry = dataclasses.replace(entry, seq=self.seq)
+        self.head, _ = await self.reader.journal.append(self.head, [entry])
+        self.seq += 1
+
+    async def take(self, items: Sequence[Item], at_once: int = 20) -> None:
+        for start in range(0, len(items), at_once):
+            entries = [
+                item.entry
+                if item.message is None
+                else build_entry(item.entry.seq, item.entry.kind, item.message, 1)
+                for item in items[start : start + at_once]
+            ]
+            self.head, _ = await self.reader.journal.append(self.head, entries)
+
+    def session(self) -> Session:
+        async def no_past() -> Past:
+            raise AssertionError("recall reads the journal alone")
+
+        assert self.head is not None
+        self.store.gets = 0
+        return Session(Reader(PackStore(self.store), THREAD), self.head, no_past)
+
+
+@pytest.fixture
+def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builtin_tools, "_SEARCH_BYTES_MAX", 40_000)
+    monkeypatch.setattr(builtin_tools, "_SEARCH_ENTRIES_MAX", 64)
+
+
+def arguments_in(hint: str) -> dict[str, object]:
+    """Return what a hint says to call recall with."""
+    found = re.search(r"recall\((.*)\)", hint)
+    assert found is not None
+    pairs = re.findall(r'(\w+)=("(?:[^"\\]|\\.)*"|\d+)', found[1])
+    return {name: json.loads(value) for name, value in pairs}
+
+
+@pytest.mark.guarantee(59)
+@pytest.mark.usefixtures("small_bounds")
+async def test_a_range_without_a_match_is_read_up_to_the_bound_and_goes_on_where_it_ended() -> None:
+    journalled = Journalled()
+    for _ in range(20):
+        await journalled.add("nothing here " * 1000)
+    await journalled.add('a "needle"', Kind.MESSAGE)
+    asked: dict[str, object] = {"seq": 1, "to_seq": 21, "pattern": '"needle"'}
+    calls = 0
+    while calls < 30:
+        calls += 1
+        with use_session(journalled.session()):
+            said = await recall(**asked)  # type: ignore[arg-type] # as a model writes them
+        assert journalled.store.gets < 12
+        if not said.startswith("[more"):
+            break
+        assert arguments_in(said)["seq"] > asked["seq"]  # type: ignore[operator] # both are numbers
+        asked = arguments_in(said)
+    assert said.startswith("21 message: ")
+    assert 5 < calls < 15
+
+
+@pytest.mark.usefixtures("small_bounds")
+async def test_an_entry_over_the_bound_does_not_hide_those_after_it() -> None:
+    journalled = Journalled()
+    await journalled.add("needle " + "abc " * 20_000)
+    await journalled.add("needle", Kind.MESSAGE)
+    with use_session(journalled.session()):
+        first = await recall(seq=1, to_seq=2, pattern="needle")
+        assert first.startswith("1 tool_result: ")
+        second = await recall(**arguments_in(first))  # type: ignore[arg-type] # as above
+        assert second == "offset 0: needle"
+
+
+@pytest.mark.guarantee(59)
+@pytest.mark.usefixtures("small_bounds")
+async def test_a_search_of_a_long_journal_reads_a_part_and_says_how_to_look_on() -> None:
+    journalled = Journalled()
+    await journalled.add("the needle", Kind.MESSAGE)
+    for _ in range(200):
+        await journalled.add("hay", Kind.MESSAGE)
+    asked: dict[str, object] = {"pattern": "needle"}
+    calls = 0
+    while calls < 10:
+        calls += 1
+        with use_session(journalled.session()):
+            said = await recall(**asked)  # type: ignore[arg-type] # as above
+        assert journalled.store.gets < 20
+        if "the needle" in said:
+            break
+        asked = arguments_in(said)
+    assert calls == 4
+    with use_session(journalled.session()), pytest.raises(ValueError, match="from entry 138 on"):
+        await recall(ref="deadbeef")
+
+
+async def test_a_ref_that_several_entries_share_is_told_with_their_seqs() -> None:
+    journalled = Journalled()
+    messages = [Message(role="user", text=f"{n} " + "long " * 300) for n in range(3)]
+    await journalled.take(
+        [Item(build_entry(n, Kind.MESSAGE, each, 1), each) for n, each in enumerate(messages, 1)]
+    )
+    assert journalled.head is not None
+    shared = journalled.head.ref.digest
+    with use_session(journalled.session()), pytest.raises(ValueError, match=r"\[1, 2, 3\]"):
+        await recall(ref=shared[:10])
+
+
+@pytest.mark.guarantee(59)
+async def test_all_that_compaction_left_out_is_found_by_the_tool_itself() -> None:
+    """By what the context shows: the beginning of a thing to search for, or the seq of its line."""
+    story = transcript("recalled", "ops")
+    journalled = Journalled()
+    await journalled.take(story.items)
+    shown, _ = compact_in_rounds(story, 20_000)
+    _, missing = measure_context(story, shown, recall=False)
+    lost = [text for kind in ("decisions", "paths", "commands", "ids") for text in missing[kind]]
+    assert len(lost) > 200
+    with use_session(journalled.session()):
+        for text in lost[:: len(lost) // 60]:
+            pattern = text[:200].replace("*", "\\*")
+            said = await recall(pattern=pattern)
+            assert text[:200] in said, said[:500]

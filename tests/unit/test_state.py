@@ -37,6 +37,7 @@ from everlong.models import (
     make_printable,
     seq_after,
 )
+from everlong.models.state import replace_values
 from everlong.policy import LimitHit, Repeated, Streaks
 from everlong.workflows import approvals, transitions
 
@@ -367,3 +368,17 @@ def test_the_id_of_a_message_is_plain() -> None:
 def test_printable_text_needs_no_escapes_but_quotes() -> None:
     assert make_printable("a\nb\x00c" + "d" * 100, 6) == "a b cd"
     assert make_printable("\ud800\u202e\u00ad", 9) == "   "
+
+
+def test_a_copy_with_other_values_is_what_replace_makes() -> None:
+    state = ThreadState(counters=Counters(steps=3), rested=True)
+    copy = replace_values(state, rested=False, holds=2)
+    assert copy == dataclasses.replace(state, rested=False, holds=2)
+    assert type(copy) is ThreadState
+    assert state.rested
+    assert state.holds == 0
+
+
+def test_a_field_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(TypeError, match="ThreadState has no field 'tired'"):
+        replace_values(ThreadState(), tired=True)

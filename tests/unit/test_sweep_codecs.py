@@ -23,7 +23,7 @@ from everlong.storage.urls import open_packs
 from everlong.sweep import Sweep
 from tests.support.fake_namespace import AT_ONCE, NAMESPACE, FakeNamespace
 from tests.support.sample_payloads import payload
-from tests.unit.test_sweep_holes import Masked
+from tests.unit.test_sweep_races import Masked
 
 SWEEPS = 3
 LONG = dataclasses.replace(AT_ONCE, quarantine_seconds=3600)

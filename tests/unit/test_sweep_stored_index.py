@@ -153,7 +153,7 @@ async def test_a_process_that_is_new_for_each_sweep_takes_exactly_what_nothing_r
 async def test_what_a_masked_payload_names_is_known_to_a_new_process() -> None:
     """A payload's bytes do not show what it names: a run that counts as read comes with that."""
     from tests.unit.test_sweep_codecs import swept
-    from tests.unit.test_sweep_holes import Masked
+    from tests.unit.test_sweep_races import Masked
 
     world = FakeNamespace(OrderedStore())
     run = world.start("w0")

@@ -1,6 +1,6 @@
 """All attacks at the same time, against one `everlong serve` with a real Temporal server.
 
-`pytest -s tests/server/test_attacks_at_once.py` prints what each of them took.
+`pytest -s tests/server/test_serve_attacks.py` prints what each of them took.
 """
 
 import asyncio

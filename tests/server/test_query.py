@@ -23,7 +23,7 @@ from everlong.queries.query import QueryResult, find_named_query, run_query
 from everlong.queries.sources import ReadBounds
 from everlong.storage import BlobStore
 from everlong.storage.pack_store import PackStore
-from tests.server.test_archiving import say
+from tests.server.test_archive import say
 from tests.server.test_cli_threads import open_cli
 from tests.support.governed_agent import governed
 from tests.support.sample_archive import build_thread

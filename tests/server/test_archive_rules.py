@@ -25,7 +25,7 @@ from everlong.errors import BlobCorrupt, ControlRefused, DecisionRefused, KeyMis
 from everlong.models import ThreadStatus, thread_key
 from everlong.storage import BlobStore
 from everlong.storage.pack_store import PackStore
-from tests.server.test_archiving import forget, is_running, say
+from tests.server.test_archive import forget, is_running, say
 from tests.server.test_time_travel import reset_to_first_answer
 from tests.support.governed_agent import governed
 from tests.support.sample_payloads import flipped
