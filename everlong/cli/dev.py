@@ -215,7 +215,7 @@ def serve(
     # Imported here: other commands should not wait for a web server's imports.
     import uvicorn
 
-    from everlong.admin.fleet_metrics import refresh_metrics
+    from everlong.admin.fleet import refresh_gauges
     from everlong.admin.web import AppContext, check_exposure, create_admin_app, load_access
     from everlong.admin.web.server import HEAD_BYTES_MAX, BoundedProtocol, return_large_blocks
 
@@ -248,7 +248,7 @@ def serve(
 
     @contextlib.asynccontextmanager
     async def publish_gauges() -> AsyncIterator[None]:
-        gauges = refresh_metrics(connect_server, providers.meters)
+        gauges = refresh_gauges(connect_server, providers.meters)
         try:
             async with gauges if providers.has_metrics else contextlib.nullcontext():
                 yield

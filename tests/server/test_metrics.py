@@ -12,7 +12,7 @@ from temporalio.client import Client
 from temporalio.worker import Worker
 
 from everlong import Agent, EverlongPlugin, Reply, tool
-from everlong.admin.fleet_metrics import FleetFigures, measure
+from everlong.admin.fleet import FleetFigures, measure_fleet
 from everlong.client.updates import send
 from everlong.client.wait import wait_for_status
 from everlong.config import Settings, load_settings, point_to_embedded
@@ -102,7 +102,7 @@ async def test_metrics_of_core_and_ours_are_on_one_endpoint(
 async def summarise_rows(client: Client, done: Callable[[FleetFigures], bool]) -> FleetFigures:
     """Measure until visibility has caught up."""
     for _ in range(200):
-        fleet = await measure(client)
+        fleet = await measure_fleet(client)
         if done(fleet):
             return fleet
         await asyncio.sleep(0.05)
@@ -111,10 +111,10 @@ async def summarise_rows(client: Client, done: Callable[[FleetFigures], bool]) -
 
 async def settled(client: Client) -> FleetFigures:
     """Measure the threads that other tests left, once the server's list has caught up with them."""
-    fleet = await measure(client)
+    fleet = await measure_fleet(client)
     for _ in range(20):
         await asyncio.sleep(0.2)
-        before, fleet = fleet, await measure(client)
+        before, fleet = fleet, await measure_fleet(client)
         if fleet == before:
             return fleet
     raise AssertionError(fleet)

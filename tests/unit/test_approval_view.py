@@ -13,7 +13,7 @@ from everlong.admin.approvals import (
     WaitingApproval,
     list_thread_approvals,
 )
-from everlong.admin.web.pages.renderer import make_environment
+from everlong.admin.web.pages.layout import make_environment
 from everlong.client.errors import translate_rpc_error
 from everlong.errors import BlobMissing, SetupRefused
 from everlong.models import Approval

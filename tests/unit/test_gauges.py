@@ -11,8 +11,8 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoint
 
-from everlong.admin import fleet_metrics
-from everlong.admin.fleet_metrics import FleetFigures
+from everlong.admin import fleet
+from everlong.admin.fleet import FleetFigures
 from everlong.errors import ServerUnreachable
 from everlong.telemetry import METRICS, Meters
 
@@ -62,9 +62,9 @@ async def test_every_gauge_of_the_admin_server_is_shown(monkeypatch: pytest.Monk
     async def measure(_: object) -> FleetFigures:
         return dataclasses.replace(FLEET, asked_at=asked_at)
 
-    monkeypatch.setattr(fleet_metrics, "measure", measure)
+    monkeypatch.setattr(fleet, "measure_fleet", measure)
     gauges = Gauges()
-    async with fleet_metrics.refresh_metrics(nobody, gauges.meters):
+    async with fleet.refresh_gauges(nobody, gauges.meters):
         await gauges.until(bool)
         shown = gauges.shown()
     gauges.provider.shutdown()
@@ -102,10 +102,10 @@ async def test_when_the_server_is_away_gauges_are_away_and_it_is_said_once(
             raise RuntimeError("it has gone")
         return FLEET
 
-    monkeypatch.setattr(fleet_metrics, "measure", measure)
+    monkeypatch.setattr(fleet, "measure_fleet", measure)
     gauges = Gauges()
     with caplog.at_level(logging.WARNING):
-        async with fleet_metrics.refresh_metrics(connect, gauges.meters, refresh_seconds=0.01):
+        async with fleet.refresh_gauges(connect, gauges.meters, refresh_seconds=0.01):
             await gauges.until(lambda shown: calls > 3 and not shown)
             assert [message.partition(": ")[2] for message in caplog.messages] == [
                 "ServerUnreachable: no Temporal server answers"
@@ -126,10 +126,10 @@ async def test_a_server_that_does_not_answer_is_given_up(
         await asyncio.Event().wait()
         return FLEET
 
-    monkeypatch.setattr(fleet_metrics, "measure", measure)
-    monkeypatch.setattr(fleet_metrics, "_REFRESH_SECONDS_MAX", 0.01)
+    monkeypatch.setattr(fleet, "measure_fleet", measure)
+    monkeypatch.setattr(fleet, "_REFRESH_SECONDS_MAX", 0.01)
     gauges = Gauges()
     with caplog.at_level(logging.WARNING):
-        async with fleet_metrics.refresh_metrics(nobody, gauges.meters, refresh_seconds=0.01):
+        async with fleet.refresh_gauges(nobody, gauges.meters, refresh_seconds=0.01):
             await gauges.until(lambda shown: "TimeoutError" in caplog.text and not shown)
     gauges.provider.shutdown()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everlong.admin.web.pages import charts, filters
-from everlong.admin.web.pages.renderer import make_environment
+from everlong.admin.web.pages.layout import make_environment
 from everlong.admin.web.pages.threads import ListQuery, build_heads, parse_list_query
 
 

@@ -30,7 +30,7 @@ def check_id(text: str) -> str:
 
 
 def _unescape_id(text: str) -> str:
-    """Undo the escapes that `gateway` keeps inside a path segment."""
+    """Undo the escapes that `app.Gateway` keeps inside a path segment."""
     return check_id(text.replace("%2F", "/").replace("%25", "%"))
 
 

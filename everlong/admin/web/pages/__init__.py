@@ -8,15 +8,11 @@ from everlong.admin.web.pages import (
     approvals,
     archives,
     fleet,
-    journal,
-    login,
     query,
     thread,
     threads,
 )
-from everlong.admin.web.pages.error import error_page
-from everlong.admin.web.pages.layout import Layout
-from everlong.admin.web.pages.renderer import Renderer
+from everlong.admin.web.pages.layout import Layout, Renderer, error_page, login_routes
 
 __all__ = ["error_page", "pages_router"]
 
@@ -27,7 +23,7 @@ def pages_router(context: AppContext) -> APIRouter:
     router = APIRouter(include_in_schema=False)
     # A second check after the guard: no page is shown without a user.
     checks = [Depends(make_permission_check("read"))]
-    for page in (threads, thread, journal, archives, approvals, fleet, query):
+    for page in (threads, thread, archives, approvals, fleet, query):
         router.include_router(page.routes(layout), dependencies=checks)
-    router.include_router(login.routes(layout))
+    router.include_router(login_routes(layout))
     return router

@@ -6,8 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from everlong.admin.approvals import list_approvals
 from everlong.admin.web.pages import filters
-from everlong.admin.web.pages.layout import Layout
-from everlong.admin.web.pages.renderer import make_etag
+from everlong.admin.web.pages.layout import Layout, make_etag
 
 
 def routes(layout: Layout) -> APIRouter:

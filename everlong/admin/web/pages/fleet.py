@@ -6,8 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from everlong.admin.fleet import load_fleet
 from everlong.admin.web.pages import filters
-from everlong.admin.web.pages.layout import Layout
-from everlong.admin.web.pages.renderer import make_etag
+from everlong.admin.web.pages.layout import Layout, make_etag
 from everlong.models import SweepReport
 
 

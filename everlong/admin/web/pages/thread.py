@@ -1,18 +1,18 @@
-"""The page of a thread: its status and the reason, sizes, limits, growth, journal and actions."""
+"""The page of a thread: status, sizes, limits, growth, actions, journal, and the state at any entry."""
 
 import asyncio
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Request, Response
 
+from everlong.admin.entries import load_entry_body, load_entry_page
 from everlong.admin.overview import ThreadOverview, load_overview
 from everlong.admin.series import load_series
+from everlong.admin.web.context import AppContext
 from everlong.admin.web.pages import filters
 from everlong.admin.web.pages.charts import build_thread_charts
 from everlong.admin.web.pages.filters import Explanation, format_number, name_limit
-from everlong.admin.web.pages.journal import build_journal
-from everlong.admin.web.pages.layout import Layout
-from everlong.admin.web.pages.renderer import make_etag, respond_with_etag
+from everlong.admin.web.pages.layout import Layout, make_etag, respond_with_etag
 from everlong.admin.web.parameters import RUN_ID, QueryId, ThreadId
 from everlong.client.lookup import RunPage
 from everlong.errors import EverlongError, ThreadNotFound
@@ -20,6 +20,11 @@ from everlong.models import Pause, ThreadStatus
 from everlong.policy import LimitHit
 from everlong.policy.policy import LIMITS
 
+PAGE_ENTRIES: Final = 40
+# The newest messages of a context or a difference that are shown.
+_LISTED_MAX: Final = 30
+_SEQ_MAX: Final = 2**53
+Seq = Annotated[int, Query(ge=0, le=_SEQ_MAX)]
 # Limits of the dialog, the most used first. `everlong limits` sets all fields of the policy.
 _OFFERED_LIMITS: Final = (
     "steps_max",
@@ -43,6 +48,27 @@ _ACTIONS: Final = (
     "revive",
     "preview",
 )
+
+
+async def build_journal(
+    context: AppContext, thread_id: str, before: int | None = None, after: int | None = None
+) -> dict[str, Any]:
+    """Return the template values of a page of the journal."""
+    found = await load_entry_page(
+        await context.client(),
+        context.packs,
+        thread_id,
+        before=before,
+        after=after,
+        limit=PAGE_ENTRIES,
+    )
+    quoted = filters.quote_query(thread_id)
+    return {
+        "journal": found,
+        "is_newest": not found.entries or found.entries[-1].seq >= found.last_seq,
+        "journal_url": f"/fragments/journal?id={quoted}",
+        "body_url": f"/fragments/body?id={quoted}",
+    }
 
 
 def routes(layout: Layout) -> APIRouter:
@@ -108,7 +134,58 @@ def routes(layout: Layout) -> APIRouter:
             request, "runs.html", {"found": found, "next_url": next_url}
         )
 
+    _add_journal_routes(router, layout)
     return router
+
+
+def _add_journal_routes(router: APIRouter, layout: Layout) -> None:
+    """Add the fragments of the journal: pages of entries, slices of bodies, the state at an entry."""
+    context = layout.context
+
+    @router.get("/fragments/journal")
+    async def journal(
+        request: Request,
+        thread_id: QueryId,
+        before: Seq | None = None,
+        after: Seq | None = None,
+    ) -> Response:
+        values = await build_journal(context, thread_id, before, after)
+        return layout.renderer.render_fragment(request, "journal.html", values)
+
+    @router.get("/fragments/body")
+    async def body(thread_id: QueryId, seq: Seq, start: Seq = 0, form: str = "text") -> Response:
+        wanted = "json" if form == "json" else "text"
+        found = await load_entry_body(
+            await context.client(),
+            context.packs,
+            thread_id,
+            seq,
+            start=start,
+            form=wanted,  # type: ignore[arg-type] # one of the two
+        )
+        place = f"id={filters.quote_query(thread_id)}&seq={seq}"
+        values = {
+            "slice": found,
+            "other_form": "text" if wanted == "json" else "json",
+            "form_url": f"/fragments/body?{place}&form={'text' if wanted == 'json' else 'json'}",
+            "more_url": f"/fragments/body?{place}&form={wanted}&start={found.next_start}",
+            "download_url": filters.download_url(thread_id, seq, wanted),
+        }
+        return layout.renderer.render_page("body.html", values)
+
+    @router.get("/fragments/past")
+    async def past(thread_id: QueryId, seq: Seq) -> Response:
+        handle = await context.thread(thread_id)
+        view = await handle.state_at(seq, totals=False)
+        change = await handle.diff(seq, entries_max=0)
+        values = {
+            "view": view,
+            "shown": view.context[-_LISTED_MAX:],
+            "skipped": max(0, len(view.context) - _LISTED_MAX),
+            "change": change,
+            "listed_max": _LISTED_MAX,
+        }
+        return layout.renderer.render_page("past.html", values)
 
 
 def build_head(found: ThreadOverview) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request, Response
 
-from everlong.admin.web.pages.layout import Layout
-from everlong.admin.web.pages.renderer import (
+from everlong.admin.web.pages.layout import (
+    Layout,
     is_current,
     make_etag,
     respond_with_etag,
