@@ -28,7 +28,7 @@ from everlong import Agent, EverlongPlugin, Reply
 from everlong.config import build_store_url, load_settings, point_to_embedded
 from everlong.embedded import TemporalServer, start_codec_server, start_server
 from everlong.embedded.server import LOOPBACK, find_free_port
-from everlong.storage.urls import open_packs
+from everlong.storage.pack_store import open_packs
 from everlong.testing import ScriptedModel
 
 _PARTS: Final = ("lists", "journals", "fleet")

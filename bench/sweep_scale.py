@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from everlong import limits
+from everlong.storage import open_store
 from everlong.storage.base import BlobInfo, BlobStore, ranges_of
 from everlong.storage.file import FileBlobStore
 from everlong.storage.pack_store import PackStore
-from everlong.storage.urls import open_store
 from everlong.sweep.index import SweepIndex
 from everlong.sweep.listing import Listing, StoredListing
 from tests.support.s3_server import start_s3_server

@@ -10,9 +10,8 @@ from unittest import mock
 
 from bench.thread_agent import reader
 from everlong.config import load_settings
-from everlong.storage import BlobStore, urls
+from everlong.storage import BlobStore, open_store, pack_store
 from everlong.storage.instrumented import CountedBlobStore
-from everlong.storage.urls import open_store
 from everlong.worker import run_worker
 
 READ_SECONDS: Final = "BENCH_READ_SECONDS"
@@ -49,7 +48,7 @@ async def _main() -> None:
     if READ_SECONDS not in os.environ:
         await run_worker(load_settings(), [reader()])
         return
-    with mock.patch.object(urls, "open_store", _open_slow):
+    with mock.patch.object(pack_store, "open_store", _open_slow):
         await run_worker(load_settings(), [reader()])
 
 

@@ -19,10 +19,8 @@ from everlong.errors import ConfigError, ServerUnreachable
 from everlong.models import make_printable
 from everlong.plugin import EverlongPlugin
 from everlong.storage import BlobStore
-from everlong.storage.byte_budget import ByteBudget
 from everlong.storage.keys import parse_keys
-from everlong.storage.pack_store import PackStore
-from everlong.storage.urls import open_packs
+from everlong.storage.pack_store import ByteBudget, PackStore, open_packs
 from everlong.telemetry.exporters import ExportSettings, Providers, open_providers
 
 

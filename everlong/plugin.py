@@ -50,8 +50,7 @@ from everlong.policy import Policy
 from everlong.storage import BlobStore
 from everlong.storage.instrumented import READS
 from everlong.storage.keys import KeySource
-from everlong.storage.pack_store import PackStore
-from everlong.storage.urls import open_packs
+from everlong.storage.pack_store import PackStore, open_packs
 from everlong.sweep import ArchivedThreads
 from everlong.telemetry import Telemetry
 from everlong.versions import get_sdk_version, warn_of_untested_sdk

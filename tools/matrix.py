@@ -77,7 +77,7 @@ NEIGHBOURS: Final = (
 _BASE: Final = (
     "everlong:EverlongPlugin",
     "everlong:ask",
-    "everlong.storage.bucket_urls:open_bucket",
+    "everlong.storage.buckets:open_bucket",
 )
 EXTRAS: Final = {
     "": _BASE,

@@ -76,8 +76,8 @@ from everlong.models.json_payloads import from_raw, to_raw
 from everlong.policy import Policy
 from everlong.storage.history import Reader, message_entry
 from everlong.storage.instrumented import Reads, counting
+from everlong.storage.objects import run_in_thread
 from everlong.storage.pack_store import PackStore
-from everlong.storage.thread_pool import in_thread
 from everlong.telemetry import Telemetry
 from everlong.telemetry.spans import COMPACT as COMPACT_SPAN
 from everlong.telemetry.spans import RecentRuns, ResumeSummary
@@ -272,7 +272,7 @@ class AgentActivities:
             if past.base is None and not past.items:
                 return unchanged
             # In a thread: heartbeats and other activities go on meanwhile.
-            after = await in_thread(compact_past, past, compact, before_bytes)
+            after = await run_in_thread(compact_past, past, compact, before_bytes)
             after_bytes = compaction.measure_messages(build_messages(after, agent))
             gone = find_expired(past)
             if after_bytes >= before_bytes and not gone:
@@ -280,7 +280,7 @@ class AgentActivities:
             written = Reply()
             if past.policy.summary:
                 written = await write_summary(self._recorder, agent, compact.context, past)
-                after = await in_thread(compact_past, past, compact, before_bytes, written.text)
+                after = await run_in_thread(compact_past, past, compact, before_bytes, written.text)
                 after_bytes = compaction.measure_messages(build_messages(after, agent))
             snapshot = after.base
             assert snapshot is not None  # noqa: S101 - it has just been made

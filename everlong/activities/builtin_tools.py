@@ -21,8 +21,8 @@ from everlong.models import (
     seq_after,
 )
 from everlong.storage.history import Past, Reader
+from everlong.storage.objects import run_in_thread
 from everlong.storage.segments import MESSAGE_KINDS
-from everlong.storage.thread_pool import in_thread
 
 # What one answer of recall shows: 4,000 tokens.
 RECALL_BYTES_MAX: Final = 16 * limits.KIB
@@ -299,7 +299,7 @@ async def _grep(text: str, pattern: str, bytes_max: int) -> str:
     """Search; a long text in a thread, so that heartbeats go on."""
     if len(text) < limits.LOOP_BYTES_MAX:
         return compaction.grep(text, pattern, bytes_max=bytes_max)
-    return await in_thread(compaction.grep, text, pattern, bytes_max=bytes_max)
+    return await run_in_thread(compaction.grep, text, pattern, bytes_max=bytes_max)
 
 
 def _take_affordable(entries: Sequence[Entry], to_read: int, at_least: int) -> list[Entry]:

@@ -13,7 +13,7 @@ from everlong import limits
 from everlong.archive.manifest import Manifest
 from everlong.errors import BlobCorrupt
 from everlong.storage.base import BlobStore
-from everlong.storage.thread_pool import in_thread
+from everlong.storage.objects import run_in_thread
 
 # A file ends with the footer, its length in 4 bytes, and 4 magic bytes: sealed or plain.
 _END_BYTES: Final = 8
@@ -49,7 +49,7 @@ async def hash_stored(store: BlobStore, manifest: Manifest) -> tuple[int, str]:
         data = await store.get_range(manifest.file_key, at, _READ_BYTES)
         if not data:
             break
-        await in_thread(digest.update, data)
+        await run_in_thread(digest.update, data)
         at += len(data)
     return at, digest.hexdigest()
 

@@ -15,8 +15,8 @@ from everlong.models import Entry, Kind, Message, Ref, SegmentRef, Totals, add_u
 from everlong.models.journal import Body
 from everlong.storage.base import BlobStore
 from everlong.storage.keys import ARCHIVE_PURPOSE
+from everlong.storage.objects import run_in_thread
 from everlong.storage.pack_store import PackStore
-from everlong.storage.thread_pool import in_thread
 
 if TYPE_CHECKING:
     from everlong.archive.parquet import ArchiveFile
@@ -110,7 +110,7 @@ class StoredArchive:
         store = store or packs.store
         footer = await read_footer(store, manifest)
         source = StoreFile(store, manifest.file_key, manifest.size_bytes, footer)
-        file = await in_thread(ArchiveFile, source, key)
+        file = await run_in_thread(ArchiveFile, source, key)
         facts = parse_facts(file.facts, manifest)
         if file.rows != manifest.entries:
             raise BlobCorrupt(
@@ -135,7 +135,7 @@ class StoredArchive:
         if (entries := self._known.get(index)) is not None:
             return entries
         first_seq, count = self.file.groups[index]
-        rows = await in_thread(self.file.read, first_seq, first_seq + count - 1, self.file.meta)
+        rows = await run_in_thread(self.file.read, first_seq, first_seq + count - 1, self.file.meta)
         entries = [to_entry(row, self._original(row)) for row in rows]
         while len(self._known) >= _GROUPS_KNOWN:
             self._known.pop(next(iter(self._known)))
@@ -151,7 +151,7 @@ class StoredArchive:
                 if wanted.isdisjoint(range(first_seq, first_seq + count)):
                     continue
                 if index != self._group:
-                    self._rows = await in_thread(
+                    self._rows = await run_in_thread(
                         self.file.read,
                         first_seq,
                         first_seq + count - 1,
@@ -164,7 +164,7 @@ class StoredArchive:
     async def snapshot(self, seq: int) -> bytes:
         """Return the snapshot of the compaction at `seq`."""
         async with self._lock:
-            rows = await in_thread(self.file.read, seq, seq, (*self.file.meta, "snapshot"))
+            rows = await run_in_thread(self.file.read, seq, seq, (*self.file.meta, "snapshot"))
         if not rows or rows[0].snapshot is None:
             raise BlobMissing(
                 f"the snapshot of entry {seq} is not in archive {self.manifest.archive_id!r}: it was "

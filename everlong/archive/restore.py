@@ -11,9 +11,9 @@ from everlong.archive.schema import Row, drop_snapshot, read_body, to_entry
 from everlong.archive.writer import Progress
 from everlong.models import Compacted, Entry, Kind, SegmentRef, SnapshotRef, build_note
 from everlong.storage.journal import Journal
+from everlong.storage.objects import run_in_thread
 from everlong.storage.pack_store import PackStore
 from everlong.storage.segments import MESSAGE_KINDS, parsed_compaction
-from everlong.storage.thread_pool import in_thread
 
 # Long messages are stored outside their segment, so a segment stays small enough to read.
 _APPEND_BYTES: Final = limits.MIB
@@ -90,7 +90,7 @@ async def restore_journal(
     writer = _Writer(packs, thread)
     for first_seq, count in archive.file.groups:
         last_seq = min(first_seq + count, last.seq) - 1
-        for row in await in_thread(archive.file.read, first_seq, last_seq):
+        for row in await run_in_thread(archive.file.read, first_seq, last_seq):
             await writer.add(row)
         on_progress("written", last_seq, last.seq - 1)
         if last_seq == last.seq - 1:

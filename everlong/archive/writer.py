@@ -26,9 +26,9 @@ from everlong.storage.base import BlobStore, put_file
 from everlong.storage.cache import CachedBlobStore
 from everlong.storage.journal import JournalReader
 from everlong.storage.keys import ARCHIVE_PURPOSE, SALT_BYTES, Keys
+from everlong.storage.objects import run_in_thread
 from everlong.storage.pack_store import PackStore
 from everlong.storage.segments import MESSAGE_KINDS
-from everlong.storage.thread_pool import in_thread
 
 # Bounds of one read: entries, and bytes of messages. A single message may have 64 MiB. So with an
 # unfinished row group, writing an archive takes a few hundred MiB of memory at most.
@@ -123,7 +123,7 @@ async def write(
     with tempfile.TemporaryDirectory(prefix="everlong-archive-") as folder:
         path = Path(folder, "archive.parquet")
         span = await _write_file(path, journal, facts, key, on_progress)
-        written = await in_thread(digests.hash_file, path)
+        written = await run_in_thread(digests.hash_file, path)
         manifest = _manifest(facts, span, keys, salt, written)
         await put_file(store, manifest.file_key, path)
     await verify(packs, journal, facts.status.head, manifest, on_progress)
@@ -159,12 +159,12 @@ async def _write_file(
     from everlong.archive.parquet import ArchiveWriter
 
     span = _Span()
-    writer = await in_thread(ArchiveWriter, path, manifests.dump_facts(facts), key)
+    writer = await run_in_thread(ArchiveWriter, path, manifests.dump_facts(facts), key)
     async for rows in journal_rows(journal, facts.status.head):
         span.add(rows)
-        await in_thread(writer.add, rows)
+        await run_in_thread(writer.add, rows)
         on_progress("written", rows[-1].seq, facts.entries)
-    await in_thread(writer.close)
+    await run_in_thread(writer.close)
     return span
 
 
@@ -222,7 +222,7 @@ async def _compare(
 
 async def _stored_rows(archive: StoredArchive) -> AsyncIterator[Row]:
     for first_seq, count in archive.file.groups:
-        for row in await in_thread(archive.file.read, first_seq, first_seq + count - 1):
+        for row in await run_in_thread(archive.file.read, first_seq, first_seq + count - 1):
             yield row
 
 
@@ -287,7 +287,7 @@ async def export(packs: PackStore, manifest: Manifest, path: Path) -> int:
     try:
         # Readable by this user only, as in a file store: the file holds message content.
         await asyncio.to_thread(partial.touch, 0o600, exist_ok=False)
-        rows = await in_thread(parquet.export, archive.file, partial)
+        rows = await run_in_thread(parquet.export, archive.file, partial)
         await asyncio.to_thread(partial.replace, path)
     except OSError as error:
         raise ConfigError(f"{str(path)!r} cannot be written: {error.strerror or error}") from error

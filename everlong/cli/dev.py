@@ -30,7 +30,7 @@ from everlong.embedded import EmbeddedStack
 from everlong.embedded.server import is_free
 from everlong.errors import PortInUse
 from everlong.models import SweepOptions
-from everlong.storage.byte_budget import ByteBudget
+from everlong.storage.pack_store import ByteBudget
 from everlong.worker import load_agent, run_worker
 
 commands = typer.Typer()

@@ -22,10 +22,9 @@ from everlong.codecs.pack_layout import Plan
 from everlong.codecs.refs import PackRef
 from everlong.errors import BlobCorrupt, BlobMissing, StoreUnavailable
 from everlong.storage.keys import Keys
-from everlong.storage.objects import NO_THREAD
+from everlong.storage.objects import NO_THREAD, run_in_thread
 from everlong.storage.pack_store import PackStore, pack_key
 from everlong.storage.packs import build_pack
-from everlong.storage.thread_pool import in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +103,7 @@ class Offloader:
         if len(data) < limits.LOOP_BYTES_MAX:
             built = self._build(memory, where, envelope, data, keys)
         else:
-            built = await in_thread(self._build, memory, where, envelope, data, keys)
+            built = await run_in_thread(self._build, memory, where, envelope, data, keys)
         plan, name, pack = built
         if plan.same_as is not None:
             self._count(data, repeated_bytes=len(data))
@@ -168,7 +167,7 @@ class Offloader:
     async def _trim(self, thread: str) -> None:
         self._memory.note_growth(thread)
         if self._memory.is_full:
-            await in_thread(self._memory.trim, thread)
+            await run_in_thread(self._memory.trim, thread)
 
     def _count_rewritten(self, memory: ThreadMemory, written_bytes: int) -> None:
         memory.was_forgotten = False

@@ -29,8 +29,7 @@ from everlong.errors import BlobCorrupt
 from everlong.storage import BlobStore
 from everlong.storage.keys import KeySource
 from everlong.storage.objects import thread_key
-from everlong.storage.pack_store import gathered
-from everlong.storage.urls import open_packs
+from everlong.storage.pack_store import gathered, open_packs
 
 _CLAIM: Final = "ref"
 

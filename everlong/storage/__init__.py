@@ -1,6 +1,44 @@
-"""Where bytes live: blob stores, the object format inside them, and the journal on top."""
+"""Stored bytes: blob stores, the formats of what they hold, and the journal on top of them."""
 
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from everlong.errors import ConfigError, UnknownStoreScheme
 from everlong.storage.base import BlobInfo, BlobStore
-from everlong.storage.urls import open_store
+from everlong.storage.file import FileBlobStore
+from everlong.storage.memory import MemoryBlobStore
 
 __all__ = ["BlobInfo", "BlobStore", "open_store"]
+
+_FORMS: Final = (
+    "file:///absolute/dir, s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, or memory: "
+    "for a trial."
+)
+
+
+def open_store(url: str) -> BlobStore:
+    """Open the store at a URL, and check that it is there.
+
+    `file:///absolute/dir`, `s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`, or
+    `memory:` for a trial. What may stand after a `?` in those of buckets is in docs/deploy.md.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # It would repeat what may be credentials.
+        raise ConfigError(f"the store URL cannot be read. Use {_FORMS}") from None
+    if parts.scheme == "memory":
+        return MemoryBlobStore()
+    if parts.scheme == "file":
+        if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+            raise ConfigError(
+                "the store URL is not an absolute path. Write three slashes: file:///var/lib/blobs"
+            )
+        return FileBlobStore(Path(unquote(parts.path)))
+    if parts.scheme in ("s3", "gs", "az"):
+        # Here, because what it brings takes a quarter of a second to import.
+        from everlong.storage.buckets import open_bucket
+
+        return open_bucket(url)
+    # The rest of the URL may hold credentials, so only the scheme is repeated.
+    raise UnknownStoreScheme(f"unknown store scheme {parts.scheme!r}. Use {_FORMS}")

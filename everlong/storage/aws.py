@@ -22,7 +22,7 @@ from botocore.exceptions import (
 )
 
 from everlong.errors import ConfigError, StoreUnavailable
-from everlong.storage.bucket_urls import S3_FURTHER, BucketURL, describe_setup_failure
+from everlong.storage.buckets import S3_FURTHER, BucketURL, describe_setup_failure
 
 if TYPE_CHECKING:  # These are not there at run time.
     from obstore.store import S3Config, S3Credential

@@ -33,8 +33,15 @@ from everlong.models import (
 from everlong.models.journal import Body
 from everlong.storage.objects import object_key
 from everlong.storage.pack_store import PackStore, gathered
-from everlong.storage.segment_store import SegmentStore, check_refs, checked
-from everlong.storage.segments import MESSAGE_KINDS, body_in, parsed_compaction, to_message
+from everlong.storage.segments import (
+    MESSAGE_KINDS,
+    SegmentStore,
+    body_in,
+    check_refs,
+    checked,
+    parsed_compaction,
+    to_message,
+)
 
 # Entries that a look through a journal has in memory at a time: as many segments as are read at once.
 _SCAN_ENTRIES: Final = limits.SEGMENT_ENTRIES_MAX * limits.STORE_READS_MAX

@@ -7,11 +7,14 @@ Small objects are compressed with a built-in dictionary, which holds the names o
 Everlong writes (`python -m tools.train_dictionary` made it). It is part of the format and never changes.
 """
 
+import asyncio
 import os
 import struct
 import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Final, ParamSpec, TypeVar
 
 import zstandard
 
@@ -20,7 +23,11 @@ from everlong.errors import BlobCorrupt, KeyMissing, ObjectTooLarge, UnknownVers
 from everlong.models import Ref
 from everlong.models import thread_key as thread_key
 from everlong.storage.keys import INLINE_PURPOSE, SALT_BYTES, Keys, open_bytes, seal_bytes
-from everlong.storage.thread_pool import in_thread
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_THREADS: Final = min(8, (os.cpu_count() or 1) + 2)
 
 MAGIC: Final = b"EVLG"
 PLAIN, SEALED, SMALL = 1, 2, 3  # Versions.
@@ -236,11 +243,42 @@ async def seal_object(plaintext: bytes, keys: Keys | None = None) -> bytes:
     """Seal without holding the event loop up: large plaintexts are compressed in a thread."""
     if len(plaintext) < limits.LOOP_BYTES_MAX:
         return seal(plaintext, keys)
-    return await in_thread(seal, plaintext, keys)
+    return await run_in_thread(seal, plaintext, keys)
 
 
 async def unseal_object(data: bytes, keys: Keys | None = None) -> bytes:
     """Unseal without holding the event loop up."""
     if declared_bytes(data) < limits.LOOP_BYTES_MAX:
         return unseal(data, keys)
-    return await in_thread(unseal, data, keys)
+    return await run_in_thread(unseal, data, keys)
+
+
+class _Pools:
+    """Made when they are first used, and again in a forked child, which has no threads."""
+
+    def __init__(self) -> None:
+        # Jobs in the first pool wait for subtasks in the second; one pool could deadlock.
+        self.whole = ThreadPoolExecutor(_THREADS, thread_name_prefix="everlong-bytes")
+        self.parts = ThreadPoolExecutor(_THREADS, thread_name_prefix="everlong-frame")
+
+
+_pools = _Pools()
+
+
+def _renew() -> None:
+    global _pools
+    _pools = _Pools()
+
+
+os.register_at_fork(after_in_child=_renew)
+
+
+async def run_in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Do work on bytes without holding the event loop up."""
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(_pools.whole, lambda: work(*args, **kwargs))
+
+
+def map_in_threads(work: Callable[..., T], *arguments: Iterable[object]) -> list[T]:
+    """Do parts of a piece of work at the same time. zstd, digests and AES need no common lock."""
+    return list(_pools.parts.map(work, *arguments))

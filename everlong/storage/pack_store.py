@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 from everlong import limits
@@ -20,11 +21,12 @@ from everlong.errors import (
     UnknownVersion,
 )
 from everlong.models import Kind, Ref, make_printable
+from everlong.storage import open_store
 from everlong.storage.base import BlobStore, FailedPuts, get_bounded
-from everlong.storage.byte_budget import ByteBudget
-from everlong.storage.instrumented import READS
-from everlong.storage.keys import Keyring, Keys
-from everlong.storage.objects import JOURNAL_LEVEL, thread_prefix
+from everlong.storage.cache import CachedBlobStore
+from everlong.storage.instrumented import READS, Called, CountedBlobStore
+from everlong.storage.keys import Keyring, Keys, KeySource
+from everlong.storage.objects import JOURNAL_LEVEL, run_in_thread, thread_prefix
 from everlong.storage.packs import (
     DICTIONARY_BYTES_MAX,
     ENVELOPE_BYTES_MAX,
@@ -39,7 +41,7 @@ from everlong.storage.packs import (
     whole,
     without_ends,
 )
-from everlong.storage.thread_pool import in_thread
+from everlong.storage.quarantine import RestoringBlobStore
 
 T = TypeVar("T")
 
@@ -146,6 +148,52 @@ class WriteStats:
     """Those of packs that the store had already."""
     written_bytes: int = 0
     """By how much the store grew."""
+
+
+class ByteBudget:
+    """Bytes that work under way may take together. Those who wait are served in order."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.taken_bytes = 0
+        self._waiting: collections.deque[tuple[int, asyncio.Future[None]]] = collections.deque()
+
+    @contextlib.asynccontextmanager
+    async def reserve(self, size_bytes: int) -> AsyncIterator[None]:
+        """Hold a share meanwhile. What is larger than the whole budget takes all of it, alone."""
+        share = min(size_bytes, self.bytes_max)
+        await self._take(share)
+        try:
+            yield
+        finally:
+            self.taken_bytes -= share
+            self._serve()
+
+    async def _take(self, share: int) -> None:
+        if not self._waiting and self.taken_bytes + share <= self.bytes_max:
+            self.taken_bytes += share
+            return
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((share, place))
+        try:
+            await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled():  # Served and cancelled at the same time.
+                self.taken_bytes -= share
+            self._serve()
+            raise
+
+    def _serve(self) -> None:
+        while self._waiting:
+            share, place = self._waiting[0]
+            if place.done():  # Cancelled while it waited.
+                self._waiting.popleft()
+                continue
+            if self.taken_bytes + share > self.bytes_max:
+                return
+            self._waiting.popleft()
+            self.taken_bytes += share
+            place.set_result(None)
 
 
 class PackStore:
@@ -274,7 +322,7 @@ class PackStore:
             if pack.size_bytes < limits.LOOP_BYTES_MAX:
                 data = pack.assemble(sources, extents)
             else:
-                data = await in_thread(pack.assemble, sources, extents)
+                data = await run_in_thread(pack.assemble, sources, extents)
         except DamagedPack as error:
             raise _damaged(pack_key(thread, error.name), error) from error
         except BlobCorrupt as error:
@@ -540,11 +588,41 @@ class PackStore:
         return True
 
 
+def open_packs(
+    store: str | BlobStore,
+    *,
+    keys: KeySource | None = None,
+    accept_unsealed: bool = False,
+    cache_dir: str | Path | None = None,
+    called: Called | None = None,
+    memory_bytes_max: int = limits.CACHE_MEMORY_BYTES_MAX,
+    budget: ByteBudget | None = None,
+) -> PackStore:
+    """Open a store by its URL, or take one that is open, and put the cache in front of it.
+
+    `called` is told of each call that gets past the cache. What a sweep has quarantined is put back
+    when it is read. A `budget` bounds what reads hold at the same time.
+    """
+    if isinstance(store, str):
+        store = open_store(store)
+    if not isinstance(store, CachedBlobStore):
+        store = CachedBlobStore(
+            RestoringBlobStore(
+                store if called is None else CountedBlobStore(store, called), called
+            ),
+            memory_bytes_max=memory_bytes_max,
+            disk=None if cache_dir is None else Path(cache_dir),
+            disk_bytes_max=limits.CACHE_DISK_BYTES_MAX,
+        )
+    keyring = None if keys is None else Keyring(keys)
+    return PackStore(store, keyring, accept_unsealed=accept_unsealed, budget=budget)
+
+
 async def _build(contents: Contents, thread: str, keys: Keys | None) -> tuple[bytes, bytes]:
     """Return the name and the bytes of a pack; large ones are compressed in a thread."""
     if contents.size_bytes < limits.LOOP_BYTES_MAX:
         return build_pack(contents, thread, keys)
-    return await in_thread(build_pack, contents, thread, keys)
+    return await run_in_thread(build_pack, contents, thread, keys)
 
 
 def _is_dictionary(reading: Reading, plaintext: bytes) -> bool:

@@ -43,10 +43,10 @@ from everlong.storage.objects import (
     compressor,
     inflate,
     inflate_small,
+    map_in_threads,
     raw_dictionary,
     small_compressor,
 )
-from everlong.storage.thread_pool import side_by_side
 
 MAGIC: Final = b"EVPK"
 VERSION: Final = 2
@@ -218,7 +218,7 @@ def build_pack(contents: Contents, thread: str, keys: Keys | None) -> tuple[byte
     pieces = _framed(contents.stream)
     build = partial(_build_frame, key, contents.level, contents.dictionary_data)
     if len(pieces) > 1:
-        built = side_by_side(build, range(len(pieces)), pieces)
+        built = map_in_threads(build, range(len(pieces)), pieces)
     else:
         built = [build(number, piece) for number, piece in enumerate(pieces)]
     table, frames = [frame for frame, _ in built], [stored for _, stored in built]

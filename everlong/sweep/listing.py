@@ -28,9 +28,8 @@ from everlong import limits
 from everlong.errors import EverlongError, StoreUnavailable
 from everlong.storage import quarantine
 from everlong.storage.base import BlobInfo, BlobStore, ListsRanges, OutOfOrder, ranges_of
-from everlong.storage.objects import NO_THREAD
+from everlong.storage.objects import NO_THREAD, run_in_thread
 from everlong.storage.pack_store import PackStore, gathered
-from everlong.storage.thread_pool import in_thread
 from everlong.sweep.envelope import sealing_key_id, unwrap, wrap
 from everlong.sweep.index import SweepIndex
 from everlong.sweep.progress import with_progress
@@ -133,7 +132,7 @@ class StoredListing:
         key = f"{self._place}{end}-{cursor.parts:06d}-{began_ms:013d}.bin"
         plain = json.dumps([start, cursor.kept, rows], separators=(",", ":")).encode()
         keys = await self._packs.keys()
-        await self._store.put(key, await in_thread(wrap, plain, key, keys))
+        await self._store.put(key, await run_in_thread(wrap, plain, key, keys))
 
     async def find(self) -> list[StoredPart]:
         """Return the parts of this sweep, by range and number."""
@@ -154,7 +153,7 @@ class StoredListing:
         try:
             data = await self._store.get(part.key)
             keys = await self._packs.keys(sealing_key_id(data))
-            plain = await in_thread(unwrap, data, part.key, keys)
+            plain = await run_in_thread(unwrap, data, part.key, keys)
             start, end, rows = _PART.validate_json(plain)
         except (EverlongError, ValidationError):
             return None

@@ -30,8 +30,8 @@ from everlong import limits
 from everlong.errors import EverlongError
 from everlong.models import thread_key
 from everlong.storage.base import BlobStore
+from everlong.storage.objects import run_in_thread
 from everlong.storage.pack_store import PackStore
-from everlong.storage.thread_pool import in_thread
 from everlong.sweep.envelope import sealing_key_id, unwrap, wrap
 from everlong.sweep.index import SweepIndex
 from everlong.sweep.links import Link
@@ -186,7 +186,7 @@ class StoredIndex:
         try:
             data = await self._store.get(key)
             keys = await self._packs.keys(sealing_key_id(data))
-            return shape.validate_json(await in_thread(unwrap, data, key, keys))
+            return shape.validate_json(await run_in_thread(unwrap, data, key, keys))
         except (EverlongError, ValidationError) as error:
             _LOG.warning("the index of sweeps: %s: %s", key, type(error).__name__)
             return None
@@ -261,7 +261,7 @@ class StoredIndex:
             key = f"{self._place}{self._stamp}-{next(self._numbers):06d}-{digits or 'all'}.bin"
             collect = partial(self._collect, digits, is_settled=is_settled)
             plain = await self._index.compute(collect, self._on_progress)
-            data = await in_thread(wrap, plain, key, keys)
+            data = await run_in_thread(wrap, plain, key, keys)
             await with_progress(self._store.put(key, data), self._on_progress, "saving the index")
             files[digits] = key
         manifest = Manifest(self._identity, files, is_settled)

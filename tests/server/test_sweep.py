@@ -38,8 +38,7 @@ from everlong.models import (
 )
 from everlong.queries.query import run_query
 from everlong.storage import open_store
-from everlong.storage.pack_store import PackStore
-from everlong.storage.urls import open_packs
+from everlong.storage.pack_store import PackStore, open_packs
 from everlong.telemetry.spans import SWEEP
 from everlong.workflows.sweeper import SweeperWorkflow
 from tests.support.namespaces import AT_ONCE, delete, end, new_namespace, stored, sweep

@@ -26,8 +26,7 @@ from everlong.codecs.payloads import walk_payloads
 from everlong.embedded import TemporalServer, start_server
 from everlong.models import SweepOptions
 from everlong.storage import BlobStore
-from everlong.storage.pack_store import PackStore
-from everlong.storage.urls import open_packs
+from everlong.storage.pack_store import PackStore, open_packs
 from everlong.sweep import Histories, Sweep
 from everlong.sweep.history_reader import Run
 from tests.support.namespaces import (

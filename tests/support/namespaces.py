@@ -21,8 +21,7 @@ from everlong.client.visibility import quoted
 from everlong.models import SweepOptions, SweepReport
 from everlong.policy import Retention
 from everlong.storage import BlobStore
-from everlong.storage.pack_store import PackStore
-from everlong.storage.urls import open_packs
+from everlong.storage.pack_store import PackStore, open_packs
 
 QUICK_DELETES = {
     "history.transferProcessorEnsureCloseBeforeDelete": "false",

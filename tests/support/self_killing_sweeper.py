@@ -22,7 +22,7 @@ from everlong.models import SweepOptions
 from everlong.policy import Retention
 from everlong.storage.base import BlobInfo
 from everlong.storage.file import FileBlobStore
-from everlong.storage.urls import open_packs
+from everlong.storage.pack_store import open_packs
 from everlong.sweep import Histories, Sweep
 from everlong.sweep.history_reader import Run, RunDescription
 

@@ -40,8 +40,7 @@ from everlong.errors import EverlongError, NotAnswered, NoWorker, ServerUnreacha
 from everlong.models import SweepReport
 from everlong.policy import Retention
 from everlong.storage import open_store
-from everlong.storage.pack_store import PackStore
-from everlong.storage.urls import open_packs
+from everlong.storage.pack_store import PackStore, open_packs
 from tests.support.namespaces import AT_ONCE, QUICK_DELETES, delete, stored, sweep
 from tests.support.self_killing_sweeper import CUT_OFF, PHASES, SHORT, live
 from tests.support.soak_agent import soak

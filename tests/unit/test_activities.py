@@ -33,8 +33,7 @@ from everlong.models import (
     thread_key,
 )
 from everlong.storage.journal import Journal
-from everlong.storage.pack_store import PackStore
-from everlong.storage.urls import open_packs
+from everlong.storage.pack_store import PackStore, open_packs
 from everlong.telemetry import Telemetry
 from everlong.testing import ScriptedModel
 from tests.support.fake_stores import CountingStore

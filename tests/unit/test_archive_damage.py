@@ -16,15 +16,15 @@ from everlong.archive.schema import Row
 from everlong.errors import BlobCorrupt, ConfigError, EverlongError, UnknownVersion
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
+from everlong.storage.objects import run_in_thread
 from everlong.storage.pack_store import PackStore
-from everlong.storage.thread_pool import in_thread
 from tests.support.sample_archive import Life, build_thread
 from tests.support.sample_payloads import KEY_1, flipped
 
 
 async def _read(packs: PackStore, manifest: Manifest) -> tuple[Facts, list[Row]]:
     archive = await StoredArchive.open(packs, manifest)
-    return archive.facts, await in_thread(archive.file.read, 1, archive.file.rows)
+    return archive.facts, await run_in_thread(archive.file.read, 1, archive.file.rows)
 
 
 @pytest.mark.guarantee(98)

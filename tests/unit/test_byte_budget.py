@@ -5,7 +5,7 @@ import asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everlong.storage.byte_budget import ByteBudget
+from everlong.storage.pack_store import ByteBudget
 
 
 @settings(max_examples=50, deadline=None)

@@ -33,7 +33,7 @@ from everlong.errors import (
 from everlong.storage import objects, packs
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import NO_THREAD, seal, thread_key, thread_prefix
-from everlong.storage.urls import open_packs
+from everlong.storage.pack_store import open_packs
 from tests.support.fake_stores import CountingStore, FlakyStore
 from tests.support.sample_payloads import KEY_1, activity, noise, payload, stored, text, workflow
 

@@ -17,8 +17,7 @@ from everlong import limits
 from everlong.codecs import EverlongCodec, matcher
 from everlong.codecs.refs import PackRef, is_ref, parse_ref
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.pack_store import PackStore
-from everlong.storage.urls import open_packs
+from everlong.storage.pack_store import PackStore, open_packs
 from tests.support.sample_payloads import KEY_1, KEY_2, activity, noise, stored, workflow
 from tests.support.scale import scaled
 

@@ -14,7 +14,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from everlong.models.search_attributes import SEARCH_ATTRIBUTES
-from everlong.storage.bucket_urls import parse_bucket_url
+from everlong.storage.buckets import parse_bucket_url
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "docker-compose.yml"

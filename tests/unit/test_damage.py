@@ -26,9 +26,8 @@ from everlong.storage import keys as keys_module
 from everlong.storage import open_store
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.objects import thread_key
-from everlong.storage.pack_store import pack_key
+from everlong.storage.pack_store import open_packs, pack_key
 from everlong.storage.packs import Pack
-from everlong.storage.urls import open_packs
 from tests.support.sample_payloads import (
     KEY_1,
     KEY_2,

@@ -30,7 +30,7 @@ from everlong.models import CHECK, Checked, Seen
 from everlong.models.search_attributes import SEARCH_ATTRIBUTES
 from everlong.storage.base import BlobInfo
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.urls import open_packs
+from everlong.storage.pack_store import open_packs
 from everlong.versions import SDK_TESTED, Versions, fits, get_versions
 from tests.support.sample_payloads import KEY_1, activity, payload
 from tests.unit.test_cli import everlong

@@ -17,12 +17,10 @@ from everlong.codecs.refs import PackRef
 from everlong.errors import BlobCorrupt, ObjectTooLarge
 from everlong.storage import pack_store
 from everlong.storage import packs as packs_module
-from everlong.storage.byte_budget import ByteBudget
 from everlong.storage.file import FileBlobStore
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.pack_store import PackStore
+from everlong.storage.pack_store import ByteBudget, PackStore, open_packs
 from everlong.storage.packs import ENVELOPE_BYTES_MAX, FRAME_BYTES, Pack, build_pack, whole
-from everlong.storage.urls import open_packs
 from tests.support import forged_packs
 from tests.support.forged_packs import MIB, THREAD, forge, put
 from tests.support.sample_payloads import noise, payload, text, workflow

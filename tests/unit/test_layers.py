@@ -280,7 +280,6 @@ VENDORS = {
     "storage/packs": {"zstandard"},
     "storage/buckets": {"obstore"},
     "storage/aws": {"obstore", "botocore"},
-    "storage/bucket_urls": {"obstore"},
 }
 
 

@@ -28,8 +28,7 @@ from everlong.storage.objects import (
     thread_key,
     unseal,
 )
-from everlong.storage.pack_store import PackStore
-from everlong.storage.urls import open_packs
+from everlong.storage.pack_store import PackStore, open_packs
 from tests.support.sample_payloads import KEY_1, KEY_2, flipped, noise
 
 THREAD = thread_key("default", "ops-7")

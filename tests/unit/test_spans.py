@@ -38,7 +38,7 @@ from everlong.models import (
     build_note,
 )
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.urls import open_packs
+from everlong.storage.pack_store import open_packs
 from everlong.telemetry import Telemetry
 from everlong.telemetry.spans import (
     APPROVAL,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from everlong.errors import ConfigError, UnknownStoreScheme
 from everlong.storage import open_store
 from everlong.storage.aws import s3_config
-from everlong.storage.bucket_urls import OPTIONS, parse_bucket_url
+from everlong.storage.buckets import OPTIONS, parse_bucket_url
 
 HIDDEN = "hunter2"
 
@@ -178,7 +178,7 @@ store = everlong.open_store(pathlib.Path(folder).as_uri())
 asyncio.run(store.put("key", b"bytes"))
 assert asyncio.run(store.get("key")) == b"bytes"
 """,
-    "other clouds": "import everlong.storage.bucket_urls",
+    "other clouds": "import everlong.storage.buckets",
 }
 
 

@@ -18,8 +18,7 @@ from everlong.models import Kind, Ref, SweepOptions, thread_key
 from everlong.policy import Retention
 from everlong.storage.file import FileBlobStore
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.pack_store import PackStore, pack_key
-from everlong.storage.urls import open_packs
+from everlong.storage.pack_store import PackStore, open_packs, pack_key
 from everlong.sweep import Sweep
 from everlong.sweep.links import Link, find_links
 from tests.support.fake_namespace import AT_ONCE, NAMESPACE, FakeNamespace, build_namespace

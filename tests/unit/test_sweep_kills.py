@@ -12,7 +12,7 @@ import pytest
 from everlong import limits
 from everlong.storage.base import BlobInfo
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.urls import open_packs
+from everlong.storage.pack_store import open_packs
 from tests.support.fake_namespace import AT_ONCE, FakeNamespace, build_namespace
 
 

@@ -27,8 +27,7 @@ from everlong.storage.base import BlobInfo, BlobStore
 from everlong.storage.file import FileBlobStore
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.pack_store import PackStore
-from everlong.storage.urls import open_packs
+from everlong.storage.pack_store import PackStore, open_packs
 from everlong.sweep import Sweep
 from tests.support.fake_namespace import AT_ONCE, NAMESPACE, FakeNamespace, FakeRun
 

@@ -14,8 +14,7 @@ from everlong.models import SweepOptions, SweepReport
 from everlong.policy import Retention
 from everlong.storage.keys import Keyring
 from everlong.storage.memory import MemoryBlobStore
-from everlong.storage.pack_store import PackStore
-from everlong.storage.urls import open_packs
+from everlong.storage.pack_store import PackStore, open_packs
 from everlong.sweep import Sweep
 from tests.support.fake_namespace import FakeNamespace, _step, build_namespace
 from tests.support.fake_stores import OrderedStore

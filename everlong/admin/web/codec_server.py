@@ -43,8 +43,7 @@ from everlong.codecs.refs import is_ref, parse_ref
 from everlong.config import is_loopback
 from everlong.errors import ConfigError, EverlongError, StoreUnavailable
 from everlong.storage import BlobStore
-from everlong.storage.byte_budget import ByteBudget
-from everlong.storage.pack_store import PackStore, pack_key
+from everlong.storage.pack_store import ByteBudget, PackStore, pack_key
 
 logger = logging.getLogger(__name__)
 
