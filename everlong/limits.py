@@ -317,8 +317,8 @@ SWEEP_MOVE_SECONDS_MAX: Final = 6 * 3600.0
 # What is written may be named this much later: far more than any call or workflow task takes, retries
 # included.
 SWEEP_ON_ITS_WAY_SECONDS: Final = 3600.0
-# While the index thinks, the sweep says this often that it is alive.
-SWEEP_TELL_SECONDS: Final = 10.0
+# Interval of progress reports during long work on the index.
+SWEEP_PROGRESS_SECONDS: Final = 10.0
 # Objects that a sweep lists in one stream before it lists the rest in 16 at once: a small store costs
 # 10 requests, and not 32.
 SWEEP_SCOUT_OBJECTS: Final = 10_000

@@ -164,7 +164,7 @@ async def _drain(settings: Settings, query: str, only_open: bool, as_json: bool)
             client,
             query=query,
             only_open=only_open,
-            tell=lambda text: status.update(f"read {text} …"),
+            on_progress=lambda text: status.update(f"read {text} …"),
         )
     if as_json:
         print_json({**dataclasses.asdict(report), "is_drained": report.is_drained})

@@ -68,7 +68,7 @@ async def sweep(
 async def read_last_sweep(client: Client, packs: PackStore) -> SweepReport | None:
     """Return the report of the namespace's newest completed sweep, or None."""
     namespace_id = await Histories(client).namespace_id()
-    return await Records(bare(packs.store), namespace_id).last_report()
+    return await Records(bare(packs.store), namespace_id).read_last_report()
 
 
 async def schedule_sweeps(

@@ -1,6 +1,6 @@
 """Drain report: counts the runs that hold Everlong payloads, and so still need the plugin.
 
-It reads histories as they are stored, and changes nothing.
+It reads histories without decoding them, and changes nothing. A payload is recognized by its encoding.
 """
 
 import asyncio
@@ -8,16 +8,116 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from enum import IntEnum
 from typing import Final
 
+from google.protobuf.message import Message
+from temporalio.api.common.v1 import Payload
 from temporalio.client import Client
-from temporalio.converter import PayloadCodec
+from temporalio.converter import PayloadCodec, WorkflowSerializationContext
 from temporalio.service import RPCError, RPCStatusCode
 
 from everlong import limits
+from everlong.codecs.codec import INLINE_ENCODING
+from everlong.codecs.composition import OuterCodec
+from everlong.codecs.payloads import walk_payloads
+from everlong.codecs.refs import is_ref
 from everlong.errors import ConfigError, ServerUnreachable
-from everlong.sweep.codec_usage import CodecUsage, CodecUsageReader
 from everlong.sweep.history_reader import Histories, Run
+
+# Part of every Everlong encoding. A byte search takes microseconds, and rules out most messages.
+_MARK: Final = b"/everlong"
+# Continue-as-new steps that are followed if a run rolls over while it is read.
+_ROLLS_MAX: Final = 8
+
+
+class CodecUsage(IntEnum):
+    """Kinds of Everlong payloads in a run. Refs need the store; both kinds need the codec."""
+
+    NOTHING = 0
+    INLINE = 1
+    """Compressed or sealed inline payloads, and no refs."""
+    REFS = 2
+
+
+class CodecUsageReader:
+    """Finds Everlong payloads in the histories of a namespace.
+
+    Args:
+        histories: Histories of the namespace.
+        codec: The client's codec. An outer codec around Everlong's is removed before the search.
+
+    """
+
+    def __init__(self, histories: Histories, codec: PayloadCodec | None = None) -> None:
+        self._histories = histories
+        self._outer = codec if isinstance(codec, OuterCodec) else None
+
+    async def read_run(self, run: Run) -> CodecUsage:
+        """Return the usage of a run: its history, and for an open run its memo and activities too."""
+        run_id, found = run.run_id, CodecUsage.NOTHING
+        for _ in range(_ROLLS_MAX):
+            usage, next_run_id = await self._search_history(run.workflow_id, run_id)
+            found = max(found, usage)
+            if run.is_open and found is not CodecUsage.REFS:
+                described = await self._histories.describe(run.workflow_id, run_id)
+                for message in described.holds if described is not None else ():
+                    found = max(found, await self._search_message(message, run.workflow_id))
+            if found is CodecUsage.REFS or not (run.is_open and next_run_id):
+                break
+            # The run was open when it was listed, so no page of the listing has the next run.
+            run_id = next_run_id
+        return found
+
+    async def read_schedule(self, schedule_id: str) -> CodecUsage:
+        """Return the usage of a schedule: the runs that it starts begin with its payloads."""
+        schedule = await self._histories.schedule(schedule_id)
+        if schedule is None:
+            return CodecUsage.NOTHING
+        return await self._search_message(
+            schedule, schedule.schedule.action.start_workflow.workflow_id
+        )
+
+    async def _search_history(self, workflow_id: str, run_id: str) -> tuple[CodecUsage, str]:
+        """Return the usage of a history, read back to its newest ref, and the run that continues it."""
+        found, next_run_id = CodecUsage.NOTHING, ""
+        async for page in self._histories.events(workflow_id, run_id, 0):
+            for event in page:
+                rolled = event.workflow_execution_continued_as_new_event_attributes
+                next_run_id = next_run_id or rolled.new_execution_run_id
+                found = max(found, await self._search_message(event, workflow_id))
+                if found is CodecUsage.REFS:
+                    return found, next_run_id
+        return found, next_run_id
+
+    async def _search_message(self, message: Message, workflow_id: str) -> CodecUsage:
+        """Return the usage of a message, at any depth."""
+        found = CodecUsage.NOTHING
+        if self._outer is None and _MARK not in message.SerializeToString():
+            return found
+        for payload, has_passed in walk_payloads(message):
+            for each in await self._unwrap(payload, workflow_id) if has_passed else [payload]:
+                if is_ref(each):
+                    return CodecUsage.REFS
+                if each.metadata.get("encoding") == INLINE_ENCODING:
+                    found = CodecUsage.INLINE
+        return found
+
+    async def _unwrap(self, payload: Payload, workflow_id: str) -> list[Payload]:
+        if self._outer is None:
+            return [payload]
+        context = WorkflowSerializationContext(
+            namespace=self._histories.namespace, workflow_id=workflow_id
+        )
+        try:
+            return await self._outer.with_context(context).unwrap([payload])
+        except Exception as error:  # A team's own codec may raise anything, and quote anything.
+            raise ConfigError(
+                f"the outer codec {type(self._outer.outer).__name__} does not decode a payload of "
+                f"workflow {workflow_id!r} ({type(error).__name__}), so refs cannot be counted. Run "
+                "this where the outer codec has the keys of the workers."
+            ) from error
+
 
 EXAMPLES_MAX: Final = 20
 _OPEN: Final = "CloseTime IS NULL"
@@ -39,12 +139,12 @@ class HoldingCount:
         """Runs that only Everlong's codec can read."""
         return self.refs + self.inline
 
-    def plus(self, holding: CodecUsage) -> "HoldingCount":
+    def plus(self, usage: CodecUsage) -> "HoldingCount":
         """Return the count with one more."""
         return HoldingCount(
             self.looked_at + 1,
-            self.refs + (holding is CodecUsage.REFS),
-            self.inline + (holding is CodecUsage.INLINE),
+            self.refs + (usage is CodecUsage.REFS),
+            self.inline + (usage is CodecUsage.INLINE),
         )
 
 
@@ -73,7 +173,7 @@ async def count_holdings(
     only_open: bool = False,
     runs_max: int | None = None,
     seconds_max: float | None = None,
-    tell: Callable[[str], None] = lambda _: None,
+    on_progress: Callable[[str], None] = lambda _: None,
 ) -> DrainReport:
     """Inspect the runs of the client's namespace, newest first, and its schedules.
 
@@ -83,7 +183,7 @@ async def count_holdings(
         only_open: Leave out closed runs, which the namespace's retention removes.
         runs_max: Most runs to inspect.
         seconds_max: Time after which no further run is inspected.
-        tell: Called with a line about the progress.
+        on_progress: Called with a line about the progress.
 
     """
     count = _Count(
@@ -95,18 +195,19 @@ async def count_holdings(
     closed, schedules = HoldingCount(), HoldingCount()
     with _translate_query(query):
         if not only_open:
-            closed = await count.runs(
-                _join_conditions(query, _CLOSED), lambda n: tell(f"{n} closed runs")
-            )
+            conditions = _join_conditions(query, _CLOSED)
+            closed = await count.runs(conditions, lambda n: on_progress(f"{n} closed runs"))
         # Open runs last: the answer depends on them, so their count should be the freshest.
-        opened = await count.runs(_join_conditions(query, _OPEN), lambda n: tell(f"{n} open runs"))
+        opened = await count.runs(
+            _join_conditions(query, _OPEN), lambda n: on_progress(f"{n} open runs")
+        )
     if not query and not only_open:
         schedules = await count.schedules()
     return DrainReport(opened, closed, schedules, tuple(count.examples), count.is_complete)
 
 
 class _Count:
-    """Inspects runs in batches."""
+    """Counts runs in batches, and schedules."""
 
     def __init__(
         self,
@@ -122,26 +223,26 @@ class _Count:
         self.is_complete = True
         self.examples: list[str] = []
 
-    async def runs(self, query: str, tell: Callable[[int], None]) -> HoldingCount:
+    async def runs(self, query: str, on_progress: Callable[[int], None]) -> HoldingCount:
         count = HoldingCount()
         async for batch in self._batches(query):
-            for run, holding in zip(
+            for run, usage in zip(
                 batch,
-                await asyncio.gather(*(self._reader.run(each) for each in batch)),
+                await asyncio.gather(*(self._reader.read_run(each) for each in batch)),
                 strict=True,
             ):
-                count = count.plus(holding)
-                is_example = run.is_open and holding is not CodecUsage.NOTHING
+                count = count.plus(usage)
+                is_example = run.is_open and usage is not CodecUsage.NOTHING
                 if is_example and len(self.examples) < EXAMPLES_MAX:
                     self.examples.append(run.workflow_id)
-            tell(count.looked_at)
+            on_progress(count.looked_at)
         return count
 
     async def schedules(self) -> HoldingCount:
         count = HoldingCount()
         async for page in self._histories.schedules():
             for schedule_id in page:
-                count = count.plus(await self._reader.schedule(schedule_id))
+                count = count.plus(await self._reader.read_schedule(schedule_id))
         return count
 
     async def _batches(self, query: str) -> AsyncIterator[list[Run]]:

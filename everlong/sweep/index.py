@@ -1,22 +1,25 @@
 """Sweep index: a SQLite cache of the links of runs and packs. It is recreated if lost or damaged.
 
-With it a sweep reads only what has changed since the last one, and a killed sweep continues where it
-was. It holds names, ids and sizes; no content. The part that was read from histories and packs is also
-saved in the store: see `stored_index`.
+With the index, a sweep reads only the runs and packs that are new since the last sweep, and a killed
+sweep continues where it was. The index holds names, ids and sizes; no content. The part that was read
+from histories and packs is also saved in the store: see `stored_index`.
+
+`with_progress` awaits long work and reports it at intervals. It never returns before the work has ended,
+also if the caller is cancelled: the work may use the index, which the caller closes afterwards.
 """
 
+import asyncio
 import contextlib
 import fcntl
 import os
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
+from everlong import limits
 from everlong.storage.objects import NO_THREAD
-from everlong.sweep.links import Link
-from everlong.sweep.progress import run_in_thread
 
 T = TypeVar("T")
 
@@ -124,12 +127,24 @@ SELECT holder FROM above WHERE holder IN (SELECT holder FROM roots)
 """
 
 
+class Link(NamedTuple):
+    """A name that a holder (a run, a pack, a schedule) contains."""
+
+    name: bytes
+    thread: str = ""
+    """Key of the thread that the object is stored under; empty if the link does not say it."""
+    is_leaf: bool = False
+    """Whether the named object is known to have no links of its own."""
+    is_vouched: bool = False
+    """Whether a structure of Everlong names it, and not just some text: then it must exist."""
+
+
 class SweepIndex:
-    """One file, used by one sweep at a time. A concurrent sweep gets a temporary file."""
+    """A SQLite file, used by one sweep at a time. A concurrent sweep gets a temporary file."""
 
     def __init__(self, directory: Path | None, identity: str) -> None:
         self._files = contextlib.ExitStack()
-        path = None if directory is None else self._locked(directory)
+        path = None if directory is None else self._lock_file(directory)
         if path is None:
             folder = self._files.enter_context(tempfile.TemporaryDirectory(prefix="everlong-"))
             path = Path(folder, "sweep.sqlite")
@@ -145,7 +160,7 @@ class SweepIndex:
         self._db.close()
         self._files.close()
 
-    def _locked(self, directory: Path) -> Path | None:
+    def _lock_file(self, directory: Path) -> Path | None:
         """Return the file in a directory, unless another sweep is using it."""
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -160,7 +175,7 @@ class SweepIndex:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         try:
-            # After a kill, also of the machine, the file is consistent, as of some moments before.
+            # After a kill, also of the machine, the file is consistent. The last moments may be missing.
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")
             db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
@@ -180,7 +195,7 @@ class SweepIndex:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commit the writes of the body together, or none of them. The body must not await."""
+        """Commit all writes of the body, or on an error none. The body must not await."""
         self._db.execute("BEGIN")
         try:
             yield
@@ -192,7 +207,8 @@ class SweepIndex:
 
     async def compute(self, work: Callable[[], T], on_progress: Callable[[str], None]) -> T:
         """Run long work on the index in a thread. The caller must not use the index meanwhile."""
-        return await run_in_thread(work, on_progress, "following known links", self._db.interrupt)
+        running = _run_in_thread(work, self._db.interrupt)
+        return await with_progress(running, on_progress, "following known links")
 
     def run(self, statement: str, *values: Any) -> list[Any]:
         """Run a statement; return its rows."""
@@ -217,7 +233,7 @@ class SweepIndex:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no history was read yet, as in a new file."""
+        """Whether no history has been read yet, as in a new file."""
         return self.scalar("SELECT 1 FROM runs UNION ALL SELECT 1 FROM scanned LIMIT 1") is None
 
     def touch(self, thread: str) -> None:
@@ -230,7 +246,7 @@ class SweepIndex:
         return row[0] if row else None
 
     def add_links(self, holder: str | bytes, links: Iterable[Link]) -> None:
-        """Add the links of a run or a pack. A link that was once no leaf never becomes a leaf again."""
+        """Add the links of a run or a pack. A link that is not a leaf never becomes one."""
         self._db.executemany(
             "INSERT INTO links VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
             "is_leaf = MIN(is_leaf, excluded.is_leaf), "
@@ -238,7 +254,7 @@ class SweepIndex:
             [(holder, *link) for link in links],
         )
 
-    def links_of(self, holder: str | bytes) -> set[Link]:
+    def read_links(self, holder: str | bytes) -> set[Link]:
         """Return the links of a run or a pack."""
         rows = self.run(
             "SELECT name, thread, is_leaf, is_vouched FROM links WHERE holder = ?", holder
@@ -266,7 +282,7 @@ class SweepIndex:
         """Return whether a pack was decoded as a ref's payload: then all its links are known."""
         return self.scalar("SELECT 1 FROM scanned WHERE name = ? AND is_decoded", name) is not None
 
-    def knows(self, thread: str) -> bool:
+    def has_thread(self, thread: str) -> bool:
         """Return whether a thread belongs to this namespace."""
         found = self.run(
             "SELECT 1 FROM threads WHERE thread = ? UNION SELECT 1 FROM owned WHERE thread = ?",
@@ -300,17 +316,17 @@ class SweepIndex:
             )
             self.run(_REACH)
 
-    def unscanned(self, after: int, count: int) -> list[tuple[int, bytes]]:
+    def find_unscanned(self, after: int, count: int) -> list[tuple[int, bytes]]:
         """Return marked packs whose links are not known, with their ids.
 
-        Also packs whose links are known and that are no longer in the store: the scan then reports them
-        as lost.
+        Packs whose links are known and that are no longer in the store are included: the scan then
+        reports them as lost.
         """
         return self.run(_UNSCANNED, after, NO_THREAD, count)
 
-    def places(self, name: bytes) -> list[str]:
+    def find_places(self, name: bytes) -> list[str]:
         """Return the keys of the threads that a pack may be stored under."""
-        said = self.run(
+        linked = self.run(
             "SELECT DISTINCT thread FROM links WHERE name = ? AND thread != '' AND NOT is_leaf",
             name,
         )
@@ -319,9 +335,9 @@ class SweepIndex:
             name,
             name,
         )
-        return list(dict.fromkeys(thread for (thread,) in [*listed, *said]))
+        return list(dict.fromkeys(thread for (thread,) in [*listed, *linked]))
 
-    def vouched_by(self, name: bytes) -> str:
+    def find_vouching_holder(self, name: bytes) -> str:
         """Return a run or schedule that reaches a pack by vouched links; empty if none does.
 
         Text that only looks like a ref proves nothing, and neither does a pack that only text names.
@@ -329,7 +345,7 @@ class SweepIndex:
         found: str | None = self.scalar(_VOUCHED, name)
         return found or ""
 
-    def named_by(self, name: bytes, thread: str) -> str:
+    def find_naming_holder(self, name: bytes, thread: str) -> str:
         """Return a holder that names a pack together with its thread; empty if none does."""
         statement = "SELECT holder FROM links WHERE name = ? AND thread = ? AND NOT is_leaf LIMIT 1"
         holder: str | bytes = self.scalar(statement, name, thread) or ""
@@ -356,3 +372,36 @@ class SweepIndex:
                 "DELETE FROM links WHERE typeof(holder) = 'blob' "
                 "AND holder NOT IN (SELECT name FROM scanned)"
             )
+
+
+async def with_progress(work: Awaitable[T], on_progress: Callable[[str], None], what: str) -> T:
+    """Await work, and report `what` at intervals until it ends."""
+    task = asyncio.ensure_future(work)
+    try:
+        while not task.done():
+            on_progress(what)
+            await asyncio.wait([task], timeout=limits.SWEEP_PROGRESS_SECONDS)
+    finally:
+        task.cancel()
+        await _wait_for_end(task)
+    return task.result()
+
+
+async def _run_in_thread(work: Callable[[], T], interrupt: Callable[[], None]) -> T:
+    """Run work in a thread. If the caller is cancelled, interrupt the work and wait for its end."""
+    running = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        return await asyncio.shield(running)
+    finally:
+        if not running.done():
+            interrupt()
+            await _wait_for_end(running)
+
+
+async def _wait_for_end(work: asyncio.Future[Any]) -> None:
+    """Wait for the end of work through any number of cancellations: its resources are closed next."""
+    while not work.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([work])
+    if not work.cancelled():
+        work.exception()  # Mark it as retrieved: the caller raises its own, or asks for this one next.

@@ -30,9 +30,8 @@ from everlong.storage import quarantine
 from everlong.storage.base import BlobInfo, BlobStore, ListsRanges, OutOfOrder, ranges_of
 from everlong.storage.objects import NO_THREAD, run_in_thread
 from everlong.storage.pack_store import PackStore, gathered
-from everlong.sweep.envelope import sealing_key_id, unwrap, wrap
-from everlong.sweep.index import SweepIndex
-from everlong.sweep.progress import with_progress
+from everlong.sweep.index import SweepIndex, with_progress
+from everlong.sweep.stored_index import read_key_id, unwrap_file, wrap_file
 
 _OBJECT: Final = re.compile(r"v1/([0-9a-f]{32})/([0-9a-f]{64})\.pack")
 _ARCHIVE: Final = re.compile(r"archive/v1/([0-9a-f]{32})/[0-9A-Za-z-]+\.(?:json|parquet)")
@@ -132,7 +131,7 @@ class StoredListing:
         key = f"{self._place}{end}-{cursor.parts:06d}-{began_ms:013d}.bin"
         plain = json.dumps([start, cursor.kept, rows], separators=(",", ":")).encode()
         keys = await self._packs.keys()
-        await self._store.put(key, await run_in_thread(wrap, plain, key, keys))
+        await self._store.put(key, await run_in_thread(wrap_file, plain, key, keys))
 
     async def find(self) -> list[StoredPart]:
         """Return the parts of this sweep, by range and number."""
@@ -152,8 +151,8 @@ class StoredListing:
         """
         try:
             data = await self._store.get(part.key)
-            keys = await self._packs.keys(sealing_key_id(data))
-            plain = await run_in_thread(unwrap, data, part.key, keys)
+            keys = await self._packs.keys(read_key_id(data))
+            plain = await run_in_thread(unwrap_file, data, part.key, keys)
             start, end, rows = _PART.validate_json(plain)
         except (EverlongError, ValidationError):
             return None
@@ -254,7 +253,7 @@ class Listing:
         cursors = {
             cursor.before: cursor
             for folder in {part.folder for part in parts}
-            for cursor in _cursors_of(folder)
+            for cursor in _build_cursors(folder)
         }
         for cursor in cursors.values():
             self._move(cursor)
@@ -291,22 +290,22 @@ class Listing:
     async def _list_ranges(self, store: ListsRanges, folder: str) -> None:
         """List a folder from its cursors on: first a little in one stream, then all ranges at once."""
         whole = Cursor(folder, folder + _ALL, folder, folder, 0)
-        if not self._cursors(folder):
+        if not self._load_cursors(folder):
             self._move(whole)
             # A small folder is listed in one stream, with no more requests than it needs.
             if await self._list_range(store, whole, limits.SWEEP_SCOUT_OBJECTS):
                 return
-        for cursor in self._cursors(folder):
+        for cursor in self._load_cursors(folder):
             if cursor.before == whole.before and cursor.after < cursor.before:
                 self._split(cursor)
-        left = [each for each in self._cursors(folder) if each.after < each.before]
+        left = [each for each in self._load_cursors(folder) if each.after < each.before]
         await with_progress(
             gathered([partial(self._list_with_retries, store, each) for each in left]),
             self._on_progress,
             "listing the store",
         )
 
-    def _cursors(self, folder: str) -> list[Cursor]:
+    def _load_cursors(self, folder: str) -> list[Cursor]:
         rows = self._index.run(
             "SELECT folder, before, after, kept, parts FROM cursors WHERE folder = ?", folder
         )
@@ -316,7 +315,7 @@ class Listing:
         """Split the range by first digit. Keys before its cursor are already listed."""
         with self._index.transaction():
             self._index.run("DELETE FROM cursors WHERE folder = ?", whole.folder)
-            for each in _cursors_of(whole.folder):
+            for each in _build_cursors(whole.folder):
                 self._move(each._replace(after=min(max(whole.after, each.after), each.before)))
 
     async def _list_with_retries(self, store: ListsRanges, cursor: Cursor) -> None:
@@ -330,7 +329,7 @@ class Listing:
                 await self._list_range(store, cursor)
                 return
             except StoreUnavailable:
-                [now] = [x for x in self._cursors(cursor.folder) if x.before == cursor.before]
+                [now] = [x for x in self._load_cursors(cursor.folder) if x.before == cursor.before]
                 tries = 1 if now.after > cursor.after else tries + 1
                 if tries == _TRIES_MAX:
                     raise
@@ -436,7 +435,7 @@ class Listing:
             return
         left = [
             store.list_range(folder, max(each.after, last), each.before)
-            for each in _cursors_of(folder)
+            for each in _build_cursors(folder)
             if each.before > last
         ]
         work = [partial(_add_pages, each, self._add_copies) for each in left]
@@ -456,7 +455,7 @@ class Listing:
         self._on_progress("listing the quarantine")
 
 
-def _cursors_of(folder: str) -> list[Cursor]:
+def _build_cursors(folder: str) -> list[Cursor]:
     """Return cursors at the beginning of each range of a folder."""
     ends = (*_DIGITS[1:], _END)
     return [

@@ -28,10 +28,8 @@ from everlong.sweep.history_reader import (
     find_related_runs,
     is_closing,
 )
-from everlong.sweep.index import SweepIndex
-from everlong.sweep.link_reader import LinkReader, Unreadable
-from everlong.sweep.links import Link
-from everlong.sweep.progress import with_progress
+from everlong.sweep.index import Link, SweepIndex, with_progress
+from everlong.sweep.links import LinkReader, Unreadable
 
 T = TypeVar("T")
 
@@ -114,7 +112,7 @@ class Marker:
     async def mark(self) -> None:
         """Mark reachable objects, reading only the runs that have changed."""
         await self._list_runs()
-        await self._ask_for(_UNKNOWN, {})
+        await self._describe_workflows(_UNKNOWN, {})
         self._index.run("DELETE FROM due")
         self._index.run(_CHANGED)
         await self._read_due()
@@ -127,7 +125,7 @@ class Marker:
         """
         self._listing += 1
         await self._list_runs()
-        await self._ask_for(_AT_STAKE, {"oldest": oldest_ms})
+        await self._describe_workflows(_AT_STAKE, {"oldest": oldest_ms})
         self._index.run("DELETE FROM due")
         self._index.run("INSERT INTO due SELECT run_id FROM runs WHERE NOT is_final")
         await self._read_due(exactly=True)
@@ -143,27 +141,27 @@ class Marker:
             _MISSED, self._listing, batch[-1][0] if batch else "", limits.SWEEP_BATCH
         ):
             checks = [partial(self._check_gone, *each) for each in batch]
-            await self._all(checks, "looking for runs that are not listed")
+            await self._gather(checks, "looking for runs that are not listed")
 
     async def _check_gone(self, run_id: str, workflow_id: str) -> None:
         if await self._histories.describe(workflow_id, run_id) is None:
             self._drop(run_id)
 
-    async def _ask_for(self, which: str, values: dict[str, Any]) -> None:
+    async def _describe_workflows(self, which: str, values: dict[str, Any]) -> None:
         """Describe workflows by id: a run counts even if no listing has it yet, or has it any more."""
         values = {**values, "after": "", "count": limits.SWEEP_BATCH}
         while batch := self._index.run_named(which, values):
             values["after"] = batch[-1][0]
-            asks = [partial(self._ask, *each) for each in batch]
-            await self._all(asks, "looking for workflows that are not listed")
+            asks = [partial(self._describe_workflow, *each) for each in batch]
+            await self._gather(asks, "looking for workflows that are not listed")
 
-    async def _ask(self, thread: str, workflow_id: str) -> None:
+    async def _describe_workflow(self, thread: str, workflow_id: str) -> None:
         found = await self._histories.describe(workflow_id, "")
-        if found is not None and not self._knows(found.run_id):
+        if found is not None and not self._has_run(found.run_id):
             self._add_runs([Run(found.run_id, workflow_id, found.root, found.is_open)])
         self._index.run("INSERT OR IGNORE INTO asked VALUES (?)", thread)
 
-    def _knows(self, run_id: str) -> bool:
+    def _has_run(self, run_id: str) -> bool:
         return self._index.scalar("SELECT 1 FROM runs WHERE run_id = ?", run_id) is not None
 
     def _add_runs(self, runs: Sequence[Run]) -> None:
@@ -195,7 +193,7 @@ class Marker:
             done += len(rows)
             if self._checkpoint is not None:
                 await self._checkpoint()
-        while due := self._unlisted_runs():
+        while due := self._take_unlisted_runs():
             for first in range(0, len(due), limits.SWEEP_BATCH):
                 batch = due[first : first + limits.SWEEP_BATCH]
                 await self._read_runs(batch, first, len(due), exactly=exactly)
@@ -214,9 +212,9 @@ class Marker:
 
         await gathered([partial(read, each) for each in due])
 
-    def _unlisted_runs(self) -> list[_Due]:
+    def _take_unlisted_runs(self) -> list[_Due]:
         """Return the runs that other histories name and that no listing had."""
-        new = [each for each in self._related if not self._knows(each[1])]
+        new = [each for each in self._related if not self._has_run(each[1])]
         self._related.clear()
         self._add_runs([Run(run_id, workflow_id, workflow_id, True) for workflow_id, run_id in new])
         return [_Due(run_id, workflow_id, True, 0) for workflow_id, run_id in new]
@@ -263,11 +261,11 @@ class Marker:
     async def _read_description(self, run: _Due, described: RunDescription) -> bool:
         """Replace the links of the payloads outside the history: memo, pending activities."""
         payloads = [each for message in described.holds for each in walk_payloads(message)]
-        links = await self._links(payloads, run)
+        links = await self._find_links(payloads, run)
         if links is None:
             return False
         holder = f"{run.run_id}/beside"
-        if links != self._index.links_of(holder):
+        if links != self._index.read_links(holder):
             with self._index.transaction():
                 self._index.forget(holder)
                 self._index.add_links(holder, links)
@@ -291,7 +289,7 @@ class Marker:
                 if event.event_id > read.last_event:
                     read = _Read(event.event_id, is_closing(event))
             payloads = [each for event in events for each in walk_payloads(event)]
-            links = await self._links(payloads, run)
+            links = await self._find_links(payloads, run)
             if links is None:
                 return None
             with self._index.transaction():
@@ -300,11 +298,11 @@ class Marker:
                 (workflow_id or run.workflow_id, run_id)
                 for event in events
                 for workflow_id, run_id in find_related_runs(event)
-                if not self._knows(run_id)
+                if not self._has_run(run_id)
             )
         return read if is_there and lowest == run.last_event + 1 else _Read(0)
 
-    async def _links(self, payloads: list[Found], run: _Due) -> set[Link] | None:
+    async def _find_links(self, payloads: list[Found], run: _Due) -> set[Link] | None:
         try:
             links = self._reader.find_links(payloads, run.workflow_id)
             return await with_progress(links, self._on_progress, "reading runs")
@@ -343,16 +341,16 @@ class Marker:
         self._index.run("INSERT OR IGNORE INTO roots SELECT run_id || '/beside' FROM runs")
         await self._index.compute(self._index.reach_from_roots, self._on_progress)
         after = scanned = 0
-        while batch := self._index.unscanned(after, _SCAN_BATCH):
+        while batch := self._index.find_unscanned(after, _SCAN_BATCH):
             after = batch[-1][0]
             scans = [partial(self._scan, name) for _, name in batch]
-            found = await self._all(scans, f"followed {scanned} packs")
+            found = await self._gather(scans, f"followed {scanned} packs")
             self._index.reach(link for links in found for link in links)
             scanned += len(batch)
 
     async def _scan(self, name: bytes) -> set[Link]:
         """Return the links of a pack, and record them."""
-        threads, wrong, by = self._index.places(name), "", ""
+        threads, wrong, by = self._index.find_places(name), "", ""
         for thread in threads:
             try:
                 links = await self._reader.scan(thread, name)
@@ -365,11 +363,11 @@ class Marker:
                 return set()
             except Unreadable as error:
                 # The object exists, so a link with its thread is a real ref, whatever its form.
-                wrong, by = str(error), by or self._index.named_by(name, thread)
+                wrong, by = str(error), by or self._index.find_naming_holder(name, thread)
                 continue
             self._index.add_scanned(name, links, is_decoded=False)
             return links
-        if by := by or self._index.vouched_by(name):
+        if by := by or self._index.find_vouching_holder(name):
             missing = (
                 f"{name.hex()} of thread {threads[-1]} is not in the store. Restore it from a backup, "
                 "or delete the history that names it."
@@ -377,7 +375,7 @@ class Marker:
             self._note(f"{by} leads to an object that cannot be read: {wrong or missing}")
         return set()
 
-    async def _all(self, work: Sequence[Callable[[], Awaitable[T]]], what: str) -> list[T]:
+    async def _gather(self, work: Sequence[Callable[[], Awaitable[T]]], what: str) -> list[T]:
         return await with_progress(gathered(work), self._on_progress, what)
 
     def _note(self, reason: str) -> None:

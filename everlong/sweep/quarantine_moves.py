@@ -23,9 +23,8 @@ from everlong.policy import Retention
 from everlong.storage import quarantine
 from everlong.storage.base import BlobStore
 from everlong.storage.pack_store import gathered
-from everlong.sweep.index import SweepIndex
-from everlong.sweep.link_reader import LinkReader
-from everlong.sweep.progress import with_progress
+from everlong.sweep.index import SweepIndex, with_progress
+from everlong.sweep.links import LinkReader
 from everlong.sweep.records import Records
 
 T = TypeVar("T")
@@ -198,7 +197,7 @@ class QuarantineMover:
     async def quarantine(self, now_ms: int) -> None:
         """Move objects that are unreachable and old enough into quarantine."""
         after = ""
-        while batch := await self._compute(partial(self._candidates, after, now_ms)):
+        while batch := await self._compute(partial(self._find_candidates, after, now_ms)):
             after = batch[-1].key
             if not self._dry_run:
                 objects = [(each.key, each.size_bytes) for each in batch]
@@ -210,16 +209,16 @@ class QuarantineMover:
             for part in (manifests, others):
                 await self._move_in_batches(part, partial(self._quarantine, now_ms), what)
 
-    def _candidates(self, after: str, now_ms: int) -> list[_Candidate]:
+    def _find_candidates(self, after: str, now_ms: int) -> list[_Candidate]:
         kept = self._retention
         both = (kept.payload_seconds, kept.journal_seconds)
         values = {
             "after": after,
-            "payload": _before(now_ms, kept.payload_seconds),
-            "journal": _before(now_ms, kept.journal_seconds),
-            "archive": _before(now_ms, kept.archive_seconds),
-            "unknown": _before(now_ms, max(both)),
-            "first": _before(now_ms, min(both)),
+            "payload": _compute_limit_ms(now_ms, kept.payload_seconds),
+            "journal": _compute_limit_ms(now_ms, kept.journal_seconds),
+            "archive": _compute_limit_ms(now_ms, kept.archive_seconds),
+            "unknown": _compute_limit_ms(now_ms, max(both)),
+            "first": _compute_limit_ms(now_ms, min(both)),
             "count": limits.SWEEP_BATCH,
         }
         return [_Candidate(*row) for row in self._index.run_named(_CANDIDATES, values)]
@@ -231,7 +230,7 @@ class QuarantineMover:
             data = None if kind == "archive" else await self._store.get(key)
             if data is not None:
                 kind = kind or await self._reader.classify(data, candidate.thread, candidate.name)
-            if self._written_ms(candidate) > self._limit_ms(kind, now_ms):
+            if self._find_written_ms(candidate) > self._find_limit_ms(kind, now_ms):
                 self._index.run("UPDATE objects SET class = ? WHERE key = ?", kind, key)
                 return
             if not self._dry_run:
@@ -254,7 +253,7 @@ class QuarantineMover:
             size_bytes,
         )
 
-    def _written_ms(self, candidate: _Candidate) -> int:
+    def _find_written_ms(self, candidate: _Candidate) -> int:
         """Return when an object was written. The age of an archive's file counts from its manifest."""
         stem, _, end = candidate.key.rpartition(".")
         manifest_ms = None
@@ -272,7 +271,7 @@ class QuarantineMover:
             values = (copy, key, thread, name, since_ms, size_bytes)
             self._index.run("INSERT OR IGNORE INTO copies VALUES (?, ?, ?, ?, ?, ?)", *values)
 
-    def _limit_ms(self, kind: str, now_ms: int) -> int:
+    def _find_limit_ms(self, kind: str, now_ms: int) -> int:
         kept = self._retention
         by_class: dict[str, float | None] = {
             "payload": kept.payload_seconds,
@@ -280,16 +279,16 @@ class QuarantineMover:
             "archive": kept.archive_seconds,
         }
         longest = max(kept.payload_seconds, kept.journal_seconds)
-        return _before(now_ms, by_class.get(kind, longest))
+        return _compute_limit_ms(now_ms, by_class.get(kind, longest))
 
     def has_old_copies(self, now_ms: int) -> bool:
         """Return whether there is a copy to delete permanently, by the current marks."""
-        return bool(self._old_copies("", now_ms, 1))
+        return bool(self._find_old_copies("", now_ms, 1))
 
     async def purge(self, now_ms: int) -> None:
         """Delete copies whose period is over. The marks must be exact, and newer than the copies."""
         after = ""
-        old = self._old_copies
+        old = self._find_old_copies
         while batch := await self._compute(partial(old, after, now_ms, limits.SWEEP_BATCH)):
             after = batch[-1][0]
             if not self._dry_run:
@@ -304,9 +303,9 @@ class QuarantineMover:
 
     def oldest_ms(self, now_ms: int) -> int:
         """Return the newest quarantine time of copies whose period is over."""
-        return _before(now_ms, self._retention.quarantine_seconds)
+        return _compute_limit_ms(now_ms, self._retention.quarantine_seconds)
 
-    def _old_copies(self, after: str, now_ms: int, count: int) -> list[tuple[str, int]]:
+    def _find_old_copies(self, after: str, now_ms: int, count: int) -> list[tuple[str, int]]:
         return self._index.run(_OLD_COPIES, after, self.oldest_ms(now_ms), count)
 
     async def _move_in_batches(
@@ -338,6 +337,6 @@ class QuarantineMover:
         }
 
 
-def _before(now_ms: int, seconds: float | None) -> int:
+def _compute_limit_ms(now_ms: int, seconds: float | None) -> int:
     """Return the newest time of an object that is old enough; before all times if it is kept forever."""
     return -1 if seconds is None else int(now_ms - 1000 * seconds)

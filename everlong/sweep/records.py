@@ -81,7 +81,7 @@ class Records:
         """Return the ids of all workflows and schedules that sweeps of this namespace have seen."""
         found = SeenIds()
         for _ in range(_READS_MAX):
-            records = await self._stamped("seen")
+            records = await self._list_keys("seen")
             more, read = await self._parse_seen(records)
             found |= more
             if read == records:
@@ -95,7 +95,7 @@ class Records:
         """
         if new:
             await self.write_seen(new)
-        records = await self._stamped("seen")
+        records = await self._list_keys("seen")
         is_stale = len(gone.workflow_ids) > max(_GONE_MIN, len(known.workflow_ids) // 2)
         if is_stale or len(records) > limits.SWEEP_RECORDS_MAX:
             # Read again, since another sweep may have added a record; and written before the others are
@@ -137,25 +137,25 @@ class Records:
         """Write a report, and delete the oldest reports and old log records."""
         await self._store.put(f"{self.place}/reports/{self.stamp}.json", _REPORT.dump_json(report))
         oldest_ms = report.started_ms - 1000 * limits.SWEEP_LOG_SECONDS
-        old = [key for key in await self._stamped("log") if _ms(key) < oldest_ms]
-        reports = await self._stamped("reports")
+        old = [key for key in await self._list_keys("log") if _parse_ms(key) < oldest_ms]
+        reports = await self._list_keys("reports")
         await self._store.delete([*old, *reports[: -limits.SWEEP_REPORTS_MAX]])
 
-    async def last_report(self) -> SweepReport | None:
+    async def read_last_report(self) -> SweepReport | None:
         """Return the newest report that can be read."""
-        for key in reversed(await self._stamped("reports")):
+        for key in reversed(await self._list_keys("reports")):
             try:
                 return _REPORT.validate_json(await self._store.get(key))
             except (BlobMissing, ValidationError):  # Deleted meanwhile, or from a newer Everlong.
                 continue
         return None
 
-    async def _stamped(self, kind: str) -> list[str]:
+    async def _list_keys(self, kind: str) -> list[str]:
         """Return the keys of one kind of record, the oldest first."""
         keys = [info.key async for info in self._store.list(f"{self.place}/{kind}/")]
-        return sorted((key for key in keys if _STAMPED.fullmatch(key)), key=_ms)
+        return sorted((key for key in keys if _STAMPED.fullmatch(key)), key=_parse_ms)
 
 
-def _ms(key: str) -> int:
+def _parse_ms(key: str) -> int:
     found = _STAMPED.fullmatch(key)
     return int(found["ms"]) if found else 0

@@ -1,10 +1,10 @@
-"""Stored index: the links of histories and packs, saved in the store for a process without the index.
+"""Stored index: the links of histories and packs, saved in the store for workers with another disk.
 
-It is a cache. If a file is missing or damaged, some histories are read again, and nothing else. So each
-file is self-contained: it holds runs, and for each run every link that the index needs to follow it.
-This matters for payloads. Only a ref says how to decode one, so a run that counts as read must come
-with the links of its decoded payloads: their bytes alone may show fewer links, and an object in use
-would be taken for garbage.
+It is a cache: if a file is missing or damaged, some histories are read again, and that is the only
+effect. Therefore each file is self-contained: it holds runs, and for each run every link that the index
+needs to follow it. This matters for payloads. Only a ref says how to decode a payload, so a run that
+counts as read must come with the links of its decoded payloads. Their bytes alone may show fewer links,
+and an object in use would be taken for garbage.
 
 A file holds the runs of the threads whose keys begin with the same digits. A manifest names the files
 that belong together, and is written last. No file is ever changed: a sweep writes new files, then the
@@ -12,12 +12,19 @@ manifest, then deletes the files that it replaces. A sweep that is killed in bet
 manifest valid, or leaves files that no manifest names; those are deleted after two days.
 
 A stale index is safe. The links of a run hold for its first events forever, and the links of a pack
-hold forever. A run that Temporal no longer retains is dropped when Temporal says so, as always.
+hold forever. A run is dropped only when Temporal reports that it no longer retains the run.
+
+All files that a sweep saves, unfinished listings included, have one envelope. A file is compressed,
+bound to its key, and checked as a whole: a file that is damaged, truncated, of another version or of
+another key is never read in part. Where keys are configured, files are sealed, and unsealed files are
+rejected.
 """
 
 import hashlib
 import itertools
 import logging
+import os
+import struct
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -27,15 +34,80 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from everlong import limits
-from everlong.errors import EverlongError
+from everlong.errors import BlobCorrupt, EverlongError, KeyMissing, ObjectTooLarge, UnknownVersion
 from everlong.models import thread_key
 from everlong.storage.base import BlobStore
-from everlong.storage.objects import run_in_thread
+from everlong.storage.keys import SALT_BYTES, Keys, open_bytes, seal_bytes
+from everlong.storage.objects import compressor, inflate, run_in_thread
 from everlong.storage.pack_store import PackStore
-from everlong.sweep.envelope import sealing_key_id, unwrap, wrap
-from everlong.sweep.index import SweepIndex
-from everlong.sweep.links import Link
-from everlong.sweep.progress import with_progress
+from everlong.sweep.index import Link, SweepIndex, with_progress
+
+_MAGIC: Final = b"EVSI"
+_VERSION: Final = 1
+# Magic, version, length of the key id (0 if not sealed), plain size; little-endian.
+_HEADER: Final = struct.Struct("<4sBBQ")
+_DIGEST_BYTES: Final = 32
+_PURPOSE: Final = b"everlong-sweep"
+
+
+def wrap_file(plain: bytes, place: str, keys: Keys | None) -> bytes:
+    """Return the file for some bytes, to be stored under the key `place`."""
+    if len(plain) > limits.SWEEP_INDEX_BYTES_MAX:
+        raise ObjectTooLarge(f"{len(plain)} bytes do not fit into one file")
+    body = compressor().compress(plain)
+    if keys is None:
+        header = _HEADER.pack(_MAGIC, _VERSION, 0, len(plain))
+        return header + _digest(header, place, body) + body
+    key_id, salt = keys.active.encode(), os.urandom(SALT_BYTES)
+    header = _HEADER.pack(_MAGIC, _VERSION, len(key_id), len(plain)) + key_id + salt
+    key = keys.derive(keys.active, _PURPOSE, salt)
+    return header + seal_bytes(key, 0, body, header + place.encode())
+
+
+def read_key_id(data: bytes) -> str:
+    """Return the id of the key that a file is sealed with; empty if it is not sealed."""
+    length = _parse_header(data)[0]
+    return data[_HEADER.size : _HEADER.size + length].decode("latin-1")
+
+
+def unwrap_file(data: bytes, place: str, keys: Keys | None) -> bytes:
+    """Return the bytes in a file stored under the key `place`; an `EverlongError` if it is damaged."""
+    key_id_bytes, size_bytes = _parse_header(data)
+    if key_id_bytes:
+        if keys is None:
+            raise KeyMissing("the file is sealed, and no keys are configured here")
+        end = _HEADER.size + key_id_bytes + SALT_BYTES
+        key = keys.derive(read_key_id(data), _PURPOSE, data[end - SALT_BYTES : end])
+        body = open_bytes(key, 0, data[end:], data[:end] + place.encode())
+    else:
+        if keys is not None:
+            raise BlobCorrupt("the file is not sealed, and keys are configured here")
+        end = _HEADER.size + _DIGEST_BYTES
+        header, body = data[: _HEADER.size], data[end:]
+        if data[_HEADER.size : end] != _digest(header, place, body):
+            raise BlobCorrupt("the file's digest does not match")
+    plain = inflate(body, size_bytes)
+    if len(plain) != size_bytes:
+        raise BlobCorrupt(f"the file holds {len(plain)} bytes but declares {size_bytes}")
+    return plain
+
+
+def _parse_header(data: bytes) -> tuple[int, int]:
+    if len(data) < _HEADER.size or data[: len(_MAGIC)] != _MAGIC:
+        raise BlobCorrupt("the file has no header")
+    _, version, key_id_bytes, size_bytes = _HEADER.unpack_from(data)
+    if version != _VERSION:
+        raise UnknownVersion(f"the file has version {version}")
+    if size_bytes > limits.SWEEP_INDEX_BYTES_MAX:
+        raise BlobCorrupt(f"the file declares {size_bytes} bytes")
+    return key_id_bytes, size_bytes
+
+
+def _digest(header: bytes, place: str, body: bytes) -> bytes:
+    return hashlib.blake2b(
+        header + place.encode() + b"\0" + body, digest_size=_DIGEST_BYTES, person=_PURPOSE
+    ).digest()
+
 
 _LOG: Final = logging.getLogger(__name__)
 _DIGITS: Final = "0123456789abcdef"
@@ -152,7 +224,7 @@ class StoredIndex:
         """Fill an empty index from the store, without the files that cannot be read."""
         keys = {info.key async for info in self._store.list(self._place)}
         if not self._index.is_empty:
-            # Files that another sweep has replaced meanwhile are written again.
+            # Files that another sweep has deleted meanwhile are written again.
             self._index.run_many(
                 "DELETE FROM saved WHERE key = ?",
                 ((key,) for (key,) in self._index.run("SELECT key FROM saved") if key not in keys),
@@ -185,8 +257,8 @@ class StoredIndex:
         """Return the contents of a file; None if it cannot be read."""
         try:
             data = await self._store.get(key)
-            keys = await self._packs.keys(sealing_key_id(data))
-            return shape.validate_json(await run_in_thread(unwrap, data, key, keys))
+            keys = await self._packs.keys(read_key_id(data))
+            return shape.validate_json(await run_in_thread(unwrap_file, data, key, keys))
         except (EverlongError, ValidationError) as error:
             _LOG.warning("the index of sweeps: %s: %s", key, type(error).__name__)
             return None
@@ -205,11 +277,11 @@ class StoredIndex:
                     run.last_event,
                     run.is_final,
                 )
-                index.add_links(run.run_id, map(_link, run.links))
-                index.add_links(f"{run.run_id}/beside", map(_link, run.beside))
+                index.add_links(run.run_id, map(_parse_link, run.links))
+                index.add_links(f"{run.run_id}/beside", map(_parse_link, run.beside))
             for pack in shard.packs:
                 name = bytes.fromhex(pack.name)
-                index.add_links(name, map(_link, pack.links))
+                index.add_links(name, map(_parse_link, pack.links))
                 index.note_scanned(name, is_decoded=pack.is_decoded)
             index.run_each(
                 "INSERT OR REPLACE INTO threads VALUES (?, ?, ?)",
@@ -227,7 +299,7 @@ class StoredIndex:
         known = "SELECT digest FROM quiet WHERE thread = ?"
         same = [
             (thread,)
-            for thread, digest in _digests(self._index, "", _DIGITS[-1] * 33)
+            for thread, digest in _digest_threads(self._index, "", _DIGITS[-1] * 33)
             if self._index.scalar(known, thread) == digest
         ]
         self._index.run_many("UPDATE objects SET is_new = 0 WHERE thread = ?", same)
@@ -261,12 +333,12 @@ class StoredIndex:
             key = f"{self._place}{self._stamp}-{next(self._numbers):06d}-{digits or 'all'}.bin"
             collect = partial(self._collect, digits, is_settled=is_settled)
             plain = await self._index.compute(collect, self._on_progress)
-            data = await run_in_thread(wrap, plain, key, keys)
+            data = await run_in_thread(wrap_file, plain, key, keys)
             await with_progress(self._store.put(key, data), self._on_progress, "saving the index")
             files[digits] = key
         manifest = Manifest(self._identity, files, is_settled)
         key = f"{self._place}{self._stamp}-{next(self._numbers):06d}.{_MANIFEST}"
-        await self._store.put(key, wrap(_MANIFESTS.dump_json(manifest), key, keys))
+        await self._store.put(key, wrap_file(_MANIFESTS.dump_json(manifest), key, keys))
         with self._index.transaction():
             self._index.run("DELETE FROM saved")
             self._index.run_each("INSERT INTO saved VALUES (?, ?)", files.items())
@@ -304,11 +376,11 @@ class StoredIndex:
 
     def _is_touched(self, digits: str) -> bool:
         statement = "SELECT 1 FROM touched WHERE thread BETWEEN ? AND ? LIMIT 1"
-        return self._index.scalar(statement, *_bounds(digits)) is not None
+        return self._index.scalar(statement, *_get_key_range(digits)) is not None
 
     def _collect(self, digits: str, *, is_settled: bool) -> bytes:
         """Return a shard as bytes: as many runs as fit, each with everything that it reaches."""
-        index, low_high = self._index, _bounds(digits)
+        index, low_high = self._index, _get_key_range(digits)
         contents = _Contents(index)
         for row in index.run(
             "SELECT run_id, workflow_id, root, is_open, last_event, is_final FROM runs "
@@ -328,7 +400,7 @@ class StoredIndex:
             "AND NOT EXISTS (SELECT 1 FROM runs WHERE runs.thread = asked.thread)",
             *low_high,
         )
-        quiet = dict(_digests(index, *low_high)) if is_settled else {}
+        quiet = dict(_digest_threads(index, *low_high)) if is_settled else {}
         for (thread,) in index.run(
             "SELECT DISTINCT thread FROM objects WHERE is_new AND thread BETWEEN ? AND ?", *low_high
         ):
@@ -355,7 +427,7 @@ class _Contents:
     def __init__(self, index: SweepIndex) -> None:
         self._index = index
         self._names: set[bytes] = set()
-        self._rows = 0
+        self._format_links = 0
         self.runs: list[StoredRun] = []
         self.packs: list[StoredPack] = []
 
@@ -372,11 +444,11 @@ class _Contents:
         links: set[Link] = set()
         beside: set[Link] = set()
         if last_event:
-            links = self._index.links_of(run_id)
-            beside = self._index.links_of(f"{run_id}/beside")
+            links = self._index.read_links(run_id)
+            beside = self._index.read_links(f"{run_id}/beside")
             if not self._add_packs(links | beside):
                 links, beside, last_event, is_final = set(), set(), 0, False
-        self._rows += 1 + len(links) + len(beside)
+        self._format_links += 1 + len(links) + len(beside)
         self.runs.append(
             StoredRun(
                 run_id,
@@ -385,8 +457,8 @@ class _Contents:
                 bool(is_open),
                 last_event,
                 bool(is_final),
-                _rows(links),
-                _rows(beside),
+                _format_links(links),
+                _format_links(beside),
             )
         )
 
@@ -395,7 +467,7 @@ class _Contents:
         packs: list[StoredPack] = []
         names: set[bytes] = set()
         rows = len(links)
-        if self._rows + rows > limits.SWEEP_INDEX_ROWS_MAX:
+        if self._format_links + rows > limits.SWEEP_INDEX_ROWS_MAX:
             return False
         ahead = [link.name for link in links if not link.is_leaf]
         while ahead:
@@ -406,19 +478,19 @@ class _Contents:
             if is_decoded is None:
                 continue
             names.add(name)
-            leads_to = self._index.links_of(name)
+            leads_to = self._index.read_links(name)
             rows += 1 + len(leads_to)
-            if self._rows + rows > limits.SWEEP_INDEX_ROWS_MAX:
+            if self._format_links + rows > limits.SWEEP_INDEX_ROWS_MAX:
                 return False
-            packs.append(StoredPack(name.hex(), bool(is_decoded), _rows(leads_to)))
+            packs.append(StoredPack(name.hex(), bool(is_decoded), _format_links(leads_to)))
             ahead += [link.name for link in leads_to if not link.is_leaf]
         self._names |= names
-        self._rows += rows - len(links)
+        self._format_links += rows - len(links)
         self.packs += packs
         return True
 
 
-def _digests(index: SweepIndex, low: str, high: str) -> Iterator[tuple[str, str]]:
+def _digest_threads(index: SweepIndex, low: str, high: str) -> Iterator[tuple[str, str]]:
     """Yield each thread with a digest of its objects' keys and times, independent of their order."""
     rows = index.stream(
         "SELECT thread, key, modified_ms FROM objects WHERE thread BETWEEN ? AND ? ORDER BY thread",
@@ -433,15 +505,15 @@ def _digests(index: SweepIndex, low: str, high: str) -> Iterator[tuple[str, str]
         yield thread, f"{total:032x}"
 
 
-def _bounds(digits: str) -> tuple[str, str]:
+def _get_key_range(digits: str) -> tuple[str, str]:
     """Return the first and the last thread key that begin with some digits."""
     return digits.ljust(32, "0"), digits.ljust(32, "f")
 
 
-def _rows(links: set[Link]) -> list[_Link]:
+def _format_links(links: set[Link]) -> list[_Link]:
     return [(each.name.hex(), each.thread, each.is_leaf + 2 * each.is_vouched) for each in links]
 
 
-def _link(row: _Link) -> Link:
+def _parse_link(row: _Link) -> Link:
     name, thread, flags = row
     return Link(bytes.fromhex(name), thread, bool(flags & 1), bool(flags & 2))

@@ -62,11 +62,10 @@ from everlong.storage.cache import CachedBlobStore
 from everlong.storage.pack_store import PackStore
 from everlong.storage.quarantine import RestoringBlobStore, bare
 from everlong.sweep.history_reader import HistorySource
-from everlong.sweep.index import SweepIndex
-from everlong.sweep.link_reader import LinkReader, check_codec
+from everlong.sweep.index import SweepIndex, with_progress
+from everlong.sweep.links import LinkReader, check_codec
 from everlong.sweep.listing import Listing, StoredListing
 from everlong.sweep.mark import Marker
-from everlong.sweep.progress import with_progress
 from everlong.sweep.quarantine_moves import QuarantineMover
 from everlong.sweep.records import Records, SeenIds
 from everlong.sweep.stored_index import StoredIndex
@@ -195,7 +194,7 @@ class Sweep:
         self, index: SweepIndex, stored: StoredIndex, records: Records, sweep_id: str, own_ms: int
     ) -> SweepReport:
         started, options = time.monotonic(), self._options
-        ahead_ms = await self._ahead_ms(records, own_ms)
+        ahead_ms = await self._measure_ahead_ms(records, own_ms)
         now_ms = own_ms - ahead_ms
         is_resumable = bool(self._attempt_of) and not options.dry_run
         listed = (
@@ -246,7 +245,7 @@ class Sweep:
             restored=mover.counts.tally("restored"),
             purged=mover.counts.tally("purged"),
             classes=mover.classes(),
-            threads=_threads(index),
+            threads=_list_swept_threads(index),
             incomplete=(*marker.incomplete, *mover.faults)[:SWEEP_REASONS_MAX],
             archived=self._preserved.archived,
             not_archived=self._preserved.failed,
@@ -258,7 +257,7 @@ class Sweep:
                 await listed.delete(now_ms)
         return report
 
-    async def _ahead_ms(self, records: Records, own_ms: int) -> int:
+    async def _measure_ahead_ms(self, records: Records, own_ms: int) -> int:
         """Return how far this clock is ahead of the store's; 0 within the tolerance.
 
         On a clock that is a week ahead, an object that was quarantined a moment ago looks old enough to
@@ -280,10 +279,10 @@ class Sweep:
         now_ms: int,
     ) -> dict[str, Tally]:
         """Mark, then move and delete; return the counts as of the mark."""
-        seen = await self._know(index, records)
+        seen = await self._load_seen(index, records)
         await marker.mark()
         await self._note_owned(index, records, seen)
-        counts = await index.compute(partial(_counts, index), self._on_progress)
+        counts = await index.compute(partial(_count_objects, index), self._on_progress)
         await mover.restore(now_ms)
         if not marker.incomplete:
             # From here on the index matches the store: a sweep that is killed after this continues from
@@ -310,10 +309,10 @@ class Sweep:
                 objects=max(0, unreached.objects - taken.objects),
                 bytes=max(0, unreached.bytes - taken.bytes),
             ),
-            "in_quarantine": _tally(index, "FROM copies"),
+            "in_quarantine": _read_tally(index, "FROM copies"),
         }
 
-    async def _know(self, index: SweepIndex, records: Records) -> SeenIds:
+    async def _load_seen(self, index: SweepIndex, records: Records) -> SeenIds:
         """Add the ids that earlier sweeps saw: the index may be new, and a listing may lack some."""
         seen = await records.load_seen()
         namespace = self._histories.namespace
@@ -335,11 +334,11 @@ class Sweep:
         )
         if not self._options.dry_run:
             there = SeenIds(
-                _ids(index, "SELECT workflow_id FROM owned"),
-                _ids(index, "SELECT schedule_id FROM schedules"),
+                _read_ids(index, "SELECT workflow_id FROM owned"),
+                _read_ids(index, "SELECT schedule_id FROM schedules"),
             )
             # They have no stored objects, and Temporal was asked for them by id.
-            away = _ids(
+            away = _read_ids(
                 index,
                 "SELECT workflow_id FROM owned WHERE thread NOT IN (SELECT thread FROM places) "
                 "AND thread NOT IN (SELECT thread FROM runs UNION SELECT thread FROM schedules)",
@@ -350,33 +349,33 @@ class Sweep:
             index.run("INSERT OR IGNORE INTO owned SELECT thread, '' FROM places")
 
 
-def _ids(index: SweepIndex, statement: str) -> frozenset[str]:
+def _read_ids(index: SweepIndex, statement: str) -> frozenset[str]:
     return frozenset(each for (each,) in index.run(statement))
 
 
-def _counts(index: SweepIndex) -> dict[str, Tally]:
+def _count_objects(index: SweepIndex) -> dict[str, Tally]:
     marked, owned = "(SELECT name FROM marked)", "(SELECT thread FROM owned)"
     taken = "class != 'archive'"
     return {
-        "stored": _tally(index, "FROM objects"),
-        "reachable": _tally(index, f"FROM objects WHERE name IN {marked}"),
-        "archives": _tally(index, "FROM objects WHERE class = 'archive'"),
-        "foreign": _tally(
+        "stored": _read_tally(index, "FROM objects"),
+        "reachable": _read_tally(index, f"FROM objects WHERE name IN {marked}"),
+        "archives": _read_tally(index, "FROM objects WHERE class = 'archive'"),
+        "foreign": _read_tally(
             index,
             f"FROM objects WHERE name NOT IN {marked} AND thread NOT IN {owned} AND {taken}",
         ),
-        "unreached": _tally(
+        "unreached": _read_tally(
             index, f"FROM objects WHERE name NOT IN {marked} AND thread IN {owned} AND {taken}"
         ),
     }
 
 
-def _tally(index: SweepIndex, source: str) -> Tally:
+def _read_tally(index: SweepIndex, source: str) -> Tally:
     [(objects, size_bytes)] = index.run(f"SELECT COUNT(*), TOTAL(size_bytes) {source}")
     return Tally(objects=objects, bytes=int(size_bytes))
 
 
-def _threads(index: SweepIndex) -> tuple[SweptThread, ...]:
+def _list_swept_threads(index: SweepIndex) -> tuple[SweptThread, ...]:
     rows = index.run(
         "SELECT swept.thread, COALESCE(workflow_id, ''), objects, bytes FROM swept "
         "LEFT JOIN owned USING (thread) ORDER BY bytes DESC LIMIT ?",

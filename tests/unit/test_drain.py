@@ -31,12 +31,12 @@ from everlong.codecs.codec import INLINE_ENCODING
 from everlong.codecs.composition import OuterCodec
 from everlong.codecs.refs import is_ref
 from everlong.config import Settings, load_settings
+from everlong.doctor.drain import CodecUsage, CodecUsageReader
 from everlong.errors import ConfigError, ServerUnreachable
 from everlong.interceptors.drain import DrainReader, RunDrain, holds_ref, plain_bytes_max
 from everlong.interceptors.history import RunHistory
 from everlong.storage.instrumented import counting
 from everlong.storage.memory import MemoryBlobStore
-from everlong.sweep.codec_usage import CodecUsage, CodecUsageReader
 from everlong.sweep.history_reader import Histories, Run
 from tests.support.sample_payloads import KEY_1, activity, payload
 
@@ -308,8 +308,8 @@ async def test_a_run_that_rolls_while_it_is_looked_at_is_followed() -> None:
     _, ref = await large_ref()
     histories = cast("Histories", Rolling(ref))
     reader = CodecUsageReader(histories)
-    assert await reader.run(Run("first", "w", "w", is_open=True)) is CodecUsage.REFS
-    assert await reader.run(Run("first", "w", "w", is_open=False)) is CodecUsage.NOTHING
+    assert await reader.read_run(Run("first", "w", "w", is_open=True)) is CodecUsage.REFS
+    assert await reader.read_run(Run("first", "w", "w", is_open=False)) is CodecUsage.NOTHING
 
 
 class Masked(PayloadCodec):
@@ -356,9 +356,9 @@ async def test_runs_are_counted_behind_an_outer_codec() -> None:
         [masked] = await outer.outer.encode([given])
         [other] = await outer.outer.encode([LARGE])
         reader = CodecUsageReader(cast("Histories", Rolling(masked, other)), outer)
-        assert await reader.run(run) is holding
+        assert await reader.read_run(run) is holding
     with pytest.raises(ConfigError, match="Masked does not decode a payload of workflow 'w'"):
-        await CodecUsageReader(cast("Histories", Rolling(LARGE)), outer).run(run)
+        await CodecUsageReader(cast("Histories", Rolling(LARGE)), outer).read_run(run)
 
 
 async def test_the_command_needs_the_keys_only_behind_an_outer_codec(

@@ -34,7 +34,7 @@ ROWS: dict[str, tuple[set[str], set[str]]] = {
             "sweep",
             "versions",
         },
-        {"temporalio"},
+        {"temporalio", "google"},
     ),
     "doctor/probes": ({"errors", "models", "storage"}, {"temporalio"}),
     "storage": ({"errors", "limits", "models"}, PURE),

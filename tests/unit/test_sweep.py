@@ -20,7 +20,8 @@ from everlong.storage.file import FileBlobStore
 from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore, open_packs, pack_key
 from everlong.sweep import Sweep
-from everlong.sweep.links import Link, find_links
+from everlong.sweep.index import Link
+from everlong.sweep.links import find_links
 from tests.support.fake_namespace import AT_ONCE, NAMESPACE, FakeNamespace, build_namespace
 from tests.support.sample_payloads import noise, payload
 

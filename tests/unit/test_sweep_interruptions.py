@@ -20,8 +20,7 @@ from everlong.storage.memory import MemoryBlobStore
 from everlong.storage.pack_store import PackStore
 from everlong.storage.quarantine import PREFIX, RestoringBlobStore
 from everlong.sweep import Sweep
-from everlong.sweep.index import SweepIndex
-from everlong.sweep.progress import with_progress
+from everlong.sweep.index import SweepIndex, with_progress
 from tests.support.fake_namespace import AT_ONCE, FakeNamespace
 
 LINKS = 300_000
@@ -129,7 +128,7 @@ class Slow(MemoryBlobStore):
 
 
 async def test_a_sweep_is_never_silent_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "SWEEP_TELL_SECONDS", 0.1)
+    monkeypatch.setattr(limits, "SWEEP_PROGRESS_SECONDS", 0.1)
     store = Slow()
     world = FakeNamespace(store)
     run = world.start("w0")

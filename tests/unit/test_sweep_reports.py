@@ -117,7 +117,7 @@ async def test_whoever_sweeps_is_in_the_report_and_in_the_log() -> None:
     ).run()
     assert (report.by, report.reason) == ("ann", "the disk is full")
     records = Records(world.store, await world.namespace_id())
-    assert await records.last_report() == report
+    assert await records.read_last_report() == report
     [key] = [each for each in await world.keys("sweep/") if each.endswith(f"-{report.id}-1.json")]
     begun = json.loads(await world.store.get(key))
     assert (begun["action"], begun["by"]) == ("begin", "ann")
