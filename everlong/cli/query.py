@@ -21,7 +21,8 @@ from everlong.errors import ConfigError
 from everlong.format import one_line
 from everlong.models.thread_ids import check_id
 from everlong.queries import LIBRARY
-from everlong.queries.query import QueryResult, find_named_query, run_query
+from everlong.queries.engine import QueryResult, run_query
+from everlong.queries.views import find_named_query
 
 commands = typer.Typer()
 # First characters that make a spreadsheet read a cell as a formula.

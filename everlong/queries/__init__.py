@@ -4,9 +4,7 @@
 imported when a query runs.
 """
 
-from everlong.queries.bounds import Bounds
-from everlong.queries.engine import Table
-from everlong.queries.library import LIBRARY, NamedQuery
-from everlong.queries.views import Needs
+from everlong.queries.engine import Bounds, Table
+from everlong.queries.views import LIBRARY, NamedQuery, Needs
 
 __all__ = ["LIBRARY", "Bounds", "NamedQuery", "Needs", "Table"]

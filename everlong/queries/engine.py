@@ -1,24 +1,38 @@
-"""Query engine: runs one statement in a sandbox process, which parses, checks and executes it.
+"""Query engine: runs one SQL statement over journals and archives, read-only and within bounds.
 
-This process never parses any part of a statement. However a query ends, also if it is cancelled, the
-sandbox process is killed, and its memory is freed. See `sandbox`.
+The statement runs in a sandbox process, which parses, checks and executes it: see `sandbox`. This
+process never parses any part of a statement. When a query ends, also if it is cancelled, the sandbox
+process is killed, which frees its memory. Then the query's scratch folder is removed. The result lists
+the data that was left out.
 """
 
 import asyncio
 import contextlib
 import dataclasses
+import fcntl
 import json
 import os
+import shutil
 import sys
-from collections.abc import AsyncIterator, Mapping
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from temporalio.client import Client
 
 from everlong.errors import QueryRefused
 from everlong.queries import sandbox_main
-from everlong.queries.bounds import FILL_SECONDS, PARSE_SECONDS, Bounds
-from everlong.queries.statement import TOO_COMPLEX
+from everlong.queries.sources import ReadBounds, SourceReader
+from everlong.queries.statement import FILL_SECONDS, PARSE_SECONDS, TOO_COMPLEX
 from everlong.queries.views import Needs
+from everlong.storage.pack_store import PackStore
+
+if TYPE_CHECKING:
+    from everlong.queries.view_files import ViewFiles
+
+T = TypeVar("T")
 
 STATEMENT_CHARS_MAX: Final = 20_000
 # A process starts in 0.2 s, or in some seconds on a busy machine, independent of the statement.
@@ -32,6 +46,24 @@ _LINE_BYTES_MAX: Final = 1024 * 1024
 # Bytes around each row.
 _FRAME_BYTES: Final = 64
 _LESS: Final = "Name fewer threads, or ask for less."
+# Named threads of one query.
+_THREADS_NAMED_MAX: Final = 200
+# Prefix of the names of scratch folders.
+SCRATCH_PREFIX: Final = "everlong-query-"
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounds:
+    """Bounds of one query: memory, disk, time and size of the result."""
+
+    memory_bytes: int = 256 * 1024 * 1024
+    disk_bytes: int = 1024 * 1024 * 1024
+    seconds: float = 30.0
+    rows: int = 10_000
+    result_bytes: int = 32 * 1024 * 1024
+    """Bytes of the result, as JSON or as objects in this process, whichever is more."""
+    value_chars: int = 0
+    """Characters of one value; longer values are cut. 0 for no bound."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +76,142 @@ class Table:
     """Whether there are more rows than these."""
     cut: int = 0
     """Number of values that were cut."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QueryRead:
+    """Amount of data that a query read."""
+
+    threads: int
+    """Rows of the view `threads`."""
+    journals: int
+    entries: int
+    message_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QueryResult:
+    """Result of a query. Values are JSON types; times are UTC."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    seconds: float
+    truncated: bool
+    """Whether rows were left out."""
+    read: QueryRead
+    left_out: tuple[str, ...] = ()
+    """Data that was not read, because of a bound or an error. The rows cover the rest."""
+
+
+async def run_query(
+    client: Client,
+    packs: PackStore,
+    sql: str,
+    *,
+    threads: Sequence[str] = (),
+    bounds: Bounds | None = None,
+    reach: ReadBounds | None = None,
+) -> QueryResult:
+    """Run one SELECT over the views `entries`, `threads` and `resumes`.
+
+    Only the views and columns that it uses are read: for the named threads, or for all threads within
+    `reach`. If the call is cancelled, the statement's process is killed and its files are removed.
+    """
+    if len(threads) > _THREADS_NAMED_MAX:
+        raise QueryRefused(f"{len(threads)} threads are named; {_THREADS_NAMED_MAX} is the most")
+    sources = SourceReader(client, packs, reach or ReadBounds(), threads)
+    return await _run(sources, sql, bounds or Bounds())
+
+
+async def _run(sources: SourceReader, sql: str, bounds: Bounds) -> QueryResult:
+    started = time.monotonic()
+    # Imported here: pyarrow comes with an extra, and only queries need it.
+    from everlong.queries.view_files import ViewFiles
+
+    await asyncio.to_thread(clear_orphans)
+    # The process ends before its folder is removed, so it cannot write there afterwards.
+    with make_scratch_folder() as folder:
+        async with open_statement(sql, folder, bounds) as statement:
+            files = ViewFiles(folder, statement.needs)
+            await _load_views(sources, files, statement.needs)
+            found = await statement.run(await _in_thread(files.close))
+    left_out = list(sources.left_out)
+    if found.cut:
+        left_out.append(
+            f"of {found.cut} long values all but the first {bounds.value_chars:,} characters"
+        )
+    return QueryResult(
+        columns=found.columns,
+        rows=found.rows,
+        seconds=time.monotonic() - started,
+        truncated=found.truncated,
+        read=QueryRead(
+            threads=len(sources.threads),
+            journals=sources.threads_read,
+            entries=sources.entries_read,
+            message_bytes=sources.bytes_read,
+        ),
+        left_out=tuple(left_out),
+    )
+
+
+async def _load_views(sources: SourceReader, files: "ViewFiles", needs: Needs) -> None:
+    if needs.tables:
+        await sources.list_threads()
+    if "threads" in needs.tables:
+        await _in_thread(files.add, "threads", sources.threads)
+    if "entries" in needs.tables:
+        async for rows in sources.entries(needs.messages):
+            await _in_thread(files.add, "entries", rows)
+
+
+async def _in_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """Run a function in an OS thread. A cancelled query waits for it: it writes to its folder."""
+    work = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait([work])
+        raise
+
+
+@contextlib.contextmanager
+def make_scratch_folder() -> Iterator[Path]:
+    """Make a folder for one query, and remove it afterwards.
+
+    The folder holds message content, so it must be removed also after its process was killed. The owning
+    process holds a lock on it; `clear_orphans` removes the folders without a lock.
+    """
+    # It gets its final name once it is locked, so that no other process takes it for an orphan.
+    made = Path(tempfile.mkdtemp(prefix=f".{SCRATCH_PREFIX}"))
+    folder = made.with_name(made.name.removeprefix("."))
+    with _open_folder(made) as descriptor:
+        try:
+            # On a file system without locks, no other process gets a lock either.
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield made.rename(folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def clear_orphans() -> None:
+    """Remove the folders of processes that have ended."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH_PREFIX}*"):
+        # Another process holds it, or it belongs to another user, or it was removed meanwhile.
+        with contextlib.suppress(OSError), _open_folder(folder) as descriptor:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(descriptor).st_uid == os.geteuid():
+                shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def _open_folder(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.asynccontextmanager
@@ -112,21 +280,21 @@ class Statement:
         return Table(tuple(columns), tuple(rows), line["truncated"], line["cut"])
 
     def _raise_if_failed(self, line: dict[str, Any] | None) -> dict[str, Any]:
-        """Return a line. Raises if it reports a failure, or if the process ended without a line."""
+        """Return a line; raise if it reports a failure, or if the process ended without a line."""
         # A process that the kernel refuses more memory ends without a line.
         why = "memory" if line is None else line.get("failed")
         if line is not None and why is None:
             return line
-        said = (line or {}).get("said", "")
-        whys = {
+        message = (line or {}).get("message", "")
+        reasons = {
             "memory": f"the query needs more memory than its limit. {_LESS}",
             "disk": (
                 f"the query needs more disk than is free, or than its limit of "
                 f"{self._bounds.disk_bytes:,} bytes. {_LESS}"
             ),
-            "filling": f"the query's data does not fit ({said}). {_LESS}",
+            "filling": f"the query's data does not fit ({message}). {_LESS}",
         }
-        raise QueryRefused(whys.get(str(why), f"the query failed: {said}"))
+        raise QueryRefused(reasons.get(str(why), f"the query failed: {message}"))
 
 
 @contextlib.asynccontextmanager

@@ -16,7 +16,7 @@ Lines of JSON, the parent's marked with `>`:
     {"filled": true}                    the views are there; the statement's time begins
     {"columns"}, {"row"} ..., {"truncated", "cut"}
 
-`{"refused"}` or `{"failed", "said"}` may replace any line after the first, and is then the last line.
+`{"refused"}` or `{"failed", "message"}` may replace any line after the first, and is then the last line.
 Values are JSON values.
 """
 
@@ -38,9 +38,8 @@ from typing import Any, Final
 import duckdb
 
 from everlong.errors import QueryRefused
-from everlong.queries.bounds import FILL_SECONDS, PARSE_SECONDS
-from everlong.queries.statement import TOO_COMPLEX, read_needs
-from everlong.queries.views import INHERITED, RESUMES, TABLES, Needs, table_columns
+from everlong.queries.statement import FILL_SECONDS, PARSE_SECONDS, TOO_COMPLEX, read_needs
+from everlong.queries.views import INHERITED, RESUMES, TABLES, Needs, get_columns
 
 # Python and DuckDB take 100 MiB of it before the first request.
 _PARSE_BYTES: Final = 256 * 1024 * 1024
@@ -71,7 +70,7 @@ class _Watch:
 
     def run(self) -> None:
         while not self._over.wait(_LOOK_SECONDS):
-            if self.found or _size(self._spill) > self._most:
+            if self.found or _measure_bytes(self._spill) > self._most:
                 # Repeatedly: DuckDB drops an interrupt between two parts of a statement.
                 self.found = "disk"
                 self._connection.interrupt()
@@ -80,7 +79,7 @@ class _Watch:
         self._over.set()
 
 
-def _size(folder: Path) -> int:
+def _measure_bytes(folder: Path) -> int:
     total = 0
     with contextlib.suppress(OSError):  # Removed meanwhile, or not created yet.
         for each in os.scandir(folder):
@@ -91,7 +90,7 @@ def _size(folder: Path) -> int:
 
 def bound_parsing(bounds: Mapping[str, Any]) -> None:
     """Limit this process to the resources of parsing, within the statement's bounds."""
-    data_bytes = max(_PARSE_BYTES, _run_bytes(bounds))
+    data_bytes = max(_PARSE_BYTES, _limit_bytes(bounds))
     resource.setrlimit(resource.RLIMIT_DATA, (_PARSE_BYTES, data_bytes))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, bounds["disk_bytes"]))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -102,7 +101,7 @@ def bound_parsing(bounds: Mapping[str, Any]) -> None:
 
 def bound_running(bounds: Mapping[str, Any]) -> None:
     """Raise the limits of this process to those of the statement."""
-    data_bytes = _run_bytes(bounds)
+    data_bytes = _limit_bytes(bounds)
     resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, data_bytes))
     # The kernel limits one file; `_Watch` limits all files together.
     resource.setrlimit(resource.RLIMIT_FSIZE, (bounds["disk_bytes"], bounds["disk_bytes"]))
@@ -110,7 +109,7 @@ def bound_running(bounds: Mapping[str, Any]) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (most, most))
 
 
-def _run_bytes(bounds: Mapping[str, Any]) -> int:
+def _limit_bytes(bounds: Mapping[str, Any]) -> int:
     return _BASE_BYTES + int(bounds["memory_bytes"])
 
 
@@ -156,9 +155,9 @@ def open_views(
     connection.execute(f"ATTACH {path} AS views")
     connection.execute("USE views")
     for table in TABLES:
-        columns = table_columns(table, messages)
-        said = ", ".join(f'"{name}" {kind}' for name, kind in columns.items())
-        connection.execute(f"CREATE TABLE {table} ({said})")
+        columns = get_columns(table, messages)
+        schema = ", ".join(f'"{name}" {kind}' for name, kind in columns.items())
+        connection.execute(f"CREATE TABLE {table} ({schema})")
         if table in files:
             read = f"INSERT INTO {table} BY NAME SELECT * FROM read_parquet(?)"  # noqa: S608 - ours
             connection.execute(read, [files[table]])
@@ -187,30 +186,30 @@ def run(
     watch = _Watch(connection, folder / "spill", bounds["disk_bytes"])
     threading.Thread(target=watch.run, daemon=True).start()
     try:
-        yield from _rows(connection, sql, bounds)
+        yield from _iter_rows(connection, sql, bounds)
     except duckdb.InterruptException:
-        yield json.dumps({"failed": watch.found or "time", "said": ""})
+        yield json.dumps({"failed": watch.found or "time", "message": ""})
     except (duckdb.Error, MemoryError) as error:
-        yield json.dumps(_failure(error))
+        yield json.dumps(_describe_failure(error))
     finally:
         watch.end()
 
 
-def _failure(error: Exception) -> dict[str, Any]:
+def _describe_failure(error: Exception) -> dict[str, Any]:
     """Return the failure of a statement, or of loading its views."""
     if isinstance(error, duckdb.OutOfMemoryException | MemoryError):
         is_spill = "failed to offload" in str(error)
-        return {"failed": "disk" if is_spill else "memory", "said": ""}
+        return {"failed": "disk" if is_spill else "memory", "message": ""}
     if isinstance(error, duckdb.IOException):
         # Only its own files are read or written, so one of them exceeded its limit, or the disk is full.
         # DuckDB's message is not passed on: it has the path.
-        return {"failed": "disk", "said": ""}
+        return {"failed": "disk", "message": ""}
     # Only the first line: the others quote data and paths.
-    said = (str(error).splitlines() or [""])[0][:_ERROR_CHARS_MAX]
-    return {"failed": "memory" if "bad_alloc" in said else "statement", "said": said}
+    message = (str(error).splitlines() or [""])[0][:_ERROR_CHARS_MAX]
+    return {"failed": "memory" if "bad_alloc" in message else "statement", "message": message}
 
 
-def _rows(
+def _iter_rows(
     connection: "duckdb.DuckDBPyConnection", sql: str, bounds: Mapping[str, Any]
 ) -> Iterator[str]:
     cursor = connection.execute(sql)
@@ -318,7 +317,7 @@ def _serve() -> None:
         open_views(connection, folder, bounds, needs.messages, files)
     except (duckdb.Error, MemoryError) as error:
         # Only the error's type: its message quotes data and paths.
-        _send(json.dumps({"failed": "filling", "said": type(error).__name__}))
+        _send(json.dumps({"failed": "filling", "message": type(error).__name__}))
         return
     _send(json.dumps({"filled": True}))
     sys.stdout.flush()

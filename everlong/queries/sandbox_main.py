@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Make packages that have modules and no `__init__`, and hand over to `running`."""
+    """Make packages that have modules and no `__init__`, and run `sandbox.main`."""
     here = Path(__file__).resolve().parent
     for name, folder in (("everlong", here.parent), ("everlong.queries", here)):
         package = types.ModuleType(name)

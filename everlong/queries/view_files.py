@@ -7,7 +7,7 @@ from typing import Any, Final
 import pyarrow as pa  # type: ignore[import-untyped] # It has no types.
 import pyarrow.parquet as pq  # type: ignore[import-untyped] # It has no types.
 
-from everlong.queries.views import ENTRIES, Needs, table_columns
+from everlong.queries.views import ENTRIES, Needs, get_columns
 
 _ARROW: Final = {
     "VARCHAR": pa.string(),
@@ -31,7 +31,7 @@ class ViewFiles:
 
     def add(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Add rows to a table. Times are Unix milliseconds."""
-        columns = table_columns(table, self._needs.messages)
+        columns = get_columns(table, self._needs.messages)
         batch = pa.table(
             {
                 name: pa.array([row.get(name) for row in rows], _ARROW[kind])

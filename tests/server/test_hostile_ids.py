@@ -25,7 +25,7 @@ from everlong.embedded import TemporalServer
 from everlong.errors import ThreadIdRefused, ThreadNotFound
 from everlong.models import AGENT_WORKFLOW
 from everlong.models.thread_ids import quote_id, show_id
-from everlong.queries.query import run_query
+from everlong.queries.engine import run_query
 from everlong.storage import BlobStore
 from everlong.storage.pack_store import PackStore
 from tests.server.test_admin_api import governed, until

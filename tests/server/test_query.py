@@ -19,8 +19,9 @@ from everlong.client.wait import wait_for_status
 from everlong.embedded import TemporalServer
 from everlong.errors import QueryRefused, ThreadNotFound
 from everlong.queries import sources
-from everlong.queries.query import QueryResult, find_named_query, run_query
+from everlong.queries.engine import QueryResult, run_query
 from everlong.queries.sources import ReadBounds
+from everlong.queries.views import find_named_query
 from everlong.storage import BlobStore
 from everlong.storage.pack_store import PackStore
 from tests.server.test_archive import say

@@ -36,7 +36,7 @@ from everlong.models import (
     Tally,
     thread_key,
 )
-from everlong.queries.query import run_query
+from everlong.queries.engine import run_query
 from everlong.storage import open_store
 from everlong.storage.pack_store import PackStore, open_packs
 from everlong.telemetry.spans import SWEEP

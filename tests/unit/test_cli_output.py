@@ -15,7 +15,7 @@ from everlong.client.threads import ThreadPage
 from everlong.client.visibility import ThreadRow
 from everlong.format import spark_text
 from everlong.models import ThreadCard
-from everlong.queries.query import QueryRead, QueryResult
+from everlong.queries.engine import QueryRead, QueryResult
 
 THREAD_ID = "support-customer-4711"
 

@@ -9,7 +9,7 @@ import duckdb
 import pytest
 
 from everlong.errors import QueryRefused
-from everlong.queries.functions import (
+from everlong.queries.statement import (
     AGGREGATE_GROUPS,
     FUNCTIONS,
     SCALAR_GROUPS,

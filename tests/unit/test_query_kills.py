@@ -13,8 +13,12 @@ from pathlib import Path
 import pytest
 
 from everlong.queries import sandbox
-from everlong.queries.engine import open_statement
-from everlong.queries.scratch import PREFIX, clear_orphans, make_scratch_folder
+from everlong.queries.engine import (
+    SCRATCH_PREFIX,
+    clear_orphans,
+    make_scratch_folder,
+    open_statement,
+)
 from everlong.queries.view_files import ViewFiles
 from tests.support.query_fuzzer import RSS_GROWTH_MAX, SECONDS_MAX, children, fuzz
 from tests.support.query_runner import ENDLESS
@@ -22,7 +26,7 @@ from tests.support.query_runner import ENDLESS
 ASKING = f"""
 import asyncio, sys
 from everlong.queries.engine import open_statement
-from everlong.queries.scratch import make_scratch_folder
+from everlong.queries.engine import make_scratch_folder
 
 async def ask():
     with make_scratch_folder() as folder:
@@ -126,8 +130,8 @@ def test_what_a_killed_process_left_is_cleared_and_what_others_hold_is_not(
 
 def test_only_folders_are_cleared(tmp_path: Path) -> None:
     (tmp_path / "of-a-person").mkdir()
-    (tmp_path / f"{PREFIX}link").symlink_to(tmp_path / "of-a-person")
-    (tmp_path / f"{PREFIX}file").write_text("x")
+    (tmp_path / f"{SCRATCH_PREFIX}link").symlink_to(tmp_path / "of-a-person")
+    (tmp_path / f"{SCRATCH_PREFIX}file").write_text("x")
     clear_orphans()
     assert len(list(tmp_path.iterdir())) == 3
 

@@ -20,7 +20,7 @@ from everlong.admin.web.auth import CurrentUser, requires
 from everlong.admin.web.context import AppContext
 from everlong.admin.web.parameters import BodyId, Text, limit_items
 from everlong.queries import LIBRARY, Bounds, NamedQuery
-from everlong.queries.query import QueryResult, run_query
+from everlong.queries.engine import QueryResult, run_query
 
 _ROWS_MAX: Final = 10_000
 _SQL_CHARS_MAX: Final = 20_000
