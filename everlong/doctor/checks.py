@@ -1,4 +1,4 @@
-"""Checks that `everlong doctor` runs: of versions, store, server, codec, clock, archives, workers.
+"""Checks that `everlong doctor` runs: versions, store, server, codec, clock, archives, workers.
 
 Every check has a time limit and, where possible, depends on no other.
 """
@@ -27,13 +27,13 @@ from everlong.codecs.composition import (
 )
 from everlong.doctor import probes
 from everlong.doctor.drain import count_holdings
-from everlong.doctor.findings import Finding, Problem, finding
+from everlong.doctor.findings import Finding, Problem, combine_problems
 from everlong.doctor.workers import (
     SKEW_SECONDS_MAX,
     Clock,
     check_workers,
+    format_skew,
     read_clock,
-    skew_text,
 )
 from everlong.errors import (
     ConfigError,
@@ -58,6 +58,9 @@ _DRAIN_SECONDS_MAX: Final = 3.0
 # A call lists 1,000 names of archives: this is enough for some 50,000.
 _ARCHIVES_SECONDS_MAX: Final = 5.0
 _UNREADABLE_MAX: Final = 5
+_PROBE_BYTES: Final = 4 * limits.KIB
+_RANGE: Final = (1000, 500)
+_ALLOW: Final = "Allow this user or these credentials to list, read, write and delete there."
 _ARCHIVE_FIX: Final = (
     "Restore it from a backup of the store, or delete the object if an older archive will do."
 )
@@ -76,13 +79,13 @@ async def run_checks(
     """
     yield check_versions()
     if isinstance(packs, EverlongError):
-        yield _failed("store", packs)
+        yield _report_error("store", packs)
     else:
-        yield await _bounded("store", check_store(packs.store))
+        yield await _run_check("store", check_store(packs.store))
     if isinstance(client, EverlongError):
-        server = _failed("server", client)
+        server = _report_error("server", client)
     else:
-        server = await _bounded("server", check_server(client))
+        server = await _run_check("server", check_server(client))
     yield server
     if isinstance(client, EverlongError) or server.status == "failed":
         for check in ("search attributes", "clock", "runs", "workers"):
@@ -91,13 +94,13 @@ async def run_checks(
     codec = await check_codec(client)
     if codec is not None:
         yield codec
-    attributes = await _bounded("search attributes", check_attributes(client))
+    attributes = await _run_check("search attributes", check_attributes(client))
     yield attributes
     clock, judged = await _check_clock(client, task_queue)
     yield judged
-    yield await _bounded("runs", check_runs(client))
+    yield await _run_check("runs", check_runs(client))
     if not isinstance(packs, EverlongError):
-        yield await _bounded("archives", check_archives(client, packs))
+        yield await _run_check("archives", check_archives(client, packs))
     if isinstance(packs, EverlongError):
         yield Finding("workers", "skipped", "not checked, since the store cannot be opened")
         return
@@ -112,7 +115,7 @@ async def run_checks(
                 has_attributes=attributes.status == "ok",
             )
     except (EverlongError, RPCError, TimeoutError) as error:
-        findings = [_failed("workers", error)]
+        findings = [_report_error("workers", error)]
     for each in findings:
         yield each
 
@@ -123,7 +126,7 @@ async def _check_clock(client: Client, task_queue: str) -> tuple[Clock, Finding]
         async with asyncio.timeout(_CHECK_SECONDS_MAX):
             clock = await read_clock(client, task_queue)
     except (EverlongError, RPCError, TimeoutError) as error:
-        return Clock(0.0, 0.0), _failed("clock", error)
+        return Clock(0.0, 0.0), _report_error("clock", error)
     return clock, judge_clock(clock)
 
 
@@ -170,7 +173,7 @@ async def check_codec(client: Client) -> Finding | None:
     try:
         check_order(codec)
     except EverlongError as error:
-        return _failed("codec", error)
+        return _report_error("codec", error)
     ours = own_codec(codec)
     texts, problems = [], []
     if isinstance(codec, OuterCodec):
@@ -181,7 +184,7 @@ async def check_codec(client: Client) -> Finding | None:
         texts.append(f"{inspection.codec} is inside Everlong's{unknown}")
         if inspection.warning:
             problems.append(Problem("warning", inspection.warning, INSPECTION_REMEDY))
-    return finding("codec", "; ".join(texts), problems) if texts else None
+    return combine_problems("codec", "; ".join(texts), problems) if texts else None
 
 
 async def check_attributes(client: Client) -> Finding:
@@ -191,7 +194,7 @@ async def check_attributes(client: Client) -> Finding:
         listed = await list_attributes(client)
     except SetupRefused as error:
         # Only a warning: workers cannot list them either, and run without them.
-        return dataclasses.replace(_failed(check, error), status="warning")
+        return dataclasses.replace(_report_error(check, error), status="warning")
     missing = [name for name in SEARCH_ATTRIBUTES if name not in listed]
     if clashes := find_clashes(listed):
         return Finding(
@@ -219,8 +222,8 @@ async def check_runs(client: Client) -> Finding:
             client, only_open=True, runs_max=_DRAIN_RUNS_MAX, seconds_max=_DRAIN_SECONDS_MAX
         )
     except (ConfigError, ServerUnreachable) as error:
-        # Only a warning, as threads run without it: the caller may lack a key or the permission to list.
-        return dataclasses.replace(_failed("runs", error), status="warning")
+        # Only a warning: threads run without it, and the caller may lack a key or a permission.
+        return dataclasses.replace(_report_error("runs", error), status="warning")
     count = report.open_runs
     which = "open runs" if report.is_complete else "newest open runs"
     text = (
@@ -245,7 +248,7 @@ async def check_archives(client: Client, packs: PackStore) -> Finding:
         )
     except StoreUnavailable as error:
         # Only a warning: the store's own check reports the cause, and threads run without a listing.
-        return dataclasses.replace(_failed("archives", error), status="warning")
+        return dataclasses.replace(_report_error("archives", error), status="warning")
     text = f"{len(page.archives)} of the newest archives in the store are this namespace's"
     problems = [
         Problem("warning", f"one cannot be read and is skipped: {each}", _ARCHIVE_FIX)
@@ -253,28 +256,28 @@ async def check_archives(client: Client, packs: PackStore) -> Finding:
     ]
     if left := len(page.unreadable) - len(problems):
         problems.append(Problem("warning", f"{left} more cannot be read", _ARCHIVE_FIX))
-    return finding("archives", text, problems)
+    return combine_problems("archives", text, problems)
 
 
-async def _bounded(check: str, work: Awaitable[Finding]) -> Finding:
+async def _run_check(check: str, work: Awaitable[Finding]) -> Finding:
     try:
         async with asyncio.timeout(_CHECK_SECONDS_MAX):
             return await work
     except (EverlongError, RPCError, TimeoutError) as error:
-        return _failed(check, error)
+        return _report_error(check, error)
 
 
-def _failed(check: str, error: EverlongError | RPCError | TimeoutError) -> Finding:
+def _report_error(check: str, error: EverlongError | RPCError | TimeoutError) -> Finding:
     """Turn an error into a finding. Everlong's errors say first what happened, then what to do."""
     if isinstance(error, EverlongError):
         text, _, fix = str(error).partition(". ")
         return Finding(check, "failed", text, fix)
     if isinstance(error, RPCError):
-        said = make_printable(error.message, 200)
+        message = make_printable(error.message, 200)
         return Finding(
             check,
             "failed",
-            f"the server refuses ({error.status.name}): {said}",
+            f"the server refuses ({error.status.name}): {message}",
             "Check the credentials and the namespace.",
         )
     return Finding(
@@ -285,13 +288,8 @@ def _failed(check: str, error: EverlongError | RPCError | TimeoutError) -> Findi
     )
 
 
-_PROBE_BYTES: Final = 4 * limits.KIB
-_RANGE: Final = (1000, 500)
-_ALLOW: Final = "Allow this user or these credentials to list, read, write and delete there."
-
-
 class _Tries:
-    """Durations and problems of the operations tried so far."""
+    """Store operations: durations and problems so far."""
 
     def __init__(self) -> None:
         self.times: list[str] = []
@@ -363,7 +361,7 @@ async def check_store(store: BlobStore) -> Finding:
             for name, step, denied in steps:
                 await tries.run(name, step(), denied)
     figures = f": {', '.join(tries.times)} for 4 KiB" if tries.times else ""
-    return finding("store", f"{store!r}{figures}", tries.problems)
+    return combine_problems("store", f"{store!r}{figures}", tries.problems)
 
 
 def judge_versions(here: Versions) -> Finding:
@@ -390,7 +388,7 @@ def judge_versions(here: Versions) -> Finding:
 def judge_clock(clock: Clock) -> Finding:
     """Return the finding about this machine's clock."""
     text = (
-        f"this machine's is {skew_text(clock.ahead_seconds)} the server's, give or take "
+        f"this machine's is {format_skew(clock.ahead_seconds)} the server's, give or take "
         f"{clock.error_seconds:.3f} s"
     )
     if abs(clock.ahead_seconds) - clock.error_seconds <= SKEW_SECONDS_MAX:

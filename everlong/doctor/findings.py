@@ -29,8 +29,8 @@ class Problem:
     fix: str
 
 
-def finding(check: str, text: str, problems: list[Problem]) -> Finding:
-    """Combine problems into one finding, with the status of the worst."""
+def combine_problems(check: str, text: str, problems: list[Problem]) -> Finding:
+    """Return one finding about a check's problems, with the status of the worst."""
     worst: Status = max((each.status for each in problems), key=_RANK.__getitem__, default="ok")
     fixes = dict.fromkeys(each.fix for each in problems)
     return Finding(

@@ -1,4 +1,4 @@
-"""Check of the workers on a task queue, by a workflow whose activities they answer.
+"""Check of the workers on a task queue: a workflow whose activities the workers answer.
 
 Arguments and answers bypass the codec, so they arrive even if keys or stores differ. A worker that does
 not know the workflow fails its task; the failure is read from the history and reported.
@@ -26,7 +26,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from everlong import limits
 from everlong.codecs.composition import INSPECTION_REMEDY
 from everlong.doctor import probes
-from everlong.doctor.findings import Finding, Problem, finding
+from everlong.doctor.findings import Finding, Problem, combine_problems
 from everlong.models import (
     CHECKS_MAX,
     DOCTOR_WORKFLOW,
@@ -62,6 +62,13 @@ _UNKNOWN_VERSION: Final = frozenset(
 )
 # Bound on the quoted text of a worker or the server.
 _REASON_CHARS_MAX: Final = 300
+# Silent workers are asked again: other workers may have taken their tasks.
+_ROUNDS_MAX: Final = 4
+_ROUNDS_SECONDS_MAX: Final = 4.0
+SKEW_SECONDS_MAX: Final = 1.0
+"""Larger differences are reported: spans and deadlines are off by as much."""
+_SET_CLOCK: Final = "Synchronise that machine's clock with NTP."
+_AGENTS_SHOWN: Final = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +108,7 @@ def new_id() -> str:
 
 
 async def read_clock(client: Client, task_queue: str) -> Clock:
-    """Compare clocks by the start time that the server records for a workflow. Needs no worker."""
+    """Compare clocks by the start time that the server records for a workflow. No worker is needed."""
     nothing = Checkup(check=Check(probe_key="", payload=""), times=0)
     before = time.time()
     async with _start_checkup(client, new_id(), task_queue, nothing) as handle:
@@ -116,7 +123,7 @@ async def list_pollers(client: Client, task_queue: str, clock: Clock) -> list[Po
     while True:
         oldest = time.time() - clock.ahead_seconds - _POLLER_AGE_SECONDS_MAX
         found = {
-            each.identity: Poller(each.identity, _version(each.deployment_options))
+            each.identity: Poller(each.identity, _parse_version(each.deployment_options))
             for kind in (
                 TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
                 TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
@@ -216,14 +223,14 @@ async def _wait_for_history(handle: WorkflowHandle[Any, Any]) -> list[HistoryEve
         description = await handle.describe()
         events = list((await handle.fetch_history()).events)
         elapsed = time.monotonic() - begun
-        if description.status != WorkflowExecutionStatus.RUNNING or elapsed > _wait_seconds_max(
+        if description.status != WorkflowExecutionStatus.RUNNING or elapsed > _get_wait_seconds_max(
             events
         ):
             return events
         await asyncio.sleep(_POLL_SECONDS)
 
 
-def _wait_seconds_max(events: Sequence[HistoryEvent]) -> float:
+def _get_wait_seconds_max(events: Sequence[HistoryEvent]) -> float:
     """Return the time limit of a check-up, given its history so far."""
     failed = any(each.HasField("workflow_task_failed_event_attributes") for each in events)
     begun = any(each.HasField("activity_task_scheduled_event_attributes") for each in events)
@@ -240,7 +247,7 @@ async def _describe_queue(client: Client, task_queue: str, kind: TaskQueueType.V
     )
 
 
-def _version(options: Any) -> WorkerDeploymentVersion | None:
+def _parse_version(options: Any) -> WorkerDeploymentVersion | None:
     if options.worker_versioning_mode != WorkerVersioningMode.WORKER_VERSIONING_MODE_VERSIONED:
         return None
     return WorkerDeploymentVersion(options.deployment_name, options.build_id)
@@ -258,15 +265,9 @@ def _shorten(text: str) -> str:
     return make_printable(text, _REASON_CHARS_MAX)
 
 
-SKEW_SECONDS_MAX: Final = 1.0
-"""Larger differences are reported: spans and deadlines are off by as much."""
-_SET_CLOCK: Final = "Synchronise that machine's clock with NTP."
-_AGENTS_SHOWN: Final = 5
-
-
 @dataclasses.dataclass(frozen=True)
 class Asker:
-    """The asking side: the configuration that workers must match."""
+    """The side that runs the check: the configuration that workers must match."""
 
     versions: Versions
     store: str
@@ -306,24 +307,26 @@ def judge_workers(asker: Asker, listed: Sequence[str], reads: Iterable[Read]) ->
                 "busy.",
             )
         )
-    return [finding("workers", text, problems), *findings]
+    return [combine_problems("workers", text, problems), *findings]
 
 
 def judge_worker(asker: Asker, worker: str, reads: Sequence[Read]) -> Finding:
     """Return the finding about one worker, from its newest answer and all its failures."""
     check = f"worker {worker}"
     answers = [read for read in reads if read.answer.checked is not None]
-    problems = [_failure(error) for error in dict.fromkeys(read.answer.error for read in reads)]
+    problems = [
+        _judge_failure(error) for error in dict.fromkeys(read.answer.error for read in reads)
+    ]
     problems = [each for each in problems if each.text]
     if not answers:
-        return finding(check, "it does not answer the check", problems)
+        return combine_problems(check, "it does not answer the check", problems)
     newest = answers[-1]
     checked = newest.answer.checked
     assert checked is not None  # noqa: S101 - `answers` holds only such
-    apart = _store(asker, checked) or _keys(asker, newest, checked)
+    apart = _judge_store(asker, checked) or _judge_keys(asker, newest, checked)
     problems += apart
-    text = _worker_text(checked) + ("" if apart else "; each side reads what the other writes")
-    problems += _version_problems(asker, checked)
+    text = _describe_worker(checked) + ("" if apart else "; each side reads what the other writes")
+    problems += _judge_versions(asker, checked)
     if checked.codec_warning:
         problems.append(Problem("warning", checked.codec_warning, INSPECTION_REMEDY))
     if asker.has_attributes and not checked.attributes:
@@ -335,34 +338,34 @@ def judge_worker(asker: Asker, worker: str, reads: Sequence[Read]) -> Finding:
                 "why.",
             )
         )
-    skew = min((_skew_seconds(read.answer) for read in answers), key=abs)
+    skew = min((_measure_skew_seconds(read.answer) for read in answers), key=abs)
     if abs(skew) > SKEW_SECONDS_MAX:
         problems.append(
-            Problem("warning", f"its clock is {skew_text(skew)} the server's", _SET_CLOCK)
+            Problem("warning", f"its clock is {format_skew(skew)} the server's", _SET_CLOCK)
         )
-    return finding(check, text, problems)
+    return combine_problems(check, text, problems)
 
 
-def skew_text(ahead_seconds: float) -> str:
+def format_skew(ahead_seconds: float) -> str:
     """Return a clock difference in words: `0.800 s ahead of`."""
     return f"{abs(ahead_seconds):.3f} s {'ahead of' if ahead_seconds >= 0 else 'behind'}"
 
 
-def keys_text(key_ids: Sequence[str]) -> str:
+def format_keys(key_ids: Sequence[str]) -> str:
     """Return the key ids in words: `no keys`, `keys b (writes), a`."""
     return f"keys {', '.join([f'{key_ids[0]} (writes)', *key_ids[1:]])}" if key_ids else "no keys"
 
 
-def _worker_text(checked: Checked) -> str:
+def _describe_worker(checked: Checked) -> str:
     names = ", ".join(checked.agents[:_AGENTS_SHOWN])
     more = len(checked.agents) - _AGENTS_SHOWN
     return (
         f"agents {names}{f' and {more} more' if more > 0 else ''}; everlong {checked.everlong}, "
-        f"temporalio {checked.sdk}, Python {checked.python}; {keys_text(checked.key_ids)}"
+        f"temporalio {checked.sdk}, Python {checked.python}; {format_keys(checked.key_ids)}"
     )
 
 
-def _failure(error: str) -> Problem:
+def _judge_failure(error: str) -> Problem:
     if "is not registered" in error:
         return Problem(
             "failed",
@@ -372,7 +375,7 @@ def _failure(error: str) -> Problem:
     return Problem("failed", error, "See its log.")
 
 
-def _store(asker: Asker, checked: Checked) -> list[Problem]:
+def _judge_store(asker: Asker, checked: Checked) -> list[Problem]:
     """Return the problems with the worker's store. With any, keys are not compared."""
     if not checked.probe.error:
         return []
@@ -384,7 +387,7 @@ def _store(asker: Asker, checked: Checked) -> list[Problem]:
                 "Set EVERLONG_STORE to the same URL on both sides.",
             )
         ]
-    why = _first_sentence(checked.probe.error)
+    why = _cut_remedy(checked.probe.error)
     return [
         Problem(
             "failed",
@@ -395,37 +398,37 @@ def _store(asker: Asker, checked: Checked) -> list[Problem]:
     ]
 
 
-def _keys(asker: Asker, read: Read, checked: Checked) -> list[Problem]:
+def _judge_keys(asker: Asker, read: Read, checked: Checked) -> list[Problem]:
     """Return the problems of either side with payloads that the other wrote."""
     problems = []
     both = (
-        f"Give both sides the same EVERLONG_KEYS. It has {keys_text(checked.key_ids)}; here there are "
-        f"{keys_text(asker.key_ids)}."
+        f"Give both sides the same EVERLONG_KEYS. It has {format_keys(checked.key_ids)}; here there are "
+        f"{format_keys(asker.key_ids)}."
     )
     if checked.payload.digest != asker.payload_digest:
-        said = _first_sentence(checked.payload.error)
-        why = f"it says: {said}" if said else "it reads different bytes"
+        error = _cut_remedy(checked.payload.error)
+        why = f"it says: {error}" if error else "it reads different bytes"
         problems.append(Problem("failed", f"it cannot read what is written here ({why})", both))
     if checked.answer.error:
         problems.append(
             Problem(
                 "failed",
-                f"it cannot write to the store ({_first_sentence(checked.answer.error)})",
+                f"it cannot write to the store ({_cut_remedy(checked.answer.error)})",
                 "Check the permissions of its credentials.",
             )
         )
     elif read.digest != checked.answer.digest:
-        why = _first_sentence(read.error) or "different bytes arrive"
+        why = _cut_remedy(read.error) or "different bytes arrive"
         problems.append(Problem("failed", f"what it writes cannot be read here ({why})", both))
     return problems
 
 
-def _first_sentence(error: str) -> str:
+def _cut_remedy(error: str) -> str:
     """Return an error's first sentence, without its remedy: the check has a better one."""
     return error.partition(". ")[0].rstrip(".")
 
 
-def _version_problems(asker: Asker, checked: Checked) -> list[Problem]:
+def _judge_versions(asker: Asker, checked: Checked) -> list[Problem]:
     problems = []
     if checked.everlong != asker.versions.everlong:
         problems.append(
@@ -446,7 +449,7 @@ def _version_problems(asker: Asker, checked: Checked) -> list[Problem]:
     return problems
 
 
-def _skew_seconds(answer: Answer) -> float:
+def _measure_skew_seconds(answer: Answer) -> float:
     """Return the least error of a worker's clock: it was read between two known times."""
     checked = answer.checked
     if checked is None:
@@ -454,13 +457,6 @@ def _skew_seconds(answer: Answer) -> float:
     if checked.time_ms < answer.started_ms:
         return (checked.time_ms - answer.started_ms) / 1000
     return max(0, checked.time_ms - answer.ended_ms) / 1000
-
-
-# Silent workers are asked again: other workers may have taken their tasks.
-_ROUNDS_MAX: Final = 4
-
-
-_ROUNDS_SECONDS_MAX: Final = 4.0
 
 
 async def check_workers(
