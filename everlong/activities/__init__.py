@@ -1,4 +1,4 @@
-"""What a thread does outside its workflow: model calls and tools. What doctors ask, and sweeps."""
+"""Activities: model calls, tools and compactions of threads; check-ups of workers; sweeps."""
 
 from everlong.activities.agent import AgentActivities
 from everlong.activities.doctor import CheckActivities

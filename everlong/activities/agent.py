@@ -1,8 +1,8 @@
 """The activities of a thread.
 
-Each may run more than once for one step (a worker is killed, a result is lost). What they store is
-named by its content and counts only once the workflow has the ref, so a second run does no harm to
-the thread. A tool's own effects are at-least-once.
+Each may run more than once for one step, for example after a worker was killed or a result was lost.
+Stored objects are named by their content and count only once the workflow has their ref, so a second run
+does not harm the thread. A tool's own effects happen at least once.
 """
 
 import contextlib
@@ -101,7 +101,7 @@ class AgentActivities:
     ) -> None:
         self._packs = packs
         self._agents = {each.name: each for agent in agents for each in agent.family}
-        self._policy = policy or Policy()  # For agents that have none of their own.
+        self._policy = policy or Policy()  # For agents without a policy of their own.
         self._tools = ToolThreads()
         telemetry = telemetry or Telemetry()
         self._recorder = StepRecorder(telemetry)
@@ -109,7 +109,7 @@ class AgentActivities:
             telemetry.spans.providers[agent.name] = get_provider_and_model(agent)[0]
         self._resumes = resumes or RecentRuns()
         self.attribute_namespaces: set[str] = set()
-        """Namespaces that are known to have our search attributes; the plugin finds out."""
+        """Namespaces that are known to have our search attributes. The plugin adds them."""
 
     @property
     def has_attributes(self) -> bool:
@@ -117,7 +117,7 @@ class AgentActivities:
         return activity.info().namespace in self.attribute_namespaces
 
     def list_activities(self) -> list[Callable[..., Any]]:
-        """Return the activities that a worker has to register."""
+        """Return the activities that a worker must register."""
         return [
             _define_activity(CALL_MODEL, self.call_model, ModelCall),
             _define_activity(RUN_TOOL, self.run_tool, ToolRun),
@@ -130,12 +130,12 @@ class AgentActivities:
     async def close(self) -> None:
         """Close the connections of providers' models. A later call opens new ones."""
         for agent in self._agents.values():
-            model = vars(agent).get("resolved_model")  # There once it has been used.
-            if model is not None and model is not agent.model:  # Not one that a team has made.
+            model = vars(agent).get("resolved_model")  # Cached at its first use.
+            if model is not None and model is not agent.model:  # A team's own model stays open.
                 await model.close()
 
     async def call_model(self, call: ModelCall) -> ModelTurn:
-        """Load the context, ask the model, and journal the tail and the reply together."""
+        """Load the context, call the model, and journal the tail and the reply in one append."""
         context = call.context
         agent = self._find_agent(context.agent)
         reader, recorder = self._open_reader(), self._recorder
@@ -182,11 +182,11 @@ class AgentActivities:
         )
 
     async def run_tool(self, run: ToolRun) -> ToolResult:
-        """Run one tool call of the newest reply and store what it returns."""
+        """Run one tool call of the newest reply, and store its result."""
         agent = self._find_agent(run.context.agent)
         reader, recorder = self._open_reader(), self._recorder
         async with self._run_step("tool", run.context) as (beat, reads):
-            # The call's arguments may be large, so they come from the journal, not from history.
+            # The call's arguments may be large, so they come from the journal and not from the history.
             head, call = await beat.retry_or_hold(lambda: find_call(reader, run))
             session = Session(
                 reader=reader,
@@ -225,7 +225,7 @@ class AgentActivities:
         )
 
     async def append_journal(self, append: Append) -> Appended:
-        """Journal entries that no model call will."""
+        """Journal entries that do not wait for the next model call."""
         reader, recorder = self._open_reader(), self._recorder
         with counting(writes=True) as reads:
             async with heartbeat(recorder.count_hold) as beat:
@@ -242,7 +242,7 @@ class AgentActivities:
         return Appended(head=head, written_bytes=_count_stored_bytes(written_bytes, reads))
 
     async def compact(self, compact: Compact) -> CompactDone:
-        """Make a smaller snapshot of the last one and the entries since."""
+        """Make a smaller snapshot of the last snapshot and the entries after it."""
         recorder = self._recorder
         with recorder.open_span(COMPACT_SPAN, compact.context, {}) as span:
             done = await self._compact(compact)
@@ -271,7 +271,7 @@ class AgentActivities:
             )
             if past.base is None and not past.items:
                 return unchanged
-            # In a thread: heartbeats and other activities go on meanwhile.
+            # In a thread, so that it does not block heartbeats and other activities.
             after = await run_in_thread(compact_past, past, compact, before_bytes)
             after_bytes = compaction.measure_messages(build_messages(after, agent))
             gone = find_expired(past)
@@ -283,7 +283,7 @@ class AgentActivities:
                 after = await run_in_thread(compact_past, past, compact, before_bytes, written.text)
                 after_bytes = compaction.measure_messages(build_messages(after, agent))
             snapshot = after.base
-            assert snapshot is not None  # noqa: S101 - it has just been made
+            assert snapshot is not None  # noqa: S101 - `compact_past` sets it
             stored, written_bytes = await beat.retry_until_timeout(
                 lambda: reader.store(snapshot, after_bytes, compact.context.snapshot)
             )
@@ -302,7 +302,7 @@ class AgentActivities:
         )
 
     async def brief(self, brief: Brief) -> Briefed:
-        """Put a sub-agent's task into its thread's place, and say where it is."""
+        """Return the first message of a sub-agent's thread. A long one is stored among its objects."""
         agent = self._find_agent(brief.context.agent)
         run = ToolRun(context=brief.context, call_id=brief.call_id, tool=brief.tool)
         child = self._open_reader(brief.child_id).journal
@@ -320,7 +320,7 @@ class AgentActivities:
                 return Briefed(
                     refused=_build_refusal(call, describe_invalid_arguments(error), now_ms)
                 )
-            # The work itself is told of by the sub-agent's thread.
+            # This span marks the request only. The sub-agent's thread has spans of its own work.
             with self._recorder.record_tool_call(
                 brief.context, call, tool=tool, child_id=brief.child_id
             ) as record_outcome:
@@ -343,25 +343,25 @@ class AgentActivities:
         )
 
     async def collect(self, collect: Collect) -> ToolResult:
-        """Take over a sub-agent's answer: it is stored again, as the result of a call here."""
+        """Store a sub-agent's answer in the parent's thread, as the result of the call."""
         journal = self._open_reader().journal
         child = self._open_reader(collect.child_id).journal
         async with heartbeat(self._recorder.count_hold) as beat:
 
             async def read_answer() -> Message:
                 try:
-                    # The newest of either kind stands within a step of the end of the journal.
+                    # The newest reply or failure is within one step of the end of the journal.
                     newest = await child.last(collect.head, (Kind.REPLY, Kind.FAILURE))
-                except RefRefused:  # Whoever reported was not the sub-agent.
-                    return Message(role="failure", text="what was reported is not its journal")
+                except RefRefused:  # The sender of the report was not the sub-agent.
+                    return Message(role="failure", text="the reported journal is not its own")
                 if newest is None:
                     return Message(role="failure", text="it ended before it could answer")
                 [message] = await child.messages([newest])
                 return message
 
-            said = await beat.retry_or_hold(read_answer)
-            failed = said.role == "failure" or bool(said.tool_calls)
-            text = f"error: {said.text or 'broken off'}" if failed else said.text
+            answer = await beat.retry_or_hold(read_answer)
+            failed = answer.role == "failure" or bool(answer.tool_calls)
+            text = f"error: {answer.text or 'broken off'}" if failed else answer.text
             message = Message(role="tool", text=text, call_id=collect.call_id, tool=collect.tool)
             now_ms = _now_ms()
             with counting(writes=True) as reads:
@@ -381,7 +381,7 @@ class AgentActivities:
     async def _run_step(
         self, step: str, context: Context
     ) -> AsyncIterator[tuple[Heartbeat, Reads]]:
-        """Heartbeat, and count what is read and stored, while the body runs."""
+        """Send heartbeats, and count the bytes that are read and stored, while the body runs."""
         with self._recorder.record_step(step, context) as reads:
             async with heartbeat(self._recorder.count_hold) as beat:
                 yield beat, reads
@@ -392,8 +392,8 @@ class AgentActivities:
         except KeyError:
             self._recorder.count_hold("AgentNotFound")
             raise build_held_error(
-                f"a worker runs no agent {name!r}, only {sorted(self._agents)}. Start one that has "
-                "it, on this task queue."
+                f"a worker runs no agent {name!r}, only {sorted(self._agents)}. Start a worker that "
+                "does, on the same task queue."
             ) from None
 
     def _get_policy(self, agent: Agent) -> Policy:
@@ -408,7 +408,7 @@ class AgentActivities:
 def _define_activity(
     name: str, run: Callable[[InputT], Awaitable[object]], input_type: type[InputT]
 ) -> Callable[[RawValue], Awaitable[RawValue]]:
-    """Return an activity whose payloads are converted here, and not by the SDK."""
+    """Return an activity that converts its payloads itself. The SDK's conversion is slower."""
 
     @activity.defn(name=name)
     async def execute(raw: RawValue) -> RawValue:
@@ -419,22 +419,23 @@ def _define_activity(
 
 
 async def _check_arrived(reader: Reader, tail: Sequence[Entry]) -> None:
-    """Fail the turn of a message that its sender did not store, or not here.
+    """Fail the turn if its message is not in this store.
 
-    It is in no journal yet. In one, a part that is missing was there, and can be restored.
+    Such a message was never stored here, so waiting for it would not help: it is not journalled yet. An
+    object that a journal refers to was stored once, and can be restored; that is a hold instead.
     """
     try:
         await reader.journal.messages([entry for entry in tail if _is_sent_as_ref(entry)])
     except BlobMissing as error:
         raise ApplicationError(
-            f"the message is not in this store; its sender may use another. {error}",
+            f"the message is not in this store; its sender may use another store. {error}",
             type=MESSAGE_LOST,
             non_retryable=True,
         ) from None
 
 
 async def _replace_lost(reader: Reader, entries: Sequence[Entry]) -> list[Entry]:
-    """Return entries that can be read again: of a message that is not here, that it is not."""
+    """Return the entries, with a notice in place of each message that is not in this store."""
     found: list[Entry] = []
     for entry in entries:
         try:
@@ -457,8 +458,8 @@ def _build_refusal(call: ToolCall, reason: str, time_ms: int) -> ToolResult:
 def _count_stored_bytes(written_bytes: int, reads: Reads) -> int:
     """Return the bytes that a thread counts as stored by an activity.
 
-    A retry counts packs that were there already too. Mostly an earlier attempt has stored them, whose
-    count was lost together with its result.
+    A retry also counts packs that exist already: usually an earlier attempt stored them, and its count
+    was lost with its result.
     """
     return written_bytes + (reads.repeated_bytes if activity.info().attempt > 1 else 0)
 

@@ -1,4 +1,7 @@
-"""Tools that every agent has: `recall`, `remember` and `forget`."""
+"""Built-in tools of every agent: `recall`, `remember` and `forget`.
+
+Their docstrings are the descriptions that models read.
+"""
 
 import contextlib
 import contextvars
@@ -24,9 +27,9 @@ from everlong.storage.history import Past, Reader
 from everlong.storage.objects import run_in_thread
 from everlong.storage.segments import MESSAGE_KINDS
 
-# What one answer of recall shows: 4,000 tokens.
+# Largest answer of `recall`: 4,000 tokens.
 RECALL_BYTES_MAX: Final = 16 * limits.KIB
-# A search reads so many bytes and entries at most, newest first, and says how far it got. A cold one of
+# Bounds of one search, which reads the newest entries first and reports how far it got. A cold search of
 # 2,048 entries takes about 270 GETs.
 _SEARCH_BYTES_MAX: Final = 32 * limits.MIB
 _SEARCH_ENTRIES_MAX: Final = 2048
@@ -43,7 +46,7 @@ class Session:
     head: SegmentRef
     load: Callable[[], Awaitable[Past]]
     memory: dict[str, Any] | None = None
-    """Set by a tool that changes what the agent remembers."""
+    """Memory change of the call, as data of a `memory` entry; None without one."""
 
 
 _SESSION: contextvars.ContextVar[Session] = contextvars.ContextVar("everlong_builtins")
@@ -118,7 +121,7 @@ async def remember(
     session = _SESSION.get()
     past = await session.load()
     fact = Fact(
-        # On one line: it stands among other lines.
+        # On one line, since the context has one line for each fact.
         key=" ".join(key.split()),
         text=" ".join(text.split()),
         time_ms=past.now_ms,
@@ -175,7 +178,7 @@ def _describe_change(change: MemoryChange) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Opened:
-    """An entry with what it holds in words, and the tool that said so."""
+    """An entry with its content as text, and the tool whose result it is."""
 
     entry: Entry
     text: str
@@ -185,12 +188,12 @@ class _Opened:
 async def _open_entries(
     session: Session, entries: Sequence[Entry], *, whole: bool = True
 ) -> list[_Opened]:
-    """Read what entries hold: messages with their calls, or data. A pack is read once."""
-    spoken = [entry for entry in entries if entry.kind in MESSAGE_KINDS]
+    """Read the content of entries: messages with their calls, or data. Each pack is read once."""
+    with_message = [entry for entry in entries if entry.kind in MESSAGE_KINDS]
     messages = dict(
         zip(
-            (entry.seq for entry in spoken),
-            await session.reader.journal.messages(spoken, whole=whole),
+            (entry.seq for entry in with_message),
+            await session.reader.journal.messages(with_message, whole=whole),
             strict=True,
         )
     )
@@ -208,7 +211,7 @@ def _format_message(message: Message) -> str:
 
 
 async def _find_seq(session: Session, ref: str) -> int:
-    """Return the entry that leads to a stored object."""
+    """Return the seq of the entry that refers to a stored object."""
     if len(ref) < 8:
         raise ValueError("give the first 8 characters of the ref at least")
     last_seq = seq_after(session.head) - 1
@@ -216,7 +219,7 @@ async def _find_seq(session: Session, ref: str) -> int:
     async for entries in _walk_back(session, first_seq, last_seq):
         found = [entry.seq for entry in entries if _leads_to(entry, ref)]
         if len(found) > 1:
-            raise ValueError(f"that is where entries {found} lie; give one of them as seq")
+            raise ValueError(f"entries {found} share that object; give one of them as seq")
         if found:
             return found[0]
     where = "nothing stored" if first_seq == 1 else f"nothing stored from entry {first_seq} on"
@@ -229,7 +232,7 @@ def _leads_to(entry: Entry, ref: str) -> bool:
 
 
 async def _walk_back(session: Session, first_seq: int, last_seq: int) -> AsyncIterator[list[Entry]]:
-    """Go back through the journal."""
+    """Yield entries of the journal in batches, the newest batch first."""
     while last_seq >= first_seq:
         from_seq = max(first_seq, last_seq - _BATCH_ENTRIES + 1)
         yield await session.reader.journal.read(session.head, from_seq, last_seq)
@@ -237,7 +240,7 @@ async def _walk_back(session: Session, first_seq: int, last_seq: int) -> AsyncIt
 
 
 async def _list(session: Session, seq: int, to_seq: int, pattern: str | None) -> str:
-    """List a range of entries: a line or some each, as many as one answer holds."""
+    """List a range of entries with an excerpt of each, as many as fit into one answer."""
     if to_seq < seq:
         raise ValueError("to_seq is before seq")
     to_seq = min(to_seq, seq + _RANGE_MAX - 1)
@@ -247,7 +250,7 @@ async def _list(session: Session, seq: int, to_seq: int, pattern: str | None) ->
     left, to_read = RECALL_BYTES_MAX, _SEARCH_BYTES_MAX
     for entry in entries:
         size_bytes = _get_read_bytes(entry) if pattern else entry.size_bytes
-        # The first is read in any case, or the same call would be made again.
+        # The first entry is read whatever its size: otherwise the model would repeat the same call.
         if left < 0 or (size_bytes > to_read and entry.seq > seq):
             words = f", pattern={to_json(pattern).decode()}" if pattern else ""
             lines.append(f"[more from recall(seq={entry.seq}, to_seq={to_seq}{words})]")
@@ -269,19 +272,19 @@ async def _search(session: Session, pattern: str, to_seq: int | None) -> str:
     """Look through the journal, newest first, until an answer is full or enough has been read."""
     found: list[str] = []
     left, to_read = RECALL_BYTES_MAX, _SEARCH_BYTES_MAX
-    # From before the reply that asks for this: it holds the pattern itself.
+    # Begin before the reply that called this tool: it contains the pattern itself.
     asking = await session.reader.journal.last(session.head, Kind.REPLY)
     last_seq = (asking.seq if asking else seq_after(session.head)) - 1
     last_seq = last_seq if to_seq is None else min(last_seq, to_seq)
     newest_seq, first_seq = last_seq, max(1, last_seq - _SEARCH_ENTRIES_MAX + 1)
     async for entries in _walk_back(session, first_seq, last_seq):
-        # The newest is read in any case, or the same call would be made again.
+        # The newest entry is read whatever its size: otherwise the model would repeat the same call.
         affordable = _take_affordable(entries, to_read, at_least=int(last_seq == newest_seq))
         to_read -= sum(map(_get_read_bytes, affordable))
         for opened in reversed(await _open_entries(session, affordable)):
             last_seq = opened.entry.seq - 1
             if opened.tool == recall.__name__:
-                continue  # It repeats what others hold.
+                continue  # An answer of `recall` only repeats other entries.
             if shown := await _grep(opened.text, pattern, min(left, 1024)):
                 found.append(f"{opened.entry.seq} {opened.entry.kind}: {shown}")
                 left -= len(found[-1].encode())
@@ -296,14 +299,14 @@ async def _search(session: Session, pattern: str, to_seq: int | None) -> str:
 
 
 async def _grep(text: str, pattern: str, bytes_max: int) -> str:
-    """Search; a long text in a thread, so that heartbeats go on."""
+    """Search a text. A long one is searched in a thread, which does not block heartbeats."""
     if len(text) < limits.LOOP_BYTES_MAX:
         return compaction.grep(text, pattern, bytes_max=bytes_max)
     return await run_in_thread(compaction.grep, text, pattern, bytes_max=bytes_max)
 
 
 def _take_affordable(entries: Sequence[Entry], to_read: int, at_least: int) -> list[Entry]:
-    """Return the newest of some entries that have so many bytes together, or so many entries."""
+    """Return the newest entries that fit into `to_read` bytes; at least `at_least` entries."""
     wanted: list[Entry] = []
     for entry in reversed(entries):
         to_read -= _get_read_bytes(entry)

@@ -1,6 +1,6 @@
-"""The `everlong.check` activity: a worker says what it is, and what it can read of what is asked.
+"""The `everlong.check` activity: reports a worker's versions, and whether it reads the doctor's bytes.
 
-It never fails because something is wrong with the worker's keys or store: that is its answer.
+A problem with the worker's keys or store does not fail it: the problem is part of its answer.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ from everlong.versions import get_versions
 
 _STORE_CHARS_MAX: Final = 300
 _WARNING_CHARS_MAX: Final = 400
-# Names that are told; a worker with more agents than this is rare.
+# Agents that an answer names. A worker with more of them is rare.
 _AGENTS_MAX: Final = 50
 
 
 class CheckActivities:
-    """What one worker can say about itself."""
+    """The check-up activity of one worker."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class CheckActivities:
 
     @activity.defn(name=CHECK)
     async def check(self, check: Check) -> Checked:
-        """Try to read what the asker wrote, write something for the asker to read, and tell."""
+        """Read the doctor's probe and payload, encode a payload for the doctor, and report."""
         time_ms = time.time_ns() // 1_000_000
         info = activity.info()
         converter = probes.converter_for(
@@ -55,7 +55,7 @@ class CheckActivities:
             probes.try_read(lambda: probes.decode(converter, check.payload)),
         )
         answer, answer_payload = Seen(), ""
-        if not probe.error:  # In another store nobody would read it, nor delete it.
+        if not probe.error:  # In another store, the doctor would neither find nor delete it.
             data = os.urandom(self._inline_bytes_max + limits.KIB)
 
             async def write() -> bytes:
@@ -85,12 +85,12 @@ class CheckActivities:
 
     async def _read(self, key: str) -> bytes:
         if not key.startswith(probes.PREFIX):
-            raise InvalidKey("what is no probe is not read")
+            raise InvalidKey("the check-up reads only objects that the doctor wrote as probes")
         return await self._packs.store.get(key)
 
     async def _key_ids(self) -> tuple[str, ...]:
         try:
             keys = await self._packs.keys()
-        except EverlongError:  # The key service is away, as the errors above say.
+        except EverlongError:  # The key service is down, which the errors above report.
             return ()
         return () if keys is None else keys.ids

@@ -1,4 +1,8 @@
-"""Model calls, told of by the GenAI conventions."""
+"""Model calls: builds the context, calls the model, checks its reply, and records both.
+
+Spans and metrics follow OpenTelemetry's GenAI conventions. Compaction is here too, since it works on the
+same context.
+"""
 
 import asyncio
 import dataclasses
@@ -33,17 +37,17 @@ from everlong.storage.history import Past
 from everlong.telemetry.spans import AGENT, CHAT, PROVIDER, ResumeSummary, get_error_type
 from everlong.telemetry.steps import StepRecorder, get_provider_and_model
 
-# What comes back from a model: checked, journalled, and looked up again when its tools run.
+# Replies.
 
-# A model that says nothing is asked again: it may have been cut off. Then the turn ends.
+# Attempts at a model whose reply is empty, since it may have been cut off. Then the turn ends.
 _EMPTY_REPLIES_MAX = 3
 
 
 def check_reply(reply: Reply) -> Message:
-    """Return a reply as a message that can be stored, or raise what is wrong with it."""
+    """Return a reply as a message that can be stored; raise if it cannot be used."""
     message = Message(
         role="assistant",
-        text=_replace_surrogates(reply.text or ""),  # Providers give None beside tool calls.
+        text=_replace_surrogates(reply.text or ""),  # Providers give None if there are tool calls.
         tool_calls=tuple(
             ToolCall(
                 id=_replace_surrogates(call.id),
@@ -57,12 +61,14 @@ def check_reply(reply: Reply) -> Message:
     calls = message.tool_calls
     if not calls and not message.text.strip():
         raise ApplicationError(
-            "it answered with nothing",
+            "its reply is empty",
             type="EmptyReply",
             non_retryable=activity.info().attempt >= _EMPTY_REPLIES_MAX,
         )
     if len(calls) > limits.TOOL_CALLS_MAX:
-        raise ValueError(f"it asked for {len(calls)} tools; {limits.TOOL_CALLS_MAX} is the most")
+        raise ValueError(
+            f"its reply has {len(calls)} tool calls; the maximum is {limits.TOOL_CALLS_MAX}"
+        )
     if len({call.id for call in calls}) != len(calls):
         raise ValueError("it gave two tool calls the same id")
     names = [name for call in calls for name in (call.id, call.tool)]
@@ -73,22 +79,24 @@ def check_reply(reply: Reply) -> Message:
     check_costs(reply)
     size_bytes = len(to_json(message))
     if size_bytes > limits.TEXT_BYTES_MAX:
-        raise ValueError(f"its reply has {size_bytes} bytes; {limits.TEXT_BYTES_MAX} is the most")
+        raise ValueError(
+            f"its reply has {size_bytes} bytes; the maximum is {limits.TEXT_BYTES_MAX}"
+        )
     return message
 
 
 def check_costs(reply: Reply) -> None:
-    """Raise if what a reply says that it has cost cannot be counted."""
+    """Reject negative token counts and non-finite costs."""
     if reply.tokens < 0 or not 0 <= reply.cost_usd < math.inf:
-        raise ValueError(f"it says that it took {reply.tokens} tokens and {reply.cost_usd} dollars")
+        raise ValueError(f"it reports {reply.tokens} tokens and a cost of {reply.cost_usd} dollars")
 
 
 async def build_wanted_calls(
     agent: Agent, calls: Sequence[ToolCall], threads: ToolThreads
 ) -> tuple[WantedCall, ...]:
-    """Return calls as the workflow hears of them.
+    """Return the calls in the form that the workflow gets.
 
-    What says whether one needs approval may be a team's own function, so it has a thread, and a bound.
+    A team's own function may decide whether a call needs approval. It runs in a thread, with a timeout.
     """
     if not any(_has_rule(agent, call) for call in calls):
         return tuple(_build_wanted_call(agent, call) for call in calls)
@@ -98,12 +106,12 @@ async def build_wanted_calls(
                 [await threads.run(partial(_build_wanted_call, agent, call)) for call in calls]
             )
     except TimeoutError:
-        activity.logger.warning("needs_approval takes too long; a person is asked")
+        activity.logger.warning("needs_approval timed out; approval is required")
         return tuple(_build_wanted_call(agent, call, unsure=True) for call in calls)
 
 
 def _has_rule(agent: Agent, call: ToolCall) -> bool:
-    """Tell whether a function decides if a call needs approval."""
+    """Return whether a function decides if a call needs approval."""
     tool = find_builtin(call.tool) or agent.find_tool(call.tool)
     return tool is not None and not isinstance(tool.needs_approval, bool)
 
@@ -128,7 +136,7 @@ def _build_wanted_call(agent: Agent, call: ToolCall, *, unsure: bool = False) ->
 
 
 def build_step_info(call: ModelCall, context_bytes: int, resumed: ResumeSummary) -> StepInfo:
-    """Return what the journal says of a model call, beside the reply."""
+    """Return what the journal records of a model call in addition to the reply."""
     return StepInfo(
         number=call.steps,
         thread_bytes=call.thread_bytes,
@@ -140,17 +148,17 @@ def build_step_info(call: ModelCall, context_bytes: int, resumed: ResumeSummary)
 
 
 def _replace_surrogates(text: str) -> str:
-    """Replace lone surrogates, as from undecodable bytes: they cannot be stored."""
+    """Replace lone surrogates, for example from undecodable bytes: they cannot be stored."""
     return text.encode(errors="replace").decode()
 
 
-# The context: what a model is shown of a thread, and how a compaction shortens it.
+# The context of a model call, and its compaction.
 
 _BYTES_PER_TOKEN: Final = 4
 
 
 def build_messages(past: Past, agent: Agent) -> list[Message]:
-    """Return what the model reads."""
+    """Return the messages that the model reads."""
 
     def result_bytes_max(name: str) -> int:
         tool = find_builtin(name) or agent.find_tool(name)
@@ -162,12 +170,12 @@ def build_messages(past: Past, agent: Agent) -> list[Message]:
 
 
 def find_expired(past: Past) -> tuple[str, ...]:
-    """Return the keys of facts that the snapshot or an entry still has, and whose time is over."""
-    told = compaction.list_facts(past.base, past.items, past.policy, now_ms=0)
+    """Return the keys of facts that have expired since the snapshot or an entry added them."""
+    added = compaction.list_facts(past.base, past.items, past.policy, now_ms=0)
     held = {
         fact.key for fact in compaction.list_facts(past.base, past.items, past.policy, past.now_ms)
     }
-    gone = [fact.key for fact in told if fact.key not in held]
+    gone = [fact.key for fact in added if fact.key not in held]
     return tuple(gone[: limits.EXPIRED_KEYS_MAX])
 
 
@@ -176,7 +184,7 @@ def compact_past(past: Past, compact: Compact, size_bytes: int, summary: str = "
     policy = past.policy
     to_bytes = policy.compact_to_bytes
     if compact.context_tokens >= policy.compact_at_tokens:
-        # Half of the tokens that messages may have beside instructions and tools, which take the rest.
+        # Leave the messages half of the tokens that instructions and tools do not take.
         fixed = max(0, compact.context_tokens - size_bytes // _BYTES_PER_TOKEN)
         wanted = (policy.compact_at_tokens - fixed) * _BYTES_PER_TOKEN // 2
         to_bytes = min(to_bytes, max(wanted, to_bytes // 4, compaction.BUDGET_BYTES_MIN))
@@ -194,30 +202,30 @@ def compact_past(past: Past, compact: Compact, size_bytes: int, summary: str = "
 
 
 def find_evicted(past: Past) -> tuple[str, ...]:
-    """Return the keys of facts that the caps leave out, and that no entry says have gone.
+    """Return the keys of facts beyond the caps that no entry has recorded as evicted.
 
-    Calls of one reply do not see what each other remembers.
+    Parallel calls of one reply do not see each other's facts, so together they can exceed the caps.
     """
     no_caps = past.policy.with_changes(
         {"memory_facts_max": 1000, "memory_bytes_max": 64 * limits.KIB}
     )
-    told = compaction.list_facts(past.base, past.items, no_caps, past.now_ms)
+    added = compaction.list_facts(past.base, past.items, no_caps, past.now_ms)
     held = {
         fact.key for fact in compaction.list_facts(past.base, past.items, past.policy, past.now_ms)
     }
-    gone = [fact.key for fact in told if fact.key not in held]
+    gone = [fact.key for fact in added if fact.key not in held]
     return tuple(gone[: limits.EXPIRED_KEYS_MAX])
 
 
 async def write_summary(
     recorder: StepRecorder, agent: Agent, context: Context, past: Past
 ) -> Reply:
-    """Have the model sum up what is about to be shortened. Without it, compaction does as well."""
+    """Ask the model for a summary of a compaction. If the call fails, return an empty reply."""
     request = compaction.build_summary_prompt(past.base, past.items, past.policy, past.now_ms)
     asked = [Message(role="user", text=request)]
     try:
         return await _summarise(recorder, agent, context, asked)
-    except ApplicationError:  # It has been logged.
+    except ApplicationError:  # Logged by `bound_call`.
         return Reply()
 
 
@@ -227,7 +235,7 @@ _ROLES: Final = {"failure": "user"}
 async def chat(
     recorder: StepRecorder, agent: Agent, context: Context, messages: Sequence[Message]
 ) -> tuple[Reply, Message]:
-    """Ask the model; return its reply, and that as a message that can be stored."""
+    """Call the model; return its reply, and the reply as a message that can be stored."""
     tools = (*agent.callable_tools, *BUILTINS)
 
     async def ask() -> tuple[Reply, Message]:
@@ -267,7 +275,7 @@ async def _record_model_call(
         PROVIDER: provider,
     }
     labels = {**attributes, AGENT: agent.name}
-    attributes["gen_ai.output.type"] = "text"  # Agents ask for nothing else.
+    attributes["gen_ai.output.type"] = "text"  # Agents request no other type.
     meters = recorder.telemetry.meters
     started = time.monotonic()
     try:
@@ -278,7 +286,7 @@ async def _record_model_call(
                 span.set_attributes(_describe_reply(reply, message))
                 if recorder.telemetry.record_contents:
                     span.set_attributes(_describe_contents(agent, messages, message))
-            # In the span: it is what their exemplars lead to.
+            # Inside the span, so that the exemplars of these metrics point to it.
             for kind, tokens in (("input", reply.input_tokens), ("output", output_tokens)):
                 usage = {**labels, "gen_ai.token.type": kind}
                 meters.record("gen_ai.client.token.usage", tokens, usage)
@@ -296,7 +304,7 @@ async def _record_model_call(
 
 
 def _describe_reply(reply: Reply, message: Message) -> dict[str, Any]:
-    """Return what a span tells of a reply, apart from its contents."""
+    """Return the span attributes of a reply, without its contents."""
     return {
         "gen_ai.usage.input_tokens": reply.input_tokens,
         "gen_ai.usage.output_tokens": max(0, reply.tokens - reply.input_tokens),
@@ -313,7 +321,7 @@ def _describe_reply(reply: Reply, message: Message) -> dict[str, Any]:
 def _describe_contents(
     agent: Agent, messages: Sequence[Message], message: Message
 ) -> dict[str, Any]:
-    """Return the contents of a model call."""
+    """Return the span attributes with the contents of a model call."""
     return {
         "gen_ai.system_instructions": agent.instructions[: limits.CONTENTS_BYTES_MAX],
         "gen_ai.input.messages": format_contents(messages),
@@ -322,7 +330,7 @@ def _describe_contents(
 
 
 def format_contents(messages: Sequence[Message]) -> str:
-    """Return messages as the conventions write them: the newest, as many as a span should hold."""
+    """Return messages in the format of the conventions: the newest, up to `CONTENTS_BYTES_MAX`."""
     found: list[bytes] = []
     left_bytes = limits.CONTENTS_BYTES_MAX
     for message in reversed(messages):

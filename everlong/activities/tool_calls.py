@@ -1,4 +1,8 @@
-"""Running one tool call, within bounds."""
+"""Tool calls: runs one call within bounds of time, size and failure text.
+
+What the model got wrong is returned to it as an error text. What a tool raises fails the activity, and
+the workflow's retry policy decides about the next attempt.
+"""
 
 import asyncio
 import concurrent.futures
@@ -36,17 +40,15 @@ from everlong.models import (
 )
 from everlong.storage.history import Reader
 
-# Running code that is not ours, models and tools, within bounds.
-
 T = TypeVar("T")
 
 _PERMANENT = (ConfigError, ModelRefused)
 
 
 class ToolThreads:
-    """Runs tools, and what else is a team's own.
+    """Runs tools and other functions of a team.
 
-    What blocks has threads of its own: one that hangs must not keep the store from its.
+    Blocking functions have their own thread pool: one that hangs must not take the store's threads.
     """
 
     def __init__(self) -> None:
@@ -55,7 +57,7 @@ class ToolThreads:
         )
 
     async def call(self, tool: Tool, arguments: dict[str, object]) -> str:
-        """Return what a tool returns, as text."""
+        """Call a tool, and return its result as text."""
         result: object
         if inspect.iscoroutinefunction(tool.function):
             result = tool.function(**arguments)
@@ -64,7 +66,7 @@ class ToolThreads:
         return tool.format_result(await result if inspect.isawaitable(result) else result)
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Call what may block: it must not stop the heartbeats, nor other activities."""
+        """Call a function that may block, in a thread: heartbeats and other activities must go on."""
         blocking = functools.partial(_call_blocking, function)
         in_context = functools.partial(contextvars.copy_context().run, blocking)
         return await asyncio.get_running_loop().run_in_executor(self._threads, in_context)
@@ -73,7 +75,9 @@ class ToolThreads:
 def _call_blocking(function: Callable[[], T]) -> T:
     try:
         return function()
-    except StopIteration as error:  # A future cannot carry it: its awaiter would wait forever.
+    except (
+        StopIteration
+    ) as error:  # A future cannot hold it, so the awaiting task would never wake.
         raise RuntimeError("the tool raised StopIteration") from error
 
 
@@ -81,21 +85,21 @@ def _call_blocking(function: Callable[[], T]) -> T:
 async def bound_call(
     what: str, seconds_max: float = limits.CALL_SECONDS_MAX
 ) -> AsyncIterator[None]:
-    """Bound a call of the user's code in time, and in what its failure leaves in history.
+    """Bound the time of a call to the user's code, and the size of its failure in the history.
 
-    How often it is tried is the workflow's retry policy; a user's `ApplicationError` may say no.
+    The workflow's retry policy sets the attempts; a user's `ApplicationError` may forbid a retry.
     """
     try:
         async with asyncio.timeout(seconds_max):
             yield
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - it is not our code
         activity.logger.warning("%s failed\n%s", what, _format_trace())
-        # The cause is not attached: it may be of any size.
+        # Not chained, since the cause may have any size.
         raise _build_failure(f"{what} failed: {type(error).__name__}: {error}", error) from None
 
 
 def _format_trace() -> str:
-    """Return where it failed, as a log takes it: of a bounded length, and without lone surrogates."""
+    """Return the current traceback for the log: bounded, and without lone surrogates."""
     trace = traceback.format_exc()[-limits.TRACE_CHARS_MAX :]
     return trace.encode(errors="replace").decode()
 
@@ -111,7 +115,7 @@ def _build_failure(reason: str, error: BaseException) -> ApplicationError:
         kind = CONTEXT_TOO_LARGE
     return ApplicationError(
         make_printable(reason, 2 * limits.REASON_CHARS_MAX),
-        type=kind if kind != HELD else "ApplicationError",  # That word is ours.
+        type=kind if kind != HELD else "ApplicationError",  # `HELD` is reserved for holds.
         non_retryable=theirs.non_retryable or isinstance(error, _PERMANENT),
         next_retry_delay=delay,
     )
@@ -120,7 +124,7 @@ def _build_failure(reason: str, error: BaseException) -> ApplicationError:
 async def run_call(
     agent: Agent, run: ToolRun, call: ToolCall, beat: Heartbeat, threads: ToolThreads
 ) -> tuple[Outcome, str, int]:
-    """Run a tool. What the model got wrong is returned to it; what the tool raises is retried."""
+    """Run a tool; return the outcome, the text for the model, and how much of it the model is shown."""
     own = find_builtin(call.tool)
     tool = own or agent.find_tool(call.tool)
     if tool is None:
@@ -133,10 +137,10 @@ async def run_call(
         return "refused", f"error: {describe_invalid_arguments(error)}", tool.max_result_bytes
     if own is not None:
         try:
-            # They read the journal and do nothing else: what is missing there holds the thread.
+            # Built-in tools only read the journal, so a missing object holds the thread.
             async with asyncio.timeout(limits.CALL_SECONDS_MAX):
                 text = await beat.retry_or_hold(lambda: threads.call(own, arguments))
-        except ValueError as error:  # What a built-in tool says is wrong with its arguments.
+        except ValueError as error:  # The built-in tool rejects its arguments.
             return "refused", f"error: {error}", own.max_result_bytes
         except TimeoutError:
             text = f"error: it took over {limits.CALL_SECONDS_MAX:.0f} s. Ask for less."
@@ -144,30 +148,30 @@ async def run_call(
         return "ok", text, own.max_result_bytes
     if await lacks_approval(tool, run, call, threads):
         text = (
-            f"error: a person has to approve {tool.name!r}, and was not asked, since the worker "
-            "that took the call did not know. Nothing was run; call it again."
+            f"error: {tool.name!r} needs a person's approval, which was not requested, since the "
+            "worker that took the call did not know this. Nothing was run; call it again."
         )
         return "failed", text, tool.max_result_bytes
     seconds_max = tool.call_options.timeout_seconds or limits.CALL_SECONDS_MAX
     async with bound_call(f"tool {tool.name!r}", seconds_max):
         try:
             text = await threads.call(tool, arguments)
-            # As JSON it may be larger: that is what the journal stores.
+            # The journal stores it as JSON, which may be larger.
             check_result_size(len(to_json(text)))
         except ResultTooLarge as error:
             return "failed", f"error: {error}", tool.max_result_bytes
     return "ok", text, tool.max_result_bytes
 
 
-# What is wrong with a tool's arguments, as told to the model. Pydantic quotes a part of the input.
-_COMPLAINT_CHARS_MAX = 2000
+# Bound of the error text about invalid arguments: pydantic quotes a part of the input.
+_INVALID_CHARS_MAX = 2000
 
 
 async def lacks_approval(tool: Tool, run: ToolRun, call: ToolCall, threads: ToolThreads) -> bool:
-    """Tell whether a person has yet to be asked about a call.
+    """Return whether a call needs an approval that was not requested.
 
-    Whether it is so was found out where the reply came in: maybe by a worker that did not have the
-    tool, or of a release in which it did not ask.
+    The worker that got the reply decided that: it may not have had the tool, or an older release of the
+    tool that needs no approval.
     """
     if run.approved or tool.needs_approval is False:
         return False
@@ -193,10 +197,10 @@ async def find_call(reader: Reader, run: ToolRun) -> tuple[SegmentRef, ToolCall]
 
 
 def build_call_info(agent: Agent, head: SegmentRef, call: ToolCall) -> CallInfo:
-    """Return what a tool may know of its call."""
+    """Return the ids of a call, for `current_call`."""
     info = activity.info()
     thread_id = info.workflow_id or ""
-    # The journal's head names all that led to the call: another branch has another.
+    # The journal's head identifies the call's whole past, so each branch after a reset has its own key.
     name = f"{info.namespace}\0{thread_id}\0{head.ref.digest}\0{call.id}"
     return CallInfo(
         thread_id=thread_id,
@@ -208,13 +212,13 @@ def build_call_info(agent: Agent, head: SegmentRef, call: ToolCall) -> CallInfo:
 
 
 def describe_invalid_arguments(error: ValidationError) -> str:
-    """Say to a model what is wrong with its arguments."""
-    return f"the arguments do not fit. {error}"[:_COMPLAINT_CHARS_MAX]
+    """Return an error text about invalid arguments, for the model."""
+    return f"the arguments are invalid. {error}"[:_INVALID_CHARS_MAX]
 
 
 def _build_missing_call_error(run: ToolRun) -> ApplicationError:
     return ApplicationError(
-        f"the newest reply of the journal holds no call {run.call_id!r}",
+        f"the newest reply of the journal has no call {run.call_id!r}",
         type="CallNotFound",
         non_retryable=True,
     )

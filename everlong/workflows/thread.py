@@ -203,7 +203,7 @@ class Thread:
             return f"the turn reached {policy.turn_steps_max} model calls"
         if self.state.streaks.refused_steps >= policy.refused_calls_max:
             return (
-                f"the model called tools that do not exist, or with arguments that do not fit, in "
+                f"the model called tools that do not exist, or with invalid arguments, in "
                 f"{policy.refused_calls_max} steps in a row"
             )
         return ""

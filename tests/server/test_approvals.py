@@ -364,7 +364,7 @@ async def test_a_rule_decides_which_calls_need_a_person(drive: Drive) -> None:
             await thread.decide(approval.id)
         first, *others, refused = (await thread.answer()).split(" | ")
         assert [first, *others] == ["paid 5", "paid 50", "paid 666"]
-        assert refused.startswith("error: the arguments do not fit")
+        assert refused.startswith("error: the arguments are invalid")
 
 
 async def test_as_many_denials_as_there_may_be_at_full_length_fit_the_state(drive: Drive) -> None:

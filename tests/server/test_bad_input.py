@@ -91,7 +91,7 @@ async def test_arguments_that_do_not_fit_are_told_and_nothing_is_run(drive: Driv
     async with drive([agent]) as thread:
         told = (await thread.ask()).split(" | ")
         assert len(told) == len(wrong)
-        assert all(each.startswith("error: the arguments do not fit") for each in told)
+        assert all(each.startswith("error: the arguments are invalid") for each in told)
         assert ran == []
 
 
@@ -146,10 +146,10 @@ async def test_a_tool_that_raises_for_ever_is_given_up_on(drive: Drive) -> None:
 
 
 BAD_REPLIES: dict[str, tuple[Callable[[], Reply], str]] = {
-    "nothing": (lambda: Reply(text=" \n"), "answered with nothing"),
+    "nothing": (lambda: Reply(text=" \n"), "reply is empty"),
     "25 calls": (
         lambda: Reply(tool_calls=tuple(call(i, "echo") for i in range(25))),
-        "it asked for 25 tools; 20 is the most",
+        "25 tool calls; the maximum is 20",
     ),
     "one id": (lambda: Reply(tool_calls=(call(0, "echo"), call(0, "echo"))), "the same id"),
     "no id": (
@@ -158,7 +158,7 @@ BAD_REPLIES: dict[str, tuple[Callable[[], Reply], str]] = {
     ),
     "long name": (lambda: Reply(tool_calls=(call(0, "e" * 65),)), "over 64 characters"),
     "no reply": (cast("Any", lambda: None), "AttributeError"),
-    "70 MB": (lambda: Reply(text="x" * 70_000_000), "bytes; 67108864 is the most"),
+    "70 MB": (lambda: Reply(text="x" * 70_000_000), "bytes; the maximum is 67108864"),
 }
 
 

@@ -272,7 +272,7 @@ async def test_a_request_may_be_long_and_one_that_does_not_fit_is_refused(drive:
     async with drive([boss(*calls, helpers=[worker])]) as thread:
         first, second, third, fourth = (await thread.ask()).split(" | ")
         assert first == f"{len(long)} characters"
-        assert second.startswith("error: the arguments do not fit")
+        assert second.startswith("error: the arguments are invalid")
         # It is shown as much as a model reads at once, and can recall the rest.
         assert 20_000 < int(third.split()[0]) < 40_000
         assert fourth.endswith("characters")

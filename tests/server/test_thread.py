@@ -133,7 +133,7 @@ async def test_what_the_model_got_wrong_is_told_to_it(
         await threads.answered(thread_id, 1)
         text = (await threads.conversation(thread_id))[-1].text
         assert "there is no tool 'divide'" in text
-        assert "the arguments do not fit" in text
+        assert "the arguments are invalid" in text
         assert text.endswith("\n3")
 
 

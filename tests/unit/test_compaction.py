@@ -343,7 +343,7 @@ def test_a_call_with_arguments_that_no_parser_takes_can_be_compacted() -> None:
     nested = '{"note":"' + "]" * 5000 + '","b":' + "[" * 5000 + "]" * 5000 + "}"
     call = ToolCall(id="a", tool="bash", arguments=nested)
     thread.add(Kind.REPLY, "so be it", tool_calls=(call,))
-    thread.result("a", "error: the arguments do not fit")
+    thread.result("a", "error: the arguments are invalid")
     base = compact(None, thread.items, SMALL, 0, keep_from_seq=ALL)
     for number in range(30):
         thread.step(f"make {number}", "done " * 100)
