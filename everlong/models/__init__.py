@@ -1,7 +1,8 @@
-"""What is stored, and what crosses a workflow, activity or HTTP boundary. Pure: no clock, no I/O.
+"""Models: all values that are stored or cross a workflow, activity or HTTP boundary.
 
-These are frozen pydantic dataclasses rather than `BaseModel`s, because both the SDK's default
-converter and its pydantic one carry dataclasses: Everlong need not replace the converter it finds.
+Pure: no clock, no I/O. They are frozen pydantic dataclasses and not `BaseModel`s, since both the SDK's
+default converter and its pydantic converter support dataclasses. So Everlong need not replace a team's
+converter.
 """
 
 from everlong.models.activity_io import (

@@ -1,4 +1,4 @@
-"""Arguments and results of the activities. All of it is small: bodies are in the journal."""
+"""Arguments and results of the activities. They are small, since bodies are in the journal."""
 
 from typing import Annotated, Any, Final
 
@@ -18,27 +18,27 @@ from everlong.models.tools import Sent, ToolResult, WantedCall
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """The turn that a step is a part of."""
+    """The turn of a step."""
 
     number: int
-    """Of the message that it answers."""
+    """Number of the message that the turn answers."""
     began_ms: int
-    """In this run."""
+    """Start of the turn, or of its part in the current run, in Unix milliseconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What a model call or a tool sees of a thread: where its past lies, and how to read it."""
+    """A thread as an activity gets it: refs to its past, and how to read them."""
 
     agent: str
     head: SegmentRef | None
     snapshot: SnapshotRef | None
     now_ms: int
-    """The workflow's clock, so that a second try sees the same."""
+    """Time by the workflow's clock, so that a retry gets the same time."""
     policy: dict[str, Any] | None = None
-    """Fields of the policy that are not at their default. None for the agent's own policy."""
+    """Fields of the policy that differ from their default; None for the agent's own policy."""
     last_run: str = ""
-    """The run before this one."""
+    """Id of the run before this one; empty in the first run."""
     turn: Turn | None = None
     """None between turns."""
 
@@ -50,19 +50,19 @@ class ModelCall:
     context: Context
     tail: tuple[Entry, ...]
     acts_on: tuple[Sent, ...] = ()
-    """What people sent that this call is the answer to."""
+    """Times of the message and the decisions that this call acts on."""
     state_bytes: Bytes = 0
     """Size of the operational state."""
     thread_bytes: Bytes = 0
-    """What the thread has stored so far."""
+    """Bytes that the thread has stored so far."""
     growth_bytes_per_hour: float = 0.0
     steps: Annotated[int, Field(ge=0)] = 0
-    """Model calls of the thread before this one."""
+    """Number of the thread's earlier model calls."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelTurn:
-    """Result of `everlong.call_model`: the journal's new head and what to do next."""
+    """Result of `everlong.call_model`: the journal's new head, and the tool calls to run."""
 
     head: SegmentRef
     tool_calls: tuple[WantedCall, ...]
@@ -73,15 +73,16 @@ class ModelTurn:
     tokens: int = 0
     cost_usd: float = 0.0
     policy: dict[str, Any] | None = None
-    """The agent's own, whole, if the call did not bring one."""
+    """All fields of the agent's own policy, if the call had no policy."""
     evicted: tuple[str, ...] = ()
-    """Keys of facts that had to go since several were remembered at once, the first of them."""
+    """Keys of evicted facts, at most `EXPIRED_KEYS_MAX`. Calls that remember at the same time can exceed
+    the caps together."""
     time_ms: int = 0
-    """When the reply was journalled."""
+    """Time at which the reply was journalled, in Unix milliseconds."""
     attributes: bool = False
     """Whether the server has our search attributes."""
     resume_ms: Annotated[float, Field(ge=0)] = 0.0
-    """What the last resume of the run took, if it was by this worker."""
+    """Duration of the run's last resume, if this worker did it; else 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,13 +90,13 @@ class ToolRun:
     """Argument of the `everlong.run_tool` activity."""
 
     context: Context
-    """Its head is the journal whose newest reply holds the call and its arguments."""
+    """Context whose head is the journal with the call: its newest reply has the arguments."""
     call_id: str
     tool: str
     approved: bool = False
     """Whether a person has approved the call."""
     acts_on: Sent | None = None
-    """When that person did."""
+    """Time of the approval."""
     inline_bytes_max: int = limits.STEP_RESULTS_BYTES_MAX
     """A larger result is stored as a pack; a smaller one comes back inside its entry."""
 
@@ -111,9 +112,9 @@ class Append:
     ended: Turn | None = None
     """The turn that ends with these entries, if it ends without an answer."""
     error_type: str = ""
-    """Why that turn has no answer, as a name that there are few of; for its span."""
+    """Reason why that turn has no answer, as a name of low cardinality for its span."""
     turn: Turn | None = None
-    """The turn under way, if the entries are journalled in the middle of one."""
+    """The current turn, if the entries are journalled during one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,12 +131,12 @@ class Compact:
 
     context: Context
     keep_from_seq: Annotated[int, Field(ge=1)]
-    """Entries from this one on stay as they are: they are part of a step that has not ended."""
+    """First entry that stays as it is: it belongs to a step that has not ended."""
     context_tokens: int = 0
-    """What the last model call read, as its provider counts."""
+    """Tokens that the last model call read, by its provider's count."""
     reason: str = ""
     due_ms: int | None = None
-    """When the policy first wanted it."""
+    """Time since which the policy demands the compaction, in Unix milliseconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,22 +144,23 @@ class CompactDone:
     """Result of `everlong.compact`."""
 
     snapshot: SnapshotRef | None
-    """None where there was nothing to compact."""
+    """The new snapshot, or the last one if nothing changed; None if there was nothing to compact."""
     before_bytes: Bytes
     after_bytes: Bytes
     written_bytes: Bytes
     next_expiry_ms: int | None = None
     summarised: bool = False
     expired: tuple[str, ...] = ()
-    """Keys of facts whose time was over, the first of them."""
+    """Keys of expired facts, at most `EXPIRED_KEYS_MAX`."""
     tokens: int = 0
-    """Of the model that wrote a summary."""
+    """Tokens of the model call for the summary."""
     cost_usd: float = 0.0
+    """Cost of that call."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Collect:
-    """Argument of the `everlong.collect` activity: take over a sub-agent's answer."""
+    """Argument of the `everlong.collect` activity, which stores a sub-agent's answer as a result."""
 
     child_id: str
     head: SegmentRef
@@ -168,10 +170,10 @@ class Collect:
 
 @dataclass(frozen=True, kw_only=True)
 class Brief:
-    """Argument of the `everlong.brief` activity: put a sub-agent's task into words."""
+    """Argument of the `everlong.brief` activity, which writes the first message of a sub-agent."""
 
     context: Context
-    """Its head is the journal whose newest reply holds the call and its arguments."""
+    """Context whose head is the journal with the call: its newest reply has the arguments."""
     call_id: str
     tool: str
     child_id: str
@@ -179,14 +181,16 @@ class Brief:
 
 @dataclass(frozen=True, kw_only=True)
 class Briefed:
-    """Result of `everlong.brief`: the first message of the sub-agent's thread, or why there is none."""
+    """Result of `everlong.brief`: the first message of the sub-agent's thread, or a refusal."""
 
     message: SendMessage | None = None
     refused: ToolResult | None = None
+    """Result of a call that cannot run, for the model."""
 
 
-# The doctor's check-up. None of it is sealed or offloaded, since it must get through where keys or
-# stores differ. So it holds names, versions and digests of random bytes; no content, no keys.
+# The doctor's check-up. Its payloads are neither sealed nor offloaded, since they must be readable if
+# keys or stores differ. They contain only names, versions and digests of random bytes: no content, no
+# keys.
 
 CHECKS_MAX: Final = 16
 """Activities of one check-up."""
@@ -197,9 +201,9 @@ class Check:
     """Argument of the `everlong.check` activity."""
 
     probe_key: str
-    """Where in the store the asker has put some random bytes."""
+    """Key of an object with random bytes that the doctor wrote."""
     payload: str
-    """Other random bytes, as the asker's data converter encodes them: a payload in base64."""
+    """Other random bytes, encoded by the doctor's data converter: a payload in base64."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,42 +212,44 @@ class Checkup:
 
     check: Check
     times: Annotated[int, Field(ge=0, le=CHECKS_MAX)]
-    """So many activities at once: workers share them."""
+    """Number of activities to run at the same time; the workers share them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What a worker made of some bytes."""
+    """Result of reading some bytes."""
 
     digest: str = ""
-    """SHA-256, in hex."""
+    """SHA-256 of the bytes, in hex."""
     error: str = ""
-    """Why it could not."""
+    """Reason why they could not be read; empty if they could."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """Result of `everlong.check`: what the worker is, and what it could read and write."""
+    """Result of `everlong.check`: a worker's versions and settings, and what it could read and write."""
 
     time_ms: int
-    """The worker's clock when it began."""
+    """The worker's clock at the beginning of the check, in Unix milliseconds."""
     everlong: str
     sdk: str
     sdk_tested: bool
     python: str
     agents: tuple[str, ...]
     store: str
-    """Its URL, without credentials."""
+    """URL of the worker's store, without credentials."""
     inline_bytes_max: int
     key_ids: tuple[str, ...]
-    """The first one writes."""
+    """Ids of the worker's keys; the first one writes."""
     attributes: bool
-    """Whether the server had our search attributes when the worker looked."""
+    """Whether the server had our search attributes when the worker last asked."""
     probe: Seen
+    """The object that the doctor wrote."""
     payload: Seen
+    """The payload that the doctor encoded."""
     answer: Seen
-    """Random bytes of the worker's own."""
+    """Random bytes that the worker chose."""
     answer_payload: str = ""
-    """Them, as the worker's data converter encodes them: a payload in base64."""
+    """Those bytes, encoded by the worker's data converter: a payload in base64."""
     codec_warning: str = ""
     """Warning about a codec inside Everlong's; empty if there is none."""

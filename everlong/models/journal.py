@@ -1,4 +1,4 @@
-"""What a thread's journal holds: entries, their messages, and where they lie."""
+"""Journal: the entries of a thread, their messages, and the refs to where they are stored."""
 
 import dataclasses
 import hashlib
@@ -14,7 +14,7 @@ from pydantic_core import to_json, to_jsonable_python
 from everlong import limits
 
 Bytes = Annotated[int, Field(ge=0)]
-# A field that is not written while it is None: most entries have few of them.
+# Not written while it is None, since most entries have few of these fields.
 _OPTIONAL: Final = Field(exclude_if=lambda value: value is None)
 Body = dict[str, Any]
 """A message as JSON, in the format of pydantic-ai's `ModelMessage`: see `messages`."""
@@ -26,13 +26,13 @@ def make_printable(text: str, chars_max: int) -> str:
 
 
 def thread_key(namespace: str, thread_id: str) -> str:
-    """Return the fixed-length name under which a thread's objects lie, whatever its id looks like."""
+    """Return the prefix of a thread's objects in the store: of a fixed length, for any thread id."""
     name = f"{namespace}\0{thread_id}".encode()
     return hashlib.blake2b(name, digest_size=16, person=b"everlong-thread").hexdigest()
 
 
 class Kind(StrEnum):
-    """What a stored object or a journal entry holds."""
+    """The kind of a stored object or of a journal entry."""
 
     SEGMENT = "segment"
     """A piece of a thread's journal."""
@@ -40,18 +40,18 @@ class Kind(StrEnum):
     """The compacted base of a thread's context."""
 
     MESSAGE = "message"
-    """What a person or a program said to the agent."""
+    """A message of a person or a program to the agent."""
     REPLY = "reply"
-    """What the model answered: text, tool calls, or both."""
+    """A reply of the model: text, tool calls, or both."""
     TOOL_RESULT = "tool_result"
-    """What a tool returned."""
+    """The result of a tool call."""
     FAILURE = "failure"
-    """Why a turn ended without an answer."""
+    """The reason why a turn ended without an answer."""
 
     ASKED = "asked"
     """A tool call waits for a person's decision: an `Approval`."""
     DECIDED = "decided"
-    """Somebody decided, or the deadline did: a `Decided`."""
+    """A decision of a person, or of the deadline: a `Decided`."""
     MEMORY = "memory"
     """A fact was remembered or forgotten: a `MemoryChange`."""
     COMPACTION = "compaction"
@@ -59,59 +59,59 @@ class Kind(StrEnum):
     LIMIT = "limit"
     """The policy paused or ended the thread: a `LimitHit`."""
     CONTROL = "control"
-    """Somebody paused, unpaused or configured the thread: a `ControlNote`."""
+    """An operator paused, unpaused or configured the thread: a `ControlNote`."""
     FORK = "fork"
-    """The thread began as another one's past: a `Forked`."""
+    """The thread began as a fork of another: a `Forked`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ref:
-    """A handle to a pack. It describes itself completely: no context is needed to read it."""
+    """A handle to a pack. It is self-contained: a reader needs no other context."""
 
     thread: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
-    """Which thread's bytes these are: a digest of its namespace and id, and part of the key."""
+    """Key of the thread that stored the bytes, from `thread_key`; part of the object's name."""
     digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    """Name of the pack: BLAKE2b-256 of its head, in hex. Every read is checked against it."""
+    """Digest of the pack's head, BLAKE2b-256 in hex. Every read is verified against it."""
     size_bytes: Bytes
     """Size of the plaintext."""
     kind: Kind
     preview: Annotated[
         str, Field(max_length=limits.PREVIEW_CHARS_READ_MAX, exclude_if=operator.not_)
     ] = ""
-    """The first characters, for people and logs."""
+    """Beginning of the text, for people and logs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToolCall:
-    """A model's wish to run a tool."""
+    """A tool call that a model requests."""
 
     id: str
     tool: str
     arguments: str
-    """JSON object, as the model wrote it. The tool's signature validates it when it runs."""
+    """JSON object as the model wrote it. The tool's signature validates it when the call runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """One message of a conversation, in the order that a model reads them."""
+    """One message of a conversation."""
 
     role: str
-    """`user`, `assistant`, `tool`, `failure` (why a turn ended without an answer), or `summary` (what
-    compaction left of the messages before: never journalled)."""
+    """`user`, `assistant`, `tool`, `failure` (why a turn ended without an answer), or `summary` (the
+    compacted earlier messages, which are never journalled)."""
     text: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
-    """On an assistant message: the tools that it asks for."""
+    """Tool calls of an assistant message."""
     call_id: str = ""
-    """On a tool message: the call that it answers."""
+    """Id of the call that a tool message answers."""
     tool: str = ""
-    """On a tool message: the tool's name."""
+    """Name of the tool of a tool message."""
     native: Body | None = dataclasses.field(default=None, compare=False, repr=False)
-    """On an assistant message: the whole of what the provider sent, if it was more than this."""
+    """The provider's whole response, for an assistant message; None if the other fields have all."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
-    """Where a long body lies, if it shares a pack with others."""
+    """Position of a body in a pack that holds several."""
 
     start: Bytes
     size_bytes: Bytes
@@ -119,16 +119,16 @@ class Slice:
 
 @dataclass(frozen=True, kw_only=True)
 class StepInfo:
-    """How a thread was when a model call began. Any of them tells of the thread's size at that time."""
+    """Size of a thread when a model call began, and the resume before it."""
 
     number: Annotated[int, Field(ge=0)] = 0
-    """Model calls of the thread before this one."""
+    """Number of the thread's earlier model calls."""
     thread_bytes: Bytes = 0
-    """What the thread had stored."""
+    """Bytes that the thread had stored."""
     context_bytes: Bytes = 0
-    """What the model read."""
+    """Size of the context that the model read."""
     resume_ms: Annotated[float, Field(ge=0, exclude_if=operator.not_)] = 0.0
-    """What the resume took that came before it; 0 if none did, or another worker saw it."""
+    """Duration of the resume before the call; 0 if there was none, or if another worker did it."""
     resume_cause: Annotated[str, Field(exclude_if=operator.not_)] = ""
     resume_events: Annotated[int, Field(ge=0, exclude_if=operator.not_)] = 0
 
@@ -141,30 +141,29 @@ class Entry:
     """Position in the journal, from 1, without gaps."""
     kind: Kind
     time_ms: int
-    """Unix time in milliseconds at which it was recorded."""
+    """Time of the entry, in Unix milliseconds."""
     size_bytes: Bytes
     """Size of the body or the data as JSON."""
     body: Annotated[Body | None, _OPTIONAL] = None
-    """The message itself, where there is one and it is small; otherwise `ref` leads to it."""
+    """The message, if it is small; otherwise `ref` refers to it."""
     ref: Annotated[Ref | None, _OPTIONAL] = None
     """The pack that holds the body: alone, or at `part`."""
     part: Annotated[Slice | None, _OPTIONAL] = None
     original: Annotated[Ref | None, _OPTIONAL] = None
-    """The whole of a message of which the body is only the beginning and the end, since it is too
-    long for a model."""
+    """The whole message, if it is too long for a model: the body is its beginning and its end."""
     data: Annotated[dict[str, Any] | None, _OPTIONAL] = None
-    """What happened, for kinds that are no message: their doc names the type."""
+    """Data of an entry without a message. The doc of its kind names the type."""
     tokens: Annotated[int, Field(ge=0, exclude_if=operator.not_)] = 0
-    """Of a reply: what the model read and wrote, as its provider counts."""
+    """Tokens that the model read and wrote for a reply, by its provider's count."""
     cost_usd: Annotated[float, Field(ge=0, exclude_if=operator.not_)] = 0.0
-    """Of a reply: what it cost, where the price is known."""
+    """Cost of a reply, if the price is known."""
     step: Annotated[StepInfo | None, _OPTIONAL] = None
-    """State of the thread when the model was called; None where the entry is not a reply."""
+    """Size of the thread when the model was called; None if the entry is not a reply."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Totals:
-    """What a thread had done up to an entry, or between two. Sub-agents' own costs are not in it."""
+    """Totals of a thread's entries, up to an entry or between two. Without costs of sub-agents."""
 
     messages: int = 0
     steps: int = 0
@@ -177,7 +176,7 @@ class Totals:
     tokens: int = 0
     cost_usd: float = 0.0
     body_bytes: int = 0
-    """Messages and data as JSON, as a model is shown them."""
+    """Size of messages and data as JSON."""
 
 
 _COUNTED: Final = {
@@ -190,7 +189,7 @@ _COUNTED: Final = {
 
 
 def add_up(entries: Iterable[Entry], before: Totals | None = None) -> Totals:
-    """Return the totals of entries, added to what was there before them."""
+    """Return the totals of entries, added to those of the entries before them."""
     before = before or Totals()
     counts = dict.fromkeys(_COUNTED.values(), 0)
     tokens, cost_usd, body_bytes = before.tokens, before.cost_usd, before.body_bytes
@@ -214,25 +213,25 @@ def _drop_zeros(totals: Totals | None) -> dict[str, int | float]:
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentRef:
-    """Where a run of entries lies, and which ones they are, without reading them."""
+    """A ref to a segment, with the seqs of its entries."""
 
     ref: Ref
     first_seq: int
     count: int
     folded: Annotated[bool, Field(exclude_if=operator.not_)] = False
-    """Whether the segment holds no entries of its own, but leads to older segments that do."""
+    """Whether the segment has no entries of its own, and only refers to older segments."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """A stored piece of a journal: entries in order, and the older pieces that come before them."""
+    """A stored piece of a journal: entries in order, and refs to the older segments."""
 
     before: tuple[SegmentRef, ...]
-    """Oldest first."""
+    """Older segments, oldest first."""
     entries: tuple[Entry, ...]
     shares: Annotated[tuple[str, ...], Field(exclude_if=operator.not_)] = ()
-    """Other threads whose packs this journal may point into, by thread key: those it was forked
-    from. It counts only in a segment that lies in the thread's own place in the store."""
+    """Keys of the threads that this journal was forked from: it may refer to their packs. Ignored in a
+    segment that is not stored under the thread's own key."""
     totals: Annotated[
         Totals | None,
         Field(exclude_if=lambda totals: totals is None),
@@ -240,17 +239,17 @@ class Segment:
     ] = None
     """Totals of all entries before these; None in the first segment, in folds, and if unknown."""
     version: Literal[2] = 2
-    """Of this JSON and that of the entries. A reader refuses a version that it does not know."""
+    """Version of this JSON and of the entries' JSON. A reader refuses an unknown version."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """Something that the agent was told to remember."""
+    """A fact that the agent remembers."""
 
     key: str
     text: str
     time_ms: int
-    """When it was remembered."""
+    """Time at which it was remembered, in Unix milliseconds."""
     expires_ms: int | None = None
     importance: Annotated[int, Field(ge=1, le=5)] = 3
 
@@ -261,18 +260,18 @@ class MemoryChange:
 
     remembered: Fact | None = None
     forgotten: str = ""
-    """The key of a fact that was asked to be forgotten."""
+    """Key of a fact that the agent forgot."""
     evicted: tuple[str, ...] = ()
-    """Keys that had to go for it, by the cap of the policy."""
+    """Keys of facts that were evicted because of the policy's caps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotRef:
-    """A snapshot as the workflow knows it."""
+    """A ref to a snapshot."""
 
     ref: Ref
     upto_seq: int
-    """Entries up to this one are in it, compacted; those after it are read as they are."""
+    """Last entry that the snapshot covers. Later entries are read from the journal."""
     context_bytes: Bytes = 0
 
 
@@ -288,7 +287,7 @@ class Compacted:
     summarised: bool = False
     """Whether a model wrote a summary for it."""
     expired: tuple[str, ...] = ()
-    """Keys of facts whose time was over, the first of them."""
+    """Keys of expired facts, at most `EXPIRED_KEYS_MAX`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,11 +295,11 @@ class ControlNote:
     """Data of a `control` entry."""
 
     action: str
-    """`pause`, `unpause`, `configure`, `compact`, `stop`; or what else was done about the thread."""
+    """`pause`, `unpause`, `configure`, `compact`, `stop`, or another action on the thread."""
     by: str = ""
     reason: str = ""
     changes: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Of `configure`: the policy's fields that changed."""
+    """Fields of the policy that `configure` changed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,13 +313,13 @@ class Forked:
 
 
 def build_note(seq: int, kind: Kind, data: object, time_ms: int) -> Entry:
-    """Return an entry for something that is no message. `data` is of the type that its kind names."""
+    """Return an entry without a message. `data` has the type that the kind's doc names."""
     fields: dict[str, Any] = to_jsonable_python(data, exclude_none=True)
     return Entry(seq=seq, kind=kind, time_ms=time_ms, size_bytes=len(to_json(fields)), data=fields)
 
 
 def add_data(entry: Entry, **fields: Any) -> Entry:
-    """Return an entry with more data. Fields that it has already stay as they are."""
+    """Return an entry with more data. Fields that it has already are not changed."""
     data = {**fields, **(entry.data or {})}
     if data == entry.data:
         return entry
@@ -328,7 +327,7 @@ def add_data(entry: Entry, **fields: Any) -> Entry:
 
 
 def seq_after(head: SegmentRef | None, tail: Sequence[Entry] = ()) -> int:
-    """Return the seq that the next entry gets."""
+    """Return the seq of the next entry after a journal and a tail."""
     if tail:
         return tail[-1].seq + 1
     return 1 if head is None else head.first_seq + head.count

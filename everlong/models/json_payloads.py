@@ -1,7 +1,7 @@
-"""Payloads of our own activities: JSON, written and read by pydantic.
+"""JSON payloads of our own activities, written and read by pydantic.
 
-The SDK's converter reads dataclasses field by field in Python, which takes longer than all that a short
-step does otherwise. A team's converter that writes anything but plain JSON is used as it is.
+The SDK's converter reads dataclasses field by field in Python, which takes longer than the rest of a
+short step. If a team's converter writes anything but plain JSON, it is used instead.
 """
 
 import contextlib
@@ -36,10 +36,10 @@ _plain: Final[weakref.WeakKeyDictionary[PayloadConverter, bool]] = weakref.WeakK
 
 
 def to_raw(value: object, converter: PayloadConverter) -> RawValue:
-    """Return the payload of a value, as a value that the SDK passes on untouched."""
+    """Return the payload of a value as a `RawValue`, which the SDK does not convert."""
     if writes_plain_json(converter):
         try:
-            # A field at its default is not written: defaults of these models are part of the format.
+            # Defaults are not written, so the defaults of these models are part of the format.
             data = _get_adapter(type(value)).dump_json(value, exclude_defaults=True)
         except PydanticSerializationError:  # A lone surrogate: the SDK escapes it.
             return RawValue(converter.to_payload(value))
@@ -51,7 +51,7 @@ def from_raw(raw: RawValue, value_type: type[T], converter: PayloadConverter) ->
     """Return the value of a payload."""
     payload = raw.payload
     if payload.metadata.get("encoding") == _ENCODING and writes_plain_json(converter):
-        # An escaped lone surrogate is an error to pydantic. The SDK reads it, or says what is wrong.
+        # Pydantic rejects an escaped lone surrogate. The SDK reads it, or raises for invalid JSON.
         with contextlib.suppress(ValidationError):
             found: T = _get_adapter(value_type).validate_json(payload.data)
             return found
@@ -59,7 +59,7 @@ def from_raw(raw: RawValue, value_type: type[T], converter: PayloadConverter) ->
     return value
 
 
-# One for each class that an activity takes or returns.
+# Bounded: one adapter for each class that an activity takes or returns.
 _adapters: Final[dict[type, TypeAdapter[Any]]] = {}
 
 
@@ -71,7 +71,7 @@ def _get_adapter(value_type: type) -> TypeAdapter[Any]:
 
 
 def writes_plain_json(converter: PayloadConverter) -> bool:
-    """Tell whether a converter writes what we would: one may encrypt, or have its own encoding."""
+    """Return whether a converter writes plain JSON. A team's may encrypt, or use another encoding."""
     try:
         found = _plain.get(converter)
     except TypeError:  # A converter that cannot be hashed.

@@ -1,7 +1,7 @@
-"""Messages as they are stored: the JSON of pydantic-ai's `ModelMessage`.
+"""Stored messages: the JSON of pydantic-ai's `ModelMessage`.
 
-Any tool that knows that format can read a journal. It is written and read here without the library,
-which only a worker with a real model needs.
+Any tool that knows that format can read a journal. This module does not import pydantic-ai, which only a
+worker with a provider's model needs.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ NO_ANSWER: Final = "[The turn ended without an answer: "
 
 
 def build_body(message: Message) -> Body:
-    """Return a message as it is stored."""
+    """Return the stored form of a message."""
     if message.native is not None:
         return message.native
     if message.role == "assistant":
@@ -34,7 +34,7 @@ def build_body(message: Message) -> Body:
         )
         return {"kind": "response", "parts": parts}
     if message.role == "failure":
-        # Said by the agent's side, so that roles still alternate for providers that insist on it.
+        # A response, so that requests and responses alternate, which some providers require.
         part = {"part_kind": "text", "content": f"{NO_ANSWER}{message.text}]"}
         return {"kind": "response", "parts": [part]}
     if message.role == "tool":
@@ -49,7 +49,7 @@ def build_body(message: Message) -> Body:
 
 
 def parse_message(kind: Kind, body: Body) -> Message:
-    """Return a stored message, as the kind of its entry says how to read it."""
+    """Return the message of a stored body. The kind of its entry decides how to read it."""
     parts = body["parts"]
     if kind == Kind.TOOL_RESULT:
         [part] = parts
@@ -76,12 +76,12 @@ def parse_message(kind: Kind, body: Body) -> Message:
     plain = Message(role="assistant", text=text, tool_calls=calls)
     if build_body(plain) == body:
         return plain
-    # A copy: a team's model may change what it is given, and the body may be read again.
+    # A copy, since a team's model may change it, and the body may be read again.
     return Message(role="assistant", text=text, tool_calls=calls, native=from_json(to_json(body)))
 
 
 def _format_arguments(args: object) -> str:
-    """Return a call's arguments as JSON text; providers give either, or none."""
+    """Return a call's arguments as JSON text. Providers give text, an object, or nothing."""
     if isinstance(args, str):
         return args
     return "{}" if args is None else to_json(args).decode()
@@ -91,13 +91,13 @@ _TEXTS: Final = {"text", "user-prompt"}
 
 
 def build_entry(seq: int, kind: Kind, message: Message, time_ms: int) -> Entry:
-    """Return an entry that holds its message."""
+    """Return an entry with its message inside."""
     body = build_body(message)
     return Entry(seq=seq, kind=kind, time_ms=time_ms, size_bytes=len(to_json(body)), body=body)
 
 
 def build_lost_entry(entry: Entry) -> Entry:
-    """Return what takes the place of a message that its sender did not store, or not here."""
+    """Return an entry with a notice in place of a message that is not in this store."""
     lost = Message(role="user", text="[this message was never stored]")
     placed = build_entry(entry.seq, entry.kind, lost, entry.time_ms)
     return dataclasses.replace(placed, data=entry.data)
@@ -106,7 +106,7 @@ def build_lost_entry(entry: Entry) -> Entry:
 def build_error_result(
     call_id: str, tool: str, reason: str, time_ms: int, outcome: Outcome = "failed"
 ) -> ToolResult:
-    """Return what the model reads of a call that has no result of its own."""
+    """Return a result with an error text, for a call without a result of its own."""
     text = f"error: {reason}"
     message = Message(role="tool", text=text, call_id=call_id, tool=tool)
     return ToolResult(

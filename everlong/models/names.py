@@ -1,4 +1,4 @@
-"""Names that reach the wire or a history. They never come from `__name__`."""
+"""Names on the wire or in a history. They never come from `__name__`, and must never change."""
 
 from typing import Final
 
@@ -6,7 +6,7 @@ AGENT_WORKFLOW: Final = "everlong.Agent"
 DOCTOR_WORKFLOW: Final = "everlong.Doctor"
 SWEEPER_WORKFLOW: Final = "everlong.Sweeper"
 SWEEPER_SCHEDULE: Final = "everlong-sweeper"
-"""Id of the schedule, and the beginning of the ids of the workflows that it starts."""
+"""Id of the sweep schedule, and prefix of the ids of its workflows."""
 
 CALL_MODEL: Final = "everlong.call_model"
 RUN_TOOL: Final = "everlong.run_tool"
@@ -18,13 +18,13 @@ CHECK: Final = "everlong.check"
 SWEEP: Final = "everlong.sweep"
 
 HELD: Final = "everlong.Held"
-"""Type of the failure of an activity that could not begin, and should be tried again."""
+"""Failure type of an activity that had no effect yet and cannot continue now; it is scheduled again."""
 
 CONTEXT_TOO_LARGE: Final = "everlong.ContextTooLarge"
-"""Type of the failure of a model call whose provider would take a smaller context."""
+"""Failure type of a model call whose provider would accept a smaller context."""
 
 MESSAGE_LOST: Final = "everlong.MessageLost"
-"""Type of the failure of a model call whose message is not where its sender says it is."""
+"""Failure type of a model call whose message is not in the store."""
 
 SEND_UPDATE: Final = "send"
 DECIDE_UPDATE: Final = "decide"
@@ -34,21 +34,21 @@ PAUSE_SIGNAL: Final = "pause"
 UNPAUSE_SIGNAL: Final = "unpause"
 STOP_SIGNAL: Final = "stop"
 NOTE_SIGNAL: Final = "note"
-"""Somebody did something about the thread that does not change it: for its journal."""
+"""Records an action on the thread in its journal, and changes nothing else."""
 REPORT_SIGNAL: Final = "everlong.report"
 """From a sub-agent's thread to its parent's: the turn has ended."""
 REPORT_AGAIN_SIGNAL: Final = "everlong.report_again"
-"""From a parent's thread to a sub-agent's: whether it can be delivered tells if that is still there."""
+"""From a parent's thread to a sub-agent's: the delivery shows whether that thread still runs."""
 STATUS_QUERY: Final = "status"
 PENDING_QUERY: Final = "pending"
 
 DRAIN_HEADER: Final = "everlong-drain"
-"""Header of activities and children whose result goes into the history of a draining run."""
+"""Header of activities and children that a draining run starts: their results are offloaded."""
 CONSUMED_FUNCTION: Final = "__everlong_consumed_bytes"
-"""Extern function of workflow instances: payload bytes that the run has consumed."""
+"""Extern function of workflow instances, which returns the payload bytes that the run has consumed."""
 
 CONTEXT_TOOLS: Final = frozenset({"remember", "forget"})
-"""Built-in tools that read the thread's context, and so need its snapshot."""
+"""Built-in tools that read the thread's context, so they need its snapshot."""
 
 CARD_MEMO: Final = "everlong"
 """Key of the memo that holds a thread's `ThreadCard`."""

@@ -1,6 +1,6 @@
-"""Search attributes of threads: their keys, and the values that a thread is started with.
+"""Search attributes of threads: their keys, and the values of a new thread.
 
-This is the only list of them: `everlong setup`, the doctor, workers and lists of threads all read it.
+`everlong setup`, the doctor, workers and lists of threads all read this one list.
 """
 
 from typing import Any, Final
@@ -33,10 +33,10 @@ ACTIVE: Final = "active"
 
 
 def build_start_attributes(agent: str) -> TypedSearchAttributes:
-    """Return the attributes that a new thread would have after its first step.
+    """Return the attributes of a new thread, for its start.
 
-    A thread that is started with them can be found at once and does not write them itself: an upsert is
-    an event, a billed action and a write to the server's visibility store.
+    A thread that is started with them is listed at once, and need not set them itself: an upsert is an
+    event, a billed action, and a write to the server's visibility store.
     """
     return TypedSearchAttributes(
         [

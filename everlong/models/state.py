@@ -1,4 +1,4 @@
-"""A thread's operational state, and what people and programs say to it and hear from it."""
+"""State: a thread's operational state, and the requests to a thread with their answers."""
 
 import dataclasses
 import operator
@@ -24,11 +24,11 @@ T = TypeVar("T")
 
 
 def replace_values(instance: T, **values: Any) -> T:
-    """Return a copy of a pydantic dataclass with other values, as they are.
+    """Return a copy of a pydantic dataclass with other values, without validation.
 
-    `dataclasses.replace` validates all fields again: 25 microseconds for a thread's state, where this
-    takes 4. A workflow replaces its state about seven times for each activity, by values of its own.
-    What comes from outside was validated when it was read.
+    `dataclasses.replace` validates all fields again, which takes 25 microseconds for a thread's state;
+    this takes 4. A workflow replaces its state about seven times for each activity, with values that it
+    made itself. Values from outside were validated when they were read.
     """
     found = instance.__dict__
     if unknown := values.keys() - found.keys():
@@ -48,19 +48,19 @@ class SendMessage:
 
     text: str = ""
     id: Annotated[str, Field(pattern=r"^[ -~]{0,64}$")] = ""
-    """Made up by the sender: a message that is sent again with the same id is not queued twice."""
+    """Id that the sender chose. A message that is sent again with the same id is not queued twice."""
     ref: Ref | None = None
-    """The body of a long message, stored in the thread's own place before it is sent."""
+    """The body of a long message, stored under the thread's key before it is sent."""
     original: Ref | None = None
-    """The whole of it, if the body is only its beginning and end."""
+    """The whole message, if the body is only its beginning and end."""
     stored_bytes: Annotated[Bytes, Field(exclude_if=operator.not_)] = 0
-    """By how much the store grew when the sender stored it; the thread counts that."""
+    """Bytes that the sender stored for the message; the thread counts them."""
     agent: Annotated[str, Field(max_length=64)] = ""
-    """The agent that it is meant for; a thread of another refuses it. Empty for whichever it is."""
+    """The agent that the message is for; threads of other agents refuse it. Empty for any agent."""
     by: Who = ""
-    """Who sends it, for the journal, where that is known."""
+    """The sender, for the journal; empty if unknown."""
     sent: Sent | None = None
-    """Filled in by the thread."""
+    """Time at which it was sent. The thread sets it."""
     until_answered: Annotated[bool, Field(exclude_if=operator.not_)] = False
     """Whether the update completes with the turn instead of at once. It may also complete earlier."""
 
@@ -72,9 +72,9 @@ class TurnEnd:
     number: int
     """Number of the message."""
     seq: int = 0
-    """Of the reply, or of the failure."""
+    """Seq of the reply or the failure that ended the turn."""
     head: SegmentRef | None = None
-    """A journal that holds that entry."""
+    """Head of a journal with that entry."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,24 +99,24 @@ class Configure:
 
 @dataclass(frozen=True, kw_only=True)
 class Control:
-    """Argument of the signals `pause`, `unpause`, `compact` and `stop`. All of it may be left out.
+    """Argument of the signals `pause`, `unpause`, `compact` and `stop`. All fields are optional.
 
-    A signal cannot be refused, so what is too long is cut.
+    A signal cannot be refused, so texts that are too long are cut.
     """
 
     by: str = ""
     reason: str = ""
     archive: bool = False
-    """Of `stop`: whether the thread is to end as `archived`."""
+    """Whether `stop` ends the thread as `archived`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counters:
-    """What a thread has done and cost since it began, across its runs."""
+    """Counts and costs of a thread since it began, across its runs."""
 
     runs: int = 1
     steps: int = 0
-    """Model calls that have completed."""
+    """Completed model calls."""
     tool_calls: int = 0
     messages: int = 0
     """Messages received. `send` returns this number."""
@@ -124,11 +124,11 @@ class Counters:
     """Messages whose turn has ended. Message n is answered once this is at least n."""
     compactions: int = 0
     written_bytes: Bytes = 0
-    """Stored by the thread's own steps, after compression."""
+    """Bytes that the thread's own steps have stored, after compression."""
     context_bytes: Bytes = 0
-    """Sum over all model calls of the context that was read: what passing it by value would send."""
+    """Sum of the contexts of all model calls: the bytes that a list-passing loop would have sent."""
     tokens: int = 0
-    """Sum over all model calls of what they read and wrote, as their provider counts."""
+    """Tokens that all model calls have read and written, by their provider's count."""
     cost_usd: float = 0.0
 
 
@@ -143,26 +143,28 @@ class Pause:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Where the turn of a message ended."""
+    """The end of a message's turn."""
 
     number: int
+    """Number of the message."""
     seq: int
-    """Of the reply, or of the failure."""
+    """Seq of the reply or the failure that ended the turn."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FailedTurn:
-    """A turn that has ended without an answer, until the journal has the reason."""
+    """A turn that has ended without an answer, until the reason is journalled."""
 
     seq: int
+    """Seq of the failure entry."""
     reason: str
     error_type: str = ""
-    """The reason as a name that there are few of; for the turn's span."""
+    """The reason as a name of low cardinality, for the turn's span."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Received:
-    """A message that was taken in, by the id that its sender gave it."""
+    """A message that was queued, with the id that its sender chose."""
 
     id: str
     number: int
@@ -170,7 +172,7 @@ class Received:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedSize:
-    """How far a thread was when that was last published."""
+    """A thread's size when it was last published."""
 
     ms: int
     thread_bytes: Bytes = 0
@@ -182,10 +184,10 @@ class PublishedSize:
 
 @dataclass(frozen=True, kw_only=True)
 class ThreadCard:
-    """What a thread publishes of itself, as a memo: whoever lists threads need not ask each of them."""
+    """A thread's figures, published as a memo, so that a list of threads need not query each thread."""
 
     ms: int
-    """When it was written."""
+    """Time at which the card was written, in Unix milliseconds."""
     steps: int = 0
     messages: int = 0
     runs: int = 1
@@ -195,22 +197,22 @@ class ThreadCard:
     context_bytes: Bytes = 0
     stored_bytes: Bytes = 0
     read_bytes: Bytes = 0
-    """What all model calls have read: what passing the context by value would have sent."""
+    """Sum of the contexts of all model calls: the bytes that a list-passing loop would have sent."""
     lag_bytes: Bytes = 0
-    """By how much the context is larger than the policy wants it to be."""
+    """Bytes by which the context exceeds the policy's bound."""
     lag_since_ms: int | None = None
     resume_ms: Annotated[float, Field(ge=0)] = 0.0
     since_ms: int | None = None
-    """Of a fork, or a thread from an archive: since when all of this is counted."""
+    """Start of the counts for a fork or a thread from an archive, in Unix milliseconds."""
     trend: tuple[tuple[int, int], ...] = ()
-    """Its size at some times when a card was written: Unix milliseconds, bytes stored."""
+    """Samples of the size, from earlier cards: Unix milliseconds, bytes stored."""
     rested: bool = False
-    """Whether it was at rest, and so does not grow."""
+    """Whether the thread was at rest, so it does not grow."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ThreadState:
-    """Operational state: all that the next run needs, carried over by continue-as-new."""
+    """Operational state: all values that the next run needs, passed on by continue-as-new."""
 
     head: SegmentRef | None = None
     """The journal's newest segment."""
@@ -219,74 +221,74 @@ class ThreadState:
     tail: tuple[Entry, ...] = ()
     """Entries that the next model call will journal."""
     notes: tuple[Entry, ...] = ()
-    """What happened beside the conversation, until it gets its place in the tail."""
+    """Entries without a message, such as decisions, until they get a seq and move to the tail."""
     inbox: tuple[SendMessage, ...] = ()
     """Messages that wait for their turn, oldest first."""
     calls: tuple[Call, ...] = ()
     """Tool calls of the newest reply, until all of them have a result."""
     decided: tuple[str, ...] = ()
-    """Approvals that were decided last, and a digest of the request that did it."""
+    """Ids of the newest decided approvals, each with a digest of its request."""
     configured: tuple[str, ...] = ()
-    """Digests of the requests that changed the policy last."""
+    """Digests of the newest requests that changed the policy."""
     answers: tuple[Answer, ...] = ()
     """The turns that ended last."""
     received: tuple[Received, ...] = ()
-    """The messages that came last, those with an id."""
+    """The newest messages that had an id."""
     failed_turn: FailedTurn | None = None
     pause: Pause | None = None
     stopping: bool = False
-    """Whether the thread is to end."""
+    """Whether the thread is about to end."""
     archiving: bool = False
-    """Whether it ends to be archived."""
+    """Whether it ends as `archived`."""
     ended: LimitHit | None = None
     """The limit that ended the thread."""
     context_bytes: Bytes = 0
-    """Context of the last model call."""
+    """Size of the last model call's context."""
     context_tokens: int = 0
-    """The same, as its provider counts; 0 if it does not say."""
+    """Tokens of that context, by its provider's count; 0 if unknown."""
     compaction_due_ms: int | None = None
-    """When the policy first wanted a compaction that has not happened yet."""
+    """Time since which the policy demands a compaction; None if none is due."""
     compact_asked: bool = False
-    """Whether somebody asked for a compaction that has not happened yet."""
+    """Whether a client requested a compaction that has not happened yet."""
     compacted_bytes: Bytes = 0
-    """What the last compaction left of the context. It has to grow before the next."""
+    """Size of the context after the last compaction. The next one requires that it has grown."""
     child_checks: int = 0
-    """How often sub-agents were asked whether they are still there since one answered last."""
+    """Number of checks of the pending sub-agents since the last result."""
     next_expiry_ms: int | None = None
-    """When the next part of the context expires."""
+    """Time at which the next part of the context expires."""
     rested: bool = False
-    """Whether the thread has compacted and rolled since it last did something."""
+    """Whether the thread has rested (compacted, continued as new) since its last step."""
     holds: Annotated[int, Field(ge=0)] = 0
-    """How often in a row the thread was held; the pause before the next try grows with it."""
+    """Number of holds in a row. The pause before the next try grows with it."""
     in_turn: bool = False
     turn_ms: int = 0
-    """When the turn that is under way began, or its part in this run."""
+    """Start of the current turn, or of its part in this run, in Unix milliseconds."""
     carried_after: str = ""
-    """The run before the last, if a turn was carried over from that."""
+    """Id of the run before the last one, if a turn continued across both."""
     acts_on: tuple[Sent, ...] = ()
-    """What was sent, and will be acted on by the next model call."""
+    """Times of the message and the decisions that the next model call acts on."""
     turn_steps: int = 0
-    """Model calls in the turn that is under way."""
+    """Model calls of the current turn."""
     reply_seq: int = 0
-    """Of the newest reply."""
+    """Seq of the newest reply."""
     step_bytes: Bytes = 0
-    """Written by the last step."""
+    """Bytes that the last step stored."""
     streaks: Streaks = dataclasses.field(default_factory=Streaks)
     counters: Counters = dataclasses.field(default_factory=Counters)
     last_failure: str = ""
     """Why the last turn ended without an answer, if it did."""
     published: str = ""
-    """What the search attributes say."""
+    """Status, reason and pending approvals, as the search attributes have them."""
     attributes: bool = False
     """Whether the server is known to have our search attributes."""
     published_size: PublishedSize | None = None
-    """What the search attributes say of the thread's size."""
+    """The size that was published last."""
     resume_ms: Annotated[float, Field(ge=0)] = 0.0
-    """What the last resume took, as far as a worker has said so."""
+    """Duration of the last resume that a worker reported."""
     since_ms: int | None = None
-    """Of a fork, or a thread from an archive: since when it counts."""
+    """Start of the counts for a fork or a thread from an archive, in Unix milliseconds."""
     trend: tuple[tuple[int, int], ...] = ()
-    """The last sizes that were published, as `ThreadCard` has them."""
+    """Samples of the size, as in `ThreadCard`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,21 +301,21 @@ class Parent:
 
 @dataclass(frozen=True, kw_only=True)
 class ThreadStart:
-    """Argument of the `everlong.Agent` workflow. Start one with the agent's name; the rest follows."""
+    """Argument of the `everlong.Agent` workflow. A new thread needs only the agent's name."""
 
     agent: str
     """Name of an agent that the workers of this task queue run."""
     policy: Annotated[Policy | None, PlainSerializer(lambda policy: policy and policy.fields())] = (
         None
     )
-    """None until a worker has said what the agent's own policy is. All fields are written, since a later
-    release may have other defaults."""
+    """The thread's policy; None until a worker has reported the agent's own. All fields are written,
+    since a later release may have other defaults."""
     changes: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """What was configured before that."""
+    """Changes that were configured before the agent's policy was known."""
     state: ThreadState = dataclasses.field(default_factory=ThreadState)
-    """Left empty by people: continue-as-new and forks fill it."""
+    """Operational state. Empty for a new thread; continue-as-new and forks set it."""
     parent: Parent | None = None
-    """Of a sub-agent's thread: it ends with its answer."""
+    """Parent of a sub-agent's thread, which ends with its first answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,36 +324,36 @@ class ThreadStatus:
 
     agent: str
     status: str
-    """`working`, `waiting`, `approval` (a person is waited for), `paused`, `held`, `stopping`,
+    """`working`, `waiting`, `approval` (only approvals are pending), `paused`, `held`, `stopping`,
     `stopped` or `archived`."""
     counters: Counters
     head: SegmentRef | None
     waiting_messages: int
     last_failure: str
     held_by: str = ""
-    """What the thread waits for, if it is held: say, bytes that the store has lost."""
+    """Reason of a hold, for example bytes that the store has lost; empty if the thread is not held."""
     pause: Pause | None = None
     ended: LimitHit | None = None
     snapshot: SnapshotRef | None = None
     tail_entries: int = 0
-    """Entries that are not in the journal yet; a model call or the end of the thread adds them."""
+    """Entries that are not journalled yet; the next model call or the end of the thread adds them."""
     pending: int = 0
-    """Approvals that wait for a person."""
+    """Number of pending approvals."""
     children: tuple[str, ...] = ()
-    """Threads of sub-agents that are waited for."""
+    """Ids of the sub-agents' threads that the thread waits for."""
     answers: tuple[Answer, ...] = ()
     streaks: Streaks = dataclasses.field(default_factory=Streaks)
     state_bytes: Bytes = 0
     """Size of the operational state."""
     context_bytes: Bytes = 0
     compaction_lag_bytes: Bytes = 0
-    """By how much the context is larger than the policy wants it to be."""
+    """Bytes by which the context exceeds the policy's bound."""
     compaction_due_ms: int | None = None
-    """Since when."""
+    """Time since which it does, in Unix milliseconds."""
     policy: Policy = dataclasses.field(default_factory=Policy)
 
 
-# Growth: how many bytes a thread stores in an hour. The only definition of it.
+# Growth: the bytes that a thread stores in an hour. This is its only definition.
 #
 # The metric `everlong.thread.growth`, the search attribute `EverlongGrowthBytesPerHour`, the lists, the
 # pages and the gauge `everlong.threads.growth` all call `compute_growth_per_hour`. They may differ only
@@ -359,7 +361,7 @@ class ThreadStatus:
 
 _HOUR_MS: Final = 3_600_000
 _WINDOW_MS_MIN: Final = 600_000
-"""Ten minutes. A young thread's first 10 KB in 5 s are not 7 MB an hour."""
+"""Shortest window: ten minutes. Without it, the first 10 KB in 5 s would count as 7 MB an hour."""
 
 
 def compute_growth_per_hour(
@@ -367,8 +369,8 @@ def compute_growth_per_hour(
 ) -> float:
     """Return the bytes stored in an hour, given samples (Unix milliseconds, bytes), oldest first.
 
-    It is counted from the newest sample that is an hour old, or from the oldest sample of a younger
-    thread, and over ten minutes at least. It is 0 at rest, and before the first sample.
+    The window begins at the newest sample that is an hour old, or at the oldest sample of a younger
+    thread, and has at least ten minutes. The growth is 0 at rest, and before the first sample.
     """
     if rested or not trend:
         return 0.0

@@ -1,12 +1,12 @@
-r"""Thread ids: which id a new thread may be given, and how any id is shown to people.
+r"""Thread ids: which ids are valid for new threads, and how any id is shown to people.
 
-A thread's id is its workflow id, and Temporal takes any text of 1 to 1,000 bytes for one. So a thread
-that another program has started may be called by a blank, a line break or a control character. Such a
-thread is opened and governed like any other. Only the id of a *new* thread is checked, by
-`check_new_id`, at every door of Everlong.
+A thread's id is its workflow id, and Temporal accepts any text of 1 to 1,000 bytes. So the id of a
+thread that another program has started may contain blanks, line breaks or control characters. Such a
+thread can be opened and controlled like any other. Only the id of a *new* thread is checked, by
+`check_new_id`, wherever Everlong starts one.
 
-Characters are listed here and not looked up in `unicodedata`: workflow code derives the ids of
-sub-agents with `clean_id`, and a replay under another version of Python has to derive the same ones.
+Characters are listed here instead of looked up in `unicodedata`: workflow code derives the ids of
+sub-agents with `clean_id`, and a replay under another version of Python must derive the same ids.
 """
 
 import re
@@ -16,10 +16,10 @@ from typing import Final
 from everlong.errors import ThreadIdRefused, ThreadNotFound
 
 ID_BYTES_MAX: Final = 1_000
-"""As many bytes of UTF-8 as Temporal takes by default (`limit.maxIDLength`)."""
+"""Longest id that Temporal accepts by default, in bytes of UTF-8 (`limit.maxIDLength`)."""
 # Control characters, blanks other than the space, marks that turn or join text, fillers, variation
-# selectors, private use, U+FFFD (what broken UTF-8 becomes), and code points that are no characters. A
-# person cannot see or type these.
+# selectors, private use, U+FFFD (the replacement for broken UTF-8), and code points that are not
+# characters. A person cannot see or type these.
 _UNSEEN: Final = re.compile(
     "["
     "\x00-\x1f\x7f-\xa0\xad\u034f\u061c\u115f\u1160\u1680\u17b4\u17b5\u180b-\u180f\u2000-\u200f"
@@ -29,33 +29,33 @@ _UNSEEN: Final = re.compile(
     "]"
 )
 _RULE: Final = (
-    "An id has 1 to 1,000 bytes in UTF-8 and only characters that can be seen; blanks stand inside of "
-    "it, not at its ends. Choose one like ops-7."
+    "An id has 1 to 1,000 bytes in UTF-8 and only visible characters; it does not begin or end with a "
+    "blank. Choose one like ops-7."
 )
 _ESCAPES: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t", "\\": r"\\", "'": r"\'"}
 _SHOWN_CHARS_MAX: Final = 80
 
 
 def check_new_id(text: str) -> None:
-    """Raise `ThreadIdRefused` unless a new thread may be given this id."""
+    """Raise `ThreadIdRefused` if an id is not valid for a new thread."""
     if problem := _find_new_id_problem(text):
         shown = show_id(text[:_SHOWN_CHARS_MAX]) + "…" * (len(text) > _SHOWN_CHARS_MAX)
-        raise ThreadIdRefused(f"a new thread cannot be called {shown}: {problem}. {_RULE}")
+        raise ThreadIdRefused(f"{shown} is not valid for a new thread: {problem}. {_RULE}")
 
 
 def is_new_id(text: str) -> bool:
-    """Whether a new thread may be given this id."""
+    """Return whether an id is valid for a new thread."""
     return not _find_new_id_problem(text)
 
 
 def check_id(text: str) -> None:
-    """Raise `ThreadNotFound` for a text that Temporal takes for no id at all."""
+    """Raise `ThreadNotFound` for a text that Temporal does not accept as an id."""
     if problem := find_id_problem(text):
-        raise ThreadNotFound(f"no thread can be called that: {problem}")
+        raise ThreadNotFound(f"no thread can have this id: {problem}")
 
 
 def find_id_problem(text: str) -> str:
-    """Return why no thread has this id, whichever program started it; empty if one may have it."""
+    """Return why no thread of any program can have this id; empty if one can."""
     try:
         size_bytes = len(text.encode())
     except UnicodeEncodeError:
@@ -69,28 +69,28 @@ def _find_new_id_problem(text: str) -> str:
     if problem := find_id_problem(text):
         return problem
     if found := _UNSEEN.search(text):
-        return f"U+{ord(found[0]):04X} cannot be seen"
+        return f"U+{ord(found[0]):04X} is not visible"
     if text != text.strip(" "):
         return "it begins or ends with a blank"
     if text in (".", ".."):
-        return "browsers take it for a part of the address"
+        return "browsers interpret it as a part of the address"
     return ""
 
 
 def clean_id(text: str) -> str:
-    """Return an id with a `-` for each character that a new id may not have; it may be empty."""
+    """Return an id with a `-` in place of each character that is not valid in a new id; may be empty."""
     return _UNSEEN.sub("-", text).strip(" ")
 
 
 def derive_id(thread_id: str, suffix: str, chars_max: int = 200) -> str:
-    """Return a proposal for the id of a thread that begins as another one."""
+    """Return a proposed id for a fork of a thread."""
     return f"{clean_id(thread_id)[: chars_max - len(suffix)]}{suffix}"
 
 
 def show_id(text: str) -> str:
-    r"""Return an id on one line in which every character can be seen: `ops-7`, or `$'two\nlines'`.
+    r"""Return an id on one line with only visible characters: `ops-7`, or `$'two\nlines'`.
 
-    The second form is how bash and zsh take such a text, so it can be pasted into a command.
+    The second form is the quoting of bash and zsh, so it can be pasted into a command.
     """
     if text and text == text.strip(" ") and not _UNSEEN.search(text):
         return text
@@ -98,7 +98,7 @@ def show_id(text: str) -> str:
 
 
 def quote_id(text: str) -> str:
-    """Return an id as an argument of a command that a person may paste into a shell."""
+    """Return an id quoted as an argument for a shell."""
     shown = show_id(text)
     return shlex.quote(text) if shown == text else shown
 

@@ -1,4 +1,4 @@
-"""Tool calls, on their way from a reply to a result."""
+"""Tool calls: a call's options, its approval, and its result."""
 
 import contextvars
 import dataclasses
@@ -18,49 +18,49 @@ class Sent:
 
     ms: Annotated[int, Field(ge=0)]
     trace: Annotated[str, Field(max_length=64)] = ""
-    """W3C traceparent of what it was sent from, if that is traced."""
+    """W3C traceparent of the sender's span; empty if the sender is not traced."""
 
 
 SENT: Final[contextvars.ContextVar[Sent | None]] = contextvars.ContextVar("SENT", default=None)
-"""Of the update that is being handled, where its sender's client has the plugin."""
+"""Time of the update that is being handled; None if its sender's client has no plugin."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallOptions:
-    """What the workflow has to know of a tool to run it. Set by `@tool`."""
+    """Options of a tool that the workflow needs. Set by `@tool`."""
 
     timeout_seconds: float | None = None
     attempts_max: int | None = None
     needs_approval: bool = False
     approvers: tuple[str, ...] = ()
-    """Who may decide; empty for anybody who reaches the thread."""
+    """Names that may decide; empty for every user who can reach the thread."""
     deadline_seconds: float | None = None
     on_deadline: Literal["deny", "escalate"] = "deny"
     escalate_to: tuple[str, ...] = ()
     agent: str = ""
-    """The agent that answers the call, if it is a sub-agent."""
+    """Name of the sub-agent that answers the call; empty for other tools."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WantedCall:
-    """A tool call of a reply, as the workflow hears of it."""
+    """A tool call of a reply, as the model call's result has it."""
 
     call_id: str
     tool: str
     preview: str = ""
     digest: str = ""
-    """Of the tool's name and arguments."""
+    """Digest of the tool's name and arguments."""
     options: CallOptions = dataclasses.field(default_factory=CallOptions)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Approval:
-    """A tool call that waits for a person. Answer of the `pending` query, and data of `asked`."""
+    """A pending approval of a tool call. Item of the `pending` query, and data of an `asked` entry."""
 
     id: str
     tool: str
     arguments: str
-    """The beginning of the call's arguments; all of them are in the journal."""
+    """Beginning of the call's arguments; the journal has all of them."""
     asked_ms: int
     deadline_ms: int | None = None
     on_deadline: Literal["deny", "escalate"] = "deny"
@@ -76,15 +76,15 @@ class Decided:
     id: str
     tool: str
     asked_ms: int
-    """Unix time in milliseconds at which the approval was asked for."""
+    """Time at which the approval was requested, in Unix milliseconds."""
     approve: bool
     by: str
-    """Who; `deadline` if nobody was in time."""
+    """Name of the person who decided; `deadline` if the deadline passed first."""
     reason: str = ""
     escalated: bool = False
-    """Nobody was in time, and it now waits for others instead."""
+    """Whether the deadline passed the approval on to `escalate_to`, so it is still pending."""
     asked_run: str | None = None
-    """The run that asked, if a later one journals this. The approval's span is in its trace."""
+    """Run that requested the approval, if a later run journals this. The span belongs to its trace."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class Report:
 
     child_id: str
     head: SegmentRef | None = None
-    """Its journal, whose newest entry is the answer; none if it has none."""
+    """Head of its journal, whose newest entry is the answer; None if it has no journal."""
     tokens: Annotated[int, Field(ge=0)] = 0
     cost_usd: Annotated[float, Field(ge=0)] = 0.0
 
@@ -113,56 +113,57 @@ class ToolResult:
     written_bytes: Bytes
     outcome: Outcome = "ok"
     digest: str = ""
-    """Of what the model reads: an equal one is no progress."""
+    """Digest of the text that the model reads, to detect repeated results."""
     memory: dict[str, Any] | None = None
     """Data of a `memory` entry, if the call changed what the agent remembers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Waits:
-    """Since when a call waits for a person, and how long it may."""
+    """The pending approval of a call."""
 
     asked_ms: int
+    """Time at which the approval was requested, in Unix milliseconds."""
     asked_run: str | None = None
-    """The run that asked; None for the run under way. A roll fills it in."""
+    """Run that requested it; None for the current run. Continue-as-new sets it."""
     deadline_ms: int | None = None
     escalated: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """A tool call of the newest reply, as the workflow sees it: its arguments stay in the journal."""
+    """A tool call of the newest reply, in operational state. Its arguments stay in the journal."""
 
     id: str
-    """Place and content: `<seq of the reply>-<number of the call>-<first digits of the digest>`."""
+    """Id: `<seq of the reply>-<number of the call>-<first digits of the digest>`."""
     call_id: str
-    """As the model named it."""
+    """The model's id of the call."""
     tool: str
     preview: str = ""
-    """The beginning of its arguments, for a person who has to approve it."""
+    """Beginning of the arguments, for the approver."""
     digest: str = ""
-    """Of the tool's name and arguments."""
+    """Digest of the tool's name and arguments."""
     options: CallOptions = dataclasses.field(default_factory=CallOptions)
     waits: Waits | None = None
-    """While it waits for a person."""
+    """The pending approval; None otherwise."""
     approved: bool = False
     sent: Sent | None = None
-    """When the decision was, if it was approved and is not acted on yet."""
+    """Time of the approval, until the call runs."""
     child_id: str = ""
-    """The sub-agent's thread, once it has been started."""
+    """Id of the sub-agent's thread, once the workflow has chosen it."""
     report: Report | None = None
-    """What that thread has said."""
+    """Report of that thread."""
     result: ToolResult | None = None
-    """What the model will read, once there is a result. Its seq is given later."""
+    """The result for the model. Its entry gets its seq later."""
 
 
 def short_digest(text: str, size_bytes: int = 4) -> str:
-    """Return a digest by which what is repeated is recognised."""
+    """Return a short digest, to recognise repeated texts."""
     return hashlib.blake2b(text.encode(errors="replace"), digest_size=size_bytes).hexdigest()
 
 
 def call_digest(tool: str, arguments: str) -> str:
-    """Return the digest of a call: what is run, and with what."""
+    """Return the digest of a call: of its tool and arguments."""
     return short_digest(f"{tool}\0{arguments}")
 
 
