@@ -20,7 +20,7 @@ from pydantic_core import to_json
 
 from everlong.archive import Facts, Manifest, StoredArchive, new_archive_id, restore, writer
 from everlong.console import out
-from everlong.format import bytes_text
+from everlong.format import format_bytes
 from everlong.models import (
     Counters,
     Kind,
@@ -198,17 +198,17 @@ async def main(steps: int) -> None:
         raise SystemExit("plain tools read another number of rows")
     ratio = manifest.size_bytes / sizes.gzip_bytes
     lines = [
-        f"{steps:,} steps, {manifest.entries:,} entries, {bytes_text(int(size))} of tool results",
-        f"JSON lines, each message once   {bytes_text(sizes.json_bytes)}",
-        f"the same, gzip'd                {bytes_text(sizes.gzip_bytes)}",
-        f"the thread's packs              {bytes_text(sizes.pack_bytes)}",
-        f"the archive                     {bytes_text(manifest.size_bytes)}, {ratio:.2f} of gzip",
+        f"{steps:,} steps, {manifest.entries:,} entries, {format_bytes(int(size))} of tool results",
+        f"JSON lines, each message once   {format_bytes(sizes.json_bytes)}",
+        f"the same, gzip'd                {format_bytes(sizes.gzip_bytes)}",
+        f"the thread's packs              {format_bytes(sizes.pack_bytes)}",
+        f"the archive                     {format_bytes(manifest.size_bytes)}, {ratio:.2f} of gzip",
         f"written in                      {written}",
         f"uploaded, read back, compared   {verified}",
         f"a journal again                 {revive_seconds:.1f} s",
         f"plain DuckDB sums all texts     {float(duck):.2f} s",
         f"plain pyarrow reads it all      {float(arrow):.2f} s",
-        f"peak memory of this process     {bytes_text(rss_kib * 1024)}",
+        f"peak memory of this process     {format_bytes(rss_kib * 1024)}",
     ]
     for line in lines:
         out.print(line, markup=False)

@@ -17,7 +17,7 @@ err = Console(stderr=True, highlight=False, emoji=False)
 _PIPE_CHARS: Final = 1000
 
 
-def plain(text: str) -> str:
+def sanitise(text: str) -> str:
     """Replace control characters in untrusted text, so that it cannot control the terminal."""
     return "".join(
         c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
@@ -41,7 +41,7 @@ def show_progress(is_silent: bool) -> Iterator[Status]:
         yield status
 
 
-def command() -> str:
+def find_command() -> str:
     """Return the command that runs this program here: it may not be on the PATH."""
     if shutil.which("everlong"):
         return "everlong"

@@ -11,7 +11,7 @@ _LINE_CHARS_MAX: Final = 160
 _BARS: Final = "▁▂▃▄▅▆▇█"
 
 
-def bytes_text(size_bytes: int) -> str:
+def format_bytes(size_bytes: int) -> str:
     """Return a size with its unit: `512 B`, `1.2 MiB`."""
     if size_bytes < limits.KIB:
         return f"{size_bytes} B"
@@ -23,12 +23,12 @@ def bytes_text(size_bytes: int) -> str:
     return f"{size / limits.KIB:.1f} TiB"
 
 
-def counted(count: int, noun: str) -> str:
+def format_count(count: int, noun: str) -> str:
     """Return a count with its noun: `1 run`, `2,000 runs`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def spark_text(values: Sequence[int]) -> str:
+def format_spark(values: Sequence[int]) -> str:
     """Return values as a sparkline; empty for fewer than two values."""
     if len(values) < 2:
         return ""
@@ -37,21 +37,21 @@ def spark_text(values: Sequence[int]) -> str:
     return "".join(_BARS[top * (each - low) // max(1, high - low)] for each in values)
 
 
-def one_line(text: str) -> str:
+def shorten_line(text: str) -> str:
     """Return the beginning of a text, on one line."""
     flat = " ".join(text[: 4 * _LINE_CHARS_MAX].split())
     cut = len(flat) > _LINE_CHARS_MAX or len(text) > 4 * _LINE_CHARS_MAX
     return f"{flat[: _LINE_CHARS_MAX - 1]}…" if cut else flat
 
 
-def message_text(message: Message) -> str:
+def summarise_message(message: Message) -> str:
     """Return a short form of a message: its text and its tool calls."""
     calls = [f"-> {call.tool} {call.arguments[:_LINE_CHARS_MAX]}" for call in message.tool_calls]
     name = f"{message.tool}: " if message.tool else ""
     return f"{name}{message.text[: 4 * _LINE_CHARS_MAX]} {' '.join(calls)}"
 
 
-def note_text(entry: Entry) -> str:
+def summarise_note(entry: Entry) -> str:
     """Return the text of an entry that is not a message."""
     data = entry.data or {}
     match entry.kind:
@@ -60,39 +60,39 @@ def note_text(entry: Entry) -> str:
         case Kind.DECIDED:
             verdict = "approved" if data["approve"] else "denied"
             verdict = "escalated" if data.get("escalated") else verdict
-            return f"{data['id']} {verdict} {_by(data)}"
+            return f"{data['id']} {verdict} {_format_author(data)}"
         case Kind.MEMORY:
-            return _memory_text(data)
+            return _format_memory(data)
         case Kind.COMPACTION:
-            before, after = bytes_text(data["before_bytes"]), bytes_text(data["after_bytes"])
+            before, after = format_bytes(data["before_bytes"]), format_bytes(data["after_bytes"])
             return f"context {before} -> {after} ({data['reason']})"
         case Kind.LIMIT:
             return f"{data['limit']}: {data['value']:g} of {data['bound']:g}, {data['action']}"
         case Kind.CONTROL:
-            return f"{data['action']}{_changes_text(data)} {_by(data)}"
+            return f"{data['action']}{_format_changes(data)} {_format_author(data)}"
         case Kind.FORK:
-            return f"of thread {data['thread_id']} at {data['seq']} {_by(data)}"
+            return f"of thread {data['thread_id']} at {data['seq']} {_format_author(data)}"
     return json.dumps(data)
 
 
-def setting_text(value: object) -> str:
+def format_setting(value: object) -> str:
     """Return the value of a policy field as `everlong limits` takes it."""
     if value is None:
         return "none"
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _changes_text(data: dict[str, Any]) -> str:
+def _format_changes(data: dict[str, Any]) -> str:
     changes = sorted(data.get("changes", {}).items())
-    return "".join(f" {name}={setting_text(value)}" for name, value in changes)
+    return "".join(f" {name}={format_setting(value)}" for name, value in changes)
 
 
-def _by(data: dict[str, Any]) -> str:
+def _format_author(data: dict[str, Any]) -> str:
     by = f"by {data['by']}" if data.get("by") else ""
     return f"{by}: {data['reason']}" if data.get("reason") else by
 
 
-def _memory_text(data: dict[str, Any]) -> str:
+def _format_memory(data: dict[str, Any]) -> str:
     parts = []
     if fact := data.get("remembered"):
         parts.append(f"remembered {fact['key']}: {fact['text']}")

@@ -10,7 +10,7 @@ from temporalio.client import Client
 from everlong import limits
 from everlong.client.lookup import ThreadLookup, check_head, look_up
 from everlong.errors import EntryNotFound, StoreError
-from everlong.format import message_text, note_text, one_line
+from everlong.format import shorten_line, summarise_message, summarise_note
 from everlong.models import Entry, Kind, Message, parse_message
 from everlong.storage.journal import JournalReader
 from everlong.storage.pack_store import PackStore
@@ -132,7 +132,7 @@ def summarise_entry(entry: Entry, message: Message | None = None) -> EntrySummar
         kind=entry.kind,
         time_ms=entry.time_ms,
         size_bytes=entry.size_bytes if entry.original is None else entry.original.size_bytes,
-        summary=one_line(message_text(message) if message else _preview_text(entry)),
+        summary=shorten_line(summarise_message(message) if message else _preview_entry(entry)),
         is_stored=entry.ref is not None,
         tokens=entry.tokens,
         cost_usd=entry.cost_usd,
@@ -140,11 +140,11 @@ def summarise_entry(entry: Entry, message: Message | None = None) -> EntrySummar
     )
 
 
-def _preview_text(entry: Entry) -> str:
+def _preview_entry(entry: Entry) -> str:
     if entry.kind not in MESSAGE_KINDS:
-        return note_text(entry)
+        return summarise_note(entry)
     if entry.body is not None:
-        return message_text(parse_message(entry.kind, entry.body))
+        return summarise_message(parse_message(entry.kind, entry.body))
     return f"{entry.ref.preview}…" if entry.ref is not None and entry.ref.preview else ""
 
 
@@ -201,7 +201,7 @@ async def _render_body(
     journal: JournalReader, entry: Entry, form: Form
 ) -> tuple[Entry, str, tuple[str, ...]]:
     if entry.kind not in MESSAGE_KINDS:
-        text = note_text(entry) if form == "text" else json.dumps(entry.data, indent=2)
+        text = summarise_note(entry) if form == "text" else json.dumps(entry.data, indent=2)
         return entry, text, ()
     [body] = await journal.bodies([entry], whole=True)
     message = parse_message(entry.kind, body)

@@ -163,12 +163,12 @@ def summarise_rows(
         by_status=dict(sorted(Counter(row.status for row in rows).items())),
         stored_bytes=sum(row.stored_bytes for row in rows),
         growth_bytes_per_hour=sum(row.growth_bytes_per_hour for row in living),
-        largest=_top(rows, lambda row: row.stored_bytes),
-        growing=_top(living, lambda row: row.growth_bytes_per_hour),
+        largest=_select_top(rows, lambda row: row.stored_bytes),
+        growing=_select_top(living, lambda row: row.growth_bytes_per_hour),
         pending=sum(row.pending for row in living),
         oldest_asked_ms=min(asked, default=None),
-        resume_p50_ms=quantile(resumes, 0.5),
-        resume_p95_ms=quantile(resumes, 0.95),
+        resume_p50_ms=find_quantile(resumes, 0.5),
+        resume_p95_ms=find_quantile(resumes, 0.95),
         loops=tuple(row for row in rows if row.reason in LOOPS)[:_LOOPS_MAX],
         steps=sum(card.steps for card in cards),
         tokens=sum(card.tokens for card in cards),
@@ -214,14 +214,16 @@ async def check_store_health(packs: PackStore) -> StoreHealth:
     )
 
 
-def quantile(values: Sequence[float], share: float) -> float | None:
+def find_quantile(values: Sequence[float], share: float) -> float | None:
     """Return the smallest sorted value that at least `share` of the values do not exceed."""
     if not values:
         return None
     return values[max(0, math.ceil(share * len(values)) - 1)]
 
 
-def _top(rows: Sequence[ThreadRow], key: Callable[[ThreadRow], float]) -> tuple[ThreadRow, ...]:
+def _select_top(
+    rows: Sequence[ThreadRow], key: Callable[[ThreadRow], float]
+) -> tuple[ThreadRow, ...]:
     return tuple(heapq.nlargest(TOP_MAX, (row for row in rows if key(row) > 0), key=key))
 
 

@@ -60,21 +60,23 @@ def measure_limits(
     return (
         *(
             dataclasses.replace(each, days_left=per_day.days_left(each))
-            for each in _policy_gauges(status)
+            for each in _build_policy_gauges(status)
         ),
-        _gauge("operational_state", status.state_bytes, limits.STATE_BYTES_MAX, "bytes", "fail"),
-        _gauge(
+        _build_gauge(
+            "operational_state", status.state_bytes, limits.STATE_BYTES_MAX, "bytes", "fail"
+        ),
+        _build_gauge(
             "compact_at_bytes",
             status.context_bytes,
             status.policy.compact_at_bytes,
             "bytes",
             "compact",
         ),
-        _gauge("run_events_max", run_events, status.policy.run_events_max, "events", "roll"),
+        _build_gauge("run_events_max", run_events, status.policy.run_events_max, "events", "roll"),
     )
 
 
-def _policy_gauges(status: ThreadStatus) -> Iterator[Gauge]:
+def _build_policy_gauges(status: ThreadStatus) -> Iterator[Gauge]:
     counters, streaks, policy = status.counters, status.streaks, status.policy
     values: tuple[tuple[str, float, Unit], ...] = (
         ("steps_max", counters.steps, "steps"),
@@ -87,10 +89,10 @@ def _policy_gauges(status: ThreadStatus) -> Iterator[Gauge]:
         ("no_progress_steps_max", streaks.no_progress_steps, "steps"),
     )
     for name, value, unit in values:
-        yield _gauge(name, value, getattr(policy, name), unit, policy.action(name))
+        yield _build_gauge(name, value, getattr(policy, name), unit, policy.action(name))
 
 
-def _gauge(name: str, value: float, bound: float | None, unit: Unit, action: str) -> Gauge:
+def _build_gauge(name: str, value: float, bound: float | None, unit: Unit, action: str) -> Gauge:
     share = 0.0 if not bound else min(1.0, value / bound)
     return Gauge(name=name, value=value, bound=bound, unit=unit, action=action, share=share)
 
@@ -103,7 +105,7 @@ class _Rates:
     ) -> None:
         self._age_ms = 0 if began_ms is None else now_ms - began_ms
         self._is_open = status.status not in ("stopped", "archived", "paused")
-        self._bytes_per_ms = _bytes_per_ms(card, status.counters.written_bytes, now_ms)
+        self._bytes_per_ms = _compute_byte_rate(card, status.counters.written_bytes, now_ms)
 
     def days_left(self, gauge: Gauge) -> float | None:
         """Return the days until a limit is reached at the present rate."""
@@ -117,7 +119,7 @@ class _Rates:
         return round(max(0.0, gauge.bound - gauge.value) / rate / _DAY_MS, 1)
 
 
-def _bytes_per_ms(card: ThreadCard | None, stored_bytes: int, now_ms: int) -> float | None:
+def _compute_byte_rate(card: ThreadCard | None, stored_bytes: int, now_ms: int) -> float | None:
     """Return bytes per millisecond since the oldest sample of the trend."""
     if card is None or not card.trend:
         return None
@@ -178,7 +180,7 @@ async def load_overview(
     """Load the overview of a thread; without a worker, from visibility and the store alone."""
     found = await look_up(client, packs, thread_id, seconds_max)
     status = found.status
-    began_ms, problem = await _load_began(found)
+    began_ms, problem = await _load_start(found)
     waiting: tuple[Approval, ...] = ()
     is_gone = found.archive is not None
     if status is not None and status.pending and not is_gone:
@@ -198,7 +200,7 @@ async def load_overview(
         thread_id=thread_id,
         row=found.row,
         status=status,
-        sizes=_sizes(found),
+        sizes=_build_sizes(found),
         gauges=shown,
         approvals=waiting,
         last_seq=found.last_seq,
@@ -229,7 +231,7 @@ async def _find_archive(
     return archive_id, tuple(map(str, newest.passed_over))
 
 
-async def _load_began(found: ThreadLookup) -> tuple[int | None, str]:
+async def _load_start(found: ThreadLookup) -> tuple[int | None, str]:
     """Return the time of the thread's own first entry, or why it cannot be read."""
     if found.head is None:
         return None, ""
@@ -242,7 +244,7 @@ async def _load_began(found: ThreadLookup) -> tuple[int | None, str]:
     return (entries[0].time_ms if entries else None), ""
 
 
-def _sizes(found: ThreadLookup) -> StateSizes:
+def _build_sizes(found: ThreadLookup) -> StateSizes:
     status, card = found.status, found.row.card
     if status is not None:
         operational, context = status.state_bytes, status.context_bytes

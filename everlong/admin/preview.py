@@ -12,7 +12,7 @@ from everlong.client.lookup import ThreadLookup, look_up
 from everlong.client.status import pending
 from everlong.client.time_travel import Past, archive_of
 from everlong.errors import ArchiveNotFound, ControlRefused, DecisionRefused, NoWorker
-from everlong.format import bytes_text, counted, setting_text
+from everlong.format import format_bytes, format_count, format_setting
 from everlong.models import ThreadStatus, thread_key
 from everlong.models.thread_ids import show_id
 from everlong.policy import Usage, find_limit_hit
@@ -78,12 +78,12 @@ async def preview_action(
 
 async def _preview_compact(client: Client, packs: PackStore, found: ThreadLookup) -> Preview:
     if found.status is None or found.head is None:
-        return _no_change(found, "compact", "has no context yet")
+        return _preview_nothing(found, "compact", "has no context yet")
     past = await Past.open(client, packs, found.thread_id)
     before_bytes, after_bytes = await past.compacted(found.last_seq)
     if after_bytes >= before_bytes:
         sentence = (
-            f"The context has {bytes_text(before_bytes)}, and a compaction would not make it smaller. "
+            f"The context has {format_bytes(before_bytes)}, and a compaction would not make it smaller. "
             "Nothing would change."
         )
         return Preview(
@@ -91,12 +91,12 @@ async def _preview_compact(client: Client, packs: PackStore, found: ThreadLookup
             sentence=sentence,
             before_bytes=before_bytes,
             after_bytes=before_bytes,
-            warnings=_ended_warnings(found),
+            warnings=_list_ended_warnings(found),
         )
     sentence = (
         f"At its next safe point the thread shortens what its model reads from "
-        f"{bytes_text(before_bytes)} to about {bytes_text(after_bytes)}. The journal keeps everything, "
-        "and a fork of an earlier entry has the longer context."
+        f"{format_bytes(before_bytes)} to about {format_bytes(after_bytes)}. The journal keeps "
+        "everything, and a fork of an earlier entry has the longer context."
     )
     return Preview(
         action="compact",
@@ -104,7 +104,7 @@ async def _preview_compact(client: Client, packs: PackStore, found: ThreadLookup
         before_bytes=before_bytes,
         after_bytes=after_bytes,
         is_reversible=False,  # Yet no confirmation: nothing is lost.
-        warnings=_ended_warnings(found),
+        warnings=_list_ended_warnings(found),
     )
 
 
@@ -116,7 +116,7 @@ async def _preview_fork(
     scene = await past.scene(seq)
     sentence = (
         f"A new thread begins as this one was after entry {seq}: its model reads "
-        f"{bytes_text(scene.context_bytes)} of context. It shares what is stored, and waits for a "
+        f"{format_bytes(scene.context_bytes)} of context. It shares what is stored, and waits for a "
         "message. This thread goes on as it is."
     )
     return Preview(
@@ -138,12 +138,13 @@ def _preview_limits(found: ThreadLookup, given: Mapping[str, Any]) -> Preview:
     except (ValueError, TypeError) as error:
         raise ControlRefused(f"the change does not fit: {error}") from None
     words = [
-        f"{name} from {setting_text(getattr(policy, name))} to {setting_text(getattr(changed, name))}"
+        f"{name} from {format_setting(getattr(policy, name))} "
+        f"to {format_setting(getattr(changed, name))}"
         for name in sorted(changes)
         if getattr(policy, name) != getattr(changed, name)
     ]
-    hit = find_limit_hit(changed, usage_of(found.status))
-    warnings = list(_ended_warnings(found))
+    hit = find_limit_hit(changed, measure_usage(found.status))
+    warnings = list(_list_ended_warnings(found))
     if hit is not None:
         warnings.append(f"{hit.reason} would be reached at once: the thread would {hit.action}.")
     sentence = f"Changes {', '.join(words)}." if words else "Nothing would change."
@@ -151,12 +152,14 @@ def _preview_limits(found: ThreadLookup, given: Mapping[str, Any]) -> Preview:
         action="limits",
         sentence=sentence,
         is_reversible=hit is None or hit.action == "pause",
-        confirm=_confirmation(found, "limits") if hit is not None and hit.action != "pause" else "",
+        confirm=_choose_confirmation(found, "limits")
+        if hit is not None and hit.action != "pause"
+        else "",
         warnings=tuple(warnings),
     )
 
 
-def usage_of(status: ThreadStatus) -> Usage:
+def measure_usage(status: ThreadStatus) -> Usage:
     """Return how much of its limits a thread has used, by its status."""
     counters, streaks = status.counters, status.streaks
     return Usage(
@@ -195,15 +198,15 @@ async def _preview_archive(
         before_bytes=before_bytes,
         after_bytes=file_bytes if frees else before_bytes + written_bytes,
         is_reversible=not is_final,
-        confirm=_confirmation(found, "archive") if is_final else "",
-        warnings=_archive_warnings(found, plan),
+        confirm=_choose_confirmation(found, "archive") if is_final else "",
+        warnings=_list_archive_warnings(found, plan),
     )
 
 
 def _describe_archive(plan: ArchivePlan, file_bytes: int) -> str:
     sentence = (
         f"Writes the whole journal ({plan.entries:,} entries) as one Parquet file of about "
-        f"{bytes_text(file_bytes)}, and reads it back to verify it."
+        f"{format_bytes(file_bytes)}, and reads it back to verify it."
     )
     if plan.existing:
         sentence = (
@@ -215,7 +218,7 @@ def _describe_archive(plan: ArchivePlan, file_bytes: int) -> str:
     if plan.refused:
         sentence += " Its histories cannot be deleted."
     elif plan.then == "free":
-        runs = counted(plan.runs_deleted, "run")
+        runs = format_count(plan.runs_deleted, "run")
         sentence += (
             f" Then its histories are deleted ({runs}), and the next sweeps free its packs after their "
             "grace period."
@@ -223,8 +226,8 @@ def _describe_archive(plan: ArchivePlan, file_bytes: int) -> str:
     return sentence
 
 
-def _archive_warnings(found: ThreadLookup, plan: ArchivePlan) -> tuple[str, ...]:
-    warnings = list(_unfinished_warnings(found)) if plan.ends else []
+def _list_archive_warnings(found: ThreadLookup, plan: ArchivePlan) -> tuple[str, ...]:
+    warnings = list(_list_unfinished(found)) if plan.ends else []
     if plan.refused:
         warnings.append(f"{plan.refused[:1].upper()}{plan.refused[1:]}")
     elif plan.left_out:
@@ -254,8 +257,8 @@ async def _preview_revive(
     scene = await past.scene(seq)
     sentence = (
         f"A new thread begins as archive {manifest.archive_id} has it, up to entry {seq:,}: its model "
-        f"reads {bytes_text(scene.context_bytes)} of context. It gets packs of its own, and waits for a "
-        "message. The archive stays."
+        f"reads {format_bytes(scene.context_bytes)} of context. It gets packs of its own, and waits for "
+        "a message. The archive stays."
     )
     return Preview(
         action="revive",
@@ -297,13 +300,16 @@ async def _preview_decide(client: Client, found: ThreadLookup, given: Mapping[st
     )
     sentence = f"The call {approval_id} {does}. A decision is final."
     return Preview(
-        action="decide", sentence=sentence, is_reversible=False, warnings=_ended_warnings(found)
+        action="decide",
+        sentence=sentence,
+        is_reversible=False,
+        warnings=_list_ended_warnings(found),
     )
 
 
 def _preview_control(found: ThreadLookup, action: Action) -> Preview:
     status = found.status
-    warnings = _ended_warnings(found)
+    warnings = _list_ended_warnings(found)
     if action == "pause":
         sentence = (
             "The thread takes no more steps. What is under way ends; messages are still queued."
@@ -314,7 +320,7 @@ def _preview_control(found: ThreadLookup, action: Action) -> Preview:
         sentence = "The thread goes on."
         if status is not None and status.status != "paused":
             sentence = "The thread is not paused. Nothing would change."
-        elif status is not None and (hit := find_limit_hit(status.policy, usage_of(status))):
+        elif status is not None and (hit := find_limit_hit(status.policy, measure_usage(status))):
             warnings = (
                 *warnings,
                 f"{hit.reason} is still reached: the thread would {hit.action} again. "
@@ -326,19 +332,19 @@ def _preview_control(found: ThreadLookup, action: Action) -> Preview:
             action="stop",
             sentence=sentence,
             is_reversible=False,
-            confirm=_confirmation(found, "stop"),
-            warnings=warnings + _unfinished_warnings(found),
+            confirm=_choose_confirmation(found, "stop"),
+            warnings=warnings + _list_unfinished(found),
         )
     return Preview(action=action, sentence=sentence, warnings=warnings)
 
 
-def _confirmation(found: ThreadLookup, action: Action) -> str:
+def _choose_confirmation(found: ThreadLookup, action: Action) -> str:
     """Return the text that confirms an action: the thread's id if it can be typed, else the action."""
     thread_id = found.thread_id
     return thread_id if show_id(thread_id) == thread_id else action
 
 
-def _no_change(found: ThreadLookup, action: Action, why: str) -> Preview:
+def _preview_nothing(found: ThreadLookup, action: Action, why: str) -> Preview:
     return Preview(
         action=action,
         sentence=f"The thread {why}. Nothing would change.",
@@ -346,13 +352,13 @@ def _no_change(found: ThreadLookup, action: Action, why: str) -> Preview:
     )
 
 
-def _ended_warnings(found: ThreadLookup) -> tuple[str, ...]:
+def _list_ended_warnings(found: ThreadLookup) -> tuple[str, ...]:
     if not found.row.is_open:
         return ("The thread has ended and accepts no more changes.",)
     return (found.unavailable,) if found.unavailable else ()
 
 
-def _unfinished_warnings(found: ThreadLookup) -> tuple[str, ...]:
+def _list_unfinished(found: ThreadLookup) -> tuple[str, ...]:
     status = found.status
     if status is None:
         return ()
@@ -368,7 +374,7 @@ def _unfinished_warnings(found: ThreadLookup) -> tuple[str, ...]:
     return tuple(warnings)
 
 
-def plan_lines(plan: ArchivePlan) -> list[str]:
+def describe_plan(plan: ArchivePlan) -> list[str]:
     """Return the lines that `everlong archive --dry-run` prints."""
     if plan.size is None:
         return ["the server has no history of the thread; its newest archive is verified"]
@@ -385,7 +391,7 @@ def plan_lines(plan: ArchivePlan) -> list[str]:
         lines.append(f"then deleting its histories is refused: {plan.refused}")
     elif plan.then == "free":
         lines.append(
-            f"then {counted(plan.runs_deleted, 'run')} are deleted permanently, and a sweep may free "
-            f"{plan.size.blobs:,} objects of {bytes_text(plan.size.blob_bytes)}"
+            f"then {format_count(plan.runs_deleted, 'run')} are deleted permanently, and a sweep may "
+            f"free {plan.size.blobs:,} objects of {format_bytes(plan.size.blob_bytes)}"
         )
     return [*lines, "nothing was done"]

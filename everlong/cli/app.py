@@ -18,7 +18,7 @@ import everlong
 from everlong.client.visibility import read_rows
 from everlong.config import load_settings
 from everlong.connection import connect
-from everlong.console import err, out, plain
+from everlong.console import err, out, sanitise
 from everlong.errors import ConfigError, EverlongError
 from everlong.models.thread_ids import check_id, is_new_id
 
@@ -127,7 +127,7 @@ def run() -> NoReturn:
     except SystemExit as done:
         code = done.code if isinstance(done.code, int) else int(done.code is not None)
     except EverlongError as error:
-        err.print(f"error: {plain(str(error))}", markup=False, soft_wrap=True)
+        err.print(f"error: {sanitise(str(error))}", markup=False, soft_wrap=True)
         code = error.exit_code
     with contextlib.suppress(BrokenPipeError):  # The reader of our output has closed the pipe.
         sys.stdout.flush()

@@ -16,7 +16,7 @@ from everlong.cli.app import (
     resolve_name,
     run_with_client,
 )
-from everlong.cli.output import approval_text, arguments_text, print_json, print_lines
+from everlong.cli.output import format_approval, format_arguments, print_json, print_lines
 from everlong.client.thread import ThreadHandle
 from everlong.config import load_settings
 from everlong.connection import open_configured_packs
@@ -49,9 +49,9 @@ def approvals(
             print_json([dataclasses.replace(each, arguments=whole) for each, whole in waiting])
             return
         for approval, whole in waiting:
-            print_lines([approval_text(approval)])
+            print_lines([format_approval(approval)])
             if whole != approval.arguments:
-                print_lines([arguments_text(whole)])
+                print_lines([format_arguments(whole)])
         if not waiting:
             print_lines(["no tool call waits for approval"])
 
@@ -64,9 +64,9 @@ async def _list_all(client: Client, as_json: bool) -> None:
         print_json(page)
         return
     for each in page.waiting:
-        print_lines([f"{show_id(each.thread_id)} ({each.agent})  {approval_text(each.approval)}"])
+        print_lines([f"{show_id(each.thread_id)} ({each.agent})  {format_approval(each.approval)}"])
         if each.arguments != each.approval.arguments:
-            print_lines([arguments_text(each.arguments)])
+            print_lines([format_arguments(each.arguments)])
         if each.problem:
             print_lines([f"  the arguments cannot be shown in full: {each.problem}"])
     for thread_id, problem in page.problems.items():

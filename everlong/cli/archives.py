@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.status import Status
 from rich.table import Column, Table
 
-from everlong.admin.preview import plan_lines
+from everlong.admin.preview import describe_plan
 from everlong.cli.app import (
     By,
     Json,
@@ -22,7 +22,7 @@ from everlong.cli.app import (
     confirm,
     resolve_name,
 )
-from everlong.cli.output import print_json, print_lines, time_text
+from everlong.cli.output import format_time, print_json, print_lines
 from everlong.client.archives import (
     ArchivePage,
     ArchiveResult,
@@ -35,8 +35,8 @@ from everlong.client.fork import revive as revive_thread
 from everlong.client.thread import ThreadHandle
 from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
-from everlong.console import command, err, plain, print_table
-from everlong.format import bytes_text, counted
+from everlong.console import err, find_command, print_table, sanitise
+from everlong.format import format_bytes, format_count
 from everlong.models.thread_ids import quote_id, show_id
 
 commands = typer.Typer()
@@ -160,7 +160,7 @@ def revive(
             [
                 f"thread {new_id} ({start.agent}) continues from the archive of {show_id(thread_id)}. "
                 "Send it a message:",
-                f"  {command()} send {quote_id(new_id)} 'Where were we?'",
+                f"  {find_command()} send {quote_id(new_id)} 'Where were we?'",
             ]
         )
 
@@ -175,9 +175,9 @@ async def _archive(settings: Settings, wish: _Wish) -> None:
         if wish.as_json:
             print_json(plan)
         else:
-            print_lines(plan_lines(plan))
+            print_lines(describe_plan(plan))
         return
-    with err.status(f"archiving {escape(plain(show_id(wish.thread_id)))}") as line:
+    with err.status(f"archiving {escape(sanitise(show_id(wish.thread_id)))}") as line:
         done = await ThreadHandle(client, wish.thread_id, packs=packs).archive(
             then=wish.then.value,
             by=wish.by,
@@ -189,21 +189,21 @@ async def _archive(settings: Settings, wish: _Wish) -> None:
     if wish.as_json:
         print_json(done)
     else:
-        print_lines(archive_lines(done, wish.export))
+        print_lines(describe_archive(done, wish.export))
 
 
 def _warn(text: str) -> None:
-    err.print(plain(f"warning: {text}"), markup=False, soft_wrap=True)
+    err.print(sanitise(f"warning: {text}"), markup=False, soft_wrap=True)
 
 
 def _show_progress(line: Status, what: str, done: int, total: int) -> None:
     line.update(f"{done:,} of {total:,} entries are {what}")
 
 
-def archive_lines(done: ArchiveResult, export: Path | None) -> list[str]:
+def describe_archive(done: ArchiveResult, export: Path | None) -> list[str]:
     """Return the lines that report an archive."""
     manifest = done.manifest
-    size = bytes_text(manifest.size_bytes)
+    size = format_bytes(manifest.size_bytes)
     how = "written and verified" if done.is_new else "existed already, and verified"
     lines = [
         f"archive {manifest.archive_id} of thread {show_id(manifest.thread_id)}: "
@@ -214,7 +214,7 @@ def archive_lines(done: ArchiveResult, export: Path | None) -> list[str]:
             f"{done.left_out} entries and messages were never journalled; the archive lacks them"
         )
     if done.runs_deleted:
-        runs = counted(done.runs_deleted, "run")
+        runs = format_count(done.runs_deleted, "run")
         lines.append(f"deleted: {runs}; a sweep frees the thread's packs")
     else:
         lines.append("the thread has ended" if done.is_closed else "the thread continues")
@@ -246,30 +246,30 @@ async def _archives(settings: Settings, thread_id: str | None, before: str, as_j
     for each in page.archives:
         table.add_row(
             each.archive_id,
-            escape(plain(show_id(each.thread_id))),
-            escape(plain(each.agent)),
+            escape(sanitise(show_id(each.thread_id))),
+            escape(sanitise(each.agent)),
             each.status,
             f"{each.entries:,}",
-            bytes_text(each.size_bytes),
-            time_text(each.last_ms) if each.last_ms else "",
-            escape(plain(_by_text(each.by, freed.get(each.archive_id, "")))),
+            format_bytes(each.size_bytes),
+            format_time(each.last_ms) if each.last_ms else "",
+            escape(sanitise(_format_authors(each.by, freed.get(each.archive_id, "")))),
         )
     if page.archives:
         print_table(table)
     else:
-        print_lines([_none_text(page, thread_id)])
+        print_lines([_describe_none(page, thread_id)])
     for line in page.unreadable:
-        err.print(plain(line), markup=False, soft_wrap=True)
+        err.print(sanitise(line), markup=False, soft_wrap=True)
     if page.next:
         err.print(f"older archives: --before {page.next}", markup=False)
 
 
-def _by_text(by: str, freed_by: str) -> str:
+def _format_authors(by: str, freed_by: str) -> str:
     """Return who archived a thread and, if it was freed, who freed it."""
     return "; ".join(filter(None, [by, freed_by and f"freed by {freed_by}"]))
 
 
-def _none_text(page: ArchivePage, thread_id: str | None) -> str:
+def _describe_none(page: ArchivePage, thread_id: str | None) -> str:
     whose = f" of thread {show_id(thread_id)}" if thread_id else ""
     if page.next:
         return f"no archive{whose} among the newest; there are older ones"

@@ -25,7 +25,7 @@ from everlong.client.thread import ThreadHandle
 from everlong.config import load_settings
 from everlong.connection import open_configured_packs
 from everlong.errors import ConfigError
-from everlong.format import setting_text
+from everlong.format import format_setting
 from everlong.models.thread_ids import show_id
 from everlong.policy import Policy
 
@@ -62,7 +62,7 @@ def limits(
         if as_json:
             print_json(policy)
         else:
-            print_lines(policy_lines(policy))
+            print_lines(format_policy(policy))
 
     run_with_client(work)
 
@@ -140,13 +140,13 @@ def parse_changes(changes: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def policy_lines(policy: Policy) -> list[str]:
+def format_policy(policy: Policy) -> list[str]:
     """Return a line for each field of a policy, with a star where it differs from the default."""
     changed = policy.differences()
     names = [field.name for field in dataclasses.fields(policy)]
     width = max(map(len, names))
     return [
-        f"{'*' if name in changed else ' '} {name:<{width}}  {setting_text(getattr(policy, name))}"
+        f"{'*' if name in changed else ' '} {name:<{width}}  {format_setting(getattr(policy, name))}"
         for name in names
     ]
 

@@ -24,7 +24,7 @@ from everlong.connection import (
     open_configured_packs,
     open_configured_providers,
 )
-from everlong.console import command, out
+from everlong.console import find_command, out
 from everlong.demo.run import run_demo
 from everlong.embedded import EmbeddedStack
 from everlong.embedded.server import is_free
@@ -45,7 +45,7 @@ UiPort = Annotated[
 DataDir = Annotated[Path | None, typer.Option(help="Directory for all data.")]
 
 
-def _worker_option(allowed: worker_options.Range, text: str) -> Any:
+def _make_worker_option(allowed: worker_options.Range, text: str) -> Any:
     """Return an option of `everlong worker` with its bounds."""
     return typer.Option(min=allowed.least, max=allowed.most, help=text)
 
@@ -56,7 +56,7 @@ def demo(port: Port = None, ui_port: UiPort = None, data_dir: DataDir = None) ->
 
     Needs no API key and no network. It checks every figure, and exits with 0 only if all hold.
     """
-    settings = _embedded_settings(data_dir or Path(".everlong/demo"))
+    settings = _load_embedded_settings(data_dir or Path(".everlong/demo"))
     if _run(run_demo(settings, port=port, ui_port=ui_port)):
         raise typer.Exit(130)
 
@@ -76,7 +76,7 @@ def dev(
     All data, blobs included, stays in the data directory, and the next start uses it again.
     EVERLONG_STORE is ignored.
     """
-    settings = _embedded_settings(data_dir)
+    settings = _load_embedded_settings(data_dir)
     if _run(_dev(settings, agents or ["everlong.demo:agent"], port, ui_port)):
         out.print("Stopped.")
 
@@ -96,7 +96,7 @@ def worker(
     ] = "",
     workflow_tasks: Annotated[
         int | None,
-        _worker_option(
+        _make_worker_option(
             worker_options.WORKFLOW_TASKS,
             "Concurrent workflow tasks: steps of threads, without their model calls and tools. With "
             "fewer, tasks wait at the server and may time out; with more, each one is slower. "
@@ -105,7 +105,7 @@ def worker(
     ] = None,
     activities: Annotated[
         int | None,
-        _worker_option(
+        _make_worker_option(
             worker_options.ACTIVITIES,
             "Concurrent model calls and tools. They mostly wait: raise it if slots are used up while "
             "the processor is idle, lower it if tools need much memory. Default: 100.",
@@ -113,7 +113,7 @@ def worker(
     ] = None,
     cached_threads: Annotated[
         int | None,
-        _worker_option(
+        _make_worker_option(
             worker_options.CACHED_THREADS,
             "Threads kept in memory between their steps; others are replayed. Raise it above the number "
             "of threads that are active at once, lower it if memory is short. "
@@ -122,7 +122,7 @@ def worker(
     ] = None,
     sticky_seconds: Annotated[
         float | None,
-        _worker_option(
+        _make_worker_option(
             worker_options.STICKY_SECONDS,
             "Seconds that a task waits for the worker that has its thread in memory, before any worker "
             "may take it. Shorter: threads of a killed worker resume sooner. Longer: fewer replays "
@@ -131,7 +131,7 @@ def worker(
     ] = None,
     workflow_pollers: Annotated[
         int | None,
-        _worker_option(
+        _make_worker_option(
             worker_options.WORKFLOW_POLLERS,
             "Concurrent polls for workflow tasks. One in 20 of them, and at least one, accepts threads "
             "that are not in memory; with fewer polls, a busy worker accepts new threads faster than it "
@@ -140,7 +140,7 @@ def worker(
     ] = None,
     activity_pollers: Annotated[
         int | None,
-        _worker_option(
+        _make_worker_option(
             worker_options.ACTIVITY_POLLERS,
             "Concurrent polls for model calls and tools. Raise it if they wait in the queue while slots "
             "are free. Default: 5.",
@@ -315,14 +315,14 @@ async def _dev(
             f"logs             {settings.data_dir}\n\n"
             "In a second terminal:\n"
             f"  export TEMPORAL_ADDRESS={stack.server.address} EVERLONG_STORE={stack.settings.store}\n"
-            f"  {command()} send hello-1 'Hello' --agent NAME\n\n"
+            f"  {find_command()} send hello-1 'Hello' --agent NAME\n\n"
             "Ctrl-C stops everything; the data stays.",
             soft_wrap=True,
         )
         await stack.wait()
 
 
-def _embedded_settings(data_dir: Path | None) -> Settings:
+def _load_embedded_settings(data_dir: Path | None) -> Settings:
     """Return settings for the embedded stack, without the user's own Temporal connection."""
     settings = load_settings(drop_temporal_variables())
     if data_dir is not None:

@@ -14,7 +14,7 @@ from everlong.cli.output import print_json, print_lines
 from everlong.client.search_attributes import set_up
 from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
-from everlong.console import out, plain, show_progress
+from everlong.console import out, sanitise, show_progress
 from everlong.doctor.checks import run_checks
 from everlong.doctor.drain import DrainReport, HoldingCount, count_holdings
 from everlong.doctor.findings import Finding
@@ -85,7 +85,7 @@ async def _doctor(settings: Settings, as_json: bool) -> list[Finding]:
             async with asyncio.timeout(_CONNECT_SECONDS_MAX):
                 client = await connect(settings)
     except TimeoutError:
-        client = _no_answer(settings)
+        client = _make_unreachable_error(settings)
     except EverlongError as error:
         client = error
     findings = []
@@ -109,10 +109,10 @@ async def _doctor(settings: Settings, as_json: bool) -> list[Finding]:
 
 def _print_finding(finding: Finding) -> None:
     status = Text(f"{finding.status:<8}", style=_COLOURS[finding.status])
-    line = Text(plain(f" {finding.check}: {finding.text}"))
+    line = Text(sanitise(f" {finding.check}: {finding.text}"))
     out.print(status + line, soft_wrap=True)
     if finding.fix:
-        out.print(Text(plain(f"{'':<8} fix: {finding.fix}")), soft_wrap=True)
+        out.print(Text(sanitise(f"{'':<8} fix: {finding.fix}")), soft_wrap=True)
 
 
 async def _connect_without_store(settings: Settings) -> Client:
@@ -124,10 +124,10 @@ async def _connect_without_store(settings: Settings) -> Client:
         async with asyncio.timeout(_CONNECT_SECONDS_MAX):
             return await connect(reduced)
     except TimeoutError:
-        raise _no_answer(settings) from None
+        raise _make_unreachable_error(settings) from None
 
 
-def _no_answer(settings: Settings) -> ServerUnreachable:
+def _make_unreachable_error(settings: Settings) -> ServerUnreachable:
     return ServerUnreachable(
         f"no Temporal server answers at {settings.temporal.get('target_host')} within "
         f"{_CONNECT_SECONDS_MAX:.0f} s. Check TEMPORAL_ADDRESS, and the network to that address."
@@ -174,11 +174,11 @@ async def _drain(settings: Settings, query: str, only_open: bool, as_json: bool)
 
 
 def _print_drain(report: DrainReport, *, only_open: bool, with_schedules: bool) -> None:
-    print_lines([_drain_line("open runs", report.open_runs)])
+    print_lines([_format_holdings("open runs", report.open_runs)])
     if not only_open:
-        print_lines([_drain_line("closed runs", report.closed_runs)])
+        print_lines([_format_holdings("closed runs", report.closed_runs)])
     if with_schedules:
-        print_lines([_drain_line("schedules", report.schedules)])
+        print_lines([_format_holdings("schedules", report.schedules)])
     if report.is_drained:
         print_lines(["Drained: no open run needs the plugin."])
         if report.closed_runs.holding:
@@ -199,7 +199,7 @@ def _print_drain(report: DrainReport, *, only_open: bool, with_schedules: bool) 
     print_lines(["Not drained: keep the plugin, with mode='read', and run this again later."])
 
 
-def _drain_line(name: str, count: HoldingCount) -> str:
+def _format_holdings(name: str, count: HoldingCount) -> str:
     return (
         f"{name:<12} {count.looked_at:>7} read: {count.refs} with refs to the store, "
         f"{count.inline} with compressed or sealed payloads only"

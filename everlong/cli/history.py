@@ -8,19 +8,19 @@ import typer
 
 from everlong.cli.app import By, Json, ThreadId, resolve_name
 from everlong.cli.output import (
-    approval_text,
-    fact_text,
+    format_approval,
+    format_fact,
+    format_totals,
     print_json,
     print_lines,
-    totals_text,
 )
 from everlong.client.fork import fork as fork_thread
 from everlong.client.thread import ThreadHandle
 from everlong.client.time_travel import ThreadDiff
 from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
-from everlong.console import command, out
-from everlong.format import bytes_text, message_text, note_text, one_line
+from everlong.console import find_command, out
+from everlong.format import format_bytes, shorten_line, summarise_message, summarise_note
 from everlong.models import Kind
 from everlong.models.thread_ids import quote_id, show_id
 
@@ -64,27 +64,29 @@ async def _diff(settings: Settings, thread_id: str, first: int, last: int, as_js
     if as_json:
         print_json(found)
     else:
-        print_lines(diff_lines(found))
+        print_lines(format_diff(found))
 
 
-def diff_lines(diff: ThreadDiff) -> Iterator[str]:
+def format_diff(diff: ThreadDiff) -> Iterator[str]:
     """Yield the changes as lines, with a plus for additions and a minus for removals."""
-    before, after = map(bytes_text, diff.context_bytes)
+    before, after = map(format_bytes, diff.context_bytes)
     yield f"{show_id(diff.thread_id)}, entries {diff.first_seq} to {diff.last_seq}"
-    yield f"done      {totals_text(diff.totals)}"
+    yield f"done      {format_totals(diff.totals)}"
     yield f"context   {before} -> {after}"
     yield from (
-        f"  - {each.role:<9}  {one_line(message_text(each))}" for each in diff.context_removed
+        f"  - {each.role:<9}  {shorten_line(summarise_message(each))}"
+        for each in diff.context_removed
     )
     yield from (
-        f"  + {each.role:<9}  {one_line(message_text(each))}" for each in diff.context_added
+        f"  + {each.role:<9}  {shorten_line(summarise_message(each))}"
+        for each in diff.context_added
     )
-    yield from (f"- fact    {fact_text(each)}" for each in diff.facts_removed)
-    yield from (f"+ fact    {fact_text(each)}" for each in diff.facts_added)
-    yield from (f"asked     {approval_text(each)}" for each in diff.asked)
+    yield from (f"- fact    {format_fact(each)}" for each in diff.facts_removed)
+    yield from (f"+ fact    {format_fact(each)}" for each in diff.facts_added)
+    yield from (f"asked     {format_approval(each)}" for each in diff.asked)
     for entry in diff.entries:
         if entry.kind in (Kind.DECIDED, Kind.LIMIT, Kind.CONTROL, Kind.FORK):
-            yield f"{entry.kind:<8}  {note_text(entry)}"
+            yield f"{entry.kind:<8}  {summarise_note(entry)}"
 
 
 async def _fork(
@@ -113,7 +115,7 @@ async def _fork(
     out.print(
         f"thread {new_id} ({start.agent}) continues from {show_id(thread_id)} after entry {seq}. Send "
         "it a message:\n"
-        f"  {command()} send {quote_id(new_id)} 'What if we try it the other way?'",
+        f"  {find_command()} send {quote_id(new_id)} 'What if we try it the other way?'",
         markup=False,
         soft_wrap=True,
     )

@@ -1,6 +1,6 @@
 """Output of the commands: lines and tables for people, JSON for programs.
 
-Text from agents, tools and users passes through `plain`, so that it cannot control the terminal.
+Text from agents, tools and users passes through `sanitise`, so that it cannot control the terminal.
 """
 
 import dataclasses
@@ -19,9 +19,25 @@ from everlong.archive import Manifest
 from everlong.client.lookup import ThreadSize
 from everlong.client.threads import ThreadPage
 from everlong.client.visibility import ThreadRow
-from everlong.console import out, plain
-from everlong.format import bytes_text, counted, message_text, note_text, one_line, spark_text
-from everlong.models import Approval, Entry, Fact, Message, ThreadCard, ThreadStatus, Totals
+from everlong.console import out, sanitise
+from everlong.format import (
+    format_bytes,
+    format_count,
+    format_spark,
+    shorten_line,
+    summarise_message,
+    summarise_note,
+)
+from everlong.models import (
+    Approval,
+    Counters,
+    Entry,
+    Fact,
+    Message,
+    ThreadCard,
+    ThreadStatus,
+    Totals,
+)
 from everlong.models.thread_ids import show_id
 
 _ARGUMENTS_BYTES_MAX = 4096
@@ -31,98 +47,99 @@ _DAY: Final = 24 * _HOUR
 
 def print_json(value: Any) -> None:
     """Print a value as JSON; dataclasses in it become objects."""
-    typer.echo(json.dumps(value, indent=2, default=_as_fields))
+    typer.echo(json.dumps(value, indent=2, default=_convert_to_fields))
 
 
 async def print_json_items(values: AsyncIterator[Any]) -> None:
     """Print a JSON array, each item as soon as it arrives."""
     before = "["
     async for value in values:
-        typer.echo(before + json.dumps(value, indent=2, default=_as_fields), nl=False)
+        typer.echo(before + json.dumps(value, indent=2, default=_convert_to_fields), nl=False)
         before = ",\n"
     typer.echo("[]" if before == "[" else "]")
 
 
-def _as_fields(value: Any) -> Any:
+def _convert_to_fields(value: Any) -> Any:
     return dataclasses.asdict(value)
 
 
 def print_lines(lines: Iterable[str]) -> None:
     """Print lines, without the control characters that text from outside may contain."""
     for line in lines:
-        out.print(plain(line), markup=False, soft_wrap=True)
+        out.print(sanitise(line), markup=False, soft_wrap=True)
 
 
-def time_text(time_ms: int) -> str:
+def format_time(time_ms: int) -> str:
     """Return a time in the local time zone."""
     return (
         datetime.datetime.fromtimestamp(time_ms / 1000).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     )
 
 
-def show_table(
+def build_status_table(
     thread_id: str, status: ThreadStatus, size: ThreadSize, approvals: Sequence[Approval]
 ) -> Table:
     """Return the table of `everlong show`."""
     counters = status.counters
-    view = Table(title=escape(plain(f"{show_id(thread_id)} ({status.agent})")), show_header=False)
+    view = Table(
+        title=escape(sanitise(f"{show_id(thread_id)} ({status.agent})")), show_header=False
+    )
     rows = [
         ("status", status.status),
-        ("paused", _pause_text(status)),
+        ("paused", _format_pause(status)),
         ("ended by", status.ended.reason if status.ended else ""),
         ("held by", status.held_by),
         ("messages", f"{counters.answered} of {counters.messages} answered"),
-        (
-            "steps",
-            f"{counted(counters.steps, 'model call')}, {counted(counters.tool_calls, 'tool call')}",
-        ),
+        ("steps", _format_steps(counters)),
         ("tokens", f"{counters.tokens:,}" if counters.tokens else ""),
         ("cost", f"{counters.cost_usd:.2f} USD" if counters.cost_usd else ""),
-        ("approvals", "\n".join(map(approval_text, approvals))),
-        ("context", _context_text(status)),
-        ("state", f"{bytes_text(status.state_bytes)} of operational state"),
-        ("history", _history_text(size)),
-        ("blobs", f"{bytes_text(size.blob_bytes)} in {size.blobs} objects"),
+        ("approvals", "\n".join(map(format_approval, approvals))),
+        ("context", _format_context(status)),
+        ("state", f"{format_bytes(status.state_bytes)} of operational state"),
+        ("history", _format_history(size)),
+        ("blobs", f"{format_bytes(size.blob_bytes)} in {size.blobs} objects"),
         ("last failure", status.last_failure),
     ]
     for name, text in rows:
         if text:
-            view.add_row(name, escape(plain(text)))
+            view.add_row(name, escape(sanitise(text)))
     return view
 
 
-def archive_table(
+def build_archive_table(
     manifest: Manifest, status: ThreadStatus, passed_over: Sequence[str] = ()
 ) -> Table:
     """Return the table of `everlong show` for a thread that exists only as an archive."""
     counters = status.counters
     view = Table(
-        title=escape(plain(f"{show_id(manifest.thread_id)} ({status.agent})")), show_header=False
+        title=escape(sanitise(f"{show_id(manifest.thread_id)} ({status.agent})")), show_header=False
     )
     rows = [
         ("status", f"{status.status}; the server no longer has its history"),
         ("ended by", status.ended.reason if status.ended else ""),
-        ("archive", f"{manifest.archive_id}, {bytes_text(manifest.size_bytes)}"),
+        ("archive", f"{manifest.archive_id}, {format_bytes(manifest.size_bytes)}"),
         ("not readable", "\n".join(passed_over)),
         ("entries", f"{manifest.entries:,}"),
-        ("from", time_text(manifest.first_ms) if manifest.first_ms else ""),
-        ("until", time_text(manifest.last_ms) if manifest.last_ms else ""),
+        ("from", format_time(manifest.first_ms) if manifest.first_ms else ""),
+        ("until", format_time(manifest.last_ms) if manifest.last_ms else ""),
         ("messages", f"{counters.answered} of {counters.messages} answered"),
-        (
-            "steps",
-            f"{counted(counters.steps, 'model call')}, {counted(counters.tool_calls, 'tool call')}",
-        ),
+        ("steps", _format_steps(counters)),
         ("tokens", f"{counters.tokens:,}" if counters.tokens else ""),
         ("cost", f"{counters.cost_usd:.2f} USD" if counters.cost_usd else ""),
-        ("context", _context_text(status)),
+        ("context", _format_context(status)),
     ]
     for name, text in rows:
         if text:
-            view.add_row(name, escape(plain(text)))
+            view.add_row(name, escape(sanitise(text)))
     return view
 
 
-def _pause_text(status: ThreadStatus) -> str:
+def _format_steps(counters: Counters) -> str:
+    calls = format_count(counters.tool_calls, "tool call")
+    return f"{format_count(counters.steps, 'model call')}, {calls}"
+
+
+def _format_pause(status: ThreadStatus) -> str:
     pause = status.pause
     if pause is None:
         return ""
@@ -132,76 +149,74 @@ def _pause_text(status: ThreadStatus) -> str:
     return f"{by}{reason}{hint}"
 
 
-def _history_text(size: ThreadSize) -> str:
+def _format_history(size: ThreadSize) -> str:
     least, more = ("at least ", "+") if size.is_partial else ("", "")
-    history = bytes_text(size.history_bytes)
+    history = format_bytes(size.history_bytes)
     return f"{least}{history} in {size.events}{more} events, {size.runs}{more} runs"
 
 
-def _context_text(status: ThreadStatus) -> str:
-    text = bytes_text(status.context_bytes)
+def _format_context(status: ThreadStatus) -> str:
+    text = format_bytes(status.context_bytes)
     if status.snapshot is not None:
         text += f", entries up to {status.snapshot.upto_seq} compacted"
     if status.compaction_due_ms is not None:
-        lag = bytes_text(status.compaction_lag_bytes)
-        text += f"; compaction due since {time_text(status.compaction_due_ms)}, {lag} over"
+        lag = format_bytes(status.compaction_lag_bytes)
+        text += f"; compaction due since {format_time(status.compaction_due_ms)}, {lag} over"
     return text
 
 
-def approval_text(approval: Approval) -> str:
+def format_approval(approval: Approval) -> str:
     """Return a line about a tool call that waits for approval."""
-    text = (
-        f"{approval.id}  {approval.tool} {approval.arguments}  since {time_text(approval.asked_ms)}"
-    )
+    text = f"{approval.id}  {approval.tool} {approval.arguments}  since {format_time(approval.asked_ms)}"
     if approval.deadline_ms is not None:
         what = "deny" if approval.escalated else approval.on_deadline
-        text += f", {what} at {time_text(approval.deadline_ms)}"
+        text += f", {what} at {format_time(approval.deadline_ms)}"
     if approval.approvers:
         text += f", for {' or '.join(approval.approvers)}"
     return f"{text}, escalated" if approval.escalated else text
 
 
-def arguments_text(arguments: str) -> str:
+def format_arguments(arguments: str) -> str:
     """Return a call's arguments, indented so that none of their lines looks like our output."""
     data = arguments.encode(errors="replace")
-    shown = plain(data[:_ARGUMENTS_BYTES_MAX].decode(errors="ignore"))
+    shown = sanitise(data[:_ARGUMENTS_BYTES_MAX].decode(errors="ignore"))
     left_bytes = len(data) - _ARGUMENTS_BYTES_MAX
     cut = f"… and {left_bytes} more bytes; --json prints them" if left_bytes > 0 else ""
     return "    " + f"{shown}{cut}".replace("\n", "\n    ")
 
 
-def entry_text(entry: Entry, message: Message | None) -> str:
+def format_entry(entry: Entry, message: Message | None) -> str:
     """Return a line about an entry."""
-    said = note_text(entry) if message is None else message_text(message)
+    text = summarise_note(entry) if message is None else summarise_message(message)
     size_bytes = entry.size_bytes if entry.original is None else entry.original.size_bytes
     return (
-        f"{entry.seq:>6}  {time_text(entry.time_ms)}  {entry.kind:<11}  {bytes_text(size_bytes):>9}  "
-        f"{one_line(said)}"
+        f"{entry.seq:>6}  {format_time(entry.time_ms)}  {entry.kind:<11}  "
+        f"{format_bytes(size_bytes):>9}  {shorten_line(text)}"
     )
 
 
-def fact_text(fact: Fact) -> str:
+def format_fact(fact: Fact) -> str:
     """Return a line about a fact."""
-    until = "" if fact.expires_ms is None else f" (until {time_text(fact.expires_ms)})"
-    return f"{fact.key}: {one_line(fact.text)}{until}"
+    until = "" if fact.expires_ms is None else f" (until {format_time(fact.expires_ms)})"
+    return f"{fact.key}: {shorten_line(fact.text)}{until}"
 
 
-def totals_text(totals: Totals) -> str:
+def format_totals(totals: Totals) -> str:
     """Return a thread's counters on one line."""
     parts = [
         f"{totals.messages} messages",
         f"{totals.steps} model calls",
-        counted(totals.tool_calls, "tool call"),
+        format_count(totals.tool_calls, "tool call"),
         f"{totals.failures} failed turns" if totals.failures else "",
         f"{totals.compactions} compactions" if totals.compactions else "",
         f"{totals.tokens:,} tokens" if totals.tokens else "",
         f"{totals.cost_usd:.2f} USD" if totals.cost_usd else "",
-        bytes_text(totals.body_bytes),
+        format_bytes(totals.body_bytes),
     ]
     return ", ".join(part for part in parts if part)
 
 
-def page_lines(page: ThreadPage, *, is_search: bool = False) -> list[str]:
+def describe_page(page: ThreadPage, *, is_search: bool = False) -> list[str]:
     """Return the lines below the table of `everlong threads`: what it shows, and how to see more."""
     first, last = page.offset + 1, page.offset + len(page.rows)
     shown = f"{first} to {last} of {page.total}" if page.rows else "none"
@@ -223,7 +238,7 @@ def page_lines(page: ThreadPage, *, is_search: bool = False) -> list[str]:
     return lines
 
 
-def threads_table(page: ThreadPage, *, is_wide: bool = True) -> Table:
+def build_threads_table(page: ThreadPage, *, is_wide: bool = True) -> Table:
     """Return the table of `everlong threads`; a narrow terminal gets fewer columns."""
     table = Table()
     for name in ("thread", "agent", "status") if is_wide else ("thread", "status"):
@@ -235,57 +250,60 @@ def threads_table(page: ThreadPage, *, is_wide: bool = True) -> Table:
         status = f"{row.status} ({row.reason})" if row.reason else row.status
         name = show_id(row.thread_id)
         words = (name, row.agent, status) if is_wide else (name, status)
-        table.add_row(*(escape(plain(each)) for each in words), *(text(row) for _, text in columns))
+        table.add_row(
+            *(escape(sanitise(each)) for each in words), *(text(row) for _, text in columns)
+        )
     return table
 
 
-def _from_card(text: Callable[[ThreadCard], str]) -> Callable[[ThreadRow], str]:
+def _make_card_column(text: Callable[[ThreadCard], str]) -> Callable[[ThreadRow], str]:
     return lambda row: "" if row.card is None else text(row.card)
 
 
-def _bytes_or_none(size_bytes: float) -> str:
-    return bytes_text(int(size_bytes)) if size_bytes else ""
+def _format_nonzero_bytes(size_bytes: float) -> str:
+    return format_bytes(int(size_bytes)) if size_bytes else ""
 
 
 _COLUMNS: Final[Sequence[tuple[str, Callable[[ThreadRow], str]]]] = (
-    ("operational", _from_card(lambda card: bytes_text(card.operational_bytes))),
-    ("context", _from_card(lambda card: bytes_text(card.context_bytes))),
-    ("stored", lambda row: bytes_text(row.stored_bytes)),
-    ("trend", _from_card(lambda card: spark_text([size for _, size in card.trend]))),
-    ("growth/h", lambda row: _bytes_or_none(row.growth_bytes_per_hour)),
-    ("steps", _from_card(lambda card: f"{card.steps:,}")),
+    ("operational", _make_card_column(lambda card: format_bytes(card.operational_bytes))),
+    ("context", _make_card_column(lambda card: format_bytes(card.context_bytes))),
+    ("stored", lambda row: format_bytes(row.stored_bytes)),
+    ("trend", _make_card_column(lambda card: format_spark([size for _, size in card.trend]))),
+    ("growth/h", lambda row: _format_nonzero_bytes(row.growth_bytes_per_hour)),
+    ("steps", _make_card_column(lambda card: f"{card.steps:,}")),
     ("resume", lambda row: f"{row.last_resume_ms:,.0f} ms" if row.last_resume_ms else ""),
-    ("lag", _from_card(lambda card: _bytes_or_none(card.lag_bytes))),
+    ("lag", _make_card_column(lambda card: _format_nonzero_bytes(card.lag_bytes))),
     ("waits", lambda row: str(row.pending) if row.pending else ""),
 )
 _NARROW: Final = frozenset({"stored", "growth/h", "steps", "waits"})
 
 
-def fleet_rows(view: FleetView, health: StoreHealth) -> list[tuple[str, str]]:
+def build_fleet_rows(view: FleetView, health: StoreHealth) -> list[tuple[str, str]]:
     """Return the rows of `everlong fleet`: a name and its text each."""
     counts = ", ".join(f"{count} {name}" for name, count in view.by_status.items())
     resume = ""
     if view.resume_p50_ms is not None:
         resume = f"p50 {view.resume_p50_ms:,.0f} ms, p95 {view.resume_p95_ms or 0:,.0f} ms"
     return [
-        ("threads", f"{view.threads:,}: {counts}" + _more_text(view)),
+        ("threads", f"{view.threads:,}: {counts}" + _describe_missing(view)),
         (
             "stored",
-            f"{bytes_text(view.stored_bytes)}, {bytes_text(int(view.growth_bytes_per_hour))} an hour",
+            f"{format_bytes(view.stored_bytes)}, "
+            f"{format_bytes(int(view.growth_bytes_per_hour))} an hour",
         ),
-        ("saved", _saved_text(view)),
+        ("saved", _format_saved(view)),
         ("steps", f"{view.steps:,}, {view.tokens:,} tokens, {view.cost_usd:,.2f} USD"),
         ("resumes", resume),
-        ("approvals", _approvals_text(view)),
-        ("failure loops", _loops_text(view)),
-        ("grow fastest", _top_text(view.growing, lambda row: row.growth_bytes_per_hour, "/h")),
-        ("largest", _top_text(view.largest, lambda row: row.stored_bytes, "")),
+        ("approvals", _format_pending(view)),
+        ("failure loops", _format_loops(view)),
+        ("grow fastest", _format_top(view.growing, lambda row: row.growth_bytes_per_hour, "/h")),
+        ("largest", _format_top(view.largest, lambda row: row.stored_bytes, "")),
         ("store", f"{health.status}: {health.text}"),
-        ("last sweep", _sweep_text(view)),
+        ("last sweep", _format_sweep(view)),
     ]
 
 
-def _more_text(view: FleetView) -> str:
+def _describe_missing(view: FleetView) -> str:
     if view.is_complete:
         return ""
     if view.all_threads <= view.threads:
@@ -293,45 +311,45 @@ def _more_text(view: FleetView) -> str:
     return f"; the newest of {view.all_threads:,}. All figures cover these only"
 
 
-def _sweep_text(view: FleetView) -> str:
+def _format_sweep(view: FleetView) -> str:
     report = view.last_sweep
     if report is None:
         return "none"
     if report.incomplete:
         took = f"incomplete: {report.incomplete[0]}"
     else:
-        took = f"{bytes_text(report.quarantined.bytes)} quarantined"
-        took += f", {bytes_text(report.purged.bytes)} deleted"
+        took = f"{format_bytes(report.quarantined.bytes)} quarantined"
+        took += f", {format_bytes(report.purged.bytes)} deleted"
     kind = " (a dry run)" if report.dry_run else ""
-    return f"{time_text(report.started_ms)}{kind}: {took}; {bytes_text(report.stored.bytes)} stored"
+    return f"{format_time(report.started_ms)}{kind}: {took}; {format_bytes(report.stored.bytes)} stored"
 
 
-def _saved_text(view: FleetView) -> str:
+def _format_saved(view: FleetView) -> str:
     if not view.naive_bytes:
         return ""
     share = view.saved_bytes / view.naive_bytes
-    read = bytes_text(view.naive_bytes)
-    return f"{bytes_text(view.saved_bytes)} ({share:.0%}) of {read} read by model calls"
+    read = format_bytes(view.naive_bytes)
+    return f"{format_bytes(view.saved_bytes)} ({share:.0%}) of {read} read by model calls"
 
 
-def _approvals_text(view: FleetView) -> str:
+def _format_pending(view: FleetView) -> str:
     if not view.pending:
         return "none pending"
-    since = "" if view.oldest_asked_ms is None else f", oldest {_age(view.oldest_asked_ms)}"
+    since = "" if view.oldest_asked_ms is None else f", oldest {_format_age(view.oldest_asked_ms)}"
     return f"{view.pending} pending{since}"
 
 
-def _loops_text(view: FleetView) -> str:
+def _format_loops(view: FleetView) -> str:
     return ", ".join(f"{show_id(row.thread_id)} ({row.reason})" for row in view.loops[:5]) or "none"
 
 
-def _top_text(rows: Sequence[ThreadRow], key: Callable[[ThreadRow], float], per: str) -> str:
+def _format_top(rows: Sequence[ThreadRow], key: Callable[[ThreadRow], float], per: str) -> str:
     return ", ".join(
-        f"{show_id(row.thread_id)} {bytes_text(int(key(row)))}{per}" for row in rows[:5]
+        f"{show_id(row.thread_id)} {format_bytes(int(key(row)))}{per}" for row in rows[:5]
     )
 
 
-def _age(since_ms: int) -> str:
+def _format_age(since_ms: int) -> str:
     seconds = max(0.0, time.time() - since_ms / 1000)
     if seconds < _HOUR:
         return f"{seconds / 60:.0f} min"

@@ -16,9 +16,9 @@ from everlong.cli.app import Json
 from everlong.cli.output import print_json, print_lines
 from everlong.config import load_settings
 from everlong.connection import connect, open_configured_packs
-from everlong.console import err, plain, print_table
+from everlong.console import err, print_table, sanitise
 from everlong.errors import ConfigError
-from everlong.format import one_line
+from everlong.format import shorten_line
 from everlong.models.thread_ids import check_id
 from everlong.queries import LIBRARY
 from everlong.queries.engine import QueryResult, run_query
@@ -75,9 +75,9 @@ async def _query(sql: str, threads: list[str], as_json: bool, as_csv: bool) -> N
     elif as_csv:
         print_csv(found)
     else:
-        print_table(result_table(found))
+        print_table(build_result_table(found))
     for line in found.left_out:
-        err.print(f"left out: {plain(line)}", markup=False, soft_wrap=True)
+        err.print(f"left out: {sanitise(line)}", markup=False, soft_wrap=True)
     if found.truncated:
         err.print(f"only the first {len(found.rows):,} rows are shown", markup=False)
     read = found.read
@@ -88,39 +88,39 @@ async def _query(sql: str, threads: list[str], as_json: bool, as_csv: bool) -> N
     )
 
 
-def result_table(found: QueryResult) -> Table:
+def build_result_table(found: QueryResult) -> Table:
     """Return a result as a table for people: each value is cut to one line."""
-    table = Table(*(escape(plain(each)) for each in found.columns))
+    table = Table(*(escape(sanitise(each)) for each in found.columns))
     for row in found.rows:
-        table.add_row(*(escape(plain(one_line(_text(value)))) for value in row))
+        table.add_row(*(escape(sanitise(shorten_line(_format_value(value)))) for value in row))
     return table
 
 
 def print_csv(found: QueryResult) -> None:
     """Print a result as CSV; on a terminal without control characters."""
-    text = csv_text(found)
-    typer.echo(plain(text) if sys.stdout.isatty() else text, nl=False)
+    text = format_csv(found)
+    typer.echo(sanitise(text) if sys.stdout.isatty() else text, nl=False)
 
 
-def csv_text(found: QueryResult) -> str:
+def format_csv(found: QueryResult) -> str:
     """Return a result as CSV, the same as the dashboard's download."""
-    return "".join(_csv_line(row) for row in (found.columns, *found.rows))
+    return "".join(_format_csv_line(row) for row in (found.columns, *found.rows))
 
 
-def _csv_line(row: Sequence[Any]) -> str:
+def _format_csv_line(row: Sequence[Any]) -> str:
     text = io.StringIO()
     # The writer quotes text that contains a character of its line terminator: with CRLF, CR and LF both.
-    csv.writer(text, lineterminator="\r\n").writerow([_cell(value) for value in row])
+    csv.writer(text, lineterminator="\r\n").writerow([_format_cell(value) for value in row])
     return text.getvalue().removesuffix("\r\n") + "\n"
 
 
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     """Return a cell. Text that a spreadsheet would run as a formula is escaped: it may be hostile."""
-    text = _text(value)
+    text = _format_value(value)
     return f"'{text}" if isinstance(value, str) and text.startswith(_FORMULA) else text
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

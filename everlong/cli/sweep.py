@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from everlong.cli.app import By, Json, Reason, resolve_name
-from everlong.cli.output import print_json, print_lines, time_text
+from everlong.cli.output import format_time, print_json, print_lines
 from everlong.client.sweeps import (
     list_quarantined,
     restore_quarantined,
@@ -20,9 +20,9 @@ from everlong.client.sweeps import (
 from everlong.client.sweeps import sweep as sweep_namespace
 from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
-from everlong.console import err, out, plain, show_progress
+from everlong.console import err, out, sanitise, show_progress
 from everlong.errors import ConfigError, SweepIncomplete
-from everlong.format import bytes_text
+from everlong.format import format_bytes
 from everlong.models import SweepOptions, SweepReport, Tally
 from everlong.models.thread_ids import show_id
 from everlong.policy import Retention, parse_retention, parse_seconds
@@ -129,7 +129,7 @@ async def _sweep(settings: Settings, options: SweepOptions, as_json: bool) -> Sw
     if as_json:
         print_json(report)
     else:
-        _print(report)
+        _print_report(report)
     return report
 
 
@@ -156,8 +156,8 @@ async def _quarantine(settings: Settings, action: str, keys: list[str], as_json:
             print_json(copies)
             return
         for each in copies:
-            size = bytes_text(each.size_bytes)
-            print_lines([f"{time_text(each.quarantined_ms)}  {size:>10}  {each.original}"])
+            size = format_bytes(each.size_bytes)
+            print_lines([f"{format_time(each.quarantined_ms)}  {size:>10}  {each.original}"])
         print_lines([f"{len(copies)} objects in quarantine"])
     elif action == "restore" and keys:
         restored = await restore_quarantined(packs, keys)
@@ -171,7 +171,7 @@ async def _quarantine(settings: Settings, action: str, keys: list[str], as_json:
         )
 
 
-def _print(report: SweepReport) -> None:
+def _print_report(report: SweepReport) -> None:
     would = "would be " if report.dry_run else ""
     rows: list[tuple[str, Tally]] = [
         ("stored", report.stored),
@@ -189,25 +189,25 @@ def _print(report: SweepReport) -> None:
     for column in table.columns[1:]:
         column.justify = "right"
     for name, tally in rows:
-        table.add_row(name, str(tally.objects), bytes_text(tally.bytes))
+        table.add_row(name, str(tally.objects), format_bytes(tally.bytes))
     out.print(table)
     for thread in report.threads if report.dry_run else ():
         named = show_id(thread.workflow_id) if thread.workflow_id else thread.thread
-        print_lines([f"  {bytes_text(thread.quarantined.bytes):>10}  {named}"])
+        print_lines([f"  {format_bytes(thread.quarantined.bytes):>10}  {named}"])
     read = f"read {report.runs_read} of {report.runs} runs and {report.packs_read} packs"
     print_lines([f"{read} in {report.seconds:.1f} s"])
     if report.clock_ahead_seconds:
         ahead = f"this clock is {report.clock_ahead_seconds:.0f} s ahead of the store's"
         text = f"{ahead}; ages were taken by the store's clock. Correct this machine's clock"
-        err.print(plain(text), markup=False, soft_wrap=True)
+        err.print(sanitise(text), markup=False, soft_wrap=True)
     if report.archived:
         print_lines(
             [f"archived {report.archived} threads that a limit with on_limit=archive ended"]
         )
     for reason in report.not_archived:
-        err.print(plain(f"not archived: {reason}"), markup=False, soft_wrap=True)
+        err.print(sanitise(f"not archived: {reason}"), markup=False, soft_wrap=True)
     for reason in report.incomplete[1:]:
-        err.print(plain(f"also: {reason}"), markup=False, soft_wrap=True)
+        err.print(sanitise(f"also: {reason}"), markup=False, soft_wrap=True)
 
 
 def choose_index_dir(settings: Settings) -> Path | None:

@@ -15,19 +15,19 @@ from temporalio.client import Client
 from everlong.admin.fleet import check_store_health, load_fleet
 from everlong.cli.app import By, Json, ThreadId, resolve_name
 from everlong.cli.output import (
-    approval_text,
-    archive_table,
-    entry_text,
-    fact_text,
-    fleet_rows,
-    page_lines,
+    build_archive_table,
+    build_fleet_rows,
+    build_status_table,
+    build_threads_table,
+    describe_page,
+    format_approval,
+    format_entry,
+    format_fact,
+    format_time,
+    format_totals,
     print_json,
     print_json_items,
     print_lines,
-    show_table,
-    threads_table,
-    time_text,
-    totals_text,
 )
 from everlong.client.lookup import RUNS_MAX
 from everlong.client.progress import Progress
@@ -38,9 +38,9 @@ from everlong.client.time_travel import Past
 from everlong.client.wait import SCAN_ENTRIES
 from everlong.config import Settings, load_settings
 from everlong.connection import connect, open_configured_packs
-from everlong.console import err, out, plain, print_table
+from everlong.console import err, out, print_table, sanitise
 from everlong.errors import ConfigError, EntryNotFound, StoreError
-from everlong.format import bytes_text, message_text, one_line
+from everlong.format import format_bytes, shorten_line, summarise_message
 from everlong.models import Entry, Message, SegmentRef, Totals, seq_after
 from everlong.models.thread_ids import quote_id, show_id
 from everlong.storage.journal import JournalReader
@@ -138,9 +138,9 @@ async def _threads(settings: Settings, request: _PageRequest, as_json: bool) -> 
         print_json(page)
         return
     is_wide = not out.is_terminal or out.width >= _WIDE_CHARS
-    print_table(threads_table(page, is_wide=is_wide))
-    for line in page_lines(page, is_search=bool(request.text)):
-        err.print(plain(line), markup=False)
+    print_table(build_threads_table(page, is_wide=is_wide))
+    for line in describe_page(page, is_search=bool(request.text)):
+        err.print(sanitise(line), markup=False)
 
 
 async def _fleet(settings: Settings, as_json: bool) -> None:
@@ -156,9 +156,9 @@ async def _fleet(settings: Settings, as_json: bool) -> None:
         print_json({"fleet": view, "store": health})
         return
     table = Table(show_header=False)
-    for name, text in fleet_rows(view, health):
+    for name, text in build_fleet_rows(view, health):
         if text:
-            table.add_row(name, escape(plain(text)))
+            table.add_row(name, escape(sanitise(text)))
     print_table(table)
 
 
@@ -171,11 +171,11 @@ async def _runs(
         print_json(page)
         return
     for row in page.runs:
-        closed = f" to {time_text(row.closed_ms)}" if row.closed_ms else ""
+        closed = f" to {format_time(row.closed_ms)}" if row.closed_ms else ""
         print_lines(
             [
-                f"{row.run_id}  {row.status:<16}  {time_text(row.started_ms)}{closed}  {row.events} "
-                f"events, {bytes_text(row.history_bytes)}  {row.ui_url}".rstrip()
+                f"{row.run_id}  {row.status:<16}  {format_time(row.started_ms)}{closed}  {row.events} "
+                f"events, {format_bytes(row.history_bytes)}  {row.ui_url}".rstrip()
             ]
         )
     if page.next_run_id:
@@ -276,7 +276,7 @@ async def _send(
     def print_wait(text: str) -> None:
         """Print what the thread waits for, once for each change."""
         if printed[-1:] != [text]:
-            err.print(plain(f"{show_id(thread_id)} waits: {text}"), markup=False, soft_wrap=True)
+            err.print(sanitise(f"{show_id(thread_id)} waits: {text}"), markup=False, soft_wrap=True)
         printed[:] = [text]
 
     number = await thread.send(text, agent=agent, by=by, on_wait=print_wait)
@@ -289,14 +289,14 @@ async def _send(
             number,
             seconds_max=seconds_max,
             on_progress=lambda progress: line.update(
-                escape(plain(f"{queued}; {_progress_text(thread_id, progress)}"))
+                escape(sanitise(f"{queued}; {_describe_progress(thread_id, progress)}"))
             ),
             on_wait=print_wait,
         )
-    out.print(plain(answer), markup=False, soft_wrap=True)
+    out.print(sanitise(answer), markup=False, soft_wrap=True)
 
 
-def _progress_text(thread_id: str, progress: Progress) -> str:
+def _describe_progress(thread_id: str, progress: Progress) -> str:
     if progress.held_by:
         return f"held by {progress.held_by}"
     if progress.status == "approval":
@@ -314,7 +314,7 @@ async def _show(settings: Settings, thread_id: str, as_json: bool) -> None:
             archive = {"archive": past.archive, "unreadable_archives": past.passed_over}
             print_json(dataclasses.asdict(status) | archive)
         else:
-            print_table(archive_table(past.archive, status, past.passed_over))
+            print_table(build_archive_table(past.archive, status, past.passed_over))
         return
     thread = ThreadHandle(client, thread_id, packs=packs)
     approvals = await thread.approvals() if status.pending else []
@@ -322,7 +322,7 @@ async def _show(settings: Settings, thread_id: str, as_json: bool) -> None:
     if as_json:
         print_json(dataclasses.asdict(status) | {"size": size, "approvals": approvals})
     else:
-        print_table(show_table(thread_id, status, size, approvals))
+        print_table(build_status_table(thread_id, status, size, approvals))
 
 
 async def _show_at(settings: Settings, thread_id: str, seq: int, as_json: bool) -> None:
@@ -333,13 +333,16 @@ async def _show_at(settings: Settings, thread_id: str, seq: int, as_json: bool) 
         return
     print_lines(
         [
-            f"{show_id(thread_id)} ({view.agent}) after entry {seq}, {time_text(view.time_ms)}",
-            f"done      {totals_text(view.totals or Totals())}",
-            *(f"approval  {approval_text(each)}" for each in view.pending),
-            *(f"fact      {fact_text(each)}" for each in view.facts),
-            f"context   {bytes_text(view.context_bytes)} in {len(view.context)} messages"
+            f"{show_id(thread_id)} ({view.agent}) after entry {seq}, {format_time(view.time_ms)}",
+            f"done      {format_totals(view.totals or Totals())}",
+            *(f"approval  {format_approval(each)}" for each in view.pending),
+            *(f"fact      {format_fact(each)}" for each in view.facts),
+            f"context   {format_bytes(view.context_bytes)} in {len(view.context)} messages"
             + (f", entries up to {view.snapshot.upto_seq} compacted" if view.snapshot else ""),
-            *(f"  {each.role:<9}  {one_line(message_text(each))}" for each in view.context),
+            *(
+                f"  {each.role:<9}  {shorten_line(summarise_message(each))}"
+                for each in view.context
+            ),
         ]
     )
 
@@ -361,10 +364,10 @@ async def _journal(
         )
     found = _read_entries(past.journal, status.head, since, upto, whole=as_json)
     if as_json:
-        await print_json_items(_entry_fields(*each) async for each in found)
+        await print_json_items(_list_entry_fields(*each) async for each in found)
         return
     async for each in found:
-        print_lines([entry_text(*each)])
+        print_lines([format_entry(*each)])
     more = f", {status.tail_entries} more are not journalled yet" if status.tail_entries else ""
     if past.archive is not None:
         more = f", from archive {past.archive.archive_id}"
@@ -385,7 +388,7 @@ async def _read_entries(
             yield entry, by_seq.get(entry.seq)
 
 
-def _entry_fields(entry: Entry, message: Message | None) -> dict[str, object]:
+def _list_entry_fields(entry: Entry, message: Message | None) -> dict[str, object]:
     fields: dict[str, object] = {
         "seq": entry.seq,
         "kind": entry.kind,

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from rich.table import Table
 
 from everlong.demo.agent import STEPS
-from everlong.format import bytes_text
+from everlong.format import format_bytes
 from everlong.models import Decided, Message, ThreadStatus
 
 SAVING_MIN: Final = 10.0
@@ -102,16 +102,16 @@ def make_table(report: Report) -> Table:
     view.add_column("what")
     view.add_column("figure", justify="right")
     view.add_column("meaning")
-    view.add_row("history", bytes_text(report.history_bytes), "kept by Temporal, over all runs")
-    view.add_row("blobs", bytes_text(report.blob_bytes), "kept by the store, compressed")
+    view.add_row("history", format_bytes(report.history_bytes), "kept by Temporal, over all runs")
+    view.add_row("blobs", format_bytes(report.blob_bytes), "kept by the store, compressed")
     view.add_row(
         "naive loop",
-        bytes_text(report.naive_bytes),
+        format_bytes(report.naive_bytes),
         f"the message list sent with every model call: {report.saving:.0f} times as much",
     )
     view.add_row(
         "context",
-        bytes_text(report.context_bytes),
+        format_bytes(report.context_bytes),
         f"read by {STEPS + 2} model calls in total: {report.compactions} compactions",
     )
     view.add_row("runs", str(report.runs), "continue-as-new by size policy, state carried over")

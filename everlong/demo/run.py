@@ -26,7 +26,7 @@ from everlong.client.updates import send
 from everlong.client.wait import wait_for_progress
 from everlong.config import Settings
 from everlong.connection import connect, open_configured_packs
-from everlong.console import command, out
+from everlong.console import find_command, out
 from everlong.demo.agent import STEPS, agent, build_expected_conversation, runaway
 from everlong.demo.report import APPROVER, Report, find_false_claims, make_table
 from everlong.embedded import EmbeddedStack
@@ -246,11 +246,11 @@ async def _print_next_steps(stack: EmbeddedStack, thread_id: str) -> None:
         )
     out.print(
         "\nTo continue:\n"
-        f"  {command()} dev --data-dir {data_dir}    starts this stack again, with the thread\n"
+        f"  {find_command()} dev --data-dir {data_dir}    starts this stack again, with the thread\n"
         f"  {workflow_url}    shows its history\n"
         "In a second terminal:\n"
         f"  export EVERLONG_DATA_DIR={data_dir}\n"
-        f"  {command()} show {thread_id}    prints the thread's status and sizes\n"
-        f"  {command()} send {thread_id} 'And the night before?'    continues the conversation",
+        f"  {find_command()} show {thread_id}    prints the thread's status and sizes\n"
+        f"  {find_command()} send {thread_id} 'And the night before?'    continues the conversation",
         soft_wrap=True,
     )

@@ -9,7 +9,7 @@ from temporalio.client import WorkflowExecutionStatus
 
 from everlong import Policy
 from everlong.admin.overview import load_overview
-from everlong.admin.preview import Action, Preview, plan_lines, preview_action
+from everlong.admin.preview import Action, Preview, describe_plan, preview_action
 from everlong.archive import freed, new_archive_id
 from everlong.archive import manifest as manifests
 from everlong.client.archives import archive, archive_due, list_archives, plan_archive
@@ -70,7 +70,7 @@ async def refused_to_free(threads: Threads, thread_id: str, words: str, left_out
     plan = await plan_archive(client, packs, thread_id, "free")
     assert (plan.left_out, plan.runs_deleted) == (left_out, 0)
     assert words in plan.refused
-    assert "deleting its histories is refused" in "\n".join(plan_lines(plan))
+    assert "deleting its histories is refused" in "\n".join(describe_plan(plan))
     told = await preview_action(client, packs, thread_id, "archive", {"then": "free"})
     assert (told.is_reversible, told.confirm) == (True, "")
     assert "Its histories cannot be deleted." in told.sentence

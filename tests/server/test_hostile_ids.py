@@ -84,7 +84,7 @@ async def _is_governed(client: httpx.AsyncClient, threads: Threads, thread_id: s
     await start(threads, thread_id)
 
     def place(action: str) -> str:
-        return filters.api_url(thread_id, action)
+        return filters.build_api_url(thread_id, action)
 
     # An agent is named: that would start the thread, were it not there.
     sent = await _post(client, place("messages"), text="hi", agent="ops")
@@ -111,7 +111,7 @@ async def _does_everything(
 ) -> None:
     for view in ("entries", "entries/1", "runs", "series", "size", "approvals", "at/1", "archives"):
         await _get(client, place(view))
-    await _get(client, filters.download_url(thread_id, 1, "text"))
+    await _get(client, filters.build_download_url(thread_id, 1, "text"))
     for action, body in (
         ("unpause", {}),
         ("compact", {}),
@@ -132,7 +132,7 @@ async def _json(client: httpx.AsyncClient, url: str) -> JSON:
 
 async def _pages(client: httpx.AsyncClient, thread_id: str) -> None:
     """Open the thread's page by its link, and all places that the page names."""
-    page = (await _get(client, filters.thread_url(thread_id))).text
+    page = (await _get(client, filters.build_thread_url(thread_id))).text
     shown = html.escape(show_id(thread_id), quote=True).replace("&#x27;", "&#39;")
     assert f'<h1 tabindex="-1">{shown.replace("&quot;", "&#34;")}</h1>' in page
     if thread_id not in THOROUGH:

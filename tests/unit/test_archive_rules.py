@@ -10,7 +10,7 @@ import pytest
 from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryReverseResponse
 from typer.testing import CliRunner
 
-from everlong.admin.preview import plan_lines
+from everlong.admin.preview import describe_plan
 from everlong.archive import freed
 from everlong.archive import manifest as manifests
 from everlong.cli import app
@@ -289,11 +289,11 @@ def plan(**given: Any) -> ArchivePlan:
 
 
 def test_a_plan_says_in_words_what_would_be_done() -> None:
-    words = "\n".join(plan_lines(plan(runs_deleted=3, ends=True)))
+    words = "\n".join(describe_plan(plan(runs_deleted=3, ends=True)))
     assert "4 entries of thread ops-7 (archived) are archived" in words
     assert "asked to end first" in words
     assert "then 3 runs are deleted permanently, and a sweep may free 3 objects of 5.0 MiB" in words
-    words = "\n".join(plan_lines(plan(refused="it was ended before", left_out=2, existing="a1")))
+    words = "\n".join(describe_plan(plan(refused="it was ended before", left_out=2, existing="a1")))
     assert "archive a1 has the 4 entries" in words
     assert "2 more are not journalled, and not in the archive" in words
     assert "deleting its histories is refused: it was ended before" in words

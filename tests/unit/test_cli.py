@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 from everlong.cli import app
 from everlong.cli.app import resolve_name
 from everlong.cli.control import parse_changes
-from everlong.cli.output import arguments_text, print_lines, show_table
+from everlong.cli.output import build_status_table, format_arguments, print_lines
 from everlong.client.lookup import ThreadSize
 from everlong.errors import ConfigError
-from everlong.format import bytes_text, note_text
+from everlong.format import format_bytes, summarise_note
 from everlong.models import (
     Approval,
     ControlNote,
@@ -242,9 +242,9 @@ def test_what_an_error_quotes_does_not_steer_the_terminal(tmp_path: Path) -> Non
 
 
 def test_arguments_are_printed_within_a_bound_and_look_like_no_other_line() -> None:
-    text = arguments_text('{"x": "\x1b[2J",\n9-1-abcd  restart {}}')
+    text = format_arguments('{"x": "\x1b[2J",\n9-1-abcd  restart {}}')
     assert text == '    {"x": "\N{REPLACEMENT CHARACTER}[2J",\n    9-1-abcd  restart {}}'
-    long_text = arguments_text("é" * 3000)
+    long_text = format_arguments("é" * 3000)
     assert long_text == "    " + "é" * 2048 + "… and 1904 more bytes; --json prints them"
 
 
@@ -258,7 +258,7 @@ def test_a_size_that_is_partial_says_so() -> None:
         last_failure="",
     )
     for is_partial, text in ((False, "2.0 KiB in 7 events, 3 runs"), (True, "7+ events, 3+ runs")):
-        view = show_table("t", status, ThreadSize(3, 7, 2048, 1, 9, is_partial), [])
+        view = build_status_table("t", status, ThreadSize(3, 7, 2048, 1, 9, is_partial), [])
         [history] = [each for each in view.columns[1].cells if "events" in str(each)]
         assert text in str(history)
         assert str(history).startswith("at least") is is_partial
@@ -302,7 +302,7 @@ NOTES: list[tuple[Kind, object, str]] = [
 
 @pytest.mark.parametrize(("kind", "data", "text"), NOTES, ids=[text for *_, text in NOTES])
 def test_notes_are_put_in_words(kind: Kind, data: object, text: str) -> None:
-    assert note_text(build_note(1, kind, data, 1)).strip() == text
+    assert summarise_note(build_note(1, kind, data, 1)).strip() == text
 
 
 def test_without_its_packages_the_command_says_what_to_install(tmp_path: Path) -> None:
@@ -321,4 +321,4 @@ def test_without_its_packages_the_command_says_what_to_install(tmp_path: Path) -
     [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1_258_291, "1.2 MiB"), (5 << 40, "5.0 TiB")],
 )
 def test_sizes_are_printed_for_people(size: int, text: str) -> None:
-    assert bytes_text(size) == text
+    assert format_bytes(size) == text

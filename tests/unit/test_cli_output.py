@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 
 from everlong import console
-from everlong.cli.output import threads_table
-from everlong.cli.query import csv_text, print_csv
+from everlong.cli.output import build_threads_table
+from everlong.cli.query import format_csv, print_csv
 from everlong.client.threads import ThreadPage
 from everlong.client.visibility import ThreadRow
-from everlong.format import spark_text
+from everlong.format import format_spark
 from everlong.models import ThreadCard
 from everlong.queries.engine import QueryRead, QueryResult
 
@@ -62,7 +62,7 @@ def printed(monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool, is_wide: bool
     text = io.StringIO()
     screen = Console(file=text, width=80, force_terminal=is_terminal, color_system=None)
     monkeypatch.setattr(console, "out", screen)
-    console.print_table(threads_table(page(), is_wide=is_wide))
+    console.print_table(build_threads_table(page(), is_wide=is_wide))
     return text.getvalue().splitlines()
 
 
@@ -90,7 +90,7 @@ def test_a_pipe_gets_every_column_on_one_line(monkeypatch: pytest.MonkeyPatch) -
     [([], ""), ([5], ""), ([5, 5], "▁▁"), ([0, 7], "▁█"), ([3, 1, 2], "█▁▄")],
 )
 def test_a_trend_is_a_line_of_bars(values: list[int], text: str) -> None:
-    assert spark_text(values) == text
+    assert format_spark(values) == text
 
 
 def result(*rows: tuple[Any, ...], columns: tuple[str, ...] = ("a",)) -> QueryResult:
@@ -100,9 +100,9 @@ def result(*rows: tuple[Any, ...], columns: tuple[str, ...] = ("a",)) -> QueryRe
 
 def test_a_formula_is_made_a_text() -> None:
     for text in ("=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"):
-        [_, [cell]] = csv.reader(io.StringIO(csv_text(result((text,))), newline=""))
+        [_, [cell]] = csv.reader(io.StringIO(format_csv(result((text,))), newline=""))
         assert cell == f"'{text}"
-    assert csv_text(result((-1, -1.5, "a-1"), columns=("=a", "b", "c"))) == (
+    assert format_csv(result((-1, -1.5, "a-1"), columns=("=a", "b", "c"))) == (
         "'=a,b,c\n-1,-1.5,a-1\n"
     )
 
@@ -111,12 +111,12 @@ def test_values_are_written_as_json_has_them() -> None:
     found = result(
         (None, True, 1.5, [{"id": "ç"}]), ("", False, 2, {"a": None}), columns=("a", "b", "c", "d")
     )
-    assert csv_text(found) == ('a,b,c,d\n,true,1.5,"[{""id"":""ç""}]"\n,false,2,"{""a"":null}"\n')
+    assert format_csv(found) == ('a,b,c,d\n,true,1.5,"[{""id"":""ç""}]"\n,false,2,"{""a"":null}"\n')
 
 
 def test_a_text_of_several_lines_stays_one_cell() -> None:
     found = result(("a\rb", 'c "d"'), ("e\nf", "g,h"), columns=("a", "b"))
-    rows = list(csv.reader(io.StringIO(csv_text(found), newline="")))
+    rows = list(csv.reader(io.StringIO(format_csv(found), newline="")))
     assert rows[1:] == [["a\rb", 'c "d"'], ["e\nf", "g,h"]]
 
 

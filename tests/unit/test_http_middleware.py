@@ -6,7 +6,7 @@ from urllib.parse import quote
 import pytest
 
 from everlong.admin.web.auth import SESSIONS_MAX, SESSIONS_PER_USER_MAX, Role, Sessions
-from everlong.admin.web.errors import http_status
+from everlong.admin.web.errors import get_http_status
 from everlong.errors import (
     BlobMissing,
     EntryNotFound,
@@ -67,7 +67,7 @@ async def test_a_request_that_is_refused_at_the_door_has_strict_headers_too() ->
 async def test_an_error_has_a_status_that_says_whose_turn_it_is(
     error: EverlongError, status: int
 ) -> None:
-    assert http_status(error) == status
+    assert get_http_status(error) == status
 
 
 @pytest.mark.guarantee(95)

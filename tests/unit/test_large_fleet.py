@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from everlong.admin.fleet import load_fleet
-from everlong.cli.output import page_lines
+from everlong.cli.output import describe_page
 from everlong.client import threads as module
 from everlong.client.thread_index import ThreadIndex
 from everlong.client.threads import Cursor, Directory, ThreadPage, parse_cursor
@@ -238,7 +238,7 @@ async def test_no_figure_claims_more_than_was_read(
     )
     assert not page.knows_all
     assert "the newest 40 threads by stored" in page.order
-    assert f"of {MANY}" in "\n".join(page_lines(page))
+    assert f"of {MANY}" in "\n".join(describe_page(page))
     view = await load_fleet(listed)
     assert (view.threads, view.all_threads, view.is_complete) == (40, MANY, False)
     context = make_context()

@@ -77,7 +77,7 @@ def test_a_spark_has_a_line_or_nothing(places: list[tuple[int, int]]) -> None:
     ],
 )
 def test_every_thread_has_an_address_that_browsers_leave_alone(thread_id: str, url: str) -> None:
-    assert filters.thread_url(thread_id) == url
+    assert filters.build_thread_url(thread_id) == url
 
 
 @pytest.mark.parametrize(

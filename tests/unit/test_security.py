@@ -7,7 +7,7 @@ from starlette.middleware import trustedhost
 
 from everlong.admin.web import Access, load_access
 from everlong.admin.web.auth import Role, parse_netloc
-from everlong.admin.web.pages import pages_router
+from everlong.admin.web.pages import create_pages_router
 from everlong.admin.web.security import Throttle
 from everlong.config import load_settings
 from everlong.errors import ConfigError
@@ -167,7 +167,7 @@ async def test_a_login_leads_to_what_was_asked_for_with_its_query(wanted: str) -
 @pytest.mark.guarantee(91)
 async def test_no_page_is_shown_to_nobody_also_if_the_door_is_open() -> None:
     app = FastAPI()
-    app.include_router(pages_router(make_context()))
+    app.include_router(create_pages_router(make_context()))
     transport = httpx.ASGITransport(app)
     paths = ["/", "/fleet", "/query", "/archives", "/approvals", "/threads/a", "/threads/?id=a"]
     parts = ["threads", "thread", "charts", "runs", "journal", "body", "past", "archives", "fleet"]

@@ -8,7 +8,7 @@ import pytest
 from temporalio.api.enums.v1 import WorkflowExecutionStatus
 from temporalio.api.workflow.v1 import WorkflowExecutionInfo
 
-from everlong.admin.fleet import quantile, summarise_rows
+from everlong.admin.fleet import find_quantile, summarise_rows
 from everlong.admin.overview import measure_limits
 from everlong.client import threads as module
 from everlong.client.threads import Directory
@@ -219,13 +219,13 @@ def test_a_fleet_adds_up() -> None:
 
 
 def test_quantiles_of_nothing_are_none() -> None:
-    assert quantile([], 0.5) is None
-    assert quantile([1.0], 0.95) == 1.0
+    assert find_quantile([], 0.5) is None
+    assert find_quantile([1.0], 0.95) == 1.0
 
 
 def test_quantiles_are_values_that_there_are() -> None:
     values = [float(each) for each in range(1, 21)]
-    assert (quantile(values, 0.5), quantile(values, 0.95)) == (10.0, 19.0)
+    assert (find_quantile(values, 0.5), find_quantile(values, 0.95)) == (10.0, 19.0)
 
 
 def listed() -> WorkflowExecutionInfo:

@@ -26,14 +26,14 @@ from everlong.admin.web.codec_server import (
     LOCAL_HOSTS,
     Authorize,
     create_codec_app,
-    not_authenticated,
+    make_authentication_error,
 )
 from everlong.admin.web.codec_server import REQUEST_BYTES_MAX as CODEC_BYTES_MAX
 from everlong.admin.web.context import AppContext
-from everlong.admin.web.errors import add_error_handlers, error_response, handle_unexpected
-from everlong.admin.web.pages import pages_router
-from everlong.admin.web.routes import api_router
-from everlong.admin.web.routes.session import session_router
+from everlong.admin.web.errors import add_error_handlers, handle_unexpected, make_error_response
+from everlong.admin.web.pages import create_pages_router
+from everlong.admin.web.routes import create_api_router
+from everlong.admin.web.routes.session import create_session_router
 from everlong.admin.web.security import (
     TOO_MANY_WRONG_TOKENS,
     Guard,
@@ -120,9 +120,9 @@ def create_admin_app(
     async def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
-    app.include_router(api_router(context))
-    app.include_router(session_router(access, throttle))
-    app.include_router(pages_router(context))
+    app.include_router(create_api_router(context))
+    app.include_router(create_session_router(access, throttle))
+    app.include_router(create_pages_router(context))
     app.mount("/static", StaticFiles(directory=_HERE / "static", check_dir=False), name="static")
     _add_security_schemes(app)
     return app
@@ -136,7 +136,7 @@ def _make_codec_check(access: Access, throttle: Throttle) -> Authorize:
         if has_wrong_token(request, user) and not await throttle.delay():
             raise HTTPException(429, TOO_MANY_WRONG_TOKENS)
         if user is None:
-            raise not_authenticated()
+            raise make_authentication_error()
         check_permission(user, action)
 
     return authorize
@@ -188,7 +188,7 @@ class Gateway:
         try:
             if not _is_utf8(scope):
                 text = "The URL is not UTF-8. Percent-encode its parts as UTF-8."
-                await error_response(Request(scope), 400, "BadRequest", text)(
+                await make_error_response(Request(scope), 400, "BadRequest", text)(
                     scope, receive, send_and_note
                 )
                 return
@@ -203,9 +203,9 @@ class Gateway:
                 logging.DEBUG if is_static else logging.INFO,
                 "%s %s %d %s %.0f ms",
                 scope["method"],
-                _route_path(scope, is_codec=is_codec),
+                _find_route_path(scope, is_codec=is_codec),
                 status,
-                _user_name(scope),
+                _find_user_name(scope),
                 1000 * (time.monotonic() - began),
             )
 
@@ -251,7 +251,7 @@ def _add_security_headers(message: Message, path: str) -> None:
     headers["cache-control"] = "no-cache" if path.startswith(_STATIC) else "no-store"
 
 
-def _route_path(scope: Scope, *, is_codec: bool) -> str:
+def _find_route_path(scope: Scope, *, is_codec: bool) -> str:
     if is_codec:
         return f"/{scope['path'].rpartition('/')[2]}"
     if scope["path"].startswith(_STATIC):
@@ -262,6 +262,6 @@ def _route_path(scope: Scope, *, is_codec: bool) -> str:
     return found if not is_inside or found.startswith(_API) else f"{_API}{found[1:]}"
 
 
-def _user_name(scope: Scope) -> str:
+def _find_user_name(scope: Scope) -> str:
     user = scope.get("state", {}).get("user")
     return (user.name or user.via) if user is not None else "-"

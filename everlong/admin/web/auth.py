@@ -168,7 +168,7 @@ class User:
         """Return the author to journal for a change. `given` counts only if the user has no name."""
         if self.name:
             return self.name
-        return make_printable(given.strip(), NAME_CHARS_MAX).strip() or _system_user()
+        return make_printable(given.strip(), NAME_CHARS_MAX).strip() or _find_system_user()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -357,7 +357,7 @@ def _is_in_networks(address: str, networks: Sequence[Network]) -> bool:
     return any(found in network for network in networks)
 
 
-def _system_user() -> str:
+def _find_system_user() -> str:
     try:
         return getpass.getuser()[:NAME_CHARS_MAX]
     except (KeyError, OSError):

@@ -117,7 +117,7 @@ def create_codec_app(
         lifespan=lambda _: background(),
     )
     codec = EverlongCodec(store, inner=inner)
-    app.include_router(_routes(codec, authorize or partial(_check_token, token)))
+    app.include_router(_make_router(codec, authorize or partial(_check_token, token)))
 
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:
@@ -166,7 +166,7 @@ def _check_origin(origin: str) -> str:
     return origin
 
 
-def _routes(codec: EverlongCodec, authorize: Authorize) -> APIRouter:
+def _make_router(codec: EverlongCodec, authorize: Authorize) -> APIRouter:
     router = APIRouter()
     conversions = _Conversions()
 
@@ -365,7 +365,7 @@ async def _decode(
     chosen = [payload for payload, keep in zip(payloads, kept, strict=True) if not keep]
     decoded = iter(await _decode_batches(codec, chosen))
     return [
-        _placeholder(payload, size_bytes) if keep else next(decoded)
+        _make_placeholder(payload, size_bytes) if keep else next(decoded)
         for payload, size_bytes, keep in zip(payloads, sizes, kept, strict=True)
     ]
 
@@ -396,7 +396,7 @@ def _warn_of_encoding(encoding: bytes) -> None:
     )
 
 
-def _placeholder(payload: Payload, size_bytes: int) -> Payload:
+def _make_placeholder(payload: Payload, size_bytes: int) -> Payload:
     """Return a payload that the UI shows as a reference with a download button."""
     ref = parse_ref(payload)
     key = pack_key(ref.thread, ref.pack)
@@ -447,10 +447,10 @@ async def _run_conversion(
 async def _check_token(token: str, request: Request, _: str) -> None:
     given = request.headers.get("authorization", "")
     if token and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-        raise not_authenticated()
+        raise make_authentication_error()
 
 
-def not_authenticated() -> HTTPException:
+def make_authentication_error() -> HTTPException:
     """Return the 401 for a request without a valid token."""
     return HTTPException(401, "a bearer token is needed", {"WWW-Authenticate": "Bearer"})
 
@@ -470,7 +470,7 @@ async def _read_body(request: Request) -> bytes:
             raise HTTPException(413, f"the body has more than {REQUEST_BYTES_MAX} bytes")
     # Before parsing: a megabyte may hold one payload, or 300,000.
     if sum(map(body.count, _MARKS)) > _MARKS_MAX:
-        raise _too_many_payloads()
+        raise _make_count_error()
     return bytes(body)
 
 
@@ -480,9 +480,9 @@ def _parse_payloads(body: bytes) -> Sequence[Payload]:
     except (json_format.ParseError, UnicodeDecodeError, RecursionError):
         raise HTTPException(400, "the body is not Temporal payloads as JSON") from None
     if len(payloads) > PAYLOADS_MAX:
-        raise _too_many_payloads()
+        raise _make_count_error()
     return payloads
 
 
-def _too_many_payloads() -> HTTPException:
+def _make_count_error() -> HTTPException:
     return HTTPException(413, f"more than {PAYLOADS_MAX} payloads. Ask for fewer at once.")

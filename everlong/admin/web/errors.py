@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from everlong.admin.web.pages import error_page
+from everlong.admin.web.pages.layout import render_error_page
 from everlong.errors import (
     ArchiveNotFound,
     BlobMissing,
@@ -101,12 +101,12 @@ class ErrorAnswer:
     error: ErrorFields
 
 
-def http_status(error: EverlongError) -> int:
+def get_http_status(error: EverlongError) -> int:
     """Return the HTTP status of an Everlong error."""
     return next((status for kind, status in _STATUSES if isinstance(error, kind)), 400)
 
 
-def error_response(
+def make_error_response(
     request: Request,
     status: int,
     kind: str,
@@ -117,7 +117,7 @@ def error_response(
     message = message.encode(errors="replace").decode()[:_MESSAGE_CHARS_MAX]
     wants_page = "text/html" in request.headers.get("accept", "")
     if wants_page and not request.scope["path"].startswith(API_PREFIX):
-        response = error_page(request, status, kind, message)
+        response = render_error_page(request, status, kind, message)
     else:
         response = JSONResponse({"error": {"type": kind, "message": message}}, status)
     for name, value in (headers or {}).items():
@@ -132,16 +132,20 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(EverlongError)
     async def handle_everlong_error(request: Request, error: EverlongError) -> Response:
-        return error_response(request, http_status(error), type(error).__name__, str(error))
+        return make_error_response(
+            request, get_http_status(error), type(error).__name__, str(error)
+        )
 
     @app.exception_handler(RequestValidationError)
     async def handle_validation_error(request: Request, error: RequestValidationError) -> Response:
-        return error_response(request, 422, "DoesNotFit", describe_validation_error(error))
+        return make_error_response(request, 422, "DoesNotFit", describe_validation_error(error))
 
     @app.exception_handler(HTTPException)
     async def handle_http_error(request: Request, error: HTTPException) -> Response:
         kind = _ERROR_TYPES.get(error.status_code, "Refused")
-        return error_response(request, error.status_code, kind, str(error.detail), error.headers)
+        return make_error_response(
+            request, error.status_code, kind, str(error.detail), error.headers
+        )
 
 
 def describe_validation_error(error: RequestValidationError) -> str:
@@ -156,7 +160,7 @@ def describe_validation_error(error: RequestValidationError) -> str:
 def handle_unexpected(request: Request, error: Exception) -> Response:
     """Log an unexpected error without its message, which may hold content, and return a 500."""
     _LOG.error("a request failed: %s", type(error).__name__, exc_info=_redact(error))
-    return error_response(
+    return make_error_response(
         request,
         500,
         "InternalError",

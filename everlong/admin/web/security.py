@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from everlong import limits
 from everlong.admin.web.auth import COOKIE, Access, User, parse_netloc, read_bearer_token
-from everlong.admin.web.errors import API_PREFIX, error_response
+from everlong.admin.web.errors import API_PREFIX, make_error_response
 
 PUBLIC: Final = ("/login", "/healthz", "/api/v1/session", "/favicon.ico")
 """Paths that need no authentication."""
@@ -76,7 +76,7 @@ class Guard:
     async def _check(self, request: Request, user: User | None) -> Response | None:
         # Before the public paths: they too would reveal whether a token is right.
         if has_wrong_token(request, user) and not await self._throttle.delay():
-            return error_response(request, 429, "TooMany", TOO_MANY_WRONG_TOKENS)
+            return make_error_response(request, 429, "TooMany", TOO_MANY_WRONG_TOKENS)
         path = request.scope["path"]
         is_public = path in PUBLIC or path.startswith(PUBLIC_PREFIX)
         if user is None and not is_public:
@@ -91,7 +91,7 @@ class Guard:
         if user is not None and user.via == "token":
             return None  # Browsers never add a bearer token by themselves.
         if not is_own_origin(request, self._access.hosts):
-            return error_response(
+            return make_error_response(
                 request,
                 403,
                 "NotAllowed",
@@ -101,14 +101,14 @@ class Guard:
         has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
         if request.scope["path"] in _FORM_PATHS or kind == _JSON or not has_body:
             return None
-        return error_response(request, 415, "WrongType", "Send application/json.")
+        return make_error_response(request, 415, "WrongType", "Send application/json.")
 
 
 def _reject_anonymous(request: Request) -> Response:
     wants_page = "text/html" in request.headers.get("accept", "")
     if request.method == "GET" and wants_page and not request.scope["path"].startswith(API_PREFIX):
-        return RedirectResponse(f"/login?next={quote(_requested_url(request), safe='/')}", 303)
-    return error_response(
+        return RedirectResponse(f"/login?next={quote(_find_requested_url(request), safe='/')}", 303)
+    return make_error_response(
         request,
         401,
         "NotAuthenticated",
@@ -117,7 +117,7 @@ def _reject_anonymous(request: Request) -> Response:
     )
 
 
-def _requested_url(request: Request) -> str:
+def _find_requested_url(request: Request) -> str:
     """Return path and query of a request, as the browser sent them."""
     raw: bytes = request.scope.get("raw_path") or quote(request.scope["path"]).encode()
     path = raw.partition(b"?")[0].decode("latin-1")
@@ -202,12 +202,12 @@ class RequestLimits:
         bytes_max = LOGIN_BYTES_MAX if is_login else self._bytes_max
         length = request.headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > 15 or int(length) > bytes_max:
-            response = error_response(request, 413, "TooLarge", _too_large_text(bytes_max))
+            response = make_error_response(request, 413, "TooLarge", _describe_too_large(bytes_max))
             await response(scope, receive, send)
             return
         load = self._load
         if load.logins >= LOGINS_MAX if is_login else load.requests >= REQUESTS_MAX:
-            await error_response(request, 503, "Unavailable", _BUSY)(scope, receive, send)
+            await make_error_response(request, 503, "Unavailable", _BUSY)(scope, receive, send)
             return
         load.logins += is_login
         load.requests += not is_login
@@ -245,11 +245,11 @@ class _Body:
         self.size_bytes += part_bytes
         self._load.body_bytes += part_bytes
         if self.size_bytes > self._bytes_max:
-            raise HTTPException(413, _too_large_text(self._bytes_max))
+            raise HTTPException(413, _describe_too_large(self._bytes_max))
         if self._load.body_bytes > BODIES_BYTES_MAX:
             raise HTTPException(503, _BUSY, {"retry-after": "2"})
         return message
 
 
-def _too_large_text(bytes_max: int) -> str:
+def _describe_too_large(bytes_max: int) -> str:
     return f"The body is too large: at most {bytes_max} bytes are accepted here."

@@ -12,18 +12,18 @@ from everlong.admin.web.pages import (
     thread,
     threads,
 )
-from everlong.admin.web.pages.layout import Layout, Renderer, error_page, login_routes
+from everlong.admin.web.pages.layout import Layout, Renderer, create_login_router
 
-__all__ = ["error_page", "pages_router"]
+__all__ = ["create_pages_router"]
 
 
-def pages_router(context: AppContext) -> APIRouter:
+def create_pages_router(context: AppContext) -> APIRouter:
     """Return the routes of all pages, `/login` among them."""
     layout = Layout(context, Renderer())
     router = APIRouter(include_in_schema=False)
     # A second check after the guard: no page is shown without a user.
     checks = [Depends(make_permission_check("read"))]
     for page in (threads, thread, archives, approvals, fleet, query):
-        router.include_router(page.routes(layout), dependencies=checks)
-    router.include_router(login_routes(layout))
+        router.include_router(page.create_router(layout), dependencies=checks)
+    router.include_router(create_login_router(layout))
     return router

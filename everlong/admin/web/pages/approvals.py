@@ -9,7 +9,7 @@ from everlong.admin.web.pages import filters
 from everlong.admin.web.pages.layout import Layout, make_etag
 
 
-def routes(layout: Layout) -> APIRouter:
+def create_router(layout: Layout) -> APIRouter:
     """Return the routes of the approvals page."""
     router = APIRouter()
     context = layout.context

@@ -16,7 +16,7 @@ _THREAD_ARCHIVES_MAX: Final = 20
 _ARCHIVE_ID: Final = re.compile(r"[0-9]{8}T[0-9]{9}Z-[0-9a-f]{8}")
 
 
-def routes(layout: Layout) -> APIRouter:
+def create_router(layout: Layout) -> APIRouter:
     """Return the routes of the archives page."""
     router = APIRouter()
     context = layout.context

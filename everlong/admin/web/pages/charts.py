@@ -101,7 +101,7 @@ def build_spark(
         (width * (ms - first) / x_span, height - 1.5 - (height - 3) * (value - low) / y_span)
         for ms, value in trend
     ]
-    line = _svg_path(places)
+    line = _build_path(places)
     return Spark(line, f"{line}L{width:g} {height:g}L0 {height:g}Z")
 
 
@@ -135,7 +135,7 @@ def build_chart(
         return round(HEIGHT - _BOTTOM - (HEIGHT - _TOP - _BOTTOM) * value / y_high, 2)
 
     places = [(x_at(s.x), y_at(s.y)) for s in samples]
-    line = _svg_path(places)
+    line = _build_path(places)
     seconds = [(x_at(s.x), y_at(s.second)) for s in samples if s.second is not None]
     floor = HEIGHT - _BOTTOM
     return Chart(
@@ -143,11 +143,13 @@ def build_chart(
             Point(x, y, sample.text, sample.row, sample.ms)
             for (x, y), sample in zip(places, samples, strict=True)
         ),
-        x_ticks=_time_ticks(x_low, x_high, x_at) if is_time else _whole_ticks(x_low, x_high, x_at),
+        x_ticks=_build_time_ticks(x_low, x_high, x_at)
+        if is_time
+        else _build_whole_ticks(x_low, x_high, x_at),
         y_ticks=tuple(Tick(y_at(value), y_label(value)) for value in steps),
         line=line,
         area=f"{line}L{places[-1][0]:g} {floor}L{places[0][0]:g} {floor}Z",
-        second=_svg_path(seconds) if len(seconds) > 1 else "",
+        second=_build_path(seconds) if len(seconds) > 1 else "",
         bar_width=bar_width,
         time_form=filters.choose_time_form(x_high - x_low) if is_time else "",
     )
@@ -176,7 +178,7 @@ def _spread_evenly(low: float, high: float, parts: int) -> list[float]:
     return [low + (high - low) * number / parts for number in range(parts + 1)]
 
 
-def _time_ticks(low: float, high: float, at: Callable[[float], float]) -> tuple[Tick, ...]:
+def _build_time_ticks(low: float, high: float, at: Callable[[float], float]) -> tuple[Tick, ...]:
     found = [
         Tick(at(ms), filters.format_axis_time(ms, high - low), round(ms))
         for ms in _spread_evenly(low, high, _TIME_TICKS)
@@ -185,13 +187,13 @@ def _time_ticks(low: float, high: float, at: Callable[[float], float]) -> tuple[
     return tuple({tick.label: tick for tick in reversed(found)}.values())[::-1]
 
 
-def _whole_ticks(low: float, high: float, at: Callable[[float], float]) -> tuple[Tick, ...]:
+def _build_whole_ticks(low: float, high: float, at: Callable[[float], float]) -> tuple[Tick, ...]:
     """Return ticks at whole numbers only."""
     values = sorted({round(value) for value in _spread_evenly(low, high, _TICKS)})
     return tuple(Tick(at(value), filters.format_number(value)) for value in values)
 
 
-def _svg_path(places: Sequence[tuple[float, float]]) -> str:
+def _build_path(places: Sequence[tuple[float, float]]) -> str:
     return "M" + "L".join(f"{x:.2f} {y:.2f}" for x, y in places)
 
 

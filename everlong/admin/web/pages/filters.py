@@ -11,7 +11,7 @@ from typing import Final
 from urllib.parse import quote
 
 from everlong import limits
-from everlong.format import bytes_text
+from everlong.format import format_bytes
 
 Label = Callable[[float], str]
 
@@ -84,7 +84,7 @@ def format_size(size_bytes: float | None) -> str:
     """Return a size for people: `512 B`, `1.2 MiB`."""
     if size_bytes is None:
         return NONE
-    return bytes_text(round(size_bytes))
+    return format_bytes(round(size_bytes))
 
 
 def format_axis_size(size_bytes: float) -> str:
@@ -245,7 +245,7 @@ def make_mark(*parts: str) -> str:
     return hashlib.blake2b(name, digest_size=8).hexdigest()
 
 
-def thread_url(thread_id: str) -> str:
+def build_thread_url(thread_id: str) -> str:
     """Return the URL of a thread's page, for any id."""
     if _PLAIN_ID.fullmatch(thread_id):
         return f"/threads/{thread_id}"
@@ -257,7 +257,7 @@ def quote_query(text: str) -> str:
     return quote(text, safe="", errors="replace")
 
 
-def api_url(thread_id: str, place: str, parameters: str = "") -> str:
+def build_api_url(thread_id: str, place: str, parameters: str = "") -> str:
     """Return the URL of a thread's resource in the API, for any id."""
     segment = thread_id
     if not _PLAIN_ID.fullmatch(thread_id):
@@ -266,9 +266,9 @@ def api_url(thread_id: str, place: str, parameters: str = "") -> str:
     return f"{path}?{parameters}" if parameters else path
 
 
-def download_url(thread_id: str, seq: int, form: str) -> str:
+def build_download_url(thread_id: str, seq: int, form: str) -> str:
     """Return the URL of an entry's whole body."""
-    return api_url(thread_id, f"entries/{seq}/whole", f"form={form}")
+    return build_api_url(thread_id, f"entries/{seq}/whole", f"form={form}")
 
 
 def check_local_path(wanted: str) -> str:

@@ -10,12 +10,12 @@ from everlong.admin.web.pages.layout import Layout, make_etag
 from everlong.models import SweepReport
 
 
-def routes(layout: Layout) -> APIRouter:
+def create_router(layout: Layout) -> APIRouter:
     """Return the routes of the fleet page."""
     router = APIRouter()
     context = layout.context
 
-    async def figures() -> dict[str, Any]:
+    async def build_figures() -> dict[str, Any]:
         found = await load_fleet(context.directory, await context.last_sweep())
         running = [each for each in context.jobs.list_running() if each.action == "sweep"]
         return {
@@ -27,7 +27,7 @@ def routes(layout: Layout) -> APIRouter:
 
     @router.get("/fleet")
     async def fleet(request: Request) -> Response:
-        values = await layout.values(request, "fleet") | await figures()
+        values = await layout.values(request, "fleet") | await build_figures()
         text = layout.renderer.render("fleet_figures.html", values)
         who = values["who"]
         values |= {
@@ -41,7 +41,7 @@ def routes(layout: Layout) -> APIRouter:
 
     @router.get("/fragments/fleet")
     async def fragment(request: Request) -> Response:
-        values = await layout.values(request, "fleet") | await figures()
+        values = await layout.values(request, "fleet") | await build_figures()
         return layout.renderer.render_fragment(request, "fleet_figures.html", values)
 
     return router
@@ -56,20 +56,28 @@ def build_sweep_figures(report: SweepReport) -> list[tuple[str, str, str]]:
             filters.format_number(report.runs),
             f"{filters.format_number(report.runs_read)} read",
         ),
-        ("Stored", filters.format_size(report.stored.bytes), _objects(report.stored.objects)),
+        (
+            "Stored",
+            filters.format_size(report.stored.bytes),
+            _format_objects(report.stored.objects),
+        ),
         (
             "Set aside",
             filters.format_size(report.quarantined.bytes),
-            _objects(report.quarantined.objects),
+            _format_objects(report.quarantined.objects),
         ),
-        ("Deleted", filters.format_size(report.purged.bytes), _objects(report.purged.objects)),
+        (
+            "Deleted",
+            filters.format_size(report.purged.bytes),
+            _format_objects(report.purged.objects),
+        ),
         (
             "In quarantine",
             filters.format_size(report.in_quarantine.bytes),
-            _objects(report.in_quarantine.objects),
+            _format_objects(report.in_quarantine.objects),
         ),
     ]
 
 
-def _objects(count: int) -> str:
+def _format_objects(count: int) -> str:
     return f"{filters.format_number(count)} {'object' if count == 1 else 'objects'}"

@@ -51,11 +51,11 @@ def make_environment() -> jinja2.Environment:
         pretty=filters.indent_json,
         visible=filters.escape_hidden,
         mark=filters.make_mark,
-        thread_url=filters.thread_url,
+        thread_url=filters.build_thread_url,
         shown_id=show_id,
         derived_id=derive_id,
         query=filters.quote_query,
-        api=filters.api_url,
+        api=filters.build_api_url,
         cut=shorten,
         spark=charts.build_spark,
         utf8_bytes=lambda text: len(text.encode(errors="replace")),
@@ -101,7 +101,7 @@ class Renderer:
         self, template: str, values: Mapping[str, Any], status_code: int = 200
     ) -> Response:
         """Return a page, or a fragment without an ETag."""
-        return _html(self.render(template, values), status_code)
+        return _make_html_response(self.render(template, values), status_code)
 
     def render_fragment(
         self, request: Request, template: str, values: Mapping[str, Any]
@@ -115,7 +115,7 @@ def respond_with_etag(request: Request, etag: str, text: str) -> Response:
     """Return a text with its ETag, or a 304 if the browser has it."""
     if is_current(request, etag):
         return Response(status_code=304, headers={"ETag": etag})
-    response = _html(text)
+    response = _make_html_response(text)
     response.headers["ETag"] = etag
     return response
 
@@ -125,7 +125,7 @@ def is_current(request: Request, etag: str) -> bool:
     return request.headers.get("if-none-match", "").removeprefix("W/") == etag
 
 
-def _html(text: str, status_code: int = 200) -> Response:
+def _make_html_response(text: str, status_code: int = 200) -> Response:
     # JSON may contain lone surrogates, which UTF-8 cannot encode.
     data = text.encode(errors="replace")
     return Response(data, status_code=status_code, media_type="text/html; charset=utf-8")
@@ -188,7 +188,7 @@ class Layout:
         }
 
 
-def login_routes(layout: Layout) -> APIRouter:
+def create_login_router(layout: Layout) -> APIRouter:
     """Return the routes of the login page."""
     router = APIRouter()
 
@@ -231,7 +231,7 @@ def _make_renderer() -> Renderer:
     return Renderer()
 
 
-def error_page(request: Request, status: int, kind: str, message: str) -> Response:
+def render_error_page(request: Request, status: int, kind: str, message: str) -> Response:
     """Return a page for an error, or one line if the request was for a fragment of a page."""
     title, advice = _TITLES.get(status, _OTHER)
     path = request.scope["path"]

@@ -14,7 +14,7 @@ group by kind
 order by bytes desc"""
 
 
-def routes(layout: Layout) -> APIRouter:
+def create_router(layout: Layout) -> APIRouter:
     """Return the routes of the query page."""
     router = APIRouter()
 

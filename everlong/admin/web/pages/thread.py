@@ -71,7 +71,7 @@ async def build_journal(
     }
 
 
-def routes(layout: Layout) -> APIRouter:
+def create_router(layout: Layout) -> APIRouter:
     """Return the routes of a thread's page."""
     router = APIRouter()
     context = layout.context
@@ -87,7 +87,7 @@ def routes(layout: Layout) -> APIRouter:
         head = build_head(found)
         values = around | head | journal | charts
         values |= {
-            "api": {action: filters.api_url(thread_id, action) for action in _ACTIONS},
+            "api": {action: filters.build_api_url(thread_id, action) for action in _ACTIONS},
             "limit_names": _OFFERED_LIMITS,
             "live_url": f"/fragments/thread?id={filters.quote_query(thread_id)}",
             "charts_url": f"/fragments/charts?id={filters.quote_query(thread_id)}",
@@ -169,7 +169,7 @@ def _add_journal_routes(router: APIRouter, layout: Layout) -> None:
             "other_form": "text" if wanted == "json" else "json",
             "form_url": f"/fragments/body?{place}&form={'text' if wanted == 'json' else 'json'}",
             "more_url": f"/fragments/body?{place}&form={wanted}&start={found.next_start}",
-            "download_url": filters.download_url(thread_id, seq, wanted),
+            "download_url": filters.build_download_url(thread_id, seq, wanted),
         }
         return layout.renderer.render_page("body.html", values)
 
@@ -263,11 +263,11 @@ def _build_figures(found: ThreadOverview) -> list[tuple[str, str, str]]:
         ),
         ("Steps", steps, under),
         ("Last resume", filters.format_ms(row.last_resume_ms), ""),
-        ("Entries", filters.format_number(found.last_seq), _waiting_text(found)),
+        ("Entries", filters.format_number(found.last_seq), _describe_waiting(found)),
     ]
 
 
-def _waiting_text(found: ThreadOverview) -> str:
+def _describe_waiting(found: ThreadOverview) -> str:
     waiting = found.status.waiting_messages if found.status else 0
     return f"{waiting} {'message waits' if waiting == 1 else 'messages wait'}" if waiting else ""
 

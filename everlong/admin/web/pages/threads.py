@@ -110,7 +110,7 @@ def build_heads(query: ListQuery) -> list[Head]:
     return found
 
 
-def routes(layout: Layout) -> APIRouter:
+def create_router(layout: Layout) -> APIRouter:
     """Return the routes of the list of threads."""
     router = APIRouter()
     directory = layout.context.directory
@@ -129,7 +129,7 @@ def routes(layout: Layout) -> APIRouter:
         except ConfigError:  # The server rejects the cursor: it belongs to another list.
             return await read_page(dataclasses.replace(query, cursor=""))
 
-    def table_values(query: ListQuery, found: ThreadPage) -> dict[str, Any]:
+    def build_table_values(query: ListQuery, found: ThreadPage) -> dict[str, Any]:
         on_server = found.source == "server"
         earlier = max(0, found.offset - PAGE_ROWS)
         later = found.offset + PAGE_ROWS
@@ -140,7 +140,7 @@ def routes(layout: Layout) -> APIRouter:
             # A list of the server has no way back but the browser's button.
             "first_url": query.url(offset=0) if on_server and found.offset else "",
             "earlier_url": query.url(offset=earlier) if found.offset and not on_server else "",
-            "later_url": _later_url(query, found, later),
+            "later_url": _build_later_url(query, found, later),
             "inside_url": query.url(sort="id", offset=0) if on_server and query.text else "",
         }
 
@@ -149,13 +149,13 @@ def routes(layout: Layout) -> APIRouter:
         query = parse_list_query(request.query_params)
         found = await read_page(query)
         values = await layout.values(request, "threads")
-        values |= table_values(query, found)
+        values |= build_table_values(query, found)
         values |= {
             "statuses": sorted(_list_choices(query.status, found.by_status, found).items()),
             "agents": sorted(_list_choices(query.agent, dict.fromkeys(found.agents, 0), found)),
             "default_sort": _DEFAULT_SORT,
             "live_url": query.url("/fragments/threads", cursor=query.cursor),
-            "etag": _list_etag(query, found),
+            "etag": _make_list_etag(query, found),
         }
         return layout.renderer.render_page("threads.html", values)
 
@@ -163,10 +163,10 @@ def routes(layout: Layout) -> APIRouter:
     async def table(request: Request) -> Response:
         query = parse_list_query(request.query_params)
         found = await read_page(query)
-        etag = _list_etag(query, found)
+        etag = _make_list_etag(query, found)
         if is_current(request, etag):  # Skip the rendering.
             return respond_with_etag(request, etag, "")
-        text = layout.renderer.render("threads_table.html", table_values(query, found))
+        text = layout.renderer.render("threads_table.html", build_table_values(query, found))
         return respond_with_etag(request, etag, text)
 
     return router
@@ -179,7 +179,7 @@ def _list_choices(query: str, known: Mapping[str, int], found: ThreadPage) -> di
     return {query: 0, **known}
 
 
-def _later_url(query: ListQuery, found: ThreadPage, later: int) -> str:
+def _build_later_url(query: ListQuery, found: ThreadPage, later: int) -> str:
     if not found.next_cursor:
         return ""
     if found.source == "server":
@@ -187,5 +187,5 @@ def _later_url(query: ListQuery, found: ThreadPage, later: int) -> str:
     return query.url(offset=later)
 
 
-def _list_etag(query: ListQuery, found: ThreadPage) -> str:
+def _make_list_etag(query: ListQuery, found: ThreadPage) -> str:
     return make_etag(query, found.version)

@@ -5,14 +5,14 @@ from typing import Any, Final
 from fastapi import APIRouter
 
 from everlong.admin.web.context import AppContext
-from everlong.admin.web.routes.actions import actions_router
-from everlong.admin.web.routes.approvals import approvals_router
-from everlong.admin.web.routes.archives import archives_router
-from everlong.admin.web.routes.fleet import fleet_router
-from everlong.admin.web.routes.jobs import jobs_router
-from everlong.admin.web.routes.journal import journal_router
-from everlong.admin.web.routes.queries import queries_router
-from everlong.admin.web.routes.threads import threads_router
+from everlong.admin.web.routes.actions import create_actions_router
+from everlong.admin.web.routes.approvals import create_approvals_router
+from everlong.admin.web.routes.archives import create_archives_router
+from everlong.admin.web.routes.fleet import create_fleet_router
+from everlong.admin.web.routes.jobs import create_jobs_router
+from everlong.admin.web.routes.journal import create_journal_router
+from everlong.admin.web.routes.queries import create_queries_router
+from everlong.admin.web.routes.threads import create_threads_router
 
 PREFIX: Final = "/api/v1"
 # One schema for all errors, which `routes.session` declares. Declaring the model here too would build it
@@ -36,15 +36,15 @@ _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-def api_router(context: AppContext) -> APIRouter:
+def create_api_router(context: AppContext) -> APIRouter:
     """Return all routes of the API."""
     router = APIRouter(prefix=PREFIX, responses=_REFUSALS)
-    router.include_router(threads_router(context))
-    router.include_router(journal_router(context))
-    router.include_router(actions_router(context))
-    router.include_router(approvals_router(context))
-    router.include_router(archives_router(context))
-    router.include_router(fleet_router(context))
-    router.include_router(jobs_router(context))
-    router.include_router(queries_router(context))
+    router.include_router(create_threads_router(context))
+    router.include_router(create_journal_router(context))
+    router.include_router(create_actions_router(context))
+    router.include_router(create_approvals_router(context))
+    router.include_router(create_archives_router(context))
+    router.include_router(create_fleet_router(context))
+    router.include_router(create_jobs_router(context))
+    router.include_router(create_queries_router(context))
     return router

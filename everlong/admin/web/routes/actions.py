@@ -64,7 +64,7 @@ _SIGNALS: Final[tuple[tuple[str, Callable[..., Awaitable[None]], str, str], ...]
 )
 
 
-def actions_router(context: AppContext) -> APIRouter:
+def create_actions_router(context: AppContext) -> APIRouter:
     """Return the routes."""
     router = APIRouter()
 

@@ -27,7 +27,7 @@ class DecisionRequest(ChangeRequest):
     approve: bool
 
 
-def approvals_router(context: AppContext) -> APIRouter:
+def create_approvals_router(context: AppContext) -> APIRouter:
     """Return the routes."""
     router = APIRouter()
 

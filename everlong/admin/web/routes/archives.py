@@ -21,7 +21,7 @@ from everlong.admin.web.parameters import (
 from everlong.admin.web.routes.jobs import JOB_RESPONSES, run_job
 from everlong.client.archives import ArchivePage, ArchiveResult, Then, list_archives
 from everlong.client.fork import revive as revive_thread
-from everlong.format import bytes_text, counted
+from everlong.format import format_bytes, format_count
 
 _ARCHIVES_PAGE: Final = 100
 ArchiveId = Annotated[str, Field(pattern=ARCHIVE_ID)]
@@ -46,7 +46,7 @@ class ReviveRequest(ChangeRequest):
     agent: Annotated[Text, Field(max_length=64)] = ""
 
 
-def archives_router(context: AppContext) -> APIRouter:
+def create_archives_router(context: AppContext) -> APIRouter:
     """Return the routes."""
     router = APIRouter()
 
@@ -157,11 +157,11 @@ def describe_archive(done: ArchiveResult) -> str:
     """Return a summary of an archive for people."""
     manifest = done.manifest
     how = "written and read back" if done.is_new else "existed already, and was read back"
-    text = f"Archived: {manifest.entries:,} entries in {bytes_text(manifest.size_bytes)}, {how}."
+    text = f"Archived: {manifest.entries:,} entries in {format_bytes(manifest.size_bytes)}, {how}."
     if done.left_out:
         text += f" {done.left_out} entries and messages were never journalled, so it does not have them."
     if done.runs_deleted:
-        text += f" Deleted: {counted(done.runs_deleted, 'run')}."
+        text += f" Deleted: {format_count(done.runs_deleted, 'run')}."
     for each in done.passed_over:
         text += f" Skipped an archive that cannot be read: {each}"
     return text

@@ -16,7 +16,7 @@ from everlong.admin.web.parameters import (
 from everlong.admin.web.routes.jobs import JOB_RESPONSES, run_job
 from everlong.client.sweeps import read_sweep_interval
 from everlong.client.sweeps import sweep as sweep_namespace
-from everlong.format import bytes_text, counted
+from everlong.format import format_bytes, format_count
 from everlong.models import SweepReport
 
 
@@ -41,7 +41,7 @@ class SweepState:
     """Interval of the scheduled sweeps; None without a schedule."""
 
 
-def fleet_router(context: AppContext) -> APIRouter:
+def create_fleet_router(context: AppContext) -> APIRouter:
     """Return the routes."""
     router = APIRouter()
 
@@ -121,6 +121,6 @@ def describe_sweep(report: SweepReport) -> str:
     """Return a summary of a sweep for people."""
     if report.incomplete:
         return f"Incomplete, so nothing was deleted permanently: {report.incomplete[0]}"
-    size = bytes_text(report.quarantined.bytes)
+    size = format_bytes(report.quarantined.bytes)
     did = "A sweep would set aside" if report.dry_run else "Set aside"
-    return f"{did} {size} in {counted(report.quarantined.objects, 'object')}."
+    return f"{did} {size} in {format_count(report.quarantined.objects, 'object')}."

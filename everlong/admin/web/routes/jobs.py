@@ -14,7 +14,7 @@ JOB_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
-def jobs_router(context: AppContext) -> APIRouter:
+def create_jobs_router(context: AppContext) -> APIRouter:
     """Return the routes."""
     router = APIRouter()
 

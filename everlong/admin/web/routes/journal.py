@@ -28,7 +28,7 @@ from everlong.client.time_travel import ThreadDiff, ThreadView
 _DIFF_ENTRIES_MAX = 200
 
 
-def journal_router(context: AppContext) -> APIRouter:
+def create_journal_router(context: AppContext) -> APIRouter:
     """Return the routes."""
     router = APIRouter()
 

@@ -44,7 +44,7 @@ class QueryRequest:
     rows_max: Annotated[int, Field(ge=1, le=_ROWS_MAX)] = 1_000
 
 
-def queries_router(context: AppContext) -> APIRouter:
+def create_queries_router(context: AppContext) -> APIRouter:
     """Return the routes."""
     router = APIRouter()
     slots = QuerySlots()

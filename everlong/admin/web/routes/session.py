@@ -36,7 +36,7 @@ class Identity:
     may: tuple[str, ...]
 
 
-def session_router(access: Access, throttle: Throttle) -> APIRouter:
+def create_session_router(access: Access, throttle: Throttle) -> APIRouter:
     """Return the routes that start, show and end a session."""
     router = APIRouter(tags=["session"], responses=_REFUSALS)
 

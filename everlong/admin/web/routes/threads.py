@@ -48,7 +48,7 @@ class MessageReceipt:
     number: int
 
 
-def threads_router(context: AppContext) -> APIRouter:
+def create_threads_router(context: AppContext) -> APIRouter:
     """Return the routes."""
     router = APIRouter()
 
