@@ -275,10 +275,10 @@ async def test_archives_are_listed_with_who_freed_the_thread() -> None:
     elsewhere: Any = SimpleNamespace(namespace="elsewhere")
     page = await archives.list_archives(elsewhere, packs, count_max=1)
     assert (page.archives, page.next) == ((), second.archive_id)
-    assert "there are older ones" in commands._none_text(page, None)
-    assert commands._none_text(ArchivePage(archives=()), "x") == "no archive of thread x"
-    assert commands._by_text("ann", "bob") == "ann; freed by bob"
-    assert commands._by_text("", "") == ""
+    assert "there are older ones" in commands._describe_none(page, None)
+    assert commands._describe_none(ArchivePage(archives=()), "x") == "no archive of thread x"
+    assert commands._format_authors("ann", "bob") == "ann; freed by bob"
+    assert commands._format_authors("", "") == ""
 
 
 def plan(**given: Any) -> ArchivePlan:
